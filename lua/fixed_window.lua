@@ -1,0 +1,166 @@
+-- fixed_window: admits `rate` units in each window of `period`; unused ones roll over up to `capacity`.
+--
+-- KEYS
+--   KEYS[1]  the limit's state
+--
+-- ARGV
+--   ARGV[1] capacity  units  0 .. 2^53  the most that can be taken at one instant; rate: nothing rolls over
+--   ARGV[2] rate      units  1 .. 2^53  added at the start of each window
+--   ARGV[3] period    us     1 .. 2^51  a window's length
+--   ARGV[4] start     us     0 .. period - 1: windows start there after the epoch; -1: at the first hit
+--   ARGV[5] max_debt  units  0 .. 2^53  how far a reservation may go below zero
+--   ARGV[6] cost      units  0 ..       0 takes nothing
+--   ARGV[7] mode      -      acquire | peek | reset | inspect
+--   ARGV[8] now_us    us     0 .. 2^52, or -1 for the server's time
+--   capacity + max_debt + rate <= 2^53, and the longest reset,
+--   ceil((capacity + max_debt) / rate) windows, at most 2^51 us (71 years)
+--
+-- Reply
+--   [1] allowed         0 | 1
+--   [2] limit           units  the capacity
+--   [3] remaining       units  can be taken right now, after this decision
+--   [4] retry_after_us  us     0: now, -1: never
+--   [5] reset_after_us  us     until the key is as if never used
+--   inspect appends:
+--   [6] ttl_ms          ms     PTTL: -2 without a key
+--   [7] time_us         us     when the state was written
+--   [8] window_us       us     the start of its window
+--   [9] level           units  negative in debt
+--   [10] state_capacity units  the numbers it was written under
+--   [11] state_rate     units
+--   [12] state_period   us
+--
+-- Formula
+--   level(now) = min(capacity, level + windows begun since * rate)
+--   allowed    : cost <= level
+--   retry_after: to the start of the window ceil((cost - level) / rate) later
+--   reset_after: to the start of the window ceil((capacity - level) / rate) later
+--   A window from the first hit is followed by others of its length until the level is at capacity.
+--
+-- Source
+--   The counter per window of Redis's INCR documentation; roll-over as in the Convex rate limiter.
+--
+-- Commands
+--   TIME, GET; acquire: SET, SETRANGE; reset: DEL; inspect: PTTL
+--
+-- Expiry
+--   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while it lasts.
+--
+-- A deny writes
+--   nothing, unless the state's time lay too far ahead and was brought back to now.
+
+local key = KEYS[1]
+local capacity, rate, period = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
+local start, max_debt = ARGV[4] + 0, ARGV[5] + 0
+local cost, mode, now_us = ARGV[6] + 0, ARGV[7], ARGV[8] + 0
+
+local span = capacity + max_debt
+local longest = (span + -span % rate) / rate * period
+if not (capacity >= 0 and max_debt >= 0 and rate >= 1 and period >= 1 and start >= -1 and start < period
+    and cost >= 0 and now_us >= -1 and now_us <= 2^52 and span + rate <= 2^53 and longest <= 2^51)
+  or capacity % 1 + max_debt % 1 + rate % 1 + period % 1 + start % 1 + cost % 1 + now_us % 1 ~= 0
+  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reset' and mode ~= 'inspect') then
+  return redis.error_reply('BADARG fixed_window: expected whole numbers in the ranges of its header and a mode, got '
+    .. table.concat(ARGV, ' '))
+end
+
+if mode == 'reset' then
+  redis.call('DEL', key)
+  return { 1, capacity, capacity, 0, 0 }
+end
+
+local server_time = now_us == -1
+if server_time then
+  local clock = redis.call('TIME')
+  now_us = clock[1] * 1000000 + clock[2]
+end
+
+local aligned = start >= 0
+local time, level, armed = now_us, capacity, 0
+local window = aligned and time - (time - start) % period or time
+local was_capacity, was_rate, was_period = capacity, rate, period
+local version
+local rebased = false
+
+local state = redis.call('GET', key)
+if state then
+  if #state == 48 then
+    time, window, level, armed, version, was_capacity, was_rate, was_period =
+      struct.unpack('<I7i7i7I5BI7I7I7', state)
+  end
+  if version ~= 3 or time > 2^53 or window > time or was_period < 1 or was_rate < 1
+    or was_capacity > 2^53 or level > was_capacity or level < -2^53 then
+    return redis.error_reply('BADSTATE fixed_window: the key holds something else than this limit\'s state')
+  end
+
+  -- Changed numbers: what was used stays used, placed at the state's own time. Nobody is put into debt by it.
+  if was_capacity ~= capacity or was_rate ~= rate then
+    level = math.max(capacity - (was_capacity - level), level < 0 and -max_debt or 0)
+    armed = 0
+  end
+  if was_period ~= period or (aligned and (window - start) % period ~= 0) then
+    window = aligned and time - (time - start) % period or time
+    armed = 0
+  end
+
+  if time <= now_us then
+    time = now_us
+  elseif time - now_us > longest then
+    time, rebased = now_us, true
+    window = aligned and time - (time - start) % period or time
+  end
+
+  local begun = (time - window - (time - window) % period) / period
+  if begun > 0 then
+    level = math.min(capacity, level + begun * rate)
+    window = window + begun * period
+  end
+  if level == capacity and not aligned then window = time end
+end
+
+-- From here on `time` is the moment that the decision is made at: now, or the state's own while now lies before it.
+local allowed = cost == 0 or (cost <= capacity and cost <= level)
+local retry_after = 0
+if not allowed then
+  if cost > capacity then
+    retry_after = -1
+  else
+    local missing = cost - level
+    retry_after = window + (missing + -missing % rate) / rate * period - now_us
+  end
+end
+
+local taken = mode == 'acquire' and allowed and cost > 0
+if taken then level = level - cost end
+
+local reset_after = 0
+if level < capacity then
+  local missing = capacity - level
+  reset_after = window + (missing + -missing % rate) / rate * period - now_us
+end
+
+if taken or (rebased and mode == 'acquire') then
+  if server_time and armed * 1000000 >= now_us + reset_after then
+    redis.call('SETRANGE', key, '0', struct.pack('<I7i7i7', time, window, level))
+  else
+    local expiry, at = 'PXAT', 0
+    if server_time then
+      armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
+      at = armed * 1000
+    else
+      -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
+      armed = 0
+      expiry, at = 'PX', math.max(3600000, 2 * (longest + -longest % 1000) / 1000)
+    end
+    redis.call('SET', key, struct.pack('<I7i7i7I5BI7I7I7', time, window, level, armed, 3, capacity, rate, period),
+      expiry, string.format('%d', at))
+  end
+end
+
+local remaining = level > 0 and level or 0
+if mode == 'inspect' then
+  if state then time, window, level = struct.unpack('<I7i7i7', state) end
+  return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after,
+    redis.call('PTTL', key), time, window, level, was_capacity, was_rate, was_period }
+end
+return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after }

@@ -1,0 +1,194 @@
+-- gcra: admits `rate` units per `period`, evenly, up to `capacity` at one instant: the token bucket by arrival time.
+--
+-- KEYS
+--   KEYS[1]  the limit's state
+--
+-- ARGV
+--   ARGV[1] capacity  units  0 .. 2^53  the burst: the most that can be taken at one instant
+--   ARGV[2] rate      units  1 .. 2^53  that conform in each period
+--   ARGV[3] period    ticks  1 .. 2^53
+--   ARGV[4] tick      us     1 .. 10^6  1 unless the products below don't fit
+--   ARGV[5] max_debt  units  0 .. 2^53  how far a reservation may go beyond the burst
+--   ARGV[6] cost      units  0 ..       0 takes nothing
+--   ARGV[7] mode      -      acquire | peek | reset | inspect
+--   ARGV[8] now_us    us     0 .. 2^52, or -1 for the server's time
+--   (capacity + max_debt + 1) * period + rate <= 2^53, and the longest reset,
+--   ceil((capacity + max_debt) * period / rate) ticks, at most 2^51 us (71 years)
+--
+-- Reply
+--   [1] allowed         0 | 1
+--   [2] limit           units  the capacity
+--   [3] remaining       units  can be taken right now, after this decision
+--   [4] retry_after_us  us     0: now, -1: never
+--   [5] reset_after_us  us     until the key is as if never used
+--   inspect appends:
+--   [6] ttl_ms          ms     PTTL: -2 without a key
+--   [7] time_us         us     when the state was written
+--   [8] lead            1/rate of a tick, from that time to the theoretical arrival time
+--   [9] state_capacity  units  the numbers it was written under
+--   [10] state_rate     units
+--   [11] state_period   ticks
+--   [12] state_tick     us
+--
+-- Formula
+--   The theoretical arrival time is kept exactly, as its lead over the time written, in 1/rate of a tick:
+--   one unit's emission interval is then `period`, and the burst tolerance `capacity * period`.
+--   lead(now)  = max(0, lead - ticks since time * rate)
+--   allowed    : cost * period <= capacity * period - lead
+--   retry_after: ceil((cost * period - (capacity * period - lead)) / rate) ticks
+--   reset_after: ceil(lead / rate) ticks
+--
+-- Source
+--   ITU-T I.371, Generic Cell Rate Algorithm, virtual scheduling.
+--
+-- Commands
+--   TIME, GET; acquire: SET, SETRANGE; reset: DEL; inspect: PTTL
+--
+-- Expiry
+--   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while it lasts.
+--
+-- A deny writes
+--   nothing, unless the state's time lay too far ahead and was brought back to now.
+
+local key = KEYS[1]
+local capacity, rate, period = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
+local tick, max_debt = ARGV[4] + 0, ARGV[5] + 0
+local cost, mode, now_us = ARGV[6] + 0, ARGV[7], ARGV[8] + 0
+
+local span = (capacity + max_debt) * period
+local longest = (span + -span % rate) / rate * tick
+if not (capacity >= 0 and max_debt >= 0 and rate >= 1 and period >= 1 and tick >= 1 and tick <= 1000000
+    and cost >= 0 and now_us >= -1 and now_us <= 2^52 and span + period + rate <= 2^53
+    and longest <= 2^51)
+  or capacity % 1 + max_debt % 1 + rate % 1 + period % 1 + tick % 1 + cost % 1 + now_us % 1 ~= 0
+  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reset' and mode ~= 'inspect') then
+  return redis.error_reply('BADARG gcra: expected whole numbers in the ranges of its header and a mode, got '
+    .. table.concat(ARGV, ' '))
+end
+
+if mode == 'reset' then
+  redis.call('DEL', key)
+  return { 1, capacity, capacity, 0, 0 }
+end
+
+local server_time = now_us == -1
+if server_time then
+  local clock = redis.call('TIME')
+  now_us = clock[1] * 1000000 + clock[2]
+end
+local now = now_us - now_us % tick
+
+local tolerance = capacity * period
+local lead, time, armed = 0, now, 0
+local was_capacity, was_rate, was_period, was_tick = capacity, rate, period, tick
+local version
+local rebased = false
+
+local state = redis.call('GET', key)
+if state then
+  if #state == 44 then
+    time, lead, armed, version, was_capacity, was_rate, was_period, was_tick =
+      struct.unpack('<I7I7I5BI7I7I7I3', state)
+  end
+  if version ~= 2 or time > 2^53 or lead > 2^53 or was_capacity * was_period > 2^53
+    or was_period < 1 or was_rate < 1 or was_tick < 1 then
+    return redis.error_reply('BADSTATE gcra: the key holds something else than this limit\'s state')
+  end
+
+  -- Changed numbers: what was used stays used, placed at the state's own time. Nobody is put into debt by it.
+  if was_period ~= period or was_capacity ~= capacity or was_rate ~= rate or was_tick ~= tick then
+    local most = lead > was_capacity * was_period and span or tolerance
+    if was_period ~= period then
+      -- lead * period / was_period, rounded up. The product may not fit, so it is divided bit by bit.
+      local rest = lead % was_period
+      local whole = (lead - rest) / was_period
+      local quotient, remainder, left = 0, 0, period
+      for exponent = 52, 0, -1 do
+        quotient = quotient * 2
+        if remainder >= was_period - remainder then
+          quotient, remainder = quotient + 1, remainder - (was_period - remainder)
+        else
+          remainder = remainder * 2
+        end
+        if left >= 2 ^ exponent then
+          left = left - 2 ^ exponent
+          if remainder >= was_period - rest then
+            quotient, remainder = quotient + 1, remainder - (was_period - rest)
+          else
+            remainder = remainder + rest
+          end
+        end
+      end
+      if remainder > 0 then quotient = quotient + 1 end
+      lead = whole > capacity + max_debt and span or whole * period + quotient
+    end
+    lead = math.min(lead, most)
+    time = time + -time % tick
+    armed = 0
+  end
+
+  if time <= now then
+    if now - time >= longest then
+      lead = 0
+    else
+      lead = lead - (now - time) / tick * rate
+      if lead < 0 then lead = 0 end
+    end
+    time = now
+  elseif time - now > longest then
+    time, rebased = now, true
+  end
+end
+
+-- From here on `time` is the tick that the decision is made at: now, or the state's own while now lies before it.
+local allowed = cost == 0 or (cost <= capacity and cost * period <= tolerance - lead)
+local retry_after = 0
+if not allowed then
+  if cost > capacity then
+    retry_after = -1
+  else
+    local early = cost * period - (tolerance - lead)
+    retry_after = time + (early + -early % rate) / rate * tick - now_us
+  end
+end
+
+local taken = mode == 'acquire' and allowed and cost > 0
+if taken then
+  -- Within a coarse tick an idle key has not been catching up: the time is rounded up, not down.
+  if time < now_us and lead <= rate then time = time + tick end
+  lead = lead + cost * period
+end
+
+local reset_after = 0
+if lead > 0 then
+  reset_after = time + (lead + -lead % rate) / rate * tick - now_us
+end
+
+if taken or (rebased and mode == 'acquire') then
+  if server_time and armed * 1000000 >= now_us + reset_after then
+    redis.call('SETRANGE', key, '0', struct.pack('<I7I7', time, lead))
+  else
+    local expiry, at = 'PXAT', 0
+    if server_time then
+      armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
+      at = armed * 1000
+    else
+      -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
+      armed = 0
+      expiry, at = 'PX', math.max(3600000, 2 * (longest + -longest % 1000) / 1000)
+    end
+    redis.call('SET', key, struct.pack('<I7I7I5BI7I7I7I3', time, lead, armed, 2, capacity, rate, period, tick),
+      expiry, string.format('%d', at))
+  end
+end
+
+local remaining = 0
+if lead < tolerance then
+  remaining = (tolerance - lead - (tolerance - lead) % period) / period
+end
+if mode == 'inspect' then
+  if state then time, lead = struct.unpack('<I7I7', state) end
+  return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after,
+    redis.call('PTTL', key), time, lead, was_capacity, was_rate, was_period, was_tick }
+end
+return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after }

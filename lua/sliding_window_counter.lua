@@ -1,0 +1,182 @@
+-- sliding_window_counter: admits up to `limit` units, the previous window's count weighted by its overlap plus
+-- the current window's.
+--
+-- KEYS
+--   KEYS[1]  the limit's state
+--
+-- ARGV
+--   ARGV[1] limit   units  1 .. 2^53
+--   ARGV[2] period  ticks  1 .. 2^53  a window's length; windows start at multiples of it since the epoch
+--   ARGV[3] tick    us     1 .. 10^6  1 unless the products below don't fit
+--   ARGV[4] cost    units  0 ..       0 takes nothing
+--   ARGV[5] mode    -      acquire | peek | reset | inspect
+--   ARGV[6] now_us  us     0 .. 2^52, or -1 for the server's time
+--   (limit + 1) * period <= 2^53, and the longest reset, two windows, at most 2^51 us (71 years)
+--
+-- Reply
+--   [1] allowed         0 | 1
+--   [2] limit           units
+--   [3] remaining       units  can be taken right now, after this decision
+--   [4] retry_after_us  us     0: now, -1: never
+--   [5] reset_after_us  us     until the weighted count is 0 for good
+--   inspect appends:
+--   [6] ttl_ms          ms     PTTL: -2 without a key
+--   [7] time_us         us     when the state was written
+--   [8] previous        units  taken in the window before the current one
+--   [9] current         units  taken in the current window
+--   [10] state_limit    units  the numbers it was written under
+--   [11] state_period   ticks
+--   [12] state_tick     us
+--
+-- Formula
+--   With W the window and e its elapsed part, in ticks:
+--   used       = floor(previous * (W - e) / W) + current
+--   allowed    : used + cost <= limit
+--   retry_after: with R = limit - current - cost,
+--                R >= 0: W - floor(((R + 1) W - 1) / previous) - e
+--                else:   2 W - floor(((limit - cost + 1) W - 1) / current) - e
+--   reset_after: current > 0:  2 W - floor((W - 1) / current) - e
+--                previous > 0: max(0, W - floor((W - 1) / previous) - e)
+--
+-- Source
+--   Cloudflare, "How we built rate limiting capable of scaling to millions of domains", 2017;
+--   the waits are solved from it for whole ticks.
+--
+-- Commands
+--   TIME, GET; acquire: SET, SETRANGE; reset: DEL; inspect: PTTL
+--
+-- Expiry
+--   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while it lasts.
+--
+-- A deny writes
+--   nothing, unless the state's time lay too far ahead and was brought back to now.
+
+local key = KEYS[1]
+local limit, period, tick = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
+local cost, mode, now_us = ARGV[4] + 0, ARGV[5], ARGV[6] + 0
+
+local longest = 2 * period * tick
+if not (limit >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and cost >= 0 and now_us >= -1
+    and now_us <= 2^52 and (limit + 1) * period <= 2^53 and longest <= 2^51)
+  or limit % 1 + period % 1 + tick % 1 + cost % 1 + now_us % 1 ~= 0
+  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reset' and mode ~= 'inspect') then
+  return redis.error_reply('BADARG sliding_window_counter: expected whole numbers in the ranges of its header '
+    .. 'and a mode, got ' .. table.concat(ARGV, ' '))
+end
+
+if mode == 'reset' then
+  redis.call('DEL', key)
+  return { 1, limit, limit, 0, 0 }
+end
+
+local server_time = now_us == -1
+if server_time then
+  local clock = redis.call('TIME')
+  now_us = clock[1] * 1000000 + clock[2]
+end
+local now = now_us - now_us % tick
+
+local length = period * tick
+local time, previous, current, armed = now, 0, 0, 0
+local window = now - now % length
+local was_limit, was_period, was_tick = limit, period, tick
+local version
+local rebased = false
+
+local state = redis.call('GET', key)
+if state then
+  if #state == 44 then
+    time, previous, current, armed, version, was_limit, was_period, was_tick =
+      struct.unpack('<I7I7I7I5BI7I7I3', state)
+  end
+  if version ~= 4 or time > 2^53 or was_period < 1 or was_tick < 1
+    or was_limit * was_period > 2^53 or previous > was_limit or current > was_limit then
+    return redis.error_reply('BADSTATE sliding_window_counter: the key holds something else than this limit\'s state')
+  end
+
+  local was_length = was_period * was_tick
+  rebased = time > now and time - now > longest
+  if rebased or was_limit ~= limit or was_length ~= length or was_tick ~= tick then
+    -- Another clock or other numbers: what was used at the state's own time stays used. Where the two counts can't
+    -- say so under the new numbers, it is placed in one window.
+    local weighted = previous * (was_period - time % was_length / was_tick)
+    local used = (weighted - weighted % was_period) / was_period + current
+    if rebased or was_length ~= length or used > limit or previous > limit then
+      previous, current = 0, math.min(used, limit)
+    end
+    if rebased then time = now end
+    time = time - time % tick
+    armed = 0
+  end
+
+  window = time - time % length
+  if time < now then
+    time = now
+    local begun = now - now % length - window
+    if begun > 0 then
+      previous = begun == length and current or 0
+      current = 0
+      window = window + begun
+    end
+  end
+end
+
+-- From here on `time` is the tick that the decision is made at: now, or the state's own while now lies before it.
+local elapsed = (time - window) / tick
+local weighted = previous * (period - elapsed)
+local used = (weighted - weighted % period) / period + current
+local allowed = cost == 0 or (cost <= limit and cost <= limit - used)
+local retry_after = 0
+if not allowed then
+  if cost > limit then
+    retry_after = -1
+  else
+    local room = limit - current - cost
+    if room >= 0 then
+      local until_it = (room + 1) * period - 1
+      retry_after = period - (until_it - until_it % previous) / previous
+    else
+      local until_it = (limit - cost + 1) * period - 1
+      retry_after = 2 * period - (until_it - until_it % current) / current
+    end
+    retry_after = window + retry_after * tick - now_us
+  end
+end
+
+local taken = mode == 'acquire' and allowed and cost > 0
+if taken then
+  current, used = current + cost, used + cost
+end
+
+local reset_after = 0
+if current > 0 then
+  reset_after = window + (2 * period - (period - 1 - (period - 1) % current) / current) * tick - now_us
+elseif previous > 0 then
+  reset_after = math.max(0, window + (period - (period - 1 - (period - 1) % previous) / previous) * tick - now_us)
+end
+
+if taken or (rebased and mode == 'acquire') then
+  if server_time and armed * 1000000 >= now_us + reset_after then
+    redis.call('SETRANGE', key, '0', struct.pack('<I7I7I7', time, previous, current))
+  else
+    local expiry, at = 'PXAT', 0
+    if server_time then
+      armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
+      at = armed * 1000
+    else
+      -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
+      armed = 0
+      expiry, at = 'PX', math.max(3600000, 2 * (longest + -longest % 1000) / 1000)
+    end
+    redis.call('SET', key, struct.pack('<I7I7I7I5BI7I7I3', time, previous, current, armed, 4, limit, period, tick),
+      expiry, string.format('%d', at))
+  end
+end
+
+local remaining = used < limit and limit - used or 0
+if mode == 'inspect' then
+  if state then time, previous, current = struct.unpack('<I7I7I7', state) end
+  return { allowed and 1 or 0, limit, remaining, retry_after, reset_after,
+    redis.call('PTTL', key), time, previous, current, was_limit, was_period, was_tick }
+end
+return { allowed and 1 or 0, limit, remaining, retry_after, reset_after }

@@ -1,0 +1,246 @@
+-- sliding_window_log: admits exactly `limit` units in any `period`.
+--
+-- KEYS
+--   KEYS[1]  the limit's state
+--
+-- ARGV
+--   ARGV[1] limit   units  1 .. 2^39
+--   ARGV[2] period  us     1 .. 2^51
+--   ARGV[3] cost    units  0 ..       0 takes nothing
+--   ARGV[4] mode    -      acquire | peek | reset | inspect
+--   ARGV[5] now_us  us     0 .. 2^52, or -1 for the server's time
+--
+-- Reply
+--   [1] allowed         0 | 1
+--   [2] limit           units
+--   [3] remaining       units  can be taken right now, after this decision
+--   [4] retry_after_us  us     0: now, -1: never
+--   [5] reset_after_us  us     until the last entry leaves the log
+--   inspect appends:
+--   [6] ttl_ms          ms     PTTL: -2 without a key
+--   [7] time_us         us     when the state was written: its newest entry
+--   [8] entries         in the log, as written
+--   [9] used            units  in the log, as written
+--   [10] oldest_us      us     its oldest entry
+--   [11] state_limit    units  the numbers it was written under
+--   [12] state_period   us
+--
+-- Formula
+--   The log is a ring of entries, oldest first: a time, and the units taken up to and including it (a running
+--   total modulo 2^40). Requests of one microsecond share an entry. An entry `period` old no longer counts.
+--   used       = total - total at the last entry that no longer counts
+--   allowed    : used + cost <= limit
+--   retry_after: until enough of the oldest entries have left, found by their running totals
+--   reset_after: newest + period - now
+--   Reads O(1) entries where few have expired since the last write, else O(log n); writes one.
+--
+-- Source
+--   The sliding log of Figma, "An alternative approach to rate limiting", 2017, with costs.
+--
+-- Commands
+--   TIME, GETRANGE; acquire: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset: DEL; inspect: PTTL
+--
+-- Expiry
+--   SET, or PEXPIREAT after SETRANGE, arms it for twice the period and up to a second; SETRANGE alone keeps it.
+--
+-- A deny writes
+--   nothing, unless the state's time lay too far ahead and was brought back to now.
+
+local key = KEYS[1]
+local limit, period = ARGV[1] + 0, ARGV[2] + 0
+local cost, mode, now_us = ARGV[3] + 0, ARGV[4], ARGV[5] + 0
+
+if not (limit >= 1 and limit <= 2^39 and period >= 1 and period <= 2^51 and cost >= 0 and now_us >= -1
+    and now_us <= 2^52)
+  or limit % 1 + period % 1 + cost % 1 + now_us % 1 ~= 0
+  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reset' and mode ~= 'inspect') then
+  return redis.error_reply('BADARG sliding_window_log: expected whole numbers in the ranges of its header and a '
+    .. 'mode, got ' .. table.concat(ARGV, ' '))
+end
+
+if mode == 'reset' then
+  redis.call('DEL', key)
+  return { 1, limit, limit, 0, 0 }
+end
+
+local server_time = now_us == -1
+if server_time then
+  local clock = redis.call('TIME')
+  now_us = clock[1] * 1000000 + clock[2]
+end
+
+-- The state: a header of 47 bytes, then `slots` entries of 12. `head` is the slot after the newest entry.
+local HEADER, ENTRY, MODULUS = 47, 12, 2^40
+local UNREADABLE = 'BADSTATE sliding_window_log: the key holds something else than this limit\'s state'
+local newest, head, count, base, total, armed = now_us, 0, 0, 0, 0, 0
+local slots, was_limit, was_period = 0, limit, period
+local version
+local rebased, lump = false, false
+
+-- One read brings the header and, of a small log, all its entries.
+local near = redis.call('GETRANGE', key, '0', '238')
+if near ~= '' then
+  if #near >= HEADER then
+    newest, head, count, base, total, armed, version, slots, was_limit, was_period =
+      struct.unpack('<I7I4I4I5I5I5BI4I5I7', near)
+  end
+  if version ~= 5 or newest > 2^53 or count < 1 or count > slots or head >= slots or was_period < 1
+    or #near ~= math.min(HEADER + slots * ENTRY, 239) or (total - base) % MODULUS > was_limit then
+    return redis.error_reply(UNREADABLE)
+  end
+end
+
+-- The time and the running total of the i-th entry, from 0 for the oldest.
+local function entry(i)
+  if lump then return newest, total end
+  local at = HEADER + (head - count + i) % slots * ENTRY
+  if at + ENTRY <= #near then return struct.unpack('<I7I5', near, at + 1) end
+  local far = redis.call('GETRANGE', key, at, at + ENTRY - 1)
+  if #far < ENTRY then error({ err = UNREADABLE }) end
+  return struct.unpack('<I7I5', far)
+end
+
+local time = now_us
+if count > 0 then
+  rebased = newest > now_us and newest - now_us > period
+  if rebased or was_period ~= period then
+    -- Another clock or another period: what was used at the state's own time is placed in one entry.
+    local used = math.min((total - base) % MODULUS, limit)
+    lump, count, base, total = true, 1, 0, used
+    if rebased then newest = now_us end
+  end
+  if was_limit ~= limit or lump then armed = 0 end
+  if newest > time then time = newest end
+end
+
+-- Drop what no longer counts: `first` entries, found by doubling steps from the oldest, then by bisection.
+local first = 0
+if count > 0 and newest <= time - period then
+  first, base = count, total
+elseif count > 0 then
+  local cutoff = time - period
+  local below, step, above = -1, 0, count - 1
+  while step < above do
+    local at, sum = entry(step)
+    if at > cutoff then
+      above = step
+    else
+      below, base = step, sum
+      step = step * 2 + 1
+    end
+  end
+  while above - below > 1 do
+    local middle = (above + below - (above + below) % 2) / 2
+    local at, sum = entry(middle)
+    if at > cutoff then
+      above = middle
+    else
+      below, base = middle, sum
+    end
+  end
+  first = above
+end
+
+local used = (total - base) % MODULUS
+local allowed = cost == 0 or (cost <= limit and cost <= limit - used)
+local retry_after = 0
+if not allowed then
+  if cost > limit then
+    retry_after = -1
+  else
+    -- The oldest entry with whose leaving enough units have left.
+    local enough = used + cost - limit
+    local below, above = first - 1, count - 1
+    local step = first
+    local leaves = newest
+    while step < above do
+      local at, sum = entry(step)
+      if (sum - base) % MODULUS >= enough then
+        above, leaves = step, at
+      else
+        below = step
+        step = first + (step - first) * 2 + 1
+      end
+    end
+    while above - below > 1 do
+      local middle = (above + below - (above + below) % 2) / 2
+      local at, sum = entry(middle)
+      if (sum - base) % MODULUS >= enough then
+        above, leaves = middle, at
+      else
+        below = middle
+      end
+    end
+    retry_after = leaves + period - now_us
+  end
+end
+
+local taken = mode == 'acquire' and allowed and cost > 0
+local reset_after = 0
+if taken then
+  used = used + cost
+  reset_after = time + period - now_us
+elseif used > 0 then
+  reset_after = newest + period - now_us
+end
+
+if taken or (rebased and mode == 'acquire') then
+  local live = count - first
+  local same = live > 0 and newest == time
+  if taken then total = (total + cost) % MODULUS end
+  if live == 0 then base, total = 0, used end
+
+  local expire, at = nil, 0
+  if not server_time then
+    -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
+    armed = 0
+    expire, at = 'PX', math.max(3600000, 2 * (period + -period % 1000) / 1000)
+  elseif armed * 1000000 < now_us + reset_after then
+    armed = (now_us + 2 * period + 1000000 - (now_us + 2 * period) % 1000000) / 1000000
+    expire, at = 'PXAT', armed * 1000
+  end
+
+  local wasteful = expire and live * 4 + 16 < slots
+  if not lump and not wasteful and (same or live < slots) then
+    local slot = same and (head - 1) % slots or head
+    if not same then head, live = (head + 1) % slots, live + 1 end
+    redis.call('SETRANGE', key, HEADER + slot * ENTRY, struct.pack('<I7I5', time, total))
+    if expire then
+      redis.call('SETRANGE', key, '0', struct.pack('<I7I4I4I5I5I5BI4I5I7', time, head, live, base, total, armed, 5,
+        slots, limit, period))
+      redis.call(expire == 'PX' and 'PEXPIRE' or 'PEXPIREAT', key, string.format('%d', at))
+    else
+      redis.call('SETRANGE', key, '0', struct.pack('<I7I4I4I5I5', time, head, live, base, total))
+    end
+  else
+    -- The ring is written anew, oldest first, with room for a quarter more.
+    local ring = ''
+    if live > 0 and lump then
+      ring = struct.pack('<I7I5', newest, base + used - (taken and cost or 0))
+    elseif live > 0 then
+      local from = (head - live) % slots
+      local all = redis.call('GETRANGE', key, HEADER, '-1')
+      ring = string.sub(all .. all, from * ENTRY + 1, (from + live) * ENTRY)
+    end
+    if taken then
+      if same then ring, live = string.sub(ring, 1, -ENTRY - 1), live - 1 end
+      ring, live = ring .. struct.pack('<I7I5', time, total), live + 1
+    end
+    slots = math.max(live, math.min(limit, live + 4 + (live - live % 4) / 4))
+    redis.call('SET', key, struct.pack('<I7I4I4I5I5I5BI4I5I7', time, live % slots, live, base, total, armed, 5, slots,
+      limit, period) .. ring .. string.rep('\0', (slots - live) * ENTRY), expire or 'PXAT', string.format('%d',
+      expire and at or armed * 1000))
+  end
+end
+
+local remaining = used < limit and limit - used or 0
+if mode == 'inspect' then
+  local oldest = time
+  if count > 0 then
+    time, head, count, base, total = struct.unpack('<I7I4I4I5I5', near)
+    lump, oldest = false, entry(0)
+  end
+  return { allowed and 1 or 0, limit, remaining, retry_after, reset_after,
+    redis.call('PTTL', key), time, count, (total - base) % MODULUS, oldest, was_limit, was_period }
+end
+return { allowed and 1 or 0, limit, remaining, retry_after, reset_after }

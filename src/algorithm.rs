@@ -1,0 +1,152 @@
+//! The algorithms: one row each, beside one script each.
+
+use std::fmt;
+
+use crate::error::RuleError;
+use crate::limit::{self, Exact, Limit};
+use crate::script::Script;
+
+/// How a limit counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// `rate` units per `period`, continuously, up to the capacity.
+    TokenBucket,
+    /// `rate` units per window; unused ones roll over up to the capacity.
+    FixedWindow,
+    /// The previous window's count weighted by its overlap, plus the current window's.
+    SlidingWindow,
+    /// Exactly `rate` units in any `period`: remembers the requests.
+    SlidingLog,
+    /// As the token bucket, by theoretical arrival time: the cheapest state.
+    Gcra,
+}
+
+/// An option of the text form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Setting {
+    Burst,
+    MaxDebt,
+    Start,
+    Max,
+}
+
+/// What there is to know of an algorithm, beside its script.
+#[derive(Debug)]
+pub(crate) struct Row {
+    algorithm: Algorithm,
+    /// The name in the text form.
+    name: &'static str,
+    pub(crate) script: Script,
+    pub(crate) options: &'static [Setting],
+    /// Numbers as the script computes with them, or why they don't fit.
+    pub(crate) fit: fn(&Limit) -> Result<Exact, RuleError>,
+    /// The script's own arguments, before cost, mode and now.
+    pub(crate) arguments: fn(&Limit) -> Vec<i64>,
+    /// What the script's `inspect` appends after `ttl_ms`.
+    pub(crate) state: &'static [&'static str],
+}
+
+static ROWS: [Row; 5] = [
+    Row {
+        algorithm: Algorithm::TokenBucket,
+        name: "token-bucket",
+        script: Script::new("token_bucket", include_str!("../lua/token_bucket.lua")),
+        options: &[Setting::Burst, Setting::MaxDebt],
+        fit: limit::fit_bucket,
+        arguments: limit::bucket_arguments,
+        state: &["time_us", "level", "state_capacity", "state_rate", "state_period", "state_tick"],
+    },
+    Row {
+        algorithm: Algorithm::FixedWindow,
+        name: "fixed-window",
+        script: Script::new("fixed_window", include_str!("../lua/fixed_window.lua")),
+        options: &[Setting::Burst, Setting::MaxDebt, Setting::Start],
+        fit: limit::fit_window,
+        arguments: limit::window_arguments,
+        state: &["time_us", "window_us", "level", "state_capacity", "state_rate", "state_period"],
+    },
+    Row {
+        algorithm: Algorithm::SlidingWindow,
+        name: "sliding-window",
+        script: Script::new("sliding_window_counter", include_str!("../lua/sliding_window_counter.lua")),
+        options: &[],
+        fit: limit::fit_counter,
+        arguments: limit::counter_arguments,
+        state: &["time_us", "previous", "current", "state_limit", "state_period", "state_tick"],
+    },
+    Row {
+        algorithm: Algorithm::SlidingLog,
+        name: "sliding-log",
+        script: Script::new("sliding_window_log", include_str!("../lua/sliding_window_log.lua")),
+        options: &[Setting::Max],
+        fit: limit::fit_log,
+        arguments: limit::log_arguments,
+        state: &["time_us", "entries", "used", "oldest_us", "state_limit", "state_period"],
+    },
+    Row {
+        algorithm: Algorithm::Gcra,
+        name: "gcra",
+        script: Script::new("gcra", include_str!("../lua/gcra.lua")),
+        options: &[Setting::Burst, Setting::MaxDebt],
+        fit: limit::fit_bucket,
+        arguments: limit::bucket_arguments,
+        state: &["time_us", "lead", "state_capacity", "state_rate", "state_period", "state_tick"],
+    },
+];
+
+impl Algorithm {
+    /// Every algorithm.
+    pub fn all() -> impl Iterator<Item = Self> {
+        ROWS.iter().map(|row| row.algorithm)
+    }
+
+    /// The script that decides, named as its file in `lua/`.
+    #[must_use]
+    pub fn script(self) -> &'static Script {
+        &self.row().script
+    }
+
+    /// The names of what the script's `inspect` mode appends after the TTL, in order.
+    #[must_use]
+    pub fn state_fields(self) -> &'static [&'static str] {
+        self.row().state
+    }
+
+    pub(crate) fn row(self) -> &'static Row {
+        ROWS.iter().find(|row| row.algorithm == self).expect("every algorithm has a row")
+    }
+
+    /// The algorithm of that name in the text form.
+    pub(crate) fn named(name: &str) -> Result<Self, RuleError> {
+        ROWS.iter().find(|row| row.name == name).map(|row| row.algorithm).ok_or_else(|| {
+            let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
+            RuleError::new(format!("algorithm: expected one of {}, got {name:?}", names.join(", ")))
+        })
+    }
+}
+
+impl Row {
+    /// The options, for a message.
+    pub(crate) fn options(&self) -> String {
+        let names: Vec<_> = self.options.iter().map(Setting::to_string).collect();
+        if names.is_empty() { "none".into() } else { names.join(", ") }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.row().name)
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Burst => "burst",
+            Self::MaxDebt => "max-debt",
+            Self::Start => "start",
+            Self::Max => "max",
+        })
+    }
+}

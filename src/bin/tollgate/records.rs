@@ -1,0 +1,182 @@
+//! Recorded traffic as a stream of [`Record`]s: JSON lines, CSV, or a web server's access log.
+//!
+//! A line that can't be read is an item like any other ([`Unreadable`]), so that one bad line
+//! neither stops a replay nor goes uncounted. Memory is bounded by one line, which is at most
+//! 16 MiB long: room for a megabyte of key with every byte escaped.
+
+use std::fmt;
+use std::io::{self, BufRead};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+mod combined;
+mod csv_table;
+mod field;
+mod jsonl;
+mod lines;
+
+use csv_table::Columns;
+use lines::Lines;
+
+/// What a record asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Op {
+    /// Take the cost if it fits (the default).
+    #[default]
+    Acquire,
+    /// Look without taking.
+    Peek,
+    /// Forget the key's state.
+    Reset,
+}
+
+impl Op {
+    /// Every operation, in the order in which messages name them.
+    pub(crate) const ALL: &[Self] = &[Self::Acquire, Self::Peek, Self::Reset];
+
+    /// The name in records, on the command line and in output.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Acquire => "acquire",
+            Self::Peek => "peek",
+            Self::Reset => "reset",
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Op {
+    type Err = UnknownOp;
+
+    fn from_str(name: &str) -> Result<Self, UnknownOp> {
+        Self::ALL.iter().copied().find(|op| op.name() == name).ok_or_else(|| UnknownOp(name.to_owned()))
+    }
+}
+
+/// A name that no [`Op`] has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UnknownOp(String);
+
+impl fmt::Display for UnknownOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = Op::ALL.iter().map(|op| op.name()).collect();
+        write!(f, "expected {}, got {}", field::one_of(&names), field::quoted(self.0.as_bytes()))
+    }
+}
+
+impl std::error::Error for UnknownOp {}
+
+/// One request as it was recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// The line it starts on, from 1.
+    pub(crate) line: u64,
+    /// When it came: microseconds since 1970, at most 2^52.
+    pub(crate) t_us: u64,
+    /// What it asked for.
+    pub(crate) op: Op,
+    /// Whom it counts against: any bytes, at least one.
+    pub(crate) key: Vec<u8>,
+    /// How much it asked for: less than 2^53.
+    pub(crate) cost: u64,
+}
+
+/// How records are written down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// One JSON object per line (the default). Replay's own output is readable too.
+    #[default]
+    Jsonl,
+    /// A header with the JSON names, then one row per record.
+    Csv,
+    /// A web server's Combined or Common Log Format.
+    Combined,
+}
+
+/// The field of an access log's line that becomes the key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum KeyField {
+    /// The client's address, or its host name if the server logs that (the default).
+    #[default]
+    Ip,
+    /// The request's path without the query string.
+    Path,
+    /// The request's method.
+    Method,
+    /// The user that the server authenticated.
+    User,
+}
+
+/// A line that holds no record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unreadable {
+    /// The line it starts on, from 1.
+    pub(crate) line: u64,
+    /// One short line: the field, what was expected, what was found.
+    pub(crate) reason: String,
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.reason)
+    }
+}
+
+/// The records of `input`, in the order in which they stand there.
+///
+/// An `io::Error` means that the rest can't be read, and is the last item: the stream itself
+/// failed, or (kind `InvalidData`) a CSV header isn't one of records. `key_field` matters to
+/// [`Format::Combined`] only.
+pub(crate) fn read(
+    format: Format,
+    key_field: KeyField,
+    input: impl BufRead,
+) -> impl Iterator<Item = io::Result<Result<Record, Unreadable>>> {
+    let shape = match format {
+        Format::Jsonl => Shape::Jsonl,
+        Format::Csv => Shape::Csv(None),
+        Format::Combined => Shape::Combined(key_field),
+    };
+    Records { lines: Lines::new(input), shape, ended: false }
+}
+
+struct Records<R> {
+    lines: Lines<R>,
+    shape: Shape,
+    ended: bool,
+}
+
+enum Shape {
+    Jsonl,
+    /// Without columns until the header has been read.
+    Csv(Option<Columns>),
+    Combined(KeyField),
+}
+
+impl<R: BufRead> Iterator for Records<R> {
+    type Item = io::Result<Result<Record, Unreadable>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let item = match &mut self.shape {
+            Shape::Jsonl => self.lines.next_record(jsonl::parse),
+            Shape::Csv(columns) => csv_table::next_record(&mut self.lines, columns),
+            Shape::Combined(by) => self.lines.next_record(|line, text| combined::parse(line, text, *by)),
+        };
+        // A stream that failed once may fail for ever: a caller that only counts errors would never end.
+        self.ended = !matches!(item, Ok(Some(_)));
+        item.transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests;

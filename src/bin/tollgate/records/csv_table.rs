@@ -1,0 +1,296 @@
+//! CSV: a header with the JSON names, then one row per record, which may go over several lines.
+//!
+//! Rows are split here, by the csv crate's rules. Its reader places a row after a blank line or in
+//! a file with CRLF on the wrong line, and takes a quote that is never closed for a field that goes
+//! on to the end of the file, in memory and without a word: a record swallows all those after it.
+
+use std::io::{self, BufRead};
+
+use super::field::{self, missing, quoted, unexpected};
+use super::lines::{LIMIT, Lines, too_long};
+use super::{Op, Record, Unreadable};
+
+/// The next row as a record. The first time it reads the header into `columns`.
+pub(super) fn next_record<R: BufRead>(
+    lines: &mut Lines<R>,
+    columns: &mut Option<Columns>,
+) -> io::Result<Option<Result<Record, Unreadable>>> {
+    let columns = match columns {
+        Some(columns) => columns,
+        None => columns.insert(header(lines)?),
+    };
+    Ok(next_row(lines)?.map(|(line, row)| {
+        row.and_then(|row| columns.record(line, &row)).map_err(|reason| Unreadable { line, reason })
+    }))
+}
+
+fn header<R: BufRead>(lines: &mut Lines<R>) -> io::Result<Columns> {
+    let columns = match next_row(lines)? {
+        None => Err("got nothing".to_owned()),
+        Some((_, row)) => row.and_then(|row| Columns::of(&row)),
+    };
+    columns.map_err(|what| {
+        let message = format!("header: expected the columns t_us and key, and optionally op and cost; {what}");
+        io::Error::new(io::ErrorKind::InvalidData, message)
+    })
+}
+
+/// Where each field of a record stands in a row.
+pub(super) struct Columns {
+    t_us: usize,
+    key: usize,
+    op: Option<usize>,
+    cost: Option<usize>,
+    width: usize,
+}
+
+impl Columns {
+    fn of(header: &Row) -> Result<Self, String> {
+        // Reported first: where a name is misspelt, "missing" would be true and no help.
+        for (i, name) in header.fields().enumerate() {
+            if !field::INPUT.iter().chain(field::OUTPUT).any(|known| known.as_bytes() == name) {
+                return Err(format!("got the unknown column {}", quoted(name)));
+            }
+            if header.fields().take(i).any(|earlier| earlier == name) {
+                return Err(format!("got the column {} twice", quoted(name)));
+            }
+        }
+        let at = |name: &str| header.fields().position(|field| field == name.as_bytes());
+        let required = |name| {
+            at(name).ok_or_else(|| {
+                let names: Vec<_> = header.fields().collect();
+                format!("got no {name} in {}", quoted(&names.join(&b',')))
+            })
+        };
+        Ok(Self {
+            t_us: required("t_us")?,
+            key: required("key")?,
+            op: at("op"),
+            cost: at("cost"),
+            width: header.ends.len(),
+        })
+    }
+
+    fn record(&self, line: u64, row: &Row) -> Result<Record, String> {
+        if row.ends.len() != self.width {
+            return Err(format!("row: expected {} fields, got {}", self.width, row.ends.len()));
+        }
+        // An empty cell is how CSV leaves a value out.
+        let cell = |column: usize| row.field(column).filter(|cell| !cell.is_empty());
+        let whole = |name, cell: &[u8], max| field::whole(name, digits(cell), max, || quoted(cell));
+
+        let t_us = whole("t_us", cell(self.t_us).ok_or_else(|| missing("t_us"))?, field::MAX_T_US)?;
+        let op = match self.op.and_then(cell) {
+            None => Op::default(),
+            Some(name) => String::from_utf8_lossy(name).parse().map_err(|e| format!("op: {e}"))?,
+        };
+        let key = cell(self.key).ok_or_else(|| unexpected("key", field::KEY, "\"\""))?.to_vec();
+        let cost = match self.cost.and_then(cell) {
+            None => 1,
+            Some(cost) => whole("cost", cost, field::MAX_COST)?,
+        };
+        Ok(Record { line, t_us, op, key, cost })
+    }
+}
+
+/// Digits only: `u64::from_str` would take a plus sign too.
+fn digits(cell: &[u8]) -> Option<u64> {
+    if !cell.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    str::from_utf8(cell).ok()?.parse().ok()
+}
+
+/// The next row and the line it starts on; blank lines between rows are passed over.
+fn next_row<R: BufRead>(lines: &mut Lines<R>) -> io::Result<Option<(u64, Result<Row, String>)>> {
+    let mut row = Row::default();
+    let mut start = None;
+    let mut length = 0;
+    while let Some(line) = lines.next()? {
+        if start.is_none() && line.is_blank() {
+            continue;
+        }
+        let start = *start.get_or_insert(line.number);
+        length += line.text.len() + line.ending.len();
+        if line.too_long || length > LIMIT {
+            return Ok(Some((start, Err(too_long("row")))));
+        }
+        line.text.iter().for_each(|byte| row.push(*byte));
+        if row.at != At::Quoted {
+            row.end_field();
+            return Ok(Some((start, Ok(row))));
+        }
+        row.bytes.extend_from_slice(line.ending);
+    }
+    Ok(start.map(|start| (start, Err("row: expected a closing quote, got the end of the file".to_owned()))))
+}
+
+/// The fields of a row, one after the other.
+#[derive(Default)]
+struct Row {
+    bytes: Vec<u8>,
+    /// Where each field ends in `bytes`.
+    ends: Vec<usize>,
+    at: At,
+}
+
+#[derive(Default, PartialEq, Eq)]
+enum At {
+    /// The start of a field: the one place where a quote opens it.
+    #[default]
+    Start,
+    Plain,
+    Quoted,
+    /// Behind a quote in a quoted field: the closing one, or the first half of `""`.
+    Quote,
+}
+
+impl Row {
+    fn push(&mut self, byte: u8) {
+        self.at = match (&self.at, byte) {
+            (At::Start, b'"') => At::Quoted,
+            (At::Quoted, b'"') => At::Quote,
+            (At::Start | At::Plain | At::Quote, b',') => {
+                self.end_field();
+                At::Start
+            }
+            (at, byte) => {
+                let quoted = *at == At::Quoted || (*at == At::Quote && byte == b'"');
+                self.bytes.push(byte);
+                if quoted { At::Quoted } else { At::Plain }
+            }
+        };
+    }
+
+    fn end_field(&mut self) {
+        self.ends.push(self.bytes.len());
+    }
+
+    fn field(&self, i: usize) -> Option<&[u8]> {
+        let start = if i == 0 { 0 } else { *self.ends.get(i - 1)? };
+        self.bytes.get(start..*self.ends.get(i)?)
+    }
+
+    fn fields(&self) -> impl Iterator<Item = &[u8]> {
+        (0..self.ends.len()).filter_map(|i| self.field(i))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &[u8]) -> Result<Vec<Result<Record, Unreadable>>, String> {
+        super::super::read(super::super::Format::Csv, Default::default(), text)
+            .collect::<io::Result<_>>()
+            .map_err(|e| e.to_string())
+    }
+
+    fn record(line: u64, t_us: u64, op: Op, key: &[u8], cost: u64) -> Result<Record, Unreadable> {
+        Ok(Record { line, t_us, op, key: key.to_vec(), cost })
+    }
+
+    fn unreadable(line: u64, reason: &str) -> Result<Record, Unreadable> {
+        Err(Unreadable { line, reason: reason.to_owned() })
+    }
+
+    #[test]
+    fn columns_come_in_any_order_and_empty_cells_are_defaults() {
+        let text = b"cost,key,rule,t_us,op\n2,u1,cli,5,peek\n,u\xff,,6,\n";
+        assert_eq!(read(text).unwrap(), [record(2, 5, Op::Peek, b"u1", 2), record(3, 6, Op::Acquire, b"u\xff", 1)]);
+        assert_eq!(read(b"key,t_us\nu1,5").unwrap(), [record(2, 5, Op::Acquire, b"u1", 1)]);
+    }
+
+    #[test]
+    fn a_record_has_the_line_it_starts_on() {
+        for ending in ["\n", "\r\n"] {
+            let text = "t_us,key\n\n1,\"a,\n\nb\"\"\"\n\n2,c\n\"3\",\"d\"".replace('\n', ending);
+            let key = format!("a,{ending}{ending}b\"");
+            assert_eq!(
+                read(text.as_bytes()).unwrap(),
+                [
+                    record(3, 1, Op::Acquire, key.as_bytes(), 1),
+                    record(7, 2, Op::Acquire, b"c", 1),
+                    record(8, 3, Op::Acquire, b"d", 1),
+                ]
+            );
+        }
+    }
+
+    #[test]
+    fn a_bad_row_does_not_stop_the_next() {
+        let text = b"t_us,key,op,cost\n1,a\n1,a,,,\n,a,,\n1,,,\n+1,a,,\n1,a,take,\n1,a,,-1\n1,a,,1e3\n1,a,,\n";
+        let cost = "cost: expected a whole number from 0 to 9007199254740991, got";
+        assert_eq!(
+            read(text).unwrap(),
+            [
+                unreadable(2, "row: expected 4 fields, got 2"),
+                unreadable(3, "row: expected 4 fields, got 5"),
+                unreadable(4, "t_us: missing"),
+                unreadable(5, "key: expected a non-empty string, got \"\""),
+                unreadable(6, "t_us: expected a whole number from 0 to 4503599627370496, got \"+1\""),
+                unreadable(7, "op: expected acquire, peek or reset, got \"take\""),
+                unreadable(8, &format!("{cost} \"-1\"")),
+                unreadable(9, &format!("{cost} \"1e3\"")),
+                record(10, 1, Op::Acquire, b"a", 1),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_quote_that_is_never_closed_is_not_a_record() {
+        assert_eq!(
+            read(b"t_us,key\n1,a\n2,\"b\n3,c\n").unwrap(),
+            [
+                record(2, 1, Op::Acquire, b"a", 1),
+                unreadable(3, "row: expected a closing quote, got the end of the file"),
+            ]
+        );
+    }
+
+    #[test]
+    fn without_a_header_of_records_nothing_is_read() {
+        for (text, want) in [
+            ("", "got nothing"),
+            ("\n\r\n", "got nothing"),
+            ("t_us,cost\n1,2\n", "got no key in \"t_us,cost\""),
+            ("key\n1\n", "got no t_us in \"key\""),
+            ("t_us,key,keys\n1,2,3\n", "got the unknown column \"keys\""),
+            ("t_us,key,\n", "got the unknown column \"\""),
+            ("t_us,key,t_us\n", "got the column \"t_us\" twice"),
+            ("\"t_us,key\n", "row: expected a closing quote, got the end of the file"),
+        ] {
+            let expected = "header: expected the columns t_us and key, and optionally op and cost; ";
+            assert_eq!(read(text.as_bytes()), Err(format!("{expected}{want}")));
+        }
+        let mut records = super::super::read(super::super::Format::Csv, Default::default(), &b"a\n1\n2\n"[..]);
+        assert_eq!(records.next().unwrap().unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert!(records.next().is_none());
+    }
+
+    #[test]
+    fn rows_split_as_the_csv_crate_splits_them() {
+        let mut random = super::super::tests::Lcg(1);
+        for _ in 0..5_000 {
+            let mut text: Vec<u8> = (0..random.below(24)).map(|_| b"ab,,\"\"\"\n"[random.below(8)]).collect();
+            text.push(b'\n');
+            let mut lines = Lines::new(text.as_slice());
+            let mut rows: Vec<Vec<Vec<u8>>> = Vec::new();
+            let mut open = false;
+            while let Some((_, row)) = next_row(&mut lines).unwrap() {
+                match row {
+                    Ok(row) => rows.push(row.fields().map(<[u8]>::to_vec).collect()),
+                    Err(_) => open = true,
+                }
+            }
+            let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(text.as_slice());
+            let mut want: Vec<Vec<Vec<u8>>> =
+                reader.byte_records().map(|row| row.unwrap().iter().map(<[u8]>::to_vec).collect()).collect();
+            // The csv crate takes what follows a quote that is never closed for a row.
+            if open {
+                want.pop();
+            }
+            assert_eq!(rows, want, "{:?}", String::from_utf8_lossy(&text));
+        }
+    }
+}

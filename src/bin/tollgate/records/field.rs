@@ -1,0 +1,112 @@
+//! What a record's fields may hold, and how a reason says what one holds instead.
+
+/// The latest time that a decision's arithmetic takes, in microseconds since 1970 (in the year 2112).
+pub(super) const MAX_T_US: u64 = 1 << 52;
+
+/// The largest cost: the largest integer up to which Lua's numbers are exact.
+pub(super) const MAX_COST: u64 = (1 << 53) - 1;
+
+/// The fields that make a record.
+pub(super) const INPUT: &[&str] = &["t_us", "op", "key", "cost"];
+
+/// The fields that replay's output adds. They are passed over, so that an output can be replayed.
+pub(super) const OUTPUT: &[&str] = &[
+    "rule",
+    "allowed",
+    "limit",
+    "remaining",
+    "retry_after_us",
+    "reset_after_us",
+    "denied_by",
+    "by",
+    "limits",
+    "granted",
+];
+
+pub(super) const KEY: &str = "a non-empty string";
+
+/// `t_us: missing`
+pub(super) fn missing(field: &str) -> String {
+    format!("{field}: missing")
+}
+
+/// `key: expected a non-empty string, got ""`
+pub(super) fn unexpected(field: &str, expected: &str, got: &str) -> String {
+    format!("{field}: expected {expected}, got {got}")
+}
+
+/// `value` if it is a number up to `max`, else a reason that shows `got`.
+pub(super) fn whole(field: &str, value: Option<u64>, max: u64, got: impl FnOnce() -> String) -> Result<u64, String> {
+    value.filter(|n| *n <= max).ok_or_else(|| unexpected(field, &format!("a whole number from 0 to {max}"), &got()))
+}
+
+/// `acquire, peek or reset`
+pub(super) fn one_of(names: &[&str]) -> String {
+    match names {
+        [] => String::new(),
+        [name] => (*name).to_owned(),
+        [names @ .., last] => format!("{} or {last}", names.join(", ")),
+    }
+}
+
+/// [`shown`], between quotes.
+pub(super) fn quoted(value: &[u8]) -> String {
+    format!("\"{}\"", shown(value))
+}
+
+/// A value as one short printable line, whatever it holds. Quotes and backslashes stay as they are:
+/// this is for people, who look for the value in their file.
+pub(super) fn shown(value: &[u8]) -> String {
+    const WIDTH: usize = 60;
+    // A character has at most four bytes, so what is cut off here wouldn't fit anyway.
+    let beginning = &value[..value.len().min(4 * WIDTH + 4)];
+    let mut out = String::new();
+    let mut width = 0;
+    let pieces = beginning.utf8_chunks().flat_map(|chunk| {
+        let valid = chunk.valid().chars().map(|c| match c {
+            '"' | '\'' | '\\' => String::from(c),
+            c => c.escape_debug().to_string(),
+        });
+        valid.chain(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")))
+    });
+    for piece in pieces {
+        // Escapes are ASCII, anything else is one character.
+        width += if piece.is_ascii() { piece.len() } else { 1 };
+        if width > WIDTH {
+            out.push('…');
+            break;
+        }
+        out.push_str(&piece);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shown_value_is_one_short_printable_line() {
+        for (value, want) in [
+            (&b"u1"[..], "u1"),
+            (b"", ""),
+            (b"say \"hi\" to C:\\x", "say \"hi\" to C:\\x"),
+            (b"a\nb\0\x1b[31m", "a\\nb\\0\\u{1b}[31m"),
+            (b"\xff\xc3\xa9\xe2\x80\xa8", "\\xff\u{e9}\\u{2028}"),
+        ] {
+            assert_eq!(shown(value), want);
+        }
+        assert_eq!(shown(&[b'x'; 60]), "x".repeat(60));
+        assert_eq!(shown(&[b'x'; 61]), format!("{}…", "x".repeat(60)));
+        assert_eq!(shown("é".repeat(1_000_000).as_bytes()), format!("{}…", "é".repeat(60)));
+        assert_eq!(shown("\u{1f600}".repeat(61).as_bytes()), format!("{}…", "\u{1f600}".repeat(60)));
+        assert_eq!(shown(&[0; 100]), format!("{}…", "\\0".repeat(30)));
+    }
+
+    #[test]
+    fn names_are_listed_as_people_do() {
+        assert_eq!(one_of(&["a"]), "a");
+        assert_eq!(one_of(&["a", "b"]), "a or b");
+        assert_eq!(one_of(&["a", "b", "c"]), "a, b or c");
+    }
+}

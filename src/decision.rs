@@ -1,0 +1,169 @@
+//! The answer to one call.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+/// The answer: allow or deny, and how things stand after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Decision {
+    /// Whether the request may go on.
+    pub allowed: bool,
+    /// The capacity, in units: the most that can be taken at one instant.
+    pub limit: u64,
+    /// Whole units that can be taken right now, after this decision.
+    pub remaining: u64,
+    /// When the same request would be allowed, if nobody else comes.
+    pub retry_after: RetryAfter,
+    /// How long until the key is as if it had never been used.
+    pub reset_after: Duration,
+    /// Who answered.
+    pub by: By,
+    /// The caller's `now`, else this machine's time as the answer arrived.
+    decided_at: SystemTime,
+}
+
+/// When a request would be allowed, counted from the decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryAfter {
+    /// It is allowed.
+    Now,
+    /// Not before this has passed, and exactly then if nobody else comes.
+    After(Duration),
+    /// The cost is above what the rule could ever admit.
+    Never,
+}
+
+/// Who answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum By {
+    /// A Redis.
+    Redis,
+    /// The engine in this process.
+    Embedded,
+}
+
+/// A denial as an error, for callers who use `?`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denied {
+    decision: Decision,
+}
+
+impl Decision {
+    pub(crate) fn from_reply(reply: [i64; 5], by: By, decided_at: SystemTime) -> Self {
+        let [allowed, limit, remaining, retry_after_us, reset_after_us] = reply;
+        let count = |value: i64| u64::try_from(value).unwrap_or(0);
+        Self {
+            allowed: allowed == 1,
+            limit: count(limit),
+            remaining: count(remaining),
+            retry_after: match retry_after_us {
+                0 => RetryAfter::Now,
+                ..0 => RetryAfter::Never,
+                1.. => RetryAfter::After(Duration::from_micros(count(retry_after_us))),
+            },
+            reset_after: Duration::from_micros(count(reset_after_us)),
+            by,
+            decided_at,
+        }
+    }
+
+    /// The time at which the same request would be allowed; none if never.
+    #[must_use]
+    pub fn retry_at(&self) -> Option<SystemTime> {
+        match self.retry_after {
+            RetryAfter::Now => Some(self.decided_at),
+            RetryAfter::After(wait) => Some(self.decided_at + wait),
+            RetryAfter::Never => None,
+        }
+    }
+
+    /// The time at which the key is as if it had never been used.
+    #[must_use]
+    pub fn reset_at(&self) -> SystemTime {
+        self.decided_at + self.reset_after
+    }
+
+    /// The decision if it allows, a [`Denied`] if not.
+    ///
+    /// # Errors
+    ///
+    /// The denial.
+    pub fn into_result(self) -> Result<Self, Denied> {
+        if self.allowed { Ok(self) } else { Err(Denied { decision: self }) }
+    }
+}
+
+impl Denied {
+    /// The decision that denied.
+    #[must_use]
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.decision.retry_after {
+            RetryAfter::Never => write!(f, "denied: the cost is above the limit of {}", self.decision.limit),
+            RetryAfter::After(wait) => write!(f, "denied: retry after {wait:?}"),
+            RetryAfter::Now => write!(f, "denied"),
+        }
+    }
+}
+
+impl std::error::Error for Denied {}
+
+impl RetryAfter {
+    /// The wait: zero for now, none for never.
+    #[must_use]
+    pub fn duration(self) -> Option<Duration> {
+        match self {
+            Self::Now => Some(Duration::ZERO),
+            Self::After(wait) => Some(wait),
+            Self::Never => None,
+        }
+    }
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Redis => "redis",
+            Self::Embedded => "embedded",
+        })
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Decision {
+    /// With the names and units of the tool's output: `retry_after_us` is null, a number or `"never"`.
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut fields = serializer.serialize_struct("Decision", 6)?;
+        fields.serialize_field("allowed", &self.allowed)?;
+        fields.serialize_field("limit", &self.limit)?;
+        fields.serialize_field("remaining", &self.remaining)?;
+        fields.serialize_field("retry_after_us", &self.retry_after)?;
+        fields.serialize_field("reset_after_us", &micros(self.reset_after))?;
+        fields.serialize_field("by", &self.by.to_string())?;
+        fields.end()
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for RetryAfter {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Now => serializer.serialize_none(),
+            Self::After(wait) => serializer.serialize_u64(micros(*wait)),
+            Self::Never => serializer.serialize_str("never"),
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,217 @@
+//! The same scripts in this process: Lua 5.1 over a small keyspace with expiry and a settable clock.
+//!
+//! For the tool where no Redis is named, for simulation, and for tests. State lives and dies with the process.
+
+mod keyspace;
+mod packing;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use mlua::{Function, Lua, MultiValue, Table, Value};
+
+use crate::error::{Error, Kind};
+use crate::script::{Call, Reply, Script};
+use keyspace::{Argument, Keyspace, Outcome};
+
+/// The engine that runs in this process. Clones share their state.
+#[derive(Clone)]
+pub struct Embedded {
+    shared: Arc<Mutex<Interpreter>>,
+}
+
+/// What the embedded engine takes for the time of day. Clones share it.
+///
+/// ```
+/// use std::time::{Duration, UNIX_EPOCH};
+/// use tollgate::{Clock, Embedded};
+///
+/// let clock = Clock::set_to(UNIX_EPOCH);
+/// let engine = Embedded::with_clock(clock.clone());
+/// clock.advance(Duration::from_secs(60));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Clock {
+    /// Microseconds since the epoch; the system's time if none.
+    manual: Option<Arc<AtomicU64>>,
+}
+
+struct Interpreter {
+    lua: Lua,
+    redis: Table,
+    keyspace: Arc<Mutex<Keyspace>>,
+    /// Each script as a function of KEYS, ARGV and redis, by its name.
+    compiled: HashMap<&'static str, Function>,
+    clock: Clock,
+}
+
+impl Embedded {
+    /// An engine without any state, on the system's time.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_clock(Clock::default())
+    }
+
+    /// An engine without any state, on this clock.
+    #[must_use]
+    pub fn with_clock(clock: Clock) -> Self {
+        let interpreter = Interpreter::new(clock).expect("a new interpreter takes a few functions");
+        Self { shared: Arc::new(Mutex::new(interpreter)) }
+    }
+
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<Reply, Error> {
+        let mut interpreter = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        interpreter.run(call)
+    }
+}
+
+impl Default for Embedded {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Embedded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Embedded").finish_non_exhaustive()
+    }
+}
+
+impl Clock {
+    /// A clock that stands at this time until it is advanced.
+    #[must_use]
+    pub fn set_to(time: SystemTime) -> Self {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { manual: Some(Arc::new(AtomicU64::new(micros(since)))) }
+    }
+
+    /// Moves a clock that was set. The system's time moves by itself: there it does nothing.
+    pub fn advance(&self, by: Duration) {
+        if let Some(manual) = &self.manual {
+            manual.fetch_add(micros(by), Ordering::Relaxed);
+        }
+    }
+
+    fn now_us(&self) -> u64 {
+        match &self.manual {
+            Some(manual) => manual.load(Ordering::Relaxed),
+            None => micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+        }
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Interpreter {
+    fn new(clock: Clock) -> mlua::Result<Self> {
+        let lua = Lua::new();
+        let keyspace = Arc::new(Mutex::new(Keyspace::default()));
+        let redis = lua.create_table()?;
+        let store = Arc::clone(&keyspace);
+        redis.set(
+            "call",
+            lua.create_function(move |lua, arguments: MultiValue| {
+                let outcome = {
+                    let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
+                    store.run(arguments.iter().map(argument).collect::<mlua::Result<Vec<_>>>()?)
+                };
+                match outcome {
+                    Outcome::Nothing => Ok(Value::Boolean(false)),
+                    Outcome::Integer(integer) => Ok(Value::Number(integer as f64)),
+                    Outcome::Bytes(bytes) => lua.create_string(bytes).map(Value::String),
+                    Outcome::Time(parts) => lua.create_sequence_from(parts).map(Value::Table),
+                    Outcome::Done => lua.create_table_from([("ok", "OK")]).map(Value::Table),
+                    Outcome::Error(message) => Err(mlua::Error::external(ServerError(message))),
+                }
+            })?,
+        )?;
+        redis.set(
+            "error_reply",
+            lua.create_function(|lua, message: mlua::LuaString| lua.create_table_from([("err", message)]))?,
+        )?;
+        packing::install(&lua)?;
+        Ok(Self { lua, redis, keyspace, compiled: HashMap::new(), clock })
+    }
+
+    fn run(&mut self, call: &Call<'_>) -> Result<Reply, Error> {
+        self.keyspace.lock().unwrap_or_else(PoisonError::into_inner).set_time(self.clock.now_us());
+        match self.answer(call) {
+            Ok(Value::Table(table)) => {
+                if let Ok(message) = table.raw_get::<String>("err") {
+                    return Err(from_message(&message));
+                }
+                let items = table.sequence_values::<f64>().map(|item| item.ok().map(|number| number as i64));
+                Reply::from_integers(items).ok_or_else(|| Error::new(Kind::Garbled, "the script's reply is too short"))
+            }
+            Ok(other) => Err(Error::new(Kind::Garbled, format!("the script replied a {}", other.type_name()))),
+            Err(error) => Err(from_lua(&error)),
+        }
+    }
+
+    fn answer(&mut self, call: &Call<'_>) -> mlua::Result<Value> {
+        let function = self.function(call.script)?;
+        let keys = self.lua.create_sequence_from([self.lua.create_string(call.key)?])?;
+        let arguments = self.lua.create_table_with_capacity(call.argument_count(), 0)?;
+        let mut failed = Ok(());
+        call.each_argument(|argument| {
+            if failed.is_ok() {
+                failed = self.lua.create_string(argument).and_then(|text| arguments.raw_push(text));
+            }
+        });
+        failed?;
+        function.call((keys, arguments, &self.redis))
+    }
+
+    /// A script's file is a function's body.
+    fn function(&mut self, script: &'static Script) -> mlua::Result<Function> {
+        if let Some(function) = self.compiled.get(script.name()) {
+            return Ok(function.clone());
+        }
+        let text = format!("return function(KEYS, ARGV, redis) {} end", script.text());
+        let function: Function = self.lua.load(text).set_name(script.name()).eval()?;
+        self.compiled.insert(script.name(), function.clone());
+        Ok(function)
+    }
+}
+
+/// What a command answers with an error, raised in Lua as Redis does.
+#[derive(Debug)]
+struct ServerError(String);
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ServerError {}
+
+fn argument(value: &Value) -> mlua::Result<Argument> {
+    match value {
+        Value::String(text) => Ok(Argument::Bytes(text.as_bytes().to_vec())),
+        Value::Integer(number) => Ok(Argument::Integer(*number)),
+        Value::Number(number) if number.fract() == 0.0 => Ok(Argument::Integer(*number as i64)),
+        _ => Err(mlua::Error::runtime("ERR Lua redis lib command arguments must be strings or whole numbers")),
+    }
+}
+
+fn from_lua(error: &mlua::Error) -> Error {
+    match error {
+        mlua::Error::CallbackError { cause, .. } => from_lua(cause),
+        mlua::Error::ExternalError(external) => from_message(&external.to_string()),
+        other => {
+            let text = other.to_string();
+            Error::new(Kind::Refused, text.lines().next().unwrap_or_default())
+        }
+    }
+}
+
+fn from_message(message: &str) -> Error {
+    let unreadable = message.starts_with("BADSTATE") || message.starts_with("WRONGTYPE");
+    Error::new(if unreadable { Kind::Unreadable } else { Kind::Refused }, message)
+}

@@ -1,0 +1,222 @@
+//! Strings by key, with expiry: the commands that the scripts call, answering as Redis does.
+
+use std::collections::HashMap;
+
+/// Strings by key. Time moves only by `set_time`, so it stands still within a script.
+#[derive(Debug, Default)]
+pub(super) struct Keyspace {
+    values: HashMap<Vec<u8>, Entry>,
+    now_us: u64,
+    /// How many keys make the next sweep worth its while.
+    sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    bytes: Vec<u8>,
+    expires_ms: Option<u64>,
+}
+
+/// An argument of a command.
+#[derive(Debug, PartialEq)]
+pub(super) enum Argument {
+    Bytes(Vec<u8>),
+    Integer(i64),
+}
+
+/// A command's answer.
+#[derive(Debug, PartialEq)]
+pub(super) enum Outcome {
+    Nothing,
+    Done,
+    Integer(i64),
+    Bytes(Vec<u8>),
+    Time([String; 2]),
+    Error(String),
+}
+
+/// Fewer keys than this are never swept.
+const LEAST_SWEPT: usize = 1024;
+
+impl Keyspace {
+    pub(super) fn set_time(&mut self, now_us: u64) {
+        self.now_us = now_us;
+    }
+
+    pub(super) fn run(&mut self, arguments: Vec<Argument>) -> Outcome {
+        let words: Vec<Vec<u8>> = arguments.into_iter().map(Argument::into_bytes).collect();
+        let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+        let (name, rest) = words.split_first().map_or((&b""[..], &[][..]), |(name, rest)| (*name, rest));
+        let answer = match (name, rest) {
+            (b"TIME", []) => {
+                Ok(Outcome::Time([self.now_us / 1_000_000, self.now_us % 1_000_000].map(|n| n.to_string())))
+            }
+            (b"GET", [key]) => Ok(self.live(key).map_or(Outcome::Nothing, |entry| Outcome::Bytes(entry.bytes.clone()))),
+            (b"GETRANGE", [key, from, to]) => self.get_range(key, from, to),
+            (b"SET", [key, value, expiry, at]) => self.set(key, value, expiry, at),
+            (b"SETRANGE", [key, offset, value]) => self.set_range(key, offset, value),
+            (b"PEXPIRE", [key, ms]) => integer(ms).map(|ms| self.expire(key, self.now_ms().saturating_add_signed(ms))),
+            (b"PEXPIREAT", [key, at]) => integer(at).map(|at| self.expire(key, at.try_into().unwrap_or(0))),
+            (b"PTTL", [key]) => Ok(Outcome::Integer(self.time_to_live(key))),
+            (b"DEL", [key]) => {
+                let there = self.live(key).is_some();
+                self.values.remove(*key);
+                Ok(Outcome::Integer(there.into()))
+            }
+            _ => Err(format!(
+                "ERR the embedded engine has no {} with {} arguments",
+                String::from_utf8_lossy(name),
+                rest.len()
+            )),
+        };
+        answer.unwrap_or_else(Outcome::Error)
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.now_us / 1000
+    }
+
+    /// The entry, unless it has expired.
+    fn live(&mut self, key: &[u8]) -> Option<&mut Entry> {
+        let now = self.now_ms();
+        if self.values.get(key).is_some_and(|entry| entry.expired(now)) {
+            self.values.remove(key);
+        }
+        self.values.get_mut(key)
+    }
+
+    fn set(&mut self, key: &[u8], value: &[u8], expiry: &[u8], at: &[u8]) -> Result<Outcome, String> {
+        let at = integer(at)?;
+        let expires_ms = match expiry {
+            b"PX" => self.now_ms().checked_add_signed(at),
+            b"PXAT" => u64::try_from(at).ok(),
+            _ => return Err("ERR syntax error".into()),
+        };
+        let Some(expires_ms) = expires_ms.filter(|_| at > 0) else {
+            return Err("ERR invalid expire time in 'set' command".into());
+        };
+        self.values.insert(key.to_vec(), Entry { bytes: value.to_vec(), expires_ms: Some(expires_ms) });
+        self.sweep();
+        Ok(Outcome::Done)
+    }
+
+    fn set_range(&mut self, key: &[u8], offset: &[u8], value: &[u8]) -> Result<Outcome, String> {
+        let offset = usize::try_from(integer(offset)?).map_err(|_| "ERR offset is out of range")?;
+        self.live(key);
+        let entry = self.values.entry(key.to_vec()).or_insert(Entry { bytes: Vec::new(), expires_ms: None });
+        let end = offset + value.len();
+        if entry.bytes.len() < end {
+            entry.bytes.resize(end, 0);
+        }
+        entry.bytes[offset..end].copy_from_slice(value);
+        Ok(Outcome::Integer(i64::try_from(entry.bytes.len()).unwrap_or(i64::MAX)))
+    }
+
+    fn get_range(&mut self, key: &[u8], from: &[u8], to: &[u8]) -> Result<Outcome, String> {
+        let (from, to) = (integer(from)?, integer(to)?);
+        let Some(entry) = self.live(key) else { return Ok(Outcome::Bytes(Vec::new())) };
+        let length = i64::try_from(entry.bytes.len()).unwrap_or(i64::MAX);
+        let from_end = |index: i64| if index < 0 { (length + index).max(0) } else { index };
+        let (from, to) = (from_end(from), from_end(to).min(length - 1));
+        let bytes = match (usize::try_from(from), usize::try_from(to)) {
+            (Ok(from), Ok(to)) if from <= to => entry.bytes[from..=to].to_vec(),
+            _ => Vec::new(),
+        };
+        Ok(Outcome::Bytes(bytes))
+    }
+
+    fn expire(&mut self, key: &[u8], at_ms: u64) -> Outcome {
+        let Some(entry) = self.live(key) else { return Outcome::Integer(0) };
+        entry.expires_ms = Some(at_ms);
+        Outcome::Integer(1)
+    }
+
+    fn time_to_live(&mut self, key: &[u8]) -> i64 {
+        let now = self.now_ms();
+        match self.live(key) {
+            None => -2,
+            Some(Entry { expires_ms: None, .. }) => -1,
+            Some(Entry { expires_ms: Some(at), .. }) => i64::try_from(*at - now).unwrap_or(i64::MAX),
+        }
+    }
+
+    /// Drops what has expired whenever the keys have doubled, so that keys never seen again don't pile up.
+    fn sweep(&mut self) {
+        if self.values.len() < self.sweep_at.max(LEAST_SWEPT) {
+            return;
+        }
+        let now = self.now_ms();
+        self.values.retain(|_, entry| !entry.expired(now));
+        self.sweep_at = self.values.len() * 2;
+    }
+}
+
+impl Entry {
+    fn expired(&self, now_ms: u64) -> bool {
+        self.expires_ms.is_some_and(|at| at <= now_ms)
+    }
+}
+
+impl Argument {
+    fn into_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Integer(integer) => integer.to_string().into_bytes(),
+        }
+    }
+}
+
+fn integer(text: &[u8]) -> Result<i64, String> {
+    let text = std::str::from_utf8(text).ok();
+    text.and_then(|text| text.parse().ok()).ok_or_else(|| "ERR value is not an integer or out of range".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(store: &mut Keyspace, line: &str) -> Outcome {
+        store.run(line.split(' ').map(|word| Argument::Bytes(word.into())).collect())
+    }
+
+    #[test]
+    fn a_key_is_gone_at_its_expiry_and_not_before() {
+        let mut store = Keyspace::default();
+        store.set_time(1_000_000);
+        assert_eq!(run(&mut store, "SET k v PX 5"), Outcome::Done);
+        store.set_time(1_004_999);
+        assert_eq!(run(&mut store, "PTTL k"), Outcome::Integer(1));
+        store.set_time(1_005_000);
+        assert_eq!(run(&mut store, "GET k"), Outcome::Nothing);
+        assert_eq!(run(&mut store, "PTTL k"), Outcome::Integer(-2));
+    }
+
+    #[test]
+    fn ranges_are_those_of_redis() {
+        let mut store = Keyspace::default();
+        run(&mut store, "SET k hello PX 5");
+        for (range, expected) in
+            [("0 1", "he"), ("1 -1", "ello"), ("-3 -2", "ll"), ("3 99", "lo"), ("4 2", ""), ("9 12", "")]
+        {
+            assert_eq!(run(&mut store, &format!("GETRANGE k {range}")), Outcome::Bytes(expected.into()), "{range}");
+        }
+        assert_eq!(run(&mut store, "SETRANGE k 6 !"), Outcome::Integer(7));
+        assert_eq!(run(&mut store, "GET k"), Outcome::Bytes(b"hello\0!".to_vec()));
+    }
+
+    #[test]
+    fn keys_that_expired_are_swept() {
+        let mut store = Keyspace::default();
+        for n in 0..10_000 {
+            store.set_time(n * 1000);
+            run(&mut store, &format!("SET k{n} v PX 10"));
+        }
+        assert!(store.values.len() <= 2 * LEAST_SWEPT, "{} keys left", store.values.len());
+    }
+
+    #[test]
+    fn expiry_zero_is_an_error() {
+        let mut store = Keyspace::default();
+        assert!(matches!(run(&mut store, "SET k v PX 0"), Outcome::Error(_)));
+    }
+}

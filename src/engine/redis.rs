@@ -1,0 +1,253 @@
+//! One Redis, by EVALSHA over one shared connection.
+//!
+//! deadpool-redis makes the connections. Getting one from the pool costs a round trip each time, so one is taken out
+//! of it and kept: redis-rs pipelines the calls of all tasks over it. A broken one is replaced through the pool.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
+use deadpool_redis::redis::{
+    self, AsyncConnectionConfig, Cmd, ErrorKind, IntoConnectionInfo, RedisError, ServerErrorKind, Value,
+};
+use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
+
+use crate::error::{Error, Kind};
+use crate::script::{Call, Reply};
+
+/// A Redis (7.0 or newer) or Valkey (7.2 or newer), by address or by a pool of the caller's own.
+///
+/// Connects at the first decision, and again after the connection broke.
+#[derive(Clone, Debug)]
+pub struct Redis {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    pool: Pool,
+    current: RwLock<Option<Held>>,
+    made: AtomicU64,
+    /// Held while connecting, so that one caller connects and the others wait for what it gets.
+    connecting: tokio::sync::Mutex<()>,
+}
+
+/// The connection that calls go over, and which one it is: a caller who saw it break must not drop its successor.
+#[derive(Clone, Debug)]
+struct Held {
+    number: u64,
+    connection: MultiplexedConnection,
+}
+
+impl Redis {
+    /// The Redis at `redis://[user:password@]host[:port][/db]`, `unix:///path/of.sock`, with `?protocol=resp3` at
+    /// will. Connects later.
+    ///
+    /// # Errors
+    ///
+    /// An address that can't be read.
+    pub fn open(url: &str) -> Result<Self, Error> {
+        let malformed = |why: &str| {
+            let expected = "expected redis://[user:password@]host[:port][/db] or unix:///path/of.sock";
+            Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
+        };
+        let info = url.into_connection_info().map_err(|_| malformed(""))?;
+        if !info.addr().is_supported() {
+            return Err(malformed(", which needs what this build leaves out"));
+        }
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        // The deadline of each decision bounds these.
+        let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let manager = Manager::new_with_config(info.set_tcp_settings(tcp), patient).map_err(|_| malformed(""))?;
+        let pool = Pool::builder(manager).max_size(2).runtime(Runtime::Tokio1).build();
+        Ok(Self::with_pool(pool.map_err(|error| Error::new(Kind::Input, error.to_string()))?))
+    }
+
+    /// The Redis that this pool connects to. One connection is taken out of it and kept.
+    ///
+    /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`].
+    #[must_use]
+    pub fn with_pool(pool: Pool) -> Self {
+        let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), tokio::sync::Mutex::new(()));
+        Self { shared: Arc::new(Shared { pool, current, made, connecting }) }
+    }
+
+    pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
+        let mut sent = false;
+        match tokio::time::timeout(deadline, self.run_unbounded(call, &mut sent)).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::deadline(deadline, sent)),
+        }
+    }
+
+    async fn run_unbounded(&self, call: &Call<'_>, sent: &mut bool) -> Result<Reply, Error> {
+        let Held { number, mut connection } = self.connection().await?;
+        *sent = true;
+        let mut answer =
+            connection.req_packed_command(&command(call, How::ByDigest)).await.and_then(Value::extract_error);
+        if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
+            // Loads and decides in the same round trip.
+            answer = connection.req_packed_command(&command(call, How::ByText)).await.and_then(Value::extract_error);
+        }
+        match answer {
+            Ok(value) => decode(value),
+            Err(error) => {
+                if error.is_unrecoverable_error() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
+                    self.drop_connection(number);
+                }
+                Err(from_answer(&error))
+            }
+        }
+    }
+
+    async fn connection(&self) -> Result<Held, Error> {
+        if let Some(held) = self.held() {
+            return Ok(held);
+        }
+        let _connecting = self.shared.connecting.lock().await;
+        if let Some(held) = self.held() {
+            return Ok(held);
+        }
+        let pooled = self.shared.pool.get().await.map_err(|error| match error {
+            PoolError::Backend(error) => from_connecting(&error),
+            other => Error::new(Kind::Unreachable, format!("no connection from the pool: {other}")),
+        })?;
+        let mut connection = Connection::take(pooled);
+        check_version(&mut connection).await?;
+        let held = Held { number: self.shared.made.fetch_add(1, Ordering::Relaxed), connection };
+        *self.shared.current.write().unwrap_or_else(PoisonError::into_inner) = Some(held.clone());
+        Ok(held)
+    }
+
+    fn held(&self) -> Option<Held> {
+        self.shared.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn drop_connection(&self, number: u64) {
+        let mut current = self.shared.current.write().unwrap_or_else(PoisonError::into_inner);
+        current.take_if(|held| held.number == number);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    ByDigest,
+    ByText,
+}
+
+fn command(call: &Call<'_>, how: How) -> Cmd {
+    let verb = match (how, call.mode.reads_only()) {
+        (How::ByDigest, false) => "EVALSHA",
+        (How::ByDigest, true) => "EVALSHA_RO",
+        (How::ByText, false) => "EVAL",
+        (How::ByText, true) => "EVAL_RO",
+    };
+    let script = match how {
+        How::ByDigest => call.script.digest(),
+        How::ByText => call.script.text(),
+    };
+    let mut command = Cmd::with_capacity(call.argument_count() + 4, script.len() + call.key.len() + 96);
+    command.arg(verb).arg(script).arg(1).arg(call.key);
+    call.each_argument(|argument| {
+        command.arg(argument);
+    });
+    command
+}
+
+fn decode(value: Value) -> Result<Reply, Error> {
+    let reply = match &value {
+        Value::Array(items) => Reply::from_integers(items.iter().map(|item| match item {
+            Value::Int(integer) => Some(*integer),
+            _ => None,
+        })),
+        _ => None,
+    };
+    reply.ok_or_else(|| {
+        Error::new(Kind::Garbled, "redis: expected five or more integers from the script, got something else")
+    })
+}
+
+/// Redis 7.0 brought EVALSHA_RO and error codes out of scripts. Where the user may not ask, nothing is known.
+async fn check_version(connection: &mut MultiplexedConnection) -> Result<(), Error> {
+    let answer = redis::cmd("HELLO").query_async::<std::collections::HashMap<String, Value>>(connection).await;
+    let too_old = |version: &str| {
+        let expected = "expected Redis 7.0 or newer, or Valkey 7.2 or newer";
+        Error::new(Kind::Unsupported, format!("redis version: {expected}, got {version}"))
+    };
+    match answer {
+        Ok(server) => {
+            let Some(Value::BulkString(version)) = server.get("version") else { return Ok(()) };
+            let version = String::from_utf8_lossy(version);
+            let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+            if major.is_some_and(|major| major < 7) { Err(too_old(&version)) } else { Ok(()) }
+        }
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError) => {
+            Err(too_old("one without HELLO (older than 6.0)"))
+        }
+        Err(error) => Err(from_connecting(&error)),
+    }
+}
+
+fn from_connecting(error: &RedisError) -> Error {
+    let kind = match (error.kind(), error.code()) {
+        (ErrorKind::AuthenticationFailed, _) | (_, Some("NOAUTH" | "WRONGPASS")) => Kind::Authentication,
+        (ErrorKind::RESP3NotSupported, _) => Kind::Unsupported,
+        (ErrorKind::Server(ServerErrorKind::NoPerm), _) => Kind::Permission,
+        _ => Kind::Unreachable,
+    };
+    let what = match kind {
+        Kind::Authentication => "redis refused the user or the password",
+        Kind::Permission => "redis lets this user not connect",
+        Kind::Unsupported => "redis version: expected Redis 7.0 or newer",
+        _ => "no connection to redis",
+    };
+    Error::new(kind, format!("{what}: {}", described(error)))
+}
+
+fn from_answer(error: &RedisError) -> Error {
+    let kind = match (error.kind(), error.code().unwrap_or_default()) {
+        (ErrorKind::Io, _) => Kind::Disconnected,
+        (_, "WRONGTYPE" | "BADSTATE") => Kind::Unreadable,
+        (_, "NOAUTH" | "WRONGPASS") => Kind::Authentication,
+        (_, "NOPERM") => Kind::Permission,
+        (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
+            if error.detail().is_some_and(|detail| detail.starts_with("unknown command")) {
+                Kind::Unsupported
+            } else {
+                Kind::Refused
+            }
+        }
+        _ => Kind::Garbled,
+    };
+    let what = match kind {
+        Kind::Disconnected => "the connection to redis broke before its answer",
+        Kind::Unreadable => "expected the limit's state, which a reset would restore",
+        Kind::Authentication => "redis refused the user or the password",
+        Kind::Permission => "redis doesn't let this user decide",
+        Kind::Unsupported => "redis version: expected Redis 7.0 or newer",
+        Kind::Garbled => "an answer that can't be read",
+        _ => "redis refused",
+    };
+    Error::new(kind, format!("{what}: {}", described(error)))
+}
+
+/// What the server or the system said. redis-rs puts no password into its errors.
+fn described(error: &RedisError) -> String {
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        _ => error.to_string(),
+    }
+}
+
+/// The address with everything before the `@` of its host left out.
+fn without_password(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let shown = match rest.rsplit_once('@') {
+        Some((_, host)) => format!("***@{host}"),
+        None => rest.to_owned(),
+    };
+    let shown = shown.split('?').next().unwrap_or_default();
+    if scheme.is_empty() { shown.to_owned() } else { format!("{scheme}://{shown}") }
+}

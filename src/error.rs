@@ -1,0 +1,162 @@
+//! What can go wrong.
+//!
+//! ```text
+//! RuleError            a rule that can't be built: its text or its numbers
+//! Denied               a denial, for callers who want it as an error (Decision::into_result)
+//! Error                a decision that could not be made
+//!   not charged        key, now, url, version, authentication, permission, connecting, state that can't be read,
+//!                      a server that refused
+//!   unknown            no answer in time, or the connection broke while waiting for it
+//! ```
+
+use std::fmt;
+use std::time::Duration;
+
+/// A rule that can't be built. The message is one line that names the value and what was expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleError(String);
+
+impl RuleError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+}
+
+impl fmt::Display for RuleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for RuleError {}
+
+/// A decision that could not be made: something broke. A denial is no error, see [`Decision`](crate::Decision).
+///
+/// The message is one line and never shows a password.
+#[derive(Clone, Debug)]
+pub struct Error {
+    kind: Kind,
+    message: String,
+}
+
+/// Whether a decision that ended in an error took its units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Charged {
+    /// Nothing was taken.
+    No,
+    /// The units were taken.
+    Yes,
+    /// It can't be known: the call was sent, and no answer came.
+    Unknown,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A key, a time, a prefix or an address that can't be used.
+    Input,
+    /// No connection could be made.
+    Unreachable,
+    /// The server refused the user or the password.
+    Authentication,
+    /// The server doesn't let this user run what a decision needs.
+    Permission,
+    /// The server is older than supported, or doesn't know a command.
+    Unsupported,
+    /// No answer by the deadline; `sent` if the call may have reached the server.
+    Deadline { sent: bool },
+    /// The connection broke while an answer was awaited.
+    Disconnected,
+    /// The key holds something that isn't the limit's state.
+    Unreadable,
+    /// The server refused to run the script, or the script refused its arguments.
+    Refused,
+    /// An answer that isn't a script's reply.
+    Garbled,
+}
+
+impl Error {
+    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
+        let mut message: String = message.into();
+        if message.contains(char::is_control) {
+            message = message.replace(char::is_control, " ");
+        }
+        Self { kind, message }
+    }
+
+    pub(crate) fn deadline(after: Duration, sent: bool) -> Self {
+        let missing = if sent { "no answer from redis" } else { "no connection to redis" };
+        Self::new(Kind::Deadline { sent }, format!("{missing} within the deadline of {after:?}"))
+    }
+
+    /// Whether the units were taken.
+    #[must_use]
+    pub fn charged(&self) -> Charged {
+        match self.kind {
+            Kind::Deadline { sent: true } | Kind::Disconnected | Kind::Garbled => Charged::Unknown,
+            _ => Charged::No,
+        }
+    }
+
+    /// The caller's own input can't be used: an empty key, a time out of range, a malformed address.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        self.kind == Kind::Input
+    }
+
+    /// No connection could be made.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self.kind, Kind::Unreachable | Kind::Deadline { sent: false })
+    }
+
+    /// No answer, or no connection, by the deadline.
+    #[must_use]
+    pub fn is_deadline(&self) -> bool {
+        matches!(self.kind, Kind::Deadline { .. })
+    }
+
+    /// The connection broke while an answer was awaited.
+    #[must_use]
+    pub fn is_disconnected(&self) -> bool {
+        self.kind == Kind::Disconnected
+    }
+
+    /// The server refused the user or the password.
+    #[must_use]
+    pub fn is_authentication(&self) -> bool {
+        self.kind == Kind::Authentication
+    }
+
+    /// The server doesn't let this user run what a decision needs.
+    #[must_use]
+    pub fn is_permission(&self) -> bool {
+        self.kind == Kind::Permission
+    }
+
+    /// The server is older than Redis 7.0, or doesn't know a command.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        self.kind == Kind::Unsupported
+    }
+
+    /// The key holds something that isn't the limit's state; a reset repairs it.
+    #[must_use]
+    pub fn is_unreadable_state(&self) -> bool {
+        self.kind == Kind::Unreadable
+    }
+
+    /// The server refused to run the script: it is loading, busy, out of memory, a replica, or said otherwise.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.kind == Kind::Refused
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}

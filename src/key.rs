@@ -1,0 +1,114 @@
+//! How keys are spelled in Redis: `<prefix>:{<tag>}:<key>:<rule>/<limit>`, without `<key>` where it equals the tag.
+//!
+//! A key is data: any bytes. Letters, digits and `-_.@:/+=,~|` stand for themselves, everything else, braces and `%`
+//! included, is written `%XX`; what grows longer than 128 bytes is replaced by `#` and its SHA-256. Names of rules and
+//! limits have neither `:` nor `/`, so the spelling is injective: the tag ends at the first `}`, the rule begins after
+//! the last `:`, and no key can open a tag of its own.
+
+use crate::error::{Error, Kind, RuleError};
+
+/// The most bytes that a key's encoding takes before it is hashed.
+const LONGEST: usize = 128;
+
+/// The key of one limit's state.
+pub(crate) fn state_key(prefix: &str, tag: &[u8], key: &[u8], rule_and_limit: &str) -> Result<Vec<u8>, Error> {
+    if tag.is_empty() || key.is_empty() {
+        return Err(Error::new(Kind::Input, "key: expected at least one byte, got an empty one"));
+    }
+    let mut spelled = Vec::with_capacity(prefix.len() + key.len() + rule_and_limit.len() + 8);
+    spelled.extend_from_slice(prefix.as_bytes());
+    spelled.extend_from_slice(b":{");
+    encode(tag, &mut spelled);
+    spelled.extend_from_slice(b"}:");
+    if key != tag {
+        encode(key, &mut spelled);
+        spelled.push(b':');
+    }
+    spelled.extend_from_slice(rule_and_limit.as_bytes());
+    Ok(spelled)
+}
+
+/// A prefix, if it can't be mistaken for a tag.
+pub(crate) fn checked_prefix(prefix: &str) -> Result<&str, Error> {
+    if prefix.is_empty() || prefix.contains(['{', '}']) {
+        return Err(Error::new(Kind::Input, format!("prefix: expected some text without braces, got {prefix:?}")));
+    }
+    Ok(prefix)
+}
+
+/// The name of a rule or a limit, if it can stand in a key.
+pub(crate) fn checked_name(name: &str) -> Result<&str, RuleError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
+        return Err(RuleError::new(format!("name: expected 1 to 64 letters, digits, '-', '_' or '.', got {name:?}")));
+    }
+    Ok(name)
+}
+
+/// The offset below `period` at which the windows of a spread limit start for this key: the first eight bytes of its
+/// SHA-1, big-endian, modulo the period.
+pub(crate) fn spread_offset(key: &[u8], period: u64) -> u64 {
+    let digest = sha1_smol::Sha1::from(key).digest().bytes();
+    let [a, b, c, d, e, f, g, h, ..] = digest;
+    u64::from_be_bytes([a, b, c, d, e, f, g, h]) % period
+}
+
+fn encode(bytes: &[u8], into: &mut Vec<u8>) {
+    let start = into.len();
+    for &byte in bytes {
+        if byte.is_ascii_alphanumeric() || b"-_.@:/+=,~|".contains(&byte) {
+            into.push(byte);
+        } else {
+            into.extend_from_slice(&[b'%', hex(byte >> 4), hex(byte & 15)]);
+        }
+        if into.len() - start > LONGEST {
+            into.truncate(start);
+            into.push(b'#');
+            let digest = <sha2::Sha256 as sha2::Digest>::digest(bytes);
+            into.extend(digest.iter().flat_map(|byte| [hex(byte >> 4), hex(byte & 15)]));
+            return;
+        }
+    }
+}
+
+fn hex(digit: u8) -> u8 {
+    b"0123456789abcdef"[usize::from(digit)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spelled(tag: &[u8], key: &[u8]) -> String {
+        String::from_utf8(state_key("t", tag, key, "cli/gcra-1s").unwrap()).unwrap()
+    }
+
+    #[test]
+    fn ordinary_ids_stay_readable() {
+        assert_eq!(spelled(b"user:42", b"user:42"), "t:{user:42}:cli/gcra-1s");
+        assert_eq!(spelled(b"org", b"2001:db8::1"), "t:{org}:2001:db8::1:cli/gcra-1s");
+    }
+
+    #[test]
+    fn braces_and_control_bytes_are_escaped() {
+        assert_eq!(spelled(b"a}{b", b"a}{b"), "t:{a%7d%7bb}:cli/gcra-1s");
+        assert_eq!(spelled(b"\0%", b"\0%"), "t:{%00%25}:cli/gcra-1s");
+    }
+
+    #[test]
+    fn a_megabyte_is_hashed_and_still_told_apart() {
+        let mut long = vec![b'x'; 1 << 20];
+        let one = spelled(&long, &long);
+        long[1 << 19] = b'y';
+        let other = spelled(&long, &long);
+        assert!(one.len() < 100 && one != other);
+        let literal = one.trim_start_matches("t:{").split('}').next().unwrap();
+        assert_ne!(spelled(literal.as_bytes(), literal.as_bytes()), one, "a key that spells a hash is not that key");
+    }
+
+    #[test]
+    fn an_empty_key_is_refused() {
+        let error = state_key("t", b"", b"", "cli/gcra-1s").unwrap_err();
+        assert_eq!(error.to_string(), "key: expected at least one byte, got an empty one");
+    }
+}

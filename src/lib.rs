@@ -1,0 +1,69 @@
+//! A rate limiter for async Rust services: every decision is one atomic Lua script on Redis.
+//!
+//! ```
+//! # #[cfg(feature = "embedded")]
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use tollgate::{Embedded, Limiter, Rule};
+//!
+//! // Redis::open("redis://127.0.0.1/")? in a service; the embedded engine runs the same scripts without one.
+//! let limiter = Limiter::new(Embedded::new());
+//! let rule: Rule = "token-bucket 5/10s".parse()?;
+//!
+//! let decision = limiter.acquire(&rule, "user:42").await?;
+//! assert!(decision.allowed);
+//! assert_eq!(decision.remaining, 4);
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "embedded"))]
+//! # fn main() {}
+//! ```
+//!
+//! # Layout
+//!
+//! In reading order:
+//!
+//! - [`Algorithm`]: the algorithms, a row each, beside a script each in `lua/`.
+//! - [`Limit`]: an algorithm and its numbers, validated; its text form.
+//! - [`Rule`]: a named limit.
+//! - [`Decision`]: the answer. [`Error`]: no answer.
+//! - `key`: how keys are spelled in Redis.
+//! - [`Script`]: a script's text and digest, and one call of it.
+//! - [`Limiter`]: one call: rule + key + cost -> decision.
+//! - `engine`: the seam that runs a script, and behind it [`Redis`] and the embedded engine.
+//!
+//! # Invariants
+//!
+//! - The core (everything but `engine` and `limiter`) does no I/O, knows no async runtime and names no feature but
+//!   `serde`.
+//! - Arrows point to the core: engines know scripts, never rules, and never each other.
+//! - A decision is one round trip.
+//! - The limiter arithmetic stands once, in Lua. Rust prepares a rule's arguments and reads replies.
+//! - An algorithm is one script, one row of `algorithm`, one vectors file and one section of the guide.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod algorithm;
+mod decision;
+mod engine;
+mod error;
+mod key;
+mod limit;
+mod limiter;
+mod rule;
+mod script;
+
+pub use deadpool_redis;
+pub use deadpool_redis::redis;
+
+pub use algorithm::Algorithm;
+pub use decision::{By, Decision, Denied, RetryAfter};
+pub use engine::Engine;
+#[cfg(feature = "embedded")]
+pub use engine::embedded::{Clock, Embedded};
+pub use engine::redis::Redis;
+pub use error::{Charged, Error, RuleError};
+pub use limit::{Debt, Limit, LimitBuilder, Start};
+pub use limiter::{Limiter, Request, State};
+pub use rule::Rule;
+pub use script::Script;

@@ -1,0 +1,404 @@
+//! What one limit admits: an algorithm and its numbers, validated, with the arguments its script is called with.
+
+mod text;
+
+use std::time::Duration;
+
+use crate::algorithm::{Algorithm, Setting};
+use crate::error::RuleError;
+
+/// The largest count and the largest product that the scripts compute with: doubles are exact up to here.
+pub(crate) const EXACT: u64 = 1 << 53;
+/// The longest time that a rule may take to forget, in microseconds (71 years): a time that far ahead of any that a
+/// script accepts (2^52 us, the year 2112) is still exact.
+const LONGEST: u64 = 1 << 51;
+/// The coarsest tick that a rule may have: a second.
+const COARSEST_TICK: u64 = 1_000_000;
+/// The largest limit of a log, whose running totals are kept modulo 2^40.
+const LOG_LIMIT: u64 = 1 << 39;
+/// The largest limit of a log that doesn't name a larger one by `max`.
+const LOG_MAX: u64 = 10_000;
+
+/// One limit: an algorithm and its numbers.
+///
+/// Parsed from the one-line text form, or built:
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate::{Algorithm, Limit};
+///
+/// let limit: Limit = "token-bucket 100/1m burst 200".parse()?;
+/// let built = Limit::of(Algorithm::TokenBucket, 100, Duration::from_secs(60)).capacity(200).build()?;
+/// assert_eq!(limit, built);
+/// assert_eq!(limit.to_string(), "token-bucket 100/1m burst 200");
+/// # Ok::<(), tollgate::RuleError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Limit {
+    name: Option<String>,
+    algorithm: Algorithm,
+    rate: u64,
+    period: u64,
+    capacity: u64,
+    max_debt: Debt,
+    start: Start,
+    max: u64,
+    exact: Exact,
+    arguments: Vec<String>,
+}
+
+/// Where the windows of a fixed window start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Start {
+    /// At this offset from multiples of the period since the epoch, less than the period. Default: zero.
+    At(Duration),
+    /// At the first request that finds the key unused.
+    FirstHit,
+    /// At an offset of each key's own, from a hash of it, so that callers don't all come back at one instant.
+    Spread,
+}
+
+/// How far reservations may go below zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Debt {
+    /// Down to this many units. Default: 0, no debt.
+    Units(u64),
+    /// As far as the arithmetic stays exact.
+    Unbounded,
+}
+
+/// The numbers as a script computes with them: `rate` and `period` reduced where that changes nothing, time in ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Exact {
+    rate: u64,
+    /// In ticks.
+    period: u64,
+    /// In microseconds.
+    tick: u64,
+    max_debt: u64,
+    /// In microseconds.
+    longest_reset: u64,
+}
+
+/// Builds a [`Limit`] from numbers.
+#[derive(Clone, Debug)]
+pub struct LimitBuilder {
+    algorithm: Algorithm,
+    rate: u64,
+    period: Duration,
+    capacity: Option<u64>,
+    max_debt: Option<Debt>,
+    start: Option<Start>,
+    max: Option<u64>,
+}
+
+impl Limit {
+    /// A limit of `rate` units per `period`, with the algorithm's defaults for everything else.
+    #[must_use]
+    pub fn of(algorithm: Algorithm, rate: u64, period: Duration) -> LimitBuilder {
+        LimitBuilder { algorithm, rate, period, capacity: None, max_debt: None, start: None, max: None }
+    }
+
+    /// The algorithm.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Units per period.
+    #[must_use]
+    pub fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// The period.
+    #[must_use]
+    pub fn period(&self) -> Duration {
+        Duration::from_micros(self.period)
+    }
+
+    /// The most units that can be taken at one instant.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// How far reservations may go below zero, in units.
+    #[must_use]
+    pub fn max_debt(&self) -> u64 {
+        self.exact.max_debt
+    }
+
+    /// Where the windows of a fixed window start.
+    #[must_use]
+    pub fn start(&self) -> Start {
+        self.start
+    }
+
+    /// The step of this limit's clock: a microsecond, or the finest that keeps its arithmetic exact.
+    #[must_use]
+    pub fn tick(&self) -> Duration {
+        Duration::from_micros(self.exact.tick)
+    }
+
+    /// The longest that a key takes from fully used, or fully in debt, to as if never used.
+    #[must_use]
+    pub fn longest_reset(&self) -> Duration {
+        Duration::from_micros(self.exact.longest_reset)
+    }
+
+    /// The same limit under a name, by which its state is found even when its period has changed.
+    ///
+    /// # Errors
+    ///
+    /// A name that isn't 1 to 64 letters, digits, `-`, `_` or `.`.
+    pub fn named(mut self, name: &str) -> Result<Self, RuleError> {
+        self.name = Some(crate::key::checked_name(name)?.to_owned());
+        Ok(self)
+    }
+
+    /// The name, if it has one.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// What tells this limit from others in a key: its name, else algorithm and period, so that changed numbers find
+    /// the state.
+    pub(crate) fn label(&self) -> String {
+        self.name.clone().unwrap_or_else(|| format!("{}-{}", self.algorithm, text::Period(self.period)))
+    }
+
+    /// What the script is called with before cost, mode and now, as decimal text.
+    pub(crate) fn arguments(&self) -> &[String] {
+        &self.arguments
+    }
+
+    /// The index among the arguments of the window's start, where it is the key's own, and the period it spreads over.
+    pub(crate) fn spread(&self) -> Option<(usize, u64)> {
+        (self.start == Start::Spread).then_some((3, self.period))
+    }
+}
+
+impl LimitBuilder {
+    /// The most units that can be taken at one instant, also called burst. Default: the rate.
+    #[must_use]
+    pub fn capacity(mut self, units: u64) -> Self {
+        self.capacity = Some(units);
+        self
+    }
+
+    /// How far reservations may go below zero. Default: not at all.
+    #[must_use]
+    pub fn max_debt(mut self, debt: Debt) -> Self {
+        self.max_debt = Some(debt);
+        self
+    }
+
+    /// Where the windows start. Default: at multiples of the period since the epoch.
+    #[must_use]
+    pub fn start(mut self, start: Start) -> Self {
+        self.start = Some(start);
+        self
+    }
+
+    /// The largest limit that a log is allowed; it remembers each request. Default: 10,000.
+    #[must_use]
+    pub fn max(mut self, units: u64) -> Self {
+        self.max = Some(units);
+        self
+    }
+
+    /// The limit, or why these numbers can't be one.
+    ///
+    /// # Errors
+    ///
+    /// Zero, more than 2^53, an option that the algorithm doesn't have, or numbers that fit at no useful tick.
+    pub fn build(self) -> Result<Limit, RuleError> {
+        let Self { algorithm, rate, period, .. } = self;
+        let row = algorithm.row();
+        for (given, option) in [
+            (self.capacity.is_some(), Setting::Burst),
+            (self.max_debt.is_some(), Setting::MaxDebt),
+            (self.start.is_some(), Setting::Start),
+            (self.max.is_some(), Setting::Max),
+        ] {
+            if given && !row.options.contains(&option) {
+                return Err(RuleError::new(format!(
+                    "{option}: not an option of {algorithm}, which has {}",
+                    row.options()
+                )));
+            }
+        }
+        within("rate", rate, 1, EXACT)?;
+        let sub_microsecond = period.subsec_nanos() % 1000 != 0;
+        let period = u64::try_from(period.as_micros()).unwrap_or(u64::MAX);
+        if period == 0 || sub_microsecond || period > LONGEST {
+            let got = if sub_microsecond { format!("{:?}", self.period) } else { text::Period(period).to_string() };
+            return Err(RuleError::new(format!(
+                "period: expected whole microseconds, from 1us to 71 years, got {got}"
+            )));
+        }
+        let capacity = self.capacity.unwrap_or(rate);
+        let max_debt = self.max_debt.unwrap_or(Debt::Units(0));
+        if capacity == 0 && max_debt == Debt::Units(0) {
+            return Err(RuleError::new("burst: expected at least 1, or a max-debt beside it, got 0"));
+        }
+        within("burst", capacity, 0, EXACT)?;
+        if let Debt::Units(units) = max_debt {
+            within("max-debt", units, 0, EXACT)?;
+        }
+        let start = self.start.unwrap_or(Start::At(Duration::ZERO));
+        if let Start::At(offset) = start
+            && (offset.subsec_nanos() % 1000 != 0 || offset.as_micros() >= u128::from(period))
+        {
+            let period = text::Period(period);
+            return Err(RuleError::new(format!(
+                "start: expected whole microseconds below the period of {period}, got {offset:?}"
+            )));
+        }
+        let max = self.max.unwrap_or(LOG_MAX);
+        if algorithm == Algorithm::SlidingLog {
+            within("max", max, 1, LOG_LIMIT)?;
+            if rate > max {
+                return Err(RuleError::new(format!(
+                    "rate: expected at most {max} for a log, which remembers every request (raise it by max), got {rate}"
+                )));
+            }
+        }
+
+        let mut limit = Limit {
+            name: None,
+            algorithm,
+            rate,
+            period,
+            capacity,
+            max_debt,
+            start,
+            max,
+            exact: Exact { rate, period, tick: 1, max_debt: 0, longest_reset: 0 },
+            arguments: Vec::new(),
+        };
+        limit.exact = (row.fit)(&limit)?;
+        if limit.exact.longest_reset > LONGEST {
+            let why = "expected a key to be as if never used within 71 years";
+            return Err(RuleError::new(format!("{}: {why}; raise the rate or lower burst and max-debt", limit)));
+        }
+        limit.arguments = (row.arguments)(&limit).iter().map(i64::to_string).collect();
+        Ok(limit)
+    }
+}
+
+fn within(name: &str, value: u64, least: u64, most: u64) -> Result<(), RuleError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(RuleError::new(format!("{name}: expected a whole number from {least} to {most}, got {value}")))
+}
+
+/// Buckets: the product that must be exact is the whole span, capacity and debt, in units * reduced period.
+pub(crate) fn fit_bucket(limit: &Limit) -> Result<Exact, RuleError> {
+    let shared = gcd(limit.rate, limit.period);
+    let (rate, period) = (limit.rate / shared, limit.period / shared);
+    let units = |debt: u64| u128::from(limit.capacity) + u128::from(debt) + 1;
+    let bounded = match limit.max_debt {
+        Debt::Units(units) => units,
+        Debt::Unbounded => 0,
+    };
+    let tick = finest_tick(limit, period, |period| units(bounded) * period + u128::from(rate))?;
+    let period = period / tick;
+    let max_debt = match limit.max_debt {
+        Debt::Units(units) => units,
+        Debt::Unbounded => {
+            let by_product = (u128::from(EXACT) - u128::from(rate)) / u128::from(period);
+            let by_reset = u128::from(LONGEST / tick) * u128::from(rate) / u128::from(period);
+            u64::try_from(by_product.min(by_reset).saturating_sub(units(0))).unwrap_or(EXACT)
+        }
+    };
+    let span = (u128::from(limit.capacity) + u128::from(max_debt)) * u128::from(period);
+    let longest = span.div_ceil(u128::from(rate)) * u128::from(tick);
+    Ok(Exact { rate, period, tick, max_debt, longest_reset: u64::try_from(longest).unwrap_or(u64::MAX) })
+}
+
+/// Fixed windows: no product but windows times period, which the longest reset bounds.
+pub(crate) fn fit_window(limit: &Limit) -> Result<Exact, RuleError> {
+    let Limit { rate, period, capacity, .. } = *limit;
+    let max_debt = match limit.max_debt {
+        Debt::Units(units) => units,
+        Debt::Unbounded => {
+            let by_reset = u128::from(LONGEST / period) * u128::from(rate);
+            let by_sum = u128::from(EXACT - rate);
+            u64::try_from(by_reset.min(by_sum)).unwrap_or(EXACT).saturating_sub(capacity)
+        }
+    };
+    let span = u128::from(capacity) + u128::from(max_debt);
+    if span + u128::from(rate) > u128::from(EXACT) {
+        return Err(RuleError::new(format!("{limit}: expected burst, max-debt and rate to add up to at most 2^53")));
+    }
+    let longest = span.div_ceil(u128::from(rate)) * u128::from(period);
+    Ok(Exact { rate, period, tick: 1, max_debt, longest_reset: u64::try_from(longest).unwrap_or(u64::MAX) })
+}
+
+/// Sliding windows: a count times the window must be exact.
+pub(crate) fn fit_counter(limit: &Limit) -> Result<Exact, RuleError> {
+    let tick = finest_tick(limit, limit.period, |period| (u128::from(limit.rate) + 1) * period)?;
+    let (rate, period) = (limit.rate, limit.period / tick);
+    Ok(Exact { rate, period, tick, max_debt: 0, longest_reset: 2 * limit.period })
+}
+
+/// Logs: sums of costs only.
+pub(crate) fn fit_log(limit: &Limit) -> Result<Exact, RuleError> {
+    let Limit { rate, period, .. } = *limit;
+    Ok(Exact { rate, period, tick: 1, max_debt: 0, longest_reset: period })
+}
+
+pub(crate) fn bucket_arguments(limit: &Limit) -> Vec<i64> {
+    let Exact { rate, period, tick, max_debt, .. } = limit.exact;
+    [limit.capacity, rate, period, tick, max_debt].map(number).to_vec()
+}
+
+pub(crate) fn window_arguments(limit: &Limit) -> Vec<i64> {
+    let Exact { rate, period, max_debt, .. } = limit.exact;
+    let start = match limit.start {
+        Start::At(offset) => i64::try_from(offset.as_micros()).unwrap_or(i64::MAX),
+        Start::FirstHit => -1,
+        Start::Spread => 0,
+    };
+    vec![number(limit.capacity), number(rate), number(period), start, number(max_debt)]
+}
+
+pub(crate) fn counter_arguments(limit: &Limit) -> Vec<i64> {
+    [limit.rate, limit.exact.period, limit.exact.tick].map(number).to_vec()
+}
+
+pub(crate) fn log_arguments(limit: &Limit) -> Vec<i64> {
+    [limit.rate, limit.period].map(number).to_vec()
+}
+
+/// All numbers of a limit are at most 2^53.
+fn number(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// The finest tick, in microseconds, at which the product is exact. Only a divisor of the period makes the product
+/// smaller, so only divisors are tried.
+fn finest_tick(limit: &Limit, period: u64, product: impl Fn(u128) -> u128) -> Result<u64, RuleError> {
+    let fits = |tick: u64| period.is_multiple_of(tick) && product(u128::from(period / tick)) <= u128::from(EXACT);
+    let least = u64::try_from(product(u128::from(period)) / u128::from(EXACT)).unwrap_or(u64::MAX).max(1);
+    let coarsest = COARSEST_TICK.min(limit.period / 100).max(1);
+    (least..=coarsest).find(|&tick| fits(tick)).ok_or_else(|| {
+        let most = text::Period(coarsest);
+        RuleError::new(format!(
+            "{limit}: its numbers multiply to more than 2^53 at every tick up to {most}; lower them"
+        ))
+    })
+}
+
+fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}

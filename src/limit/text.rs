@@ -1,0 +1,190 @@
+//! The one-line text form of a limit: `token-bucket 100/1m burst 200`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::{Debt, Limit, LimitBuilder, Start};
+use crate::algorithm::{Algorithm, Setting};
+use crate::error::RuleError;
+
+/// A period in microseconds, printed with one unit, the largest that is exact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Period(pub(super) u64);
+
+const UNITS: [(&str, u64); 6] =
+    [("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1)];
+
+impl FromStr for Limit {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        let mut words = text.split_whitespace();
+        let Some(name) = words.next() else {
+            return Err(RuleError::new(
+                "rule: expected an algorithm and a rate, such as token-bucket 10/1s, got nothing",
+            ));
+        };
+        let algorithm = Algorithm::named(name)?;
+        let rate = words.next().unwrap_or_default();
+        let Some((count, period)) = rate.split_once('/') else {
+            return Err(RuleError::new(format!("rate: expected units per period, such as 10/1s, got {rate:?}")));
+        };
+        let Period(period) = period.parse()?;
+        let mut limit = Limit::of(algorithm, whole("rate", count)?, Duration::from_micros(period));
+        while let Some(option) = words.next() {
+            limit = with_option(limit, option, words.next())?;
+        }
+        limit.build()
+    }
+}
+
+fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Result<LimitBuilder, RuleError> {
+    let unknown = || {
+        let row = limit.algorithm.row();
+        RuleError::new(format!("option: expected {} after {}, got {option:?}", row.options(), limit.algorithm))
+    };
+    let setting = match option {
+        "burst" | "capacity" => Setting::Burst,
+        "max-debt" => Setting::MaxDebt,
+        "start" => Setting::Start,
+        "max" => Setting::Max,
+        _ => return Err(unknown()),
+    };
+    if !limit.algorithm.row().options.contains(&setting) {
+        return Err(unknown());
+    }
+    let value = value.ok_or_else(|| RuleError::new(format!("{option}: expected a value after it, got nothing")))?;
+    let again = match setting {
+        Setting::Burst => limit.capacity.replace(whole(option, value)?).is_some(),
+        Setting::MaxDebt => {
+            let debt = if value == "none" { Debt::Unbounded } else { Debt::Units(whole(option, value)?) };
+            limit.max_debt.replace(debt).is_some()
+        }
+        Setting::Start => {
+            let start = match value {
+                "first-hit" => Start::FirstHit,
+                "spread" => Start::Spread,
+                _ => Start::At(Duration::from_micros(value.parse::<Period>()?.0)),
+            };
+            limit.start.replace(start).is_some()
+        }
+        Setting::Max => limit.max.replace(whole(option, value)?).is_some(),
+    };
+    if again {
+        return Err(RuleError::new(format!("{option}: expected it once, got it again with {value:?}")));
+    }
+    Ok(limit)
+}
+
+fn whole(name: &str, text: &str) -> Result<u64, RuleError> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse() {
+        Ok(number) if digits => Ok(number),
+        _ => Err(RuleError::new(format!("{name}: expected a whole number from 0 to 2^53, got {text:?}"))),
+    }
+}
+
+impl FromStr for Period {
+    type Err = RuleError;
+
+    /// `unit | N unit { N unit }`: `s`, `10s`, `1h30m`.
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        let bad = || {
+            RuleError::new(format!(
+                "period: expected a count and a unit (us ms s m h d), such as 10s or 1h30m, got {text:?}"
+            ))
+        };
+        let mut rest = text;
+        let mut total: u64 = 0;
+        while !rest.is_empty() || total == 0 {
+            let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
+            let (count, tail) = rest.split_at(digits);
+            let letters = tail.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(tail.len());
+            let (unit, tail) = tail.split_at(letters);
+            let alone = count.is_empty() && rest == text && tail.is_empty();
+            let count: u64 = if alone { 1 } else { count.parse().map_err(|_| bad())? };
+            let (_, size) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
+            total = count.checked_mul(*size).and_then(|part| total.checked_add(part)).ok_or_else(bad)?;
+            rest = tail;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        Ok(Self(total))
+    }
+}
+
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = UNITS.iter().find(|(_, size)| self.0 != 0 && self.0.is_multiple_of(*size));
+        let (unit, size) = whole.unwrap_or(&("us", 1));
+        write!(f, "{}{unit}", self.0 / size)
+    }
+}
+
+impl fmt::Display for Limit {
+    /// The canonical form: the options in the grammar's order, defaults left out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.algorithm, self.rate, Period(self.period))?;
+        if self.capacity != self.rate {
+            write!(f, " burst {}", self.capacity)?;
+        }
+        match self.max_debt {
+            Debt::Units(0) => {}
+            Debt::Units(units) => write!(f, " max-debt {units}")?,
+            Debt::Unbounded => write!(f, " max-debt none")?,
+        }
+        match self.start {
+            Start::At(Duration::ZERO) => {}
+            Start::At(offset) => write!(f, " start {}", Period(u64::try_from(offset.as_micros()).unwrap_or(u64::MAX)))?,
+            Start::FirstHit => write!(f, " start first-hit")?,
+            Start::Spread => write!(f, " start spread")?,
+        }
+        if self.max != super::LOG_MAX {
+            write!(f, " max {}", self.max)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(feature = "serde")]
+mod serialized {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Limit;
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Table {
+        name: String,
+        limit: String,
+    }
+
+    /// A line, or a table with a name.
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a limit's line, or a table of name and limit")]
+    enum Form {
+        Line(String),
+        Table(Table),
+    }
+
+    impl Serialize for Limit {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            match self.name() {
+                None => serializer.collect_str(self),
+                Some(name) => Table { name: name.to_owned(), limit: self.to_string() }.serialize(serializer),
+            }
+        }
+    }
+
+    impl<'de> Deserialize<'de> for Limit {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            match Form::deserialize(deserializer)? {
+                Form::Line(line) => line.parse(),
+                Form::Table(Table { name, limit }) => limit.parse().and_then(|limit: Self| limit.named(&name)),
+            }
+            .map_err(serde::de::Error::custom)
+        }
+    }
+}

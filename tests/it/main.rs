@@ -1,0 +1,13 @@
+//! One binary for all tests that need more than a single module. A missing redis-server is a failure, never a skip.
+
+mod concurrency;
+mod differential;
+mod laws;
+mod limits;
+mod oracle;
+mod redis;
+mod server;
+mod subject;
+mod tidy;
+mod tool;
+mod vectors;

@@ -1,0 +1,139 @@
+//! What is under test: a rule on one key of one engine, called at virtual times.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::runtime::Runtime;
+use tollgate::{Algorithm, Decision, Embedded, Error, Limit, Limiter, Redis, Request, RetryAfter, Rule, Start};
+
+use crate::oracle::{self, Answer, Oracle, Retry, Spec};
+use crate::server::Server;
+
+/// An engine, and what it needs to live.
+pub(crate) struct Engine {
+    pub(crate) limiter: Limiter,
+    pub(crate) runtime: Runtime,
+    pub(crate) server: Option<Server>,
+    keys: std::cell::Cell<u64>,
+}
+
+/// One rule on one key.
+pub(crate) struct Subject<'a> {
+    engine: &'a Engine,
+    pub(crate) rule: Rule,
+    pub(crate) key: String,
+}
+
+/// A moment, in microseconds since the epoch.
+pub(crate) type Micros = u64;
+
+impl Engine {
+    pub(crate) fn embedded() -> Self {
+        Self::of(Limiter::new(Embedded::new()), None)
+    }
+
+    pub(crate) fn redis() -> Self {
+        let server = Server::start();
+        let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+        Self::of(limiter.deadline(Duration::from_secs(10)), Some(server))
+    }
+
+    fn of(limiter: Limiter, server: Option<Server>) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Self { limiter, runtime, server, keys: std::cell::Cell::new(0) }
+    }
+
+    /// A rule on a key that nobody used before.
+    pub(crate) fn subject(&self, limit: Limit) -> Subject<'_> {
+        self.keys.set(self.keys.get() + 1);
+        Subject { engine: self, rule: rule(limit), key: format!("k{}", self.keys.get()) }
+    }
+}
+
+impl Subject<'_> {
+    pub(crate) fn acquire(&self, cost: u64, now: Micros) -> Answer {
+        let call = self.engine.limiter.acquire(&self.rule, self.request(cost, now));
+        answer(self.engine.runtime.block_on(call).expect("a decision"))
+    }
+
+    pub(crate) fn peek(&self, cost: u64, now: Micros) -> Answer {
+        let call = self.engine.limiter.peek(&self.rule, self.request(cost, now));
+        answer(self.engine.runtime.block_on(call).expect("a decision"))
+    }
+
+    pub(crate) fn reset(&self) -> Answer {
+        let call = self.engine.limiter.reset(&self.rule, self.key.as_str());
+        answer(self.engine.runtime.block_on(call).expect("an answer"))
+    }
+
+    pub(crate) fn try_acquire(&self, cost: u64, now: Micros) -> Result<Decision, Error> {
+        self.engine.runtime.block_on(self.engine.limiter.acquire(&self.rule, self.request(cost, now)))
+    }
+
+    /// The state, without what differs from call to call: its TTL and the decision's own clock.
+    pub(crate) fn state(&self, now: Micros) -> Vec<(&'static str, i64)> {
+        let call = self.engine.limiter.inspect(&self.rule, self.request(1, now));
+        self.engine.runtime.block_on(call).expect("a state").fields
+    }
+
+    /// The same key under other numbers.
+    pub(crate) fn changed(&self, limit: Limit) -> Self {
+        Self { engine: self.engine, rule: rule(limit), key: self.key.clone() }
+    }
+
+    fn request(&self, cost: u64, now: Micros) -> Request<'_> {
+        Request::new(self.key.as_str()).cost(cost).at(time(now))
+    }
+}
+
+/// Named, so that a change of the period finds the same state.
+fn rule(limit: Limit) -> Rule {
+    limit.named("limit").and_then(|limit| Rule::new("test", limit)).expect("good names")
+}
+
+pub(crate) fn time(now: Micros) -> SystemTime {
+    UNIX_EPOCH + Duration::from_micros(now)
+}
+
+pub(crate) fn limit(text: &str) -> Limit {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+pub(crate) fn answer(decision: Decision) -> Answer {
+    Answer {
+        allowed: decision.allowed,
+        limit: decision.limit,
+        remaining: decision.remaining,
+        retry: match decision.retry_after {
+            RetryAfter::Now => Retry::Now,
+            RetryAfter::After(wait) => Retry::AfterUs(micros(wait)),
+            RetryAfter::Never => Retry::Never,
+        },
+        reset_after_us: micros(decision.reset_after),
+    }
+}
+
+pub(crate) fn micros(duration: Duration) -> Micros {
+    duration.as_micros().try_into().expect("within range")
+}
+
+/// The oracle for this limit.
+pub(crate) fn oracle(limit: &Limit) -> Oracle {
+    Oracle::new(spec(limit))
+}
+
+pub(crate) fn spec(limit: &Limit) -> Spec {
+    let (rate, period_us, capacity) = (limit.rate(), micros(limit.period()), limit.capacity());
+    let (max_debt, tick_us) = (limit.max_debt(), micros(limit.tick()));
+    let start = match limit.start() {
+        Start::At(offset) => oracle::Start::At(micros(offset)),
+        _ => oracle::Start::FirstHit,
+    };
+    match limit.algorithm() {
+        Algorithm::TokenBucket => Spec::TokenBucket { rate, period_us, capacity, max_debt, tick_us },
+        Algorithm::Gcra => Spec::Gcra { rate, period_us, capacity, max_debt, tick_us },
+        Algorithm::FixedWindow => Spec::FixedWindow { rate, period_us, capacity, max_debt, start },
+        Algorithm::SlidingWindow => Spec::SlidingWindow { limit: rate, period_us, tick_us },
+        Algorithm::SlidingLog => Spec::SlidingLog { limit: rate, period_us },
+        other => panic!("{other}: the oracle doesn't know it"),
+    }
+}
