@@ -19,6 +19,8 @@
 //! # fn main() {}
 //! ```
 //!
+//! The [guide] helps to choose a limit.
+//!
 //! # Layout
 //!
 //! In reading order:
@@ -52,6 +54,14 @@ mod limit;
 mod limiter;
 mod rule;
 mod script;
+
+#[doc = include_str!("guide.md")]
+pub mod guide {}
+
+/// The README's examples compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub use deadpool_redis;
 pub use deadpool_redis::redis;

@@ -1,1 +1,105 @@
-fn main() {}
+//! The command-line tool: decisions by hand, recorded traffic replayed, a key's state explained.
+//!
+//! Exit code: 0 allowed, 1 denied, 2 something broke or was misused.
+
+mod inspect;
+mod options;
+mod output;
+mod probe;
+mod records;
+mod replay;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+/// A rate limiter: every decision is one atomic Lua script on Redis.
+#[derive(Debug, Parser)]
+#[command(name = "tollgate", version, max_term_width = 100, arg_required_else_help = true)]
+struct Tollgate {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make decisions and show them.
+    ///
+    /// Exit code: 0 if all were allowed, 1 if any was denied, 2 if something broke.
+    Probe(probe::Probe),
+    /// Run recorded traffic through a rule, on a clock taken from the records.
+    Replay(replay::Replay),
+    /// Show what a key's state means, decoded, and when it expires.
+    Inspect(inspect::Inspect),
+}
+
+/// What ends a command early.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Something broke or was misused: one line.
+    Told(String),
+    /// Whoever read the output has seen enough.
+    ReaderGone,
+}
+
+pub(crate) type Outcome = Result<ExitCode, Failure>;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let arguments = match Tollgate::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return misused(&error),
+    };
+    let outcome = match arguments.command {
+        Command::Probe(probe) => probe.run().await,
+        Command::Replay(replay) => replay.run().await,
+        Command::Inspect(inspect) => inspect.run().await,
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(Failure::ReaderGone) => ExitCode::SUCCESS,
+        Err(Failure::Told(message)) => failed(&message),
+    }
+}
+
+fn failed(message: &str) -> ExitCode {
+    anstream::eprintln!("{}error:{:#} {message}", output::WRONG, output::WRONG);
+    ExitCode::from(2)
+}
+
+/// Clap's explanation, on one line; help as it is.
+fn misused(error: &clap::Error) -> ExitCode {
+    let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if asked_for || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // Nothing is left to be done for a reader who has gone.
+        let _ = error.print();
+        return if asked_for { ExitCode::SUCCESS } else { ExitCode::from(2) };
+    }
+    let text = error.to_string();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    let message = first.split_whitespace().collect::<Vec<_>>().join(" ");
+    failed(message.strip_prefix("error: ").unwrap_or(&message))
+}
+
+impl From<tollgate::Error> for Failure {
+    fn from(error: tollgate::Error) -> Self {
+        Self::Told(error.to_string())
+    }
+}
+
+impl From<tollgate::RuleError> for Failure {
+    fn from(error: tollgate::RuleError) -> Self {
+        Self::Told(error.to_string())
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::ReaderGone,
+            _ => Self::Told(format!("output: {error}")),
+        }
+    }
+}

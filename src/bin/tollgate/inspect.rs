@@ -1,0 +1,120 @@
+//! `tollgate inspect`: what a key's state means.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+use tollgate::{Algorithm, RetryAfter, Rule, State};
+
+use crate::Outcome;
+use crate::options::{self, Options, Shape};
+use crate::output::{facts, human, json, micros, timestamp};
+
+#[derive(Debug, Args)]
+pub(crate) struct Inspect {
+    /// The rule, such as "token-bucket 5/10s".
+    rule: String,
+    /// Whom it counts.
+    key: String,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// A key's state, for other programs.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    key: &'a str,
+    rule: &'a str,
+    limit_text: String,
+    redis_key: &'a str,
+    exists: bool,
+    ttl_ms: Option<u64>,
+    limit: u64,
+    remaining: u64,
+    retry_after_us: RetryAfter,
+    reset_after_us: u64,
+    /// The script's own numbers; null without a state.
+    state: Option<BTreeMap<&'static str, i64>>,
+    by: String,
+}
+
+impl Inspect {
+    pub(crate) async fn run(self) -> Outcome {
+        let rule = options::rule(&self.rule)?;
+        let limiter = self.options.limiter()?;
+        let state = limiter.inspect(&rule, &self.key).await?;
+        let out = anstream::stdout();
+        match self.options.shape() {
+            Shape::Jsonl => json(out, &report(&rule, &self.key, &state))?,
+            Shape::Table => facts(out, &explained(&rule, &state))?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn report<'a>(rule: &'a Rule, key: &'a str, state: &'a State) -> Report<'a> {
+    Report {
+        key,
+        rule: rule.name(),
+        limit_text: rule.to_string(),
+        redis_key: &state.key,
+        exists: state.exists,
+        ttl_ms: state.expires_after.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
+        limit: state.decision.limit,
+        remaining: state.decision.remaining,
+        retry_after_us: state.decision.retry_after,
+        reset_after_us: micros(state.decision.reset_after),
+        state: state.exists.then(|| state.fields.iter().copied().collect()),
+        by: state.decision.by.to_string(),
+    }
+}
+
+fn explained(rule: &Rule, state: &State) -> Vec<(&'static str, String)> {
+    let decision = &state.decision;
+    let full = if decision.reset_after.is_zero() {
+        "as if never used".to_owned()
+    } else {
+        format!("as if never used in {}", human(decision.reset_after))
+    };
+    let next = match decision.retry_after {
+        RetryAfter::Now => "a request of cost 1 is allowed now".to_owned(),
+        RetryAfter::After(wait) => format!("a request of cost 1 is denied, and allowed in {}", human(wait)),
+        RetryAfter::Never => "a request of cost 1 is never allowed".to_owned(),
+    };
+    let mut lines = vec![
+        ("rule", rule.to_string()),
+        ("redis key", state.key.clone()),
+        ("remaining", format!("{} of {} units, {full}", decision.remaining, decision.limit)),
+        ("next", next),
+    ];
+    if !state.exists {
+        lines.push(("state", "none".to_owned()));
+        return lines;
+    }
+    let expiry = state.expires_after.map_or_else(|| "never".to_owned(), |ttl| format!("in {}", human(ttl)));
+    lines.push(("expires", expiry));
+    let value = |name: &str| state.fields.iter().find(|(field, _)| *field == name).map(|(_, value)| *value);
+    // A bucket's level is kept in parts of a unit, a window's in whole ones.
+    let scaled = rule.limit().algorithm() == Algorithm::TokenBucket;
+    for (name, number) in &state.fields {
+        lines.push((name, decoded(name, *number, scaled, value("state_period"), value("state_rate"))));
+    }
+    lines
+}
+
+/// A number of the state in the units that people think in, and as it stands.
+fn decoded(name: &str, number: i64, scaled: bool, period: Option<i64>, rate: Option<i64>) -> String {
+    let precise = |value: f64| format!("{value:.6}").trim_end_matches('0').trim_end_matches('.').to_owned();
+    match (name, period, rate) {
+        (name, ..) if name.ends_with("_us") => u64::try_from(number).map_or_else(|_| number.to_string(), timestamp),
+        ("level", Some(period), _) if scaled => {
+            format!("{} units ({number} / {period})", precise(number as f64 / period as f64))
+        }
+        ("lead", Some(period), Some(rate)) => {
+            let units = precise(number as f64 / period as f64);
+            format!("{units} units, {} ticks ahead ({number} / {rate})", precise(number as f64 / rate as f64))
+        }
+        _ => number.to_string(),
+    }
+}

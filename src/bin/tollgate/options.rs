@@ -1,0 +1,67 @@
+//! What every command takes: where to decide, how long to wait, how to print.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use tollgate::{Embedded, Limiter, Redis, Rule};
+
+use crate::Failure;
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The Redis that decides, such as redis://127.0.0.1:6379; without one, an engine in this process.
+    #[arg(long, env = "TOLLGATE_URL", hide_env_values = true)]
+    url: Option<String>,
+    /// How long one decision may take.
+    #[arg(long, value_name = "D", default_value = "500ms", value_parser = duration)]
+    deadline: Duration,
+    /// How to print. Default: a table on a terminal, else a JSON object per line.
+    #[arg(long, value_enum)]
+    format: Option<Shape>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shape {
+    /// For people.
+    Table,
+    /// One JSON object per line.
+    Jsonl,
+}
+
+impl Options {
+    /// A limiter on the engine that was asked for.
+    pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
+        let limiter = match self.url.as_deref() {
+            Some(url) => Limiter::new(Redis::open(url)?),
+            None => {
+                eprintln!("tollgate: no --url, so the embedded engine decides: its state ends with this command");
+                Limiter::new(Embedded::new())
+            }
+        };
+        Ok(limiter.deadline(self.deadline))
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        let by_terminal = || if std::io::stdout().is_terminal() { Shape::Table } else { Shape::Jsonl };
+        self.format.unwrap_or_else(by_terminal)
+    }
+}
+
+/// A rule given on the command line: its keys in Redis are those of the rule `cli`.
+pub(crate) fn rule(text: &str) -> Result<Rule, Failure> {
+    Ok(text.parse::<Rule>()?.named("cli")?)
+}
+
+/// A duration such as `200ms` or `1m30s`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|signed| Duration::try_from(signed).ok());
+    parsed.ok_or_else(|| "expected a duration such as 200ms, 2s or 1m30s".into())
+}
+
+/// A whole number that a script computes with.
+pub(crate) fn units(text: &str) -> Result<u64, String> {
+    const MOST: u64 = (1 << 53) - 1;
+    let number = text.parse().ok().filter(|number| *number <= MOST);
+    number.ok_or_else(|| format!("expected a whole number from 0 to {MOST}"))
+}

@@ -1,0 +1,67 @@
+//! `tollgate probe`: decisions by hand.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use tollgate::{Limiter, Request, Rule};
+
+use crate::options::{self, Options};
+use crate::output::{Line, Printer};
+use crate::records::Op;
+use crate::{Failure, Outcome};
+
+#[derive(Debug, Args)]
+pub(crate) struct Probe {
+    /// The rule, such as "token-bucket 5/10s".
+    rule: String,
+    /// Whom it counts.
+    key: String,
+    /// Units that each request takes; 0 looks without taking.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = options::units, allow_negative_numbers = true)]
+    cost: u64,
+    /// How many requests.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = options::units, allow_negative_numbers = true)]
+    count: u64,
+    /// How long to wait between them.
+    #[arg(long, value_name = "D", value_parser = options::duration)]
+    interval: Option<Duration>,
+    /// What to ask for: acquire, peek or reset.
+    #[arg(long, default_value = "acquire")]
+    op: Op,
+    #[command(flatten)]
+    options: Options,
+}
+
+impl Probe {
+    pub(crate) async fn run(self) -> Outcome {
+        let rule = options::rule(&self.rule)?;
+        let limiter = self.options.limiter()?;
+        let mut printer = Printer::new(anstream::stdout(), self.options.shape());
+        let mut denied = false;
+        for number in 0..self.count {
+            if let Some(interval) = self.interval.filter(|_| number > 0) {
+                tokio::time::sleep(interval).await;
+            }
+            let request = Request::new(&self.key).cost(self.cost);
+            let decision = decide(&limiter, &rule, self.op, request).await?;
+            denied |= !decision.allowed;
+            printer.print(&Line::new(&rule, self.op, self.key.as_bytes(), self.cost, &decision))?;
+        }
+        Ok(if denied { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    }
+}
+
+pub(crate) async fn decide(
+    limiter: &Limiter,
+    rule: &Rule,
+    op: Op,
+    request: Request<'_>,
+) -> Result<tollgate::Decision, Failure> {
+    let decision = match op {
+        Op::Acquire => limiter.acquire(rule, request).await,
+        Op::Peek => limiter.peek(rule, request).await,
+        Op::Reset => limiter.reset(rule, request).await,
+    };
+    Ok(decision?)
+}

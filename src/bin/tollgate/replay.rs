@@ -1,0 +1,229 @@
+//! `tollgate replay`: recorded traffic through a rule, on a clock taken from the records.
+
+mod summary;
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use tollgate::{Limiter, Request, Rule};
+
+use crate::options::{self, Options};
+use crate::output::{Line, Printer};
+use crate::probe::decide;
+use crate::records::{self, Format, KeyField, Record, Unreadable};
+use crate::{Failure, Outcome};
+use summary::Summary;
+
+#[derive(Debug, Args)]
+pub(crate) struct Replay {
+    /// The rule, such as "sliding-log 60/1m".
+    #[arg(long)]
+    rule: String,
+    /// How the records are written down.
+    #[arg(long, value_enum, default_value_t = Input::Jsonl)]
+    input: Input,
+    /// Which field of an access log's line to count by.
+    #[arg(long, value_enum, default_value_t = Key::Ip)]
+    key: Key,
+    /// Play a file as it stands, clocks that step back included, instead of sorted by time.
+    #[arg(long)]
+    unsorted: bool,
+    /// Stop at the first line that can't be read.
+    #[arg(long)]
+    strict: bool,
+    /// Print totals instead of decisions.
+    #[arg(long)]
+    summary: bool,
+    /// The records; - for standard input, whose clock is kept from stepping back.
+    file: PathBuf,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Input {
+    /// A JSON object per line: t_us, key, and op and cost if not acquire and 1.
+    Jsonl,
+    /// The same names in a header.
+    Csv,
+    /// Combined (or Common) Log Format.
+    Combined,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Key {
+    Ip,
+    Path,
+    Method,
+    User,
+}
+
+/// How many records make a progress bar worth its while.
+const LONG: usize = 2000;
+
+impl Replay {
+    pub(crate) async fn run(self) -> Outcome {
+        let rule = options::rule(&self.rule)?;
+        let limiter = self.options.limiter()?.prefix(&own_prefix())?;
+        let stdout = anstream::stdout();
+        let printer = Printer::new(io::BufWriter::new(stdout), self.options.shape());
+        let mut player = Player { limiter, rule, printer, summary: Summary::default(), quiet: self.summary };
+        let played = self.play(&mut player).await;
+        player.forget_keys().await?;
+        played?;
+        player.printer.flush()?;
+        if self.summary {
+            player.summary.print(anstream::stdout(), self.options.shape())?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn play(&self, player: &mut Player<impl Write>) -> Result<(), Failure> {
+        let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
+        let mut stop = async || {
+            tokio::select! {
+                biased;
+                _ = &mut interrupted => Err(Failure::Told("interrupted".into())),
+                () = std::future::ready(()) => Ok(()),
+            }
+        };
+        if self.file.as_os_str() == "-" {
+            let mut latest = 0;
+            for item in self.read(io::stdin().lock()) {
+                stop().await?;
+                let Some(mut record) = self.readable(
+                    item.map_err(|error| Failure::Told(format!("standard input: {error}")))?,
+                    player,
+                    None,
+                )?
+                else {
+                    continue;
+                };
+                player.summary.in_order(record.t_us, latest);
+                latest = latest.max(record.t_us);
+                record.t_us = latest;
+                player.play(&record).await?;
+                player.printer.flush()?;
+            }
+            return Ok(());
+        }
+        let records = self.load(player)?;
+        let progress = self.progress(records.len());
+        for record in &records {
+            stop().await?;
+            player.play(record).await?;
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+        Ok(())
+    }
+
+    /// All records of the file, in the order in which they are played.
+    fn load(&self, player: &mut Player<impl Write>) -> Result<Vec<Record>, Failure> {
+        let shown = self.file.display();
+        let file = File::open(&self.file).map_err(|error| Failure::Told(format!("{shown}: {error}")))?;
+        let mut records = Vec::new();
+        let mut latest = 0;
+        for item in self.read(BufReader::new(file)) {
+            let item = item.map_err(|error| Failure::Told(format!("{shown}: {error}")))?;
+            let Some(record) = self.readable(item, player, Some(&shown))? else { continue };
+            player.summary.in_order(record.t_us, latest);
+            latest = latest.max(record.t_us);
+            records.push(record);
+        }
+        if !self.unsorted {
+            records.sort_by_key(|record| record.t_us);
+        }
+        Ok(records)
+    }
+
+    fn read(&self, input: impl BufRead) -> impl Iterator<Item = io::Result<Result<Record, Unreadable>>> {
+        let format = match self.input {
+            Input::Jsonl => Format::Jsonl,
+            Input::Csv => Format::Csv,
+            Input::Combined => Format::Combined,
+        };
+        let key = match self.key {
+            Key::Ip => KeyField::Ip,
+            Key::Path => KeyField::Path,
+            Key::Method => KeyField::Method,
+            Key::User => KeyField::User,
+        };
+        records::read(format, key, input)
+    }
+
+    /// The record, unless it could not be read: then that is told, and ends a strict replay.
+    fn readable(
+        &self,
+        item: Result<Record, Unreadable>,
+        player: &mut Player<impl Write>,
+        file: Option<&dyn std::fmt::Display>,
+    ) -> Result<Option<Record>, Failure> {
+        let unreadable = match item {
+            Ok(record) => return Ok(Some(record)),
+            Err(unreadable) => unreadable,
+        };
+        let told = file.map_or_else(|| unreadable.to_string(), |file| format!("{file}: {unreadable}"));
+        if self.strict {
+            return Err(Failure::Told(told));
+        }
+        eprintln!("tollgate: {told}; skipped");
+        player.summary.unreadable();
+        Ok(None)
+    }
+
+    /// A bar on standard error, unless the decisions scroll by on the same terminal.
+    fn progress(&self, records: usize) -> ProgressBar {
+        if records < LONG || (io::stdout().is_terminal() && !self.summary) {
+            return ProgressBar::hidden();
+        }
+        let style = ProgressStyle::with_template("{wide_bar} {human_pos} of {human_len} records, {eta} left");
+        let bar = ProgressBar::new(records.try_into().unwrap_or(u64::MAX));
+        bar.with_style(style.expect("a well-formed template"))
+    }
+}
+
+/// Decides records one after the other.
+#[derive(Debug)]
+struct Player<W: Write> {
+    limiter: Limiter,
+    rule: Rule,
+    printer: Printer<W>,
+    summary: Summary,
+    /// Only the summary is wanted.
+    quiet: bool,
+}
+
+impl<W: Write> Player<W> {
+    async fn play(&mut self, record: &Record) -> Result<(), Failure> {
+        let Record { t_us, op, ref key, cost, .. } = *record;
+        self.summary.touched(key);
+        let at = UNIX_EPOCH + Duration::from_micros(t_us);
+        let request = Request::new(key).cost(cost).at(at);
+        let decision = decide(&self.limiter, &self.rule, op, request).await?;
+        self.summary.decided(key, decision.allowed);
+        if !self.quiet {
+            self.printer.print(&Line::new(&self.rule, op, key, cost, &decision).at(t_us))?;
+        }
+        Ok(())
+    }
+
+    /// Removes what the replay wrote. Where that fails too, its keys are gone in an hour or in two resets.
+    async fn forget_keys(&mut self) -> Result<(), Failure> {
+        for key in self.summary.keys() {
+            self.limiter.reset(&self.rule, key).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A prefix that no other replay has, so that keys start empty.
+fn own_prefix() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("tollgate-replay-{}-{}", std::process::id(), now.as_nanos())
+}
