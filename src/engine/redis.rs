@@ -27,6 +27,8 @@ pub struct Redis {
 #[derive(Debug)]
 struct Shared {
     pool: Pool,
+    /// Where the pool connects to, for messages.
+    address: String,
     current: RwLock<Option<Held>>,
     made: AtomicU64,
     /// Held while connecting, so that one caller connects and the others wait for what it gets.
@@ -56,12 +58,13 @@ impl Redis {
         if !info.addr().is_supported() {
             return Err(malformed(", which needs what this build leaves out"));
         }
+        let address = info.addr().to_string();
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         // The deadline of each decision bounds these.
         let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let manager = Manager::new_with_config(info.set_tcp_settings(tcp), patient).map_err(|_| malformed(""))?;
         let pool = Pool::builder(manager).max_size(2).runtime(Runtime::Tokio1).build();
-        Ok(Self::with_pool(pool.map_err(|error| Error::new(Kind::Input, error.to_string()))?))
+        Ok(Self::new(pool.map_err(|error| Error::new(Kind::Input, error.to_string()))?, address))
     }
 
     /// The Redis that this pool connects to. One connection is taken out of it and kept.
@@ -69,8 +72,12 @@ impl Redis {
     /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`].
     #[must_use]
     pub fn with_pool(pool: Pool) -> Self {
+        Self::new(pool, "the pool's address".into())
+    }
+
+    fn new(pool: Pool, address: String) -> Self {
         let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), tokio::sync::Mutex::new(()));
-        Self { shared: Arc::new(Shared { pool, current, made, connecting }) }
+        Self { shared: Arc::new(Shared { pool, address, current, made, connecting }) }
     }
 
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
@@ -109,12 +116,13 @@ impl Redis {
         if let Some(held) = self.held() {
             return Ok(held);
         }
+        let address = &self.shared.address;
         let pooled = self.shared.pool.get().await.map_err(|error| match error {
-            PoolError::Backend(error) => from_connecting(&error),
-            other => Error::new(Kind::Unreachable, format!("no connection from the pool: {other}")),
+            PoolError::Backend(error) => from_connecting(&error, address),
+            other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
         })?;
         let mut connection = Connection::take(pooled);
-        check_version(&mut connection).await?;
+        check_version(&mut connection, address).await?;
         let held = Held { number: self.shared.made.fetch_add(1, Ordering::Relaxed), connection };
         *self.shared.current.write().unwrap_or_else(PoisonError::into_inner) = Some(held.clone());
         Ok(held)
@@ -169,7 +177,7 @@ fn decode(value: Value) -> Result<Reply, Error> {
 }
 
 /// Redis 7.0 brought EVALSHA_RO and error codes out of scripts. Where the user may not ask, nothing is known.
-async fn check_version(connection: &mut MultiplexedConnection) -> Result<(), Error> {
+async fn check_version(connection: &mut MultiplexedConnection, address: &str) -> Result<(), Error> {
     let answer = redis::cmd("HELLO").query_async::<std::collections::HashMap<String, Value>>(connection).await;
     let too_old = |version: &str| {
         let expected = "expected Redis 7.0 or newer, or Valkey 7.2 or newer";
@@ -186,11 +194,11 @@ async fn check_version(connection: &mut MultiplexedConnection) -> Result<(), Err
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError) => {
             Err(too_old("one without HELLO (older than 6.0)"))
         }
-        Err(error) => Err(from_connecting(&error)),
+        Err(error) => Err(from_connecting(&error, address)),
     }
 }
 
-fn from_connecting(error: &RedisError) -> Error {
+fn from_connecting(error: &RedisError, address: &str) -> Error {
     let kind = match (error.kind(), error.code()) {
         (ErrorKind::AuthenticationFailed, _) | (_, Some("NOAUTH" | "WRONGPASS")) => Kind::Authentication,
         (ErrorKind::RESP3NotSupported, _) => Kind::Unsupported,
@@ -199,11 +207,11 @@ fn from_connecting(error: &RedisError) -> Error {
     };
     let what = match kind {
         Kind::Authentication => "redis refused the user or the password",
-        Kind::Permission => "redis lets this user not connect",
+        Kind::Permission => "redis doesn't let this user connect",
         Kind::Unsupported => "redis version: expected Redis 7.0 or newer",
         _ => "no connection to redis",
     };
-    Error::new(kind, format!("{what}: {}", described(error)))
+    Error::new(kind, format!("{what} at {address}: {}", described(error)))
 }
 
 fn from_answer(error: &RedisError) -> Error {

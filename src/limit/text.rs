@@ -81,7 +81,7 @@ fn whole(name: &str, text: &str) -> Result<u64, RuleError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
         Ok(number) if digits => Ok(number),
-        _ => Err(RuleError::new(format!("{name}: expected a whole number from 0 to 2^53, got {text:?}"))),
+        _ => Err(RuleError::new(format!("{name}: expected a whole number up to 2^53, got {text:?}"))),
     }
 }
 
