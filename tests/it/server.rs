@@ -1,11 +1,13 @@
 //! A redis-server of a test's own: in a temporary directory, on a unix socket, stopped when the test ends.
 
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tollgate::redis::{self, Client, Connection};
+use tollgate::redis::{self, Client, Connection, cmd};
 
 pub(crate) struct Server {
     process: Child,
@@ -49,8 +51,34 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    pub(crate) fn process_id(&self) -> u32 {
-        self.process.id()
+    /// Sends it a signal by kill's name for it, such as `-STOP`.
+    pub(crate) fn signal(&self, signal: &str) {
+        let done = Command::new("kill").arg(signal).arg(self.process.id().to_string()).status();
+        assert!(done.expect("kill runs").success());
+    }
+
+    /// Makes a user, and the address to be that user by.
+    pub(crate) fn user(&self, name: &str, rights: &str) -> String {
+        let mut command = cmd("ACL");
+        command.arg("SETUSER").arg(name).arg("on").arg(">secret").arg("resetchannels");
+        command.arg(rights.split_whitespace().collect::<Vec<_>>());
+        command.exec(&mut self.connection()).expect("a user");
+        self.tcp_url().replace("redis://", &format!("redis://{name}:secret@"))
+    }
+
+    pub(crate) fn forget_commands(&self) {
+        cmd("CONFIG").arg("RESETSTAT").exec(&mut self.connection()).expect("reset");
+    }
+
+    /// How often each command was called since they were forgotten, and how often it failed.
+    pub(crate) fn commands(&self) -> HashMap<String, (u64, u64)> {
+        let info: String = cmd("INFO").arg("commandstats").query(&mut self.connection()).expect("statistics");
+        let number = |line: &str, name: &str| {
+            let (_, rest) = line.split_once(name).unwrap_or_else(|| panic!("{name} in {line}"));
+            rest.split([',', '\r']).next().and_then(|number| number.parse().ok()).expect("a number")
+        };
+        let lines = info.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(':'));
+        lines.map(|(name, line)| (name.to_owned(), (number(line, "calls="), number(line, "failed_calls=")))).collect()
     }
 
     fn socket(&self) -> String {
@@ -100,4 +128,40 @@ fn spawn(directory: &TempDir, port: u16, options: &[&str]) -> Child {
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("its address").port()
+}
+
+/// The address of a server that answers HELLO with this, and everything else with OK.
+pub(crate) fn fake_server(hello: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    std::thread::spawn(move || {
+        let (mut replies, _) = listener.accept().expect("a client");
+        let mut requests = BufReader::new(replies.try_clone().expect("a second handle"));
+        while let Some(words) = request(&mut requests) {
+            let reply = if words[0].eq_ignore_ascii_case(b"HELLO") { hello } else { "+OK\r\n" };
+            if replies.write_all(reply.as_bytes()).is_err() {
+                break;
+            }
+        }
+    });
+    format!("redis://{address}")
+}
+
+/// The words of the next request; none when the client has gone.
+fn request(from: &mut impl BufRead) -> Option<Vec<Vec<u8>>> {
+    let words = number(from)?;
+    let word = |_| {
+        let mut word = vec![0; number(from)? + 2];
+        from.read_exact(&mut word).ok()?;
+        word.truncate(word.len() - 2);
+        Some(word)
+    };
+    (0..words).map(word).collect()
+}
+
+/// The number in a line such as `*3` or `$5`.
+fn number(from: &mut impl BufRead) -> Option<usize> {
+    let mut line = String::new();
+    from.read_line(&mut line).ok()?;
+    line.get(1..)?.trim_end().parse().ok()
 }
