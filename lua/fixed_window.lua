@@ -41,13 +41,14 @@
 --   The counter per window of Redis's INCR documentation; roll-over as in the Convex rate limiter.
 --
 -- Commands
---   TIME, GET; acquire: SET, SETRANGE; reset: DEL; inspect: PTTL
+--   TIME, GET; acquire: SET, SETRANGE, PEXPIREAT; reset: DEL; inspect: PTTL
 --
 -- Expiry
---   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while it lasts.
+--   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while that covers this reset.
 --
 -- A deny writes
---   nothing, unless the state's time lay too far ahead and was brought back to now.
+--   nothing, but for two cases: the state's time lay too far ahead and is brought back to now; or the numbers have
+--   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended.
 
 local key = KEYS[1]
 local capacity, rate, period = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
@@ -80,7 +81,7 @@ local time, level, armed = now_us, capacity, 0
 local window = aligned and time - (time - start) % period or time
 local was_capacity, was_rate, was_period = capacity, rate, period
 local version
-local rebased = false
+local changed, rebased = false, false
 
 local state = redis.call('GET', key)
 if state then
@@ -96,11 +97,13 @@ if state then
   -- Changed numbers: what was used stays used, placed at the state's own time. Nobody is put into debt by it.
   if was_capacity ~= capacity or was_rate ~= rate then
     level = math.max(capacity - (was_capacity - level), level < 0 and -max_debt or 0)
-    armed = 0
+    changed = true
   end
+  -- The debt that the rule allows may have shrunk.
+  if level < -max_debt then level = -max_debt end
   if was_period ~= period or (aligned and (window - start) % period ~= 0) then
     window = aligned and time - (time - start) % period or time
-    armed = 0
+    changed = true
   end
 
   if time <= now_us then
@@ -139,8 +142,10 @@ if level < capacity then
   reset_after = window + (missing + -missing % rate) / rate * period - now_us
 end
 
+-- Whether the key's expiry lies between this reset and the longest that it may be armed for.
+local covered = server_time and armed * 1000000 >= now_us + reset_after
 if taken or (rebased and mode == 'acquire') then
-  if server_time and armed * 1000000 >= now_us + reset_after then
+  if covered and not changed and armed * 1000000 <= now_us + 2 * longest + 1000000 then
     redis.call('SETRANGE', key, '0', struct.pack('<I7i7i7', time, window, level))
   else
     local expiry, at = 'PXAT', 0
@@ -155,6 +160,11 @@ if taken or (rebased and mode == 'acquire') then
     redis.call('SET', key, struct.pack('<I7i7i7I5BI7I7I7', time, window, level, armed, 3, capacity, rate, period),
       expiry, string.format('%d', at))
   end
+elseif changed and not covered and server_time and mode == 'acquire' then
+  -- Denied, and the key would expire before it resets under the new numbers.
+  armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
+  redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+  redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
 end
 
 local remaining = level > 0 and level or 0

@@ -42,13 +42,14 @@
 --   ITU-T I.371, Generic Cell Rate Algorithm, virtual scheduling.
 --
 -- Commands
---   TIME, GET; acquire: SET, SETRANGE; reset: DEL; inspect: PTTL
+--   TIME, GET; acquire: SET, SETRANGE, PEXPIREAT; reset: DEL; inspect: PTTL
 --
 -- Expiry
---   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while it lasts.
+--   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while that covers this reset.
 --
 -- A deny writes
---   nothing, unless the state's time lay too far ahead and was brought back to now.
+--   nothing, but for two cases: the state's time lay too far ahead and is brought back to now; or the numbers have
+--   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended.
 
 local key = KEYS[1]
 local capacity, rate, period = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
@@ -82,7 +83,7 @@ local tolerance = capacity * period
 local lead, time, armed = 0, now, 0
 local was_capacity, was_rate, was_period, was_tick = capacity, rate, period, tick
 local version
-local rebased = false
+local changed, rebased = false, false
 
 local state = redis.call('GET', key)
 if state then
@@ -124,8 +125,10 @@ if state then
     end
     lead = math.min(lead, most)
     time = time + -time % tick
-    armed = 0
+    changed = true
   end
+  -- The debt that the rule allows may have shrunk.
+  if lead > span then lead = span end
 
   if time <= now then
     if now - time >= longest then
@@ -164,8 +167,10 @@ if lead > 0 then
   reset_after = time + (lead + -lead % rate) / rate * tick - now_us
 end
 
+-- Whether the key's expiry lies between this reset and the longest that it may be armed for.
+local covered = server_time and armed * 1000000 >= now_us + reset_after
 if taken or (rebased and mode == 'acquire') then
-  if server_time and armed * 1000000 >= now_us + reset_after then
+  if covered and not changed and armed * 1000000 <= now_us + 2 * longest + 1000000 then
     redis.call('SETRANGE', key, '0', struct.pack('<I7I7', time, lead))
   else
     local expiry, at = 'PXAT', 0
@@ -180,6 +185,11 @@ if taken or (rebased and mode == 'acquire') then
     redis.call('SET', key, struct.pack('<I7I7I5BI7I7I7I3', time, lead, armed, 2, capacity, rate, period, tick),
       expiry, string.format('%d', at))
   end
+elseif changed and not covered and server_time and mode == 'acquire' then
+  -- Denied, and the key would expire before it resets under the new numbers.
+  armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
+  redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+  redis.call('SETRANGE', key, '14', struct.pack('<I5', armed))
 end
 
 local remaining = 0

@@ -43,13 +43,14 @@
 --   the waits are solved from it for whole ticks.
 --
 -- Commands
---   TIME, GET; acquire: SET, SETRANGE; reset: DEL; inspect: PTTL
+--   TIME, GET; acquire: SET, SETRANGE, PEXPIREAT; reset: DEL; inspect: PTTL
 --
 -- Expiry
---   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while it lasts.
+--   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while that covers this reset.
 --
 -- A deny writes
---   nothing, unless the state's time lay too far ahead and was brought back to now.
+--   nothing, but for two cases: the state's time lay too far ahead and is brought back to now; or the numbers have
+--   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended.
 
 local key = KEYS[1]
 local limit, period, tick = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
@@ -57,7 +58,7 @@ local cost, mode, now_us = ARGV[4] + 0, ARGV[5], ARGV[6] + 0
 
 local longest = 2 * period * tick
 if not (limit >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and cost >= 0 and now_us >= -1
-    and now_us <= 2^52 and (limit + 1) * period <= 2^53 and longest <= 2^51)
+    and now_us <= 2^52 and limit * period <= 2^53 - period and longest <= 2^51)
   or limit % 1 + period % 1 + tick % 1 + cost % 1 + now_us % 1 ~= 0
   or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reset' and mode ~= 'inspect') then
   return redis.error_reply('BADARG sliding_window_counter: expected whole numbers in the ranges of its header '
@@ -81,7 +82,7 @@ local time, previous, current, armed = now, 0, 0, 0
 local window = now - now % length
 local was_limit, was_period, was_tick = limit, period, tick
 local version
-local rebased = false
+local changed, rebased = false, false
 
 local state = redis.call('GET', key)
 if state then
@@ -106,7 +107,7 @@ if state then
     end
     if rebased then time = now end
     time = time - time % tick
-    armed = 0
+    changed = true
   end
 
   window = time - time % length
@@ -155,8 +156,10 @@ elseif previous > 0 then
   reset_after = math.max(0, window + (period - (period - 1 - (period - 1) % previous) / previous) * tick - now_us)
 end
 
+-- Whether the key's expiry lies between this reset and the longest that it may be armed for.
+local covered = server_time and armed * 1000000 >= now_us + reset_after
 if taken or (rebased and mode == 'acquire') then
-  if server_time and armed * 1000000 >= now_us + reset_after then
+  if covered and not changed and armed * 1000000 <= now_us + 2 * longest + 1000000 then
     redis.call('SETRANGE', key, '0', struct.pack('<I7I7I7', time, previous, current))
   else
     local expiry, at = 'PXAT', 0
@@ -171,6 +174,11 @@ if taken or (rebased and mode == 'acquire') then
     redis.call('SET', key, struct.pack('<I7I7I7I5BI7I7I3', time, previous, current, armed, 4, limit, period, tick),
       expiry, string.format('%d', at))
   end
+elseif changed and not covered and server_time and mode == 'acquire' then
+  -- Denied, and the key would expire before it resets under the new numbers.
+  armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
+  redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+  redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
 end
 
 local remaining = used < limit and limit - used or 0

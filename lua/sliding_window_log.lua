@@ -38,13 +38,14 @@
 --   The sliding log of Figma, "An alternative approach to rate limiting", 2017, with costs.
 --
 -- Commands
---   TIME, GETRANGE; acquire: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset: DEL; inspect: PTTL
+--   TIME, GETRANGE, STRLEN, EXISTS; acquire: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset: DEL; inspect: PTTL
 --
 -- Expiry
---   SET, or PEXPIREAT after SETRANGE, arms it for twice the period and up to a second; SETRANGE alone keeps it.
+--   SET or PEXPIREAT arms it for twice the period and up to a second; SETRANGE keeps it while that covers this reset.
 --
 -- A deny writes
---   nothing, unless the state's time lay too far ahead and was brought back to now.
+--   nothing, but for two cases: the state's time lay too far ahead and is brought back to now; or the numbers have
+--   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended.
 
 local key = KEYS[1]
 local limit, period = ARGV[1] + 0, ARGV[2] + 0
@@ -75,7 +76,7 @@ local UNREADABLE = 'BADSTATE sliding_window_log: the key holds something else th
 local newest, head, count, base, total, armed = now_us, 0, 0, 0, 0, 0
 local slots, was_limit, was_period = 0, limit, period
 local version
-local rebased, lump = false, false
+local changed, rebased, lump = false, false, false
 
 -- One read brings the header and, of a small log, all its entries.
 local near = redis.call('GETRANGE', key, '0', '238')
@@ -85,9 +86,12 @@ if near ~= '' then
       struct.unpack('<I7I4I4I5I5I5BI4I5I7', near)
   end
   if version ~= 5 or newest > 2^53 or count < 1 or count > slots or head >= slots or was_period < 1
-    or #near ~= math.min(HEADER + slots * ENTRY, 239) or (total - base) % MODULUS > was_limit then
+    or #near ~= math.min(HEADER + slots * ENTRY, 239) or (total - base) % MODULUS > was_limit
+    or (#near == 239 and redis.call('STRLEN', key) ~= HEADER + slots * ENTRY) then
     return redis.error_reply(UNREADABLE)
   end
+elseif redis.call('EXISTS', key) == 1 then
+  return redis.error_reply(UNREADABLE)
 end
 
 -- The time and the running total of the i-th entry, from 0 for the oldest.
@@ -95,9 +99,7 @@ local function entry(i)
   if lump then return newest, total end
   local at = HEADER + (head - count + i) % slots * ENTRY
   if at + ENTRY <= #near then return struct.unpack('<I7I5', near, at + 1) end
-  local far = redis.call('GETRANGE', key, at, at + ENTRY - 1)
-  if #far < ENTRY then error({ err = UNREADABLE }) end
-  return struct.unpack('<I7I5', far)
+  return struct.unpack('<I7I5', redis.call('GETRANGE', key, at, at + ENTRY - 1))
 end
 
 local time = now_us
@@ -109,7 +111,7 @@ if count > 0 then
     lump, count, base, total = true, 1, 0, used
     if rebased then newest = now_us end
   end
-  if was_limit ~= limit or lump then armed = 0 end
+  changed = was_limit ~= limit or lump
   if newest > time then time = newest end
 end
 
@@ -184,10 +186,11 @@ elseif used > 0 then
   reset_after = newest + period - now_us
 end
 
+local covered = server_time and armed * 1000000 >= now_us + reset_after
 if taken or (rebased and mode == 'acquire') then
   local live = count - first
-  local same = live > 0 and newest == time
   if taken then total = (total + cost) % MODULUS end
+  local same = live > 0 and newest == time
   if live == 0 then base, total = 0, used end
 
   local expire, at = nil, 0
@@ -195,7 +198,7 @@ if taken or (rebased and mode == 'acquire') then
     -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
     armed = 0
     expire, at = 'PX', math.max(3600000, 2 * (period + -period % 1000) / 1000)
-  elseif armed * 1000000 < now_us + reset_after then
+  elseif changed or not covered or armed * 1000000 > now_us + 2 * period + 1000000 then
     armed = (now_us + 2 * period + 1000000 - (now_us + 2 * period) % 1000000) / 1000000
     expire, at = 'PXAT', armed * 1000
   end
@@ -204,11 +207,12 @@ if taken or (rebased and mode == 'acquire') then
   if not lump and not wasteful and (same or live < slots) then
     local slot = same and (head - 1) % slots or head
     if not same then head, live = (head + 1) % slots, live + 1 end
+    -- Until the header is written, last, nothing is taken.
     redis.call('SETRANGE', key, HEADER + slot * ENTRY, struct.pack('<I7I5', time, total))
     if expire then
+      redis.call(expire == 'PX' and 'PEXPIRE' or 'PEXPIREAT', key, string.format('%d', at))
       redis.call('SETRANGE', key, '0', struct.pack('<I7I4I4I5I5I5BI4I5I7', time, head, live, base, total, armed, 5,
         slots, limit, period))
-      redis.call(expire == 'PX' and 'PEXPIRE' or 'PEXPIREAT', key, string.format('%d', at))
     else
       redis.call('SETRANGE', key, '0', struct.pack('<I7I4I4I5I5', time, head, live, base, total))
     end
@@ -231,6 +235,11 @@ if taken or (rebased and mode == 'acquire') then
       limit, period) .. ring .. string.rep('\0', (slots - live) * ENTRY), expire or 'PXAT', string.format('%d',
       expire and at or armed * 1000))
   end
+elseif changed and not covered and server_time and mode == 'acquire' then
+  -- Denied, and the key would expire before it resets under the new numbers.
+  armed = (now_us + 2 * period + 1000000 - (now_us + 2 * period) % 1000000) / 1000000
+  redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+  redis.call('SETRANGE', key, '25', struct.pack('<I5', armed))
 end
 
 local remaining = used < limit and limit - used or 0

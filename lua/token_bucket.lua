@@ -42,13 +42,14 @@
 --   as a meter: RFC 2697.
 --
 -- Commands
---   TIME, GET; acquire: SET, SETRANGE; reset: DEL; inspect: PTTL
+--   TIME, GET; acquire: SET, SETRANGE, PEXPIREAT; reset: DEL; inspect: PTTL
 --
 -- Expiry
---   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while it lasts.
+--   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while that covers this reset.
 --
 -- A deny writes
---   nothing, unless the state's time lay too far ahead and was brought back to now.
+--   nothing, but for two cases: the state's time lay too far ahead and is brought back to now; or the numbers have
+--   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended.
 
 local key = KEYS[1]
 local capacity, rate, period = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
@@ -82,7 +83,7 @@ local full = capacity * period
 local level, time, armed = full, now, 0
 local was_capacity, was_rate, was_period, was_tick = capacity, rate, period, tick
 local version
-local rebased = false
+local changed, rebased = false, false
 
 local state = redis.call('GET', key)
 if state then
@@ -124,8 +125,10 @@ if state then
     end
     level = math.max(full - used, level < 0 and full - span or 0)
     time = time + -time % tick
-    armed = 0
+    changed = true
   end
+  -- The debt that the rule allows may have shrunk.
+  if level < full - span then level = full - span end
 
   if time <= now then
     if now - time >= longest then
@@ -165,8 +168,10 @@ if level < full then
   reset_after = time + (missing + -missing % rate) / rate * tick - now_us
 end
 
+-- Whether the key's expiry lies between this reset and the longest that it may be armed for.
+local covered = server_time and armed * 1000000 >= now_us + reset_after
 if taken or (rebased and mode == 'acquire') then
-  if server_time and armed * 1000000 >= now_us + reset_after then
+  if covered and not changed and armed * 1000000 <= now_us + 2 * longest + 1000000 then
     redis.call('SETRANGE', key, '0', struct.pack('<I7i7', time, level))
   else
     local expiry, at = 'PXAT', 0
@@ -181,6 +186,11 @@ if taken or (rebased and mode == 'acquire') then
     redis.call('SET', key, struct.pack('<I7i7I5BI7I7I7I3', time, level, armed, 1, capacity, rate, period, tick),
       expiry, string.format('%d', at))
   end
+elseif changed and not covered and server_time and mode == 'acquire' then
+  -- Denied, and the key would expire before it resets under the new numbers.
+  armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
+  redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+  redis.call('SETRANGE', key, '14', struct.pack('<I5', armed))
 end
 
 local remaining = level > 0 and (level - level % period) / period or 0

@@ -254,9 +254,10 @@ impl LimitBuilder {
         if let Start::At(offset) = start
             && (offset.subsec_nanos() % 1000 != 0 || offset.as_micros() >= u128::from(period))
         {
-            let period = text::Period(period);
+            let (period, got) =
+                (text::Period(period), text::Period(u64::try_from(offset.as_micros()).unwrap_or(u64::MAX)));
             return Err(RuleError::new(format!(
-                "start: expected whole microseconds below the period of {period}, got {offset:?}"
+                "start: expected whole microseconds below the period of {period}, got {got}"
             )));
         }
         let max = self.max.unwrap_or(LOG_MAX);
@@ -282,6 +283,9 @@ impl LimitBuilder {
             arguments: Vec::new(),
         };
         limit.exact = (row.fit)(&limit)?;
+        if capacity == 0 && limit.exact.max_debt == 0 {
+            return Err(RuleError::new(format!("{limit}: expected burst or max-debt to leave at least one unit")));
+        }
         if limit.exact.longest_reset > LONGEST {
             let why = "expected a key to be as if never used within 71 years";
             return Err(RuleError::new(format!("{}: {why}; raise the rate or lower burst and max-debt", limit)));

@@ -47,7 +47,7 @@ impl Rule {
         Self::new(name, self.limit)
     }
 
-    /// The name; `default` unless given.
+    /// The name; `default` unless given. Rules of one name share the state of limits alike in algorithm and period.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -67,6 +67,7 @@ impl Rule {
 impl FromStr for Rule {
     type Err = RuleError;
 
+    /// Named `default`: two rules of one algorithm and period need [names](Rule::named), or they share their state.
     fn from_str(text: &str) -> Result<Self, RuleError> {
         Self::new("default", text.parse()?)
     }
@@ -81,6 +82,10 @@ impl fmt::Display for Rule {
 
 #[cfg(feature = "serde")]
 mod serialized {
+    use std::fmt;
+
+    use serde::de::value::MapAccessDeserializer;
+    use serde::de::{Error, MapAccess, Visitor};
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     use super::{Limit, Rule};
@@ -92,13 +97,6 @@ mod serialized {
         limit: Limit,
     }
 
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "expected a limit's line, or a table of name and limit")]
-    enum Form {
-        Line(String),
-        Table(Table),
-    }
-
     impl Serialize for Rule {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
             Table { name: self.name.clone(), limit: self.limit.clone() }.serialize(serializer)
@@ -107,11 +105,27 @@ mod serialized {
 
     impl<'de> Deserialize<'de> for Rule {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            match Form::deserialize(deserializer)? {
-                Form::Line(line) => line.parse(),
-                Form::Table(Table { name, limit }) => Self::new(&name, limit),
-            }
-            .map_err(serde::de::Error::custom)
+            deserializer.deserialize_any(LineOrTable)
+        }
+    }
+
+    /// A limit's line, or a table with a name. Each form tells its own mistakes.
+    struct LineOrTable;
+
+    impl<'de> Visitor<'de> for LineOrTable {
+        type Value = Rule;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a limit's line, or a table of name and limit")
+        }
+
+        fn visit_str<E: Error>(self, line: &str) -> Result<Rule, E> {
+            line.parse().map_err(E::custom)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Rule, A::Error> {
+            let Table { name, limit } = Table::deserialize(MapAccessDeserializer::new(map))?;
+            Rule::new(&name, limit).map_err(A::Error::custom)
         }
     }
 }

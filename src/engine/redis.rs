@@ -31,8 +31,8 @@ struct Shared {
     address: String,
     current: RwLock<Option<Held>>,
     made: AtomicU64,
-    /// Held while connecting, so that one caller connects and the others wait for what it gets.
-    connecting: tokio::sync::Mutex<()>,
+    /// Held while connecting, so that one task connects and all callers wait for what it gets.
+    connecting: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The connection that calls go over, and which one it is: a caller who saw it break must not drop its successor.
@@ -41,6 +41,9 @@ struct Held {
     number: u64,
     connection: MultiplexedConnection,
 }
+
+/// How long one attempt to connect may take, whatever the deadlines of those who wait for it.
+const LONGEST_CONNECT: Duration = Duration::from_secs(5);
 
 impl Redis {
     /// The Redis at `redis://[user:password@]host[:port][/db]`, `unix:///path/of.sock`, with `?protocol=resp3` at
@@ -54,10 +57,8 @@ impl Redis {
             let expected = "expected redis://[user:password@]host[:port][/db] or unix:///path/of.sock";
             Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
         };
-        let info = url.into_connection_info().map_err(|_| malformed(""))?;
-        if !info.addr().is_supported() {
-            return Err(malformed(", which needs what this build leaves out"));
-        }
+        let no_tls = if url.starts_with("rediss:") { ", which needs TLS: this version has none" } else { "" };
+        let info = url.into_connection_info().map_err(|_| malformed(no_tls))?;
         let address = info.addr().to_string();
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         // The deadline of each decision bounds these.
@@ -76,7 +77,7 @@ impl Redis {
     }
 
     fn new(pool: Pool, address: String) -> Self {
-        let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), tokio::sync::Mutex::new(()));
+        let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), Arc::default());
         Self { shared: Arc::new(Shared { pool, address, current, made, connecting }) }
     }
 
@@ -112,10 +113,23 @@ impl Redis {
         if let Some(held) = self.held() {
             return Ok(held);
         }
-        let _connecting = self.shared.connecting.lock().await;
+        let connecting = Arc::clone(&self.shared.connecting).lock_owned().await;
         if let Some(held) = self.held() {
             return Ok(held);
         }
+        // A task of its own, so that a caller whose deadline is shorter than a connect takes leaves a connection to the
+        // next one.
+        let this = self.clone();
+        let connect = tokio::spawn(async move {
+            let made = tokio::time::timeout(LONGEST_CONNECT, this.connect()).await;
+            drop(connecting);
+            made.unwrap_or_else(|_| Err(Error::deadline(LONGEST_CONNECT, false)))
+        });
+        let ended = || Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down");
+        connect.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    async fn connect(&self) -> Result<Held, Error> {
         let address = &self.shared.address;
         let pooled = self.shared.pool.get().await.map_err(|error| match error {
             PoolError::Backend(error) => from_connecting(&error, address),
@@ -221,8 +235,12 @@ fn from_answer(error: &RedisError) -> Error {
         (_, "NOAUTH" | "WRONGPASS") => Kind::Authentication,
         (_, "NOPERM") => Kind::Permission,
         (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
-            if error.detail().is_some_and(|detail| detail.starts_with("unknown command")) {
+            let says = |beginning| error.detail().is_some_and(|detail| detail.starts_with(beginning));
+            if says("unknown command") {
                 Kind::Unsupported
+            } else if says("The user executing the script can't") {
+                // Redis 7.0 has no code for what a user may not run within a script.
+                Kind::Permission
             } else {
                 Kind::Refused
             }
@@ -249,13 +267,35 @@ fn described(error: &RedisError) -> String {
     }
 }
 
-/// The address with everything before the `@` of its host left out.
+/// The scheme, the host and the port of an address, so far as they can't be part of a password.
 fn without_password(url: &str) -> String {
-    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-    let shown = match rest.rsplit_once('@') {
-        Some((_, host)) => format!("***@{host}"),
-        None => rest.to_owned(),
-    };
-    let shown = shown.split('?').next().unwrap_or_default();
-    if scheme.is_empty() { shown.to_owned() } else { format!("{scheme}://{shown}") }
+    let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (scheme, rest));
+    let (secret, shown) = rest.rsplit_once('@').map_or(("", rest), |(_, host)| ("***@", host));
+    let shown = shown.split(['/', '?', '#']).next().unwrap_or_default();
+    let (host, port) = shown.split_once(':').unwrap_or((shown, ""));
+    let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+    let clear = plain(host) && port.bytes().all(|byte| byte.is_ascii_digit()) && port.len() <= 5;
+    let slashes = if scheme.is_empty() { "" } else { "://" };
+    format!("{scheme}{slashes}{secret}{}", if clear { shown } else { "***" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_of_an_address_that_may_be_a_password_is_shown() {
+        for (url, shown) in [
+            ("http://user:hunter2@example.com:99/0?x=hunter2", "http://***@example.com:99"),
+            ("redis://:hunter2", "redis://***"),
+            ("redis://user:hunter2", "redis://***"),
+            ("redis://u:hunter2%40h", "redis://***"),
+            ("redis:/hunter2@h", "***@h"),
+            ("rediss://localhost:6379", "rediss://localhost:6379"),
+            ("", ""),
+        ] {
+            assert_eq!(without_password(url), shown);
+            assert!(!Redis::open(url).unwrap_err().to_string().contains("hunter2"), "{url}");
+        }
+    }
 }

@@ -65,7 +65,12 @@ fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Re
             let start = match value {
                 "first-hit" => Start::FirstHit,
                 "spread" => Start::Spread,
-                _ => Start::At(Duration::from_micros(value.parse::<Period>()?.0)),
+                _ => {
+                    let expected = "expected first-hit, spread, or an offset such as 8h";
+                    let offset: Period =
+                        value.parse().map_err(|_| RuleError::new(format!("start: {expected}, got {value:?}")))?;
+                    Start::At(Duration::from_micros(offset.0))
+                }
             };
             limit.start.replace(start).is_some()
         }
@@ -81,7 +86,7 @@ fn whole(name: &str, text: &str) -> Result<u64, RuleError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
         Ok(number) if digits => Ok(number),
-        _ => Err(RuleError::new(format!("{name}: expected a whole number up to 2^53, got {text:?}"))),
+        _ => Err(RuleError::new(format!("{name}: expected a whole number from 0 to 2^53, got {text:?}"))),
     }
 }
 
@@ -105,7 +110,8 @@ impl FromStr for Period {
             let alone = count.is_empty() && rest == text && tail.is_empty();
             let count: u64 = if alone { 1 } else { count.parse().map_err(|_| bad())? };
             let (_, size) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
-            total = count.checked_mul(*size).and_then(|part| total.checked_add(part)).ok_or_else(bad)?;
+            let long = || RuleError::new(format!("period: expected at most 71 years, got {text:?}"));
+            total = count.checked_mul(*size).and_then(|part| total.checked_add(part)).ok_or_else(long)?;
             rest = tail;
             if rest.is_empty() {
                 break;
@@ -150,6 +156,10 @@ impl fmt::Display for Limit {
 
 #[cfg(feature = "serde")]
 mod serialized {
+    use std::fmt;
+
+    use serde::de::value::MapAccessDeserializer;
+    use serde::de::{Error, MapAccess, Visitor};
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     use super::Limit;
@@ -159,14 +169,6 @@ mod serialized {
     struct Table {
         name: String,
         limit: String,
-    }
-
-    /// A line, or a table with a name.
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "expected a limit's line, or a table of name and limit")]
-    enum Form {
-        Line(String),
-        Table(Table),
     }
 
     impl Serialize for Limit {
@@ -180,11 +182,27 @@ mod serialized {
 
     impl<'de> Deserialize<'de> for Limit {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            match Form::deserialize(deserializer)? {
-                Form::Line(line) => line.parse(),
-                Form::Table(Table { name, limit }) => limit.parse().and_then(|limit: Self| limit.named(&name)),
-            }
-            .map_err(serde::de::Error::custom)
+            deserializer.deserialize_any(LineOrTable)
+        }
+    }
+
+    /// A line, or a table with a name. Each form tells its own mistakes.
+    struct LineOrTable;
+
+    impl<'de> Visitor<'de> for LineOrTable {
+        type Value = Limit;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a limit's line, or a table of name and limit")
+        }
+
+        fn visit_str<E: Error>(self, line: &str) -> Result<Limit, E> {
+            line.parse().map_err(E::custom)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Limit, A::Error> {
+            let Table { name, limit } = Table::deserialize(MapAccessDeserializer::new(map))?;
+            limit.parse().and_then(|limit: Limit| limit.named(&name)).map_err(A::Error::custom)
         }
     }
 }

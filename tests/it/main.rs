@@ -2,6 +2,7 @@
 
 mod concurrency;
 mod differential;
+mod expiry;
 mod laws;
 mod limits;
 mod oracle;

@@ -44,7 +44,8 @@ async fn a_decision_is_one_round_trip() {
         assert_eq!(commands["evalsha"], (21, 0), "{rule}");
         assert_eq!(commands["evalsha_ro"], (10, 0), "{rule}");
         // Beside what the scripts call and what this test asks, nothing: no PING, no UNWATCH, no EVAL, no SELECT.
-        let expected = ["get", "getrange", "set", "setrange", "time", "pttl", "del", "pexpire", "pexpireat", "info"];
+        let scripts = "get getrange strlen exists set setrange time pttl del pexpire pexpireat";
+        let expected: Vec<_> = scripts.split(' ').chain(["info"]).collect();
         let others: Vec<_> = commands.keys().filter(|name| !expected.contains(&name.as_str())).collect();
         assert!(others.iter().all(|name| name.starts_with("evalsha") || name.starts_with("config|")), "{others:?}");
     }
@@ -75,8 +76,10 @@ async fn a_server_that_lost_its_scripts_gets_each_one_back_with_one_eval() {
 #[tokio::test]
 async fn a_user_with_the_least_permissions_can_do_everything() {
     let server = Server::start();
-    let least = "+evalsha +evalsha_ro +eval +eval_ro +hello +get +set +setrange +getrange +pexpire +pexpireat +pttl \
-                 +del +time ~tollgate:*";
+    // As lua/README.md has it.
+    let readme = include_str!("../../lua/README.md");
+    let (_, rest) = readme.split_once(">PASSWORD ").expect("the smallest user");
+    let (least, _) = rest.split_once("\n\n").expect("a paragraph");
     let limiter = limiter(&server.user("least", least));
     for rule in FIVE.map(rule) {
         for now in [None, Some(1_u64 << 50), Some((1 << 50) + 1), None, None] {
@@ -102,6 +105,38 @@ async fn a_user_without_evalsha_lacks_a_permission() {
     let error = limiter.acquire(&rule, "key").await.unwrap_err();
     assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
     assert_eq!(limiter.peek(&rule, "key").await.expect("peeks go by another command").remaining, 5);
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_run_what_a_script_calls_lacks_a_permission_and_pays_nothing() {
+    let server = Server::start();
+    let all = limiter(&server.url());
+    for (command, rule) in [("set", "gcra 5/10s"), ("setrange", "sliding-log 9/1d"), ("pexpire", "sliding-log 9/1d")] {
+        let rule = rule.parse::<Rule>().and_then(|rule| rule.named(command)).expect("a rule");
+        let request = Request::new("key").at(time(1 << 50));
+        if command != "set" {
+            all.acquire(&rule, request).await.expect("a decision");
+        }
+        let before = all.peek(&rule, request).await.expect("a decision").remaining;
+        let some = limiter(&server.user(command, &format!("+@all -{command} ~*")));
+        let error = some.acquire(&rule, request.at(time((1 << 50) + 1))).await.unwrap_err();
+        assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
+        assert_eq!(all.peek(&rule, request).await.expect("a decision").remaining, before, "{command}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_takes_longer_than_a_deadline_is_there_for_the_next_call() {
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    let rule = rule("gcra 5/10s");
+    server.signal("-STOP");
+    let error = limiter.acquire(&rule, Request::new("key").deadline(Duration::from_millis(50))).await.unwrap_err();
+    server.signal("-CONT");
+    assert!(error.is_deadline() && error.is_unreachable() && error.charged() == Charged::No, "{error:?}");
+    server.forget_commands();
+    assert!(limiter.acquire(&rule, "key").await.expect("a decision").allowed);
+    assert_eq!(server.commands().get("hello").map_or(0, |(calls, _)| *calls), 1, "the first connect went on");
 }
 
 #[tokio::test]

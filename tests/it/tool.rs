@@ -276,6 +276,31 @@ fn a_line_that_cannot_be_read_is_told_by_number_and_skipped_or_ends_a_strict_rep
 }
 
 #[test]
+fn an_interrupted_replay_says_so_and_removes_its_keys() {
+    let server = Server::start();
+    for (engine, signal) in [(vec![], "-INT"), (vec!["--url", &server.url()], "-TERM")] {
+        let arguments = [&["replay", "--rule", "gcra 5/1d", "-"], engine.as_slice()].concat();
+        let [stdin, stdout, stderr] = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
+        let mut child = command(&arguments).stdin(stdin).stdout(stdout).stderr(stderr).spawn().expect("the tool runs");
+        let mut input = child.stdin.take().expect("piped");
+        input.write_all(b"{\"t_us\":0,\"key\":\"k\"}\n").expect("written");
+        let mut decided = String::new();
+        let mut reader = std::io::BufReader::new(child.stdout.take().expect("piped"));
+        std::io::BufRead::read_line(&mut reader, &mut decided).expect("a decision");
+        assert!(decided.contains("\"allowed\":true"), "{decided}");
+        let killed = Command::new("kill").arg(signal).arg(child.id().to_string()).status().expect("kill runs");
+        assert!(killed.success());
+        // Its standard input stays open: only the signal ends it.
+        let output = child.wait_with_output().expect("the tool ends");
+        drop(input);
+        assert_eq!(code(&output), 2);
+        assert!(crate::tool::stderr(&output).contains("interrupted"));
+    }
+    let left: usize = tollgate::redis::cmd("DBSIZE").query(&mut server.connection()).expect("an answer");
+    assert_eq!(left, 0);
+}
+
+#[test]
 fn other_fields_of_a_log_can_be_counted() {
     let output = tollgate(&[
         "replay",

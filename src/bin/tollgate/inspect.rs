@@ -1,7 +1,10 @@
 //! `tollgate inspect`: what a key's state means.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
@@ -15,8 +18,8 @@ use crate::output::{facts, human, json, micros, timestamp};
 pub(crate) struct Inspect {
     /// The rule, such as "token-bucket 5/10s".
     rule: String,
-    /// Whom it counts.
-    key: String,
+    /// Whom it counts: any bytes.
+    key: OsString,
     #[command(flatten)]
     options: Options,
 }
@@ -24,7 +27,7 @@ pub(crate) struct Inspect {
 /// A key's state, for other programs.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
-    key: &'a str,
+    key: Cow<'a, str>,
     rule: &'a str,
     limit_text: String,
     redis_key: &'a str,
@@ -43,17 +46,18 @@ impl Inspect {
     pub(crate) async fn run(self) -> Outcome {
         let rule = options::rule(&self.rule)?;
         let limiter = self.options.limiter()?;
-        let state = limiter.inspect(&rule, &self.key).await?;
+        let key = self.key.as_encoded_bytes();
+        let state = limiter.inspect(&rule, key).await?;
         let out = anstream::stdout();
         match self.options.shape() {
-            Shape::Jsonl => json(out, &report(&rule, &self.key, &state))?,
+            Shape::Jsonl => json(out, &report(&rule, String::from_utf8_lossy(key), &state))?,
             Shape::Table => facts(out, &explained(&rule, &state))?,
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn report<'a>(rule: &'a Rule, key: &'a str, state: &'a State) -> Report<'a> {
+fn report<'a>(rule: &'a Rule, key: Cow<'a, str>, state: &'a State) -> Report<'a> {
     Report {
         key,
         rule: rule.name(),
@@ -98,23 +102,25 @@ fn explained(rule: &Rule, state: &State) -> Vec<(&'static str, String)> {
     // A bucket's level is kept in parts of a unit, a window's in whole ones.
     let scaled = rule.limit().algorithm() == Algorithm::TokenBucket;
     for (name, number) in &state.fields {
-        lines.push((name, decoded(name, *number, scaled, value("state_period"), value("state_rate"))));
+        lines.push((name, decoded(name, *number, scaled, value("state_period"))));
+    }
+    if let (Some(lead), Some(rate), Some(tick)) = (value("lead"), value("state_rate"), value("state_tick")) {
+        let ahead = lead.max(0).unsigned_abs().div_ceil(rate.max(1).unsigned_abs()) * tick.max(0).unsigned_abs();
+        let arrival = value("time_us").unwrap_or(0).max(0).unsigned_abs() + ahead;
+        lines.push(("arrival", format!("{}, {} ahead", timestamp(arrival), human(Duration::from_micros(ahead)))));
     }
     lines
 }
 
 /// A number of the state in the units that people think in, and as it stands.
-fn decoded(name: &str, number: i64, scaled: bool, period: Option<i64>, rate: Option<i64>) -> String {
+fn decoded(name: &str, number: i64, scaled: bool, period: Option<i64>) -> String {
     let precise = |value: f64| format!("{value:.6}").trim_end_matches('0').trim_end_matches('.').to_owned();
-    match (name, period, rate) {
+    match (name, period) {
         (name, ..) if name.ends_with("_us") => u64::try_from(number).map_or_else(|_| number.to_string(), timestamp),
-        ("level", Some(period), _) if scaled => {
+        ("level", Some(period)) if scaled => {
             format!("{} units ({number} / {period})", precise(number as f64 / period as f64))
         }
-        ("lead", Some(period), Some(rate)) => {
-            let units = precise(number as f64 / period as f64);
-            format!("{units} units, {} ticks ahead ({number} / {rate})", precise(number as f64 / rate as f64))
-        }
+        ("lead", Some(period)) => format!("{} units ({number} / {period})", precise(number as f64 / period as f64)),
         _ => number.to_string(),
     }
 }

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
+use tollgate::Charged;
 
 /// A rate limiter: every decision is one atomic Lua script on Redis.
 #[derive(Debug, Parser)]
@@ -85,7 +86,10 @@ fn misused(error: &clap::Error) -> ExitCode {
 
 impl From<tollgate::Error> for Failure {
     fn from(error: tollgate::Error) -> Self {
-        Self::Told(error.to_string())
+        match error.charged() {
+            Charged::Unknown => Self::Told(format!("{error}; whether it took units can't be known")),
+            _ => Self::Told(error.to_string()),
+        }
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) enum Shape {
 impl Options {
     /// A limiter on the engine that was asked for.
     pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
-        let limiter = match self.url.as_deref() {
+        let limiter = match self.url.as_deref().filter(|url| !url.is_empty()) {
             Some(url) => Limiter::new(Redis::open(url)?),
             None => {
                 eprintln!("tollgate: no --url, so the embedded engine decides: its state ends with this command");

@@ -1,5 +1,6 @@
 //! `tollgate probe`: decisions by hand.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ use crate::{Failure, Outcome};
 pub(crate) struct Probe {
     /// The rule, such as "token-bucket 5/10s".
     rule: String,
-    /// Whom it counts.
-    key: String,
+    /// Whom it counts: any bytes.
+    key: OsString,
     /// Units that each request takes; 0 looks without taking.
     #[arg(long, value_name = "N", default_value = "1", value_parser = options::units, allow_negative_numbers = true)]
     cost: u64,
@@ -37,16 +38,17 @@ impl Probe {
     pub(crate) async fn run(self) -> Outcome {
         let rule = options::rule(&self.rule)?;
         let limiter = self.options.limiter()?;
+        let key = self.key.as_encoded_bytes();
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
         let mut denied = false;
         for number in 0..self.count {
             if let Some(interval) = self.interval.filter(|_| number > 0) {
                 tokio::time::sleep(interval).await;
             }
-            let request = Request::new(&self.key).cost(self.cost);
+            let request = Request::new(key).cost(self.cost);
             let decision = decide(&limiter, &rule, self.op, request).await?;
             denied |= !decision.allowed;
-            printer.print(&Line::new(&rule, self.op, self.key.as_bytes(), self.cost, &decision))?;
+            printer.print(&Line::new(&rule, self.op, key, self.cost, &decision))?;
         }
         Ok(if denied { ExitCode::from(1) } else { ExitCode::SUCCESS })
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::mpsc;
 use tollgate::{Limiter, Request, Rule};
 
 use crate::options::{self, Options};
@@ -69,13 +70,25 @@ const LONG: usize = 2000;
 impl Replay {
     pub(crate) async fn run(self) -> Outcome {
         let rule = options::rule(&self.rule)?;
-        let limiter = self.options.limiter()?.prefix(&own_prefix())?;
+        let prefix = own_prefix();
+        let limiter = self.options.limiter()?.prefix(&prefix)?;
         let stdout = anstream::stdout();
         let printer = Printer::new(io::BufWriter::new(stdout), self.options.shape());
-        let mut player = Player { limiter, rule, printer, summary: Summary::default(), quiet: self.summary };
-        let played = self.play(&mut player).await;
-        player.forget_keys().await?;
-        played?;
+        let mut player = Player { limiter, rule, printer, summary: Summary::default(), quiet: self.summary, played: 0 };
+        let played = tokio::select! {
+            biased;
+            told = interrupted() => told,
+            played = self.play(&mut player) => played,
+        };
+        let left = "in an hour, or twice the longest that the rule takes to reset";
+        let forgotten = player.forget_keys().await;
+        let forgotten =
+            forgotten.map_err(|error| format!("keys of prefix {prefix} are left, and expire {left}: {error}"));
+        match (played, forgotten) {
+            (Ok(()), forgotten) => forgotten.map_err(Failure::Told)?,
+            (Err(Failure::Told(why)), Err(left)) => return Err(Failure::Told(format!("{why}; {left}"))),
+            (Err(why), _) => return Err(why),
+        }
         player.printer.flush()?;
         if self.summary {
             player.summary.print(anstream::stdout(), self.options.shape())?;
@@ -84,43 +97,47 @@ impl Replay {
     }
 
     async fn play(&self, player: &mut Player<impl Write>) -> Result<(), Failure> {
-        let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
-        let mut stop = async || {
-            tokio::select! {
-                biased;
-                _ = &mut interrupted => Err(Failure::Told("interrupted".into())),
-                () = std::future::ready(()) => Ok(()),
-            }
-        };
         if self.file.as_os_str() == "-" {
-            let mut latest = 0;
-            for item in self.read(io::stdin().lock()) {
-                stop().await?;
-                let Some(mut record) = self.readable(
-                    item.map_err(|error| Failure::Told(format!("standard input: {error}")))?,
-                    player,
-                    None,
-                )?
-                else {
-                    continue;
-                };
-                player.summary.in_order(record.t_us, latest);
-                latest = latest.max(record.t_us);
-                record.t_us = latest;
-                player.play(&record).await?;
-                player.printer.flush()?;
-            }
-            return Ok(());
+            return self.play_stream(player).await;
         }
         let records = self.load(player)?;
         let progress = self.progress(records.len());
         for record in &records {
-            stop().await?;
             player.play(record).await?;
             progress.inc(1);
         }
         progress.finish_and_clear();
         Ok(())
+    }
+
+    /// Plays standard input as it comes, on a clock that never steps back.
+    async fn play_stream(&self, player: &mut Player<impl Write>) -> Result<(), Failure> {
+        let mut latest = 0;
+        let mut items = self.read_in_background();
+        while let Some(item) = items.recv().await {
+            let item = item.map_err(|error| Failure::Told(format!("standard input: {error}")))?;
+            let Some(mut record) = self.readable(item, player, None)? else { continue };
+            player.summary.in_order(record.t_us, latest);
+            latest = latest.max(record.t_us);
+            record.t_us = latest;
+            player.play(&record).await?;
+            player.printer.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Standard input can only be waited for by a thread, which ends with the process.
+    fn read_in_background(&self) -> mpsc::Receiver<io::Result<Result<Record, Unreadable>>> {
+        let (sender, receiver) = mpsc::channel(1024);
+        let (input, key) = (self.input, self.key);
+        std::thread::spawn(move || {
+            for item in read(input, key, io::stdin().lock()) {
+                if sender.blocking_send(item).is_err() {
+                    return;
+                }
+            }
+        });
+        receiver
     }
 
     /// All records of the file, in the order in which they are played.
@@ -129,7 +146,7 @@ impl Replay {
         let file = File::open(&self.file).map_err(|error| Failure::Told(format!("{shown}: {error}")))?;
         let mut records = Vec::new();
         let mut latest = 0;
-        for item in self.read(BufReader::new(file)) {
+        for item in read(self.input, self.key, BufReader::new(file)) {
             let item = item.map_err(|error| Failure::Told(format!("{shown}: {error}")))?;
             let Some(record) = self.readable(item, player, Some(&shown))? else { continue };
             player.summary.in_order(record.t_us, latest);
@@ -140,21 +157,6 @@ impl Replay {
             records.sort_by_key(|record| record.t_us);
         }
         Ok(records)
-    }
-
-    fn read(&self, input: impl BufRead) -> impl Iterator<Item = io::Result<Result<Record, Unreadable>>> {
-        let format = match self.input {
-            Input::Jsonl => Format::Jsonl,
-            Input::Csv => Format::Csv,
-            Input::Combined => Format::Combined,
-        };
-        let key = match self.key {
-            Key::Ip => KeyField::Ip,
-            Key::Path => KeyField::Path,
-            Key::Method => KeyField::Method,
-            Key::User => KeyField::User,
-        };
-        records::read(format, key, input)
     }
 
     /// The record, unless it could not be read: then that is told, and ends a strict replay.
@@ -188,6 +190,37 @@ impl Replay {
     }
 }
 
+fn read(input: Input, key: Key, from: impl BufRead) -> impl Iterator<Item = io::Result<Result<Record, Unreadable>>> {
+    let format = match input {
+        Input::Jsonl => Format::Jsonl,
+        Input::Csv => Format::Csv,
+        Input::Combined => Format::Combined,
+    };
+    let key = match key {
+        Key::Ip => KeyField::Ip,
+        Key::Path => KeyField::Path,
+        Key::Method => KeyField::Method,
+        Key::User => KeyField::User,
+    };
+    records::read(format, key, from)
+}
+
+/// Ends when the user or the system asks the tool to.
+async fn interrupted() -> Result<(), Failure> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminated = signal(SignalKind::terminate())?;
+        tokio::select! {
+            told = tokio::signal::ctrl_c() => told?,
+            _ = terminated.recv() => {}
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await?;
+    Err(Failure::Told("interrupted".into()))
+}
+
 /// Decides records one after the other.
 #[derive(Debug)]
 struct Player<W: Write> {
@@ -197,11 +230,20 @@ struct Player<W: Write> {
     summary: Summary,
     /// Only the summary is wanted.
     quiet: bool,
+    played: u64,
 }
+
+/// After how many records a signal is looked for.
+const PLAYED_AT_A_TIME: u64 = 256;
 
 impl<W: Write> Player<W> {
     async fn play(&mut self, record: &Record) -> Result<(), Failure> {
         let Record { t_us, op, ref key, cost, .. } = *record;
+        // The embedded engine never waits, and signals arrive only while something does.
+        self.played += 1;
+        if self.played.is_multiple_of(PLAYED_AT_A_TIME) {
+            tokio::task::yield_now().await;
+        }
         self.summary.touched(key);
         let at = UNIX_EPOCH + Duration::from_micros(t_us);
         let request = Request::new(key).cost(cost).at(at);
@@ -213,8 +255,8 @@ impl<W: Write> Player<W> {
         Ok(())
     }
 
-    /// Removes what the replay wrote. Where that fails too, its keys are gone in an hour or in two resets.
-    async fn forget_keys(&mut self) -> Result<(), Failure> {
+    /// Removes what the replay wrote.
+    async fn forget_keys(&mut self) -> Result<(), tollgate::Error> {
         for key in self.summary.keys() {
             self.limiter.reset(&self.rule, key).await?;
         }
@@ -225,5 +267,5 @@ impl<W: Write> Player<W> {
 /// A prefix that no other replay has, so that keys start empty.
 fn own_prefix() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("tollgate-replay-{}-{}", std::process::id(), now.as_nanos())
+    format!("tollgate:replay-{}-{}", std::process::id(), now.as_nanos())
 }

@@ -52,6 +52,11 @@ impl Keyspace {
                 Ok(Outcome::Time([self.now_us / 1_000_000, self.now_us % 1_000_000].map(|n| n.to_string())))
             }
             (b"GET", [key]) => Ok(self.live(key).map_or(Outcome::Nothing, |entry| Outcome::Bytes(entry.bytes.clone()))),
+            (b"STRLEN", [key]) => {
+                let length = self.live(key).map_or(0, |entry| entry.bytes.len());
+                Ok(Outcome::Integer(i64::try_from(length).unwrap_or(i64::MAX)))
+            }
+            (b"EXISTS", [key]) => Ok(Outcome::Integer(self.live(key).is_some().into())),
             (b"GETRANGE", [key, from, to]) => self.get_range(key, from, to),
             (b"SET", [key, value, expiry, at]) => self.set(key, value, expiry, at),
             (b"SETRANGE", [key, offset, value]) => self.set_range(key, offset, value),

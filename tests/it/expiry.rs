@@ -1,0 +1,92 @@
+//! Expiry in the server's own time: no state is forgotten before it resets, whatever the rule was before, and none stays
+//! much longer. On the embedded engine, whose clock is the test's.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use tollgate::{Clock, Embedded, Limit, Limiter, Request, Rule};
+
+use crate::limits::{beginning, two_limits};
+use crate::oracle::Retry;
+use crate::subject::{Micros, answer, micros, oracle, spec, time};
+
+/// How the clock moves before a call, and whether the rule changes after it.
+type Step = (u64, Aim, u64, bool);
+
+#[derive(Clone, Copy, Debug)]
+enum Aim {
+    /// By this part of the longest reset, in thousandths.
+    Part,
+    Retry,
+    /// To the reset or a microsecond before.
+    Reset,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let aim = prop_oneof![3 => Just(Aim::Part), 2 => Just(Aim::Retry), 2 => Just(Aim::Reset)];
+    (0_u64..=2200, aim, 1_u64..=101, proptest::bool::weighted(0.2))
+}
+
+#[test]
+fn in_server_time_nothing_is_forgotten_before_it_resets() {
+    let cases = (two_limits(), beginning(), proptest::collection::vec(step(), 1..=30));
+    let config = Config { cases: 3000, failure_persistence: None, max_global_rejects: 100_000, ..Config::default() };
+    let outcome = TestRunner::new(config).run(&cases, |((limit, other), begin, steps)| {
+        let clock = Clock::set_to(time(begin));
+        let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let named =
+            |limit: &Limit| limit.clone().named("limit").and_then(|limit| Rule::new("test", limit)).expect("names");
+        let (mut rule, mut next) = (named(&limit), named(&other));
+        let mut oracle = oracle(&limit);
+        let mut now: Micros = begin;
+        for (part, aim, hundredths, changes) in steps {
+            let limit = rule.limit();
+            let cost = (limit.capacity() / 100 * hundredths).max(1);
+            let ahead = match (aim, oracle.peek(cost, now).retry, oracle.peek(0, now).reset_after_us) {
+                (Aim::Part, ..) => {
+                    u64::try_from(u128::from(micros(limit.longest_reset())) * u128::from(part) / 1000).expect("fits")
+                }
+                (Aim::Retry, Retry::AfterUs(wait), _) => wait - part % 2,
+                (Aim::Reset, _, reset) if reset > 0 => reset - part % 2,
+                _ => 0,
+            };
+            if now + ahead + 3 * micros(limit.longest_reset()) < 1 << 52 {
+                clock.advance(Duration::from_micros(ahead));
+                now += ahead;
+            }
+            let request = Request::new("key").cost(cost);
+            let decision = runtime.block_on(limiter.acquire(&rule, request)).expect("a decision");
+            prop_assert_eq!(answer(decision), oracle.acquire(cost, now), "acquire {} at {} under {}", cost, now, &rule);
+            let state = runtime.block_on(limiter.inspect(&rule, request)).expect("a state");
+            if let Some(ttl) = state.expires_after {
+                prop_assert!(ttl + Duration::from_millis(1) >= decision.reset_after, "forgotten early: {:?}", ttl);
+                let most = rule.limit().longest_reset() * 2 + Duration::from_secs(1);
+                prop_assert!(!decision.allowed || ttl <= most + Duration::from_millis(1), "kept too long: {:?}", ttl);
+            }
+            if changes {
+                // What was reset and forgotten under the old numbers is not remembered for the new ones.
+                if !state.exists {
+                    oracle.reset();
+                }
+                std::mem::swap(&mut rule, &mut next);
+                oracle.change(spec(rule.limit()));
+                // The first call after a change sees to the expiry.
+                let cost = rule.limit().capacity();
+                let decision =
+                    runtime.block_on(limiter.acquire(&rule, Request::new("key").cost(cost))).expect("a decision");
+                prop_assert_eq!(
+                    answer(decision),
+                    oracle.acquire(cost, now),
+                    "acquire {} at {} under {}",
+                    cost,
+                    now,
+                    &rule
+                );
+            }
+        }
+        Ok(())
+    });
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
