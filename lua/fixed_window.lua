@@ -10,7 +10,7 @@
 --   ARGV[4] start     us     0 .. period - 1: windows start there after the epoch; -1: at the first hit
 --   ARGV[5] max_debt  units  0 .. 2^53  how far a reservation may go below zero
 --   ARGV[6] cost      units  0 ..       0 takes nothing
---   ARGV[7] mode      -      acquire | peek | reset | inspect
+--   ARGV[7] mode      -      acquire | peek | reserve | at-most | refund | penalty | reset | inspect
 --   ARGV[8] now_us    us     0 .. 2^52, or -1 for the server's time
 --   capacity + max_debt + rate <= 2^53, and the longest reset,
 --   ceil((capacity + max_debt) / rate) windows, at most 2^51 us (71 years)
@@ -21,6 +21,8 @@
 --   [3] remaining       units  can be taken right now, after this decision
 --   [4] retry_after_us  us     0: now, -1: never
 --   [5] reset_after_us  us     until the key is as if never used
+--   at-most appends:
+--   [6] granted         units  taken, of the cost at most
 --   inspect appends:
 --   [6] ttl_ms          ms     PTTL: -2 without a key
 --   [7] time_us         us     when the state was written
@@ -33,7 +35,11 @@
 -- Formula
 --   level(now) = min(capacity, level + windows begun since * rate)
 --   allowed    : cost <= level
---   retry_after: to the start of the window ceil((cost - level) / rate) later
+--   retry_after: to the start of the window ceil((cost - level) / rate) later; for a reservation the wait until it
+--                is covered
+--   reserve    : cost <= level + max_debt
+--   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
+--   refund     : level + cost, capacity at most; penalty: level - cost, as low as stays exact
 --   reset_after: to the start of the window ceil((capacity - level) / rate) later
 --   A window from the first hit is followed by others of its length until the level is at capacity.
 --
@@ -41,10 +47,11 @@
 --   The counter per window of Redis's INCR documentation; roll-over as in the Convex rate limiter.
 --
 -- Commands
---   TIME, GET; acquire: SET, SETRANGE, PEXPIREAT; reset: DEL; inspect: PTTL
+--   TIME, GET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
---   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while that covers this reset.
+--   SET arms it for twice the longest reset, or this one if a penalty made it longer, and up to a second; SETRANGE
+--   keeps it while that covers this reset.
 --
 -- A deny writes
 --   nothing, but for two cases: the state's time lay too far ahead and is brought back to now; or the numbers have
@@ -60,7 +67,8 @@ local longest = (span + -span % rate) / rate * period
 if not (capacity >= 0 and max_debt >= 0 and rate >= 1 and period >= 1 and start >= -1 and start < period
     and cost >= 0 and now_us >= -1 and now_us <= 2^52 and span + rate <= 2^53 and longest <= 2^51)
   or capacity % 1 + max_debt % 1 + rate % 1 + period % 1 + start % 1 + cost % 1 + now_us % 1 ~= 0
-  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reset' and mode ~= 'inspect') then
+  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reserve' and mode ~= 'at-most' and mode ~= 'refund' and
+    mode ~= 'penalty' and mode ~= 'reset' and mode ~= 'inspect') then
   return redis.error_reply('BADARG fixed_window: expected whole numbers in the ranges of its header and a mode, got '
     .. table.concat(ARGV, ' '))
 end
@@ -77,6 +85,9 @@ if server_time then
 end
 
 local aligned = start >= 0
+-- As low as a level may be, so that it and the time to refill it stay exact.
+local windows = 2^51 / period
+local deepest = capacity - math.min(2^53 - rate, (windows - windows % 1) * rate)
 local time, level, armed = now_us, capacity, 0
 local window = aligned and time - (time - start) % period or time
 local was_capacity, was_rate, was_period = capacity, rate, period
@@ -95,14 +106,11 @@ if state then
   end
 
   -- Changed numbers: what was used stays used, placed at the state's own time. Nobody is put into debt by it.
-  if was_capacity ~= capacity or was_rate ~= rate then
+  if level < 0 then level = math.max(level, deepest) end
+  local moved = was_period ~= period or (aligned and (window - start) % period ~= 0)
+  if moved then window = aligned and time - (time - start) % period or time end
+  if moved or was_capacity ~= capacity or was_rate ~= rate then
     level = math.max(capacity - (was_capacity - level), level < 0 and -max_debt or 0)
-    changed = true
-  end
-  -- The debt that the rule allows may have shrunk.
-  if level < -max_debt then level = -max_debt end
-  if was_period ~= period or (aligned and (window - start) % period ~= 0) then
-    window = aligned and time - (time - start) % period or time
     changed = true
   end
 
@@ -122,53 +130,77 @@ if state then
 end
 
 -- From here on `time` is the moment that the decision is made at: now, or the state's own while now lies before it.
-local allowed = cost == 0 or (cost <= capacity and cost <= level)
-local retry_after = 0
-if not allowed then
-  if cost > capacity then
-    retry_after = -1
-  else
-    local missing = cost - level
-    retry_after = window + (missing + -missing % rate) / rate * period - now_us
-  end
+local remaining = level > 0 and level or 0
+local wanted, most, debt = cost, capacity, 0
+if mode == 'reserve' then
+  most, debt = span, max_debt
+elseif mode == 'at-most' then
+  wanted = math.min(cost, math.max(remaining, 1))
+end
+local missing = wanted - level
+local allowed = wanted == 0 or (wanted <= most and missing <= debt)
+
+-- What this call adds to the level.
+local change = 0
+if mode == 'refund' then
+  allowed, missing, change = true, 0, math.min(cost, capacity - level)
+elseif mode == 'penalty' then
+  allowed, missing, change = true, 0, -math.min(cost, level - deepest)
+elseif allowed and wanted > 0 and mode ~= 'peek' and mode ~= 'inspect' then
+  change = -wanted
 end
 
-local taken = mode == 'acquire' and allowed and cost > 0
-if taken then level = level - cost end
+local retry_after = 0
+if not allowed and wanted > most then
+  retry_after = -1
+elseif not allowed or (mode == 'reserve' and missing > 0 and wanted > 0) then
+  if not allowed then missing = missing - debt end
+  retry_after = window + (missing + -missing % rate) / rate * period - now_us
+end
+
+level = level + change
+if change ~= 0 then remaining = level > 0 and level or 0 end
 
 local reset_after = 0
 if level < capacity then
-  local missing = capacity - level
-  reset_after = window + (missing + -missing % rate) / rate * period - now_us
+  local used = capacity - level
+  reset_after = window + (used + -used % rate) / rate * period - now_us
 end
 
 -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
 local covered = server_time and armed * 1000000 >= now_us + reset_after
-if taken or (rebased and mode == 'acquire') then
-  if covered and not changed and armed * 1000000 <= now_us + 2 * longest + 1000000 then
+local writes = mode ~= 'peek' and mode ~= 'inspect'
+if change ~= 0 and level == capacity then
+  redis.call('DEL', key)
+elseif change ~= 0 or (rebased and writes) then
+  if covered and not changed and armed * 1000000 <= now_us + math.max(2 * longest, reset_after) + 1000000 then
     redis.call('SETRANGE', key, '0', struct.pack('<I7i7i7', time, window, level))
   else
     local expiry, at = 'PXAT', 0
     if server_time then
-      armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
+      local last = now_us + math.max(2 * longest, reset_after)
+      armed = (last + 1000000 - last % 1000000) / 1000000
       at = armed * 1000
     else
       -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
       armed = 0
-      expiry, at = 'PX', math.max(3600000, 2 * (longest + -longest % 1000) / 1000)
+      expiry, at = 'PX', math.max(3600000, (2 * longest + -2 * longest % 1000) / 1000,
+        (reset_after + -reset_after % 1000) / 1000)
     end
     redis.call('SET', key, struct.pack('<I7i7i7I5BI7I7I7', time, window, level, armed, 3, capacity, rate, period),
       expiry, string.format('%d', at))
   end
-elseif changed and not covered and server_time and mode == 'acquire' then
+elseif changed and not covered and server_time and writes then
   -- Denied, and the key would expire before it resets under the new numbers.
-  armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
+  local last = now_us + math.max(2 * longest, reset_after)
+  armed = (last + 1000000 - last % 1000000) / 1000000
   redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
   redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
 end
 
-local remaining = level > 0 and level or 0
-if mode == 'inspect' then
+if mode == 'at-most' then
+  return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after, -change }
+elseif mode == 'inspect' then
   if state then time, window, level = struct.unpack('<I7i7i7', state) end
   return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after,
     redis.call('PTTL', key), time, window, level, was_capacity, was_rate, was_period }

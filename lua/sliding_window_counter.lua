@@ -9,7 +9,7 @@
 --   ARGV[2] period  ticks  1 .. 2^53  a window's length; windows start at multiples of it since the epoch
 --   ARGV[3] tick    us     1 .. 10^6  1 unless the products below don't fit
 --   ARGV[4] cost    units  0 ..       0 takes nothing
---   ARGV[5] mode    -      acquire | peek | reset | inspect
+--   ARGV[5] mode    -      acquire | peek | at-most | refund | penalty | reset | inspect
 --   ARGV[6] now_us  us     0 .. 2^52, or -1 for the server's time
 --   (limit + 1) * period <= 2^53, and the longest reset, two windows, at most 2^51 us (71 years)
 --
@@ -19,6 +19,8 @@
 --   [3] remaining       units  can be taken right now, after this decision
 --   [4] retry_after_us  us     0: now, -1: never
 --   [5] reset_after_us  us     until the weighted count is 0 for good
+--   at-most appends:
+--   [6] granted         units  taken, of the cost at most
 --   inspect appends:
 --   [6] ttl_ms          ms     PTTL: -2 without a key
 --   [7] time_us         us     when the state was written
@@ -35,15 +37,17 @@
 --   retry_after: with R = limit - current - cost,
 --                R >= 0: W - floor(((R + 1) W - 1) / previous) - e
 --                else:   2 W - floor(((limit - cost + 1) W - 1) / current) - e
+--   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
+--   refund     : from current, then from previous; penalty: current + cost, as much as stays exact
 --   reset_after: current > 0:  2 W - floor((W - 1) / current) - e
---                previous > 0: max(0, W - floor((W - 1) / previous) - e)
+--                used > 0:    W - floor((W - 1) / previous) - e
 --
 -- Source
 --   Cloudflare, "How we built rate limiting capable of scaling to millions of domains", 2017;
 --   the waits are solved from it for whole ticks.
 --
 -- Commands
---   TIME, GET; acquire: SET, SETRANGE, PEXPIREAT; reset: DEL; inspect: PTTL
+--   TIME, GET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
 --   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while that covers this reset.
@@ -60,7 +64,8 @@ local longest = 2 * period * tick
 if not (limit >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and cost >= 0 and now_us >= -1
     and now_us <= 2^52 and limit * period <= 2^53 - period and longest <= 2^51)
   or limit % 1 + period % 1 + tick % 1 + cost % 1 + now_us % 1 ~= 0
-  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reset' and mode ~= 'inspect') then
+  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'at-most' and mode ~= 'refund' and mode ~= 'penalty' and
+    mode ~= 'reset' and mode ~= 'inspect') then
   return redis.error_reply('BADARG sliding_window_counter: expected whole numbers in the ranges of its header '
     .. 'and a mode, got ' .. table.concat(ARGV, ' '))
 end
@@ -91,7 +96,7 @@ if state then
       struct.unpack('<I7I7I7I5BI7I7I3', state)
   end
   if version ~= 4 or time > 2^53 or was_period < 1 or was_tick < 1
-    or was_limit * was_period > 2^53 or previous > was_limit or current > was_limit then
+    or was_limit * was_period > 2^53 or previous * was_period > 2^53 or current * was_period > 2^53 then
     return redis.error_reply('BADSTATE sliding_window_counter: the key holds something else than this limit\'s state')
   end
 
@@ -126,39 +131,61 @@ end
 local elapsed = (time - window) / tick
 local weighted = previous * (period - elapsed)
 local used = (weighted - weighted % period) / period + current
-local allowed = cost == 0 or (cost <= limit and cost <= limit - used)
+local remaining = used < limit and limit - used or 0
+local wanted = cost
+if mode == 'at-most' then wanted = math.min(cost, math.max(remaining, 1)) end
+local allowed = wanted == 0 or (wanted <= limit and wanted <= limit - used)
+
+-- What this call takes, or gives back if negative.
+local change = 0
+if mode == 'refund' then
+  allowed, change = true, -math.min(cost, previous + current)
+elseif mode == 'penalty' then
+  local most = 2^53 / period
+  allowed, change = true, math.min(cost, math.max(0, most - most % 1 - 1 - current))
+elseif allowed and mode ~= 'peek' and mode ~= 'inspect' then
+  change = wanted
+end
+
 local retry_after = 0
 if not allowed then
-  if cost > limit then
+  if wanted > limit then
     retry_after = -1
   else
-    local room = limit - current - cost
+    local room = limit - current - wanted
     if room >= 0 then
       local until_it = (room + 1) * period - 1
       retry_after = period - (until_it - until_it % previous) / previous
     else
-      local until_it = (limit - cost + 1) * period - 1
+      local until_it = (limit - wanted + 1) * period - 1
       retry_after = 2 * period - (until_it - until_it % current) / current
     end
     retry_after = window + retry_after * tick - now_us
   end
 end
 
-local taken = mode == 'acquire' and allowed and cost > 0
-if taken then
-  current, used = current + cost, used + cost
+if change ~= 0 then
+  -- The newest units are given back first.
+  current = current + change
+  if current < 0 then previous, current = previous + current, 0 end
+  weighted = previous * (period - elapsed)
+  used = (weighted - weighted % period) / period + current
+  remaining = used < limit and limit - used or 0
 end
 
 local reset_after = 0
 if current > 0 then
   reset_after = window + (2 * period - (period - 1 - (period - 1) % current) / current) * tick - now_us
-elseif previous > 0 then
-  reset_after = math.max(0, window + (period - (period - 1 - (period - 1) % previous) / previous) * tick - now_us)
+elseif used > 0 then
+  reset_after = window + (period - (period - 1 - (period - 1) % previous) / previous) * tick - now_us
 end
 
 -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
 local covered = server_time and armed * 1000000 >= now_us + reset_after
-if taken or (rebased and mode == 'acquire') then
+local writes = mode ~= 'peek' and mode ~= 'inspect'
+if change ~= 0 and used == 0 then
+  redis.call('DEL', key)
+elseif change ~= 0 or (rebased and writes) then
   if covered and not changed and armed * 1000000 <= now_us + 2 * longest + 1000000 then
     redis.call('SETRANGE', key, '0', struct.pack('<I7I7I7', time, previous, current))
   else
@@ -174,15 +201,16 @@ if taken or (rebased and mode == 'acquire') then
     redis.call('SET', key, struct.pack('<I7I7I7I5BI7I7I3', time, previous, current, armed, 4, limit, period, tick),
       expiry, string.format('%d', at))
   end
-elseif changed and not covered and server_time and mode == 'acquire' then
+elseif changed and not covered and server_time and writes then
   -- Denied, and the key would expire before it resets under the new numbers.
   armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
   redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
   redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
 end
 
-local remaining = used < limit and limit - used or 0
-if mode == 'inspect' then
+if mode == 'at-most' then
+  return { allowed and 1 or 0, limit, remaining, retry_after, reset_after, change }
+elseif mode == 'inspect' then
   if state then time, previous, current = struct.unpack('<I7I7I7', state) end
   return { allowed and 1 or 0, limit, remaining, retry_after, reset_after,
     redis.call('PTTL', key), time, previous, current, was_limit, was_period, was_tick }

@@ -7,7 +7,7 @@
 --   ARGV[1] limit   units  1 .. 2^39
 --   ARGV[2] period  us     1 .. 2^51
 --   ARGV[3] cost    units  0 ..       0 takes nothing
---   ARGV[4] mode    -      acquire | peek | reset | inspect
+--   ARGV[4] mode    -      acquire | peek | at-most | refund | penalty | reset | inspect
 --   ARGV[5] now_us  us     0 .. 2^52, or -1 for the server's time
 --
 -- Reply
@@ -16,6 +16,8 @@
 --   [3] remaining       units  can be taken right now, after this decision
 --   [4] retry_after_us  us     0: now, -1: never
 --   [5] reset_after_us  us     until the last entry leaves the log
+--   at-most appends:
+--   [6] granted         units  taken, of the cost at most
 --   inspect appends:
 --   [6] ttl_ms          ms     PTTL: -2 without a key
 --   [7] time_us         us     when the state was written: its newest entry
@@ -31,6 +33,8 @@
 --   used       = total - total at the last entry that no longer counts
 --   allowed    : used + cost <= limit
 --   retry_after: until enough of the oldest entries have left, found by their running totals
+--   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
+--   refund     : of the newest entries; penalty: an entry of this cost, up to 2^39 units in all
 --   reset_after: newest + period - now
 --   Reads O(1) entries where few have expired since the last write, else O(log n); writes one.
 --
@@ -38,7 +42,8 @@
 --   The sliding log of Figma, "An alternative approach to rate limiting", 2017, with costs.
 --
 -- Commands
---   TIME, GETRANGE, STRLEN, EXISTS; acquire: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset: DEL; inspect: PTTL
+--   TIME, GETRANGE, STRLEN, EXISTS; what takes or gives: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset, and a refund of
+--   all: DEL; inspect: PTTL
 --
 -- Expiry
 --   SET or PEXPIREAT arms it for twice the period and up to a second; SETRANGE keeps it while that covers this reset.
@@ -54,7 +59,8 @@ local cost, mode, now_us = ARGV[3] + 0, ARGV[4], ARGV[5] + 0
 if not (limit >= 1 and limit <= 2^39 and period >= 1 and period <= 2^51 and cost >= 0 and now_us >= -1
     and now_us <= 2^52)
   or limit % 1 + period % 1 + cost % 1 + now_us % 1 ~= 0
-  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reset' and mode ~= 'inspect') then
+  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'at-most' and mode ~= 'refund' and mode ~= 'penalty' and
+    mode ~= 'reset' and mode ~= 'inspect') then
   return redis.error_reply('BADARG sliding_window_log: expected whole numbers in the ranges of its header and a '
     .. 'mode, got ' .. table.concat(ARGV, ' '))
 end
@@ -86,7 +92,7 @@ if near ~= '' then
       struct.unpack('<I7I4I4I5I5I5BI4I5I7', near)
   end
   if version ~= 5 or newest > 2^53 or count < 1 or count > slots or head >= slots or was_period < 1
-    or #near ~= math.min(HEADER + slots * ENTRY, 239) or (total - base) % MODULUS > was_limit
+    or #near ~= math.min(HEADER + slots * ENTRY, 239) or (total - base) % MODULUS > 2^39
     or (#near == 239 and redis.call('STRLEN', key) ~= HEADER + slots * ENTRY) then
     return redis.error_reply(UNREADABLE)
   end
@@ -144,53 +150,68 @@ elseif count > 0 then
 end
 
 local used = (total - base) % MODULUS
-local allowed = cost == 0 or (cost <= limit and cost <= limit - used)
+local remaining = used < limit and limit - used or 0
+local wanted = cost
+if mode == 'at-most' then wanted = math.min(cost, math.max(remaining, 1)) end
+local allowed = wanted == 0 or (wanted <= limit and wanted <= limit - used)
+
+-- What this call takes, or gives back if negative.
+local change = 0
+if mode == 'refund' then
+  allowed, change = true, -math.min(cost, used)
+elseif mode == 'penalty' then
+  allowed, change = true, math.min(cost, 2^39 - used)
+elseif allowed and mode ~= 'peek' and mode ~= 'inspect' then
+  change = wanted
+end
+
 local retry_after = 0
-if not allowed then
-  if cost > limit then
-    retry_after = -1
+local live = count - first
+if not allowed and wanted > limit then
+  retry_after = -1
+elseif not allowed or (change < 0 and used + change > 0) then
+  -- The oldest entry by whose leaving enough units have left; of a refund, the newest that stays.
+  local enough = change < 0 and used + change or used + wanted - limit
+  local below, step, above = first - 1, first, count - 1
+  local leaves = newest
+  while step < above do
+    local at, sum = entry(step)
+    if (sum - base) % MODULUS >= enough then
+      above, leaves = step, at
+    else
+      below = step
+      step = first + (step - first) * 2 + 1
+    end
+  end
+  while above - below > 1 do
+    local middle = (above + below - (above + below) % 2) / 2
+    local at, sum = entry(middle)
+    if (sum - base) % MODULUS >= enough then
+      above, leaves = middle, at
+    else
+      below = middle
+    end
+  end
+  if change < 0 then
+    head, live = (head - (count - 1 - above)) % slots, above - first + 1
+    newest, time = leaves, leaves
   else
-    -- The oldest entry with whose leaving enough units have left.
-    local enough = used + cost - limit
-    local below, above = first - 1, count - 1
-    local step = first
-    local leaves = newest
-    while step < above do
-      local at, sum = entry(step)
-      if (sum - base) % MODULUS >= enough then
-        above, leaves = step, at
-      else
-        below = step
-        step = first + (step - first) * 2 + 1
-      end
-    end
-    while above - below > 1 do
-      local middle = (above + below - (above + below) % 2) / 2
-      local at, sum = entry(middle)
-      if (sum - base) % MODULUS >= enough then
-        above, leaves = middle, at
-      else
-        below = middle
-      end
-    end
     retry_after = leaves + period - now_us
   end
 end
 
-local taken = mode == 'acquire' and allowed and cost > 0
+used = used + change
+if change ~= 0 then remaining = used < limit and limit - used or 0 end
 local reset_after = 0
-if taken then
-  used = used + cost
-  reset_after = time + period - now_us
-elseif used > 0 then
-  reset_after = newest + period - now_us
-end
+if used > 0 then reset_after = (change > 0 and time or newest) + period - now_us end
 
 local covered = server_time and armed * 1000000 >= now_us + reset_after
-if taken or (rebased and mode == 'acquire') then
-  local live = count - first
-  if taken then total = (total + cost) % MODULUS end
+local writes = mode ~= 'peek' and mode ~= 'inspect'
+if change < 0 and used == 0 then
+  redis.call('DEL', key)
+elseif change ~= 0 or (rebased and writes) then
   local same = live > 0 and newest == time
+  total = (total + change) % MODULUS
   if live == 0 then base, total = 0, used end
 
   local expire, at = nil, 0
@@ -220,13 +241,13 @@ if taken or (rebased and mode == 'acquire') then
     -- The ring is written anew, oldest first, with room for a quarter more.
     local ring = ''
     if live > 0 and lump then
-      ring = struct.pack('<I7I5', newest, base + used - (taken and cost or 0))
+      ring = struct.pack('<I7I5', newest, base + used - math.max(change, 0))
     elseif live > 0 then
       local from = (head - live) % slots
       local all = redis.call('GETRANGE', key, HEADER, '-1')
       ring = string.sub(all .. all, from * ENTRY + 1, (from + live) * ENTRY)
     end
-    if taken then
+    if change ~= 0 then
       if same then ring, live = string.sub(ring, 1, -ENTRY - 1), live - 1 end
       ring, live = ring .. struct.pack('<I7I5', time, total), live + 1
     end
@@ -235,15 +256,16 @@ if taken or (rebased and mode == 'acquire') then
       limit, period) .. ring .. string.rep('\0', (slots - live) * ENTRY), expire or 'PXAT', string.format('%d',
       expire and at or armed * 1000))
   end
-elseif changed and not covered and server_time and mode == 'acquire' then
+elseif changed and not covered and server_time and writes then
   -- Denied, and the key would expire before it resets under the new numbers.
   armed = (now_us + 2 * period + 1000000 - (now_us + 2 * period) % 1000000) / 1000000
   redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
   redis.call('SETRANGE', key, '25', struct.pack('<I5', armed))
 end
 
-local remaining = used < limit and limit - used or 0
-if mode == 'inspect' then
+if mode == 'at-most' then
+  return { allowed and 1 or 0, limit, remaining, retry_after, reset_after, change }
+elseif mode == 'inspect' then
   local oldest = time
   if count > 0 then
     time, head, count, base, total = struct.unpack('<I7I4I4I5I5', near)

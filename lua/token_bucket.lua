@@ -10,7 +10,7 @@
 --   ARGV[4] tick      us     1 .. 10^6  1 unless the products below don't fit
 --   ARGV[5] max_debt  units  0 .. 2^53  how far a reservation may go below zero
 --   ARGV[6] cost      units  0 ..       0 takes nothing
---   ARGV[7] mode      -      acquire | peek | reset | inspect
+--   ARGV[7] mode      -      acquire | peek | reserve | at-most | refund | penalty | reset | inspect
 --   ARGV[8] now_us    us     0 .. 2^52, or -1 for the server's time
 --   (capacity + max_debt + 1) * period + rate <= 2^53, and the longest reset,
 --   ceil((capacity + max_debt) * period / rate) ticks, at most 2^51 us (71 years)
@@ -21,6 +21,8 @@
 --   [3] remaining       units  can be taken right now, after this decision
 --   [4] retry_after_us  us     0: now, -1: never
 --   [5] reset_after_us  us     until the key is as if never used
+--   at-most appends:
+--   [6] granted         units  taken, of the cost at most
 --   inspect appends:
 --   [6] ttl_ms          ms     PTTL: -2 without a key
 --   [7] time_us         us     when the state was written
@@ -34,7 +36,10 @@
 --   level is kept in units * period, so that one tick refills exactly `rate`:
 --   level(now) = min(capacity * period, level + ticks since time * rate)
 --   allowed    : cost * period <= level
---   retry_after: ceil((cost * period - level) / rate) ticks
+--   retry_after: ceil((cost * period - level) / rate) ticks; for a reservation the wait until it is covered
+--   reserve    : cost * period <= level + max_debt * period
+--   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
+--   refund     : level + cost * period, full at most; penalty: level - cost * period, as low as stays exact
 --   reset_after: ceil((capacity * period - level) / rate) ticks
 --
 -- Source
@@ -42,10 +47,11 @@
 --   as a meter: RFC 2697.
 --
 -- Commands
---   TIME, GET; acquire: SET, SETRANGE, PEXPIREAT; reset: DEL; inspect: PTTL
+--   TIME, GET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
---   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while that covers this reset.
+--   SET arms it for twice the longest reset, or this one if a penalty made it longer, and up to a second; SETRANGE
+--   keeps it while that covers this reset.
 --
 -- A deny writes
 --   nothing, but for two cases: the state's time lay too far ahead and is brought back to now; or the numbers have
@@ -62,7 +68,8 @@ if not (capacity >= 0 and max_debt >= 0 and rate >= 1 and period >= 1 and tick >
     and cost >= 0 and now_us >= -1 and now_us <= 2^52 and span + period + rate <= 2^53
     and longest <= 2^51)
   or capacity % 1 + max_debt % 1 + rate % 1 + period % 1 + tick % 1 + cost % 1 + now_us % 1 ~= 0
-  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reset' and mode ~= 'inspect') then
+  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reserve' and mode ~= 'at-most' and mode ~= 'refund' and
+    mode ~= 'penalty' and mode ~= 'reset' and mode ~= 'inspect') then
   return redis.error_reply('BADARG token_bucket: expected whole numbers in the ranges of its header and a mode, got '
     .. table.concat(ARGV, ' '))
 end
@@ -80,6 +87,9 @@ end
 local now = now_us - now_us % tick
 
 local full = capacity * period
+-- As low as a level may be, so that it and the time to refill it stay exact.
+local deepest = math.min(2^53, 2^51 / tick * rate)
+deepest = full - deepest + deepest % period
 local level, time, armed = full, now, 0
 local was_capacity, was_rate, was_period, was_tick = capacity, rate, period, tick
 local version
@@ -127,16 +137,12 @@ if state then
     time = time + -time % tick
     changed = true
   end
-  -- The debt that the rule allows may have shrunk.
-  if level < full - span then level = full - span end
+  if level < 0 then level = math.max(level, deepest) end
 
   if time <= now then
-    if now - time >= longest then
-      level = full
-    else
-      level = level + (now - time) / tick * rate
-      if level > full then level = full end
-    end
+    -- Inexact only where it is far above what is missing.
+    local refill = (now - time) / tick * rate
+    level = refill < full - level and level + refill or full
     time = now
   elseif time - now > longest then
     time, rebased = now, true
@@ -144,57 +150,81 @@ if state then
 end
 
 -- From here on `time` is the tick that the decision is made at: now, or the state's own while now lies before it.
-local allowed = cost == 0 or (cost <= capacity and cost * period <= level)
-local retry_after = 0
-if not allowed then
-  if cost > capacity then
-    retry_after = -1
-  else
-    local missing = cost * period - level
-    retry_after = time + (missing + -missing % rate) / rate * tick - now_us
-  end
+local remaining = level > 0 and (level - level % period) / period or 0
+local wanted, most, lowest = cost, capacity, 0
+if mode == 'reserve' then
+  most, lowest = capacity + max_debt, full - span
+elseif mode == 'at-most' then
+  wanted = math.min(cost, math.max(remaining, 1))
+end
+local missing = wanted * period - level
+local allowed = wanted == 0 or (wanted <= most and missing <= -lowest)
+
+-- What this call adds to the level.
+local change = 0
+if mode == 'refund' then
+  allowed, missing, change = true, 0, math.min(cost * period, full - level)
+elseif mode == 'penalty' then
+  allowed, missing, change = true, 0, -math.min(cost * period, level - deepest)
+elseif allowed and wanted > 0 and mode ~= 'peek' and mode ~= 'inspect' then
+  change = -wanted * period
 end
 
-local taken = mode == 'acquire' and allowed and cost > 0
-if taken then
+local retry_after = 0
+if not allowed and wanted > most then
+  retry_after = -1
+elseif not allowed or (mode == 'reserve' and missing > 0 and wanted > 0) then
+  if not allowed then missing = missing + lowest end
+  retry_after = time + (missing + -missing % rate) / rate * tick - now_us
+end
+
+if change ~= 0 then
   -- Within a coarse tick a full bucket has not been refilling: the time is rounded up, not down.
-  if time < now_us and full - level <= rate then time = time + tick end
-  level = level - cost * period
+  if change < 0 and time < now_us and full - level <= rate then time = time + tick end
+  level = level + change
+  remaining = level > 0 and (level - level % period) / period or 0
 end
 
 local reset_after = 0
 if level < full then
-  local missing = full - level
-  reset_after = time + (missing + -missing % rate) / rate * tick - now_us
+  local used = full - level
+  reset_after = time + (used + -used % rate) / rate * tick - now_us
 end
 
 -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
 local covered = server_time and armed * 1000000 >= now_us + reset_after
-if taken or (rebased and mode == 'acquire') then
-  if covered and not changed and armed * 1000000 <= now_us + 2 * longest + 1000000 then
+local writes = mode ~= 'peek' and mode ~= 'inspect'
+if change ~= 0 and level == full then
+  redis.call('DEL', key)
+elseif change ~= 0 or (rebased and writes) then
+  if covered and not changed and armed * 1000000 <= now_us + math.max(2 * longest, reset_after) + 1000000 then
     redis.call('SETRANGE', key, '0', struct.pack('<I7i7', time, level))
   else
     local expiry, at = 'PXAT', 0
     if server_time then
-      armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
+      local last = now_us + math.max(2 * longest, reset_after)
+      armed = (last + 1000000 - last % 1000000) / 1000000
       at = armed * 1000
     else
       -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
       armed = 0
-      expiry, at = 'PX', math.max(3600000, 2 * (longest + -longest % 1000) / 1000)
+      expiry, at = 'PX', math.max(3600000, (2 * longest + -2 * longest % 1000) / 1000,
+        (reset_after + -reset_after % 1000) / 1000)
     end
     redis.call('SET', key, struct.pack('<I7i7I5BI7I7I7I3', time, level, armed, 1, capacity, rate, period, tick),
       expiry, string.format('%d', at))
   end
-elseif changed and not covered and server_time and mode == 'acquire' then
+elseif changed and not covered and server_time and writes then
   -- Denied, and the key would expire before it resets under the new numbers.
-  armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
+  local last = now_us + math.max(2 * longest, reset_after)
+  armed = (last + 1000000 - last % 1000000) / 1000000
   redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
   redis.call('SETRANGE', key, '14', struct.pack('<I5', armed))
 end
 
-local remaining = level > 0 and (level - level % period) / period or 0
-if mode == 'inspect' then
+if mode == 'at-most' then
+  return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after, -change / period }
+elseif mode == 'inspect' then
   if state then time, level = struct.unpack('<I7i7', state) end
   return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after,
     redis.call('PTTL', key), time, level, was_capacity, was_rate, was_period, was_tick }

@@ -51,7 +51,7 @@ static ROWS: [Row; 5] = [
     Row {
         algorithm: Algorithm::TokenBucket,
         name: "token-bucket",
-        script: Script::new("token_bucket", include_str!("../lua/token_bucket.lua")),
+        script: Script::file("token_bucket", include_str!("../lua/token_bucket.lua")),
         options: &[Setting::Burst, Setting::MaxDebt],
         fit: limit::fit_bucket,
         arguments: limit::bucket_arguments,
@@ -60,7 +60,7 @@ static ROWS: [Row; 5] = [
     Row {
         algorithm: Algorithm::FixedWindow,
         name: "fixed-window",
-        script: Script::new("fixed_window", include_str!("../lua/fixed_window.lua")),
+        script: Script::file("fixed_window", include_str!("../lua/fixed_window.lua")),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Start],
         fit: limit::fit_window,
         arguments: limit::window_arguments,
@@ -69,7 +69,7 @@ static ROWS: [Row; 5] = [
     Row {
         algorithm: Algorithm::SlidingWindow,
         name: "sliding-window",
-        script: Script::new("sliding_window_counter", include_str!("../lua/sliding_window_counter.lua")),
+        script: Script::file("sliding_window_counter", include_str!("../lua/sliding_window_counter.lua")),
         options: &[],
         fit: limit::fit_counter,
         arguments: limit::counter_arguments,
@@ -78,7 +78,7 @@ static ROWS: [Row; 5] = [
     Row {
         algorithm: Algorithm::SlidingLog,
         name: "sliding-log",
-        script: Script::new("sliding_window_log", include_str!("../lua/sliding_window_log.lua")),
+        script: Script::file("sliding_window_log", include_str!("../lua/sliding_window_log.lua")),
         options: &[Setting::Max],
         fit: limit::fit_log,
         arguments: limit::log_arguments,
@@ -87,13 +87,23 @@ static ROWS: [Row; 5] = [
     Row {
         algorithm: Algorithm::Gcra,
         name: "gcra",
-        script: Script::new("gcra", include_str!("../lua/gcra.lua")),
+        script: Script::file("gcra", include_str!("../lua/gcra.lua")),
         options: &[Setting::Burst, Setting::MaxDebt],
         fit: limit::fit_bucket,
         arguments: limit::bucket_arguments,
         state: &["time_us", "lead", "state_capacity", "state_rate", "state_period", "state_tick"],
     },
 ];
+
+/// Decides several limits at once: the text of every algorithm's script, and then how they go together.
+pub(crate) static ALL_OR_NOTHING: Script = Script::composed("all_or_nothing", || {
+    let mut text = String::from("local ALGORITHMS = {}\n");
+    for Row { script, .. } in &ROWS {
+        let (name, body) = (script.name(), script.text());
+        text.push_str(&format!("ALGORITHMS['{name}'] = function(KEYS, ARGV, redis)\n{body}end\n"));
+    }
+    text + include_str!("../lua/all_or_nothing.lua")
+});
 
 impl Algorithm {
     /// Every algorithm.
@@ -111,6 +121,12 @@ impl Algorithm {
     #[must_use]
     pub fn state_fields(self) -> &'static [&'static str] {
         self.row().state
+    }
+
+    /// Whether it can be reserved from: its level may go below zero.
+    #[must_use]
+    pub fn reserves(self) -> bool {
+        self.row().options.contains(&Setting::MaxDebt)
     }
 
     pub(crate) fn row(self) -> &'static Row {

@@ -1,10 +1,14 @@
 //! The answer to one call.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// The answer: allow or deny, and how things stand after it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// For a rule of several limits, `limit` and `remaining` are those of the limit with the least remaining, and the waits
+/// are the largest.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Decision {
     /// Whether the request may go on.
@@ -13,18 +17,42 @@ pub struct Decision {
     pub limit: u64,
     /// Whole units that can be taken right now, after this decision.
     pub remaining: u64,
-    /// When the same request would be allowed, if nobody else comes.
+    /// When the same request would be allowed, if nobody else comes; of a reservation, when it may run.
     pub retry_after: RetryAfter,
     /// How long until the key is as if it had never been used.
     pub reset_after: Duration,
+    /// Units that this call took.
+    pub granted: u64,
+    /// The first limit that denied: its name, else its text.
+    pub denied_by: Option<Arc<str>>,
+    /// Each limit's own decision, in the rule's order, where it has several.
+    pub limits: Vec<LimitDecision>,
     /// Who answered.
     pub by: By,
     /// The caller's `now`, else this machine's time as the answer arrived.
     decided_at: SystemTime,
 }
 
+/// One limit's part in a decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LimitDecision {
+    /// The limit's name, else its text.
+    pub name: Arc<str>,
+    /// Whether this limit allowed. Where another denied, nothing was taken here either.
+    pub allowed: bool,
+    /// Its capacity, in units.
+    pub limit: u64,
+    /// Whole units that can be taken from it right now.
+    pub remaining: u64,
+    /// When it would allow the same request.
+    pub retry_after: RetryAfter,
+    /// How long until its key is as if never used.
+    pub reset_after: Duration,
+}
+
 /// When a request would be allowed, counted from the decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RetryAfter {
     /// It is allowed.
     Now,
@@ -45,28 +73,46 @@ pub enum By {
 }
 
 /// A denial as an error, for callers who use `?`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denied {
     decision: Decision,
 }
 
 impl Decision {
-    pub(crate) fn from_reply(reply: [i64; 5], by: By, decided_at: SystemTime) -> Self {
+    /// The decision of a rule's only limit.
+    pub(crate) fn of_one(name: &Arc<str>, reply: [i64; 5], granted: u64, by: By, decided_at: SystemTime) -> Self {
         let [allowed, limit, remaining, retry_after_us, reset_after_us] = reply;
-        let count = |value: i64| u64::try_from(value).unwrap_or(0);
+        let allowed = allowed == 1;
         Self {
-            allowed: allowed == 1,
+            allowed,
             limit: count(limit),
             remaining: count(remaining),
-            retry_after: match retry_after_us {
-                0 => RetryAfter::Now,
-                ..0 => RetryAfter::Never,
-                1.. => RetryAfter::After(Duration::from_micros(count(retry_after_us))),
-            },
+            retry_after: RetryAfter::from_reply(retry_after_us),
             reset_after: Duration::from_micros(count(reset_after_us)),
+            granted,
+            denied_by: (!allowed).then(|| Arc::clone(name)),
+            limits: Vec::new(),
             by,
             decided_at,
         }
+    }
+
+    /// The decision of several limits: none without any.
+    pub(crate) fn of_several(limits: Vec<LimitDecision>, granted: u64, by: By, decided_at: SystemTime) -> Option<Self> {
+        let scarcest = limits.iter().min_by_key(|limit| limit.remaining)?;
+        let denied_by = limits.iter().find(|limit| !limit.allowed).map(|limit| Arc::clone(&limit.name));
+        Some(Self {
+            allowed: denied_by.is_none(),
+            limit: scarcest.limit,
+            remaining: scarcest.remaining,
+            retry_after: limits.iter().map(|limit| limit.retry_after).max()?,
+            reset_after: limits.iter().map(|limit| limit.reset_after).max()?,
+            granted,
+            denied_by,
+            limits,
+            by,
+            decided_at,
+        })
     }
 
     /// The time at which the same request would be allowed; none if never.
@@ -95,6 +141,25 @@ impl Decision {
     }
 }
 
+impl LimitDecision {
+    pub(crate) fn new(name: &Arc<str>, reply: [i64; 5]) -> Self {
+        let [allowed, limit, remaining, retry_after_us, reset_after_us] = reply;
+        Self {
+            name: Arc::clone(name),
+            allowed: allowed == 1,
+            limit: count(limit),
+            remaining: count(remaining),
+            retry_after: RetryAfter::from_reply(retry_after_us),
+            reset_after: Duration::from_micros(count(reset_after_us)),
+        }
+    }
+}
+
+/// Replies hold no negative counts.
+fn count(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}
+
 impl Denied {
     /// The decision that denied.
     #[must_use]
@@ -116,6 +181,14 @@ impl fmt::Display for Denied {
 impl std::error::Error for Denied {}
 
 impl RetryAfter {
+    fn from_reply(us: i64) -> Self {
+        match us {
+            0 => Self::Now,
+            ..0 => Self::Never,
+            1.. => Self::After(Duration::from_micros(count(us))),
+        }
+    }
+
     /// The wait: zero for now, none for never.
     #[must_use]
     pub fn duration(self) -> Option<Duration> {

@@ -27,7 +27,7 @@
 //!
 //! - [`Algorithm`]: the algorithms, a row each, beside a script each in `lua/`.
 //! - [`Limit`]: an algorithm and its numbers, validated; its text form.
-//! - [`Rule`]: a named limit.
+//! - [`Rule`]: a named limit, or several that are decided together.
 //! - [`Decision`]: the answer. [`Error`]: no answer.
 //! - `key`: how keys are spelled in Redis.
 //! - [`Script`]: a script's text and digest, and one call of it.
@@ -67,7 +67,7 @@ pub use deadpool_redis;
 pub use deadpool_redis::redis;
 
 pub use algorithm::Algorithm;
-pub use decision::{By, Decision, Denied, RetryAfter};
+pub use decision::{By, Decision, Denied, LimitDecision, RetryAfter};
 pub use engine::Engine;
 #[cfg(feature = "embedded")]
 pub use engine::embedded::{Clock, Embedded};

@@ -1,29 +1,45 @@
-//! A rule: a named limit.
+//! A rule: a named limit, or several that are decided together.
+
+#[cfg(feature = "serde")]
+mod serialized;
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use crate::error::RuleError;
 use crate::key;
 use crate::limit::Limit;
 
-/// A named limit. The name tells its keys in Redis from those of other rules.
+/// A named limit, or several: then either each is charged, or none. The name tells its keys in Redis from those of
+/// other rules.
 ///
 /// ```
 /// use tollgate::Rule;
 ///
 /// let rule: Rule = "gcra 100/1s burst 20".parse()?;
 /// assert_eq!(rule.name(), "default");
-/// let rule = rule.named("uploads")?;
-/// assert_eq!(rule.to_string(), "gcra 100/1s burst 20");
+/// let rule = rule.named("uploads")?.and("fixed-window 10000/1d".parse()?)?;
+/// assert_eq!(rule.to_string(), "gcra 100/1s burst 20, fixed-window 10000/1d");
 /// # Ok::<(), tollgate::RuleError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
     name: String,
-    limit: Limit,
+    counts: Vec<Count>,
+    tag: Option<String>,
+}
+
+/// One limit of a rule, and what it counts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Count {
+    pub(crate) limit: Limit,
+    /// The part of a request that it counts; its key if none.
+    pub(crate) by: Option<String>,
     /// `<rule>/<limit>`, the end of each key.
-    suffix: String,
+    pub(crate) suffix: String,
+    /// What names it to people: its name, else its text.
+    pub(crate) title: Arc<str>,
 }
 
 impl Rule {
@@ -34,17 +50,61 @@ impl Rule {
     /// A name that isn't 1 to 64 letters, digits, `-`, `_` or `.`.
     pub fn new(name: &str, limit: Limit) -> Result<Self, RuleError> {
         let name = key::checked_name(name)?.to_owned();
-        let suffix = format!("{name}/{}", limit.label());
-        Ok(Self { name, limit, suffix })
+        let first = Count::new(&name, limit, None);
+        Ok(Self { name, counts: vec![first], tag: None })
     }
 
-    /// The same limit under another name.
+    /// The same limits under another name.
     ///
     /// # Errors
     ///
     /// As [`Rule::new`].
-    pub fn named(self, name: &str) -> Result<Self, RuleError> {
-        Self::new(name, self.limit)
+    pub fn named(mut self, name: &str) -> Result<Self, RuleError> {
+        self.name = key::checked_name(name)?.to_owned();
+        for count in &mut self.counts {
+            *count = Count::new(&self.name, count.limit.clone(), count.by.take());
+        }
+        Ok(self)
+    }
+
+    /// One more limit on the same key.
+    ///
+    /// # Errors
+    ///
+    /// A limit of the same name or, unnamed, of the same algorithm and period as another: they would share their
+    /// state.
+    pub fn and(self, limit: Limit) -> Result<Self, RuleError> {
+        self.with(limit, None)
+    }
+
+    /// One more limit, which counts another [part](crate::Request::parts) of the request than its key.
+    ///
+    /// The keys of one decision must share a slot of Redis Cluster, so the rule needs a tag first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Rule::and`], or a rule without a tag.
+    ///
+    /// ```
+    /// use tollgate::Rule;
+    ///
+    /// let user = "gcra 10/1s".parse::<Rule>()?.named("api")?;
+    /// let rule = user.tagged("org").and_by("org", "fixed-window 1000/1m".parse()?)?;
+    /// # Ok::<(), tollgate::RuleError>(())
+    /// ```
+    pub fn and_by(self, part: &str, limit: Limit) -> Result<Self, RuleError> {
+        if self.tag.is_none() {
+            let why = "its limits count different keys, which must share a slot";
+            return Err(RuleError::new(format!("rule {}: expected a tag, since {why}, got none", self.name)));
+        }
+        self.with(limit, Some(part.to_owned()))
+    }
+
+    /// Groups all keys of a decision by this part of the request, so that they share a slot of Redis Cluster.
+    #[must_use]
+    pub fn tagged(mut self, part: &str) -> Self {
+        self.tag = Some(part.to_owned());
+        self
     }
 
     /// The name; `default` unless given. Rules of one name share the state of limits alike in algorithm and period.
@@ -54,13 +114,44 @@ impl Rule {
     }
 
     /// What it admits.
-    #[must_use]
-    pub fn limit(&self) -> &Limit {
-        &self.limit
+    pub fn limits(&self) -> impl ExactSizeIterator<Item = &Limit> {
+        self.counts.iter().map(|count| &count.limit)
     }
 
-    pub(crate) fn suffix(&self) -> &str {
-        &self.suffix
+    pub(crate) fn counts(&self) -> &[Count] {
+        &self.counts
+    }
+
+    pub(crate) fn tag(&self) -> Option<&str> {
+        self.tag.as_deref()
+    }
+
+    /// Makes the first limit count this part of the request.
+    #[cfg(feature = "serde")]
+    fn by(mut self, part: &str) -> Result<Self, RuleError> {
+        let first = self.counts.remove(0);
+        self.and_by(part, first.limit)
+    }
+
+    fn with(mut self, limit: Limit, by: Option<String>) -> Result<Self, RuleError> {
+        let count = Count::new(&self.name, limit, by);
+        if self.counts.iter().any(|other| other.suffix == count.suffix) {
+            let why = "two of them would share their state; name one";
+            return Err(RuleError::new(format!(
+                "rule {}: expected limits of different names, got {} twice: {why}",
+                self.name, count.suffix
+            )));
+        }
+        self.counts.push(count);
+        Ok(self)
+    }
+}
+
+impl Count {
+    fn new(rule: &str, limit: Limit, by: Option<String>) -> Self {
+        let suffix = format!("{rule}/{}", limit.label());
+        let title = limit.name().map_or_else(|| limit.to_string(), str::to_owned).into();
+        Self { limit, by, suffix, title }
     }
 }
 
@@ -74,58 +165,12 @@ impl FromStr for Rule {
 }
 
 impl fmt::Display for Rule {
-    /// The limit's text form; the name is not part of it.
+    /// The limits' text form; names are not part of it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.limit.fmt(f)
-    }
-}
-
-#[cfg(feature = "serde")]
-mod serialized {
-    use std::fmt;
-
-    use serde::de::value::MapAccessDeserializer;
-    use serde::de::{Error, MapAccess, Visitor};
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    use super::{Limit, Rule};
-
-    #[derive(Serialize, Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Table {
-        name: String,
-        limit: Limit,
-    }
-
-    impl Serialize for Rule {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            Table { name: self.name.clone(), limit: self.limit.clone() }.serialize(serializer)
+        for (index, limit) in self.limits().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{limit}")?;
         }
-    }
-
-    impl<'de> Deserialize<'de> for Rule {
-        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            deserializer.deserialize_any(LineOrTable)
-        }
-    }
-
-    /// A limit's line, or a table with a name. Each form tells its own mistakes.
-    struct LineOrTable;
-
-    impl<'de> Visitor<'de> for LineOrTable {
-        type Value = Rule;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a limit's line, or a table of name and limit")
-        }
-
-        fn visit_str<E: Error>(self, line: &str) -> Result<Rule, E> {
-            line.parse().map_err(E::custom)
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Rule, A::Error> {
-            let Table { name, limit } = Table::deserialize(MapAccessDeserializer::new(map))?;
-            Rule::new(&name, limit).map_err(A::Error::custom)
-        }
+        Ok(())
     }
 }

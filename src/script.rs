@@ -6,8 +6,17 @@ use std::sync::OnceLock;
 #[derive(Debug)]
 pub struct Script {
     name: &'static str,
-    text: &'static str,
+    source: Source,
+    text: OnceLock<String>,
     digest: OnceLock<String>,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// A file as it stands.
+    File(&'static str),
+    /// Made of files, once.
+    Composed(fn() -> String),
 }
 
 /// What a script is asked to do. Each is the text of its `mode` argument.
@@ -15,6 +24,10 @@ pub struct Script {
 pub(crate) enum Mode {
     Acquire,
     Peek,
+    Reserve,
+    AtMost,
+    Refund,
+    Penalty,
     Reset,
     Inspect,
 }
@@ -23,15 +36,23 @@ pub(crate) enum Mode {
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
-    pub(crate) key: &'a [u8],
-    /// The script's own arguments, as decimal text.
-    pub(crate) arguments: &'a [String],
-    /// An argument that depends on the key: its index, and its value.
-    pub(crate) replaced: Option<(usize, u64)>,
+    /// One limit, or several that `script` decides together.
+    pub(crate) limits: &'a [Part<'a>],
     pub(crate) cost: u64,
     pub(crate) mode: Mode,
     /// Microseconds since the epoch; the server's time if none.
     pub(crate) now_us: Option<u64>,
+}
+
+/// One limit of a call: its state's key, and how its own script is called.
+#[derive(Debug)]
+pub(crate) struct Part<'a> {
+    pub(crate) key: Vec<u8>,
+    pub(crate) script: &'static Script,
+    /// The script's own arguments, as decimal text.
+    pub(crate) arguments: &'a [String],
+    /// An argument that depends on the key: its index, and its value.
+    pub(crate) replaced: Option<(usize, u64)>,
 }
 
 /// A script's answer: the five integers of every reply, and what some modes append.
@@ -42,8 +63,12 @@ pub(crate) struct Reply {
 }
 
 impl Script {
-    pub(crate) const fn new(name: &'static str, text: &'static str) -> Self {
-        Self { name, text, digest: OnceLock::new() }
+    pub(crate) const fn file(name: &'static str, text: &'static str) -> Self {
+        Self { name, source: Source::File(text), text: OnceLock::new(), digest: OnceLock::new() }
+    }
+
+    pub(crate) const fn composed(name: &'static str, compose: fn() -> String) -> Self {
+        Self { name, source: Source::Composed(compose), text: OnceLock::new(), digest: OnceLock::new() }
     }
 
     /// The file's name in `lua/`, without its ending.
@@ -54,13 +79,16 @@ impl Script {
 
     /// The text that is sent and hashed.
     #[must_use]
-    pub fn text(&self) -> &'static str {
-        self.text
+    pub fn text(&self) -> &str {
+        match self.source {
+            Source::File(text) => text,
+            Source::Composed(compose) => self.text.get_or_init(compose),
+        }
     }
 
     /// The SHA-1 digest that EVALSHA calls it by, in hexadecimal; computed once.
     pub fn digest(&self) -> &str {
-        self.digest.get_or_init(|| sha1_smol::Sha1::from(self.text).digest().to_string())
+        self.digest.get_or_init(|| sha1_smol::Sha1::from(self.text()).digest().to_string())
     }
 }
 
@@ -69,6 +97,10 @@ impl Mode {
         match self {
             Self::Acquire => "acquire",
             Self::Peek => "peek",
+            Self::Reserve => "reserve",
+            Self::AtMost => "at-most",
+            Self::Refund => "refund",
+            Self::Penalty => "penalty",
             Self::Reset => "reset",
             Self::Inspect => "inspect",
         }
@@ -81,12 +113,19 @@ impl Mode {
 }
 
 impl Call<'_> {
-    /// Hands over ARGV in order: the script's own arguments, then cost, mode and now.
+    /// Hands over ARGV in order: the script's own arguments, or for each of several limits its script's name and
+    /// arguments, then cost, mode and now.
     pub(crate) fn each_argument(&self, mut give: impl FnMut(&[u8])) {
-        for (index, argument) in self.arguments.iter().enumerate() {
-            match self.replaced {
-                Some((at, value)) if at == index => give(value.to_string().as_bytes()),
-                _ => give(argument.as_bytes()),
+        for part in self.limits {
+            if !std::ptr::eq(part.script, self.script) {
+                give(part.script.name().as_bytes());
+                give(part.arguments.len().to_string().as_bytes());
+            }
+            for (index, argument) in part.arguments.iter().enumerate() {
+                match part.replaced {
+                    Some((at, value)) if at == index => give(value.to_string().as_bytes()),
+                    _ => give(argument.as_bytes()),
+                }
             }
         }
         give(self.cost.to_string().as_bytes());
@@ -97,9 +136,9 @@ impl Call<'_> {
         }
     }
 
-    /// How many arguments `each_argument` hands over.
+    /// How many arguments `each_argument` hands over, at most.
     pub(crate) fn argument_count(&self) -> usize {
-        self.arguments.len() + 3
+        self.limits.iter().map(|part| part.arguments.len() + 2).sum::<usize>() + 3
     }
 }
 

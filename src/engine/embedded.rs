@@ -155,7 +155,10 @@ impl Interpreter {
 
     fn answer(&mut self, call: &Call<'_>) -> mlua::Result<Value> {
         let function = self.function(call.script)?;
-        let keys = self.lua.create_sequence_from([self.lua.create_string(call.key)?])?;
+        let keys = self.lua.create_table_with_capacity(call.limits.len(), 0)?;
+        for part in call.limits {
+            keys.raw_push(self.lua.create_string(&part.key)?)?;
+        }
         let arguments = self.lua.create_table_with_capacity(call.argument_count(), 0)?;
         let mut failed = Ok(());
         call.each_argument(|argument| {

@@ -169,8 +169,13 @@ fn command(call: &Call<'_>, how: How) -> Cmd {
         How::ByDigest => call.script.digest(),
         How::ByText => call.script.text(),
     };
-    let mut command = Cmd::with_capacity(call.argument_count() + 4, script.len() + call.key.len() + 96);
-    command.arg(verb).arg(script).arg(1).arg(call.key);
+    let keys: usize = call.limits.iter().map(|part| part.key.len()).sum();
+    let mut command =
+        Cmd::with_capacity(call.argument_count() + call.limits.len() + 3, script.len() + keys + 96 * call.limits.len());
+    command.arg(verb).arg(script).arg(call.limits.len());
+    for part in call.limits {
+        command.arg(&part.key);
+    }
     call.each_argument(|argument| {
         command.arg(argument);
     });

@@ -71,7 +71,7 @@ fn spread() -> impl Strategy<Value = Limit> {
 }
 
 fn is(subject: &Subject<'_>, limit: &Limit) -> bool {
-    subject.rule.limit().to_string() == limit.to_string()
+    subject.limit().to_string() == limit.to_string()
 }
 
 /// Everything that a call answers, but for who did; and the time to live.
@@ -87,7 +87,7 @@ fn call(engine: &Engine, subject: &Subject<'_>, verb: Verb, cost: u64, now: Micr
         Verb::Reset => runtime.block_on(limiter.reset(rule, request)),
         Verb::Inspect | Verb::Change => {
             let State { key, decision, exists, expires_after, fields, .. } =
-                runtime.block_on(limiter.inspect(rule, request)).expect("a state");
+                runtime.block_on(limiter.inspect(rule, request)).expect("a state").remove(0);
             return ((anyones(decision), Some((key, exists, fields))), expires_after);
         }
     };
@@ -130,7 +130,7 @@ fn a_denial_and_a_peek_leave_every_byte_in_redis() {
 
 /// Whether the state's time lies further ahead than the longest reset, and so may be brought back (law 7).
 fn is_far_ahead(subject: &Subject<'_>, now: Micros) -> bool {
-    let limit = subject.rule.limit();
+    let limit = subject.limit();
     let written = subject.state(now).into_iter().find(|(name, _)| *name == "time_us").expect("every state has a time");
     let bound = now + micros(limit.longest_reset()) - micros(limit.tick());
     u64::try_from(written.1).expect("not before 1970") > bound
@@ -231,7 +231,7 @@ fn assert_unreadable(engine: &Engine, subject: &Subject<'_>, what: &str) {
     }
     assert_eq!(bytes(), before, "{what}: something was written");
     subject.reset();
-    assert_eq!(subject.acquire(1, 1 << 50).remaining, subject.rule.limit().capacity() - 1, "{what}: reset");
+    assert_eq!(subject.acquire(1, 1 << 50).remaining, subject.limit().capacity() - 1, "{what}: reset");
     subject.reset();
 }
 
@@ -253,7 +253,7 @@ fn state_outlives_its_reset_and_is_gone_within_twice_the_longest_and_a_second() 
             }
             allowed += 1;
             let expiry = 1000 * expiry_ms(&mut redis, &name(&subject));
-            let longest = micros(subject.rule.limit().longest_reset());
+            let longest = micros(subject.limit().longest_reset());
             assert!(expiry >= began + micros(decision.reset_after), "{rule}: forgotten before it is reset");
             assert!(expiry <= ended + 2 * longest + 1_000_000, "{rule}: {} us left", expiry - ended);
             armed.push(expiry);
@@ -277,7 +277,7 @@ fn at_a_virtual_time_state_stays_for_an_hour_until_a_call_in_server_time() {
         let call = engine.limiter.acquire(&subject.rule, &subject.key);
         assert!(engine.runtime.block_on(call).expect("a decision").allowed);
         let (expiry, now) = (1000 * expiry_ms(&mut redis, &name(&subject)), server_time(&mut redis));
-        let longest = micros(subject.rule.limit().longest_reset());
+        let longest = micros(subject.limit().longest_reset());
         assert!(expiry <= now + 2 * longest + 1_000_000, "{rule}: not armed anew: {} us", expiry - now);
     }
 }

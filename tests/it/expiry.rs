@@ -42,7 +42,7 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
         let mut oracle = oracle(&limit);
         let mut now: Micros = begin;
         for (part, aim, hundredths, changes) in steps {
-            let limit = rule.limit();
+            let limit = rule.limits().next().expect("a limit");
             let cost = (limit.capacity() / 100 * hundredths).max(1);
             let ahead = match (aim, oracle.peek(cost, now).retry, oracle.peek(0, now).reset_after_us) {
                 (Aim::Part, ..) => {
@@ -58,11 +58,18 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
             }
             let request = Request::new("key").cost(cost);
             let decision = runtime.block_on(limiter.acquire(&rule, request)).expect("a decision");
-            prop_assert_eq!(answer(decision), oracle.acquire(cost, now), "acquire {} at {} under {}", cost, now, &rule);
-            let state = runtime.block_on(limiter.inspect(&rule, request)).expect("a state");
+            prop_assert_eq!(
+                answer(&decision),
+                oracle.acquire(cost, now),
+                "acquire {} at {} under {}",
+                cost,
+                now,
+                &rule
+            );
+            let state = runtime.block_on(limiter.inspect(&rule, request)).expect("a state").remove(0);
             if let Some(ttl) = state.expires_after {
                 prop_assert!(ttl + Duration::from_millis(1) >= decision.reset_after, "forgotten early: {:?}", ttl);
-                let most = rule.limit().longest_reset() * 2 + Duration::from_secs(1);
+                let most = rule.limits().next().expect("a limit").longest_reset() * 2 + Duration::from_secs(1);
                 prop_assert!(!decision.allowed || ttl <= most + Duration::from_millis(1), "kept too long: {:?}", ttl);
             }
             if changes {
@@ -71,13 +78,13 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
                     oracle.reset();
                 }
                 std::mem::swap(&mut rule, &mut next);
-                oracle.change(spec(rule.limit()));
+                oracle.change(spec(rule.limits().next().expect("a limit")));
                 // The first call after a change sees to the expiry.
-                let cost = rule.limit().capacity();
+                let cost = rule.limits().next().expect("a limit").capacity();
                 let decision =
                     runtime.block_on(limiter.acquire(&rule, Request::new("key").cost(cost))).expect("a decision");
                 prop_assert_eq!(
-                    answer(decision),
+                    answer(&decision),
                     oracle.acquire(cost, now),
                     "acquire {} at {} under {}",
                     cost,

@@ -9,7 +9,7 @@ use crate::oracle::Retry;
 use crate::subject::{Engine, Micros, Subject, micros, oracle, spec};
 
 /// Checks a property on many cases in the process, and on some with a real server.
-fn everywhere<S: Strategy>(cases: S, property: impl Fn(&Engine, S::Value) -> Result<(), TestCaseError>)
+pub(crate) fn everywhere<S: Strategy>(cases: S, property: impl Fn(&Engine, S::Value) -> Result<(), TestCaseError>)
 where
     S::Value: Clone,
 {

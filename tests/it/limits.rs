@@ -49,7 +49,7 @@ pub(crate) enum Cost {
 impl Step {
     /// The cost and the time of this step, for a key that was last called at `now`.
     pub(crate) fn aim(&self, subject: &Subject<'_>, now: Micros) -> (u64, Micros) {
-        let limit = subject.rule.limit();
+        let limit = subject.limit();
         let longest = micros(limit.longest_reset());
         let cost = match self.cost {
             Cost::Units(units) => units,

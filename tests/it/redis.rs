@@ -350,14 +350,14 @@ async fn in_real_time_a_bucket_refills_and_a_key_expires() {
     for text in ["fixed-window 3/50ms start first-hit", "gcra 3/50ms", "sliding-window 3/50ms", "sliding-log 3/50ms"] {
         let rule = rule(text);
         assert!(limiter.acquire(&rule, "gone").await.expect("a decision").allowed);
-        let key = limiter.inspect(&rule, "gone").await.expect("a state").key;
+        let key = limiter.inspect(&rule, "gone").await.expect("a state").remove(0).key;
         let used = Instant::now();
         let mut redis = server.connection();
         let mut exists = || cmd("EXISTS").arg(&key).query::<bool>(&mut redis).expect("an answer");
         assert!(exists(), "{text}");
         while exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;
-            let longest = rule.limit().longest_reset();
+            let longest = rule.limits().next().expect("a limit").longest_reset();
             let slack = Duration::from_millis(500);
             assert!(used.elapsed() < 2 * longest + Duration::from_secs(1) + slack, "{text}: still there");
         }

@@ -42,27 +42,54 @@ impl Engine {
         Self { limiter, runtime, server, keys: std::cell::Cell::new(0) }
     }
 
+    /// A key that nobody used before.
+    pub(crate) fn fresh_key(&self) -> String {
+        self.keys.set(self.keys.get() + 1);
+        format!("k{}", self.keys.get())
+    }
+
     /// A rule on a key that nobody used before.
     pub(crate) fn subject(&self, limit: Limit) -> Subject<'_> {
-        self.keys.set(self.keys.get() + 1);
-        Subject { engine: self, rule: rule(limit), key: format!("k{}", self.keys.get()) }
+        let key = self.fresh_key();
+        Subject { engine: self, rule: rule(limit), key }
     }
 }
 
 impl Subject<'_> {
     pub(crate) fn acquire(&self, cost: u64, now: Micros) -> Answer {
         let call = self.engine.limiter.acquire(&self.rule, self.request(cost, now));
-        answer(self.engine.runtime.block_on(call).expect("a decision"))
+        answer(&self.engine.runtime.block_on(call).expect("a decision"))
     }
 
     pub(crate) fn peek(&self, cost: u64, now: Micros) -> Answer {
         let call = self.engine.limiter.peek(&self.rule, self.request(cost, now));
-        answer(self.engine.runtime.block_on(call).expect("a decision"))
+        answer(&self.engine.runtime.block_on(call).expect("a decision"))
+    }
+
+    pub(crate) fn reserve(&self, cost: u64, now: Micros) -> Answer {
+        let call = self.engine.limiter.reserve(&self.rule, self.request(cost, now));
+        answer(&self.engine.runtime.block_on(call).expect("a decision"))
+    }
+
+    pub(crate) fn at_most(&self, cost: u64, now: Micros) -> (Answer, u64) {
+        let call = self.engine.limiter.at_most(&self.rule, self.request(cost, now));
+        let decision = self.engine.runtime.block_on(call).expect("a decision");
+        (answer(&decision), decision.granted)
+    }
+
+    pub(crate) fn refund(&self, cost: u64, now: Micros) -> Answer {
+        let call = self.engine.limiter.refund(&self.rule, self.request(cost, now));
+        answer(&self.engine.runtime.block_on(call).expect("a decision"))
+    }
+
+    pub(crate) fn penalty(&self, cost: u64, now: Micros) -> Answer {
+        let call = self.engine.limiter.penalty(&self.rule, self.request(cost, now));
+        answer(&self.engine.runtime.block_on(call).expect("a decision"))
     }
 
     pub(crate) fn reset(&self) -> Answer {
         let call = self.engine.limiter.reset(&self.rule, self.key.as_str());
-        answer(self.engine.runtime.block_on(call).expect("an answer"))
+        answer(&self.engine.runtime.block_on(call).expect("an answer"))
     }
 
     pub(crate) fn try_acquire(&self, cost: u64, now: Micros) -> Result<Decision, Error> {
@@ -72,7 +99,11 @@ impl Subject<'_> {
     /// The state, without what differs from call to call: its TTL and the decision's own clock.
     pub(crate) fn state(&self, now: Micros) -> Vec<(&'static str, i64)> {
         let call = self.engine.limiter.inspect(&self.rule, self.request(1, now));
-        self.engine.runtime.block_on(call).expect("a state").fields
+        self.engine.runtime.block_on(call).expect("a state").remove(0).fields
+    }
+
+    pub(crate) fn limit(&self) -> &Limit {
+        self.rule.limits().next().expect("a limit")
     }
 
     /// The same key under other numbers.
@@ -98,7 +129,7 @@ pub(crate) fn limit(text: &str) -> Limit {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-pub(crate) fn answer(decision: Decision) -> Answer {
+pub(crate) fn answer(decision: &Decision) -> Answer {
     Answer {
         allowed: decision.allowed,
         limit: decision.limit,

@@ -114,9 +114,10 @@ fn last_sent(redis: &mut tollgate::redis::Connection) -> Vec<String> {
 
 #[test]
 fn every_algorithm_has_a_script_and_a_vectors_file_and_nobody_else_has() {
-    let expected: BTreeSet<_> = Algorithm::all().map(|algorithm| algorithm.script().name().to_owned()).collect();
-    assert_eq!(stems("lua", "lua"), expected);
+    let mut expected: BTreeSet<_> = Algorithm::all().map(|algorithm| algorithm.script().name().to_owned()).collect();
     assert_eq!(stems("tests/vectors", "json"), expected);
+    expected.insert("all_or_nothing".into());
+    assert_eq!(stems("lua", "lua"), expected);
     for algorithm in Algorithm::all() {
         let script = algorithm.script();
         assert_eq!(read(&format!("lua/{}.lua", script.name())), script.text());
@@ -214,7 +215,14 @@ impl Text {
     }
 
     fn numbered(&self, section: &str, before: &str) -> Vec<&'static str> {
-        let lines = self.section(section).into_iter().filter(|line| line.starts_with(&format!("{before}[")));
+        // What another mode appends is numbered from the same place on.
+        let mut inspects = true;
+        let lines = self.section(section).into_iter().filter(|line| {
+            if line.ends_with("appends:") {
+                inspects = line.starts_with("inspect");
+            }
+            inspects && line.starts_with(&format!("{before}["))
+        });
         let name = |(number, line): (usize, &'static str)| {
             let mut words = line.split_whitespace();
             assert_eq!(words.next(), Some(format!("{before}[{number}]").as_str()), "{}", self.name);

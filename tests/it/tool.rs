@@ -130,7 +130,10 @@ fn bad_input_is_one_line_that_names_the_value_and_exits_with_two() {
         (vec!["probe", "gcra 5/1s", "k", "--deadline", "soon"], "'soon'"),
         (vec!["probe", "gcra 5/1s", "k", "--url", &nobody], port.as_str()),
         (vec!["probe", "gcra 5/1s", "k", "--url", "http://:s3cret@localhost"], "http://***@localhost"),
-        (vec!["probe", "gcra 5/1s"], "<KEY>"),
+        (vec!["probe", "gcra 5/1s"], "KEY"),
+        (vec!["probe", "gcra", "5/10s", "k"], "got \"\""),
+        (vec!["probe", "gcra 5/1s", "gcra 9/1s", "k"], "gcra-1s twice"),
+        (vec!["probe", "sliding-log 5/1s", "k", "--op", "reserve"], "got sliding-log 5/1s"),
         (vec!["replay", "--rule", "gcra 5/1s", "no-such-file"], "no-such-file"),
         (vec!["frobnicate"], "'frobnicate'"),
     ] {
@@ -273,6 +276,40 @@ fn a_line_that_cannot_be_read_is_told_by_number_and_skipped_or_ends_a_strict_rep
     assert_eq!(code(&output), 2);
     assert!(stderr(&output).contains("line 3: cost: expected"), "{}", stderr(&output));
     assert_eq!(lines(&output).len(), 1, "what was decided before is not lost");
+}
+
+#[test]
+fn several_rules_are_all_or_nothing_for_concurrent_tools() {
+    let server = Server::start();
+    let url = server.url();
+    let (small, large) = ("fixed-window 300/1h start first-hit", "gcra 1000/30d burst 1000");
+    let tools: Vec<_> = (0..8)
+        .map(|_| {
+            let arguments = ["probe", small, large, "k", "--count", "100", "--url", &url];
+            command(&arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the tool runs")
+        })
+        .collect();
+    let outputs: Vec<_> = tools.into_iter().map(|tool| tool.wait_with_output().expect("the tool ends")).collect();
+    let allowed = outputs.iter().flat_map(lines).filter(|line| line["allowed"] == true).count();
+    assert_eq!(allowed, 300);
+    let denied = outputs.iter().flat_map(lines).find(|line| line["allowed"] == false).expect("a denial");
+    assert_eq!(denied["denied_by"], small);
+    let left = tollgate(&["probe", large, "k", "--op", "peek", "--url", &url]);
+    assert_eq!(lines(&left)[0]["remaining"], 700);
+}
+
+/// A trace of every operation, hand-checked: `tests/data/operations.jsonl`, and what a replay prints of it.
+#[test]
+fn a_trace_of_every_operation_replays_to_the_golden_lines() {
+    let server = Server::start();
+    let data = |name: &str| format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"));
+    let golden = std::fs::read_to_string(data("operations.golden.jsonl")).expect("the golden lines");
+    for (engine, by) in [(vec![], "embedded"), (vec!["--url", &server.url()], "redis")] {
+        let replay = ["replay", "--rule", "token-bucket 10/10s max-debt 5", &data("operations.jsonl")];
+        let output = tollgate(&[&replay[..], &engine].concat());
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        assert_eq!(stdout(&output), golden.replace("\"embedded\"", &format!("\"{by}\"")));
+    }
 }
 
 #[test]

@@ -142,12 +142,16 @@ fn named(name: &str, limit: Limit) -> Rule {
 
 impl Player for OnEngine<'_> {
     fn call(&mut self, operation: &str, key: &str, cost: u64, now: Micros) -> Answer {
-        let mut subject = self.engine.subject(self.rule.limit().clone());
+        let mut subject = self.engine.subject(self.rule.limits().next().expect("a limit").clone());
         subject.rule = self.rule.clone();
         subject.key = key.to_owned();
         match operation {
             "acquire" => subject.acquire(cost, now),
             "peek" => subject.peek(cost, now),
+            "reserve" => subject.reserve(cost, now),
+            "at-most" => subject.at_most(cost, now).0,
+            "refund" => subject.refund(cost, now),
+            "penalty" => subject.penalty(cost, now),
             "reset" => subject.reset(),
             other => panic!("{other}: no such operation"),
         }
@@ -185,6 +189,10 @@ impl Player for OnOracle {
         match operation {
             "acquire" => oracle.acquire(cost, now),
             "peek" => oracle.peek(cost, now),
+            "reserve" => oracle.reserve(cost, now),
+            "at-most" => oracle.at_most(cost, now).0,
+            "refund" => oracle.refund(cost, now),
+            "penalty" => oracle.penalty(cost, now),
             "reset" => oracle.reset(),
             other => panic!("{other}: no such operation"),
         }

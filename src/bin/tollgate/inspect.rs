@@ -44,14 +44,15 @@ struct Report<'a> {
 
 impl Inspect {
     pub(crate) async fn run(self) -> Outcome {
-        let rule = options::rule(&self.rule)?;
+        let rule = options::rule(std::slice::from_ref(&self.rule))?;
         let limiter = self.options.limiter()?;
         let key = self.key.as_encoded_bytes();
-        let state = limiter.inspect(&rule, key).await?;
-        let out = anstream::stdout();
-        match self.options.shape() {
-            Shape::Jsonl => json(out, &report(&rule, String::from_utf8_lossy(key), &state))?,
-            Shape::Table => facts(out, &explained(&rule, &state))?,
+        let shape = self.options.shape();
+        for state in limiter.inspect(&rule, key).await? {
+            match shape {
+                Shape::Jsonl => json(anstream::stdout(), &report(&rule, String::from_utf8_lossy(key), &state))?,
+                Shape::Table => facts(anstream::stdout(), &explained(&rule, &state))?,
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -100,7 +101,7 @@ fn explained(rule: &Rule, state: &State) -> Vec<(&'static str, String)> {
     lines.push(("expires", expiry));
     let value = |name: &str| state.fields.iter().find(|(field, _)| *field == name).map(|(_, value)| *value);
     // A bucket's level is kept in parts of a unit, a window's in whole ones.
-    let scaled = rule.limit().algorithm() == Algorithm::TokenBucket;
+    let scaled = rule.limits().any(|limit| limit.algorithm() == Algorithm::TokenBucket);
     for (name, number) in &state.fields {
         lines.push((name, decoded(name, *number, scaled, value("state_period"))));
     }

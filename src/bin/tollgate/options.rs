@@ -48,9 +48,16 @@ impl Options {
     }
 }
 
-/// A rule given on the command line: its keys in Redis are those of the rule `cli`.
-pub(crate) fn rule(text: &str) -> Result<Rule, Failure> {
-    Ok(text.parse::<Rule>()?.named("cli")?)
+/// A rule given on the command line as the text of its limits: its keys in Redis are those of the rule `cli`.
+pub(crate) fn rule(limits: &[String]) -> Result<Rule, Failure> {
+    let Some((first, others)) = limits.split_first() else {
+        return Err(Failure::Told("rule: expected at least one, such as \"token-bucket 5/10s\", got none".into()));
+    };
+    let mut rule = Rule::new("cli", first.parse()?)?;
+    for limit in others {
+        rule = rule.and(limit.parse()?)?;
+    }
+    Ok(rule)
 }
 
 /// A duration such as `200ms` or `1m30s`.

@@ -28,8 +28,11 @@ pub(crate) struct Line<'a> {
     remaining: u64,
     retry_after_us: RetryAfter,
     reset_after_us: u64,
-    denied_by: Option<String>,
+    denied_by: Option<&'a str>,
     by: String,
+    /// What at-most took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    granted: Option<u64>,
 }
 
 /// Prints decisions as they come.
@@ -41,8 +44,7 @@ pub(crate) struct Printer<W: Write> {
 }
 
 impl<'a> Line<'a> {
-    pub(crate) fn new(rule: &'a Rule, op: Op, key: &[u8], cost: u64, decision: &Decision) -> Self {
-        let denied_by = || rule.limit().name().map_or_else(|| rule.limit().to_string(), str::to_owned);
+    pub(crate) fn new(rule: &'a Rule, op: Op, key: &[u8], cost: u64, decision: &'a Decision) -> Self {
         Self {
             t_us: None,
             op,
@@ -54,8 +56,9 @@ impl<'a> Line<'a> {
             remaining: decision.remaining,
             retry_after_us: decision.retry_after,
             reset_after_us: micros(decision.reset_after),
-            denied_by: (!decision.allowed).then(denied_by),
+            denied_by: decision.denied_by.as_deref(),
             by: decision.by.to_string(),
+            granted: (op == Op::AtMost).then_some(decision.granted),
         }
     }
 
@@ -95,7 +98,7 @@ impl<W: Write> Printer<W> {
         }
         self.rows += 1;
         let (style, verdict) = match (line.allowed, line.op) {
-            (true, Op::Reset) => (QUIET, "reset"),
+            (true, Op::Reset | Op::Refund | Op::Penalty) => (QUIET, line.op.name()),
             (true, _) => (RIGHT, "allowed"),
             (false, _) => (WRONG, "denied"),
         };

@@ -14,10 +14,10 @@ use crate::{Failure, Outcome};
 
 #[derive(Debug, Args)]
 pub(crate) struct Probe {
-    /// The rule, such as "token-bucket 5/10s".
-    rule: String,
-    /// Whom it counts: any bytes.
-    key: OsString,
+    /// The rule, such as "token-bucket 5/10s"; several are decided together, all or nothing. Then whom it counts, any
+    /// bytes.
+    #[arg(value_names = ["RULE", "KEY"], num_args = 2.., required = true)]
+    rules_and_key: Vec<OsString>,
     /// Units that each request takes; 0 looks without taking.
     #[arg(long, value_name = "N", default_value = "1", value_parser = options::units, allow_negative_numbers = true)]
     cost: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Probe {
     /// How long to wait between them.
     #[arg(long, value_name = "D", value_parser = options::duration)]
     interval: Option<Duration>,
-    /// What to ask for: acquire, peek or reset.
+    /// What to ask for: acquire, peek, reserve, at-most, refund, penalty or reset.
     #[arg(long, default_value = "acquire")]
     op: Op,
     #[command(flatten)]
@@ -36,9 +36,13 @@ pub(crate) struct Probe {
 
 impl Probe {
     pub(crate) async fn run(self) -> Outcome {
-        let rule = options::rule(&self.rule)?;
+        let Some((key, rules)) = self.rules_and_key.split_last() else {
+            return Err(Failure::Told("expected a rule and a key, got nothing".into()));
+        };
+        let key = key.as_encoded_bytes();
+        let rules: Vec<_> = rules.iter().map(|rule| rule.to_string_lossy().into_owned()).collect();
+        let rule = options::rule(&rules)?;
         let limiter = self.options.limiter()?;
-        let key = self.key.as_encoded_bytes();
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
         let mut denied = false;
         for number in 0..self.count {
@@ -63,6 +67,10 @@ pub(crate) async fn decide(
     let decision = match op {
         Op::Acquire => limiter.acquire(rule, request).await,
         Op::Peek => limiter.peek(rule, request).await,
+        Op::Reserve => limiter.reserve(rule, request).await,
+        Op::AtMost => limiter.at_most(rule, request).await,
+        Op::Refund => limiter.refund(rule, request).await,
+        Op::Penalty => limiter.penalty(rule, request).await,
         Op::Reset => limiter.reset(rule, request).await,
     };
     Ok(decision?)

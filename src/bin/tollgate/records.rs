@@ -21,26 +21,39 @@ use lines::Lines;
 
 /// What a record asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Op {
     /// Take the cost if it fits (the default).
     #[default]
     Acquire,
     /// Look without taking.
     Peek,
+    /// Take the cost for later, into debt if need be.
+    Reserve,
+    /// Take what there is, up to the cost.
+    AtMost,
+    /// Give the cost back.
+    Refund,
+    /// Take the cost whether it is there or not.
+    Penalty,
     /// Forget the key's state.
     Reset,
 }
 
 impl Op {
     /// Every operation, in the order in which messages name them.
-    pub(crate) const ALL: &[Self] = &[Self::Acquire, Self::Peek, Self::Reset];
+    pub(crate) const ALL: &[Self] =
+        &[Self::Acquire, Self::Peek, Self::Reserve, Self::AtMost, Self::Refund, Self::Penalty, Self::Reset];
 
     /// The name in records, on the command line and in output.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Acquire => "acquire",
             Self::Peek => "peek",
+            Self::Reserve => "reserve",
+            Self::AtMost => "at-most",
+            Self::Refund => "refund",
+            Self::Penalty => "penalty",
             Self::Reset => "reset",
         }
     }

@@ -22,9 +22,9 @@ use summary::Summary;
 
 #[derive(Debug, Args)]
 pub(crate) struct Replay {
-    /// The rule, such as "sliding-log 60/1m".
-    #[arg(long)]
-    rule: String,
+    /// The rule, such as "sliding-log 60/1m"; given several times, all or nothing.
+    #[arg(long, required = true)]
+    rule: Vec<String>,
     /// How the records are written down.
     #[arg(long, value_enum, default_value_t = Input::Jsonl)]
     input: Input,

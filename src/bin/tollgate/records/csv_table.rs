@@ -229,7 +229,7 @@ mod tests {
                 unreadable(4, "t_us: missing"),
                 unreadable(5, "key: expected a non-empty string, got \"\""),
                 unreadable(6, "t_us: expected a whole number from 0 to 4503599627370496, got \"+1\""),
-                unreadable(7, "op: expected acquire, peek or reset, got \"take\""),
+                unreadable(7, "op: expected acquire, peek, reserve, at-most, refund, penalty or reset, got \"take\""),
                 unreadable(8, &format!("{cost} \"-1\"")),
                 unreadable(9, &format!("{cost} \"1e3\"")),
                 record(10, 1, Op::Acquire, b"a", 1),

@@ -162,7 +162,10 @@ mod tests {
             (r#"{"t_us":1}"#, "key: missing"),
             (r#"{"t_us":1,"key":""}"#, "key: expected a non-empty string, got \"\""),
             (r#"{"t_us":1,"key":5}"#, "key: expected a non-empty string, got 5"),
-            (r#"{"t_us":1,"key":"k","op":"acquier"}"#, "op: expected acquire, peek or reset, got \"acquier\""),
+            (
+                r#"{"t_us":1,"key":"k","op":"acquier"}"#,
+                "op: expected acquire, peek, reserve, at-most, refund, penalty or reset, got \"acquier\"",
+            ),
             (r#"{"t_us":1,"key":"k","op":null}"#, "op: expected a string, got null"),
             (r#"{"t_us":1,"key":"k","t_us":2}"#, "t_us: given twice"),
             (r#"{"t_us":1,"key":"k","csot":2}"#, "unknown field \"csot\": expected t_us, op, key or cost"),

@@ -1,0 +1,154 @@
+//! A rule as a limit's line, or as the table that a rules file has: name, limits and tag.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::{Count, Limit, Rule};
+use crate::error::RuleError;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    name: String,
+    limits: Vec<Entry>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tag: Option<String>,
+}
+
+/// One of the limits: a line, or a table.
+enum Entry {
+    Line(String),
+    Table(EntryTable),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EntryTable {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    limit: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+}
+
+impl Serialize for Rule {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let limits = self.counts.iter().map(Entry::of).collect();
+        Table { name: self.name.clone(), limits, tag: self.tag.clone() }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Rule {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let form: LineOr<Table> = LineOr::new("a limit's line, or a table of name, limits and tag");
+        match deserializer.deserialize_any(form)? {
+            Form::Line(line) => line.parse(),
+            Form::Table(table) => table.rule(),
+        }
+        .map_err(D::Error::custom)
+    }
+}
+
+impl Table {
+    fn rule(self) -> Result<Rule, RuleError> {
+        let mut limits = self.limits.into_iter().map(Entry::limit);
+        let Some(first) = limits.next() else {
+            return Err(RuleError::new(format!("rule {}: expected at least one limit, got none", self.name)));
+        };
+        let (limit, by) = first?;
+        let mut rule = Rule::new(&self.name, limit)?;
+        if let Some(tag) = self.tag {
+            rule = rule.tagged(&tag);
+        }
+        if let Some(part) = by {
+            rule = rule.by(&part)?;
+        }
+        for entry in limits {
+            let (limit, by) = entry?;
+            rule = match by {
+                None => rule.and(limit)?,
+                Some(part) => rule.and_by(&part, limit)?,
+            };
+        }
+        Ok(rule)
+    }
+}
+
+impl Entry {
+    fn of(count: &Count) -> Self {
+        match (count.limit.name(), &count.by) {
+            (None, None) => Self::Line(count.limit.to_string()),
+            (name, by) => Self::Table(EntryTable {
+                name: name.map(str::to_owned),
+                limit: count.limit.to_string(),
+                key: by.clone(),
+            }),
+        }
+    }
+
+    fn limit(self) -> Result<(Limit, Option<String>), RuleError> {
+        match self {
+            Self::Line(line) => Ok((line.parse()?, None)),
+            Self::Table(EntryTable { name, limit, key }) => {
+                let limit: Limit = limit.parse()?;
+                Ok((if let Some(name) = name { limit.named(&name)? } else { limit }, key))
+            }
+        }
+    }
+}
+
+impl Serialize for Entry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Line(line) => serializer.serialize_str(line),
+            Self::Table(table) => table.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let form: LineOr<EntryTable> = LineOr::new("a limit's line, or a table of name, limit and key");
+        Ok(match deserializer.deserialize_any(form)? {
+            Form::Line(line) => Self::Line(line),
+            Form::Table(table) => Self::Table(table),
+        })
+    }
+}
+
+enum Form<T> {
+    Line(String),
+    Table(T),
+}
+
+/// Reads a line or a table; each form tells its own mistakes.
+struct LineOr<T> {
+    expected: &'static str,
+    table: PhantomData<T>,
+}
+
+impl<T> LineOr<T> {
+    fn new(expected: &'static str) -> Self {
+        Self { expected, table: PhantomData }
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for LineOr<T> {
+    type Value = Form<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_str<E: Error>(self, line: &str) -> Result<Form<T>, E> {
+        Ok(Form::Line(line.to_owned()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Form<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(Form::Table)
+    }
+}
