@@ -1,39 +1,77 @@
--- all_or_nothing: decides several limits at once: either each is charged, or none.
+-- all_or_nothing: decides several limits at once: either each is charged, or none. Remembers a call by an id, so that it
+-- is charged once however often it is sent, and can be settled later.
 --
 -- KEYS
 --   KEYS[i]  the i-th limit's state; no two alike
+--   last     the id's marker, if id_ttl is not 0
 --
 -- ARGV
 --   for each limit, in the order of KEYS: its script's name, the count of its own arguments, the arguments
 --   then, for all of them:
+--   id_ttl  ms     how long the id is remembered; 0 without an id
 --   cost    units  0 ..
---   mode    -      acquire | peek | reserve | at-most | refund | penalty | reset
+--   mode    -      acquire | peek | reserve | at-most | refund | penalty | reset, or with an id settle
 --   now_us  us     0 .. 2^52, or -1 for the server's time
 --
 -- Reply
 --   for each limit, in the order of KEYS, the five integers of its script; where one denies, the others' are those of
 --   their untouched keys
---   at-most appends:
---   granted  units  taken from each, of the cost at most
+--   at-most, and every call with an id, appends:
+--   granted  units  taken from each
 --
 -- Formula
 --   Each limit's own script runs as it stands, as a function of KEYS, ARGV and redis. Its writes are held back until
 --   all have allowed. All see one time.
+--   An allowed call with an id leaves the marker with its answer; the same id gets that answer again, charged once.
+--   settle makes `cost` what a call of this id took in the end: more is charged, whether it is there or not, less is
+--   given back; once. An id that nothing is remembered of is the error BADID.
 --
 -- Source
 --   Two-phase commit, within one script.
 --
 -- Commands
---   TIME, and those of the scripts
+--   TIME, GET, SET, and those of the scripts
 --
 -- Expiry
---   as the scripts'
+--   as the scripts'; the marker's is id_ttl
 --
 -- A deny writes
 --   what the scripts that deny would write alone: nothing, unless a state's time was brought back to now.
 
 -- ALGORITHMS is filled in before this file: each script under its name, as function(KEYS, ARGV, redis).
-local cost, mode, now_us = ARGV[#ARGV - 2], ARGV[#ARGV - 1], ARGV[#ARGV]
+local id_ttl, cost, mode, now_us = ARGV[#ARGV - 3] + 0, ARGV[#ARGV - 2], ARGV[#ARGV - 1], ARGV[#ARGV]
+local count = id_ttl > 0 and #KEYS - 1 or #KEYS
+local marker = id_ttl > 0 and KEYS[#KEYS]
+
+-- The marker: whether it was settled, the units it took, and its answer.
+local TAKEN, SETTLED = 6, 7
+local took = 0
+if marker then
+  local memory = redis.call('GET', marker)
+  if memory then
+    local size, state = 8 + count * 35, nil
+    if #memory == size then state, took = struct.unpack('<BI7', memory) end
+    if state ~= TAKEN and state ~= SETTLED then
+      return redis.error_reply('BADSTATE all_or_nothing: the id\'s marker holds something else')
+    end
+    if mode ~= 'settle' or state == SETTLED then
+      local answer = {}
+      for field = 1, count * 5 do answer[field] = struct.unpack('<i7', memory, 9 + (field - 1) * 7) end
+      answer[#answer + 1] = took
+      return answer
+    end
+  elseif mode == 'settle' then
+    return redis.error_reply('BADID all_or_nothing: nothing is remembered of this id')
+  end
+end
+
+-- Settling is a penalty or a refund of the difference.
+local units, as = cost, mode
+if mode == 'settle' then
+  local more = cost - took
+  as = more > 0 and 'penalty' or 'refund'
+  units = string.format('%d', math.abs(more))
+end
 
 local clock, held
 local recorder = { error_reply = redis.error_reply }
@@ -58,23 +96,24 @@ local function decide(limit, units, as)
 end
 
 local limits, seen, at = {}, {}, 1
-for index, key in ipairs(KEYS) do
-  local script, count = ARGV[at], ARGV[at + 1] + 0
+for index = 1, count do
+  local key = KEYS[index]
+  local script, own = ARGV[at], ARGV[at + 1] + 0
   if seen[key] or not ALGORITHMS[script] then
     return redis.error_reply('BADARG all_or_nothing: expected different keys and known scripts, got ' .. script)
   end
   seen[key] = true
-  limits[index] = { key = key, script = script, arguments = { unpack(ARGV, at + 2, at + 1 + count) }, writes = {} }
-  at = at + 2 + count
+  limits[index] = { key = key, script = script, arguments = { unpack(ARGV, at + 2, at + 1 + own) }, writes = {} }
+  at = at + 2 + own
 end
 
-local replies, allowed, granted = {}, true, cost
+local replies, allowed, granted = {}, true, cost + 0
 for index, limit in ipairs(limits) do
-  local reply = decide(limit, cost, mode)
+  local reply = decide(limit, units, as)
   if reply.err then return reply end
   replies[index] = reply
   allowed = allowed and reply[1] == 1
-  if mode == 'at-most' and reply[6] < granted + 0 then granted = reply[6] end
+  if mode == 'at-most' and reply[6] < granted then granted = reply[6] end
 end
 
 -- What one limit has less of than the others is all that any may take.
@@ -102,5 +141,11 @@ local answer = {}
 for _, reply in ipairs(replies) do
   for field = 1, 5 do answer[#answer + 1] = reply[field] end
 end
-if mode == 'at-most' then answer[#answer + 1] = allowed and granted + 0 or 0 end
+if not allowed then granted = 0 end
+if marker and allowed and mode ~= 'peek' and mode ~= 'reset' then
+  local memory = struct.pack('<BI7', mode == 'settle' and SETTLED or TAKEN, granted)
+  for field = 1, #answer do memory = memory .. struct.pack('<i7', answer[field]) end
+  redis.call('SET', marker, memory, 'PX', string.format('%d', id_ttl))
+end
+if marker or mode == 'at-most' then answer[#answer + 1] = granted end
 return answer

@@ -5,7 +5,7 @@
 //! Denied               a denial, for callers who want it as an error (Decision::into_result)
 //! Error                a decision that could not be made
 //!   not charged        key, now, url, version, authentication, permission, connecting, state that can't be read,
-//!                      a server that refused
+//!                      an id that nothing is remembered of, a server that refused
 //!   unknown            no answer in time, or the connection broke while waiting for it
 //! ```
 
@@ -69,6 +69,8 @@ pub(crate) enum Kind {
     Disconnected,
     /// The key holds something that isn't the limit's state.
     Unreadable,
+    /// Nothing is remembered of the id that was to be settled.
+    UnknownId,
     /// The server refused to run the script, or the script refused its arguments.
     Refused,
     /// An answer that isn't a script's reply.
@@ -144,6 +146,12 @@ impl Error {
     #[must_use]
     pub fn is_unreadable_state(&self) -> bool {
         self.kind == Kind::Unreadable
+    }
+
+    /// Nothing is remembered of the id that was to be settled: it was never taken, or its time to live has passed.
+    #[must_use]
+    pub fn is_unknown_id(&self) -> bool {
+        self.kind == Kind::UnknownId
     }
 
     /// The server refused to run the script: it is loading, busy, out of memory, a replica, or said otherwise.

@@ -7,6 +7,8 @@
 
 use crate::error::{Error, Kind, RuleError};
 
+/// What stands for itself in a key, beside letters and digits.
+const PLAIN: &[u8] = b"-_.@:/+=,~|";
 /// The most bytes that a key's encoding takes before it is hashed.
 const LONGEST: usize = 128;
 
@@ -18,14 +20,26 @@ pub(crate) fn state_key(prefix: &str, tag: &[u8], key: &[u8], rule_and_limit: &s
     let mut spelled = Vec::with_capacity(prefix.len() + key.len() + rule_and_limit.len() + 8);
     spelled.extend_from_slice(prefix.as_bytes());
     spelled.extend_from_slice(b":{");
-    encode(tag, &mut spelled);
+    encode(tag, PLAIN, &mut spelled);
     spelled.extend_from_slice(b"}:");
     if key != tag {
-        encode(key, &mut spelled);
+        encode(key, PLAIN, &mut spelled);
         spelled.push(b':');
     }
     spelled.extend_from_slice(rule_and_limit.as_bytes());
     Ok(spelled)
+}
+
+/// The key that remembers a call by its id: the rule's, with `#<id>` where a limit would be. In an id only letters,
+/// digits and `-_.` stand for themselves, so it can't be read as anything else.
+pub(crate) fn marker_key(prefix: &str, tag: &[u8], key: &[u8], rule: &str, id: &[u8]) -> Result<Vec<u8>, Error> {
+    if id.is_empty() {
+        return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty one"));
+    }
+    let mut marker = state_key(prefix, tag, key, rule)?;
+    marker.push(b'#');
+    encode(id, b"-_.", &mut marker);
+    Ok(marker)
 }
 
 /// A prefix, if it can't be mistaken for a tag.
@@ -53,10 +67,10 @@ pub(crate) fn spread_offset(key: &[u8], period: u64) -> u64 {
     u64::from_be_bytes([a, b, c, d, e, f, g, h]) % period
 }
 
-fn encode(bytes: &[u8], into: &mut Vec<u8>) {
+fn encode(bytes: &[u8], plain: &[u8], into: &mut Vec<u8>) {
     let start = into.len();
     for &byte in bytes {
-        if byte.is_ascii_alphanumeric() || b"-_.@:/+=,~|".contains(&byte) {
+        if byte.is_ascii_alphanumeric() || plain.contains(&byte) {
             into.push(byte);
         } else {
             into.extend_from_slice(&[b'%', hex(byte >> 4), hex(byte & 15)]);

@@ -32,6 +32,7 @@
 //! - `key`: how keys are spelled in Redis.
 //! - [`Script`]: a script's text and digest, and one call of it.
 //! - [`Limiter`]: one call: rule + key + cost -> decision.
+//! - `wait`: waiting until a request is allowed.
 //! - `engine`: the seam that runs a script, and behind it [`Redis`] and the embedded engine.
 //!
 //! # Invariants
@@ -54,6 +55,7 @@ mod limit;
 mod limiter;
 mod rule;
 mod script;
+mod wait;
 
 #[doc = include_str!("guide.md")]
 pub mod guide {}

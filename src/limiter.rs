@@ -8,10 +8,13 @@ use crate::engine::Engine;
 use crate::error::{Error, Kind};
 use crate::key;
 use crate::rule::{Count, Rule};
-use crate::script::{Call, Mode, Part, Reply, Script};
+use crate::script::{Call, Marker, Mode, Part, Reply, Script};
 
 /// The last microsecond that a decision can be made at, since the epoch: the year 2112.
 const LAST_TIME: u64 = 1 << 52;
+
+/// How long an id is remembered unless said.
+const ID_TTL: Duration = Duration::from_secs(600);
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
 ///
@@ -35,6 +38,8 @@ pub struct Limiter {
 pub struct Request<'a> {
     key: &'a [u8],
     parts: &'a [(&'a str, &'a [u8])],
+    id: Option<&'a [u8]>,
+    id_ttl: Duration,
     cost: u64,
     at: Option<SystemTime>,
     deadline: Option<Duration>,
@@ -140,6 +145,20 @@ impl Limiter {
         self.decide(rule, &request.into(), Mode::Penalty).await
     }
 
+    /// Makes the cost what the call of this [id](Request::id) took in the end, once: more is charged, whether it is
+    /// there or not, and less is given back. A cost of 0 cancels it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_unknown_id`] if nothing is remembered of the id; no answer, see [`Error`].
+    pub async fn settle<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
+        let request = request.into();
+        if request.id.is_none() {
+            return Err(Error::new(Kind::Input, "settle: expected the id of the call to settle, got none"));
+        }
+        self.decide(rule, &request, Mode::Settle).await
+    }
+
     /// Forgets the key. Repairs state that can't be read.
     ///
     /// # Errors
@@ -159,7 +178,7 @@ impl Limiter {
         let mut states = Vec::new();
         for count in rule.counts() {
             let part = self.part(rule, count, &request)?;
-            let reply = self.run(part.script, std::slice::from_ref(&part), &request, Mode::Inspect).await?;
+            let reply = self.run(part.script, std::slice::from_ref(&part), None, &request, Mode::Inspect).await?;
             let [ttl_ms, fields @ ..] = reply.appended.as_slice() else {
                 return Err(Error::new(Kind::Garbled, "inspect: expected a reply with the state appended"));
             };
@@ -178,23 +197,47 @@ impl Limiter {
 
     async fn decide(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         let by = self.engine.by();
-        if let [count] = rule.counts() {
+        let marker = match mode {
+            Mode::Peek | Mode::Reset | Mode::Inspect => None,
+            _ => self.marker(rule, request)?,
+        };
+        if let ([count], None) = (rule.counts(), &marker) {
             let part = self.part(rule, count, request)?;
-            let reply = self.run(part.script, std::slice::from_ref(&part), request, mode).await?;
+            let reply = self.run(part.script, std::slice::from_ref(&part), None, request, mode).await?;
             let granted = granted(request, mode, reply.decision[0] == 1, reply.appended.first());
             return Ok(Decision::of_one(&count.title, reply.decision, granted, by, decided_at(request)));
         }
         let parts = rule.counts().iter().map(|count| self.part(rule, count, request)).collect::<Result<Vec<_>, _>>()?;
-        let reply = self.run(&ALL_OR_NOTHING, &parts, request, mode).await?;
+        let reply = self.run(&ALL_OR_NOTHING, &parts, marker.as_ref(), request, mode).await?;
         let (fives, rest) = reply.appended.as_chunks::<5>();
-        let replies = std::iter::once(&reply.decision).chain(fives);
-        let limits: Vec<_> =
-            rule.counts().iter().zip(replies).map(|(count, reply)| LimitDecision::new(&count.title, *reply)).collect();
-        let allowed = limits.iter().all(|limit| limit.allowed);
+        if fives.len() + 1 != parts.len() {
+            return Err(Error::new(Kind::Garbled, "expected a decision of each limit, got another count"));
+        }
+        let allowed = std::iter::once(&reply.decision).chain(fives).all(|reply| reply[0] == 1);
         let granted = granted(request, mode, allowed, rest.first());
-        let whole =
-            Decision::of_several(limits, granted, by, decided_at(request)).filter(|_| fives.len() + 1 == parts.len());
-        whole.ok_or_else(|| Error::new(Kind::Garbled, "expected a decision of each limit, got fewer"))
+        if let [count] = rule.counts() {
+            return Ok(Decision::of_one(&count.title, reply.decision, granted, by, decided_at(request)));
+        }
+        let replies = std::iter::once(&reply.decision).chain(fives);
+        let limits = rule.counts().iter().zip(replies).map(|(count, reply)| LimitDecision::new(&count.title, *reply));
+        let whole = Decision::of_several(limits.collect(), granted, by, decided_at(request));
+        whole.ok_or_else(|| Error::new(Kind::Garbled, "expected a decision of each limit, got none"))
+    }
+
+    /// By what this call is remembered, if it has an id.
+    fn marker(&self, rule: &Rule, request: &Request<'_>) -> Result<Option<Marker>, Error> {
+        let Some(id) = request.id else { return Ok(None) };
+        let tag = match rule.tag() {
+            None => request.key,
+            Some(tag) => request.counted(rule, Some(tag))?,
+        };
+        let ttl_ms = u64::try_from(request.id_ttl.as_millis()).ok().filter(|ms| (1..=LAST_TIME).contains(ms));
+        let ttl_ms = ttl_ms.ok_or_else(|| {
+            let got = request.id_ttl;
+            Error::new(Kind::Input, format!("id_ttl: expected a millisecond or more, got {got:?}"))
+        })?;
+        let key = key::marker_key(&self.prefix, tag, request.key, rule.name(), id)?;
+        Ok(Some(Marker { key, ttl_ms }))
     }
 
     /// One limit of a rule, as a script is called for this request.
@@ -217,20 +260,22 @@ impl Limiter {
         &self,
         script: &'static Script,
         limits: &[Part<'_>],
+        marker: Option<&Marker>,
         request: &Request<'_>,
         mode: Mode,
     ) -> Result<Reply, Error> {
         let now_us = request.at.map(microseconds).transpose()?;
-        let call = Call { script, limits, cost: request.cost, mode, now_us };
+        let call = Call { script, limits, marker, cost: request.cost, mode, now_us };
         self.engine.run(&call, request.deadline.unwrap_or(self.deadline)).await
     }
 }
 
-/// Units that a call took.
+/// Units that a call took: as the script appends them, else the whole cost or nothing.
 fn granted(request: &Request<'_>, mode: Mode, allowed: bool, appended: Option<&i64>) -> u64 {
-    match mode {
-        Mode::Acquire | Mode::Reserve | Mode::Penalty if allowed => request.cost,
-        Mode::AtMost => appended.and_then(|granted| u64::try_from(*granted).ok()).unwrap_or(0),
+    match (mode, appended) {
+        (Mode::Refund, _) => 0,
+        (_, Some(granted)) => u64::try_from(*granted).unwrap_or(0),
+        (Mode::Acquire | Mode::Reserve | Mode::Penalty, None) if allowed => request.cost,
         _ => 0,
     }
 }
@@ -243,7 +288,7 @@ impl<'a> Request<'a> {
     /// A request for this key, at a cost of 1. Any bytes will do, but not none.
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        Self { key: key.as_ref(), parts: &[], cost: 1, at: None, deadline: None }
+        Self { key: key.as_ref(), parts: &[], id: None, id_ttl: ID_TTL, cost: 1, at: None, deadline: None }
     }
 
     /// What limits count that don't count the key, by name; see [`Rule::and_by`].
@@ -256,6 +301,22 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn parts(mut self, parts: &'a [(&'a str, &'a [u8])]) -> Self {
         self.parts = parts;
+        self
+    }
+
+    /// A name for this call, of any bytes. While it is remembered, the same id for the same key and rule gets the same
+    /// answer and is charged once, so a call that got no answer can be sent again; and what it took can be
+    /// [settled](Limiter::settle). Only allowed calls are remembered.
+    #[must_use]
+    pub fn id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
+        self.id = Some(id.as_ref());
+        self
+    }
+
+    /// How long the id is remembered. Default: 10 minutes.
+    #[must_use]
+    pub fn id_ttl(mut self, ttl: Duration) -> Self {
+        self.id_ttl = ttl;
         self
     }
 
@@ -281,7 +342,51 @@ impl<'a> Request<'a> {
     }
 }
 
+/// A request that outlives what it was made of.
+#[derive(Debug)]
+pub(crate) struct OwnedRequest {
+    key: Vec<u8>,
+    parts: Vec<(String, Vec<u8>)>,
+    id: Option<Vec<u8>>,
+    cost: u64,
+    at: Option<SystemTime>,
+    deadline: Option<Duration>,
+}
+
+impl OwnedRequest {
+    pub(crate) fn parts(&self) -> Vec<(&str, &[u8])> {
+        self.parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect()
+    }
+
+    pub(crate) fn borrowed<'a>(&'a self, parts: &'a [(&'a str, &'a [u8])]) -> Request<'a> {
+        let Self { id, cost, at, deadline, .. } = self;
+        Request { key: &self.key, parts, id: id.as_deref(), id_ttl: ID_TTL, cost: *cost, at: *at, deadline: *deadline }
+    }
+}
+
 impl Request<'_> {
+    pub(crate) fn has_id(&self) -> bool {
+        self.id.is_some()
+    }
+
+    /// Keeps the id at least as long as it is waited for.
+    pub(crate) fn id_remembered_beyond(mut self, wait: Duration) -> Self {
+        const YEAR: Duration = Duration::from_secs(366 * 86_400);
+        self.id_ttl = self.id_ttl.max(wait.min(YEAR) + ID_TTL);
+        self
+    }
+
+    pub(crate) fn to_owned(self) -> OwnedRequest {
+        OwnedRequest {
+            key: self.key.to_vec(),
+            parts: self.parts.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect(),
+            id: self.id.map(<[u8]>::to_vec),
+            cost: self.cost,
+            at: self.at,
+            deadline: self.deadline,
+        }
+    }
+
     /// What a limit counts: the part of this name, or the key.
     fn counted(&self, rule: &Rule, part: Option<&str>) -> Result<&[u8], Error> {
         let Some(name) = part else { return Ok(self.key) };

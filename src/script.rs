@@ -28,6 +28,7 @@ pub(crate) enum Mode {
     AtMost,
     Refund,
     Penalty,
+    Settle,
     Reset,
     Inspect,
 }
@@ -38,6 +39,8 @@ pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
     /// One limit, or several that `script` decides together.
     pub(crate) limits: &'a [Part<'a>],
+    /// By what the call is remembered.
+    pub(crate) marker: Option<&'a Marker>,
     pub(crate) cost: u64,
     pub(crate) mode: Mode,
     /// Microseconds since the epoch; the server's time if none.
@@ -53,6 +56,13 @@ pub(crate) struct Part<'a> {
     pub(crate) arguments: &'a [String],
     /// An argument that depends on the key: its index, and its value.
     pub(crate) replaced: Option<(usize, u64)>,
+}
+
+/// The key that remembers a call by its id, and for how long.
+#[derive(Debug)]
+pub(crate) struct Marker {
+    pub(crate) key: Vec<u8>,
+    pub(crate) ttl_ms: u64,
 }
 
 /// A script's answer: the five integers of every reply, and what some modes append.
@@ -101,6 +111,7 @@ impl Mode {
             Self::AtMost => "at-most",
             Self::Refund => "refund",
             Self::Penalty => "penalty",
+            Self::Settle => "settle",
             Self::Reset => "reset",
             Self::Inspect => "inspect",
         }
@@ -113,11 +124,28 @@ impl Mode {
 }
 
 impl Call<'_> {
+    /// KEYS in order.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        let limits = self.limits.iter().map(|part| part.key.as_slice());
+        limits.chain(self.marker.map(|marker| marker.key.as_slice()))
+    }
+
+    /// How many keys there are.
+    pub(crate) fn key_count(&self) -> usize {
+        self.limits.len() + usize::from(self.marker.is_some())
+    }
+
+    /// Whether the script decides for others, which it must be told of.
+    fn decides_for_others(&self) -> bool {
+        self.limits.first().is_none_or(|part| !std::ptr::eq(part.script, self.script))
+    }
+
     /// Hands over ARGV in order: the script's own arguments, or for each of several limits its script's name and
-    /// arguments, then cost, mode and now.
+    /// arguments and then the id's time to live, then cost, mode and now.
     pub(crate) fn each_argument(&self, mut give: impl FnMut(&[u8])) {
+        let for_others = self.decides_for_others();
         for part in self.limits {
-            if !std::ptr::eq(part.script, self.script) {
+            if for_others {
                 give(part.script.name().as_bytes());
                 give(part.arguments.len().to_string().as_bytes());
             }
@@ -127,6 +155,9 @@ impl Call<'_> {
                     _ => give(argument.as_bytes()),
                 }
             }
+        }
+        if for_others {
+            give(self.marker.map_or(0, |marker| marker.ttl_ms).to_string().as_bytes());
         }
         give(self.cost.to_string().as_bytes());
         give(self.mode.text().as_bytes());
@@ -138,7 +169,7 @@ impl Call<'_> {
 
     /// How many arguments `each_argument` hands over, at most.
     pub(crate) fn argument_count(&self) -> usize {
-        self.limits.iter().map(|part| part.arguments.len() + 2).sum::<usize>() + 3
+        self.limits.iter().map(|part| part.arguments.len() + 2).sum::<usize>() + 4
     }
 }
 

@@ -155,9 +155,9 @@ impl Interpreter {
 
     fn answer(&mut self, call: &Call<'_>) -> mlua::Result<Value> {
         let function = self.function(call.script)?;
-        let keys = self.lua.create_table_with_capacity(call.limits.len(), 0)?;
-        for part in call.limits {
-            keys.raw_push(self.lua.create_string(&part.key)?)?;
+        let keys = self.lua.create_table_with_capacity(call.key_count(), 0)?;
+        for key in call.keys() {
+            keys.raw_push(self.lua.create_string(key)?)?;
         }
         let arguments = self.lua.create_table_with_capacity(call.argument_count(), 0)?;
         let mut failed = Ok(());
@@ -215,6 +215,10 @@ fn from_lua(error: &mlua::Error) -> Error {
 }
 
 fn from_message(message: &str) -> Error {
-    let unreadable = message.starts_with("BADSTATE") || message.starts_with("WRONGTYPE");
-    Error::new(if unreadable { Kind::Unreadable } else { Kind::Refused }, message)
+    let kind = match message.split(' ').next() {
+        Some("BADSTATE" | "WRONGTYPE") => Kind::Unreadable,
+        Some("BADID") => Kind::UnknownId,
+        _ => Kind::Refused,
+    };
+    Error::new(kind, message)
 }

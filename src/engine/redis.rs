@@ -169,12 +169,12 @@ fn command(call: &Call<'_>, how: How) -> Cmd {
         How::ByDigest => call.script.digest(),
         How::ByText => call.script.text(),
     };
-    let keys: usize = call.limits.iter().map(|part| part.key.len()).sum();
-    let mut command =
-        Cmd::with_capacity(call.argument_count() + call.limits.len() + 3, script.len() + keys + 96 * call.limits.len());
-    command.arg(verb).arg(script).arg(call.limits.len());
-    for part in call.limits {
-        command.arg(&part.key);
+    let keys = call.key_count();
+    let bytes = script.len() + call.keys().map(<[u8]>::len).sum::<usize>() + 96 * keys;
+    let mut command = Cmd::with_capacity(call.argument_count() + keys + 3, bytes);
+    command.arg(verb).arg(script).arg(keys);
+    for key in call.keys() {
+        command.arg(key);
     }
     call.each_argument(|argument| {
         command.arg(argument);
@@ -239,6 +239,7 @@ fn from_answer(error: &RedisError) -> Error {
         (_, "WRONGTYPE" | "BADSTATE") => Kind::Unreadable,
         (_, "NOAUTH" | "WRONGPASS") => Kind::Authentication,
         (_, "NOPERM") => Kind::Permission,
+        (_, "BADID") => Kind::UnknownId,
         (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
             let says = |beginning| error.detail().is_some_and(|detail| detail.starts_with(beginning));
             if says("unknown command") {
@@ -258,6 +259,7 @@ fn from_answer(error: &RedisError) -> Error {
         Kind::Authentication => "redis refused the user or the password",
         Kind::Permission => "redis doesn't let this user decide",
         Kind::Unsupported => "redis version: expected Redis 7.0 or newer",
+        Kind::UnknownId => "nothing is remembered of this id",
         Kind::Garbled => "an answer that can't be read",
         _ => "redis refused",
     };

@@ -3,6 +3,7 @@
 mod concurrency;
 mod differential;
 mod expiry;
+mod ids;
 mod laws;
 mod limits;
 mod operations;
@@ -14,3 +15,4 @@ mod subject;
 mod tidy;
 mod tool;
 mod vectors;
+mod wait;

@@ -1,0 +1,140 @@
+//! Waiting until a request is allowed.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::decision::{Decision, RetryAfter};
+use crate::error::Error;
+use crate::limiter::{Limiter, Request};
+use crate::rule::Rule;
+
+/// A denied caller comes back later by up to this part of its wait, so that not all come back at once.
+const JITTER: u32 = 10;
+
+impl Limiter {
+    /// Takes the cost as soon as it is there, and sleeps until then: at most `max_wait`. Where that would be longer it is
+    /// denied at once, with the wait in `retry_after`.
+    ///
+    /// Where every limit of the rule can be reserved from (a token bucket, gcra or fixed window with a `max-debt`),
+    /// callers are served in the order in which they came: one round trip, and one more to cancel. Otherwise each comes
+    /// back after its `retry_after` and up to a tenth more, and whoever comes first is served.
+    ///
+    /// Dropping the future charges nothing: a reservation is cancelled by a task of its own, by its id.
+    ///
+    /// # Errors
+    ///
+    /// No decision could be made; see [`Error`].
+    pub async fn acquire_wait<'a>(
+        &self,
+        rule: &Rule,
+        request: impl Into<Request<'a>>,
+        max_wait: Duration,
+    ) -> Result<Decision, Error> {
+        let request = request.into();
+        if rule.limits().all(|limit| limit.max_debt() > 0) {
+            self.wait_by_reservation(rule, request, max_wait).await
+        } else {
+            self.wait_by_retry(rule, request, max_wait).await
+        }
+    }
+
+    async fn wait_by_reservation(
+        &self,
+        rule: &Rule,
+        request: Request<'_>,
+        max_wait: Duration,
+    ) -> Result<Decision, Error> {
+        let own_id = unique_id();
+        let request = if request.has_id() { request } else { request.id(&own_id) };
+        // A reservation that nobody waits for any more must still be known when it is cancelled.
+        let request = request.id_remembered_beyond(max_wait);
+        let reservation = Reservation { limiter: self, rule, request, kept: false };
+        let mut decision = self.reserve(rule, request).await?;
+        let wait = decision.retry_after.duration();
+        match wait {
+            Some(wait) if decision.allowed && wait <= max_wait => {
+                tokio::time::sleep(wait).await;
+                decision.retry_after = RetryAfter::Now;
+                reservation.keep();
+                Ok(decision)
+            }
+            _ if decision.allowed => {
+                reservation.keep();
+                let mut after = self.settle(rule, request.cost(0)).await?;
+                after.allowed = false;
+                after.granted = 0;
+                after.retry_after = decision.retry_after;
+                Ok(after)
+            }
+            _ => {
+                reservation.keep();
+                Ok(decision)
+            }
+        }
+    }
+
+    async fn wait_by_retry(&self, rule: &Rule, request: Request<'_>, max_wait: Duration) -> Result<Decision, Error> {
+        let started = Instant::now();
+        loop {
+            let decision = self.acquire(rule, request).await?;
+            let left = max_wait.saturating_sub(started.elapsed());
+            match decision.retry_after {
+                RetryAfter::After(wait) if !decision.allowed && wait <= left => {
+                    let jitter = (wait / JITTER).mul_f64(random_fraction());
+                    tokio::time::sleep((wait + jitter).min(left)).await;
+                }
+                _ => return Ok(decision),
+            }
+        }
+    }
+}
+
+/// Cancels what was reserved unless it is kept.
+struct Reservation<'a> {
+    limiter: &'a Limiter,
+    rule: &'a Rule,
+    request: Request<'a>,
+    kept: bool,
+}
+
+impl Reservation<'_> {
+    fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.cost(0).to_owned());
+        // Without a runtime there is nothing left to send it by: the reservation stays charged.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                let parts = request.parts();
+                // Whatever this answers, nobody is there to be told.
+                let _ = limiter.settle(&rule, request.borrowed(&parts)).await;
+            });
+        }
+    }
+}
+
+/// An id that no other call has: random for the process, counted within it.
+fn unique_id() -> String {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    static PROCESS: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    let process = PROCESS.get_or_init(random);
+    format!("wait-{process:016x}{:016x}-{}", random(), CALLS.fetch_add(1, Ordering::Relaxed))
+}
+
+/// From 0 to 1.
+fn random_fraction() -> f64 {
+    (random() >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// The keys of the standard library's hash maps are random.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}

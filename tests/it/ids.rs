@@ -1,0 +1,156 @@
+//! Calls with an id: charged once however often they are sent, and settled once.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use tollgate::{Charged, Decision, Error, Request};
+
+use crate::laws::everywhere;
+use crate::limits::{Step, any_limit, beginning, steps};
+use crate::oracle::Answer;
+use crate::subject::{Engine, Subject, answer, limit, oracle, time};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Verb {
+    Acquire,
+    AtMost,
+    Reserve,
+    Settle,
+}
+
+fn call(engine: &Engine, subject: &Subject<'_>, verb: Verb, request: Request<'_>) -> Result<Decision, Error> {
+    let (limiter, rule) = (&engine.limiter, &subject.rule);
+    engine.runtime.block_on(async {
+        match verb {
+            Verb::Acquire => limiter.acquire(rule, request).await,
+            Verb::AtMost => limiter.at_most(rule, request).await,
+            Verb::Reserve => limiter.reserve(rule, request).await,
+            Verb::Settle => limiter.settle(rule, request).await,
+        }
+    })
+}
+
+fn calls() -> impl Strategy<Value = Vec<(Verb, usize, Step)>> {
+    let verb = prop_oneof![
+        4 => Just(Verb::Acquire), 2 => Just(Verb::AtMost), 2 => Just(Verb::Reserve), 4 => Just(Verb::Settle),
+    ];
+    let step = steps(1..=1).prop_map(|mut steps| steps.pop().expect("one step"));
+    proptest::collection::vec((verb, 0_usize..4, step), 1..=25)
+}
+
+#[test]
+fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
+    everywhere((any_limit(), beginning(), calls()), |engine, (limit, begin, calls)| {
+        let subject = engine.subject(limit.clone());
+        let mut oracle = oracle(&limit);
+        // What is remembered of an id: the answer, the units, and whether they are settled.
+        let mut remembered: HashMap<usize, (Answer, u64, bool)> = HashMap::new();
+        let mut now = begin;
+        for (verb, id, step) in calls {
+            if verb == Verb::Reserve && !limit.algorithm().reserves() {
+                continue;
+            }
+            let (cost, then) = step.aim(&subject, now);
+            now = if then < 1 << 51 { then } else { now };
+            let name = format!("id {id}");
+            let request = Request::new(subject.key.as_str()).cost(cost).at(time(now)).id(&name);
+            let told = call(engine, &subject, verb, request);
+            let expected = match (verb, remembered.get(&id).copied()) {
+                (Verb::Settle, None) => {
+                    let error = told.expect_err("nothing is remembered");
+                    prop_assert!(error.is_unknown_id() && error.charged() == Charged::No);
+                    continue;
+                }
+                (Verb::Settle, Some((_, took, false))) => {
+                    let answer = match cost.checked_sub(took) {
+                        Some(more) if more > 0 => oracle.penalty(more, now),
+                        _ => oracle.refund(took - cost, now),
+                    };
+                    remembered.insert(id, (answer, cost, true));
+                    (answer, cost)
+                }
+                (_, Some((answer, took, _))) => (answer, took),
+                (_, None) => {
+                    let (answer, took) = match verb {
+                        Verb::AtMost => oracle.at_most(cost, now),
+                        Verb::Reserve => (oracle.reserve(cost, now), cost),
+                        _ => (oracle.acquire(cost, now), cost),
+                    };
+                    let took = if answer.allowed { took } else { 0 };
+                    if answer.allowed {
+                        remembered.insert(id, (answer, took, false));
+                    }
+                    (answer, took)
+                }
+            };
+            let decision = told.expect("a decision");
+            prop_assert_eq!((answer(&decision), decision.granted), expected, "{:?} {} as {}", verb, cost, id);
+            prop_assert_eq!(subject.peek(1, now), oracle.peek(1, now), "after {:?} {} as {}", verb, cost, id);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn retries_from_many_tasks_are_charged_once_per_id() {
+    let engine = Engine::redis();
+    let subject = engine.subject(limit("token-bucket 100000/30d"));
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut tasks = Vec::new();
+        for task in 0..400_u32 {
+            let (limiter, rule, key) = (engine.limiter.clone(), subject.rule.clone(), subject.key.clone());
+            tasks.push(tokio::spawn(async move {
+                let id = format!("request {}", task % 50);
+                limiter.acquire(&rule, Request::new(&key).cost(10).id(&id)).await.expect("a decision")
+            }));
+        }
+        for task in tasks {
+            assert!(task.await.expect("no panic").allowed);
+        }
+        let left = engine.limiter.peek(&subject.rule, &subject.key).await.expect("a decision").remaining;
+        assert_eq!(left, 100_000 - 50 * 10);
+    });
+}
+
+#[test]
+fn a_marker_expires_and_lies_beside_its_key() {
+    let engine = Engine::redis();
+    let subject = engine.subject(limit("gcra 5/1s"));
+    let request = Request::new(subject.key.as_str()).id("a:b}/#").id_ttl(std::time::Duration::from_secs(7));
+    call(&engine, &subject, Verb::Acquire, request).expect("a decision");
+    let mut redis = engine.server.as_ref().expect("a redis").connection();
+    let marker = format!("tollgate:{{{}}}:test#a%3ab%7d%2f%23", subject.key);
+    let ttl: i64 = tollgate::redis::cmd("PTTL").arg(&marker).query(&mut redis).expect("an answer");
+    assert!((6000..=7000).contains(&ttl), "{ttl}");
+    let () = tollgate::redis::cmd("SET").arg(&marker).arg("junk").query(&mut redis).expect("set");
+    let error = call(&engine, &subject, Verb::Acquire, request).expect_err("junk");
+    assert!(error.is_unreadable_state() && error.charged() == Charged::No, "{error}");
+}
+
+#[test]
+fn several_limits_are_settled_together() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let [minute, day] = ["token-bucket 1000/1m", "fixed-window 5000/1d"].map(limit);
+        let rule = tollgate::Rule::new("tokens", minute).and_then(|rule| rule.and(day)).expect("a rule");
+        let at = time(1 << 50);
+        let remaining = |request: Request<'_>| -> Vec<u64> {
+            let decision = engine.runtime.block_on(engine.limiter.peek(&rule, request)).expect("a decision");
+            decision.limits.iter().map(|limit| limit.remaining).collect()
+        };
+        let request = Request::new("acme").at(at).id("completion-1");
+        let decision = engine.runtime.block_on(engine.limiter.acquire(&rule, request.cost(400))).expect("a decision");
+        assert_eq!((decision.allowed, decision.granted), (true, 400));
+        for _ in 0..2 {
+            let settled = engine.runtime.block_on(engine.limiter.settle(&rule, request.cost(650))).expect("settled");
+            assert_eq!(settled.granted, 650);
+            assert_eq!(remaining(request), [350, 4350]);
+        }
+        // A reservation that is cancelled.
+        let other = Request::new("acme").at(at).id("completion-2");
+        engine.runtime.block_on(engine.limiter.acquire(&rule, other.cost(350))).expect("a decision");
+        assert_eq!(remaining(request), [0, 4000]);
+        engine.runtime.block_on(engine.limiter.settle(&rule, other.cost(0))).expect("cancelled");
+        assert_eq!(remaining(request), [350, 4350]);
+    }
+}
