@@ -24,13 +24,13 @@
 --   all have allowed. All see one time.
 --   An allowed call with an id leaves the marker with its answer; the same id gets that answer again, charged once.
 --   settle makes `cost` what a call of this id took in the end: more is charged, whether it is there or not, less is
---   given back; once. An id that nothing is remembered of is the error BADID.
+--   given back; once. An id that nothing is remembered of is the error BADID. reset forgets the id too.
 --
 -- Source
 --   Two-phase commit, within one script.
 --
 -- Commands
---   TIME, GET, SET, and those of the scripts
+--   TIME, GET; with an id SET, reset: DEL; and those of the scripts
 --
 -- Expiry
 --   as the scripts'; the marker's is id_ttl
@@ -46,7 +46,7 @@ local marker = id_ttl > 0 and KEYS[#KEYS]
 -- The marker: whether it was settled, the units it took, and its answer.
 local TAKEN, SETTLED = 6, 7
 local took = 0
-if marker then
+if marker and mode ~= 'reset' then
   local memory = redis.call('GET', marker)
   if memory then
     local size, state = 8 + count * 35, nil
@@ -142,7 +142,9 @@ for _, reply in ipairs(replies) do
   for field = 1, 5 do answer[#answer + 1] = reply[field] end
 end
 if not allowed then granted = 0 end
-if marker and allowed and mode ~= 'peek' and mode ~= 'reset' then
+if marker and mode == 'reset' then
+  redis.call('DEL', marker)
+elseif marker and allowed and mode ~= 'peek' then
   local memory = struct.pack('<BI7', mode == 'settle' and SETTLED or TAKEN, granted)
   for field = 1, #answer do memory = memory .. struct.pack('<i7', answer[field]) end
   redis.call('SET', marker, memory, 'PX', string.format('%d', id_ttl))

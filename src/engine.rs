@@ -21,6 +21,24 @@ pub enum Engine {
     Embedded(embedded::Embedded),
 }
 
+/// Which keys to remove.
+#[derive(Debug)]
+pub(crate) struct Which<'a> {
+    /// What all of them match.
+    pub(crate) glob: &'a str,
+    pub(crate) exactly: fn(&Which<'_>, &[u8]) -> bool,
+    pub(crate) prefix: &'a str,
+    pub(crate) rule: &'a str,
+}
+
+/// One step of removing keys.
+#[derive(Debug)]
+pub(crate) struct Swept {
+    pub(crate) next: u64,
+    pub(crate) looked_at: u64,
+    pub(crate) removed: u64,
+}
+
 impl Engine {
     /// Runs the script and ends by the deadline.
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
@@ -28,6 +46,24 @@ impl Engine {
             Self::Redis(redis) => redis.run(call, deadline).await,
             #[cfg(feature = "embedded")]
             Self::Embedded(embedded) => embedded.run(call),
+        }
+    }
+
+    /// How many keys there are.
+    pub(crate) async fn size(&self, deadline: Duration) -> Result<u64, Error> {
+        match self {
+            Self::Redis(redis) => redis.size(deadline).await,
+            #[cfg(feature = "embedded")]
+            Self::Embedded(embedded) => Ok(embedded.size()),
+        }
+    }
+
+    /// Removes some of the keys that match, and says where to go on: at 0, all have been looked at.
+    pub(crate) async fn sweep(&self, from: u64, which: &Which<'_>, deadline: Duration) -> Result<Swept, Error> {
+        match self {
+            Self::Redis(redis) => redis.sweep(from, which, deadline).await,
+            #[cfg(feature = "embedded")]
+            Self::Embedded(embedded) => Ok(embedded.sweep(which)),
         }
     }
 

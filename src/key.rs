@@ -42,6 +42,26 @@ pub(crate) fn marker_key(prefix: &str, tag: &[u8], key: &[u8], rule: &str, id: &
     Ok(marker)
 }
 
+/// A glob that every key of this rule matches, and perhaps some of others: see [`is_of_rule`].
+pub(crate) fn glob_of_rule(prefix: &str, rule: &str) -> String {
+    let mut glob = String::new();
+    for character in prefix.chars() {
+        if "*?[]\\^".contains(character) {
+            glob.push('\\');
+        }
+        glob.push(character);
+    }
+    format!("{glob}:{{*:{rule}[/#]*")
+}
+
+/// Whether this is a key of this rule: what follows its last `:` begins with the rule's name.
+pub(crate) fn is_of_rule(key: &[u8], prefix: &str, rule: &str) -> bool {
+    let last = key.rsplit(|byte| *byte == b':').next().unwrap_or_default();
+    let limit = last.strip_prefix(rule.as_bytes());
+    key.strip_prefix(prefix.as_bytes()).is_some_and(|rest| rest.starts_with(b":{"))
+        && limit.is_some_and(|limit| matches!(limit.first(), Some(b'/' | b'#')))
+}
+
 /// A prefix, if it can't be mistaken for a tag.
 pub(crate) fn checked_prefix(prefix: &str) -> Result<&str, Error> {
     if prefix.is_empty() || prefix.contains(['{', '}']) {

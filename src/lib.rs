@@ -76,6 +76,6 @@ pub use engine::embedded::{Clock, Embedded};
 pub use engine::redis::Redis;
 pub use error::{Charged, Error, RuleError};
 pub use limit::{Debt, Limit, LimitBuilder, Start};
-pub use limiter::{Limiter, Request, State};
+pub use limiter::{Limiter, Progress, Request, State};
 pub use rule::Rule;
 pub use script::Script;

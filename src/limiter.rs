@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::decision::{Decision, LimitDecision};
-use crate::engine::Engine;
+use crate::engine::{Engine, Swept, Which};
 use crate::error::{Error, Kind};
 use crate::key;
 use crate::rule::{Count, Rule};
@@ -159,13 +159,42 @@ impl Limiter {
         self.decide(rule, &request, Mode::Settle).await
     }
 
-    /// Forgets the key. Repairs state that can't be read.
+    /// Forgets the key, and the request's id if it has one. Repairs state that can't be read.
     ///
     /// # Errors
     ///
     /// No answer; see [`Error`].
     pub async fn reset<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.decide(rule, &request.into(), Mode::Reset).await
+    }
+
+    /// Forgets every key of the rule of this name, and every id, by scanning in small steps: `progress` is called after
+    /// each with how far it has come. Returns how many keys were forgotten. Keys written meanwhile may stay.
+    ///
+    /// Costs two round trips per 500 keys of the whole database; in Redis `SCAN`, `UNLINK` and `DBSIZE`, which deciding
+    /// doesn't need.
+    ///
+    /// # Errors
+    ///
+    /// A name that no rule can have; no answer, see [`Error`]. What was forgotten by then stays forgotten.
+    pub async fn reset_all(&self, rule: &str, mut progress: impl FnMut(Progress)) -> Result<u64, Error> {
+        key::checked_name(rule).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
+        let prefix = self.prefix.as_str();
+        let glob = key::glob_of_rule(prefix, rule);
+        let which =
+            Which { glob: &glob, exactly: |which, key| key::is_of_rule(key, which.prefix, which.rule), prefix, rule };
+        let mut so_far = Progress { keys: self.engine.size(self.deadline).await?, looked_at: 0, forgotten: 0 };
+        let mut from = 0;
+        loop {
+            let Swept { next, looked_at, removed } = self.engine.sweep(from, &which, self.deadline).await?;
+            so_far.looked_at = if next == 0 { so_far.keys } else { (so_far.looked_at + looked_at).min(so_far.keys) };
+            so_far.forgotten += removed;
+            progress(so_far);
+            if next == 0 {
+                return Ok(so_far.forgotten);
+            }
+            from = next;
+        }
     }
 
     /// What the state of each of the rule's limits means, in their order. A round trip for each.
@@ -198,7 +227,7 @@ impl Limiter {
     async fn decide(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         let by = self.engine.by();
         let marker = match mode {
-            Mode::Peek | Mode::Reset | Mode::Inspect => None,
+            Mode::Peek | Mode::Inspect => None,
             _ => self.marker(rule, request)?,
         };
         if let ([count], None) = (rule.counts(), &marker) {
@@ -273,7 +302,7 @@ impl Limiter {
 /// Units that a call took: as the script appends them, else the whole cost or nothing.
 fn granted(request: &Request<'_>, mode: Mode, allowed: bool, appended: Option<&i64>) -> u64 {
     match (mode, appended) {
-        (Mode::Refund, _) => 0,
+        (Mode::Refund | Mode::Reset, _) => 0,
         (_, Some(granted)) => u64::try_from(*granted).unwrap_or(0),
         (Mode::Acquire | Mode::Reserve | Mode::Penalty, None) if allowed => request.cost,
         _ => 0,
@@ -340,6 +369,18 @@ impl<'a> Request<'a> {
         self.deadline = Some(deadline);
         self
     }
+}
+
+/// How far [`Limiter::reset_all`] has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Keys in the database as it began, of all rules and programs.
+    pub keys: u64,
+    /// How many of them have been looked at, about.
+    pub looked_at: u64,
+    /// How many were the rule's, and have been forgotten.
+    pub forgotten: u64,
 }
 
 /// A request that outlives what it was made of.

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mlua::{Function, Lua, MultiValue, Table, Value};
 
+use super::{Swept, Which};
 use crate::error::{Error, Kind};
 use crate::script::{Call, Reply, Script};
 use keyspace::{Argument, Keyspace, Outcome};
@@ -65,6 +66,22 @@ impl Embedded {
     pub(crate) fn run(&self, call: &Call<'_>) -> Result<Reply, Error> {
         let mut interpreter = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         interpreter.run(call)
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.keyspace(|keyspace| keyspace.len())
+    }
+
+    /// All at once: nobody else is held up by a map in memory.
+    pub(crate) fn sweep(&self, which: &Which<'_>) -> Swept {
+        let before = self.size();
+        self.keyspace(|keyspace| keyspace.remove_where(|key| (which.exactly)(which, key)));
+        Swept { next: 0, looked_at: before, removed: before - self.size() }
+    }
+
+    fn keyspace<T>(&self, look: impl FnOnce(&mut Keyspace) -> T) -> T {
+        let interpreter = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        look(&mut interpreter.keyspace.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

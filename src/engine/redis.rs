@@ -13,6 +13,7 @@ use deadpool_redis::redis::{
 };
 use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
 
+use super::{Swept, Which};
 use crate::error::{Error, Kind};
 use crate::script::{Call, Reply};
 
@@ -106,6 +107,35 @@ impl Redis {
                 }
                 Err(from_answer(&error))
             }
+        }
+    }
+
+    pub(crate) async fn size(&self, deadline: Duration) -> Result<u64, Error> {
+        self.ask(&redis::cmd("DBSIZE"), deadline).await
+    }
+
+    /// Two round trips, and no more than a step's keys at a time, so that nobody else is held up.
+    pub(crate) async fn sweep(&self, from: u64, which: &Which<'_>, deadline: Duration) -> Result<Swept, Error> {
+        const STEP: u64 = 500;
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(from).arg("MATCH").arg(which.glob).arg("COUNT").arg(STEP);
+        let (next, keys): (u64, Vec<Vec<u8>>) = self.ask(&scan, deadline).await?;
+        let keys: Vec<_> = keys.into_iter().filter(|key| (which.exactly)(which, key)).collect();
+        let removed = if keys.is_empty() { 0 } else { self.ask(redis::cmd("UNLINK").arg(keys), deadline).await? };
+        Ok(Swept { next, looked_at: STEP, removed })
+    }
+
+    /// A command that decides nothing.
+    async fn ask<T: redis::FromRedisValue>(&self, command: &Cmd, deadline: Duration) -> Result<T, Error> {
+        let mut sent = false;
+        let answer = tokio::time::timeout(deadline, async {
+            let Held { mut connection, .. } = self.connection().await?;
+            sent = true;
+            command.query_async(&mut connection).await.map_err(|error| from_answer(&error))
+        });
+        match answer.await {
+            Ok(result) => result,
+            Err(_) => Err(Error::deadline(deadline, sent)),
         }
     }
 

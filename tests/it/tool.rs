@@ -310,6 +310,16 @@ fn a_trace_of_every_operation_replays_to_the_golden_lines() {
         assert_eq!(code(&output), 0, "{}", stderr(&output));
         assert_eq!(stdout(&output), golden.replace("\"embedded\"", &format!("\"{by}\"")));
     }
+    let left: usize = tollgate::redis::cmd("DBSIZE").query(&mut server.connection()).expect("an answer");
+    assert_eq!(left, 0, "ids are removed too");
+    let input = b"{\"t_us\":0,\"op\":\"settle\",\"key\":\"k\",\"id\":\"nobody\"}\n{\"t_us\":0,\"op\":\"settle\",\"key\":\"k\"}\n";
+    let output = with_input(&["replay", "--rule", "gcra 5/1s", "-", "--summary"], input);
+    assert_eq!(lines(&output)[0]["unreadable"], 2);
+    assert!(
+        stderr(&output).contains("line 1: id: ") && stderr(&output).contains("line 2: id: missing"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]
@@ -352,6 +362,41 @@ fn other_fields_of_a_log_can_be_counted() {
     ]);
     let keys = lines(&output)[0]["keys"].as_u64();
     assert_eq!(keys, Some(4), "GET, HEAD, POST and OPTIONS");
+}
+
+#[test]
+fn reset_forgets_every_key_of_one_rule_and_of_no_other() {
+    let server = Server::start();
+    let url = server.url();
+    let mut redis = server.connection();
+    let probe = |key: &str, id: &str| {
+        let output = tollgate(&["probe", "gcra 5/1d", "fixed-window 9/1d", key, "--id", id, "--url", &url]);
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+    };
+    for key in ["u1", "x:cli/y", "{z}"] {
+        probe(key, "r1");
+    }
+    // Others' keys that look alike: another rule with this key, another prefix, a longer name.
+    let others = [
+        "tollgate:{x:cli/y}:other/gcra-1d",
+        "t:{u1}:cli/gcra-1d",
+        "tollgate:{u1}:xcli/gcra-1d",
+        "tollgate:{u1}:clip/gcra-1d",
+    ];
+    for key in others {
+        let () = tollgate::redis::cmd("SET").arg(key).arg("v").query(&mut redis).expect("set");
+    }
+    let mut filler = tollgate::redis::pipe();
+    for n in 0..3000 {
+        filler.cmd("SET").arg(format!("filler:{n}")).arg("v").ignore();
+    }
+    filler.exec(&mut redis).expect("set");
+    let output = tollgate(&["reset", "--rule", "cli", "--url", &url]);
+    assert_eq!((stdout(&output).as_str(), code(&output)), ("{\"rule\":\"cli\",\"forgotten\":9}\n", 0));
+    let left: Vec<String> = tollgate::redis::cmd("KEYS").arg("t*").query(&mut redis).expect("keys");
+    assert_eq!(left.len(), others.len(), "{left:?}");
+    let output = tollgate(&["reset", "--rule", "a b", "--url", &url]);
+    assert!(code(&output) == 2 && stderr(&output).contains("got \"a b\""), "{}", stderr(&output));
 }
 
 #[test]

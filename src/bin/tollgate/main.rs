@@ -8,6 +8,7 @@ mod output;
 mod probe;
 mod records;
 mod replay;
+mod reset;
 
 use std::io;
 use std::process::ExitCode;
@@ -34,6 +35,8 @@ enum Command {
     Replay(replay::Replay),
     /// Show what a key's state means, decoded, and when it expires.
     Inspect(inspect::Inspect),
+    /// Forget every key of a rule, in small steps.
+    Reset(reset::Reset),
 }
 
 /// What ends a command early.
@@ -57,6 +60,7 @@ async fn main() -> ExitCode {
         Command::Probe(probe) => probe.run().await,
         Command::Replay(replay) => replay.run().await,
         Command::Inspect(inspect) => inspect.run().await,
+        Command::Reset(reset) => reset.run().await,
     };
     match outcome {
         Ok(code) => code,

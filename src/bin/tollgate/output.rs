@@ -33,6 +33,8 @@ pub(crate) struct Line<'a> {
     /// What at-most took.
     #[serde(skip_serializing_if = "Option::is_none")]
     granted: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
 }
 
 /// Prints decisions as they come.
@@ -59,7 +61,14 @@ impl<'a> Line<'a> {
             denied_by: decision.denied_by.as_deref(),
             by: decision.by.to_string(),
             granted: (op == Op::AtMost).then_some(decision.granted),
+            id: None,
         }
+    }
+
+    /// With the name of the call.
+    pub(crate) fn named(mut self, id: Option<&[u8]>) -> Self {
+        self.id = id.map(|id| String::from_utf8_lossy(id).into_owned());
+        self
     }
 
     /// With the time that the decision was made at.
@@ -98,7 +107,7 @@ impl<W: Write> Printer<W> {
         }
         self.rows += 1;
         let (style, verdict) = match (line.allowed, line.op) {
-            (true, Op::Reset | Op::Refund | Op::Penalty) => (QUIET, line.op.name()),
+            (true, Op::Reset | Op::Refund | Op::Penalty | Op::Settle) => (QUIET, line.op.name()),
             (true, _) => (RIGHT, "allowed"),
             (false, _) => (WRONG, "denied"),
         };

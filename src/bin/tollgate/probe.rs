@@ -1,6 +1,6 @@
 //! `tollgate probe`: decisions by hand.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -27,9 +27,12 @@ pub(crate) struct Probe {
     /// How long to wait between them.
     #[arg(long, value_name = "D", value_parser = options::duration)]
     interval: Option<Duration>,
-    /// What to ask for: acquire, peek, reserve, at-most, refund, penalty or reset.
+    /// What to ask for: acquire, peek, reserve, at-most, refund, penalty, settle or reset.
     #[arg(long, default_value = "acquire")]
     op: Op,
+    /// A name for the call: the same one is charged once, and can be settled.
+    #[arg(long, value_name = "ID")]
+    id: Option<OsString>,
     #[command(flatten)]
     options: Options,
 }
@@ -49,10 +52,14 @@ impl Probe {
             if let Some(interval) = self.interval.filter(|_| number > 0) {
                 tokio::time::sleep(interval).await;
             }
-            let request = Request::new(key).cost(self.cost);
+            let mut request = Request::new(key).cost(self.cost);
+            if let Some(id) = &self.id {
+                request = request.id(id.as_encoded_bytes());
+            }
             let decision = decide(&limiter, &rule, self.op, request).await?;
             denied |= !decision.allowed;
-            printer.print(&Line::new(&rule, self.op, key, self.cost, &decision))?;
+            let id = self.id.as_deref().map(OsStr::as_encoded_bytes);
+            printer.print(&Line::new(&rule, self.op, key, self.cost, &decision).named(id))?;
         }
         Ok(if denied { ExitCode::from(1) } else { ExitCode::SUCCESS })
     }
@@ -63,15 +70,15 @@ pub(crate) async fn decide(
     rule: &Rule,
     op: Op,
     request: Request<'_>,
-) -> Result<tollgate::Decision, Failure> {
-    let decision = match op {
+) -> Result<tollgate::Decision, tollgate::Error> {
+    match op {
         Op::Acquire => limiter.acquire(rule, request).await,
         Op::Peek => limiter.peek(rule, request).await,
         Op::Reserve => limiter.reserve(rule, request).await,
         Op::AtMost => limiter.at_most(rule, request).await,
         Op::Refund => limiter.refund(rule, request).await,
         Op::Penalty => limiter.penalty(rule, request).await,
+        Op::Settle => limiter.settle(rule, request).await,
         Op::Reset => limiter.reset(rule, request).await,
-    };
-    Ok(decision?)
+    }
 }

@@ -36,14 +36,24 @@ pub(crate) enum Op {
     Refund,
     /// Take the cost whether it is there or not.
     Penalty,
+    /// Make the cost what an earlier call took in the end.
+    Settle,
     /// Forget the key's state.
     Reset,
 }
 
 impl Op {
     /// Every operation, in the order in which messages name them.
-    pub(crate) const ALL: &[Self] =
-        &[Self::Acquire, Self::Peek, Self::Reserve, Self::AtMost, Self::Refund, Self::Penalty, Self::Reset];
+    pub(crate) const ALL: &[Self] = &[
+        Self::Acquire,
+        Self::Peek,
+        Self::Reserve,
+        Self::AtMost,
+        Self::Refund,
+        Self::Penalty,
+        Self::Settle,
+        Self::Reset,
+    ];
 
     /// The name in records, on the command line and in output.
     pub(crate) fn name(self) -> &'static str {
@@ -54,6 +64,7 @@ impl Op {
             Self::AtMost => "at-most",
             Self::Refund => "refund",
             Self::Penalty => "penalty",
+            Self::Settle => "settle",
             Self::Reset => "reset",
         }
     }
@@ -99,6 +110,8 @@ pub(crate) struct Record {
     pub(crate) key: Vec<u8>,
     /// How much it asked for: less than 2^53.
     pub(crate) cost: u64,
+    /// The name of the call, or of the one to settle: any bytes, at least one.
+    pub(crate) id: Option<Vec<u8>>,
 }
 
 /// How records are written down.

@@ -2,6 +2,7 @@
 
 mod summary;
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 use std::path::PathBuf;
@@ -74,7 +75,8 @@ impl Replay {
         let limiter = self.options.limiter()?.prefix(&prefix)?;
         let stdout = anstream::stdout();
         let printer = Printer::new(io::BufWriter::new(stdout), self.options.shape());
-        let mut player = Player { limiter, rule, printer, summary: Summary::default(), quiet: self.summary, played: 0 };
+        let (summary, quiet) = (Summary::default(), self.summary);
+        let mut player = Player { limiter, rule, printer, summary, quiet, played: 0, ids: HashSet::new() };
         let played = tokio::select! {
             biased;
             told = interrupted() => told,
@@ -103,7 +105,7 @@ impl Replay {
         let records = self.load(player)?;
         let progress = self.progress(records.len());
         for record in &records {
-            player.play(record).await?;
+            self.play_one(player, record, Some(&self.file.display())).await?;
             progress.inc(1);
         }
         progress.finish_and_clear();
@@ -120,10 +122,22 @@ impl Replay {
             player.summary.in_order(record.t_us, latest);
             latest = latest.max(record.t_us);
             record.t_us = latest;
-            player.play(&record).await?;
+            self.play_one(player, &record, None).await?;
             player.printer.flush()?;
         }
         Ok(())
+    }
+
+    async fn play_one(
+        &self,
+        player: &mut Player<impl Write>,
+        record: &Record,
+        file: Option<&dyn std::fmt::Display>,
+    ) -> Result<(), Failure> {
+        match player.play(record).await? {
+            None => Ok(()),
+            Some(unreadable) => self.readable(Err(unreadable), player, file).map(|_| ()),
+        }
     }
 
     /// Standard input can only be waited for by a thread, which ends with the process.
@@ -231,14 +245,17 @@ struct Player<W: Write> {
     /// Only the summary is wanted.
     quiet: bool,
     played: u64,
+    /// The ids that were given, and the keys they were given for.
+    ids: HashSet<(Vec<u8>, Vec<u8>)>,
 }
 
 /// After how many records a signal is looked for.
 const PLAYED_AT_A_TIME: u64 = 256;
 
 impl<W: Write> Player<W> {
-    async fn play(&mut self, record: &Record) -> Result<(), Failure> {
-        let Record { t_us, op, ref key, cost, .. } = *record;
+    /// Decides the record, unless it settles what is not remembered.
+    async fn play(&mut self, record: &Record) -> Result<Option<Unreadable>, Failure> {
+        let Record { line, t_us, op, ref key, cost, ref id } = *record;
         // The embedded engine never waits, and signals arrive only while something does.
         self.played += 1;
         if self.played.is_multiple_of(PLAYED_AT_A_TIME) {
@@ -246,19 +263,32 @@ impl<W: Write> Player<W> {
         }
         self.summary.touched(key);
         let at = UNIX_EPOCH + Duration::from_micros(t_us);
-        let request = Request::new(key).cost(cost).at(at);
-        let decision = decide(&self.limiter, &self.rule, op, request).await?;
+        let mut request = Request::new(key).cost(cost).at(at);
+        if let Some(id) = id {
+            request = request.id(id);
+            self.ids.insert((key.clone(), id.clone()));
+        }
+        let decision = match decide(&self.limiter, &self.rule, op, request).await {
+            // The fault of the record, as if it could not be read.
+            Err(error) if error.is_unknown_id() => {
+                return Ok(Some(Unreadable { line, reason: format!("id: {error}") }));
+            }
+            decision => decision?,
+        };
         self.summary.decided(key, decision.allowed);
         if !self.quiet {
-            self.printer.print(&Line::new(&self.rule, op, key, cost, &decision).at(t_us))?;
+            self.printer.print(&Line::new(&self.rule, op, key, cost, &decision).at(t_us).named(id.as_deref()))?;
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Removes what the replay wrote.
     async fn forget_keys(&mut self) -> Result<(), tollgate::Error> {
         for key in self.summary.keys() {
             self.limiter.reset(&self.rule, key).await?;
+        }
+        for (key, id) in &self.ids {
+            self.limiter.reset(&self.rule, Request::new(key).id(id)).await?;
         }
         Ok(())
     }

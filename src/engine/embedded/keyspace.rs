@@ -77,6 +77,14 @@ impl Keyspace {
         answer.unwrap_or_else(Outcome::Error)
     }
 
+    pub(super) fn len(&self) -> u64 {
+        self.values.len().try_into().unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn remove_where(&mut self, matches: impl Fn(&[u8]) -> bool) {
+        self.values.retain(|key, _| !matches(key));
+    }
+
     fn now_ms(&self) -> u64 {
         self.now_us / 1000
     }

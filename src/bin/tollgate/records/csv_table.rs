@@ -30,7 +30,7 @@ fn header<R: BufRead>(lines: &mut Lines<R>) -> io::Result<Columns> {
         Some((_, row)) => row.and_then(|row| Columns::of(&row)),
     };
     columns.map_err(|what| {
-        let message = format!("header: expected the columns t_us and key, and optionally op and cost; {what}");
+        let message = format!("header: expected the columns t_us and key, and optionally op, cost and id; {what}");
         io::Error::new(io::ErrorKind::InvalidData, message)
     })
 }
@@ -41,6 +41,7 @@ pub(super) struct Columns {
     key: usize,
     op: Option<usize>,
     cost: Option<usize>,
+    id: Option<usize>,
     width: usize,
 }
 
@@ -67,6 +68,7 @@ impl Columns {
             key: required("key")?,
             op: at("op"),
             cost: at("cost"),
+            id: at("id"),
             width: header.ends.len(),
         })
     }
@@ -89,7 +91,11 @@ impl Columns {
             None => 1,
             Some(cost) => whole("cost", cost, field::MAX_COST)?,
         };
-        Ok(Record { line, t_us, op, key, cost })
+        let id = self.id.and_then(cell).map(<[u8]>::to_vec);
+        if op == Op::Settle && id.is_none() {
+            return Err(field::NO_ID.into());
+        }
+        Ok(Record { line, t_us, op, key, cost, id })
     }
 }
 
@@ -187,7 +193,7 @@ mod tests {
     }
 
     fn record(line: u64, t_us: u64, op: Op, key: &[u8], cost: u64) -> Result<Record, Unreadable> {
-        Ok(Record { line, t_us, op, key: key.to_vec(), cost })
+        Ok(Record { line, t_us, op, key: key.to_vec(), cost, id: None })
     }
 
     fn unreadable(line: u64, reason: &str) -> Result<Record, Unreadable> {
@@ -229,7 +235,10 @@ mod tests {
                 unreadable(4, "t_us: missing"),
                 unreadable(5, "key: expected a non-empty string, got \"\""),
                 unreadable(6, "t_us: expected a whole number from 0 to 4503599627370496, got \"+1\""),
-                unreadable(7, "op: expected acquire, peek, reserve, at-most, refund, penalty or reset, got \"take\""),
+                unreadable(
+                    7,
+                    "op: expected acquire, peek, reserve, at-most, refund, penalty, settle or reset, got \"take\""
+                ),
                 unreadable(8, &format!("{cost} \"-1\"")),
                 unreadable(9, &format!("{cost} \"1e3\"")),
                 record(10, 1, Op::Acquire, b"a", 1),
@@ -260,7 +269,7 @@ mod tests {
             ("t_us,key,t_us\n", "got the column \"t_us\" twice"),
             ("\"t_us,key\n", "row: expected a closing quote, got the end of the file"),
         ] {
-            let expected = "header: expected the columns t_us and key, and optionally op and cost; ";
+            let expected = "header: expected the columns t_us and key, and optionally op, cost and id; ";
             assert_eq!(read(text.as_bytes()), Err(format!("{expected}{want}")));
         }
         let mut records = super::super::read(super::super::Format::Csv, Default::default(), &b"a\n1\n2\n"[..]);

@@ -7,7 +7,7 @@ pub(super) const MAX_T_US: u64 = 1 << 52;
 pub(super) const MAX_COST: u64 = (1 << 53) - 1;
 
 /// The fields that make a record.
-pub(super) const INPUT: &[&str] = &["t_us", "op", "key", "cost"];
+pub(super) const INPUT: &[&str] = &["t_us", "op", "key", "cost", "id"];
 
 /// The fields that replay's output adds. They are passed over, so that an output can be replayed.
 pub(super) const OUTPUT: &[&str] = &[
@@ -24,6 +24,9 @@ pub(super) const OUTPUT: &[&str] = &[
 ];
 
 pub(super) const KEY: &str = "a non-empty string";
+
+/// What an operation that needs an id says without one.
+pub(super) const NO_ID: &str = "id: missing, and settle needs that of the call to settle";
 
 /// `t_us: missing`
 pub(super) fn missing(field: &str) -> String {

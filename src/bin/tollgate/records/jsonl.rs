@@ -38,7 +38,15 @@ pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
         None => 1,
         Some(cost) => field::whole("cost", cost.as_u64(), field::MAX_COST, || got(&cost))?,
     };
-    Ok(Record { line, t_us, op, key, cost })
+    let id = match fields.id {
+        None => None,
+        Some(Value::String(id)) if !id.is_empty() => Some(id.into_bytes()),
+        Some(other) => return Err(unexpected("id", field::KEY, &got(&other))),
+    };
+    if op == Op::Settle && id.is_none() {
+        return Err(field::NO_ID.into());
+    }
+    Ok(Record { line, t_us, op, key, cost, id })
 }
 
 fn got(value: &Value) -> String {
@@ -64,6 +72,7 @@ struct Fields {
     op: Option<Value>,
     key: Option<Value>,
     cost: Option<Value>,
+    id: Option<Value>,
     refused: Option<String>,
 }
 
@@ -86,6 +95,7 @@ impl<'de> Deserialize<'de> for Fields {
                         "op" => &mut fields.op,
                         "key" => &mut fields.key,
                         "cost" => &mut fields.cost,
+                        "id" => &mut fields.id,
                         other => {
                             if !field::OUTPUT.contains(&other) {
                                 fields.refused.get_or_insert_with(|| unknown(other));
@@ -121,10 +131,11 @@ mod tests {
     #[test]
     fn op_and_cost_have_defaults() {
         let record = parse(7, br#"{"t_us":1700000000000000,"key":"u1"}"#).unwrap();
-        let want = Record { line: 7, t_us: 1_700_000_000_000_000, op: Op::Acquire, key: b"u1".to_vec(), cost: 1 };
+        let want =
+            Record { line: 7, t_us: 1_700_000_000_000_000, op: Op::Acquire, key: b"u1".to_vec(), cost: 1, id: None };
         assert_eq!(record, want);
         let record = parse(7, br#" { "cost":0, "key":"u1", "op":"peek", "t_us":0 } "#).unwrap();
-        assert_eq!(record, Record { line: 7, t_us: 0, op: Op::Peek, key: b"u1".to_vec(), cost: 0 });
+        assert_eq!(record, Record { line: 7, t_us: 0, op: Op::Peek, key: b"u1".to_vec(), cost: 0, id: None });
     }
 
     #[test]
@@ -164,11 +175,11 @@ mod tests {
             (r#"{"t_us":1,"key":5}"#, "key: expected a non-empty string, got 5"),
             (
                 r#"{"t_us":1,"key":"k","op":"acquier"}"#,
-                "op: expected acquire, peek, reserve, at-most, refund, penalty or reset, got \"acquier\"",
+                "op: expected acquire, peek, reserve, at-most, refund, penalty, settle or reset, got \"acquier\"",
             ),
             (r#"{"t_us":1,"key":"k","op":null}"#, "op: expected a string, got null"),
             (r#"{"t_us":1,"key":"k","t_us":2}"#, "t_us: given twice"),
-            (r#"{"t_us":1,"key":"k","csot":2}"#, "unknown field \"csot\": expected t_us, op, key or cost"),
+            (r#"{"t_us":1,"key":"k","csot":2}"#, "unknown field \"csot\": expected t_us, op, key, cost or id"),
             (r#"[1]"#, "line: expected a JSON object, got \"[1]\""),
             (r#"{"t_us":1"#, "json: EOF while parsing an object at column 9"),
             (r#"{"t_us":1,"key":"k"} x"#, "json: trailing characters at column 22"),
@@ -186,7 +197,10 @@ mod tests {
         let text = br#"{"t_us":5,"op":"reset","key":"u1","cost":2,"rule":"cli","allowed":true,"limit":10,
             "remaining":9,"retry_after_us":null,"reset_after_us":6,"denied_by":null,"by":"embedded",
             "limits":[{"name":"a"}],"granted":1}"#;
-        assert_eq!(parse(1, text).unwrap(), Record { line: 1, t_us: 5, op: Op::Reset, key: b"u1".to_vec(), cost: 2 });
+        assert_eq!(
+            parse(1, text).unwrap(),
+            Record { line: 1, t_us: 5, op: Op::Reset, key: b"u1".to_vec(), cost: 2, id: None }
+        );
     }
 
     #[test]

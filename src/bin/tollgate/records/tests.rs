@@ -26,7 +26,10 @@ fn an_op_reads_what_it_prints() {
         assert_eq!(serde_json::from_str::<Op>(&json).unwrap(), *op);
     }
     let unknown = "Peek".parse::<Op>().unwrap_err();
-    assert_eq!(unknown.to_string(), "expected acquire, peek, reserve, at-most, refund, penalty or reset, got \"Peek\"");
+    assert_eq!(
+        unknown.to_string(),
+        "expected acquire, peek, reserve, at-most, refund, penalty, settle or reset, got \"Peek\""
+    );
 }
 
 #[test]
