@@ -131,7 +131,7 @@ fn bad_input_is_one_line_that_names_the_value_and_exits_with_two() {
         (vec!["probe", "gcra 5/1s", "k", "--url", &nobody], port.as_str()),
         (vec!["probe", "gcra 5/1s", "k", "--url", "http://:s3cret@localhost"], "http://***@localhost"),
         (vec!["probe", "gcra 5/1s"], "KEY"),
-        (vec!["probe", "gcra", "5/10s", "k"], "got \"\""),
+        (vec!["probe", "gcra", "5/10s", "k"], "not quoted"),
         (vec!["probe", "gcra 5/1s", "gcra 9/1s", "k"], "gcra-1s twice"),
         (vec!["probe", "sliding-log 5/1s", "k", "--op", "reserve"], "got sliding-log 5/1s"),
         (vec!["replay", "--rule", "gcra 5/1s", "no-such-file"], "no-such-file"),

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use tollgate::{Embedded, Limiter, Redis, Rule};
+use tollgate::{Embedded, Limit, Limiter, Redis, Rule};
 
 use crate::Failure;
 
@@ -53,11 +53,20 @@ pub(crate) fn rule(limits: &[String]) -> Result<Rule, Failure> {
     let Some((first, others)) = limits.split_first() else {
         return Err(Failure::Told("rule: expected at least one, such as \"token-bucket 5/10s\", got none".into()));
     };
-    let mut rule = Rule::new("cli", first.parse()?)?;
-    for limit in others {
-        rule = rule.and(limit.parse()?)?;
+    let mut rule = Rule::new("cli", limit(first)?)?;
+    for other in others {
+        rule = rule.and(limit(other)?)?;
     }
     Ok(rule)
+}
+
+/// One limit; whoever forgot to quote its words is told so.
+fn limit(text: &str) -> Result<Limit, Failure> {
+    text.parse().map_err(|error| {
+        let unquoted = !text.is_empty() && !text.contains(char::is_whitespace);
+        let hint = if unquoted { "; is a rule not quoted, as in \"token-bucket 5/10s\"?" } else { "" };
+        Failure::Told(format!("{error}{hint}"))
+    })
 }
 
 /// A duration such as `200ms` or `1m30s`.
