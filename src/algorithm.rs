@@ -3,7 +3,8 @@
 use std::fmt;
 
 use crate::error::RuleError;
-use crate::limit::{self, Exact, Limit};
+use crate::limit::Limit;
+use crate::limit::exact::{self, Exact};
 use crate::script::Script;
 
 /// How a limit counts.
@@ -53,8 +54,8 @@ static ROWS: [Row; 5] = [
         name: "token-bucket",
         script: Script::file("token_bucket", include_str!("../lua/token_bucket.lua")),
         options: &[Setting::Burst, Setting::MaxDebt],
-        fit: limit::fit_bucket,
-        arguments: limit::bucket_arguments,
+        fit: exact::fit_bucket,
+        arguments: exact::bucket_arguments,
         state: &["time_us", "level", "state_capacity", "state_rate", "state_period", "state_tick"],
     },
     Row {
@@ -62,8 +63,8 @@ static ROWS: [Row; 5] = [
         name: "fixed-window",
         script: Script::file("fixed_window", include_str!("../lua/fixed_window.lua")),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Start],
-        fit: limit::fit_window,
-        arguments: limit::window_arguments,
+        fit: exact::fit_window,
+        arguments: exact::window_arguments,
         state: &["time_us", "window_us", "level", "state_capacity", "state_rate", "state_period"],
     },
     Row {
@@ -71,8 +72,8 @@ static ROWS: [Row; 5] = [
         name: "sliding-window",
         script: Script::file("sliding_window_counter", include_str!("../lua/sliding_window_counter.lua")),
         options: &[],
-        fit: limit::fit_counter,
-        arguments: limit::counter_arguments,
+        fit: exact::fit_counter,
+        arguments: exact::counter_arguments,
         state: &["time_us", "previous", "current", "state_limit", "state_period", "state_tick"],
     },
     Row {
@@ -80,8 +81,8 @@ static ROWS: [Row; 5] = [
         name: "sliding-log",
         script: Script::file("sliding_window_log", include_str!("../lua/sliding_window_log.lua")),
         options: &[Setting::Max],
-        fit: limit::fit_log,
-        arguments: limit::log_arguments,
+        fit: exact::fit_log,
+        arguments: exact::log_arguments,
         state: &["time_us", "entries", "used", "oldest_us", "state_limit", "state_period"],
     },
     Row {
@@ -89,8 +90,8 @@ static ROWS: [Row; 5] = [
         name: "gcra",
         script: Script::file("gcra", include_str!("../lua/gcra.lua")),
         options: &[Setting::Burst, Setting::MaxDebt],
-        fit: limit::fit_bucket,
-        arguments: limit::bucket_arguments,
+        fit: exact::fit_bucket,
+        arguments: exact::bucket_arguments,
         state: &["time_us", "lead", "state_capacity", "state_rate", "state_period", "state_tick"],
     },
 ];

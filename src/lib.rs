@@ -28,6 +28,7 @@
 //! - [`Algorithm`]: the algorithms, a row each, beside a script each in `lua/`.
 //! - [`Limit`]: an algorithm and its numbers, validated; its text form.
 //! - [`Rule`]: a named limit, or several that are decided together.
+//! - [`Request`]: whom a call is about, and what it takes.
 //! - [`Decision`]: the answer. [`Error`]: no answer.
 //! - `key`: how keys are spelled in Redis.
 //! - [`Script`]: a script's text and digest, and one call of it.
@@ -37,7 +38,7 @@
 //!
 //! # Invariants
 //!
-//! - The core (everything but `engine` and `limiter`) does no I/O, knows no async runtime and names no feature but
+//! - The core (everything but `engine`, `limiter` and `wait`) does no I/O, knows no async runtime and names no feature but
 //!   `serde`.
 //! - Arrows point to the core: engines know scripts, never rules, and never each other.
 //! - A decision is one round trip.
@@ -53,6 +54,7 @@ mod error;
 mod key;
 mod limit;
 mod limiter;
+mod request;
 mod rule;
 mod script;
 mod wait;
@@ -76,6 +78,7 @@ pub use engine::embedded::{Clock, Embedded};
 pub use engine::redis::Redis;
 pub use error::{Charged, Error, RuleError};
 pub use limit::{Debt, Limit, LimitBuilder, Start};
-pub use limiter::{Limiter, Progress, Request, State};
+pub use limiter::{Limiter, Progress, State};
+pub use request::Request;
 pub use rule::Rule;
 pub use script::Script;

@@ -1,20 +1,15 @@
 //! One call: rule + key + cost -> decision.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::decision::{Decision, LimitDecision};
 use crate::engine::{Engine, Swept, Which};
 use crate::error::{Error, Kind};
 use crate::key;
+use crate::request::Request;
 use crate::rule::{Count, Rule};
 use crate::script::{Call, Marker, Mode, Part, Reply, Script};
-
-/// The last microsecond that a decision can be made at, since the epoch: the year 2112.
-const LAST_TIME: u64 = 1 << 52;
-
-/// How long an id is remembered unless said.
-const ID_TTL: Duration = Duration::from_secs(600);
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
 ///
@@ -25,24 +20,6 @@ pub struct Limiter {
     engine: Engine,
     prefix: String,
     deadline: Duration,
-}
-
-/// Whom a call is about, and what it takes. A plain key is a request of cost 1.
-///
-/// ```
-/// use tollgate::Request;
-///
-/// let request = Request::new("user:42").cost(5);
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
-    key: &'a [u8],
-    parts: &'a [(&'a str, &'a [u8])],
-    id: Option<&'a [u8]>,
-    id_ttl: Duration,
-    cost: u64,
-    at: Option<SystemTime>,
-    deadline: Option<Duration>,
 }
 
 /// What a key's state means, and what it consists of.
@@ -260,13 +237,8 @@ impl Limiter {
             None => request.key,
             Some(tag) => request.counted(rule, Some(tag))?,
         };
-        let ttl_ms = u64::try_from(request.id_ttl.as_millis()).ok().filter(|ms| (1..=LAST_TIME).contains(ms));
-        let ttl_ms = ttl_ms.ok_or_else(|| {
-            let got = request.id_ttl;
-            Error::new(Kind::Input, format!("id_ttl: expected a millisecond or more, got {got:?}"))
-        })?;
         let key = key::marker_key(&self.prefix, tag, request.key, rule.name(), id)?;
-        Ok(Some(Marker { key, ttl_ms }))
+        Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()? }))
     }
 
     /// One limit of a rule, as a script is called for this request.
@@ -293,8 +265,7 @@ impl Limiter {
         request: &Request<'_>,
         mode: Mode,
     ) -> Result<Reply, Error> {
-        let now_us = request.at.map(microseconds).transpose()?;
-        let call = Call { script, limits, marker, cost: request.cost, mode, now_us };
+        let call = Call { script, limits, marker, cost: request.cost, mode, now_us: request.now_us()? };
         self.engine.run(&call, request.deadline.unwrap_or(self.deadline)).await
     }
 }
@@ -313,64 +284,6 @@ fn decided_at(request: &Request<'_>) -> SystemTime {
     request.at.unwrap_or_else(SystemTime::now)
 }
 
-impl<'a> Request<'a> {
-    /// A request for this key, at a cost of 1. Any bytes will do, but not none.
-    #[must_use]
-    pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        Self { key: key.as_ref(), parts: &[], id: None, id_ttl: ID_TTL, cost: 1, at: None, deadline: None }
-    }
-
-    /// What limits count that don't count the key, by name; see [`Rule::and_by`].
-    ///
-    /// ```
-    /// use tollgate::Request;
-    ///
-    /// let request = Request::new("user:42").parts(&[("org", b"acme")]);
-    /// ```
-    #[must_use]
-    pub fn parts(mut self, parts: &'a [(&'a str, &'a [u8])]) -> Self {
-        self.parts = parts;
-        self
-    }
-
-    /// A name for this call, of any bytes. While it is remembered, the same id for the same key and rule gets the same
-    /// answer and is charged once, so a call that got no answer can be sent again; and what it took can be
-    /// [settled](Limiter::settle). Only allowed calls are remembered.
-    #[must_use]
-    pub fn id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        self.id = Some(id.as_ref());
-        self
-    }
-
-    /// How long the id is remembered. Default: 10 minutes.
-    #[must_use]
-    pub fn id_ttl(mut self, ttl: Duration) -> Self {
-        self.id_ttl = ttl;
-        self
-    }
-
-    /// Units that it takes. Default: 1; 0 takes nothing.
-    #[must_use]
-    pub fn cost(mut self, units: u64) -> Self {
-        self.cost = units;
-        self
-    }
-
-    /// Decides as if it were this time, from 1970 to 2112. Default: the engine's own clock.
-    #[must_use]
-    pub fn at(mut self, now: SystemTime) -> Self {
-        self.at = Some(now);
-        self
-    }
-
-    /// How long this call may take. Default: the limiter's deadline.
-    #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = Some(deadline);
-        self
-    }
-}
-
 /// How far [`Limiter::reset_all`] has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -381,75 +294,4 @@ pub struct Progress {
     pub looked_at: u64,
     /// How many were the rule's, and have been forgotten.
     pub forgotten: u64,
-}
-
-/// A request that outlives what it was made of.
-#[derive(Debug)]
-pub(crate) struct OwnedRequest {
-    key: Vec<u8>,
-    parts: Vec<(String, Vec<u8>)>,
-    id: Option<Vec<u8>>,
-    cost: u64,
-    at: Option<SystemTime>,
-    deadline: Option<Duration>,
-}
-
-impl OwnedRequest {
-    pub(crate) fn parts(&self) -> Vec<(&str, &[u8])> {
-        self.parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect()
-    }
-
-    pub(crate) fn borrowed<'a>(&'a self, parts: &'a [(&'a str, &'a [u8])]) -> Request<'a> {
-        let Self { id, cost, at, deadline, .. } = self;
-        Request { key: &self.key, parts, id: id.as_deref(), id_ttl: ID_TTL, cost: *cost, at: *at, deadline: *deadline }
-    }
-}
-
-impl Request<'_> {
-    pub(crate) fn has_id(&self) -> bool {
-        self.id.is_some()
-    }
-
-    /// Keeps the id at least as long as it is waited for.
-    pub(crate) fn id_remembered_beyond(mut self, wait: Duration) -> Self {
-        const YEAR: Duration = Duration::from_secs(366 * 86_400);
-        self.id_ttl = self.id_ttl.max(wait.min(YEAR) + ID_TTL);
-        self
-    }
-
-    pub(crate) fn to_owned(self) -> OwnedRequest {
-        OwnedRequest {
-            key: self.key.to_vec(),
-            parts: self.parts.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect(),
-            id: self.id.map(<[u8]>::to_vec),
-            cost: self.cost,
-            at: self.at,
-            deadline: self.deadline,
-        }
-    }
-
-    /// What a limit counts: the part of this name, or the key.
-    fn counted(&self, rule: &Rule, part: Option<&str>) -> Result<&[u8], Error> {
-        let Some(name) = part else { return Ok(self.key) };
-        let found = self.parts.iter().find(|(part, _)| *part == name).map(|(_, value)| *value);
-        found.ok_or_else(|| {
-            Error::new(
-                Kind::Input,
-                format!("request: expected the part {name:?} that rule {} counts, got none", rule.name()),
-            )
-        })
-    }
-}
-
-impl<'a, K: AsRef<[u8]> + ?Sized> From<&'a K> for Request<'a> {
-    fn from(key: &'a K) -> Self {
-        Self::new(key)
-    }
-}
-
-fn microseconds(at: SystemTime) -> Result<u64, Error> {
-    let since = at.duration_since(UNIX_EPOCH).ok().and_then(|since| u64::try_from(since.as_micros()).ok());
-    since
-        .filter(|now| *now <= LAST_TIME)
-        .ok_or_else(|| Error::new(Kind::Input, format!("now: expected a time from 1970 to 2112, got {at:?}")))
 }

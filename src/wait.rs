@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::decision::{Decision, RetryAfter};
 use crate::error::Error;
-use crate::limiter::{Limiter, Request};
+use crate::limiter::Limiter;
+use crate::request::Request;
 use crate::rule::Rule;
 
 /// A denied caller comes back later by up to this part of its wait, so that not all come back at once.

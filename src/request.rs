@@ -1,0 +1,171 @@
+//! Whom a call is about, and what it takes.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::error::{Error, Kind};
+use crate::rule::Rule;
+
+/// The last microsecond that a decision can be made at, since the epoch: the year 2112.
+const LAST_TIME: u64 = 1 << 52;
+
+/// How long an id is remembered unless said.
+const ID_TTL: Duration = Duration::from_secs(600);
+
+/// Whom a call is about, and what it takes. A plain key is a request of cost 1.
+///
+/// ```
+/// use tollgate::Request;
+///
+/// let request = Request::new("user:42").cost(5);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    pub(crate) key: &'a [u8],
+    pub(crate) parts: &'a [(&'a str, &'a [u8])],
+    pub(crate) id: Option<&'a [u8]>,
+    pub(crate) id_ttl: Duration,
+    pub(crate) cost: u64,
+    pub(crate) at: Option<SystemTime>,
+    pub(crate) deadline: Option<Duration>,
+}
+
+impl<'a> Request<'a> {
+    /// A request for this key, at a cost of 1. Any bytes will do, but not none.
+    #[must_use]
+    pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
+        Self { key: key.as_ref(), parts: &[], id: None, id_ttl: ID_TTL, cost: 1, at: None, deadline: None }
+    }
+
+    /// What limits count that don't count the key, by name; see [`Rule::and_by`].
+    ///
+    /// ```
+    /// use tollgate::Request;
+    ///
+    /// let request = Request::new("user:42").parts(&[("org", b"acme")]);
+    /// ```
+    #[must_use]
+    pub fn parts(mut self, parts: &'a [(&'a str, &'a [u8])]) -> Self {
+        self.parts = parts;
+        self
+    }
+
+    /// A name for this call, of any bytes. While it is remembered, the same id for the same key and rule gets the same
+    /// answer and is charged once, so a call that got no answer can be sent again; and what it took can be
+    /// [settled](Limiter::settle). Only allowed calls are remembered.
+    #[must_use]
+    pub fn id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
+        self.id = Some(id.as_ref());
+        self
+    }
+
+    /// How long the id is remembered. Default: 10 minutes.
+    #[must_use]
+    pub fn id_ttl(mut self, ttl: Duration) -> Self {
+        self.id_ttl = ttl;
+        self
+    }
+
+    /// Units that it takes. Default: 1; 0 takes nothing.
+    #[must_use]
+    pub fn cost(mut self, units: u64) -> Self {
+        self.cost = units;
+        self
+    }
+
+    /// Decides as if it were this time, from 1970 to 2112. Default: the engine's own clock.
+    #[must_use]
+    pub fn at(mut self, now: SystemTime) -> Self {
+        self.at = Some(now);
+        self
+    }
+
+    /// How long this call may take. Default: the limiter's deadline.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+}
+
+/// A request that outlives what it was made of.
+#[derive(Debug)]
+pub(crate) struct OwnedRequest {
+    key: Vec<u8>,
+    parts: Vec<(String, Vec<u8>)>,
+    id: Option<Vec<u8>>,
+    cost: u64,
+    at: Option<SystemTime>,
+    deadline: Option<Duration>,
+}
+
+impl OwnedRequest {
+    pub(crate) fn parts(&self) -> Vec<(&str, &[u8])> {
+        self.parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect()
+    }
+
+    pub(crate) fn borrowed<'a>(&'a self, parts: &'a [(&'a str, &'a [u8])]) -> Request<'a> {
+        let Self { id, cost, at, deadline, .. } = self;
+        Request { key: &self.key, parts, id: id.as_deref(), id_ttl: ID_TTL, cost: *cost, at: *at, deadline: *deadline }
+    }
+}
+
+impl Request<'_> {
+    /// The time to decide at, in microseconds since the epoch.
+    pub(crate) fn now_us(&self) -> Result<Option<u64>, Error> {
+        self.at.map(microseconds).transpose()
+    }
+
+    /// How long the id is remembered, in milliseconds.
+    pub(crate) fn id_ttl_ms(&self) -> Result<u64, Error> {
+        let ttl_ms = u64::try_from(self.id_ttl.as_millis()).ok().filter(|ms| (1..=LAST_TIME).contains(ms));
+        let got = self.id_ttl;
+        ttl_ms.ok_or_else(|| Error::new(Kind::Input, format!("id_ttl: expected a millisecond or more, got {got:?}")))
+    }
+
+    pub(crate) fn has_id(&self) -> bool {
+        self.id.is_some()
+    }
+
+    /// Keeps the id at least as long as it is waited for.
+    pub(crate) fn id_remembered_beyond(mut self, wait: Duration) -> Self {
+        const YEAR: Duration = Duration::from_secs(366 * 86_400);
+        self.id_ttl = self.id_ttl.max(wait.min(YEAR) + ID_TTL);
+        self
+    }
+
+    pub(crate) fn to_owned(self) -> OwnedRequest {
+        OwnedRequest {
+            key: self.key.to_vec(),
+            parts: self.parts.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect(),
+            id: self.id.map(<[u8]>::to_vec),
+            cost: self.cost,
+            at: self.at,
+            deadline: self.deadline,
+        }
+    }
+
+    /// What a limit counts: the part of this name, or the key.
+    pub(crate) fn counted(&self, rule: &Rule, part: Option<&str>) -> Result<&[u8], Error> {
+        let Some(name) = part else { return Ok(self.key) };
+        let found = self.parts.iter().find(|(part, _)| *part == name).map(|(_, value)| *value);
+        found.ok_or_else(|| {
+            Error::new(
+                Kind::Input,
+                format!("request: expected the part {name:?} that rule {} counts, got none", rule.name()),
+            )
+        })
+    }
+}
+
+impl<'a, K: AsRef<[u8]> + ?Sized> From<&'a K> for Request<'a> {
+    fn from(key: &'a K) -> Self {
+        Self::new(key)
+    }
+}
+
+fn microseconds(at: SystemTime) -> Result<u64, Error> {
+    let since = at.duration_since(UNIX_EPOCH).ok().and_then(|since| u64::try_from(since.as_micros()).ok());
+    since
+        .filter(|now| *now <= LAST_TIME)
+        .ok_or_else(|| Error::new(Kind::Input, format!("now: expected a time from 1970 to 2112, got {at:?}")))
+}
