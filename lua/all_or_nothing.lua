@@ -10,7 +10,7 @@
 --   then, for all of them:
 --   id_ttl  ms     how long the id is remembered; 0 without an id
 --   cost    units  0 ..
---   mode    -      acquire | peek | reserve | at-most | refund | penalty | reset, or with an id settle
+--   mode    -      acquire | peek | reserve | at-most | refund | penalty | reset, or with an id settle | cancel
 --   now_us  us     0 .. 2^52, or -1 for the server's time
 --
 -- Reply
@@ -24,16 +24,17 @@
 --   all have allowed. All see one time.
 --   An allowed call with an id leaves the marker with its answer; the same id gets that answer again, charged once.
 --   settle makes `cost` what a call of this id took in the end: more is charged, whether it is there or not, less is
---   given back; once. An id that nothing is remembered of is the error BADID. reset forgets the id too.
+--   given back; once. cancel gives all of it back and forgets the id. An id of which nothing that was taken is remembered
+--   is the error BADID. reset forgets the id too.
 --
 -- Source
 --   Two-phase commit, within one script.
 --
 -- Commands
---   TIME, GET; with an id SET, reset: DEL; and those of the scripts
+--   TIME, and those of the scripts; with an id GET, SET; reset and cancel: DEL
 --
 -- Expiry
---   as the scripts'; the marker's is id_ttl
+--   as the scripts'; the marker's is id_ttl, with now_us an hour at least
 --
 -- A deny writes
 --   what the scripts that deny would write alone: nothing, unless a state's time was brought back to now.
@@ -43,34 +44,50 @@ local id_ttl, cost, mode, now_us = ARGV[#ARGV - 3] + 0, ARGV[#ARGV - 2], ARGV[#A
 local count = id_ttl > 0 and #KEYS - 1 or #KEYS
 local marker = id_ttl > 0 and KEYS[#KEYS]
 
--- The marker: whether it was settled, the units it took, and its answer.
-local TAKEN, SETTLED = 6, 7
-local took = 0
+-- The marker: which operation it remembers and whether that was settled, the units it took, the caller's time if it was
+-- given, and the answer.
+local OPERATIONS = { acquire = 1, reserve = 2, ['at-most'] = 3, refund = 4, penalty = 5 }
+local REMEMBERED, SETTLED, HEADER = 96, 112, 15
+local virtual = now_us + 0 >= 0
+local operation, took
 if marker and mode ~= 'reset' then
+  if not (id_ttl % 1 == 0 and cost + 0 >= 0 and cost + 0 <= 2^53) then
+    return redis.error_reply('BADARG all_or_nothing: with an id, expected a whole id_ttl and a cost up to 2^53, got ' .. cost)
+  end
   local memory = redis.call('GET', marker)
+  local settled = false
   if memory then
-    local size, state = 8 + count * 35, nil
-    if #memory == size then state, took = struct.unpack('<BI7', memory) end
-    if state ~= TAKEN and state ~= SETTLED then
+    local time
+    if #memory == HEADER + count * 35 then operation, took, time = struct.unpack('<BI7I7', memory) end
+    if not operation or operation < REMEMBERED or operation > SETTLED + 5 then
       return redis.error_reply('BADSTATE all_or_nothing: the id\'s marker holds something else')
     end
-    if mode ~= 'settle' or state == SETTLED then
-      local answer = {}
-      for field = 1, count * 5 do answer[field] = struct.unpack('<i7', memory, 9 + (field - 1) * 7) end
-      answer[#answer + 1] = took
-      return answer
-    end
-  elseif mode == 'settle' then
-    return redis.error_reply('BADID all_or_nothing: nothing is remembered of this id')
+    settled = operation >= SETTLED
+    operation = operation - (settled and SETTLED or REMEMBERED)
+    -- In the caller's own time, which Redis's expiry doesn't know.
+    if virtual and time > 0 and now_us - time >= id_ttl * 1000 then memory, operation = nil, nil end
+  end
+  local ends = mode == 'settle' or mode == 'cancel'
+  if ends and (not operation or operation == OPERATIONS.refund) then
+    return redis.error_reply('BADID all_or_nothing: nothing that was taken is remembered of this id')
+  elseif operation and not ends and operation ~= OPERATIONS[mode] then
+    return redis.error_reply('BADARG all_or_nothing: expected an id of its own for each operation, got one of another')
+  elseif operation and (not ends or (settled and mode == 'settle')) then
+    local answer = {}
+    for field = 1, count * 5 do answer[field] = struct.unpack('<i7', memory, HEADER + 1 + (field - 1) * 7) end
+    answer[#answer + 1] = took
+    return answer
   end
 end
 
--- Settling is a penalty or a refund of the difference.
+-- Settling is a penalty or a refund of the difference, cancelling a refund of all.
 local units, as = cost, mode
 if mode == 'settle' then
   local more = cost - took
   as = more > 0 and 'penalty' or 'refund'
   units = string.format('%d', math.abs(more))
+elseif mode == 'cancel' then
+  as, units, cost = 'refund', string.format('%d', took), '0'
 end
 
 local clock, held
@@ -80,7 +97,9 @@ function recorder.call(command, ...)
     clock = clock or redis.call('TIME')
     return clock
   end
-  if command == 'GET' or command == 'GETRANGE' or command == 'PTTL' then return redis.call(command, ...) end
+  local writes = command == 'SET' or command == 'SETRANGE' or command == 'DEL' or command == 'PEXPIRE'
+    or command == 'PEXPIREAT'
+  if not writes then return redis.call(command, ...) end
   held[#held + 1] = { command, ... }
 end
 
@@ -119,16 +138,21 @@ end
 -- What one limit has less of than the others is all that any may take.
 if allowed and mode == 'at-most' then
   for index, limit in ipairs(limits) do
-    limit.writes = {}
-    replies[index] = decide(limit, string.format('%d', granted), mode)
+    if replies[index][6] > granted then
+      limit.writes = {}
+      replies[index] = decide(limit, string.format('%d', granted), mode)
+    end
   end
 end
 
+-- Where another denies, this limit's key stays untouched, and it would still allow.
 if not allowed then
   for index, limit in ipairs(limits) do
     if replies[index][1] == 1 then
       limit.writes = {}
-      replies[index] = decide(limit, cost, 'peek')
+      local untouched = decide(limit, cost, 'peek')
+      untouched[1], untouched[4] = 1, 0
+      replies[index] = untouched
     end
   end
 end
@@ -141,13 +165,15 @@ local answer = {}
 for _, reply in ipairs(replies) do
   for field = 1, 5 do answer[#answer + 1] = reply[field] end
 end
-if not allowed then granted = 0 end
-if marker and mode == 'reset' then
+if not allowed or mode == 'refund' or mode == 'reset' then granted = 0 end
+if marker and (mode == 'reset' or mode == 'cancel') then
   redis.call('DEL', marker)
 elseif marker and allowed and mode ~= 'peek' then
-  local memory = struct.pack('<BI7', mode == 'settle' and SETTLED or TAKEN, granted)
+  local kind = mode == 'settle' and SETTLED + operation or REMEMBERED + OPERATIONS[mode]
+  local memory = struct.pack('<BI7I7', kind, granted, virtual and now_us or 0)
   for field = 1, #answer do memory = memory .. struct.pack('<i7', answer[field]) end
-  redis.call('SET', marker, memory, 'PX', string.format('%d', id_ttl))
+  local keep = virtual and math.max(id_ttl, 3600000) or id_ttl
+  redis.call('SET', marker, memory, 'PX', string.format('%d', keep))
 end
 if marker or mode == 'at-most' then answer[#answer + 1] = granted end
 return answer

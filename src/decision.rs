@@ -115,6 +115,14 @@ impl Decision {
         })
     }
 
+    /// How things stand now that a reservation was taken back, and why it was.
+    pub(crate) fn denied_instead(mut self, reservation: &Self) -> Self {
+        self.allowed = false;
+        self.granted = 0;
+        self.retry_after = reservation.retry_after;
+        self
+    }
+
     /// The time at which the same request would be allowed; none if never.
     #[must_use]
     pub fn retry_at(&self) -> Option<SystemTime> {

@@ -30,14 +30,13 @@ pub(crate) fn state_key(prefix: &str, tag: &[u8], key: &[u8], rule_and_limit: &s
     Ok(spelled)
 }
 
-/// The key that remembers a call by its id: the rule's, with `#<id>` where a limit would be. In an id only letters,
-/// digits and `-_.` stand for themselves, so it can't be read as anything else.
+/// The key that remembers a call by its id: the rule's, with `#<limits>-<id>` where a limit would be. In an id only
+/// letters, digits and `-_.` stand for themselves, so it can't be read as anything else.
 pub(crate) fn marker_key(prefix: &str, tag: &[u8], key: &[u8], rule: &str, id: &[u8]) -> Result<Vec<u8>, Error> {
     if id.is_empty() {
         return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty one"));
     }
     let mut marker = state_key(prefix, tag, key, rule)?;
-    marker.push(b'#');
     encode(id, b"-_.", &mut marker);
     Ok(marker)
 }

@@ -7,6 +7,7 @@ use crate::decision::{Decision, LimitDecision};
 use crate::engine::{Engine, Swept, Which};
 use crate::error::{Error, Kind};
 use crate::key;
+use crate::limit::exact::EXACT;
 use crate::request::Request;
 use crate::rule::{Count, Rule};
 use crate::script::{Call, Marker, Mode, Part, Reply, Script};
@@ -104,7 +105,8 @@ impl Limiter {
     }
 
     /// Gives the cost back, never above full. In windows and logs the newest units go first, and what has expired gives
-    /// nothing.
+    /// nothing. Whose the units were isn't known: what is given back after it came back by itself counts twice, so give
+    /// back soon.
     ///
     /// # Errors
     ///
@@ -123,7 +125,7 @@ impl Limiter {
     }
 
     /// Makes the cost what the call of this [id](Request::id) took in the end, once: more is charged, whether it is
-    /// there or not, and less is given back. A cost of 0 cancels it.
+    /// there or not (as far as the arithmetic stays exact), and less is given back.
     ///
     /// # Errors
     ///
@@ -134,6 +136,19 @@ impl Limiter {
             return Err(Error::new(Kind::Input, "settle: expected the id of the call to settle, got none"));
         }
         self.decide(rule, &request, Mode::Settle).await
+    }
+
+    /// Gives back what the call of this [id](Request::id) took, and forgets the id.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_unknown_id`] if nothing is remembered of the id; no answer, see [`Error`].
+    pub async fn cancel<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
+        let request = request.into();
+        if request.id.is_none() {
+            return Err(Error::new(Kind::Input, "cancel: expected the id of the call to cancel, got none"));
+        }
+        self.decide(rule, &request, Mode::Cancel).await
     }
 
     /// Forgets the key, and the request's id if it has one. Repairs state that can't be read.
@@ -233,11 +248,15 @@ impl Limiter {
     /// By what this call is remembered, if it has an id.
     fn marker(&self, rule: &Rule, request: &Request<'_>) -> Result<Option<Marker>, Error> {
         let Some(id) = request.id else { return Ok(None) };
+        if request.cost > EXACT {
+            let got = request.cost;
+            return Err(Error::new(Kind::Input, format!("cost: with an id, expected at most {EXACT}, got {got}")));
+        }
         let tag = match rule.tag() {
             None => request.key,
             Some(tag) => request.counted(rule, Some(tag))?,
         };
-        let key = key::marker_key(&self.prefix, tag, request.key, rule.name(), id)?;
+        let key = key::marker_key(&self.prefix, tag, request.key, &rule.marker(), id)?;
         Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()? }))
     }
 
@@ -273,7 +292,7 @@ impl Limiter {
 /// Units that a call took: as the script appends them, else the whole cost or nothing.
 fn granted(request: &Request<'_>, mode: Mode, allowed: bool, appended: Option<&i64>) -> u64 {
     match (mode, appended) {
-        (Mode::Refund | Mode::Reset, _) => 0,
+        (Mode::Refund | Mode::Reset | Mode::Cancel, _) => 0,
         (_, Some(granted)) => u64::try_from(*granted).unwrap_or(0),
         (Mode::Acquire | Mode::Reserve | Mode::Penalty, None) if allowed => request.cost,
         _ => 0,

@@ -128,8 +128,7 @@ impl Request<'_> {
 
     /// Keeps the id at least as long as it is waited for.
     pub(crate) fn id_remembered_beyond(mut self, wait: Duration) -> Self {
-        const YEAR: Duration = Duration::from_secs(366 * 86_400);
-        self.id_ttl = self.id_ttl.max(wait.min(YEAR) + ID_TTL);
+        self.id_ttl = wait + ID_TTL;
         self
     }
 

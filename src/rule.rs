@@ -122,6 +122,14 @@ impl Rule {
         &self.counts
     }
 
+    /// What the markers of this rule's ids begin with, after its name: the rule's limits, shortened, since an answer is
+    /// one of theirs.
+    pub(crate) fn marker(&self) -> String {
+        let limits: Vec<_> = self.counts.iter().map(|count| count.suffix.as_str()).collect();
+        let digest = sha1_smol::Sha1::from(limits.join(",")).digest().to_string();
+        format!("{}#{}-", self.name, &digest[..8])
+    }
+
     pub(crate) fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }

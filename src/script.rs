@@ -29,6 +29,7 @@ pub(crate) enum Mode {
     Refund,
     Penalty,
     Settle,
+    Cancel,
     Reset,
     Inspect,
 }
@@ -112,6 +113,7 @@ impl Mode {
             Self::Refund => "refund",
             Self::Penalty => "penalty",
             Self::Settle => "settle",
+            Self::Cancel => "cancel",
             Self::Reset => "reset",
             Self::Inspect => "inspect",
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::decision::{Decision, RetryAfter};
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::limiter::Limiter;
 use crate::request::Request;
 use crate::rule::Rule;
@@ -21,11 +21,12 @@ impl Limiter {
     /// callers are served in the order in which they came: one round trip, and one more to cancel. Otherwise each comes
     /// back after its `retry_after` and up to a tenth more, and whoever comes first is served.
     ///
-    /// Dropping the future charges nothing: a reservation is cancelled by a task of its own, by its id.
+    /// Dropping the future charges nothing while it sleeps: a reservation is cancelled by a task of its own. An acquire
+    /// without reservation that is dropped while its answer is on the way may stay charged.
     ///
     /// # Errors
     ///
-    /// No decision could be made; see [`Error`].
+    /// A request with an id; no decision could be made, see [`Error`].
     pub async fn acquire_wait<'a>(
         &self,
         rule: &Rule,
@@ -33,6 +34,10 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Decision, Error> {
         let request = request.into();
+        if request.has_id() {
+            let why = "expected no id: a wait names its reservation itself";
+            return Err(Error::new(Kind::Input, format!("acquire_wait: {why}, got one")));
+        }
         if rule.limits().all(|limit| limit.max_debt() > 0) {
             self.wait_by_reservation(rule, request, max_wait).await
         } else {
@@ -46,10 +51,10 @@ impl Limiter {
         request: Request<'_>,
         max_wait: Duration,
     ) -> Result<Decision, Error> {
-        let own_id = unique_id();
-        let request = if request.has_id() { request } else { request.id(&own_id) };
+        let id = unique_id();
         // A reservation that nobody waits for any more must still be known when it is cancelled.
-        let request = request.id_remembered_beyond(max_wait);
+        let longest = rule.limits().map(|limit| limit.longest_reset()).max().unwrap_or_default();
+        let request = request.id(&id).id_remembered_beyond(max_wait.min(longest));
         let reservation = Reservation { limiter: self, rule, request, kept: false };
         let mut decision = self.reserve(rule, request).await?;
         let wait = decision.retry_after.duration();
@@ -61,12 +66,9 @@ impl Limiter {
                 Ok(decision)
             }
             _ if decision.allowed => {
+                let after = self.cancel(rule, request).await?;
                 reservation.keep();
-                let mut after = self.settle(rule, request.cost(0)).await?;
-                after.allowed = false;
-                after.granted = 0;
-                after.retry_after = decision.retry_after;
-                Ok(after)
+                Ok(after.denied_instead(&decision))
             }
             _ => {
                 reservation.keep();
@@ -110,13 +112,13 @@ impl Drop for Reservation<'_> {
         if self.kept {
             return;
         }
-        let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.cost(0).to_owned());
+        let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.to_owned());
         // Without a runtime there is nothing left to send it by: the reservation stays charged.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let parts = request.parts();
                 // Whatever this answers, nobody is there to be told.
-                let _ = limiter.settle(&rule, request.borrowed(&parts)).await;
+                let _ = limiter.cancel(&rule, request.borrowed(&parts)).await;
             });
         }
     }

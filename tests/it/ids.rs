@@ -16,6 +16,7 @@ enum Verb {
     AtMost,
     Reserve,
     Settle,
+    Cancel,
 }
 
 fn call(engine: &Engine, subject: &Subject<'_>, verb: Verb, request: Request<'_>) -> Result<Decision, Error> {
@@ -26,16 +27,18 @@ fn call(engine: &Engine, subject: &Subject<'_>, verb: Verb, request: Request<'_>
             Verb::AtMost => limiter.at_most(rule, request).await,
             Verb::Reserve => limiter.reserve(rule, request).await,
             Verb::Settle => limiter.settle(rule, request).await,
+            Verb::Cancel => limiter.cancel(rule, request).await,
         }
     })
 }
 
 fn calls() -> impl Strategy<Value = Vec<(Verb, usize, Step)>> {
     let verb = prop_oneof![
-        4 => Just(Verb::Acquire), 2 => Just(Verb::AtMost), 2 => Just(Verb::Reserve), 4 => Just(Verb::Settle),
+        6 => Just(Verb::Acquire), 3 => Just(Verb::AtMost), 3 => Just(Verb::Reserve), 4 => Just(Verb::Settle),
+        3 => Just(Verb::Cancel),
     ];
     let step = steps(1..=1).prop_map(|mut steps| steps.pop().expect("one step"));
-    proptest::collection::vec((verb, 0_usize..4, step), 1..=25)
+    proptest::collection::vec((verb, 0_usize..20, step), 1..=60)
 }
 
 #[test]
@@ -43,33 +46,45 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
     everywhere((any_limit(), beginning(), calls()), |engine, (limit, begin, calls)| {
         let subject = engine.subject(limit.clone());
         let mut oracle = oracle(&limit);
-        // What is remembered of an id: the answer, the units, and whether they are settled.
-        let mut remembered: HashMap<usize, (Answer, u64, bool)> = HashMap::new();
+        // What is remembered of an id: the operation, the answer, the units, and whether they are settled.
+        let mut remembered: HashMap<usize, (Verb, Answer, u64, bool)> = HashMap::new();
         let mut now = begin;
         for (verb, id, step) in calls {
             if verb == Verb::Reserve && !limit.algorithm().reserves() {
                 continue;
             }
             let (cost, then) = step.aim(&subject, now);
-            now = if then < 1 << 51 { then } else { now };
+            // An id is forgotten after ten minutes of the caller's time; here none grows as old.
+            let soon = begin..begin + 500_000_000;
+            now = if soon.contains(&then) { then } else { now };
             let name = format!("id {id}");
             let request = Request::new(subject.key.as_str()).cost(cost).at(time(now)).id(&name);
             let told = call(engine, &subject, verb, request);
             let expected = match (verb, remembered.get(&id).copied()) {
-                (Verb::Settle, None) => {
+                (Verb::Settle | Verb::Cancel, None) => {
                     let error = told.expect_err("nothing is remembered");
                     prop_assert!(error.is_unknown_id() && error.charged() == Charged::No);
                     continue;
                 }
-                (Verb::Settle, Some((_, took, false))) => {
+                (Verb::Cancel, Some((_, _, took, _))) => {
+                    remembered.remove(&id);
+                    (oracle.refund(took, now), 0)
+                }
+                (Verb::Settle, Some((was, _, took, false))) => {
                     let answer = match cost.checked_sub(took) {
                         Some(more) if more > 0 => oracle.penalty(more, now),
                         _ => oracle.refund(took - cost, now),
                     };
-                    remembered.insert(id, (answer, cost, true));
+                    remembered.insert(id, (was, answer, cost, true));
                     (answer, cost)
                 }
-                (_, Some((answer, took, _))) => (answer, took),
+                (Verb::Settle, Some((_, answer, took, true))) => (answer, took),
+                (_, Some((was, _, _, _))) if was != verb => {
+                    let error = told.expect_err("an id of another operation");
+                    prop_assert!(error.is_refused() && error.charged() == Charged::No, "{}", error);
+                    continue;
+                }
+                (_, Some((_, answer, took, _))) => (answer, took),
                 (_, None) => {
                     let (answer, took) = match verb {
                         Verb::AtMost => oracle.at_most(cost, now),
@@ -78,7 +93,7 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
                     };
                     let took = if answer.allowed { took } else { 0 };
                     if answer.allowed {
-                        remembered.insert(id, (answer, took, false));
+                        remembered.insert(id, (verb, answer, took, false));
                     }
                     (answer, took)
                 }
@@ -120,10 +135,13 @@ fn a_marker_expires_and_lies_beside_its_key() {
     let request = Request::new(subject.key.as_str()).id("a:b}/#").id_ttl(std::time::Duration::from_secs(7));
     call(&engine, &subject, Verb::Acquire, request).expect("a decision");
     let mut redis = engine.server.as_ref().expect("a redis").connection();
-    let marker = format!("tollgate:{{{}}}:test#a%3ab%7d%2f%23", subject.key);
-    let ttl: i64 = tollgate::redis::cmd("PTTL").arg(&marker).query(&mut redis).expect("an answer");
+    let keys: Vec<String> = tollgate::redis::cmd("KEYS").arg("*#*").query(&mut redis).expect("keys");
+    let [marker] = keys.as_slice() else { panic!("{keys:?}") };
+    assert!(marker.starts_with(&format!("tollgate:{{{}}}:test#", subject.key)), "{marker}");
+    assert!(marker.ends_with("-a%3ab%7d%2f%23"), "{marker}");
+    let ttl: i64 = tollgate::redis::cmd("PTTL").arg(marker).query(&mut redis).expect("an answer");
     assert!((6000..=7000).contains(&ttl), "{ttl}");
-    let () = tollgate::redis::cmd("SET").arg(&marker).arg("junk").query(&mut redis).expect("set");
+    let () = tollgate::redis::cmd("SET").arg(marker).arg("junk").query(&mut redis).expect("set");
     let error = call(&engine, &subject, Verb::Acquire, request).expect_err("junk");
     assert!(error.is_unreadable_state() && error.charged() == Charged::No, "{error}");
 }
@@ -150,7 +168,44 @@ fn several_limits_are_settled_together() {
         let other = Request::new("acme").at(at).id("completion-2");
         engine.runtime.block_on(engine.limiter.acquire(&rule, other.cost(350))).expect("a decision");
         assert_eq!(remaining(request), [0, 4000]);
-        engine.runtime.block_on(engine.limiter.settle(&rule, other.cost(0))).expect("cancelled");
+        engine.runtime.block_on(engine.limiter.cancel(&rule, other)).expect("cancelled");
         assert_eq!(remaining(request), [350, 4350]);
     }
+}
+
+#[test]
+fn an_id_is_forgotten_by_the_callers_own_time() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let subject = engine.subject(limit("gcra 5/1d"));
+        let remaining = |seconds: u64| {
+            let request = Request::new(subject.key.as_str()).id("nightly").at(time((1 << 50) + seconds * 1_000_000));
+            call(&engine, &subject, Verb::Acquire, request).expect("a decision").remaining
+        };
+        assert_eq!((remaining(0), remaining(599), remaining(600)), (4, 4, 3), "ten minutes");
+    }
+}
+
+#[test]
+fn an_id_answers_for_the_limits_that_it_was_given_to() {
+    let engine = Engine::redis();
+    let request = Request::new("key").at(time(1 << 50)).id("m");
+    for (rule, remaining) in [("gcra 100/1s", 99), ("token-bucket 5/1d", 4)] {
+        let rule: tollgate::Rule = rule.parse().expect("a rule");
+        let decision = engine.runtime.block_on(engine.limiter.acquire(&rule, request)).expect("a decision");
+        assert_eq!(decision.remaining, remaining, "{rule}");
+    }
+}
+
+#[test]
+fn a_refund_cannot_be_settled_and_a_cost_that_no_number_holds_is_refused() {
+    let engine = Engine::embedded();
+    let subject = engine.subject(limit("token-bucket 100/1d"));
+    subject.acquire(50, 1 << 50);
+    let request = Request::new(subject.key.as_str()).at(time(1 << 50)).cost(5).id("m");
+    let refund = || engine.runtime.block_on(engine.limiter.refund(&subject.rule, request)).expect("given back");
+    assert_eq!((refund().remaining, refund().remaining), (55, 55), "once");
+    let error = call(&engine, &subject, Verb::Cancel, request).expect_err("nothing was taken");
+    assert!(error.is_unknown_id(), "{error}");
+    let error = call(&engine, &subject, Verb::Acquire, request.id("n").cost(u64::MAX)).expect_err("too much");
+    assert!(error.is_input() && error.to_string().contains("18446744073709551615"), "{error}");
 }

@@ -5,7 +5,7 @@ use tollgate::{Limit, Request, Rule};
 
 use crate::laws::everywhere;
 use crate::limits::{any_limit, beginning, steps};
-use crate::oracle::{Answer, Oracle};
+use crate::oracle::{Answer, Oracle, Retry};
 use crate::subject::{Engine, answer, oracle, time};
 
 /// Rules of two to four limits of any algorithm.
@@ -22,7 +22,7 @@ fn rule_of(limits: &[Limit]) -> Rule {
 
 #[test]
 fn either_every_limit_is_charged_or_none() {
-    everywhere((rules(), beginning(), steps(1..=15)), |engine, (limits, begin, steps)| {
+    everywhere((rules(), beginning(), steps(1..=40)), |engine, (limits, begin, steps)| {
         let rule = rule_of(&limits);
         let key = engine.fresh_key();
         // Times and costs aim at the edges of the first limit.
@@ -49,6 +49,13 @@ fn either_every_limit_is_charged_or_none() {
                     (expected.allowed, expected.limit, expected.remaining)
                 );
             }
+            let never = expected.iter().any(|answer| answer.retry == Retry::Never);
+            let longest = expected.iter().filter_map(|answer| match answer.retry {
+                Retry::AfterUs(wait) => Some(wait),
+                _ => None,
+            });
+            let retry = if never { Retry::Never } else { longest.max().map_or(Retry::Now, Retry::AfterUs) };
+            prop_assert_eq!(answer(&decision).retry, retry);
             prop_assert_eq!(decision.remaining, expected.iter().map(|answer| answer.remaining).min().expect("some"));
             let whole = answer(&decision);
             prop_assert_eq!(
@@ -168,4 +175,39 @@ fn a_denial_by_one_limit_does_not_charge_the_other() {
 
 fn named(limit: &str, name: &str) -> Limit {
     limit.parse::<Limit>().and_then(|limit| limit.named(name)).expect("a limit")
+}
+
+#[test]
+fn where_one_denies_the_others_are_untouched_and_still_allow() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let [small, large] =
+            [("small", "gcra 5/1d"), ("large", "token-bucket 10/10s")].map(|(name, limit)| named(limit, name));
+        let rule = Rule::new("pair", small).and_then(|rule| rule.and(large.clone())).expect("a rule");
+        let at = time(1 << 50);
+        // The large one is empty: eight at most are none, and one more in a second.
+        let alone = Rule::new("pair", large).expect("a rule");
+        engine
+            .runtime
+            .block_on(engine.limiter.acquire(&alone, Request::new("key").cost(10).at(at)))
+            .expect("a decision");
+        let request = Request::new("key").cost(8).at(at);
+        let decision = engine.runtime.block_on(engine.limiter.at_most(&rule, request)).expect("a decision");
+        assert_eq!((decision.denied_by.as_deref(), decision.granted), (Some("large"), 0));
+        assert_eq!(answer(&decision).retry, Retry::AfterUs(1_000_000));
+        assert_eq!((decision.limits[0].allowed, decision.limits[0].remaining), (true, 5));
+    }
+}
+
+#[test]
+fn a_long_log_among_others_is_read_as_alone() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let [log, bucket] =
+            [("log", "sliding-log 100/1h"), ("bucket", "gcra 1000/1s")].map(|(name, limit)| named(limit, name));
+        let rule = Rule::new("logs", log).and_then(|rule| rule.and(bucket)).expect("a rule");
+        for n in 0..101 {
+            let request = Request::new("key").at(time((1 << 50) + n));
+            let decision = engine.runtime.block_on(engine.limiter.acquire(&rule, request)).expect("a decision");
+            assert_eq!(decision.allowed, n < 100, "{n}");
+        }
+    }
 }

@@ -107,7 +107,7 @@ impl<W: Write> Printer<W> {
         }
         self.rows += 1;
         let (style, verdict) = match (line.allowed, line.op) {
-            (true, Op::Reset | Op::Refund | Op::Penalty | Op::Settle) => (QUIET, line.op.name()),
+            (true, Op::Reset | Op::Refund | Op::Penalty | Op::Settle | Op::Cancel) => (QUIET, line.op.name()),
             (true, _) => (RIGHT, "allowed"),
             (false, _) => (WRONG, "denied"),
         };

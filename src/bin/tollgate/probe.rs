@@ -27,7 +27,7 @@ pub(crate) struct Probe {
     /// How long to wait between them.
     #[arg(long, value_name = "D", value_parser = options::duration)]
     interval: Option<Duration>,
-    /// What to ask for: acquire, peek, reserve, at-most, refund, penalty, settle or reset.
+    /// What to ask for: acquire, peek, reserve, at-most, refund, penalty, settle, cancel or reset.
     #[arg(long, default_value = "acquire")]
     op: Op,
     /// A name for the call: the same one is charged once, and can be settled.
@@ -79,6 +79,7 @@ pub(crate) async fn decide(
         Op::Refund => limiter.refund(rule, request).await,
         Op::Penalty => limiter.penalty(rule, request).await,
         Op::Settle => limiter.settle(rule, request).await,
+        Op::Cancel => limiter.cancel(rule, request).await,
         Op::Reset => limiter.reset(rule, request).await,
     }
 }

@@ -38,6 +38,8 @@ pub(crate) enum Op {
     Penalty,
     /// Make the cost what an earlier call took in the end.
     Settle,
+    /// Give back what an earlier call took.
+    Cancel,
     /// Forget the key's state.
     Reset,
 }
@@ -52,6 +54,7 @@ impl Op {
         Self::Refund,
         Self::Penalty,
         Self::Settle,
+        Self::Cancel,
         Self::Reset,
     ];
 
@@ -65,6 +68,7 @@ impl Op {
             Self::Refund => "refund",
             Self::Penalty => "penalty",
             Self::Settle => "settle",
+            Self::Cancel => "cancel",
             Self::Reset => "reset",
         }
     }

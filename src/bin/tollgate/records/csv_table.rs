@@ -92,7 +92,7 @@ impl Columns {
             Some(cost) => whole("cost", cost, field::MAX_COST)?,
         };
         let id = self.id.and_then(cell).map(<[u8]>::to_vec);
-        if op == Op::Settle && id.is_none() {
+        if matches!(op, Op::Settle | Op::Cancel) && id.is_none() {
             return Err(field::NO_ID.into());
         }
         Ok(Record { line, t_us, op, key, cost, id })
@@ -237,7 +237,7 @@ mod tests {
                 unreadable(6, "t_us: expected a whole number from 0 to 4503599627370496, got \"+1\""),
                 unreadable(
                     7,
-                    "op: expected acquire, peek, reserve, at-most, refund, penalty, settle or reset, got \"take\""
+                    "op: expected acquire, peek, reserve, at-most, refund, penalty, settle, cancel or reset, got \"take\""
                 ),
                 unreadable(8, &format!("{cost} \"-1\"")),
                 unreadable(9, &format!("{cost} \"1e3\"")),

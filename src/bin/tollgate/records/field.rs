@@ -26,7 +26,7 @@ pub(super) const OUTPUT: &[&str] = &[
 pub(super) const KEY: &str = "a non-empty string";
 
 /// What an operation that needs an id says without one.
-pub(super) const NO_ID: &str = "id: missing, and settle needs that of the call to settle";
+pub(super) const NO_ID: &str = "id: missing, and settle and cancel need that of an earlier call";
 
 /// `t_us: missing`
 pub(super) fn missing(field: &str) -> String {

@@ -43,7 +43,7 @@ pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
         Some(Value::String(id)) if !id.is_empty() => Some(id.into_bytes()),
         Some(other) => return Err(unexpected("id", field::KEY, &got(&other))),
     };
-    if op == Op::Settle && id.is_none() {
+    if matches!(op, Op::Settle | Op::Cancel) && id.is_none() {
         return Err(field::NO_ID.into());
     }
     Ok(Record { line, t_us, op, key, cost, id })
@@ -175,7 +175,7 @@ mod tests {
             (r#"{"t_us":1,"key":5}"#, "key: expected a non-empty string, got 5"),
             (
                 r#"{"t_us":1,"key":"k","op":"acquier"}"#,
-                "op: expected acquire, peek, reserve, at-most, refund, penalty, settle or reset, got \"acquier\"",
+                "op: expected acquire, peek, reserve, at-most, refund, penalty, settle, cancel or reset, got \"acquier\"",
             ),
             (r#"{"t_us":1,"key":"k","op":null}"#, "op: expected a string, got null"),
             (r#"{"t_us":1,"key":"k","t_us":2}"#, "t_us: given twice"),
