@@ -12,6 +12,7 @@ mod redis;
 mod server;
 mod several;
 mod subject;
+mod text;
 mod tidy;
 mod tool;
 mod vectors;

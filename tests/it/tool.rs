@@ -348,6 +348,16 @@ fn an_interrupted_replay_says_so_and_removes_its_keys() {
 }
 
 #[test]
+fn a_file_of_another_format_is_suspected() {
+    let output = with_input(
+        &["replay", "--rule", "gcra 5/1s", "-"],
+        b"1.2.3.4 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 1\n",
+    );
+    assert!(stderr(&output).contains("no line could be read as jsonl: is --input right?"), "{}", stderr(&output));
+    assert_eq!(code(&output), 0);
+}
+
+#[test]
 fn other_fields_of_a_log_can_be_counted() {
     let output = tollgate(&[
         "replay",

@@ -92,6 +92,10 @@ impl Replay {
             (Err(why), _) => return Err(why),
         }
         player.printer.flush()?;
+        if player.summary.only_unreadable() {
+            let input = self.input.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+            eprintln!("tollgate: no line could be read as {input}: is --input right?");
+        }
         if self.summary {
             player.summary.print(anstream::stdout(), self.options.shape())?;
         }

@@ -46,6 +46,11 @@ impl Summary {
         self.unreadable += 1;
     }
 
+    /// There were lines, and none of them was a record.
+    pub(super) fn only_unreadable(&self) -> bool {
+        self.unreadable > 0 && self.allowed + self.denied == 0
+    }
+
     /// A record of this time follows others, the latest of which was at `latest`.
     pub(super) fn in_order(&mut self, t_us: u64, latest: u64) {
         self.out_of_order += u64::from(t_us < latest);
