@@ -54,6 +54,7 @@ mod error;
 mod key;
 mod limit;
 mod limiter;
+mod random;
 mod request;
 mod rule;
 mod script;

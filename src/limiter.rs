@@ -3,11 +3,12 @@
 use std::time::{Duration, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
-use crate::decision::{Decision, LimitDecision};
+use crate::decision::{Decision, LimitDecision, RetryAfter};
 use crate::engine::{Engine, Swept, Which};
 use crate::error::{Error, Kind};
 use crate::key;
 use crate::limit::exact::EXACT;
+use crate::random::jittered;
 use crate::request::Request;
 use crate::rule::{Count, Rule};
 use crate::script::{Call, Marker, Mode, Part, Reply, Script};
@@ -217,6 +218,14 @@ impl Limiter {
     }
 
     async fn decide(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+        let mut decision = self.decide_exactly(rule, request, mode).await?;
+        if let (false, 1.., RetryAfter::After(wait)) = (decision.allowed, request.jitter, decision.retry_after) {
+            decision.retry_after = RetryAfter::After(jittered(wait, request.jitter));
+        }
+        Ok(decision)
+    }
+
+    async fn decide_exactly(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         let by = self.engine.by();
         let marker = match mode {
             Mode::Peek | Mode::Inspect => None,

@@ -27,13 +27,14 @@ pub struct Request<'a> {
     pub(crate) cost: u64,
     pub(crate) at: Option<SystemTime>,
     pub(crate) deadline: Option<Duration>,
+    pub(crate) jitter: u8,
 }
 
 impl<'a> Request<'a> {
     /// A request for this key, at a cost of 1. Any bytes will do, but not none.
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        Self { key: key.as_ref(), parts: &[], id: None, id_ttl: ID_TTL, cost: 1, at: None, deadline: None }
+        Self { key: key.as_ref(), parts: &[], id: None, id_ttl: ID_TTL, cost: 1, at: None, deadline: None, jitter: 0 }
     }
 
     /// What limits count that don't count the key, by name; see [`Rule::and_by`].
@@ -79,6 +80,14 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// Makes the wait of a denial longer by chance, by up to so many hundredths of it, so that callers who were denied
+    /// together don't come back together. Default: 0, the exact wait.
+    #[must_use]
+    pub fn jitter(mut self, hundredths: u8) -> Self {
+        self.jitter = hundredths;
+        self
+    }
+
     /// How long this call may take. Default: the limiter's deadline.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
@@ -105,7 +114,16 @@ impl OwnedRequest {
 
     pub(crate) fn borrowed<'a>(&'a self, parts: &'a [(&'a str, &'a [u8])]) -> Request<'a> {
         let Self { id, cost, at, deadline, .. } = self;
-        Request { key: &self.key, parts, id: id.as_deref(), id_ttl: ID_TTL, cost: *cost, at: *at, deadline: *deadline }
+        Request {
+            key: &self.key,
+            parts,
+            id: id.as_deref(),
+            id_ttl: ID_TTL,
+            cost: *cost,
+            at: *at,
+            deadline: *deadline,
+            jitter: 0,
+        }
     }
 }
 

@@ -1,17 +1,17 @@
 //! Waiting until a request is allowed.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::decision::{Decision, RetryAfter};
 use crate::error::{Error, Kind};
 use crate::limiter::Limiter;
+use crate::random::{jittered, random};
 use crate::request::Request;
 use crate::rule::Rule;
 
-/// A denied caller comes back later by up to this part of its wait, so that not all come back at once.
-const JITTER: u32 = 10;
+/// A denied caller comes back later by up to so many hundredths of its wait, so that not all come back at once.
+const JITTER: u8 = 10;
 
 impl Limiter {
     /// Takes the cost as soon as it is there, and sleeps until then: at most `max_wait`. Where that would be longer it is
@@ -84,8 +84,7 @@ impl Limiter {
             let left = max_wait.saturating_sub(started.elapsed());
             match decision.retry_after {
                 RetryAfter::After(wait) if !decision.allowed && wait <= left => {
-                    let jitter = (wait / JITTER).mul_f64(random_fraction());
-                    tokio::time::sleep((wait + jitter).min(left)).await;
+                    tokio::time::sleep(jittered(wait, JITTER).min(left)).await;
                 }
                 _ => return Ok(decision),
             }
@@ -130,14 +129,4 @@ fn unique_id() -> String {
     static PROCESS: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     let process = PROCESS.get_or_init(random);
     format!("wait-{process:016x}{:016x}-{}", random(), CALLS.fetch_add(1, Ordering::Relaxed))
-}
-
-/// From 0 to 1.
-fn random_fraction() -> f64 {
-    (random() >> 11) as f64 / (1_u64 << 53) as f64
-}
-
-/// The keys of the standard library's hash maps are random.
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }

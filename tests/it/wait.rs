@@ -54,6 +54,24 @@ async fn a_wait_beyond_the_bound_is_denied_at_once_and_charges_nothing() {
 }
 
 #[tokio::test]
+async fn a_denial_carries_jitter_on_request() {
+    let limiter = Limiter::new(Embedded::new());
+    let rule = rule("fixed-window 1/1h start first-hit");
+    let at = std::time::UNIX_EPOCH + SECOND;
+    let request = tollgate::Request::new("key").at(at);
+    limiter.acquire(&rule, request).await.expect("a decision");
+    let mut waits = Vec::new();
+    for _ in 0..20 {
+        let denied = limiter.acquire(&rule, request.jitter(50)).await.expect("a decision");
+        waits.push(denied.retry_after.duration().expect("a wait"));
+    }
+    assert!(waits.iter().all(|wait| (3600 * SECOND..=5400 * SECOND).contains(wait)), "{waits:?}");
+    assert!(waits.iter().any(|wait| *wait != waits[0]), "{waits:?}");
+    let exact = limiter.acquire(&rule, request).await.expect("a decision");
+    assert_eq!(exact.retry_after, RetryAfter::After(3600 * SECOND));
+}
+
+#[tokio::test]
 async fn a_caller_who_gives_up_is_not_charged() {
     let server = Server::start();
     for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("an address"))] {
