@@ -34,6 +34,7 @@
 //! - [`Script`]: a script's text and digest, and one call of it.
 //! - [`Limiter`]: one call: rule + key + cost -> decision.
 //! - `wait`: waiting until a request is allowed.
+//! - `random`: jitter and names by chance.
 //! - `engine`: the seam that runs a script, and behind it [`Redis`] and the embedded engine.
 //!
 //! # Invariants
