@@ -37,7 +37,7 @@
 --   as the scripts'; the marker's is id_ttl, with now_us an hour at least
 --
 -- A deny writes
---   what the scripts that deny would write alone: nothing, unless a state's time was brought back to now.
+--   what the scripts that deny would write alone: nothing, but for the two cases that they name.
 
 -- ALGORITHMS is filled in before this file: each script under its name, as function(KEYS, ARGV, redis).
 local id_ttl, cost, mode, now_us = ARGV[#ARGV - 3] + 0, ARGV[#ARGV - 2], ARGV[#ARGV - 1], ARGV[#ARGV]

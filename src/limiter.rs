@@ -15,7 +15,7 @@ use crate::script::{Call, Marker, Mode, Part, Reply, Script};
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
 ///
-/// Every method costs one round trip to Redis: two where the server has lost its scripts, and more for the first call,
+/// Unless a method says otherwise, it costs one round trip to Redis: two where the server has lost its scripts, and more for the first call,
 /// which connects.
 #[derive(Clone, Debug)]
 pub struct Limiter {

@@ -10,7 +10,7 @@ use tollgate::redis::{Connection, cmd};
 use tollgate::{Algorithm, By, Charged, Debt, Decision, Error, Limit, Request, Start, State};
 
 use crate::limits::{beginning, limit_of, steps, two_limits};
-use crate::subject::{Engine, Micros, Subject, limit, micros, time};
+use crate::subject::{Engine, FIVE, Micros, Subject, limit, micros, time};
 
 #[test]
 fn the_embedded_engine_answers_as_redis_does() {
@@ -135,14 +135,6 @@ fn is_far_ahead(subject: &Subject<'_>, now: Micros) -> bool {
     let bound = now + micros(limit.longest_reset()) - micros(limit.tick());
     u64::try_from(written.1).expect("not before 1970") > bound
 }
-
-const FIVE: [&str; 5] = [
-    "token-bucket 5/10s",
-    "fixed-window 5/10s start first-hit",
-    "sliding-window 5/10s",
-    "sliding-log 5/10s",
-    "gcra 5/10s",
-];
 
 #[test]
 fn state_that_cannot_be_read_charges_nothing_and_stays_until_a_reset() {

@@ -12,18 +12,10 @@ use tollgate::{Charged, Limiter, Redis, Request, RetryAfter, Rule};
 
 use crate::limits::{any_limit, beginning, steps};
 use crate::server::{Server, fake_server, free_port};
-use crate::subject::{Engine, time};
+use crate::subject::{Engine, FIVE, time};
 
 /// Ends a test that would hang; no machine is so slow that it decides one.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-const FIVE: [&str; 5] = [
-    "token-bucket 5/10s",
-    "fixed-window 5/10s start first-hit",
-    "sliding-window 5/10s",
-    "sliding-log 5/10s",
-    "gcra 5/10s",
-];
 
 #[tokio::test]
 async fn a_decision_is_one_round_trip() {

@@ -23,6 +23,15 @@ pub(crate) struct Subject<'a> {
     pub(crate) key: String,
 }
 
+/// A rule of each algorithm.
+pub(crate) const FIVE: [&str; 5] = [
+    "token-bucket 5/10s",
+    "fixed-window 5/10s start first-hit",
+    "sliding-window 5/10s",
+    "sliding-log 5/10s",
+    "gcra 5/10s",
+];
+
 /// A moment, in microseconds since the epoch.
 pub(crate) type Micros = u64;
 
