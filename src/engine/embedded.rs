@@ -4,6 +4,7 @@
 
 mod keyspace;
 mod packing;
+mod sorted;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use mlua::{Function, Lua, MultiValue, Table, Value};
+use mlua::{BString, Function, Lua, MultiValue, Table, Value};
 
 use super::{Swept, Which};
 use crate::error::{Error, Kind};
@@ -141,6 +142,9 @@ impl Interpreter {
                     Outcome::Nothing => Ok(Value::Boolean(false)),
                     Outcome::Integer(integer) => Ok(Value::Number(integer as f64)),
                     Outcome::Bytes(bytes) => lua.create_string(bytes).map(Value::String),
+                    Outcome::Array(items) => {
+                        lua.create_sequence_from(items.into_iter().map(BString::from)).map(Value::Table)
+                    }
                     Outcome::Time(parts) => lua.create_sequence_from(parts).map(Value::Table),
                     Outcome::Done => lua.create_table_from([("ok", "OK")]).map(Value::Table),
                     Outcome::Error(message) => Err(mlua::Error::external(ServerError(message))),
@@ -238,4 +242,21 @@ fn from_message(message: &str) -> Error {
         _ => Kind::Refused,
     };
     Error::new(kind, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_is_a_sequence_of_strings() {
+        let interpreter = Interpreter::new(Clock::default()).unwrap();
+        let text = r"local redis = ...
+            redis.call('ZADD', 'key', 2, 'b', 1, 'a\0\255', 3, '3')
+            local some = redis.call('ZRANGE', 'key', '-inf', '(3', 'BYSCORE', 'WITHSCORES')
+            local none = redis.call('ZRANGE', 'key', 4, 5, 'BYSCORE')
+            return #some == 4 and some[1] == 'a\0\255' and some[2] == '1' and some[3] == 'b' and some[4] == '2'
+              and type(none) == 'table' and #none == 0";
+        assert!(interpreter.lua.load(text).call::<bool>(&interpreter.redis).unwrap());
+    }
 }

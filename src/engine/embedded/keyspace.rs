@@ -1,8 +1,12 @@
-//! Strings by key, with expiry: the commands that the scripts call, answering as Redis does.
+//! Strings and sorted sets by key, with expiry: the commands that the scripts call, answering as Redis does.
+
+mod sorted_commands;
 
 use std::collections::HashMap;
 
-/// Strings by key. Time moves only by `set_time`, so it stands still within a script.
+use super::sorted::SortedSet;
+
+/// Values by key. Time moves only by `set_time`, so it stands still within a script.
 #[derive(Debug, Default)]
 pub(super) struct Keyspace {
     values: HashMap<Vec<u8>, Entry>,
@@ -13,8 +17,14 @@ pub(super) struct Keyspace {
 
 #[derive(Debug)]
 struct Entry {
-    bytes: Vec<u8>,
+    value: Value,
     expires_ms: Option<u64>,
+}
+
+#[derive(Debug)]
+enum Value {
+    Bytes(Vec<u8>),
+    Sorted(SortedSet),
 }
 
 /// An argument of a command.
@@ -31,6 +41,7 @@ pub(super) enum Outcome {
     Done,
     Integer(i64),
     Bytes(Vec<u8>),
+    Array(Vec<Vec<u8>>),
     Time([String; 2]),
     Error(String),
 }
@@ -51,11 +62,10 @@ impl Keyspace {
             (b"TIME", []) => {
                 Ok(Outcome::Time([self.now_us / 1_000_000, self.now_us % 1_000_000].map(|n| n.to_string())))
             }
-            (b"GET", [key]) => Ok(self.live(key).map_or(Outcome::Nothing, |entry| Outcome::Bytes(entry.bytes.clone()))),
-            (b"STRLEN", [key]) => {
-                let length = self.live(key).map_or(0, |entry| entry.bytes.len());
-                Ok(Outcome::Integer(i64::try_from(length).unwrap_or(i64::MAX)))
+            (b"GET", [key]) => {
+                self.bytes(key).map(|bytes| bytes.map_or(Outcome::Nothing, |bytes| Outcome::Bytes(bytes.to_vec())))
             }
+            (b"STRLEN", [key]) => self.bytes(key).map(|bytes| count(bytes.map_or(0, <[u8]>::len))),
             (b"EXISTS", [key]) => Ok(Outcome::Integer(self.live(key).is_some().into())),
             (b"GETRANGE", [key, from, to]) => self.get_range(key, from, to),
             (b"SET", [key, value, expiry, at]) => self.set(key, value, expiry, at),
@@ -68,6 +78,12 @@ impl Keyspace {
                 self.values.remove(*key);
                 Ok(Outcome::Integer(there.into()))
             }
+            (b"ZADD", [key, pairs @ ..]) if pairs.len() > 1 => self.z_add(key, pairs),
+            (b"ZREM", [key, members @ ..]) if !members.is_empty() => self.z_rem(key, members),
+            (b"ZREMRANGEBYSCORE", [key, min, max]) => self.z_rem_range_by_score(key, min, max),
+            (b"ZCOUNT", [key, min, max]) => self.z_count(key, min, max),
+            (b"ZSCORE", [key, member]) => self.z_score(key, member),
+            (b"ZRANGE", [key, from, to, options @ ..]) => self.z_range(key, from, to, options),
             _ => Err(format!(
                 "ERR the embedded engine has no {} with {} arguments",
                 String::from_utf8_lossy(name),
@@ -98,6 +114,22 @@ impl Keyspace {
         self.values.get_mut(key)
     }
 
+    /// The key's value, which is this one if there was none.
+    fn live_or(&mut self, key: &[u8], value: Value) -> &mut Value {
+        if self.live(key).is_none() {
+            self.sweep();
+        }
+        &mut self.values.entry(key.to_vec()).or_insert(Entry { value, expires_ms: None }).value
+    }
+
+    fn bytes(&mut self, key: &[u8]) -> Result<Option<&[u8]>, String> {
+        match self.live(key).map(|entry| &entry.value) {
+            None => Ok(None),
+            Some(Value::Bytes(bytes)) => Ok(Some(bytes)),
+            Some(_) => Err(wrong_type()),
+        }
+    }
+
     fn set(&mut self, key: &[u8], value: &[u8], expiry: &[u8], at: &[u8]) -> Result<Outcome, String> {
         let at = integer(at)?;
         let expires_ms = match expiry {
@@ -108,34 +140,33 @@ impl Keyspace {
         let Some(expires_ms) = expires_ms.filter(|_| at > 0) else {
             return Err("ERR invalid expire time in 'set' command".into());
         };
-        self.values.insert(key.to_vec(), Entry { bytes: value.to_vec(), expires_ms: Some(expires_ms) });
+        self.values.insert(key.to_vec(), Entry { value: Value::Bytes(value.to_vec()), expires_ms: Some(expires_ms) });
         self.sweep();
         Ok(Outcome::Done)
     }
 
     fn set_range(&mut self, key: &[u8], offset: &[u8], value: &[u8]) -> Result<Outcome, String> {
         let offset = usize::try_from(integer(offset)?).map_err(|_| "ERR offset is out of range")?;
-        self.live(key);
-        let entry = self.values.entry(key.to_vec()).or_insert(Entry { bytes: Vec::new(), expires_ms: None });
+        let Value::Bytes(bytes) = self.live_or(key, Value::Bytes(Vec::new())) else { return Err(wrong_type()) };
         let end = offset + value.len();
-        if entry.bytes.len() < end {
-            entry.bytes.resize(end, 0);
+        if bytes.len() < end {
+            bytes.resize(end, 0);
         }
-        entry.bytes[offset..end].copy_from_slice(value);
-        Ok(Outcome::Integer(i64::try_from(entry.bytes.len()).unwrap_or(i64::MAX)))
+        bytes[offset..end].copy_from_slice(value);
+        Ok(count(bytes.len()))
     }
 
     fn get_range(&mut self, key: &[u8], from: &[u8], to: &[u8]) -> Result<Outcome, String> {
         let (from, to) = (integer(from)?, integer(to)?);
-        let Some(entry) = self.live(key) else { return Ok(Outcome::Bytes(Vec::new())) };
-        let length = i64::try_from(entry.bytes.len()).unwrap_or(i64::MAX);
+        let bytes = self.bytes(key)?.unwrap_or_default();
+        let length = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
         let from_end = |index: i64| if index < 0 { (length + index).max(0) } else { index };
         let (from, to) = (from_end(from), from_end(to).min(length - 1));
-        let bytes = match (usize::try_from(from), usize::try_from(to)) {
-            (Ok(from), Ok(to)) if from <= to => entry.bytes[from..=to].to_vec(),
+        let range = match (usize::try_from(from), usize::try_from(to)) {
+            (Ok(from), Ok(to)) if from <= to => bytes[from..=to].to_vec(),
             _ => Vec::new(),
         };
-        Ok(Outcome::Bytes(bytes))
+        Ok(Outcome::Bytes(range))
     }
 
     fn expire(&mut self, key: &[u8], at_ms: u64) -> Outcome {
@@ -179,6 +210,14 @@ impl Argument {
     }
 }
 
+fn count(number: usize) -> Outcome {
+    Outcome::Integer(i64::try_from(number).unwrap_or(i64::MAX))
+}
+
+fn wrong_type() -> String {
+    "WRONGTYPE Operation against a key holding the wrong kind of value".into()
+}
+
 fn integer(text: &[u8]) -> Result<i64, String> {
     let text = std::str::from_utf8(text).ok();
     text.and_then(|text| text.parse().ok()).ok_or_else(|| "ERR value is not an integer or out of range".into())
@@ -188,7 +227,7 @@ fn integer(text: &[u8]) -> Result<i64, String> {
 mod tests {
     use super::*;
 
-    fn run(store: &mut Keyspace, line: &str) -> Outcome {
+    pub(super) fn run(store: &mut Keyspace, line: &str) -> Outcome {
         store.run(line.split(' ').map(|word| Argument::Bytes(word.into())).collect())
     }
 
