@@ -10,7 +10,8 @@
 --   then, for all of them:
 --   id_ttl  ms     how long the id is remembered; 0 without an id
 --   cost    units  0 ..
---   mode    -      acquire | peek | reserve | at-most | refund | penalty | reset, or with an id settle | cancel
+--   mode    -      acquire | peek | reserve | at-most | refund | penalty | block | renew | release | reset, or with an id
+--                  settle | cancel; and its options
 --   now_us  us     0 .. 2^52, or -1 for the server's time
 --
 -- Reply
@@ -18,6 +19,8 @@
 --   their untouched keys
 --   at-most, and every call with an id, appends:
 --   granted  units  taken from each
+--   where a key is blocked, and with +overage, then for each limit:
+--   blocked_us, overage
 --
 -- Formula
 --   Each limit's own script runs as it stands, as a function of KEYS, ARGV and redis. Its writes are held back until
@@ -25,7 +28,7 @@
 --   An allowed call with an id leaves the marker with its answer; the same id gets that answer again, charged once.
 --   settle makes `cost` what a call of this id took in the end: more is charged, whether it is there or not, less is
 --   given back; once. cancel gives all of it back and forgets the id. An id of which nothing that was taken is remembered
---   is the error BADID. reset forgets the id too.
+--   is the error BADID. reset and release forget the id too.
 --
 -- Source
 --   Two-phase commit, within one script.
@@ -37,10 +40,12 @@
 --   as the scripts'; the marker's is id_ttl, with now_us an hour at least
 --
 -- A deny writes
---   what the scripts that deny would write alone: nothing, but for the two cases that they name.
+--   what the scripts that deny would write alone: nothing, but for the cases that they name.
 
 -- ALGORITHMS is filled in before this file: each script under its name, as function(KEYS, ARGV, redis).
 local id_ttl, cost, mode, now_us = ARGV[#ARGV - 3] + 0, ARGV[#ARGV - 2], ARGV[#ARGV - 1], ARGV[#ARGV]
+local options = string.match(mode, '%+.*') or ''
+mode = string.sub(mode, 1, #mode - #options)
 local count = id_ttl > 0 and #KEYS - 1 or #KEYS
 local marker = id_ttl > 0 and KEYS[#KEYS]
 
@@ -50,7 +55,8 @@ local OPERATIONS = { acquire = 1, reserve = 2, ['at-most'] = 3, refund = 4, pena
 local REMEMBERED, SETTLED, HEADER = 96, 112, 15
 local virtual = now_us + 0 >= 0
 local operation, took
-if marker and mode ~= 'reset' then
+local forgets = mode == 'reset' or mode == 'release'
+if marker and not forgets then
   if not (id_ttl % 1 == 0 and cost + 0 >= 0 and cost + 0 <= 2^53) then
     return redis.error_reply('BADARG all_or_nothing: with an id, expected a whole id_ttl and a cost up to 2^53, got ' .. cost)
   end
@@ -98,7 +104,7 @@ function recorder.call(command, ...)
     return clock
   end
   local writes = command == 'SET' or command == 'SETRANGE' or command == 'DEL' or command == 'PEXPIRE'
-    or command == 'PEXPIREAT'
+    or command == 'PEXPIREAT' or command == 'ZADD' or command == 'ZREM' or command == 'ZREMRANGEBYSCORE'
   if not writes then return redis.call(command, ...) end
   held[#held + 1] = { command, ... }
 end
@@ -108,7 +114,7 @@ local function decide(limit, units, as)
   held = limit.writes
   local arguments = limit.arguments
   local count = #arguments
-  arguments[count + 1], arguments[count + 2], arguments[count + 3] = units, as, now_us
+  arguments[count + 1], arguments[count + 2], arguments[count + 3] = units, as .. options, now_us
   local reply = ALGORITHMS[limit.script]({ limit.key }, arguments, recorder)
   arguments[count + 1], arguments[count + 2], arguments[count + 3] = nil, nil, nil
   return reply
@@ -161,12 +167,16 @@ for _, limit in ipairs(limits) do
   for _, write in ipairs(limit.writes) do redis.call(unpack(write)) end
 end
 
-local answer = {}
+local answer, notes, noted = {}, {}, false
 for _, reply in ipairs(replies) do
   for field = 1, 5 do answer[#answer + 1] = reply[field] end
+  -- Only at-most has a sixth of its own.
+  local own = #reply % 2 == 0 and 6 or 5
+  notes[#notes + 1], notes[#notes + 2] = reply[own + 1] or 0, reply[own + 2] or 0
+  noted = noted or #reply > own
 end
-if not allowed or mode == 'refund' or mode == 'reset' then granted = 0 end
-if marker and (mode == 'reset' or mode == 'cancel') then
+if not allowed or mode == 'refund' or mode == 'block' or mode == 'renew' or forgets then granted = 0 end
+if marker and (forgets or mode == 'cancel') then
   redis.call('DEL', marker)
 elseif marker and allowed and mode ~= 'peek' then
   local kind = mode == 'settle' and SETTLED + operation or REMEMBERED + OPERATIONS[mode]
@@ -176,4 +186,7 @@ elseif marker and allowed and mode ~= 'peek' then
   redis.call('SET', marker, memory, 'PX', string.format('%d', keep))
 end
 if marker or mode == 'at-most' then answer[#answer + 1] = granted end
+if noted then
+  for _, value in ipairs(notes) do answer[#answer + 1] = value end
+end
 return answer

@@ -9,8 +9,9 @@
 --   ARGV[3] period    us     1 .. 2^51  a window's length
 --   ARGV[4] start     us     0 .. period - 1: windows start there after the epoch; -1: at the first hit
 --   ARGV[5] max_debt  units  0 .. 2^53  how far a reservation may go below zero
---   ARGV[6] cost      units  0 ..       0 takes nothing
---   ARGV[7] mode      -      acquire | peek | reserve | at-most | refund | penalty | reset | inspect
+--   ARGV[6] cost      units  0 ..       0 takes nothing; of a block, its length in us, up to 2^51, 0 to lift it
+--   ARGV[7] mode      -      acquire | peek | reserve | at-most | refund | penalty | block | reset | inspect
+--                            and its options: +as-is or +reset, +overage
 --   ARGV[8] now_us    us     0 .. 2^52, or -1 for the server's time
 --   capacity + max_debt + rate <= 2^53, and the longest reset,
 --   ceil((capacity + max_debt) / rate) windows, at most 2^51 us (71 years)
@@ -31,6 +32,10 @@
 --   [10] state_capacity units  the numbers it was written under
 --   [11] state_rate     units
 --   [12] state_period   us
+--   [13] blocked_us     us     until the block ends, 0 if not blocked
+--   [14] overage        denied calls in the time of a longest reset from the first of them
+--   a blocked key, and +overage, append last:
+--   blocked_us, overage
 --
 -- Formula
 --   level(now) = min(capacity, level + windows begun since * rate)
@@ -40,6 +45,8 @@
 --   reserve    : cost <= level + max_debt
 --   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
 --   refund     : level + cost, capacity at most; penalty: level - cost, as low as stays exact
+--   block      : denies every call until it ends; a refund or a penalty moves the level beneath it
+--   changed numbers keep what was used; +as-is: the level; +reset: nothing
 --   reset_after: to the start of the window ceil((capacity - level) / rate) later
 --   A window from the first hit is followed by others of its length until the level is at capacity.
 --
@@ -54,13 +61,23 @@
 --   keeps it while that covers this reset.
 --
 -- A deny writes
---   nothing, but for two cases: the state's time lay too far ahead and is brought back to now; or the numbers have
---   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended.
+--   nothing, but for three cases: the state's time lay too far ahead and is brought back to now; the numbers have
+--   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended; or
+--   +overage counts it.
 
 local key = KEYS[1]
 local capacity, rate, period = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
 local start, max_debt = ARGV[4] + 0, ARGV[5] + 0
 local cost, mode, now_us = ARGV[6] + 0, ARGV[7], ARGV[8] + 0
+
+-- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
+local as_is, afresh, overage = false, false, false
+if mode ~= 'acquire' then
+  mode = string.gsub(mode, '%+[%a-]+', function(option)
+    as_is, afresh, overage = as_is or option == '+as-is', afresh or option == '+reset', overage or option == '+overage'
+    return (option == '+as-is' or option == '+reset' or option == '+overage') and '' or nil
+  end)
+end
 
 local span = capacity + max_debt
 local longest = (span + -span % rate) / rate * period
@@ -68,7 +85,8 @@ if not (capacity >= 0 and max_debt >= 0 and rate >= 1 and period >= 1 and start 
     and cost >= 0 and now_us >= -1 and now_us <= 2^52 and span + rate <= 2^53 and longest <= 2^51)
   or capacity % 1 + max_debt % 1 + rate % 1 + period % 1 + start % 1 + cost % 1 + now_us % 1 ~= 0
   or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reserve' and mode ~= 'at-most' and mode ~= 'refund' and
-    mode ~= 'penalty' and mode ~= 'reset' and mode ~= 'inspect') then
+    mode ~= 'penalty' and mode ~= 'block' and mode ~= 'reset' and mode ~= 'inspect')
+  or (mode == 'block' and cost > 2^51) then
   return redis.error_reply('BADARG fixed_window: expected whole numbers in the ranges of its header and a mode, got '
     .. table.concat(ARGV, ' '))
 end
@@ -93,15 +111,20 @@ local window = aligned and time - (time - start) % period or time
 local was_capacity, was_rate, was_period = capacity, rate, period
 local version
 local changed, rebased = false, false
+-- Only a key that is blocked, or whose denials are counted, has this tail.
+local noted, blocked_until, denied_since, denials = false, 0, 0, 0
 
 local state = redis.call('GET', key)
 if state then
-  if #state == 48 then
+  if #state == 48 or #state == 66 then
     time, window, level, armed, version, was_capacity, was_rate, was_period =
       struct.unpack('<I7i7i7I5BI7I7I7', state)
+    if #state == 66 then
+      noted, blocked_until, denied_since, denials = true, struct.unpack('<I7I7I4', state, 49)
+    end
   end
   if version ~= 3 or time > 2^53 or window > time or was_period < 1 or was_rate < 1
-    or was_capacity > 2^53 or level > was_capacity or level < -2^53 then
+    or was_capacity > 2^53 or level > was_capacity or level < -2^53 or blocked_until > 2^53 then
     return redis.error_reply('BADSTATE fixed_window: the key holds something else than this limit\'s state')
   end
 
@@ -110,13 +133,19 @@ if state then
   local moved = was_period ~= period or (aligned and (window - start) % period ~= 0)
   if moved then window = aligned and time - (time - start) % period or time end
   if moved or was_capacity ~= capacity or was_rate ~= rate then
-    level = math.max(capacity - (was_capacity - level), level < 0 and -max_debt or 0)
+    local lowest = level < 0 and -max_debt or 0
+    if not as_is or level == was_capacity then level = capacity - (was_capacity - level) end
+    level = afresh and capacity or math.min(capacity, math.max(level, lowest))
     changed = true
   end
 
   if time <= now_us then
     time = now_us
+  elseif level == capacity and blocked_until <= now_us then
+    time = now_us
+    window = aligned and time - (time - start) % period or time
   elseif time - now_us > longest then
+    blocked_until = blocked_until - (time - now_us)
     time, rebased = now_us, true
     window = aligned and time - (time - start) % period or time
   end
@@ -129,6 +158,10 @@ if state then
   if level == capacity and not aligned then window = time end
 end
 
+if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
+local blocked = blocked_until > now_us
+if denials > 0 and (now_us < denied_since or now_us - denied_since >= longest) then denials = 0 end
+
 -- From here on `time` is the moment that the decision is made at: now, or the state's own while now lies before it.
 local remaining = level > 0 and level or 0
 local wanted, most, debt = cost, capacity, 0
@@ -138,23 +171,26 @@ elseif mode == 'at-most' then
   wanted = math.min(cost, math.max(remaining, 1))
 end
 local missing = wanted - level
-local allowed = wanted == 0 or (wanted <= most and missing <= debt)
+local fits = wanted == 0 or (wanted <= most and missing <= debt)
+local allowed = fits and not blocked
 
 -- What this call adds to the level.
 local change = 0
 if mode == 'refund' then
-  allowed, missing, change = true, 0, math.min(cost, capacity - level)
+  fits, allowed, missing, change = true, true, 0, math.min(cost, capacity - level)
 elseif mode == 'penalty' then
-  allowed, missing, change = true, 0, -math.min(cost, level - deepest)
+  fits, allowed, missing, change = true, true, 0, -math.min(cost, level - deepest)
+elseif mode == 'block' then
+  fits, allowed, missing = true, true, 0
 elseif allowed and wanted > 0 and mode ~= 'peek' and mode ~= 'inspect' then
   change = -wanted
 end
 
 local retry_after = 0
-if not allowed and wanted > most then
+if not fits and wanted > most then
   retry_after = -1
-elseif not allowed or (mode == 'reserve' and missing > 0 and wanted > 0) then
-  if not allowed then missing = missing - debt end
+elseif not fits or (mode == 'reserve' and allowed and missing > 0 and wanted > 0) then
+  if not fits then missing = missing - debt end
   retry_after = window + (missing + -missing % rate) / rate * period - now_us
 end
 
@@ -167,13 +203,30 @@ if level < capacity then
   reset_after = window + (used + -used % rate) / rate * period - now_us
 end
 
+if blocked then
+  remaining, reset_after = 0, math.max(reset_after, blocked_until - now_us)
+  if not allowed and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
+end
+
+local writes = mode ~= 'peek' and mode ~= 'inspect'
+local counted = overage and not allowed and writes
+if counted then
+  if denials == 0 then denied_since = now_us end
+  denials = math.min(denials + 1, 2^32 - 1)
+end
+local tail = ''
+if blocked or denials > 0 then
+  tail = struct.pack('<I7I7I4', blocked and blocked_until or 0, denied_since, denials)
+end
+
 -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
 local covered = server_time and armed * 1000000 >= now_us + reset_after
-local writes = mode ~= 'peek' and mode ~= 'inspect'
-if change ~= 0 and level == capacity then
+local settles = change ~= 0 or mode == 'block'
+if settles and level == capacity and tail == '' then
   redis.call('DEL', key)
-elseif change ~= 0 or (rebased and writes) then
-  if covered and not changed and armed * 1000000 <= now_us + math.max(2 * longest, reset_after) + 1000000 then
+elseif settles or (rebased and writes) or (counted and not state) then
+  if covered and not (changed or noted or tail ~= '')
+    and armed * 1000000 <= now_us + math.max(2 * longest, reset_after) + 1000000 then
     redis.call('SETRANGE', key, '0', struct.pack('<I7i7i7', time, window, level))
   else
     local expiry, at = 'PXAT', 0
@@ -187,22 +240,31 @@ elseif change ~= 0 or (rebased and writes) then
       expiry, at = 'PX', math.max(3600000, (2 * longest + -2 * longest % 1000) / 1000,
         (reset_after + -reset_after % 1000) / 1000)
     end
-    redis.call('SET', key, struct.pack('<I7i7i7I5BI7I7I7', time, window, level, armed, 3, capacity, rate, period),
-      expiry, string.format('%d', at))
+    redis.call('SET', key, struct.pack('<I7i7i7I5BI7I7I7', time, window, level, armed, 3, capacity, rate, period)
+      .. tail, expiry, string.format('%d', at))
   end
-elseif changed and not covered and server_time and writes then
-  -- Denied, and the key would expire before it resets under the new numbers.
-  local last = now_us + math.max(2 * longest, reset_after)
-  armed = (last + 1000000 - last % 1000000) / 1000000
-  redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
-  redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
+else
+  if counted then redis.call('SETRANGE', key, '48', tail) end
+  if changed and not covered and server_time and writes then
+    -- Denied, and the key would expire before it resets under the new numbers.
+    local last = now_us + math.max(2 * longest, reset_after)
+    armed = (last + 1000000 - last % 1000000) / 1000000
+    redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+    redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
+  end
 end
 
+local answer = { allowed and 1 or 0, capacity, remaining, retry_after, reset_after }
 if mode == 'at-most' then
-  return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after, -change }
+  answer[6] = -change
 elseif mode == 'inspect' then
   if state then time, window, level = struct.unpack('<I7i7i7', state) end
-  return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after,
-    redis.call('PTTL', key), time, window, level, was_capacity, was_rate, was_period }
+  for index, field in ipairs({ redis.call('PTTL', key), time, window, level, was_capacity, was_rate, was_period }) do
+    answer[5 + index] = field
+  end
 end
-return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after }
+if blocked or overage or mode == 'inspect' then
+  answer[#answer + 1] = blocked and blocked_until - now_us or 0
+  answer[#answer + 1] = denials
+end
+return answer

@@ -9,8 +9,9 @@
 --   ARGV[3] period    ticks  1 .. 2^53
 --   ARGV[4] tick      us     1 .. 10^6  1 unless the products below don't fit
 --   ARGV[5] max_debt  units  0 .. 2^53  how far a reservation may go beyond the burst
---   ARGV[6] cost      units  0 ..       0 takes nothing
---   ARGV[7] mode      -      acquire | peek | reserve | at-most | refund | penalty | reset | inspect
+--   ARGV[6] cost      units  0 ..       0 takes nothing; of a block, its length in us, up to 2^51, 0 to lift it
+--   ARGV[7] mode      -      acquire | peek | reserve | at-most | refund | penalty | block | reset | inspect
+--                            and its options: +as-is or +reset, +overage
 --   ARGV[8] now_us    us     0 .. 2^52, or -1 for the server's time
 --   (capacity + max_debt + 1) * period + rate <= 2^53, and the longest reset,
 --   ceil((capacity + max_debt) * period / rate) ticks, at most 2^51 us (71 years)
@@ -31,6 +32,10 @@
 --   [10] state_rate     units
 --   [11] state_period   ticks
 --   [12] state_tick     us
+--   [13] blocked_us     us     until the block ends, 0 if not blocked
+--   [14] overage        denied calls in the time of a longest reset from the first of them
+--   a blocked key, and +overage, append last:
+--   blocked_us, overage
 --
 -- Formula
 --   The theoretical arrival time is kept exactly, as its lead over the time written, in 1/rate of a tick:
@@ -42,6 +47,8 @@
 --   reserve    : cost * period <= (capacity + max_debt) * period - lead
 --   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
 --   refund     : lead - cost * period, 0 at least; penalty: lead + cost * period, as high as stays exact
+--   block      : denies every call until it ends; a refund or a penalty moves the lead beneath it
+--   changed numbers keep what was used; +as-is: the level; +reset: nothing
 --   reset_after: ceil(lead / rate) ticks
 --
 -- Source
@@ -55,13 +62,23 @@
 --   keeps it while that covers this reset.
 --
 -- A deny writes
---   nothing, but for two cases: the state's time lay too far ahead and is brought back to now; or the numbers have
---   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended.
+--   nothing, but for three cases: the state's time lay too far ahead and is brought back to now; the numbers have
+--   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended; or
+--   +overage counts it.
 
 local key = KEYS[1]
 local capacity, rate, period = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
 local tick, max_debt = ARGV[4] + 0, ARGV[5] + 0
 local cost, mode, now_us = ARGV[6] + 0, ARGV[7], ARGV[8] + 0
+
+-- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
+local as_is, afresh, overage = false, false, false
+if mode ~= 'acquire' then
+  mode = string.gsub(mode, '%+[%a-]+', function(option)
+    as_is, afresh, overage = as_is or option == '+as-is', afresh or option == '+reset', overage or option == '+overage'
+    return (option == '+as-is' or option == '+reset' or option == '+overage') and '' or nil
+  end)
+end
 
 local span = (capacity + max_debt) * period
 local longest = (span + -span % rate) / rate * tick
@@ -70,7 +87,8 @@ if not (capacity >= 0 and max_debt >= 0 and rate >= 1 and period >= 1 and tick >
     and longest <= 2^51)
   or capacity % 1 + max_debt % 1 + rate % 1 + period % 1 + tick % 1 + cost % 1 + now_us % 1 ~= 0
   or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reserve' and mode ~= 'at-most' and mode ~= 'refund' and
-    mode ~= 'penalty' and mode ~= 'reset' and mode ~= 'inspect') then
+    mode ~= 'penalty' and mode ~= 'block' and mode ~= 'reset' and mode ~= 'inspect')
+  or (mode == 'block' and cost > 2^51) then
   return redis.error_reply('BADARG gcra: expected whole numbers in the ranges of its header and a mode, got '
     .. table.concat(ARGV, ' '))
 end
@@ -95,26 +113,32 @@ local lead, time, armed = 0, now, 0
 local was_capacity, was_rate, was_period, was_tick = capacity, rate, period, tick
 local version
 local changed, rebased = false, false
+-- Only a key that is blocked, or whose denials are counted, has this tail.
+local noted, blocked_until, denied_since, denials = false, 0, 0, 0
 
 local state = redis.call('GET', key)
 if state then
-  if #state == 44 then
+  if #state == 44 or #state == 62 then
     time, lead, armed, version, was_capacity, was_rate, was_period, was_tick =
       struct.unpack('<I7I7I5BI7I7I7I3', state)
+    if #state == 62 then
+      noted, blocked_until, denied_since, denials = true, struct.unpack('<I7I7I4', state, 45)
+    end
   end
   if version ~= 2 or time > 2^53 or lead > 2^53 or was_capacity * was_period > 2^53
-    or was_period < 1 or was_rate < 1 or was_tick < 1 then
+    or was_period < 1 or was_rate < 1 or was_tick < 1 or blocked_until > 2^53 then
     return redis.error_reply('BADSTATE gcra: the key holds something else than this limit\'s state')
   end
 
   -- Changed numbers: what was used stays used, placed at the state's own time. Nobody is put into debt by it.
   if was_period ~= period or was_capacity ~= capacity or was_rate ~= rate or was_tick ~= tick then
     local most = lead > was_capacity * was_period and span or tolerance
+    local rest = lead % was_period
+    local whole, quotient = (lead - rest) / was_period, rest
     if was_period ~= period then
-      -- lead * period / was_period, rounded up. The product may not fit, so it is divided bit by bit.
-      local rest = lead % was_period
-      local whole = (lead - rest) / was_period
-      local quotient, remainder, left = 0, 0, period
+      -- rest * period / was_period, rounded up. The product may not fit, so it is divided bit by bit.
+      local remainder, left = 0, period
+      quotient = 0
       for exponent = 52, 0, -1 do
         quotient = quotient * 2
         if remainder >= was_period - remainder then
@@ -132,9 +156,9 @@ if state then
         end
       end
       if remainder > 0 then quotient = quotient + 1 end
-      lead = whole > capacity + max_debt and span or whole * period + quotient
     end
-    lead = math.min(lead, most)
+    local units = as_is and lead > 0 and capacity - was_capacity + whole or whole
+    lead = (afresh or units < 0) and 0 or math.min(units * period + quotient, most)
     time = time + -time % tick
     changed = true
   end
@@ -145,10 +169,17 @@ if state then
     local caught_up = (now - time) / tick * rate
     lead = caught_up < lead and lead - caught_up or 0
     time = now
+  elseif lead == 0 and blocked_until <= now_us then
+    time = now
   elseif time - now > longest then
+    blocked_until = blocked_until - (time - now)
     time, rebased = now, true
   end
 end
+
+if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
+local blocked = blocked_until > now_us
+if denials > 0 and (now_us < denied_since or now_us - denied_since >= longest) then denials = 0 end
 
 -- From here on `time` is the tick that the decision is made at: now, or the state's own while now lies before it.
 local spare = tolerance - lead
@@ -160,23 +191,26 @@ elseif mode == 'at-most' then
   wanted = math.min(cost, math.max(remaining, 1))
 end
 local early = wanted * period - spare
-local allowed = wanted == 0 or (wanted <= most and early <= debt)
+local fits = wanted == 0 or (wanted <= most and early <= debt)
+local allowed = fits and not blocked
 
 -- What this call adds to the lead.
 local change = 0
 if mode == 'refund' then
-  allowed, early, change = true, 0, -math.min(cost * period, lead)
+  fits, allowed, early, change = true, true, 0, -math.min(cost * period, lead)
 elseif mode == 'penalty' then
-  allowed, early, change = true, 0, math.min(cost * period, furthest - lead)
+  fits, allowed, early, change = true, true, 0, math.min(cost * period, furthest - lead)
+elseif mode == 'block' then
+  fits, allowed, early = true, true, 0
 elseif allowed and wanted > 0 and mode ~= 'peek' and mode ~= 'inspect' then
   change = wanted * period
 end
 
 local retry_after = 0
-if not allowed and wanted > most then
+if not fits and wanted > most then
   retry_after = -1
-elseif not allowed or (mode == 'reserve' and early > 0 and wanted > 0) then
-  if not allowed then early = early - debt end
+elseif not fits or (mode == 'reserve' and allowed and early > 0 and wanted > 0) then
+  if not fits then early = early - debt end
   retry_after = time + (early + -early % rate) / rate * tick - now_us
 end
 
@@ -192,13 +226,30 @@ if lead > 0 then
   reset_after = time + (lead + -lead % rate) / rate * tick - now_us
 end
 
+if blocked then
+  remaining, reset_after = 0, math.max(reset_after, blocked_until - now_us)
+  if not allowed and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
+end
+
+local writes = mode ~= 'peek' and mode ~= 'inspect'
+local counted = overage and not allowed and writes
+if counted then
+  if denials == 0 then denied_since = now_us end
+  denials = math.min(denials + 1, 2^32 - 1)
+end
+local tail = ''
+if blocked or denials > 0 then
+  tail = struct.pack('<I7I7I4', blocked and blocked_until or 0, denied_since, denials)
+end
+
 -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
 local covered = server_time and armed * 1000000 >= now_us + reset_after
-local writes = mode ~= 'peek' and mode ~= 'inspect'
-if change ~= 0 and lead == 0 then
+local settles = change ~= 0 or mode == 'block'
+if settles and lead == 0 and tail == '' then
   redis.call('DEL', key)
-elseif change ~= 0 or (rebased and writes) then
-  if covered and not changed and armed * 1000000 <= now_us + math.max(2 * longest, reset_after) + 1000000 then
+elseif settles or (rebased and writes) or (counted and not state) then
+  if covered and not (changed or noted or tail ~= '')
+    and armed * 1000000 <= now_us + math.max(2 * longest, reset_after) + 1000000 then
     redis.call('SETRANGE', key, '0', struct.pack('<I7I7', time, lead))
   else
     local expiry, at = 'PXAT', 0
@@ -212,22 +263,31 @@ elseif change ~= 0 or (rebased and writes) then
       expiry, at = 'PX', math.max(3600000, (2 * longest + -2 * longest % 1000) / 1000,
         (reset_after + -reset_after % 1000) / 1000)
     end
-    redis.call('SET', key, struct.pack('<I7I7I5BI7I7I7I3', time, lead, armed, 2, capacity, rate, period, tick),
-      expiry, string.format('%d', at))
+    redis.call('SET', key, struct.pack('<I7I7I5BI7I7I7I3', time, lead, armed, 2, capacity, rate, period, tick)
+      .. tail, expiry, string.format('%d', at))
   end
-elseif changed and not covered and server_time and writes then
-  -- Denied, and the key would expire before it resets under the new numbers.
-  local last = now_us + math.max(2 * longest, reset_after)
-  armed = (last + 1000000 - last % 1000000) / 1000000
-  redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
-  redis.call('SETRANGE', key, '14', struct.pack('<I5', armed))
+else
+  if counted then redis.call('SETRANGE', key, '44', tail) end
+  if changed and not covered and server_time and writes then
+    -- Denied, and the key would expire before it resets under the new numbers.
+    local last = now_us + math.max(2 * longest, reset_after)
+    armed = (last + 1000000 - last % 1000000) / 1000000
+    redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+    redis.call('SETRANGE', key, '14', struct.pack('<I5', armed))
+  end
 end
 
+local answer = { allowed and 1 or 0, capacity, remaining, retry_after, reset_after }
 if mode == 'at-most' then
-  return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after, change / period }
+  answer[6] = change / period
 elseif mode == 'inspect' then
   if state then time, lead = struct.unpack('<I7I7', state) end
-  return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after,
-    redis.call('PTTL', key), time, lead, was_capacity, was_rate, was_period, was_tick }
+  for index, field in ipairs({ redis.call('PTTL', key), time, lead, was_capacity, was_rate, was_period, was_tick }) do
+    answer[5 + index] = field
+  end
 end
-return { allowed and 1 or 0, capacity, remaining, retry_after, reset_after }
+if blocked or overage or mode == 'inspect' then
+  answer[#answer + 1] = blocked and blocked_until - now_us or 0
+  answer[#answer + 1] = denials
+end
+return answer

@@ -8,8 +8,9 @@
 --   ARGV[1] limit   units  1 .. 2^53
 --   ARGV[2] period  ticks  1 .. 2^53  a window's length; windows start at multiples of it since the epoch
 --   ARGV[3] tick    us     1 .. 10^6  1 unless the products below don't fit
---   ARGV[4] cost    units  0 ..       0 takes nothing
---   ARGV[5] mode    -      acquire | peek | at-most | refund | penalty | reset | inspect
+--   ARGV[4] cost    units  0 ..       0 takes nothing; of a block, its length in us, up to 2^51, 0 to lift it
+--   ARGV[5] mode    -      acquire | peek | at-most | refund | penalty | block | reset | inspect
+--                          and its options: +as-is or +reset, +overage
 --   ARGV[6] now_us  us     0 .. 2^52, or -1 for the server's time
 --   (limit + 1) * period <= 2^53, and the longest reset, two windows, at most 2^51 us (71 years)
 --
@@ -29,6 +30,10 @@
 --   [10] state_limit    units  the numbers it was written under
 --   [11] state_period   ticks
 --   [12] state_tick     us
+--   [13] blocked_us     us     until the block ends, 0 if not blocked
+--   [14] overage        denied calls in the time of a longest reset from the first of them
+--   a blocked key, and +overage, append last:
+--   blocked_us, overage
 --
 -- Formula
 --   With W the window and e its elapsed part, in ticks:
@@ -39,6 +44,8 @@
 --                else:   2 W - floor(((limit - cost + 1) W - 1) / current) - e
 --   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
 --   refund     : from current, then from previous; penalty: current + cost, as much as stays exact
+--   block      : denies every call until it ends; a refund or a penalty moves the counts beneath it
+--   changed numbers keep what was used; +as-is: what was left; +reset: nothing
 --   reset_after: current > 0:  2 W - floor((W - 1) / current) - e
 --                used > 0:    W - floor((W - 1) / previous) - e
 --
@@ -53,19 +60,30 @@
 --   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while that covers this reset.
 --
 -- A deny writes
---   nothing, but for two cases: the state's time lay too far ahead and is brought back to now; or the numbers have
---   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended.
+--   nothing, but for three cases: the state's time lay too far ahead and is brought back to now; the numbers have
+--   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended; or
+--   +overage counts it.
 
 local key = KEYS[1]
 local limit, period, tick = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
 local cost, mode, now_us = ARGV[4] + 0, ARGV[5], ARGV[6] + 0
+
+-- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
+local as_is, afresh, overage = false, false, false
+if mode ~= 'acquire' then
+  mode = string.gsub(mode, '%+[%a-]+', function(option)
+    as_is, afresh, overage = as_is or option == '+as-is', afresh or option == '+reset', overage or option == '+overage'
+    return (option == '+as-is' or option == '+reset' or option == '+overage') and '' or nil
+  end)
+end
 
 local longest = 2 * period * tick
 if not (limit >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and cost >= 0 and now_us >= -1
     and now_us <= 2^52 and limit * period <= 2^53 - period and longest <= 2^51)
   or limit % 1 + period % 1 + tick % 1 + cost % 1 + now_us % 1 ~= 0
   or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'at-most' and mode ~= 'refund' and mode ~= 'penalty' and
-    mode ~= 'reset' and mode ~= 'inspect') then
+    mode ~= 'block' and mode ~= 'reset' and mode ~= 'inspect')
+  or (mode == 'block' and cost > 2^51) then
   return redis.error_reply('BADARG sliding_window_counter: expected whole numbers in the ranges of its header '
     .. 'and a mode, got ' .. table.concat(ARGV, ' '))
 end
@@ -88,31 +106,47 @@ local window = now - now % length
 local was_limit, was_period, was_tick = limit, period, tick
 local version
 local changed, rebased = false, false
+-- Only a key that is blocked, or whose denials are counted, has this tail.
+local noted, blocked_until, denied_since, denials = false, 0, 0, 0
 
 local state = redis.call('GET', key)
 if state then
-  if #state == 44 then
+  if #state == 44 or #state == 62 then
     time, previous, current, armed, version, was_limit, was_period, was_tick =
       struct.unpack('<I7I7I7I5BI7I7I3', state)
+    if #state == 62 then
+      noted, blocked_until, denied_since, denials = true, struct.unpack('<I7I7I4', state, 45)
+    end
   end
   if version ~= 4 or time > 2^53 or was_period < 1 or was_tick < 1
-    or was_limit * was_period > 2^53 or previous * was_period > 2^53 or current * was_period > 2^53 then
+    or was_limit * was_period > 2^53 or previous * was_period > 2^53 or current * was_period > 2^53
+    or blocked_until > 2^53 then
     return redis.error_reply('BADSTATE sliding_window_counter: the key holds something else than this limit\'s state')
   end
 
   local was_length = was_period * was_tick
-  rebased = time > now and time - now > longest
-  if rebased or was_limit ~= limit or was_length ~= length or was_tick ~= tick then
-    -- Another clock or other numbers: what was used at the state's own time stays used. Where the two counts can't
-    -- say so under the new numbers, it is placed in one window.
+  local renumbered = was_limit ~= limit or was_length ~= length or was_tick ~= tick
+  local ahead = (renumbered and time - time % tick or time) - now
+  if ahead > 0 or renumbered then
     local weighted = previous * (was_period - time % was_length / was_tick)
     local used = (weighted - weighted % was_period) / was_period + current
-    if rebased or was_length ~= length or used > limit or previous > limit then
+    local fits = was_length == length and used <= limit and previous <= limit
+    if renumbered and (as_is or afresh) then
+      used = (afresh or used == 0) and 0 or limit - math.min(math.max(was_limit - used, 0), limit)
+      fits = false
+    end
+    -- Another clock or other numbers: what was used at the state's own time stays used. Where the two counts can't
+    -- say so under the new numbers, it is placed in one window.
+    if ahead > 0 and used == 0 and blocked_until <= now_us then
+      time, previous, current = now, 0, 0
+    elseif ahead > longest then
+      blocked_until = blocked_until - ahead
+      time, previous, current, rebased = now, 0, math.min(used, limit), true
+    elseif renumbered and not fits then
       previous, current = 0, math.min(used, limit)
     end
-    if rebased then time = now end
     time = time - time % tick
-    changed = true
+    changed = renumbered or rebased
   end
 
   window = time - time % length
@@ -127,6 +161,10 @@ if state then
   end
 end
 
+if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
+local blocked = blocked_until > now_us
+if denials > 0 and (now_us < denied_since or now_us - denied_since >= longest) then denials = 0 end
+
 -- From here on `time` is the tick that the decision is made at: now, or the state's own while now lies before it.
 local elapsed = (time - window) / tick
 local weighted = previous * (period - elapsed)
@@ -134,21 +172,24 @@ local used = (weighted - weighted % period) / period + current
 local remaining = used < limit and limit - used or 0
 local wanted = cost
 if mode == 'at-most' then wanted = math.min(cost, math.max(remaining, 1)) end
-local allowed = wanted == 0 or (wanted <= limit and wanted <= limit - used)
+local fits = wanted == 0 or (wanted <= limit and wanted <= limit - used)
+local allowed = fits and not blocked
 
 -- What this call takes, or gives back if negative.
 local change = 0
 if mode == 'refund' then
-  allowed, change = true, -math.min(cost, previous + current)
+  fits, allowed, change = true, true, -math.min(cost, previous + current)
 elseif mode == 'penalty' then
   local most = 2^53 / period
-  allowed, change = true, math.min(cost, math.max(0, most - most % 1 - 1 - current))
+  fits, allowed, change = true, true, math.min(cost, math.max(0, most - most % 1 - 1 - current))
+elseif mode == 'block' then
+  fits, allowed = true, true
 elseif allowed and mode ~= 'peek' and mode ~= 'inspect' then
   change = wanted
 end
 
 local retry_after = 0
-if not allowed then
+if not fits then
   if wanted > limit then
     retry_after = -1
   else
@@ -180,39 +221,68 @@ elseif used > 0 then
   reset_after = window + (period - (period - 1 - (period - 1) % previous) / previous) * tick - now_us
 end
 
+if blocked then
+  remaining, reset_after = 0, math.max(reset_after, blocked_until - now_us)
+  if not allowed and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
+end
+
+local writes = mode ~= 'peek' and mode ~= 'inspect'
+local counted = overage and not allowed and writes
+if counted then
+  if denials == 0 then denied_since = now_us end
+  denials = math.min(denials + 1, 2^32 - 1)
+end
+local tail = ''
+if blocked or denials > 0 then
+  tail = struct.pack('<I7I7I4', blocked and blocked_until or 0, denied_since, denials)
+end
+
 -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
 local covered = server_time and armed * 1000000 >= now_us + reset_after
-local writes = mode ~= 'peek' and mode ~= 'inspect'
-if change ~= 0 and used == 0 then
+local settles = change ~= 0 or mode == 'block'
+if settles and used == 0 and tail == '' then
   redis.call('DEL', key)
-elseif change ~= 0 or (rebased and writes) then
-  if covered and not changed and armed * 1000000 <= now_us + 2 * longest + 1000000 then
+elseif settles or (rebased and writes) or (counted and not state) then
+  if covered and not (changed or noted or tail ~= '')
+    and armed * 1000000 <= now_us + math.max(2 * longest, reset_after) + 1000000 then
     redis.call('SETRANGE', key, '0', struct.pack('<I7I7I7', time, previous, current))
   else
     local expiry, at = 'PXAT', 0
     if server_time then
-      armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
+      local last = now_us + math.max(2 * longest, reset_after)
+      armed = (last + 1000000 - last % 1000000) / 1000000
       at = armed * 1000
     else
       -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
       armed = 0
-      expiry, at = 'PX', math.max(3600000, 2 * (longest + -longest % 1000) / 1000)
+      expiry, at = 'PX', math.max(3600000, (2 * longest + -2 * longest % 1000) / 1000,
+        (reset_after + -reset_after % 1000) / 1000)
     end
-    redis.call('SET', key, struct.pack('<I7I7I7I5BI7I7I3', time, previous, current, armed, 4, limit, period, tick),
-      expiry, string.format('%d', at))
+    redis.call('SET', key, struct.pack('<I7I7I7I5BI7I7I3', time, previous, current, armed, 4, limit, period, tick)
+      .. tail, expiry, string.format('%d', at))
   end
-elseif changed and not covered and server_time and writes then
-  -- Denied, and the key would expire before it resets under the new numbers.
-  armed = (now_us + 2 * longest + 1000000 - (now_us + 2 * longest) % 1000000) / 1000000
-  redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
-  redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
+else
+  if counted then redis.call('SETRANGE', key, '44', tail) end
+  if changed and not covered and server_time and writes then
+    -- Denied, and the key would expire before it resets under the new numbers.
+    local last = now_us + math.max(2 * longest, reset_after)
+    armed = (last + 1000000 - last % 1000000) / 1000000
+    redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+    redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
+  end
 end
 
+local answer = { allowed and 1 or 0, limit, remaining, retry_after, reset_after }
 if mode == 'at-most' then
-  return { allowed and 1 or 0, limit, remaining, retry_after, reset_after, change }
+  answer[6] = change
 elseif mode == 'inspect' then
   if state then time, previous, current = struct.unpack('<I7I7I7', state) end
-  return { allowed and 1 or 0, limit, remaining, retry_after, reset_after,
-    redis.call('PTTL', key), time, previous, current, was_limit, was_period, was_tick }
+  for index, field in ipairs({ redis.call('PTTL', key), time, previous, current, was_limit, was_period, was_tick }) do
+    answer[5 + index] = field
+  end
 end
-return { allowed and 1 or 0, limit, remaining, retry_after, reset_after }
+if blocked or overage or mode == 'inspect' then
+  answer[#answer + 1] = blocked and blocked_until - now_us or 0
+  answer[#answer + 1] = denials
+end
+return answer

@@ -21,6 +21,8 @@ pub enum Algorithm {
     SlidingLog,
     /// As the token bucket, by theoretical arrival time: the cheapest state.
     Gcra,
+    /// At most `rate` permits held at once, each until it is released or a `period` has passed.
+    Concurrency,
 }
 
 /// An option of the text form.
@@ -30,6 +32,7 @@ pub(crate) enum Setting {
     MaxDebt,
     Start,
     Max,
+    Ttl,
 }
 
 /// What there is to know of an algorithm, beside its script.
@@ -48,7 +51,7 @@ pub(crate) struct Row {
     pub(crate) state: &'static [&'static str],
 }
 
-static ROWS: [Row; 5] = [
+static ROWS: [Row; 6] = [
     Row {
         algorithm: Algorithm::TokenBucket,
         name: "token-bucket",
@@ -56,7 +59,16 @@ static ROWS: [Row; 5] = [
         options: &[Setting::Burst, Setting::MaxDebt],
         fit: exact::fit_bucket,
         arguments: exact::bucket_arguments,
-        state: &["time_us", "level", "state_capacity", "state_rate", "state_period", "state_tick"],
+        state: &[
+            "time_us",
+            "level",
+            "state_capacity",
+            "state_rate",
+            "state_period",
+            "state_tick",
+            "blocked_us",
+            "overage",
+        ],
     },
     Row {
         algorithm: Algorithm::FixedWindow,
@@ -65,7 +77,16 @@ static ROWS: [Row; 5] = [
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Start],
         fit: exact::fit_window,
         arguments: exact::window_arguments,
-        state: &["time_us", "window_us", "level", "state_capacity", "state_rate", "state_period"],
+        state: &[
+            "time_us",
+            "window_us",
+            "level",
+            "state_capacity",
+            "state_rate",
+            "state_period",
+            "blocked_us",
+            "overage",
+        ],
     },
     Row {
         algorithm: Algorithm::SlidingWindow,
@@ -74,7 +95,16 @@ static ROWS: [Row; 5] = [
         options: &[],
         fit: exact::fit_counter,
         arguments: exact::counter_arguments,
-        state: &["time_us", "previous", "current", "state_limit", "state_period", "state_tick"],
+        state: &[
+            "time_us",
+            "previous",
+            "current",
+            "state_limit",
+            "state_period",
+            "state_tick",
+            "blocked_us",
+            "overage",
+        ],
     },
     Row {
         algorithm: Algorithm::SlidingLog,
@@ -83,7 +113,7 @@ static ROWS: [Row; 5] = [
         options: &[Setting::Max],
         fit: exact::fit_log,
         arguments: exact::log_arguments,
-        state: &["time_us", "entries", "used", "oldest_us", "state_limit", "state_period"],
+        state: &["time_us", "entries", "used", "oldest_us", "state_limit", "state_period", "blocked_us", "overage"],
     },
     Row {
         algorithm: Algorithm::Gcra,
@@ -92,7 +122,25 @@ static ROWS: [Row; 5] = [
         options: &[Setting::Burst, Setting::MaxDebt],
         fit: exact::fit_bucket,
         arguments: exact::bucket_arguments,
-        state: &["time_us", "lead", "state_capacity", "state_rate", "state_period", "state_tick"],
+        state: &[
+            "time_us",
+            "lead",
+            "state_capacity",
+            "state_rate",
+            "state_period",
+            "state_tick",
+            "blocked_us",
+            "overage",
+        ],
+    },
+    Row {
+        algorithm: Algorithm::Concurrency,
+        name: "concurrency",
+        script: Script::file("concurrency", include_str!("../lua/concurrency.lua")),
+        options: &[Setting::Ttl],
+        fit: exact::fit_permits,
+        arguments: exact::permits_arguments,
+        state: &["time_us", "held", "first_us", "last_us", "blocked_us", "overage"],
     },
 ];
 
@@ -130,6 +178,12 @@ impl Algorithm {
         self.row().options.contains(&Setting::MaxDebt)
     }
 
+    /// Whether it counts permits that are held by an id and released.
+    #[must_use]
+    pub fn holds(self) -> bool {
+        self == Self::Concurrency
+    }
+
     pub(crate) fn row(self) -> &'static Row {
         ROWS.iter().find(|row| row.algorithm == self).expect("every algorithm has a row")
     }
@@ -164,6 +218,7 @@ impl fmt::Display for Setting {
             Self::MaxDebt => "max-debt",
             Self::Start => "start",
             Self::Max => "max",
+            Self::Ttl => "ttl",
         })
     }
 }

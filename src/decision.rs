@@ -23,6 +23,11 @@ pub struct Decision {
     pub reset_after: Duration,
     /// Units that this call took.
     pub granted: u64,
+    /// Whether the key is blocked, whatever it has left.
+    pub blocked: bool,
+    /// Denied calls in the time of the limit's longest reset from the first of them: a surge is told from a small
+    /// excess by it. None unless the rule [counts them](crate::Rule::counting_denials).
+    pub overage: Option<u64>,
     /// The first limit that denied: its name, else its text.
     pub denied_by: Option<Arc<str>>,
     /// Each limit's own decision, in the rule's order, where it has several.
@@ -49,6 +54,10 @@ pub struct LimitDecision {
     pub retry_after: RetryAfter,
     /// How long until its key is as if never used.
     pub reset_after: Duration,
+    /// Whether its key is blocked.
+    pub blocked: bool,
+    /// Denied calls that it counted, if the rule counts them.
+    pub overage: Option<u64>,
 }
 
 /// When a request would be allowed, counted from the decision.
@@ -75,22 +84,23 @@ pub enum By {
 /// A denial as an error, for callers who use `?`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denied {
-    decision: Decision,
+    decision: Box<Decision>,
 }
 
 impl Decision {
     /// The decision of a rule's only limit.
-    pub(crate) fn of_one(name: &Arc<str>, reply: [i64; 5], granted: u64, by: By, decided_at: SystemTime) -> Self {
-        let [allowed, limit, remaining, retry_after_us, reset_after_us] = reply;
-        let allowed = allowed == 1;
+    pub(crate) fn of_one(limit: LimitDecision, granted: u64, by: By, decided_at: SystemTime) -> Self {
+        let LimitDecision { name, allowed, limit, remaining, retry_after, reset_after, blocked, overage } = limit;
         Self {
             allowed,
-            limit: count(limit),
-            remaining: count(remaining),
-            retry_after: RetryAfter::from_reply(retry_after_us),
-            reset_after: Duration::from_micros(count(reset_after_us)),
+            limit,
+            remaining,
+            retry_after,
+            reset_after,
             granted,
-            denied_by: (!allowed).then(|| Arc::clone(name)),
+            blocked,
+            overage,
+            denied_by: (!allowed).then_some(name),
             limits: Vec::new(),
             by,
             decided_at,
@@ -108,6 +118,8 @@ impl Decision {
             retry_after: limits.iter().map(|limit| limit.retry_after).max()?,
             reset_after: limits.iter().map(|limit| limit.reset_after).max()?,
             granted,
+            blocked: limits.iter().any(|limit| limit.blocked),
+            overage: limits.iter().filter_map(|limit| limit.overage).max(),
             denied_by,
             limits,
             by,
@@ -145,12 +157,13 @@ impl Decision {
     ///
     /// The denial.
     pub fn into_result(self) -> Result<Self, Denied> {
-        if self.allowed { Ok(self) } else { Err(Denied { decision: self }) }
+        if self.allowed { Ok(self) } else { Err(Denied::of(self)) }
     }
 }
 
 impl LimitDecision {
-    pub(crate) fn new(name: &Arc<str>, reply: [i64; 5]) -> Self {
+    /// From the five integers of a reply, and from what it says of a block and of denials.
+    pub(crate) fn new(name: &Arc<str>, reply: [i64; 5], [blocked_us, overage]: [i64; 2], counts_denials: bool) -> Self {
         let [allowed, limit, remaining, retry_after_us, reset_after_us] = reply;
         Self {
             name: Arc::clone(name),
@@ -159,6 +172,8 @@ impl LimitDecision {
             remaining: count(remaining),
             retry_after: RetryAfter::from_reply(retry_after_us),
             reset_after: Duration::from_micros(count(reset_after_us)),
+            blocked: blocked_us > 0,
+            overage: counts_denials.then(|| count(overage)),
         }
     }
 }
@@ -169,6 +184,10 @@ fn count(value: i64) -> u64 {
 }
 
 impl Denied {
+    pub(crate) fn of(decision: Decision) -> Self {
+        Self { decision: Box::new(decision) }
+    }
+
     /// The decision that denied.
     #[must_use]
     pub fn decision(&self) -> &Decision {
@@ -178,6 +197,9 @@ impl Denied {
 
 impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (true, Some(wait)) = (self.decision.blocked, self.decision.retry_after.duration()) {
+            return write!(f, "denied: blocked, retry after {wait:?}");
+        }
         match self.decision.retry_after {
             RetryAfter::Never => write!(f, "denied: the cost is above the limit of {}", self.decision.limit),
             RetryAfter::After(wait) => write!(f, "denied: retry after {wait:?}"),

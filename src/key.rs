@@ -41,6 +41,16 @@ pub(crate) fn marker_key(prefix: &str, tag: &[u8], key: &[u8], rule: &str, id: &
     Ok(marker)
 }
 
+/// An id as the holder of permits.
+pub(crate) fn holder(id: &[u8]) -> Result<Vec<u8>, Error> {
+    if id.is_empty() {
+        return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty one"));
+    }
+    let mut holder = Vec::new();
+    encode(id, PLAIN, &mut holder);
+    Ok(holder)
+}
+
 /// A glob that every key of this rule matches, and perhaps some of others: see [`is_of_rule`].
 pub(crate) fn glob_of_rule(prefix: &str, rule: &str) -> String {
     let mut glob = String::new();

@@ -33,13 +33,13 @@
 //! - `key`: how keys are spelled in Redis.
 //! - [`Script`]: a script's text and digest, and one call of it.
 //! - [`Limiter`]: one call: rule + key + cost -> decision.
-//! - `wait`: waiting until a request is allowed.
+//! - `wait`: waiting until a request is allowed. `hold`: permits for as long as a value lives.
 //! - `random`: jitter and names by chance.
 //! - `engine`: the seam that runs a script, and behind it [`Redis`] and the embedded engine.
 //!
 //! # Invariants
 //!
-//! - The core (everything but `engine`, `limiter` and `wait`) does no I/O, knows no async runtime and names no feature but
+//! - The core (everything but `engine`, `limiter`, `hold` and `wait`) does no I/O, knows no async runtime and names no feature but
 //!   `serde`.
 //! - Arrows point to the core: engines know scripts, never rules, and never each other.
 //! - A decision is one round trip.
@@ -52,6 +52,7 @@ mod algorithm;
 mod decision;
 mod engine;
 mod error;
+mod hold;
 mod key;
 mod limit;
 mod limiter;
@@ -79,8 +80,9 @@ pub use engine::Engine;
 pub use engine::embedded::{Clock, Embedded};
 pub use engine::redis::Redis;
 pub use error::{Charged, Error, RuleError};
+pub use hold::{Held, Permit};
 pub use limit::{Debt, Limit, LimitBuilder, Start};
 pub use limiter::{Limiter, Progress, State};
 pub use request::Request;
-pub use rule::Rule;
+pub use rule::{Change, Rule};
 pub use script::Script;

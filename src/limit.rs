@@ -13,6 +13,10 @@ use exact::{EXACT, Exact, LONGEST};
 const LOG_LIMIT: u64 = 1 << 39;
 /// The largest limit of a log that doesn't name a larger one by `max`.
 const LOG_MAX: u64 = 10_000;
+/// The most permits that can be held at once.
+const MOST_PERMITS: u64 = 10_000;
+/// Where the script of permits expects their holder, among its own arguments.
+const HOLDER: usize = 2;
 
 /// One limit: an algorithm and its numbers.
 ///
@@ -77,7 +81,7 @@ pub struct LimitBuilder {
 }
 
 impl Limit {
-    /// A limit of `rate` units per `period`, with the algorithm's defaults for everything else.
+    /// A limit of `rate` units per `period` (of permits: `rate` at once, each for a `period` at most), with the algorithm's defaults for everything else.
     #[must_use]
     pub fn of(algorithm: Algorithm, rate: u64, period: Duration) -> LimitBuilder {
         LimitBuilder { algorithm, rate, period, capacity: None, max_debt: None, start: None, max: None }
@@ -89,13 +93,13 @@ impl Limit {
         self.algorithm
     }
 
-    /// Units per period.
+    /// Units per period; of permits, how many at once.
     #[must_use]
     pub fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// The period.
+    /// The period; of permits, how long one lasts that is neither renewed nor released.
     #[must_use]
     pub fn period(&self) -> Duration {
         Duration::from_micros(self.period)
@@ -150,7 +154,11 @@ impl Limit {
     /// What tells this limit from others in a key: its name, else algorithm and period, so that changed numbers find
     /// the state.
     pub(crate) fn label(&self) -> String {
-        self.name.clone().unwrap_or_else(|| format!("{}-{}", self.algorithm, text::Period(self.period)))
+        match &self.name {
+            Some(name) => name.clone(),
+            None if self.algorithm.holds() => self.algorithm.to_string(),
+            None => format!("{}-{}", self.algorithm, text::Period(self.period)),
+        }
     }
 
     /// What the script is called with before cost, mode and now, as decimal text.
@@ -161,6 +169,11 @@ impl Limit {
     /// The index among the arguments of the window's start, where it is the key's own, and the period it spreads over.
     pub(crate) fn spread(&self) -> Option<(usize, u64)> {
         (self.start == Start::Spread).then_some((3, self.period))
+    }
+
+    /// The index among the arguments of the permits' holder, where there is one.
+    pub(crate) fn holder(&self) -> Option<usize> {
+        self.algorithm.holds().then_some(HOLDER)
     }
 }
 
@@ -214,7 +227,7 @@ impl LimitBuilder {
                 )));
             }
         }
-        within("rate", rate, 1, EXACT)?;
+        within("rate", rate, 1, if algorithm.holds() { MOST_PERMITS } else { EXACT })?;
         let sub_microsecond = period.subsec_nanos() % 1000 != 0;
         let period = u64::try_from(period.as_micros()).unwrap_or(u64::MAX);
         if period == 0 || sub_microsecond || period > LONGEST {

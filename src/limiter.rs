@@ -7,8 +7,8 @@ use crate::decision::{Decision, LimitDecision, RetryAfter};
 use crate::engine::{Engine, Swept, Which};
 use crate::error::{Error, Kind};
 use crate::key;
-use crate::limit::exact::EXACT;
-use crate::random::jittered;
+use crate::limit::exact::{EXACT, LONGEST};
+use crate::random::{jittered, unique_id};
 use crate::request::Request;
 use crate::rule::{Count, Rule};
 use crate::script::{Call, Marker, Mode, Part, Reply, Script};
@@ -125,6 +125,58 @@ impl Limiter {
         self.decide(rule, &request.into(), Mode::Penalty).await
     }
 
+    /// Denies every call on the key for this long, whatever it has left; refunds, penalties and releases still count. Of
+    /// several limits, those that count the request's key are blocked. [`unblock`](Self::unblock) and
+    /// [`reset`](Self::reset) forgive it.
+    ///
+    /// # Errors
+    ///
+    /// More than 71 years; a rule of which no limit counts the key; no answer, see [`Error`].
+    pub async fn block<'a>(
+        &self,
+        rule: &Rule,
+        request: impl Into<Request<'a>>,
+        time: Duration,
+    ) -> Result<Decision, Error> {
+        let length = u64::try_from(time.as_micros()).ok().filter(|us| *us <= LONGEST);
+        let bad = || Error::new(Kind::Input, format!("block: expected at most 71 years, got {time:?}"));
+        self.decide(rule, &request.into().cost(length.ok_or_else(bad)?), Mode::Block).await
+    }
+
+    /// Lifts a [block](Self::block).
+    ///
+    /// # Errors
+    ///
+    /// As of a block.
+    pub async fn unblock<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
+        self.block(rule, request, Duration::ZERO).await
+    }
+
+    /// Makes the permits that are held by this [id](Request::id) last for a whole ttl from now.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_unknown_id`] if none is held: released, or expired; no answer, see [`Error`].
+    pub async fn renew<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
+        self.of_holder("renew", rule, request.into(), Mode::Renew).await
+    }
+
+    /// Gives back the permits that are held by this [id](Request::id), if there are any left, and forgets the id.
+    ///
+    /// # Errors
+    ///
+    /// No answer; see [`Error`].
+    pub async fn release<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
+        self.of_holder("release", rule, request.into(), Mode::Release).await
+    }
+
+    async fn of_holder(&self, what: &str, rule: &Rule, request: Request<'_>, mode: Mode) -> Result<Decision, Error> {
+        if request.id.is_none() {
+            return Err(Error::new(Kind::Input, format!("{what}: expected the id that holds the permits, got none")));
+        }
+        self.decide(rule, &request, mode).await
+    }
+
     /// Makes the cost what the call of this [id](Request::id) took in the end, once: more is charged, whether it is
     /// there or not (as far as the arithmetic stays exact), and less is given back.
     ///
@@ -132,11 +184,7 @@ impl Limiter {
     ///
     /// [`Error::is_unknown_id`] if nothing is remembered of the id; no answer, see [`Error`].
     pub async fn settle<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        let request = request.into();
-        if request.id.is_none() {
-            return Err(Error::new(Kind::Input, "settle: expected the id of the call to settle, got none"));
-        }
-        self.decide(rule, &request, Mode::Settle).await
+        self.of_call("settle", rule, request.into(), Mode::Settle).await
     }
 
     /// Gives back what the call of this [id](Request::id) took, and forgets the id.
@@ -145,11 +193,18 @@ impl Limiter {
     ///
     /// [`Error::is_unknown_id`] if nothing is remembered of the id; no answer, see [`Error`].
     pub async fn cancel<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        let request = request.into();
+        self.of_call("cancel", rule, request.into(), Mode::Cancel).await
+    }
+
+    async fn of_call(&self, what: &str, rule: &Rule, request: Request<'_>, mode: Mode) -> Result<Decision, Error> {
         if request.id.is_none() {
-            return Err(Error::new(Kind::Input, "cancel: expected the id of the call to cancel, got none"));
+            return Err(Error::new(Kind::Input, format!("{what}: expected the id of the call to {what}, got none")));
         }
-        self.decide(rule, &request, Mode::Cancel).await
+        if rule.limits().all(|limit| limit.algorithm().holds()) {
+            let why = format!("expected a limit that isn't concurrency, whose permits are released, got {rule}");
+            return Err(Error::new(Kind::Input, format!("{what}: {why}")));
+        }
+        self.decide(rule, &request, mode).await
     }
 
     /// Forgets the key, and the request's id if it has one. Repairs state that can't be read.
@@ -199,13 +254,15 @@ impl Limiter {
         let request = request.into();
         let mut states = Vec::new();
         for count in rule.counts() {
-            let part = self.part(rule, count, &request)?;
-            let reply = self.run(part.script, std::slice::from_ref(&part), None, &request, Mode::Inspect).await?;
+            let part = self.part(rule, count, &request, b"")?;
+            let reply = self.run(rule, part.script, std::slice::from_ref(&part), None, &request, Mode::Inspect).await?;
             let [ttl_ms, fields @ ..] = reply.appended.as_slice() else {
                 return Err(Error::new(Kind::Garbled, "inspect: expected a reply with the state appended"));
             };
             let names = count.limit.algorithm().state_fields();
-            let decision = Decision::of_one(&count.title, reply.decision, 0, self.engine.by(), decided_at(&request));
+            let notes = fields.last_chunk::<2>().copied().unwrap_or_default();
+            let limit = LimitDecision::new(&count.title, reply.decision, notes, rule.counts_denials());
+            let decision = Decision::of_one(limit, 0, self.engine.by(), decided_at(&request));
             states.push(State {
                 key: String::from_utf8_lossy(&part.key).into_owned(),
                 decision,
@@ -226,37 +283,45 @@ impl Limiter {
     }
 
     async fn decide_exactly(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
-        let by = self.engine.by();
-        let marker = match mode {
-            Mode::Peek | Mode::Inspect => None,
-            _ => self.marker(rule, request)?,
+        let counts = concerned(rule, mode)?;
+        let marker = self.marker(rule, request, mode)?;
+        let holder = holder(&counts, request, mode)?;
+        let parts =
+            counts.iter().map(|count| self.part(rule, count, request, &holder)).collect::<Result<Vec<_>, _>>()?;
+        let script = match (parts.as_slice(), &marker) {
+            ([part], None) => part.script,
+            _ => &ALL_OR_NOTHING,
         };
-        if let ([count], None) = (rule.counts(), &marker) {
-            let part = self.part(rule, count, request)?;
-            let reply = self.run(part.script, std::slice::from_ref(&part), None, request, mode).await?;
-            let granted = granted(request, mode, reply.decision[0] == 1, reply.appended.first());
-            return Ok(Decision::of_one(&count.title, reply.decision, granted, by, decided_at(request)));
+        let reply = self.run(rule, script, &parts, marker.as_ref(), request, mode).await?;
+
+        let garbled = || Error::new(Kind::Garbled, "expected a decision of each limit, got another count");
+        let (others, rest) = reply.appended.split_at_checked(5 * (parts.len() - 1)).ok_or_else(garbled)?;
+        let fives = std::iter::once(&reply.decision).chain(others.as_chunks::<5>().0);
+        let allowed = fives.clone().all(|reply| reply[0] == 1);
+        let (appended, notes) = rest.split_at(rest.len() % 2);
+        let granted = granted(request, mode, allowed, appended.first());
+        let notes = notes.as_chunks::<2>().0.iter().copied().chain(std::iter::repeat([0, 0]));
+        let mut limits: Vec<_> = counts
+            .iter()
+            .zip(fives.zip(notes))
+            .map(|(count, (reply, notes))| LimitDecision::new(&count.title, *reply, notes, rule.counts_denials()))
+            .collect();
+        let (by, at) = (self.engine.by(), decided_at(request));
+        match limits.len() {
+            1 => limits.pop().map(|limit| Decision::of_one(limit, granted, by, at)),
+            _ => Decision::of_several(limits, granted, by, at),
         }
-        let parts = rule.counts().iter().map(|count| self.part(rule, count, request)).collect::<Result<Vec<_>, _>>()?;
-        let reply = self.run(&ALL_OR_NOTHING, &parts, marker.as_ref(), request, mode).await?;
-        let (fives, rest) = reply.appended.as_chunks::<5>();
-        if fives.len() + 1 != parts.len() {
-            return Err(Error::new(Kind::Garbled, "expected a decision of each limit, got another count"));
-        }
-        let allowed = std::iter::once(&reply.decision).chain(fives).all(|reply| reply[0] == 1);
-        let granted = granted(request, mode, allowed, rest.first());
-        if let [count] = rule.counts() {
-            return Ok(Decision::of_one(&count.title, reply.decision, granted, by, decided_at(request)));
-        }
-        let replies = std::iter::once(&reply.decision).chain(fives);
-        let limits = rule.counts().iter().zip(replies).map(|(count, reply)| LimitDecision::new(&count.title, *reply));
-        let whole = Decision::of_several(limits.collect(), granted, by, decided_at(request));
-        whole.ok_or_else(|| Error::new(Kind::Garbled, "expected a decision of each limit, got none"))
+        .ok_or_else(garbled)
     }
 
-    /// By what this call is remembered, if it has an id.
-    fn marker(&self, rule: &Rule, request: &Request<'_>) -> Result<Option<Marker>, Error> {
-        let Some(id) = request.id else { return Ok(None) };
+    /// By what this call is remembered, if it has an id. Permits alone remember it themselves.
+    fn marker(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Option<Marker>, Error> {
+        let remembers = !matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Renew);
+        let Some(id) = request.id.filter(|_| remembers) else { return Ok(None) };
+        let permits = || rule.limits().filter(|limit| limit.algorithm().holds());
+        if permits().count() == rule.limits().len() {
+            return Ok(None);
+        }
         if request.cost > EXACT {
             let got = request.cost;
             return Err(Error::new(Kind::Input, format!("cost: with an id, expected at most {EXACT}, got {got}")));
@@ -266,11 +331,19 @@ impl Limiter {
             Some(tag) => request.counted(rule, Some(tag))?,
         };
         let key = key::marker_key(&self.prefix, tag, request.key, &rule.marker(), id)?;
-        Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()? }))
+        // An answer is worth no more than the permits that it gave.
+        let last = permits().map(|limit| micros(limit.period()).div_ceil(1000)).min();
+        Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()?.min(last.unwrap_or(u64::MAX)) }))
     }
 
     /// One limit of a rule, as a script is called for this request.
-    fn part<'r>(&self, rule: &'r Rule, count: &'r Count, request: &Request<'_>) -> Result<Part<'r>, Error> {
+    fn part<'r>(
+        &self,
+        rule: &'r Rule,
+        count: &'r Count,
+        request: &Request<'_>,
+        holder: &[u8],
+    ) -> Result<Part<'r>, Error> {
         let key = request.counted(rule, count.by.as_deref())?;
         let tag = match rule.tag() {
             None => key,
@@ -281,31 +354,69 @@ impl Limiter {
             key: key::state_key(&self.prefix, tag, key, &count.suffix)?,
             script: limit.algorithm().script(),
             arguments: limit.arguments(),
-            replaced: limit.spread().map(|(at, period)| (at, key::spread_offset(key, period))),
+            replaced: match (limit.spread(), limit.holder()) {
+                (Some((at, period)), _) => Some((at, key::spread_offset(key, period).to_string().into_bytes())),
+                (None, Some(at)) => Some((at, holder.to_vec())),
+                (None, None) => None,
+            },
         })
     }
 
     async fn run(
         &self,
+        rule: &Rule,
         script: &'static Script,
         limits: &[Part<'_>],
         marker: Option<&Marker>,
         request: &Request<'_>,
         mode: Mode,
     ) -> Result<Reply, Error> {
-        let call = Call { script, limits, marker, cost: request.cost, mode, now_us: request.now_us()? };
+        let (cost, options, now_us) = (request.cost, rule.options(), request.now_us()?);
+        let call = Call { script, limits, marker, cost, mode, options, now_us };
         self.engine.run(&call, request.deadline.unwrap_or(self.deadline)).await
+    }
+}
+
+/// The limits that such a call is about.
+fn concerned(rule: &Rule, mode: Mode) -> Result<Vec<&Count>, Error> {
+    let (which, expected): (fn(&Count) -> bool, _) = match mode {
+        Mode::Block => (|count| count.by.is_none(), "a limit that counts the request's key"),
+        Mode::Renew | Mode::Release => (|count| count.limit.algorithm().holds(), "a concurrency limit"),
+        _ => (|_| true, "a limit"),
+    };
+    let counts: Vec<_> = rule.counts().iter().filter(|count| which(count)).collect();
+    if counts.is_empty() {
+        return Err(Error::new(Kind::Input, format!("{}: expected {expected}, got {rule}", mode.text())));
+    }
+    Ok(counts)
+}
+
+/// By whom permits are held: the request's id, or a name that nobody else has.
+fn holder(counts: &[&Count], request: &Request<'_>, mode: Mode) -> Result<Vec<u8>, Error> {
+    if counts.iter().all(|count| count.limit.holder().is_none()) {
+        return Ok(Vec::new());
+    }
+    match request.id {
+        Some(id) => key::holder(id),
+        None if mode == Mode::Refund => {
+            Err(Error::new(Kind::Input, "refund: expected the id that holds the permits, got none"))
+        }
+        None => Ok(unique_id("held").into_bytes()),
     }
 }
 
 /// Units that a call took: as the script appends them, else the whole cost or nothing.
 fn granted(request: &Request<'_>, mode: Mode, allowed: bool, appended: Option<&i64>) -> u64 {
     match (mode, appended) {
-        (Mode::Refund | Mode::Reset | Mode::Cancel, _) => 0,
+        (Mode::Refund | Mode::Block | Mode::Renew | Mode::Release | Mode::Reset | Mode::Cancel, _) => 0,
         (_, Some(granted)) => u64::try_from(*granted).unwrap_or(0),
         (Mode::Acquire | Mode::Reserve | Mode::Penalty, None) if allowed => request.cost,
         _ => 0,
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn decided_at(request: &Request<'_>) -> SystemTime {

@@ -1,6 +1,8 @@
-//! Chance, from the random keys of the standard library's hash maps.
+//! Chance: jitter and names, from the random keys of the standard library's hash maps.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub(crate) fn random() -> u64 {
@@ -11,6 +13,14 @@ pub(crate) fn random() -> u64 {
 pub(crate) fn jittered(wait: Duration, hundredths: u8) -> Duration {
     let fraction = (random() >> 11) as f64 / (1_u64 << 53) as f64;
     wait + wait.mul_f64(f64::from(hundredths) / 100.0 * fraction)
+}
+
+/// An id that no other call has: random for the process, counted within it.
+pub(crate) fn unique_id(what: &str) -> String {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    static PROCESS: OnceLock<u64> = OnceLock::new();
+    let process = PROCESS.get_or_init(random);
+    format!("{what}-{process:016x}{:016x}-{}", random(), CALLS.fetch_add(1, Ordering::Relaxed))
 }
 
 #[cfg(test)]

@@ -97,7 +97,7 @@ impl<'a> Request<'a> {
 }
 
 /// A request that outlives what it was made of.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct OwnedRequest {
     key: Vec<u8>,
     parts: Vec<(String, Vec<u8>)>,

@@ -28,6 +28,21 @@ pub struct Rule {
     name: String,
     counts: Vec<Count>,
     tag: Option<String>,
+    on_change: Change,
+    counts_denials: bool,
+}
+
+/// What becomes of a key's state when its limit's numbers have changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Change {
+    /// Units that were taken stay taken, capped to the new capacity.
+    #[default]
+    KeepUsed,
+    /// Units that were left stay, capped to the new capacity.
+    AsIs,
+    /// The key is as if it had never been used.
+    Reset,
 }
 
 /// One limit of a rule, and what it counts.
@@ -51,7 +66,7 @@ impl Rule {
     pub fn new(name: &str, limit: Limit) -> Result<Self, RuleError> {
         let name = key::checked_name(name)?.to_owned();
         let first = Count::new(&name, limit, None);
-        Ok(Self { name, counts: vec![first], tag: None })
+        Ok(Self { name, counts: vec![first], tag: None, on_change: Change::KeepUsed, counts_denials: false })
     }
 
     /// The same limits under another name.
@@ -107,6 +122,21 @@ impl Rule {
         self
     }
 
+    /// What becomes of the keys' state when a limit's numbers have changed. Default: what was used stays used. Permits
+    /// that are held stay held whatever is said here.
+    #[must_use]
+    pub fn on_change(mut self, change: Change) -> Self {
+        self.on_change = change;
+        self
+    }
+
+    /// Counts denied calls, for [`Decision::overage`](crate::Decision::overage). Each denial is then written.
+    #[must_use]
+    pub fn counting_denials(mut self) -> Self {
+        self.counts_denials = true;
+        self
+    }
+
     /// The name; `default` unless given. Rules of one name share the state of limits alike in algorithm and period.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -128,6 +158,22 @@ impl Rule {
         let limits: Vec<_> = self.counts.iter().map(|count| count.suffix.as_str()).collect();
         let digest = sha1_smol::Sha1::from(limits.join(",")).digest().to_string();
         format!("{}#{}-", self.name, &digest[..8])
+    }
+
+    /// What a script is told beside the mode.
+    pub(crate) fn options(&self) -> &'static str {
+        match (self.on_change, self.counts_denials) {
+            (Change::KeepUsed, false) => "",
+            (Change::KeepUsed, true) => "+overage",
+            (Change::AsIs, false) => "+as-is",
+            (Change::AsIs, true) => "+as-is+overage",
+            (Change::Reset, false) => "+reset",
+            (Change::Reset, true) => "+reset+overage",
+        }
+    }
+
+    pub(crate) fn counts_denials(&self) -> bool {
+        self.counts_denials
     }
 
     pub(crate) fn tag(&self) -> Option<&str> {
@@ -160,6 +206,29 @@ impl Count {
         let suffix = format!("{rule}/{}", limit.label());
         let title = limit.name().map_or_else(|| limit.to_string(), str::to_owned).into();
         Self { limit, by, suffix, title }
+    }
+}
+
+impl FromStr for Change {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        match text {
+            "keep-used" => Ok(Self::KeepUsed),
+            "as-is" => Ok(Self::AsIs),
+            "reset" => Ok(Self::Reset),
+            _ => Err(RuleError::new(format!("on-change: expected keep-used, as-is or reset, got {text:?}"))),
+        }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::KeepUsed => "keep-used",
+            Self::AsIs => "as-is",
+            Self::Reset => "reset",
+        })
     }
 }
 

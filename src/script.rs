@@ -28,6 +28,9 @@ pub(crate) enum Mode {
     AtMost,
     Refund,
     Penalty,
+    Block,
+    Renew,
+    Release,
     Settle,
     Cancel,
     Reset,
@@ -44,6 +47,8 @@ pub(crate) struct Call<'a> {
     pub(crate) marker: Option<&'a Marker>,
     pub(crate) cost: u64,
     pub(crate) mode: Mode,
+    /// What follows the mode: how the rule treats changed numbers, and whether denials are counted.
+    pub(crate) options: &'static str,
     /// Microseconds since the epoch; the server's time if none.
     pub(crate) now_us: Option<u64>,
 }
@@ -55,8 +60,8 @@ pub(crate) struct Part<'a> {
     pub(crate) script: &'static Script,
     /// The script's own arguments, as decimal text.
     pub(crate) arguments: &'a [String],
-    /// An argument that depends on the key: its index, and its value.
-    pub(crate) replaced: Option<(usize, u64)>,
+    /// An argument that depends on the request: its index, and its value.
+    pub(crate) replaced: Option<(usize, Vec<u8>)>,
 }
 
 /// The key that remembers a call by its id, and for how long.
@@ -112,6 +117,9 @@ impl Mode {
             Self::AtMost => "at-most",
             Self::Refund => "refund",
             Self::Penalty => "penalty",
+            Self::Block => "block",
+            Self::Renew => "renew",
+            Self::Release => "release",
             Self::Settle => "settle",
             Self::Cancel => "cancel",
             Self::Reset => "reset",
@@ -152,8 +160,8 @@ impl Call<'_> {
                 give(part.arguments.len().to_string().as_bytes());
             }
             for (index, argument) in part.arguments.iter().enumerate() {
-                match part.replaced {
-                    Some((at, value)) if at == index => give(value.to_string().as_bytes()),
+                match &part.replaced {
+                    Some((at, value)) if *at == index => give(value),
                     _ => give(argument.as_bytes()),
                 }
             }
@@ -162,7 +170,10 @@ impl Call<'_> {
             give(self.marker.map_or(0, |marker| marker.ttl_ms).to_string().as_bytes());
         }
         give(self.cost.to_string().as_bytes());
-        give(self.mode.text().as_bytes());
+        match self.options {
+            "" => give(self.mode.text().as_bytes()),
+            options => give(format!("{}{options}", self.mode.text()).as_bytes()),
+        }
         match self.now_us {
             Some(now_us) => give(now_us.to_string().as_bytes()),
             None => give(b"-1"),

@@ -1,12 +1,11 @@
 //! Waiting until a request is allowed.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::decision::{Decision, RetryAfter};
 use crate::error::{Error, Kind};
 use crate::limiter::Limiter;
-use crate::random::{jittered, random};
+use crate::random::{jittered, unique_id};
 use crate::request::Request;
 use crate::rule::Rule;
 
@@ -51,12 +50,23 @@ impl Limiter {
         request: Request<'_>,
         max_wait: Duration,
     ) -> Result<Decision, Error> {
-        let id = unique_id();
+        let id = unique_id("wait");
         // A reservation that nobody waits for any more must still be known when it is cancelled.
         let longest = rule.limits().map(|limit| limit.longest_reset()).max().unwrap_or_default();
         let request = request.id(&id).id_remembered_beyond(max_wait.min(longest));
         let reservation = Reservation { limiter: self, rule, request, kept: false };
         let mut decision = self.reserve(rule, request).await?;
+        // Nobody can queue while the key is blocked.
+        let started = Instant::now();
+        while let (false, true, RetryAfter::After(blocked)) = (decision.allowed, decision.blocked, decision.retry_after)
+        {
+            if blocked > max_wait.saturating_sub(started.elapsed()) {
+                break;
+            }
+            tokio::time::sleep(blocked).await;
+            decision = self.reserve(rule, request).await?;
+        }
+        let max_wait = max_wait.saturating_sub(started.elapsed());
         let wait = decision.retry_after.duration();
         match wait {
             Some(wait) if decision.allowed && wait <= max_wait => {
@@ -121,12 +131,4 @@ impl Drop for Reservation<'_> {
             });
         }
     }
-}
-
-/// An id that no other call has: random for the process, counted within it.
-fn unique_id() -> String {
-    static CALLS: AtomicU64 = AtomicU64::new(0);
-    static PROCESS: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
-    let process = PROCESS.get_or_init(random);
-    format!("wait-{process:016x}{:016x}-{}", random(), CALLS.fetch_add(1, Ordering::Relaxed))
 }

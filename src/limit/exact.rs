@@ -7,7 +7,7 @@ use crate::error::RuleError;
 pub(crate) const EXACT: u64 = 1 << 53;
 /// The longest time that a rule may take to forget, in microseconds (71 years): a time that far ahead of any that a
 /// script accepts (2^52 us, the year 2112) is still exact.
-pub(super) const LONGEST: u64 = 1 << 51;
+pub(crate) const LONGEST: u64 = 1 << 51;
 /// The coarsest tick that a rule may have: a second.
 const COARSEST_TICK: u64 = 1_000_000;
 
@@ -80,6 +80,11 @@ pub(crate) fn fit_log(limit: &Limit) -> Result<Exact, RuleError> {
     Ok(Exact { rate, period, tick: 1, max_debt: 0, longest_reset: period })
 }
 
+/// Permits: only times are added up.
+pub(crate) fn fit_permits(limit: &Limit) -> Result<Exact, RuleError> {
+    fit_log(limit)
+}
+
 pub(crate) fn bucket_arguments(limit: &Limit) -> Vec<i64> {
     let Exact { rate, period, tick, max_debt, .. } = limit.exact;
     [limit.capacity, rate, period, tick, max_debt].map(number).to_vec()
@@ -101,6 +106,11 @@ pub(crate) fn counter_arguments(limit: &Limit) -> Vec<i64> {
 
 pub(crate) fn log_arguments(limit: &Limit) -> Vec<i64> {
     [limit.rate, limit.period].map(number).to_vec()
+}
+
+/// The holder, last, is each call's own.
+pub(crate) fn permits_arguments(limit: &Limit) -> Vec<i64> {
+    [limit.rate, limit.period, 0].map(number).to_vec()
 }
 
 /// All numbers of a limit are at most 2^53.

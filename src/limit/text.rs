@@ -27,6 +27,9 @@ impl FromStr for Limit {
         };
         let algorithm = Algorithm::named(name)?;
         let rate = words.next().unwrap_or_default();
+        if algorithm.holds() {
+            return permits(algorithm, rate, &words.collect::<Vec<_>>());
+        }
         let Some((count, period)) = rate.split_once('/') else {
             return Err(RuleError::new(format!("rate: expected units per period, such as 10/1s, got {rate:?}")));
         };
@@ -36,6 +39,19 @@ impl FromStr for Limit {
             limit = with_option(limit, option, words.next())?;
         }
         limit.build()
+    }
+}
+
+/// `concurrency 8 ttl 30s`: a count alone, and how long a permit lasts.
+fn permits(algorithm: Algorithm, count: &str, options: &[&str]) -> Result<Limit, RuleError> {
+    let count = whole("rate", count)?;
+    match options {
+        ["ttl", ttl] => Limit::of(algorithm, count, Duration::from_micros(ttl.parse::<Period>()?.0)).build(),
+        _ => {
+            let got = options.join(" ");
+            let why = "a ttl, after which the permits of a holder that crashed expire, such as ttl 30s";
+            Err(RuleError::new(format!("{algorithm}: expected {why}, got {got:?}")))
+        }
     }
 }
 
@@ -75,6 +91,7 @@ fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Re
             limit.start.replace(start).is_some()
         }
         Setting::Max => limit.max.replace(whole(option, value)?).is_some(),
+        Setting::Ttl => return Err(unknown()),
     };
     if again {
         return Err(RuleError::new(format!("{option}: expected it once, got it again with {value:?}")));
@@ -132,6 +149,9 @@ impl fmt::Display for Period {
 impl fmt::Display for Limit {
     /// The canonical form: the options in the grammar's order, defaults left out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.algorithm.holds() {
+            return write!(f, "{} {} ttl {}", self.algorithm, self.rate, Period(self.period));
+        }
         write!(f, "{} {}/{}", self.algorithm, self.rate, Period(self.period))?;
         if self.capacity != self.rate {
             write!(f, " burst {}", self.capacity)?;

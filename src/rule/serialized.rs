@@ -1,4 +1,4 @@
-//! A rule as a limit's line, or as the table that a rules file has: name, limits and tag.
+//! A rule as a limit's line, or as the table that a rules file has: name, limits, tag, and what else it says.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,7 +7,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Count, Limit, Rule};
+use super::{Change, Count, Limit, Rule};
 use crate::error::RuleError;
 
 #[derive(Serialize, Deserialize)]
@@ -17,6 +17,14 @@ struct Table {
     limits: Vec<Entry>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tag: Option<String>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    on_change: Change,
+    #[serde(default, skip_serializing_if = "is_default")]
+    overage: bool,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// One of the limits: a line, or a table.
@@ -38,7 +46,8 @@ struct EntryTable {
 impl Serialize for Rule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let limits = self.counts.iter().map(Entry::of).collect();
-        Table { name: self.name.clone(), limits, tag: self.tag.clone() }.serialize(serializer)
+        let (name, tag) = (self.name.clone(), self.tag.clone());
+        Table { name, limits, tag, on_change: self.on_change, overage: self.counts_denials }.serialize(serializer)
     }
 }
 
@@ -59,6 +68,7 @@ impl Table {
         let Some(first) = limits.next() else {
             return Err(RuleError::new(format!("rule {}: expected at least one limit, got none", self.name)));
         };
+        let (on_change, overage) = (self.on_change, self.overage);
         let (limit, by) = first?;
         let mut rule = Rule::new(&self.name, limit)?;
         if let Some(tag) = self.tag {
@@ -74,7 +84,20 @@ impl Table {
                 Some(part) => rule.and_by(&part, limit)?,
             };
         }
-        Ok(rule)
+        rule = rule.on_change(on_change);
+        Ok(if overage { rule.counting_denials() } else { rule })
+    }
+}
+
+impl Serialize for Change {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Change {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
 

@@ -43,7 +43,8 @@ fn calls() -> impl Strategy<Value = Vec<(Verb, usize, Step)>> {
 
 #[test]
 fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
-    everywhere((any_limit(), beginning(), calls()), |engine, (limit, begin, calls)| {
+    let limits = any_limit().prop_filter("permits are given back by their own ids", |limit| !limit.algorithm().holds());
+    everywhere((limits, beginning(), calls()), |engine, (limit, begin, calls)| {
         let subject = engine.subject(limit.clone());
         let mut oracle = oracle(&limit);
         // What is remembered of an id: the operation, the answer, the units, and whether they are settled.

@@ -179,7 +179,7 @@ fn most_in(limit: &Limit, begin: Micros, end: Micros) -> u128 {
         Spec::TokenBucket { .. } | Spec::Gcra { .. } => capacity + span * rate / period,
         // Each boundary within the span adds the rate.
         Spec::FixedWindow { .. } => capacity + (span / period + 1) * rate,
-        Spec::SlidingLog { .. } => (span / period + 1) * rate,
+        Spec::SlidingLog { .. } | Spec::Concurrency { .. } => (span / period + 1) * rate,
         // The count before is taken to have come evenly: two windows' worth at worst.
         Spec::SlidingWindow { .. } => (span / period + 2) * rate,
     }

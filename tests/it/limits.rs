@@ -87,7 +87,8 @@ pub(crate) fn any_limit() -> impl Strategy<Value = Limit> {
 pub(crate) fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
     let bucket = matches!(algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
     let window = algorithm == Algorithm::FixedWindow;
-    let rate = if algorithm == Algorithm::SlidingLog { logarithmic(1..=60) } else { logarithmic(1..=1_000_000) };
+    let remembers_each = matches!(algorithm, Algorithm::SlidingLog | Algorithm::Concurrency);
+    let rate = if remembers_each { logarithmic(1..=60) } else { logarithmic(1..=1_000_000) };
     let capacity = proptest::option::of(logarithmic(1..=2_000_000));
     let debt = prop_oneof![3 => Just(0), 1 => logarithmic(1..=1000)];
     let parameters = (rate, period(), capacity, debt, start());

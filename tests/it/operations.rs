@@ -1,12 +1,12 @@
-//! Reserve, refund, at most and penalty, among acquires, peeks and changed rules: every answer is the oracle's, on both
-//! engines.
+//! Every operation among acquires, peeks and changed rules: every answer is the oracle's, on both engines.
 
 use proptest::prelude::*;
+use tollgate::Change;
 
 use crate::laws::everywhere;
 use crate::limits::{Step, beginning, steps, two_limits};
-use crate::oracle::Retry;
-use crate::subject::{Engine, limit, oracle, spec};
+use crate::oracle::{self, Retry};
+use crate::subject::{Engine, limit, micros, oracle as oracle_of, spec};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Verb {
@@ -15,6 +15,9 @@ enum Verb {
     AtMost,
     Refund,
     Penalty,
+    Block,
+    Renew,
+    Release,
     Change,
 }
 
@@ -25,44 +28,81 @@ fn calls() -> impl Strategy<Value = Vec<(Verb, Step)>> {
         4 => Just(Verb::AtMost),
         4 => Just(Verb::Refund),
         1 => Just(Verb::Penalty),
+        1 => Just(Verb::Block),
+        2 => Just(Verb::Renew),
+        2 => Just(Verb::Release),
         1 => Just(Verb::Change),
     ];
     let step = steps(1..=1).prop_map(|mut steps| steps.pop().expect("one step"));
     proptest::collection::vec((verb, step), 1..=25)
 }
 
+fn changes() -> impl Strategy<Value = (Change, oracle::Change)> {
+    use oracle::Change as Of;
+    let all = vec![(Change::KeepUsed, Of::KeepUsed), (Change::AsIs, Of::AsIs), (Change::Reset, Of::Reset)];
+    proptest::sample::select(all)
+}
+
 #[test]
 fn every_operation_is_the_oracles() {
-    everywhere((two_limits(), beginning(), calls()), |engine, ((limit, other), begin, calls)| {
-        let mut subject = engine.subject(limit.clone());
-        let mut oracle = oracle(&limit);
+    let cases = (two_limits(), beginning(), calls(), changes(), any::<bool>());
+    everywhere(cases, |engine, ((limit, other), begin, calls, (change, of), counting)| {
+        let mut subject = engine.subject(limit.clone()).with(change, counting);
+        let mut oracle = oracle_of(&limit);
+        oracle.on_change(of);
+        if counting {
+            oracle.count_denials();
+        }
+        let holds = limit.algorithm().holds();
         let (mut now, mut next) = (begin, other);
         for (verb, step) in calls {
             let (cost, then) = step.aim(&subject, now);
             // Deep penalties make long waits; the last time that a decision can be made at is the year 2112.
             now = if then < 1 << 51 { then } else { now };
+            let holder = ["a", "b", "c"][usize::try_from(cost % 3).expect("below 3")];
+            let said = format!("{verb:?} {cost} at {now}");
             match verb {
-                Verb::Acquire => {
-                    prop_assert_eq!(subject.acquire(cost, now), oracle.acquire(cost, now), "acquire {}", cost)
+                Verb::Acquire if holds && cost % 2 == 1 => {
+                    prop_assert_eq!(subject.hold(holder, cost, now), oracle.hold(holder, cost, now), "{}", said)
                 }
+                Verb::Acquire => prop_assert_eq!(subject.acquire(cost, now), oracle.acquire(cost, now), "{}", said),
                 Verb::Reserve if subject.limit().algorithm().reserves() => {
-                    prop_assert_eq!(subject.reserve(cost, now), oracle.reserve(cost, now), "reserve {}", cost);
+                    prop_assert_eq!(subject.reserve(cost, now), oracle.reserve(cost, now), "{}", said);
                 }
-                Verb::Reserve => {}
-                Verb::AtMost => {
-                    prop_assert_eq!(subject.at_most(cost, now), oracle.at_most(cost, now), "at most {}", cost)
+                Verb::AtMost => prop_assert_eq!(subject.at_most(cost, now), oracle.at_most(cost, now), "{}", said),
+                Verb::Refund if holds => {
+                    prop_assert_eq!(
+                        subject.give_back(holder, cost, now),
+                        oracle.give_back(holder, cost, now),
+                        "{}",
+                        said
+                    )
                 }
-                Verb::Refund => prop_assert_eq!(subject.refund(cost, now), oracle.refund(cost, now), "refund {}", cost),
-                Verb::Penalty => {
-                    prop_assert_eq!(subject.penalty(cost, now), oracle.penalty(cost, now), "penalty {}", cost)
+                Verb::Refund => prop_assert_eq!(subject.refund(cost, now), oracle.refund(cost, now), "{}", said),
+                Verb::Penalty if holds => {
+                    let cost = cost.min(100);
+                    let answer = subject.penalty_by(holder, cost, now);
+                    prop_assert_eq!(answer, oracle.penalty_by(holder, cost, now), "{}", said)
                 }
+                Verb::Penalty => prop_assert_eq!(subject.penalty(cost, now), oracle.penalty(cost, now), "{}", said),
+                Verb::Block => {
+                    let length = micros(subject.limit().longest_reset()) / 100 * (cost % 300);
+                    prop_assert_eq!(subject.block(length, now), oracle.block(length, now), "{} for {}", said, length)
+                }
+                Verb::Renew if holds => {
+                    prop_assert_eq!(subject.renew(holder, now), oracle.renew(holder, now), "{}", said)
+                }
+                Verb::Release if holds => {
+                    prop_assert_eq!(subject.release(holder, now), oracle.release(holder, now), "{}", said)
+                }
+                Verb::Reserve | Verb::Renew | Verb::Release => {}
                 Verb::Change => {
                     let was = std::mem::replace(&mut next, subject.limit().clone());
                     subject = subject.changed(was.clone().named("limit").expect("a good name"));
                     oracle.change(spec(&was));
                 }
             }
-            prop_assert_eq!(subject.peek(1, now), oracle.peek(1, now), "peek after {:?} {}", verb, cost);
+            prop_assert_eq!(subject.peek(1, now), oracle.peek(1, now), "peek after {}", said);
         }
         Ok(())
     });

@@ -1,18 +1,23 @@
 //! The test oracle: what every script should answer, from the definitions alone.
 //!
 //! Each algorithm is one question, "how much counts as used at time t, if nobody calls until
-//! then?" (`Rule::used`), and how a taking or a refund alters that (`Rule::take`, `Rule::give`).
-//! All else is shared and follows from the answer: a call is allowed if its cost fits beside what
-//! is used, and a wait ends at the first tick at which it fits. Waits are searched, not computed,
-//! so no closed formula of a script is repeated here. Searching is sound because usage never grows
-//! by itself.
+//! then?" (`Rule::used`), and how a taking or a refund alters that (`Rule::take`, `Rule::give`;
+//! of permits, `hold` and its like). All else is shared and follows from the answer: a call is
+//! allowed if its cost fits beside what is used and the key isn't blocked, and a wait ends at the
+//! first tick at which it fits. Waits are searched, not computed, so no closed formula of a script
+//! is repeated here. Searching is sound because usage never grows by itself.
 //!
 //! Whole numbers only (`i128`), so nothing overflows and nothing is rounded by accident.
 
-// The same file serves as a crate and as a test module.
+// `pub` is what a test may call; the rest is how the answer is found.
 #![allow(unreachable_pub)]
 
+mod block;
+mod change;
+mod permits;
 mod rule;
+
+pub use change::Change;
 
 use rule::{Kind, Rule, State, floor_to, u64_of};
 
@@ -35,6 +40,7 @@ pub enum Spec {
     FixedWindow { rate: u64, period_us: u64, capacity: u64, max_debt: u64, start: Start },
     SlidingWindow { limit: u64, period_us: u64, tick_us: u64 },
     SlidingLog { limit: u64, period_us: u64 },
+    Concurrency { limit: u64, ttl_us: u64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,22 +57,42 @@ pub struct Answer {
     pub remaining: u64,
     pub retry: Retry,
     pub reset_after_us: u64,
+    /// Whether the key is blocked after the call.
+    pub blocked: bool,
+    /// Denials counted since the first of them, this one included.
+    pub overage: u64,
 }
 
 /// One key under one rule.
 #[derive(Clone, Debug)]
 pub struct Oracle {
     spec: Spec,
-    /// What was last written, and under which numbers: a change of the rule writes nothing, it is
-    /// worked out anew from here by each call until one writes.
-    written: Option<(Spec, State)>,
+    on_change: Change,
+    /// A change of the rule writes nothing, it is worked out anew from here by each call until one
+    /// writes.
+    written: Option<Written>,
+    counts_denials: bool,
+    /// When calls were denied, as far as that is counted: forgotten all at once (`denials`).
+    denied: Vec<u64>,
+}
+
+/// What a call wrote last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Written {
+    /// The numbers that it was written under.
+    spec: Spec,
+    state: State,
+    /// The block's end, in microseconds whatever the tick. Without a block it is past: 0.
+    until: i128,
 }
 
 /// The key as one call finds it: the rule's change applied, the clock settled.
 struct Found {
     state: State,
-    /// The instant that counts as now, on a tick.
+    /// The instant that counts as now for usage, on a tick.
     at: i128,
+    /// The block's end, as in `Written`. It is held against the call's own time, not against `at`.
+    until: i128,
     /// Not what is written: the state lay too far ahead and was moved to now, or the call altered it.
     altered: bool,
 }
@@ -75,14 +101,19 @@ struct Found {
 impl Oracle {
     pub fn new(spec: Spec) -> Self {
         let _checked = Rule::of(spec);
-        Oracle { spec, written: None }
+        Oracle { spec, on_change: Change::KeepUsed, written: None, counts_denials: false, denied: Vec::new() }
+    }
+
+    /// From now on denials are counted.
+    pub fn count_denials(&mut self) {
+        self.counts_denials = true;
     }
 
     /// Takes `cost` if it fits. A denied call or one of cost 0 writes nothing, but for the rebase.
     pub fn acquire(&mut self, cost: u64, now_us: u64) -> Answer {
         let rule = Rule::of(self.spec);
         let mut found = self.find(now_us);
-        let retry = rule.retry(&found, cost, rule.capacity, now_us);
+        let retry = found.unblocked(rule.retry(&found, cost, rule.capacity, now_us), now_us);
         if retry == Retry::Now {
             rule.charge(&mut found, rule.in_parts(cost), now_us);
         }
@@ -93,17 +124,18 @@ impl Oracle {
     pub fn peek(&self, cost: u64, now_us: u64) -> Answer {
         let rule = Rule::of(self.spec);
         let found = self.find(now_us);
-        let retry = rule.retry(&found, cost, rule.capacity, now_us);
-        rule.answer(&found, retry == Retry::Now, retry, now_us)
+        let retry = found.unblocked(rule.retry(&found, cost, rule.capacity, now_us), now_us);
+        self.answer(&found, retry == Retry::Now, retry, now_us)
     }
 
     /// Takes `cost` now, on credit if need be: up to `max_debt` more than there is. If allowed,
     /// retry is the wait until the debt is paid, else until the same reservation is allowed.
     pub fn reserve(&mut self, cost: u64, now_us: u64) -> Answer {
         let rule = Rule::of(self.spec);
-        assert!(matches!(rule.kind, Kind::Bucket | Kind::Window), "counts know no debt");
+        assert!(matches!(rule.kind, Kind::Bucket | Kind::Window), "counts and permits know no debt");
         let mut found = self.find(now_us);
         let mut retry = rule.retry(&found, cost, rule.capacity + rule.debt, now_us);
+        retry = found.unblocked(retry, now_us);
         let allowed = retry == Retry::Now;
         if allowed && cost > 0 {
             // As taken at `at` itself, so that a wait is that of an acquire of the same cost.
@@ -123,9 +155,13 @@ impl Oracle {
     /// Gives units back, never above full.
     pub fn refund(&mut self, cost: u64, now_us: u64) -> Answer {
         let rule = Rule::of(self.spec);
+        assert!(rule.kind != Kind::Permits, "permits are given back by an id");
         let mut found = self.find(now_us);
         if let Some(state) = rule.give(&found.state, rule.in_parts(cost), found.at) {
             (found.state, found.altered) = (state, true);
+            if found.is_blocked(now_us) {
+                found.touch(&rule);
+            }
         }
         self.close(&found, true, Retry::Now, now_us)
     }
@@ -142,11 +178,11 @@ impl Oracle {
     /// Forgets the key.
     pub fn reset(&mut self) -> Answer {
         self.written = None;
-        let limit = u64_of(Rule::of(self.spec).capacity);
-        Answer { allowed: true, limit, remaining: limit, retry: Retry::Now, reset_after_us: 0 }
+        self.denied.clear();
+        self.peek(0, 0)
     }
 
-    /// New numbers for the same algorithm; what was used stays used (`Rule::convert`).
+    /// New numbers for the same algorithm; what becomes of the state is `on_change`'s.
     pub fn change(&mut self, spec: Spec) {
         let same = std::mem::discriminant(&spec) == std::mem::discriminant(&self.spec);
         assert!(same, "a change keeps the algorithm");
@@ -154,34 +190,74 @@ impl Oracle {
         self.spec = spec;
     }
 
-    /// Writes what the call altered, and answers.
+    /// Writes what the call altered and counts its denial, and answers.
     fn close(&mut self, found: &Found, allowed: bool, retry: Retry, now_us: u64) -> Answer {
         if found.altered {
-            self.written = Some((self.spec, found.state.clone()));
+            if self.denials(now_us) == 0 { self.denied.clear() }
+            // A block that is over isn't written again.
+            let until = if found.is_blocked(now_us) { found.until } else { 0 };
+            let state = if until > 0 { found.state.clone() } else { found.state.untouched() };
+            self.written = Some(Written { spec: self.spec, state, until });
         }
-        Rule::of(self.spec).answer(found, allowed, retry, now_us)
+        if self.counts_denials && !allowed {
+            if self.denials(now_us) == 0 { self.denied.clear() }
+            self.denied.push(now_us);
+            // Counting writes beside the state, where a block that is over is left out too.
+            if let (false, Some(written)) = (found.is_blocked(now_us), &mut self.written) {
+                written.until = 0;
+                written.state = written.state.untouched();
+            }
+            // Even where so short a memory has forgotten it by the next call.
+            return Answer { overage: self.denied.len() as u64, ..self.answer(found, allowed, retry, now_us) };
+        }
+        self.answer(found, allowed, retry, now_us)
+    }
+
+    fn answer(&self, found: &Found, allowed: bool, retry: Retry, now_us: u64) -> Answer {
+        let (rule, Found { state, at, .. }) = (Rule::of(self.spec), found);
+        let own_reset = if rule.used(state, *at) == 0 {
+            0
+        } else {
+            rule.first(*at, |t| rule.used(state, t) == 0) - i128::from(now_us)
+        };
+        let blocked = found.is_blocked(now_us);
+        Answer {
+            allowed,
+            limit: u64_of(rule.capacity),
+            remaining: if blocked { 0 } else { u64_of(rule.free(state, *at)) },
+            retry,
+            reset_after_us: u64_of(own_reset).max(found.blocked_for(now_us)),
+            blocked,
+            overage: self.denials(now_us),
+        }
+    }
+
+    /// Denials counted so far: since the first of them, and for as long as usage could last.
+    fn denials(&self, now_us: u64) -> u64 {
+        let longest = Rule::of(self.spec).longest();
+        match self.denied.first() {
+            Some(&first) if now_us >= first && i128::from(now_us - first) < longest => self.denied.len() as u64,
+            _ => 0,
+        }
     }
 
     /// First the change of numbers, at the state's own time; then the clock.
     fn find(&self, now_us: u64) -> Found {
         let rule = Rule::of(self.spec);
         let at = floor_to(now_us.into(), rule.tick);
-        let (state, at, altered) = match &self.written {
-            None => (rule.place(0, at), at, false),
-            Some((old, state)) => {
-                let state = rule.convert(&Rule::of(*old), state);
-                let (time, used) = (state.time(), rule.used(&state, state.time()));
-                if used == 0 {
-                    // The same as no state: its time must not bind anybody.
-                    (rule.place(0, at), at, false)
-                } else if time - at > rule.longest() {
-                    (rule.place(used, at), at, true)
-                } else {
-                    (state, at.max(time), false)
-                }
-            }
-        };
-        Found { state, at, altered }
+        let unused = Found { state: rule.place(0, at), at, until: 0, altered: false };
+        let Some(Written { spec, state, until }) = &self.written else { return unused };
+        let state = rule.convert(&Rule::of(*spec), state, self.on_change);
+        let (time, until) = (state.time(), *until);
+        if rule.used(&state, time) == 0 && until <= now_us.into() {
+            // The same as no state: its time must not bind anybody.
+            unused
+        } else if time - at > rule.longest() {
+            let gap = time - at;
+            Found { state: rule.rebased(&state, at), at, until: until - gap, altered: true }
+        } else {
+            Found { state, at: at.max(time), until, altered: false }
+        }
     }
 }
 
@@ -193,7 +269,7 @@ mod tests {
     use Retry::{AfterUs, Never, Now};
 
     /// `(cost, now, retry, remaining, reset_after)` of successive acquires.
-    fn table(oracle: &mut Oracle, rows: &[(u64, u64, Retry, u64, u64)]) {
+    pub(super) fn table(oracle: &mut Oracle, rows: &[(u64, u64, Retry, u64, u64)]) {
         for &(cost, now, retry, remaining, reset_after_us) in rows {
             let a = oracle.acquire(cost, now);
             let got = (a.retry, a.remaining, a.reset_after_us);
@@ -203,52 +279,69 @@ mod tests {
     }
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Call {
+    pub(super) enum Call {
         Acquire,
         Reserve,
         AtMost,
         Refund,
         Penalty,
+        /// For as many microseconds as the cost.
+        Block,
+        Hold(&'static str),
+        /// Of permits that are held.
+        Renew(&'static str),
+        Release(&'static str),
+        GiveBack(&'static str),
+        PenaltyBy(&'static str),
     }
-    use Call::{Acquire, AtMost, Penalty, Refund, Reserve};
+    use Call::{Acquire, AtMost, Block, GiveBack, Hold, Penalty, PenaltyBy, Refund, Release, Renew, Reserve};
 
     impl Call {
         /// The answer, and the units taken.
-        fn on(self, o: &mut Oracle, cost: u64, now: u64) -> (Answer, u64) {
+        pub(super) fn on(self, o: &mut Oracle, cost: u64, now: u64) -> (Answer, u64) {
+            let before = level(o, now);
             let (a, at_most) = match self {
                 Acquire => (o.acquire(cost, now), cost),
                 Reserve => (o.reserve(cost, now), cost),
                 AtMost => o.at_most(cost, now),
                 Refund => (o.refund(cost, now), 0),
                 Penalty => (o.penalty(cost, now), cost),
+                Block => (o.block(cost, now), 0),
+                // Nothing if the id had it already.
+                Hold(id) => (o.hold(id, cost, now), u64_of(before - level(o, now))),
+                Renew(id) => (o.renew(id, now).expect("held"), 0),
+                Release(id) => (o.release(id, now), 0),
+                GiveBack(id) => (o.give_back(id, cost, now), 0),
+                PenaltyBy(id) => (o.penalty_by(id, cost, now), cost),
             };
             (a, if a.allowed { at_most } else { 0 })
         }
     }
 
     /// Call, cost, now; units taken if allowed, retry, remaining, reset_after.
-    type Row = (Call, u64, u64, Option<u64>, Retry, u64, u64);
+    pub(super) type Row = (Call, u64, u64, Option<u64>, Retry, u64, u64);
 
-    fn calls(oracle: &mut Oracle, rows: &[Row]) {
+    pub(super) fn calls(oracle: &mut Oracle, rows: &[Row]) {
         for &(call, cost, now, taken, retry, remaining, reset_after_us) in rows {
             let (a, units) = call.on(oracle, cost, now);
             let got = (a.allowed.then_some(units), a.retry, a.remaining, a.reset_after_us);
             let expected = (taken, retry, remaining, reset_after_us);
             assert_eq!(got, expected, "{call:?} {cost} at {now}: {oracle:?}");
+            assert_eq!(a.blocked, !oracle.peek(0, now).allowed, "{call:?} {cost} at {now}: {oracle:?}");
         }
     }
 
     /// Capacity minus used, in parts.
-    fn level(o: &Oracle, now: u64) -> i128 {
+    pub(super) fn level(o: &Oracle, now: u64) -> i128 {
         let (rule, found) = (Rule::of(o.spec), o.find(now));
         rule.capacity * rule.parts() - rule.used(&found.state, found.at)
     }
 
-    fn bucket(rate: u64, period_us: u64, capacity: u64, tick_us: u64) -> Spec {
+    pub(super) fn bucket(rate: u64, period_us: u64, capacity: u64, tick_us: u64) -> Spec {
         Spec::TokenBucket { rate, period_us, capacity, max_debt: 0, tick_us }
     }
 
-    fn window(rate: u64, period_us: u64, capacity: u64, start: Start) -> Spec {
+    pub(super) fn window(rate: u64, period_us: u64, capacity: u64, start: Start) -> Spec {
         Spec::FixedWindow { rate, period_us, capacity, max_debt: 0, start }
     }
 
@@ -264,8 +357,9 @@ mod tests {
             // ... and further back the usage moves to now.
             (1, 79, AfterUs(10), 0, 30), (1, 89, Now, 0, 30),
         ]);
-        assert_eq!(o.peek(1, 95), Answer { allowed: false, limit: 3, remaining: 0, retry: AfterUs(4), reset_after_us: 24 });
-        assert_eq!(o.reset(), Answer { allowed: true, limit: 3, remaining: 3, retry: Now, reset_after_us: 0 });
+        let new = Answer { allowed: true, limit: 3, remaining: 3, retry: Now, reset_after_us: 0, blocked: false, overage: 0 };
+        assert_eq!(o.peek(1, 95), Answer { allowed: false, remaining: 0, retry: AfterUs(4), reset_after_us: 24, ..new });
+        assert_eq!(o.reset(), new);
         table(&mut o, &[(3, 0, Now, 0, 30)]);
         // Ticks of 5: half a unit each. Full at 7, so the taking is dated to 10.
         let mut o = Oracle::new(bucket(1, 10, 2, 5));
@@ -321,14 +415,14 @@ mod tests {
         table(&mut o, &[(1, 103, AfterUs(17), 0, 17)]);
         // A debt stays a debt, within the new bound: 5 of 3 used become 4, of 2 and 2.
         let mut o = Oracle::new(Spec::Gcra { rate: 1, period_us: 10, capacity: 3, max_debt: 2, tick_us: 1 });
-        o.written = Some((o.spec, State::Bucket { used: 50, time: 100 }));
+        o.written = Some(Written { spec: o.spec, state: State::Bucket { used: 50, time: 100 }, until: 0 });
         table(&mut o, &[(0, 100, Now, 0, 50), (1, 100, AfterUs(30), 0, 50)]);
         o.change(Spec::Gcra { rate: 1, period_us: 10, capacity: 2, max_debt: 2, tick_us: 1 });
         table(&mut o, &[(1, 100, AfterUs(30), 0, 40)]);
         // 7 tenths used are 2.1 thirds, counted as 3; 101 is ceiled to 102.
         let mut o = Oracle::new(bucket(1, 10, 3, 1));
         table(&mut o, &[(1, 98, Now, 2, 10)]);
-        o.written = Some((o.spec, State::Bucket { used: 7, time: 101 }));
+        o.written = Some(Written { spec: o.spec, state: State::Bucket { used: 7, time: 101 }, until: 0 });
         o.change(bucket(1, 6, 3, 2));
         table(&mut o, &[(0, 102, Now, 2, 6)]);
 
@@ -511,6 +605,41 @@ mod tests {
     }
 
     #[test]
+    fn overage_by_hand() {
+        // One in 10, which is also how long denials are remembered: 101 until 111.
+        let mut o = Oracle::new(bucket(1, 10, 1, 1));
+        calls(&mut o, &[(Acquire, 1, 100, Some(1), Now, 0, 10), (Acquire, 1, 100, None, AfterUs(10), 0, 10)]);
+        assert_eq!(o.peek(0, 100).overage, 0, "off");
+        o.count_denials();
+        for (call, cost, now, allowed, overage) in [
+            (Acquire, 1, 101, false, 1), (Reserve, 1, 101, false, 2), (AtMost, 1, 102, false, 3), (Acquire, 2, 103, false, 4),
+            (Refund, 0, 104, true, 4), (Acquire, 1, 110, true, 4), (Refund, 0, 111, true, 0),
+            // Nothing was written: the clock steps back to where they count. Before the first they don't.
+            (Refund, 0, 110, true, 4), (Refund, 0, 100, true, 0), (Refund, 0, 101, true, 4),
+            (Acquire, 1, 112, false, 1), (Acquire, 1, 111, false, 1), (Acquire, 1, 112, false, 2),
+            // A block's denials count, the block doesn't.
+            (Block, 9, 112, true, 2), (Acquire, 0, 113, false, 3), (Block, 0, 113, true, 3),
+        ] {
+            let (a, _) = call.on(&mut o, cost, now);
+            assert_eq!((a.allowed, a.overage), (allowed, overage), "{call:?} {cost} at {now}: {o:?}");
+            assert_eq!(o.peek(9, now).overage, overage, "a peek isn't counted");
+        }
+        // As long as the rule's longest reset of now: 3 is 1 too many for those of 111 at 114.
+        o.change(bucket(1, 3, 1, 1));
+        assert_eq!((o.peek(0, 113).overage, o.peek(0, 114).overage), (3, 0));
+        assert_eq!((o.reset().overage, o.peek(0, 113).overage), (0, 0));
+        // Nothing lasts, so a denial counts itself only.
+        let mut o = Oracle::new(bucket(1, 10, 0, 1));
+        o.count_denials();
+        assert_eq!([o.acquire(1, 5).overage, o.acquire(1, 5).overage, o.peek(1, 5).overage], [1, 1, 0]);
+        // A key that was never used is none for having been denied.
+        let mut o = Oracle::new(bucket(1, 10, 1, 1));
+        o.count_denials();
+        assert_eq!((o.acquire(2, 100).overage, o.find(0).at), (1, 0));
+        table(&mut o, &[(1, 50, Now, 0, 10)]);
+    }
+
+    #[test]
     fn vectors() {
         const MINUTE: u64 = 60_000_000;
         // iv-08
@@ -551,10 +680,10 @@ mod tests {
     }
 
     /// A linear congruential generator, so that the loop below repeats exactly.
-    struct Random(u64);
+    pub(super) struct Random(pub(super) u64);
 
     impl Random {
-        fn below(&mut self, n: u64) -> u64 {
+        pub(super) fn below(&mut self, n: u64) -> u64 {
             self.0 = self
                 .0
                 .wrapping_mul(6_364_136_223_846_793_005)
@@ -562,12 +691,15 @@ mod tests {
             (self.0 >> 33) % n
         }
 
-        fn spec(&mut self, algorithm: u64) -> Spec {
+        pub(super) fn spec(&mut self, algorithm: u64) -> Spec {
             let (capacity, max_debt) = (self.below(6), self.below(3));
             let (rate, period_us) = (1 + self.below(4), 1 + self.below(12));
             let reduced = period_us / gcd(rate, period_us);
+            // A bucket that admits nothing resets in no time, so not even a penalty's date by a coarse
+            // tick may lie ahead. There is no such rule.
+            let admits = capacity + max_debt > 0 || algorithm > 1;
             let divisor = |r: &mut Self, n: u64| match 1 + r.below(n) {
-                d if n.is_multiple_of(d) => d,
+                d if n.is_multiple_of(d) && admits => d,
                 _ => 1,
             };
             match algorithm {
@@ -595,53 +727,97 @@ mod tests {
                     period_us,
                     tick_us: divisor(self, period_us),
                 },
-                _ => Spec::SlidingLog { limit: capacity, period_us },
+                4 => Spec::SlidingLog { limit: capacity, period_us },
+                _ => Spec::Concurrency { limit: capacity, ttl_us: period_us },
             }
         }
     }
 
-    /// Every answer means what it says, on any history: clocks that step back and rules that
-    /// change included.
+    /// Without a count of denials.
+    fn quiet(o: &Oracle) -> Oracle {
+        Oracle { counts_denials: false, denied: Vec::new(), ..o.clone() }
+    }
+
+    /// Every answer means what it says, on any history: clocks that step back, rules that change
+    /// and blocks included.
     #[test]
     fn answers_keep_their_word() {
         let mut random = Random(1);
-        for round in 0..4_000 {
-            let mut o = Oracle::new(random.spec(round % 5));
+        for round in 0..6_000 {
+            let algorithm = round % 6;
+            let mut o = Oracle::new(random.spec(algorithm));
             let mut now = 1000;
-            let mut penalised = false;
+            // More than the rule could have lent: by a penalty, or under a larger debt.
+            let mut deep = false;
+            let counts_denials = random.below(2) == 0;
+            if counts_denials { o.count_denials() }
+            let mut denied = Vec::new();
             for _ in 0..25 {
-                match random.below(16) {
-                    0 => o.change(random.spec(round % 5)),
+                match random.below(18) {
+                    0 => {
+                        let debt = Rule::of(o.spec).debt;
+                        o.change(random.spec(algorithm));
+                        deep |= debt > Rule::of(o.spec).debt;
+                    }
                     1 => now -= random.below(60),
                     2 => now += random.below(60),
+                    3 => o.on_change([Change::KeepUsed, Change::AsIs, Change::Reset][random.below(3) as usize]),
                     _ => now += random.below(5),
                 }
-                let call = match random.below(12) {
-                    0..=3 => Acquire,
-                    4..=6 if round % 5 < 3 => Reserve,
-                    4..=7 => AtMost,
-                    8..=10 => Refund,
-                    _ => Penalty,
+                let id = ["a", "b"][random.below(2) as usize];
+                let call = match (random.below(13), algorithm) {
+                    (0, 5) => Acquire,
+                    (1..=3, 5) => Hold(id),
+                    (4, 5) if o.clone().renew(id, now).is_some() => Renew(id),
+                    (8, 5) => Release(id),
+                    (9..=10, 5) => GiveBack(id),
+                    (11, 5) => if random.below(2) == 0 { Penalty } else { PenaltyBy(id) },
+                    (0..=3, _) => Acquire,
+                    (4..=6, 0..3) => Reserve,
+                    (4..=7, _) => AtMost,
+                    (8..=10, _) => Refund,
+                    (11, _) => Penalty,
+                    _ => Block,
                 };
-                penalised |= call == Penalty;
+                deep |= call == Penalty;
                 let (cost, before, untouched) = (random.below(6), o.clone(), o.peek(0, now));
+                let cost = if call == Block { random.below(4) * random.below(12) } else { cost };
                 let (a, taken) = call.on(&mut o, cost, now);
                 let context = format!("{call:?} {cost} at {now}: {before:?}, then {o:?}");
                 let (p, found) = (before.peek(cost, now), before.find(now));
+                let rule = Rule::of(o.spec);
                 assert_eq!((p.remaining, p.reset_after_us), (untouched.remaining, untouched.reset_after_us));
-                assert!(o.peek(a.remaining, now).allowed && !o.peek(a.remaining + 1, now).allowed, "{context}");
-                let altered = cost > 0 && a.allowed && (call != Refund || untouched.reset_after_us > 0);
+                assert_eq!(a.blocked, !o.peek(0, now).allowed, "{context}");
+                assert!(!o.peek(a.remaining + 1, now).allowed, "{context}");
+                assert!(o.peek(a.remaining, now).allowed || (a.blocked && a.remaining == 0), "{context}");
+                let altered = match call {
+                    Block | Renew(_) | Release(_) => true,
+                    _ => cost > 0 && a.allowed && (call != Refund || untouched.reset_after_us > 0),
+                };
                 if !altered {
                     assert_eq!((a.remaining, a.reset_after_us), (p.remaining, p.reset_after_us), "{context}");
                     // Counts may be too old to weigh anything, and still be given back.
+                    // Counting a denial drops a block that is over.
+                    let over = before.counts_denials && before.written.as_ref().is_some_and(|w| (1..=now.into()).contains(&w.until));
                     let raw = call == Refund && matches!(found.state, State::Counter { .. });
-                    assert!(found.altered || raw || o.written == before.written, "{context}");
+                    assert!(found.altered || raw || over || o.written == before.written, "{context}");
                 }
-                if !penalised {
+                if !deep && !a.blocked {
                     let found = o.find(now);
                     let reset = i128::from(now + a.reset_after_us) - found.at;
-                    assert!(a.reset_after_us == 0 || reset <= Rule::of(o.spec).longest(), "{context}");
+                    assert!(a.reset_after_us == 0 || reset <= rule.longest(), "{context}");
                 }
+                // The first of the denials that count is at most the longest reset old.
+                let live = |first: u64| now >= first && i128::from(now - first) < rule.longest();
+                let remembered = denied.first().is_some_and(|&first| live(first));
+                // What is too old goes with the next write.
+                if !remembered && o.denied.is_empty() { denied.clear() }
+                if counts_denials && !a.allowed {
+                    if !remembered { denied.clear() }
+                    denied.push(now);
+                }
+                let counted = if remembered || !a.allowed { denied.len() as u64 } else { 0 };
+                assert_eq!(a.overage, counted, "{context}");
                 // The call that is denied until now + retry, on the key as it was left.
                 let again = match call {
                     AtMost => Acquire,
@@ -654,7 +830,7 @@ mod tests {
                         assert!(!(now..now + wait).any(is_allowed) && is_allowed(now + wait), "{context}");
                     }
                     (false, Never) if call == Reserve => {
-                        assert!(i128::from(cost) > Rule::of(o.spec).capacity + Rule::of(o.spec).debt, "{context}");
+                        assert!(i128::from(cost) > rule.capacity + rule.debt, "{context}");
                     }
                     (false, Never) => assert!(unit > a.limit, "{context}"),
                     (true, AfterUs(_)) => assert_eq!(call, Reserve),
@@ -677,27 +853,57 @@ mod tests {
                     Refund => {
                         let most = (untouched.remaining + cost).min(a.limit);
                         assert!((untouched.remaining..=most).contains(&a.remaining), "{context}");
-                        let rule = Rule::of(o.spec);
                         if matches!(rule.kind, Kind::Bucket | Kind::Window) {
                             let full = rule.in_parts(a.limit);
                             let level_then = (level(&before, now) + rule.in_parts(cost)).min(full);
                             assert_eq!(level(&o, now), level_then, "{context}");
                         }
                     }
-                    Penalty => assert_eq!(a.remaining, untouched.remaining.saturating_sub(cost), "{context}"),
+                    Penalty | PenaltyBy(_) => {
+                        assert_eq!(a.remaining, untouched.remaining.saturating_sub(cost), "{context}");
+                    }
                     Reserve => {}
+                    Block => {
+                        assert_eq!(level(&o, now), level(&before, now), "{context}");
+                        assert!((now..now + cost).all(|t| !o.peek(0, t).allowed), "{context}");
+                        assert!(o.peek(0, now + cost).allowed, "{context}");
+                    }
+                    Hold(id) if a.allowed && cost > 0 => {
+                        assert!(taken == cost || taken == 0 && before.clone().renew(id, now).is_some(), "{context}");
+                        let renewed = o.find(now + u64_of(rule.period) - 1);
+                        assert!(rule.used(&renewed.state, renewed.at) > 0, "{context}");
+                    }
+                    Hold(_) => assert_eq!(taken, 0, "{context}"),
+                    Renew(_) => assert_eq!(level(&o, now), level(&before, now), "{context}"),
+                    Release(id) => assert_eq!(o.clone().renew(id, now), None, "{context}"),
+                    GiveBack(_) => {
+                        let given = level(&o, now) - level(&before, now);
+                        assert!((0..=i128::from(cost)).contains(&given), "{context}");
+                    }
                 }
-                // What was taken can be given back at once, and all of it is as new.
-                let (mut back, mut all) = (o.clone(), o.clone());
-                if call != Refund {
-                    assert_eq!(back.refund(taken, now).remaining, untouched.remaining, "{context}");
+                // What was taken can be given back at once, and all of it is as new, but for a block.
+                let (mut back, mut all) = (o.clone(), quiet(&o));
+                match call {
+                    Hold(id) | PenaltyBy(id) => {
+                        assert_eq!(back.give_back(id, taken, now).remaining, untouched.remaining, "{context}");
+                    }
+                    Refund | Block => {}
+                    _ if algorithm < 5 => {
+                        assert_eq!(back.refund(taken, now).remaining, untouched.remaining, "{context}");
+                    }
+                    _ => {}
                 }
-                assert_eq!(all.refund(u64::MAX, now), Oracle::new(o.spec).peek(0, now), "{context}");
+                if algorithm < 5 {
+                    let mut new = Oracle::new(o.spec);
+                    if a.blocked { new.block(o.find(now).blocked_for(now), now); }
+                    let expected = Answer { allowed: true, retry: Now, ..new.peek(0, now) };
+                    assert_eq!(all.refund(u64::MAX, now), expected, "{context}");
+                }
                 // One microsecond before its reset the key still answers as used, from then on as new.
                 let (mut used, mut new, reset) =
-                    (o.clone(), Oracle::new(o.spec), now + a.reset_after_us);
+                    (quiet(&o), Oracle::new(o.spec), now + a.reset_after_us);
                 if a.reset_after_us > 0 {
-                    assert_ne!(o.peek(0, reset - 1), new.peek(0, reset - 1), "{now}: {o:?}");
+                    assert_ne!(used.peek(0, reset - 1), new.peek(0, reset - 1), "{now}: {o:?}");
                 }
                 let mut t = reset;
                 for _ in 0..6 {

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Runtime;
-use tollgate::{Algorithm, Decision, Embedded, Error, Limit, Limiter, Redis, Request, RetryAfter, Rule, Start};
+use tollgate::{Algorithm, Change, Decision, Embedded, Error, Limit, Limiter, Redis, Request, RetryAfter, Rule, Start};
 
 use crate::oracle::{self, Answer, Oracle, Retry, Spec};
 use crate::server::Server;
@@ -21,9 +21,11 @@ pub(crate) struct Subject<'a> {
     engine: &'a Engine,
     pub(crate) rule: Rule,
     pub(crate) key: String,
+    change: Change,
+    counting: bool,
 }
 
-/// A rule of each algorithm.
+/// A rule of each algorithm that keeps a string.
 pub(crate) const FIVE: [&str; 5] = [
     "token-bucket 5/10s",
     "fixed-window 5/10s start first-hit",
@@ -60,7 +62,7 @@ impl Engine {
     /// A rule on a key that nobody used before.
     pub(crate) fn subject(&self, limit: Limit) -> Subject<'_> {
         let key = self.fresh_key();
-        Subject { engine: self, rule: rule(limit), key }
+        Subject { engine: self, rule: rule(limit), key, change: Change::KeepUsed, counting: false }
     }
 }
 
@@ -96,6 +98,41 @@ impl Subject<'_> {
         answer(&self.engine.runtime.block_on(call).expect("a decision"))
     }
 
+    pub(crate) fn block(&self, length: Micros, now: Micros) -> Answer {
+        let length = Duration::from_micros(length);
+        let call = self.engine.limiter.block(&self.rule, self.request(1, now), length);
+        answer(&self.engine.runtime.block_on(call).expect("an answer"))
+    }
+
+    pub(crate) fn hold(&self, id: &str, cost: u64, now: Micros) -> Answer {
+        let call = self.engine.limiter.acquire(&self.rule, self.request(cost, now).id(id));
+        answer(&self.engine.runtime.block_on(call).expect("a decision"))
+    }
+
+    /// None if nothing is held by this id.
+    pub(crate) fn renew(&self, id: &str, now: Micros) -> Option<Answer> {
+        let call = self.engine.limiter.renew(&self.rule, self.request(1, now).id(id));
+        match self.engine.runtime.block_on(call) {
+            Err(error) if error.is_unknown_id() => None,
+            answered => Some(answer(&answered.expect("an answer"))),
+        }
+    }
+
+    pub(crate) fn release(&self, id: &str, now: Micros) -> Answer {
+        let call = self.engine.limiter.release(&self.rule, self.request(1, now).id(id));
+        answer(&self.engine.runtime.block_on(call).expect("an answer"))
+    }
+
+    pub(crate) fn give_back(&self, id: &str, cost: u64, now: Micros) -> Answer {
+        let call = self.engine.limiter.refund(&self.rule, self.request(cost, now).id(id));
+        answer(&self.engine.runtime.block_on(call).expect("an answer"))
+    }
+
+    pub(crate) fn penalty_by(&self, id: &str, cost: u64, now: Micros) -> Answer {
+        let call = self.engine.limiter.penalty(&self.rule, self.request(cost, now).id(id));
+        answer(&self.engine.runtime.block_on(call).expect("an answer"))
+    }
+
     pub(crate) fn reset(&self) -> Answer {
         let call = self.engine.limiter.reset(&self.rule, self.key.as_str());
         answer(&self.engine.runtime.block_on(call).expect("an answer"))
@@ -117,7 +154,18 @@ impl Subject<'_> {
 
     /// The same key under other numbers.
     pub(crate) fn changed(&self, limit: Limit) -> Self {
-        Self { engine: self.engine, rule: rule(limit), key: self.key.clone() }
+        let fresh = Self { rule: rule(limit), key: self.key.clone(), ..*self };
+        fresh.with(self.change, self.counting)
+    }
+
+    /// The same under a rule that treats changes so, and counts denials or not.
+    pub(crate) fn with(mut self, change: Change, counting: bool) -> Self {
+        (self.change, self.counting) = (change, counting);
+        self.rule = self.rule.on_change(change);
+        if counting {
+            self.rule = self.rule.counting_denials();
+        }
+        self
     }
 
     fn request(&self, cost: u64, now: Micros) -> Request<'_> {
@@ -149,6 +197,8 @@ pub(crate) fn answer(decision: &Decision) -> Answer {
             RetryAfter::Never => Retry::Never,
         },
         reset_after_us: micros(decision.reset_after),
+        blocked: decision.blocked,
+        overage: decision.overage.unwrap_or(0),
     }
 }
 
@@ -174,6 +224,7 @@ pub(crate) fn spec(limit: &Limit) -> Spec {
         Algorithm::FixedWindow => Spec::FixedWindow { rate, period_us, capacity, max_debt, start },
         Algorithm::SlidingWindow => Spec::SlidingWindow { limit: rate, period_us, tick_us },
         Algorithm::SlidingLog => Spec::SlidingLog { limit: rate, period_us },
+        Algorithm::Concurrency => Spec::Concurrency { limit: rate, ttl_us: period_us },
         other => panic!("{other}: the oracle doesn't know it"),
     }
 }

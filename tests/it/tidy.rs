@@ -45,7 +45,7 @@ fn every_script_binds_each_key_and_argument_once_and_first() {
 #[test]
 fn every_header_lists_the_commands_that_its_body_calls() {
     for text in scripts() {
-        let options = ["PX", "PXAT"];
+        let options = ["PX", "PXAT", "BYSCORE", "LIMIT", "REV", "WITHSCORES"];
         // Whatever stands between two quotes, or between what one ends and the next begins.
         let quoted = text.body.iter().flat_map(|line| line.split('\'').skip(1));
         let called: BTreeSet<_> = quoted.filter(|word| is_upper(word) && !options.contains(word)).collect();
@@ -84,7 +84,8 @@ async fn rust_sends_the_arguments_that_the_header_lists() {
     let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
     let mut redis = server.connection();
     for (algorithm, text) in Algorithm::all().zip(scripts()) {
-        let rule: Rule = format!("{algorithm} 5/10s").parse().expect("a rule");
+        let numbers = if algorithm.holds() { "5 ttl 10s" } else { "5/10s" };
+        let rule: Rule = format!("{algorithm} {numbers}").parse().expect("a rule");
         let request = Request::new("key").cost(3).at(time(1 << 50));
         limiter.acquire(&rule, request).await.expect("a decision");
         let sent = last_sent(&mut redis);

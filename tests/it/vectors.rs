@@ -10,8 +10,8 @@ use std::path::Path;
 use serde_json::Value;
 use tollgate::{Algorithm, Limit, Rule, Start};
 
-use crate::oracle::{Answer, Oracle, Retry, Spec};
-use crate::subject::{Engine, Micros, limit, micros, spec};
+use crate::oracle::{Answer, Change, Oracle, Retry, Spec};
+use crate::subject::{Engine, Micros, Subject, limit, micros, spec};
 
 /// A multiple of every period in the tables (30 days): 2024, where times have as many digits as in production.
 const RECENT: Micros = 660 * 30 * 86_400 * 1_000_000;
@@ -75,7 +75,10 @@ struct Vector {
 /// What a vector can be played on.
 trait Player {
     fn call(&mut self, operation: &str, key: &str, cost: u64, now: Micros) -> Answer;
-    fn change(&mut self, limit: Limit);
+    /// None if nothing is held by this id.
+    fn call_by(&mut self, id: &str, operation: &str, key: &str, cost: u64, now: Micros) -> Option<Answer>;
+    fn block(&mut self, key: &str, length: Micros, now: Micros) -> Answer;
+    fn change(&mut self, limit: Limit, strategy: &str);
 }
 
 impl Vector {
@@ -84,13 +87,22 @@ impl Vector {
             let at = format!("{}, step {} from {zero}: {step}", self.id, number + 1);
             let operation = step["op"].as_str().unwrap_or_else(|| panic!("{at}: no op"));
             if operation == "change" {
-                player.change(limit(step["rule"].as_str().unwrap_or_else(|| panic!("{at}: no rule"))));
+                let how = step["strategy"].as_str().unwrap_or("keep-used");
+                player.change(limit(step["rule"].as_str().unwrap_or_else(|| panic!("{at}: no rule"))), how);
                 continue;
             }
             let (time, unit) = time_of(step).unwrap_or_else(|| panic!("{at}: no time"));
             let key = step["key"].as_str().unwrap_or("key");
             let cost = step["cost"].as_u64().unwrap_or(0);
-            let answer = player.call(operation, key, cost, zero + time);
+            let answer = match (step["id"].as_str(), step["for_ms"].as_u64()) {
+                (None, None) => Some(player.call(operation, key, cost, zero + time)),
+                (_, Some(length)) => Some(player.block(key, length * 1000, zero + time)),
+                (Some(id), None) => player.call_by(id, operation, key, cost, zero + time),
+            };
+            let Some(answer) = answer else {
+                assert_eq!(step["expect"], Value::from("unknown id"), "{at}");
+                continue;
+            };
             let expected = step["expect"].as_object().unwrap_or_else(|| panic!("{at}: no expect"));
             for (field, value) in expected {
                 assert_eq!(&shown(&answer, field, unit), value, "{at}: {field} of {answer:?}");
@@ -112,6 +124,7 @@ fn shown(answer: &Answer, field: &str, unit: u64) -> Value {
         "allowed" => answer.allowed.into(),
         "limit" => answer.limit.into(),
         "remaining" => answer.remaining.into(),
+        "blocked" => answer.blocked.into(),
         "retry_after" => match answer.retry {
             Retry::Now => Value::Null,
             Retry::AfterUs(wait) => wait.div_ceil(unit).into(),
@@ -133,6 +146,13 @@ impl<'a> OnEngine<'a> {
     fn new(engine: &'a Engine, name: &str, limit: &Limit) -> Self {
         Self { engine, name: name.to_owned(), rule: named(name, limit.clone()) }
     }
+
+    fn subject(&self, key: &str) -> Subject<'a> {
+        let mut subject = self.engine.subject(self.rule.limits().next().expect("a limit").clone());
+        subject.rule = self.rule.clone();
+        subject.key = key.to_owned();
+        subject
+    }
 }
 
 /// The limit is named too, so that a changed period finds the same state.
@@ -142,9 +162,7 @@ fn named(name: &str, limit: Limit) -> Rule {
 
 impl Player for OnEngine<'_> {
     fn call(&mut self, operation: &str, key: &str, cost: u64, now: Micros) -> Answer {
-        let mut subject = self.engine.subject(self.rule.limits().next().expect("a limit").clone());
-        subject.rule = self.rule.clone();
-        subject.key = key.to_owned();
+        let subject = self.subject(key);
         match operation {
             "acquire" => subject.acquire(cost, now),
             "peek" => subject.peek(cost, now),
@@ -157,8 +175,25 @@ impl Player for OnEngine<'_> {
         }
     }
 
-    fn change(&mut self, limit: Limit) {
-        self.rule = named(&self.name, limit);
+    fn call_by(&mut self, id: &str, operation: &str, key: &str, cost: u64, now: Micros) -> Option<Answer> {
+        let subject = self.subject(key);
+        match operation {
+            "acquire" => Some(subject.hold(id, cost, now)),
+            "renew" => subject.renew(id, now),
+            "release" => Some(subject.release(id, now)),
+            "refund" => Some(subject.give_back(id, cost, now)),
+            "penalty" => Some(subject.penalty_by(id, cost, now)),
+            other => panic!("{other}: no such operation by an id"),
+        }
+    }
+
+    fn block(&mut self, key: &str, length: Micros, now: Micros) -> Answer {
+        self.subject(key).block(length, now)
+    }
+
+    fn change(&mut self, limit: Limit, strategy: &str) {
+        let strategy = strategy.parse().unwrap_or_else(|error| panic!("{error}"));
+        self.rule = named(&self.name, limit).on_change(strategy);
     }
 }
 
@@ -180,12 +215,16 @@ impl OnOracle {
             (_, spec) => spec,
         }
     }
+
+    fn oracle(&mut self, key: &str) -> &mut Oracle {
+        let spec = self.spec(key);
+        self.keys.entry(key.to_owned()).or_insert_with(|| Oracle::new(spec))
+    }
 }
 
 impl Player for OnOracle {
     fn call(&mut self, operation: &str, key: &str, cost: u64, now: Micros) -> Answer {
-        let spec = self.spec(key);
-        let oracle = self.keys.entry(key.to_owned()).or_insert_with(|| Oracle::new(spec));
+        let oracle = self.oracle(key);
         match operation {
             "acquire" => oracle.acquire(cost, now),
             "peek" => oracle.peek(cost, now),
@@ -198,11 +237,34 @@ impl Player for OnOracle {
         }
     }
 
-    fn change(&mut self, limit: Limit) {
+    fn call_by(&mut self, id: &str, operation: &str, key: &str, cost: u64, now: Micros) -> Option<Answer> {
+        let oracle = self.oracle(key);
+        match operation {
+            "acquire" => Some(oracle.hold(id, cost, now)),
+            "renew" => oracle.renew(id, now),
+            "release" => Some(oracle.release(id, now)),
+            "refund" => Some(oracle.give_back(id, cost, now)),
+            "penalty" => Some(oracle.penalty_by(id, cost, now)),
+            other => panic!("{other}: no such operation by an id"),
+        }
+    }
+
+    fn block(&mut self, key: &str, length: Micros, now: Micros) -> Answer {
+        self.oracle(key).block(length, now)
+    }
+
+    fn change(&mut self, limit: Limit, strategy: &str) {
+        let strategy = match strategy {
+            "as-is" => Change::AsIs,
+            "reset" => Change::Reset,
+            _ => Change::KeepUsed,
+        };
         self.limit = limit;
         let specs: Vec<_> = self.keys.keys().map(|key| (key.clone(), self.spec(key))).collect();
         for (key, spec) in specs {
-            self.keys.get_mut(&key).expect("listed just now").change(spec);
+            let oracle = self.keys.get_mut(&key).expect("listed just now");
+            oracle.change(spec);
+            oracle.on_change(strategy);
         }
     }
 }

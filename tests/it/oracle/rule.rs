@@ -1,7 +1,8 @@
 //! A rule's numbers and what a state under it comes to: how much counts as used, what a taking or giving makes of it,
 //! and when a wait ends.
 
-use super::{Answer, Found, Retry, Spec, Start};
+use super::permits::Permit;
+use super::{Found, Retry, Spec, Start};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -9,6 +10,7 @@ pub(super) enum Kind {
     Window,
     Counter,
     Log,
+    Permits,
 }
 
 /// A [`Spec`] as plain numbers: units and microseconds.
@@ -47,13 +49,28 @@ pub(super) enum State {
     Log {
         entries: Vec<(i128, i128)>,
     },
+    Permits {
+        held: Vec<Permit>,
+        time: i128,
+    },
 }
 
 impl State {
     pub(super) fn time(&self) -> i128 {
         match self {
-            State::Bucket { time, .. } | State::Window { time, .. } | State::Counter { time, .. } => *time,
+            State::Bucket { time, .. } | State::Window { time, .. } => *time,
+            State::Counter { time, .. } | State::Permits { time, .. } => *time,
             State::Log { entries } => entries.last().expect("never empty").0,
+        }
+    }
+
+    /// Without what only tells the time of a write beneath a block: a log's entries of nothing.
+    pub(super) fn untouched(&self) -> State {
+        match self {
+            State::Log { entries } if entries.iter().any(|(_, cost)| *cost > 0) => {
+                State::Log { entries: entries.iter().copied().filter(|(_, cost)| *cost > 0).collect() }
+            }
+            state => state.clone(),
         }
     }
 }
@@ -78,9 +95,12 @@ impl Rule {
             Spec::SlidingLog { limit, period_us } => {
                 (Kind::Log, limit, period_us, limit, 0, 1, at0)
             }
+            Spec::Concurrency { limit, ttl_us } => {
+                (Kind::Permits, limit, ttl_us, limit, 0, 1, at0)
+            }
         };
         assert!(period > 0 && tick > 0 && period % tick == 0, "the tick divides the period");
-        assert!(rate > 0 || matches!(kind, Kind::Counter | Kind::Log), "something comes back");
+        assert!(rate > 0 || matches!(kind, Kind::Counter | Kind::Log | Kind::Permits), "something comes back");
         let [rate, period, capacity, debt, tick] =
             [rate, period, capacity, debt, tick].map(i128::from);
         Rule { kind, rate, period, capacity, debt, tick, start }
@@ -103,7 +123,7 @@ impl Rule {
             Kind::Bucket => ceil_div(most * self.parts(), self.rate) * self.tick,
             Kind::Window => ceil_div(most, self.rate) * self.period,
             Kind::Counter => 2 * self.period,
-            Kind::Log => self.period,
+            Kind::Log | Kind::Permits => self.period,
         }
     }
 
@@ -144,6 +164,7 @@ impl Rule {
                 previous * left / self.period + current
             }
             State::Log { entries } => self.live(entries, t).map(|(_, cost)| cost).sum(),
+            State::Permits { held, .. } => held.iter().map(|permit| i128::from(permit.is_live(t))).sum(),
         }
     }
 
@@ -170,6 +191,10 @@ impl Rule {
                 State::Counter { previous, current, start: self.window_at(at), time: at }
             }
             State::Log { entries } => State::Log { entries: self.live(entries, at).collect() },
+            State::Permits { held, .. } => {
+                let held = held.iter().filter(|permit| permit.is_live(at)).cloned().collect();
+                State::Permits { held, time: at }
+            }
         }
     }
 
@@ -189,6 +214,7 @@ impl Rule {
             State::Window { used, .. } => *used += parts,
             State::Counter { current, .. } => *current += parts,
             State::Log { entries } => entries.push((at, parts)),
+            State::Permits { held, .. } => held.extend(Permit::new(None, at + self.period).times(parts)),
         }
         state
     }
@@ -209,6 +235,7 @@ impl Rule {
                 entries.retain(|(_, cost)| *cost > 0);
                 if entries.is_empty() { state = self.place(0, at) }
             }
+            State::Permits { .. } => unreachable!("given back by an id"),
         }
         (left < parts).then_some(state)
     }
@@ -234,6 +261,7 @@ impl Rule {
             // Only the current count: the previous one was bounded when it was current.
             State::Counter { current, .. } => exact / (self.period / self.tick) - 1 - current,
             State::Log { .. } => (1 << 39) - used,
+            State::Permits { .. } => 20_000 - used,
         };
         room.max(0)
     }
@@ -248,46 +276,21 @@ impl Rule {
             Kind::Window => State::Window { used, start, time: at },
             Kind::Counter => State::Counter { previous: 0, current: capped, start, time: at },
             Kind::Log => State::Log { entries: vec![(at, capped)] },
+            Kind::Permits => {
+                State::Permits { held: Permit::new(None, at + self.period).times(used).collect(), time: at }
+            }
         }
     }
 
-    /// A state written under `old`, at its own time, under these numbers. Unchanged numbers leave
-    /// it as it is.
-    pub(super) fn convert(&self, old: &Rule, state: &State) -> State {
-        // A state doesn't say how much debt was allowed: what was taken under another allowance stays taken.
-        if *self == (Rule { debt: self.debt, ..*old }) {
-            return state.clone();
-        }
+    /// What is used at the state's own time, as used at `at`. A permit keeps how long it has left.
+    pub(super) fn rebased(&self, state: &State, at: i128) -> State {
         let time = state.time();
-        let used = old.used(state, time);
-        // Units taken stay taken, up to what this rule could have given; only who was in debt
-        // stays in debt. A fraction of a part counts as taken.
-        let in_debt = used > old.capacity * old.parts();
-        let most = self.capacity + if in_debt { self.debt } else { 0 };
-        let kept = ceil_div(used * self.parts(), old.parts()).min(most * self.parts());
-        match state {
-            State::Bucket { .. } => {
-                State::Bucket { used: kept, time: ceil_div(time, self.tick) * self.tick }
+        match self.settled(state, time) {
+            State::Permits { mut held, .. } => {
+                held.iter_mut().for_each(|permit| permit.expiry -= time - at);
+                State::Permits { held, time: at }
             }
-            State::Window { start, .. } => {
-                // A window on the new grid already is the one that contains the last write.
-                let keeps = self.start == Start::FirstHit && self.period == old.period;
-                let start = if keeps { *start } else { self.window_at(time) };
-                State::Window { used: kept, start, time }
-            }
-            State::Counter { previous, current, start, .. } => {
-                let time = floor_to(time, self.tick);
-                let fits = used <= self.capacity && *previous <= self.capacity;
-                if self.period == old.period && fits {
-                    let (previous, current, start) = (*previous, *current, *start);
-                    State::Counter { previous, current, start, time }
-                } else {
-                    self.place(used, time)
-                }
-            }
-            // Kept entries may exceed a lowered limit: they expire when they would have.
-            State::Log { .. } if self.period == old.period => state.clone(),
-            State::Log { .. } => self.place(used, time),
+            _ => self.place(self.used(state, time), at),
         }
     }
 
@@ -319,22 +322,6 @@ impl Rule {
             0 => Retry::Now,
             _ if parts > most => Retry::Never,
             _ => self.wait(found, now_us, |t| self.used(&found.state, t) + parts <= most),
-        }
-    }
-
-    pub(super) fn answer(&self, found: &Found, allowed: bool, retry: Retry, now_us: u64) -> Answer {
-        let Found { state, at, .. } = found;
-        let reset_after = if self.used(state, *at) == 0 {
-            0
-        } else {
-            self.first(*at, |t| self.used(state, t) == 0) - i128::from(now_us)
-        };
-        Answer {
-            allowed,
-            limit: u64_of(self.capacity),
-            remaining: u64_of(self.free(state, *at)),
-            retry,
-            reset_after_us: u64_of(reset_after),
         }
     }
 }

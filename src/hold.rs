@@ -1,0 +1,193 @@
+//! Permits of a concurrency limit, held for as long as a value lives.
+
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use crate::decision::{Decision, Denied};
+use crate::error::{Error, Kind};
+use crate::limiter::Limiter;
+use crate::random::{jittered, unique_id};
+use crate::request::{OwnedRequest, Request};
+use crate::rule::Rule;
+
+/// What [`Limiter::hold`] answers: a permit, or how things stand without one.
+#[derive(Debug)]
+#[must_use]
+pub struct Held {
+    /// The answer.
+    pub decision: Decision,
+    /// The permit, if it is allowed.
+    pub permit: Option<Permit>,
+}
+
+/// Permits that are given back when this is dropped, by a task of its own. If the process ends without that, they expire
+/// after the limit's ttl.
+#[derive(Debug)]
+#[must_use = "a permit that is dropped is given back"]
+pub struct Permit {
+    limiter: Limiter,
+    rule: Rule,
+    request: OwnedRequest,
+    held: bool,
+    renewing: Option<JoinHandle<()>>,
+}
+
+/// Someone who waits for a permit looks again after this long at first, and half as long again each time, since permits
+/// are released before they expire.
+const FIRST_LOOK: Duration = Duration::from_millis(5);
+const LAST_LOOK: Duration = Duration::from_millis(250);
+
+impl Limiter {
+    /// Takes permits of the rule's concurrency limits (so many as the cost says) and, of its other limits, the cost, all
+    /// or nothing; the permits are held until the [`Permit`] is dropped, and for the limit's ttl unless it is renewed.
+    ///
+    /// A dropped future gives back what it may have taken.
+    ///
+    /// # Errors
+    ///
+    /// A rule without a concurrency limit; no decision could be made, see [`Error`].
+    ///
+    /// ```
+    /// # #[cfg(feature = "embedded")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate::{Embedded, Limiter, Rule};
+    ///
+    /// let limiter = Limiter::new(Embedded::new());
+    /// let rule: Rule = "concurrency 1 ttl 30s".parse()?;
+    ///
+    /// let permit = limiter.hold(&rule, "reports").await?.into_result()?;
+    /// assert!(limiter.hold(&rule, "reports").await?.into_result().is_err());
+    /// permit.release().await?;
+    /// assert!(limiter.hold(&rule, "reports").await?.into_result().is_ok());
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "embedded"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn hold<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Held, Error> {
+        if !rule.limits().any(|limit| limit.algorithm().holds()) {
+            return Err(Error::new(Kind::Input, format!("hold: expected a concurrency limit, got {rule}")));
+        }
+        let request = request.into();
+        let own = unique_id("held");
+        let request = if request.has_id() { request } else { request.id(&own) };
+        // Made first: whatever happens to the call, what it took is given back.
+        let (limiter, rule, owned) = (self.clone(), rule.clone(), request.to_owned());
+        let mut permit = Permit { limiter, rule, request: owned, held: true, renewing: None };
+        let decision = self.acquire(&permit.rule, request).await?;
+        permit.held = decision.allowed;
+        Ok(Held { permit: decision.allowed.then_some(permit), decision })
+    }
+
+    /// As [`hold`](Self::hold), waiting for at most so long until there is a permit. Whoever looks first is served.
+    ///
+    /// # Errors
+    ///
+    /// As [`hold`](Self::hold).
+    pub async fn hold_wait<'a>(
+        &self,
+        rule: &Rule,
+        request: impl Into<Request<'a>>,
+        max_wait: Duration,
+    ) -> Result<Held, Error> {
+        let request = request.into();
+        let until = tokio::time::Instant::now() + max_wait;
+        let mut look = FIRST_LOOK;
+        loop {
+            let held = self.hold(rule, request).await?;
+            let left = until.saturating_duration_since(tokio::time::Instant::now());
+            let Some(expires) = held.decision.retry_after.duration() else { return Ok(held) };
+            if held.permit.is_some() || left.is_zero() {
+                return Ok(held);
+            }
+            tokio::time::sleep(jittered(look.min(expires), 50).min(left)).await;
+            look = (look * 3 / 2).min(LAST_LOOK);
+        }
+    }
+}
+
+impl Held {
+    /// The permit, or the denial.
+    ///
+    /// # Errors
+    ///
+    /// The denial.
+    pub fn into_result(self) -> Result<Permit, Denied> {
+        match (self.permit, self.decision.into_result()) {
+            (Some(permit), _) => Ok(permit),
+            (None, Err(denied)) => Err(denied),
+            (None, Ok(allowed)) => Err(Denied::of(allowed)),
+        }
+    }
+}
+
+impl Permit {
+    /// Makes it last for the limit's whole ttl from now.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_unknown_id`] if it has expired and may be somebody else's; no answer, see [`Error`].
+    pub async fn renew(&self) -> Result<(), Error> {
+        let parts = self.request.parts();
+        self.limiter.renew(&self.rule, self.request.borrowed(&parts)).await.map(|_| ())
+    }
+
+    /// Renews it every third of the limit's ttl for as long as it is held, in a task of its own, which ends when the
+    /// permit is lost. For work of unknown length; [`renew`](Self::renew) tells whether it is still held.
+    pub fn renewed(mut self) -> Self {
+        let permits = self.rule.limits().filter(|limit| limit.algorithm().holds());
+        let every = permits.map(|limit| limit.period() / 3).min().unwrap_or_default().max(Duration::from_millis(1));
+        let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
+        self.renewing = Some(tokio::spawn(async move {
+            let parts = request.parts();
+            loop {
+                tokio::time::sleep(every).await;
+                let renewal = limiter.renew(&rule, request.borrowed(&parts)).await;
+                if renewal.is_err_and(|error| error.is_unknown_id()) {
+                    return;
+                }
+            }
+        }));
+        self
+    }
+
+    /// Gives it back, and says how things stand then.
+    ///
+    /// # Errors
+    ///
+    /// No answer: it is given back by the limit's ttl; see [`Error`].
+    pub async fn release(mut self) -> Result<Decision, Error> {
+        self.stop_renewing();
+        let request = self.request.clone();
+        let parts = request.parts();
+        let answer = self.limiter.release(&self.rule, request.borrowed(&parts)).await;
+        self.held = answer.is_err();
+        answer
+    }
+
+    fn stop_renewing(&mut self) {
+        if let Some(task) = self.renewing.take() {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.stop_renewing();
+        if !self.held {
+            return;
+        }
+        let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
+        // Without a runtime there is nothing left to send it by: the permit expires.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                let parts = request.parts();
+                // Whatever this answers, nobody is there to be told.
+                let _ = limiter.release(&rule, request.borrowed(&parts)).await;
+            });
+        }
+    }
+}

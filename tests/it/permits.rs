@@ -1,0 +1,183 @@
+//! Permits: held by a value, given back when it goes, expired when its process does.
+
+use std::time::Duration;
+
+use tollgate::{Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
+
+use crate::server::Server;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn rule(text: &str) -> Rule {
+    text.parse().expect("a rule")
+}
+
+async fn held(limiter: &Limiter, rule: &Rule) -> Option<Permit> {
+    limiter.hold(rule, "key").await.expect("a decision").permit
+}
+
+/// Until what tasks of their own do has been done.
+async fn comes_to(limiter: &Limiter, rule: &Rule, remaining: u64) {
+    for _ in 0..1000 {
+        if limiter.peek(rule, "key").await.expect("a decision").remaining == remaining {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{remaining} never remained");
+}
+
+#[tokio::test]
+async fn a_permit_goes_back_when_its_value_is_dropped_or_released() {
+    let server = Server::start();
+    for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("a good address"))] {
+        let rule = rule("concurrency 2 ttl 1h");
+        let (one, other) = (held(&limiter, &rule).await.expect("one"), held(&limiter, &rule).await.expect("two"));
+        assert!(held(&limiter, &rule).await.is_none());
+        assert_eq!(other.release().await.expect("an answer").remaining, 1);
+        drop(one);
+        comes_to(&limiter, &rule, 2).await;
+    }
+}
+
+#[tokio::test]
+async fn a_hold_that_is_given_up_keeps_nothing() {
+    let server = Server::start();
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(MINUTE);
+    let rule = rule("concurrency 1 ttl 1h");
+    drop(held(&limiter, &rule).await);
+    comes_to(&limiter, &rule, 1).await;
+    server.signal("-STOP");
+    tokio::time::timeout(Duration::from_millis(50), limiter.hold(&rule, "key")).await.expect_err("gave up");
+    server.signal("-CONT");
+    comes_to(&limiter, &rule, 1).await;
+}
+
+#[tokio::test]
+async fn a_denied_hold_gives_back_nothing_of_anybodys() {
+    let limiter = Limiter::new(Embedded::new());
+    let rule = rule("concurrency 1 ttl 1h");
+    let permit = held(&limiter, &rule).await.expect("one");
+    for _ in 0..10 {
+        let denied = limiter.hold(&rule, "key").await.expect("a decision").into_result().expect_err("taken");
+        assert!(matches!(denied.decision().retry_after, RetryAfter::After(wait) if wait > Duration::from_secs(3590)));
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 0);
+    drop(permit);
+}
+
+#[tokio::test]
+async fn a_permit_is_renewed_for_as_long_as_it_is_held() {
+    let server = Server::start();
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let rule = rule("concurrency 1 ttl 300ms");
+    let permit = held(&limiter, &rule).await.expect("one").renewed();
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(held(&limiter, &rule).await.is_none(), "still held");
+    }
+    permit.renew().await.expect("still held");
+    drop(permit);
+    comes_to(&limiter, &rule, 1).await;
+}
+
+#[tokio::test]
+async fn a_permit_that_has_expired_is_known_to_be_lost() {
+    let limiter = Limiter::new(Embedded::new());
+    let rule = rule("concurrency 1 ttl 1ms");
+    let permit = held(&limiter, &rule).await.expect("one");
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert!(permit.renew().await.expect_err("expired").is_unknown_id());
+    let _other = held(&limiter, &rule).await.expect("free again");
+}
+
+#[tokio::test]
+async fn whoever_waits_is_served_when_a_permit_is_released_not_when_it_would_expire() {
+    let limiter = Limiter::new(Embedded::new());
+    let rule = rule("concurrency 1 ttl 1h");
+    let permit = held(&limiter, &rule).await.expect("one");
+    let waiter = tokio::spawn({
+        let (limiter, rule) = (limiter.clone(), rule.clone());
+        async move { limiter.hold_wait(&rule, "key", MINUTE).await.expect("a decision").permit.is_some() }
+    });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!(!waiter.is_finished());
+    permit.release().await.expect("an answer");
+    assert!(waiter.await.expect("no panic"));
+    let _one = held(&limiter, &rule).await;
+    let denied = limiter.hold_wait(&rule, "key", Duration::from_millis(20)).await.expect("a decision");
+    assert!(denied.permit.is_none());
+}
+
+#[tokio::test]
+async fn beside_a_rate_both_are_taken_or_none_and_only_the_permit_comes_back() {
+    let server = Server::start();
+    for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("a good address"))] {
+        let rule = rule("concurrency 2 ttl 1h").and("gcra 3/30d".parse().expect("a limit")).expect("two limits");
+        for left in [2, 1, 0] {
+            let permit = held(&limiter, &rule).await.expect("a permit");
+            let now = limiter.peek(&rule, "key").await.expect("a decision");
+            assert_eq!((now.limits[0].remaining, now.limits[1].remaining), (1, left));
+            permit.release().await.expect("an answer");
+        }
+        let denied = limiter.hold(&rule, "key").await.expect("a decision").decision;
+        assert_eq!(denied.denied_by.as_deref(), Some("gcra 3/30d"));
+        assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").limits[0].remaining, 2);
+        // The same id holds once, and after its release anew.
+        limiter.reset(&rule, "key").await.expect("an answer");
+        let request = Request::new("key").id("job-7");
+        for _ in 0..2 {
+            assert!(limiter.acquire(&rule, request).await.expect("a decision").allowed);
+        }
+        let now = limiter.peek(&rule, "key").await.expect("a decision");
+        assert_eq!((now.limits[0].remaining, now.limits[1].remaining), (1, 2));
+        limiter.release(&rule, request).await.expect("an answer");
+        assert!(limiter.acquire(&rule, request).await.expect("a decision").allowed);
+        let now = limiter.peek(&rule, "key").await.expect("a decision");
+        assert_eq!((now.limits[0].remaining, now.limits[1].remaining), (1, 1));
+    }
+}
+
+#[tokio::test]
+async fn what_has_no_permits_says_so() {
+    let limiter = Limiter::new(Embedded::new());
+    let (bucket, permits) = (rule("gcra 5/1s"), rule("concurrency 5 ttl 1s"));
+    let request = Request::new("key").id("id");
+    for (error, expected) in [
+        (
+            limiter.hold(&bucket, "key").await.expect_err("no permits"),
+            "hold: expected a concurrency limit, got gcra 5/1s",
+        ),
+        (
+            limiter.release(&bucket, request).await.expect_err("none"),
+            "release: expected a concurrency limit, got gcra 5/1s",
+        ),
+        (
+            limiter.renew(&permits, "key").await.expect_err("no id"),
+            "renew: expected the id that holds the permits, got none",
+        ),
+        (
+            limiter.refund(&permits, "key").await.expect_err("no id"),
+            "refund: expected the id that holds the permits, got none",
+        ),
+        (
+            limiter.settle(&permits, request).await.expect_err("not settled"),
+            "settle: expected a limit that isn't concurrency, whose permits are released, got concurrency 5 ttl 1s",
+        ),
+    ] {
+        assert!(error.is_input());
+        assert_eq!(error.to_string(), expected);
+    }
+    assert!(limiter.renew(&permits, request).await.expect_err("nothing held").is_unknown_id());
+    for (text, why) in [
+        ("concurrency 5", "concurrency: expected a ttl, after which"),
+        ("concurrency 5/1s ttl 1s", "rate: expected a whole number"),
+        ("concurrency 10001 ttl 1s", "rate: expected a whole number from 1 to 10000, got 10001"),
+        ("concurrency 5 ttl 0s", "period: expected"),
+        ("concurrency 5 ttl 1s burst 3", "concurrency: expected a ttl"),
+    ] {
+        let error = text.parse::<Rule>().expect_err(text).to_string();
+        assert!(error.starts_with(why), "{text}: {error}");
+    }
+}
