@@ -33,8 +33,17 @@ pub(crate) struct Line<'a> {
     /// What at-most took.
     #[serde(skip_serializing_if = "Option::is_none")]
     granted: Option<u64>,
+    /// Only of a key that is blocked.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    blocked: bool,
+    /// Only where denials are counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overage: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
+    /// How long a block lasts.
+    #[serde(rename = "for", skip_serializing_if = "Option::is_none")]
+    length: Option<String>,
 }
 
 /// Prints decisions as they come.
@@ -61,13 +70,23 @@ impl<'a> Line<'a> {
             denied_by: decision.denied_by.as_deref(),
             by: decision.by.to_string(),
             granted: (op == Op::AtMost).then_some(decision.granted),
+            blocked: decision.blocked,
+            overage: decision.overage,
             id: None,
+            length: None,
         }
     }
 
     /// With the name of the call.
     pub(crate) fn named(mut self, id: Option<&[u8]>) -> Self {
         self.id = id.map(|id| String::from_utf8_lossy(id).into_owned());
+        self
+    }
+
+    /// With the length of a block.
+    pub(crate) fn lasting(mut self, length: Option<Duration>) -> Self {
+        let length = length.and_then(|length| jiff::SignedDuration::try_from(length).ok());
+        self.length = length.map(|length| format!("{length:#}"));
         self
     }
 
@@ -107,8 +126,9 @@ impl<W: Write> Printer<W> {
         }
         self.rows += 1;
         let (style, verdict) = match (line.allowed, line.op) {
-            (true, Op::Reset | Op::Refund | Op::Penalty | Op::Settle | Op::Cancel) => (QUIET, line.op.name()),
-            (true, _) => (RIGHT, "allowed"),
+            (true, Op::Acquire | Op::Peek | Op::Reserve | Op::AtMost) => (RIGHT, "allowed"),
+            (true, op) => (QUIET, op.name()),
+            (false, _) if line.blocked => (WRONG, "blocked"),
             (false, _) => (WRONG, "denied"),
         };
         let remaining = format!("{} / {}", line.remaining, line.limit);

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use tollgate::{Limiter, Request, Rule};
+use tollgate::{Change, Limiter, Request, Rule};
 
 use crate::options::{self, Options};
 use crate::output::{Line, Printer};
@@ -27,12 +27,22 @@ pub(crate) struct Probe {
     /// How long to wait between them.
     #[arg(long, value_name = "D", value_parser = options::duration)]
     interval: Option<Duration>,
-    /// What to ask for: acquire, peek, reserve, at-most, refund, penalty, settle, cancel or reset.
+    /// What to ask for: acquire, peek, reserve, at-most, refund, penalty, block, renew,
+    /// release, settle, cancel or reset.
     #[arg(long, default_value = "acquire")]
     op: Op,
     /// A name for the call: the same one is charged once, and can be settled.
     #[arg(long, value_name = "ID")]
     id: Option<OsString>,
+    /// How long a block lasts; 0s lifts it.
+    #[arg(long = "for", value_name = "D", value_parser = options::duration)]
+    length: Option<Duration>,
+    /// What becomes of the key's state where the rule's numbers have changed: keep-used, as-is or reset.
+    #[arg(long, value_name = "HOW", default_value = "keep-used")]
+    on_change: Change,
+    /// Count denied calls too, and show them as overage.
+    #[arg(long)]
+    overage: bool,
     #[command(flatten)]
     options: Options,
 }
@@ -44,7 +54,11 @@ impl Probe {
         };
         let key = key.as_encoded_bytes();
         let rules: Vec<_> = rules.iter().map(|rule| rule.to_string_lossy().into_owned()).collect();
-        let rule = options::rule(&rules)?;
+        let mut rule = options::rule(&rules)?.on_change(self.on_change);
+        if self.overage {
+            rule = rule.counting_denials();
+        }
+        self.op.check(self.id.is_some(), self.length.is_some()).map_err(|why| Failure::Told(format!("--{why}")))?;
         let limiter = self.options.limiter()?;
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
         let mut denied = false;
@@ -56,10 +70,10 @@ impl Probe {
             if let Some(id) = &self.id {
                 request = request.id(id.as_encoded_bytes());
             }
-            let decision = decide(&limiter, &rule, self.op, request).await?;
+            let decision = decide(&limiter, &rule, self.op, request, self.length).await?;
             denied |= !decision.allowed;
             let id = self.id.as_deref().map(OsStr::as_encoded_bytes);
-            printer.print(&Line::new(&rule, self.op, key, self.cost, &decision).named(id))?;
+            printer.print(&Line::new(&rule, self.op, key, self.cost, &decision).named(id).lasting(self.length))?;
         }
         Ok(if denied { ExitCode::from(1) } else { ExitCode::SUCCESS })
     }
@@ -70,6 +84,7 @@ pub(crate) async fn decide(
     rule: &Rule,
     op: Op,
     request: Request<'_>,
+    length: Option<Duration>,
 ) -> Result<tollgate::Decision, tollgate::Error> {
     match op {
         Op::Acquire => limiter.acquire(rule, request).await,
@@ -78,6 +93,9 @@ pub(crate) async fn decide(
         Op::AtMost => limiter.at_most(rule, request).await,
         Op::Refund => limiter.refund(rule, request).await,
         Op::Penalty => limiter.penalty(rule, request).await,
+        Op::Block => limiter.block(rule, request, length.unwrap_or_default()).await,
+        Op::Renew => limiter.renew(rule, request).await,
+        Op::Release => limiter.release(rule, request).await,
         Op::Settle => limiter.settle(rule, request).await,
         Op::Cancel => limiter.cancel(rule, request).await,
         Op::Reset => limiter.reset(rule, request).await,

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::io::{self, BufRead};
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +37,12 @@ pub(crate) enum Op {
     Refund,
     /// Take the cost whether it is there or not.
     Penalty,
+    /// Deny the key for a time.
+    Block,
+    /// Make permits last anew.
+    Renew,
+    /// Give permits back.
+    Release,
     /// Make the cost what an earlier call took in the end.
     Settle,
     /// Give back what an earlier call took.
@@ -53,10 +60,27 @@ impl Op {
         Self::AtMost,
         Self::Refund,
         Self::Penalty,
+        Self::Block,
+        Self::Renew,
+        Self::Release,
         Self::Settle,
         Self::Cancel,
         Self::Reset,
     ];
+
+    /// What it lacks to be carried out, or has too much, as one short line.
+    pub(crate) fn check(self, has_id: bool, has_length: bool) -> Result<(), String> {
+        let of_an_id = matches!(self, Self::Renew | Self::Release | Self::Settle | Self::Cancel);
+        match self {
+            _ if of_an_id && !has_id => Err(format!("id: missing, and {self} needs that of an earlier call")),
+            Self::Block if !has_length => {
+                Err("for: missing, and block needs a duration such as 10m, 0s to lift it".into())
+            }
+            Self::Block => Ok(()),
+            _ if has_length => Err(format!("for: only block takes it, and this is {self}")),
+            _ => Ok(()),
+        }
+    }
 
     /// The name in records, on the command line and in output.
     pub(crate) fn name(self) -> &'static str {
@@ -67,6 +91,9 @@ impl Op {
             Self::AtMost => "at-most",
             Self::Refund => "refund",
             Self::Penalty => "penalty",
+            Self::Block => "block",
+            Self::Renew => "renew",
+            Self::Release => "release",
             Self::Settle => "settle",
             Self::Cancel => "cancel",
             Self::Reset => "reset",
@@ -116,6 +143,8 @@ pub(crate) struct Record {
     pub(crate) cost: u64,
     /// The name of the call, or of the one to settle: any bytes, at least one.
     pub(crate) id: Option<Vec<u8>>,
+    /// How long a block lasts; zero lifts it.
+    pub(crate) length: Option<Duration>,
 }
 
 /// How records are written down.

@@ -26,6 +26,9 @@ pub(crate) struct Replay {
     /// The rule, such as "sliding-log 60/1m"; given several times, all or nothing.
     #[arg(long, required = true)]
     rule: Vec<String>,
+    /// Count denied calls too, and show them as overage.
+    #[arg(long)]
+    overage: bool,
     /// How the records are written down.
     #[arg(long, value_enum, default_value_t = Input::Jsonl)]
     input: Input,
@@ -49,7 +52,7 @@ pub(crate) struct Replay {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Input {
-    /// A JSON object per line: t_us, key, and op and cost if not acquire and 1.
+    /// A JSON object per line: t_us, key, and op and cost if not acquire and 1, id, and for of a block.
     Jsonl,
     /// The same names in a header.
     Csv,
@@ -70,7 +73,10 @@ const LONG: usize = 2000;
 
 impl Replay {
     pub(crate) async fn run(self) -> Outcome {
-        let rule = options::rule(&self.rule)?;
+        let mut rule = options::rule(&self.rule)?;
+        if self.overage {
+            rule = rule.counting_denials();
+        }
         let prefix = own_prefix();
         let limiter = self.options.limiter()?.prefix(&prefix)?;
         let stdout = anstream::stdout();
@@ -259,7 +265,7 @@ const PLAYED_AT_A_TIME: u64 = 256;
 impl<W: Write> Player<W> {
     /// Decides the record, unless it settles what is not remembered.
     async fn play(&mut self, record: &Record) -> Result<Option<Unreadable>, Failure> {
-        let Record { line, t_us, op, ref key, cost, ref id } = *record;
+        let Record { line, t_us, op, ref key, cost, ref id, length } = *record;
         // The embedded engine never waits, and signals arrive only while something does.
         self.played += 1;
         if self.played.is_multiple_of(PLAYED_AT_A_TIME) {
@@ -272,7 +278,7 @@ impl<W: Write> Player<W> {
             request = request.id(id);
             self.ids.insert((key.clone(), id.clone()));
         }
-        let decision = match decide(&self.limiter, &self.rule, op, request).await {
+        let decision = match decide(&self.limiter, &self.rule, op, request, length).await {
             // The fault of the record, as if it could not be read.
             Err(error) if error.is_unknown_id() => {
                 return Ok(Some(Unreadable { line, reason: format!("id: {error}") }));
@@ -281,7 +287,9 @@ impl<W: Write> Player<W> {
         };
         self.summary.decided(key, decision.allowed);
         if !self.quiet {
-            self.printer.print(&Line::new(&self.rule, op, key, cost, &decision).at(t_us).named(id.as_deref()))?;
+            self.printer.print(
+                &Line::new(&self.rule, op, key, cost, &decision).at(t_us).named(id.as_deref()).lasting(length),
+            )?;
         }
         Ok(None)
     }

@@ -30,7 +30,7 @@ fn header<R: BufRead>(lines: &mut Lines<R>) -> io::Result<Columns> {
         Some((_, row)) => row.and_then(|row| Columns::of(&row)),
     };
     columns.map_err(|what| {
-        let message = format!("header: expected the columns t_us and key, and optionally op, cost and id; {what}");
+        let message = format!("header: expected the columns t_us and key, and optionally op, cost, id and for; {what}");
         io::Error::new(io::ErrorKind::InvalidData, message)
     })
 }
@@ -42,6 +42,7 @@ pub(super) struct Columns {
     op: Option<usize>,
     cost: Option<usize>,
     id: Option<usize>,
+    length: Option<usize>,
     width: usize,
 }
 
@@ -69,6 +70,7 @@ impl Columns {
             op: at("op"),
             cost: at("cost"),
             id: at("id"),
+            length: at("for"),
             width: header.ends.len(),
         })
     }
@@ -92,10 +94,10 @@ impl Columns {
             Some(cost) => whole("cost", cost, field::MAX_COST)?,
         };
         let id = self.id.and_then(cell).map(<[u8]>::to_vec);
-        if matches!(op, Op::Settle | Op::Cancel) && id.is_none() {
-            return Err(field::NO_ID.into());
-        }
-        Ok(Record { line, t_us, op, key, cost, id })
+        let length =
+            self.length.and_then(cell).map(|text| field::length(&String::from_utf8_lossy(text))).transpose()?;
+        op.check(id.is_some(), length.is_some())?;
+        Ok(Record { line, t_us, op, key, cost, id, length })
     }
 }
 
@@ -193,7 +195,7 @@ mod tests {
     }
 
     fn record(line: u64, t_us: u64, op: Op, key: &[u8], cost: u64) -> Result<Record, Unreadable> {
-        Ok(Record { line, t_us, op, key: key.to_vec(), cost, id: None })
+        Ok(Record { line, t_us, op, key: key.to_vec(), cost, id: None, length: None })
     }
 
     fn unreadable(line: u64, reason: &str) -> Result<Record, Unreadable> {
@@ -269,7 +271,7 @@ mod tests {
             ("t_us,key,t_us\n", "got the column \"t_us\" twice"),
             ("\"t_us,key\n", "row: expected a closing quote, got the end of the file"),
         ] {
-            let expected = "header: expected the columns t_us and key, and optionally op, cost and id; ";
+            let expected = "header: expected the columns t_us and key, and optionally op, cost, id and for; ";
             assert_eq!(read(text.as_bytes()), Err(format!("{expected}{want}")));
         }
         let mut records = super::super::read(super::super::Format::Csv, Default::default(), &b"a\n1\n2\n"[..]);

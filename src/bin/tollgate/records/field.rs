@@ -1,5 +1,9 @@
 //! What a record's fields may hold, and how a reason says what one holds instead.
 
+use std::time::Duration;
+
+use crate::options;
+
 /// The latest time that a decision's arithmetic takes, in microseconds since 1970 (in the year 2112).
 pub(super) const MAX_T_US: u64 = 1 << 52;
 
@@ -7,7 +11,7 @@ pub(super) const MAX_T_US: u64 = 1 << 52;
 pub(super) const MAX_COST: u64 = (1 << 53) - 1;
 
 /// The fields that make a record.
-pub(super) const INPUT: &[&str] = &["t_us", "op", "key", "cost", "id"];
+pub(super) const INPUT: &[&str] = &["t_us", "op", "key", "cost", "id", "for"];
 
 /// The fields that replay's output adds. They are passed over, so that an output can be replayed.
 pub(super) const OUTPUT: &[&str] = &[
@@ -21,12 +25,16 @@ pub(super) const OUTPUT: &[&str] = &[
     "by",
     "limits",
     "granted",
+    "blocked",
+    "overage",
 ];
 
 pub(super) const KEY: &str = "a non-empty string";
 
-/// What an operation that needs an id says without one.
-pub(super) const NO_ID: &str = "id: missing, and settle and cancel need that of an earlier call";
+/// How long a block lasts: `10m`.
+pub(super) fn length(text: &str) -> Result<Duration, String> {
+    options::duration(text).map_err(|expected| format!("for: {expected}, got {}", quoted(text.as_bytes())))
+}
 
 /// `t_us: missing`
 pub(super) fn missing(field: &str) -> String {

@@ -43,10 +43,13 @@ pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
         Some(Value::String(id)) if !id.is_empty() => Some(id.into_bytes()),
         Some(other) => return Err(unexpected("id", field::KEY, &got(&other))),
     };
-    if matches!(op, Op::Settle | Op::Cancel) && id.is_none() {
-        return Err(field::NO_ID.into());
-    }
-    Ok(Record { line, t_us, op, key, cost, id })
+    let length = match fields.length {
+        None => None,
+        Some(Value::String(text)) => Some(field::length(&text)?),
+        Some(other) => return Err(unexpected("for", "a duration such as \"10m\"", &got(&other))),
+    };
+    op.check(id.is_some(), length.is_some())?;
+    Ok(Record { line, t_us, op, key, cost, id, length })
 }
 
 fn got(value: &Value) -> String {
@@ -73,6 +76,7 @@ struct Fields {
     key: Option<Value>,
     cost: Option<Value>,
     id: Option<Value>,
+    length: Option<Value>,
     refused: Option<String>,
 }
 
@@ -96,6 +100,7 @@ impl<'de> Deserialize<'de> for Fields {
                         "key" => &mut fields.key,
                         "cost" => &mut fields.cost,
                         "id" => &mut fields.id,
+                        "for" => &mut fields.length,
                         other => {
                             if !field::OUTPUT.contains(&other) {
                                 fields.refused.get_or_insert_with(|| unknown(other));
@@ -131,11 +136,21 @@ mod tests {
     #[test]
     fn op_and_cost_have_defaults() {
         let record = parse(7, br#"{"t_us":1700000000000000,"key":"u1"}"#).unwrap();
-        let want =
-            Record { line: 7, t_us: 1_700_000_000_000_000, op: Op::Acquire, key: b"u1".to_vec(), cost: 1, id: None };
+        let want = Record {
+            line: 7,
+            t_us: 1_700_000_000_000_000,
+            op: Op::Acquire,
+            key: b"u1".to_vec(),
+            cost: 1,
+            id: None,
+            length: None,
+        };
         assert_eq!(record, want);
         let record = parse(7, br#" { "cost":0, "key":"u1", "op":"peek", "t_us":0 } "#).unwrap();
-        assert_eq!(record, Record { line: 7, t_us: 0, op: Op::Peek, key: b"u1".to_vec(), cost: 0, id: None });
+        assert_eq!(
+            record,
+            Record { line: 7, t_us: 0, op: Op::Peek, key: b"u1".to_vec(), cost: 0, id: None, length: None }
+        );
     }
 
     #[test]
@@ -199,7 +214,7 @@ mod tests {
             "limits":[{"name":"a"}],"granted":1}"#;
         assert_eq!(
             parse(1, text).unwrap(),
-            Record { line: 1, t_us: 5, op: Op::Reset, key: b"u1".to_vec(), cost: 2, id: None }
+            Record { line: 1, t_us: 5, op: Op::Reset, key: b"u1".to_vec(), cost: 2, id: None, length: None }
         );
     }
 
