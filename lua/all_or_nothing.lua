@@ -1,5 +1,5 @@
--- all_or_nothing: decides several limits at once: either each is charged, or none. Remembers a call by an id, so that it
--- is charged once however often it is sent, and can be settled later.
+-- all_or_nothing: decides several limits at once: either each is charged, or none. Remembers a call by an id, so that
+-- it is charged once however often it is sent, and can be settled later.
 --
 -- KEYS
 --   KEYS[i]  the i-th limit's state; no two alike
@@ -10,8 +10,8 @@
 --   then, for all of them:
 --   id_ttl  ms     how long the id is remembered; 0 without an id
 --   cost    units  0 ..
---   mode    -      acquire | peek | reserve | at-most | refund | penalty | block | renew | release | reset, or with an id
---                  settle | cancel; and its options
+--   mode    -      acquire | peek | reserve | at-most | refund | penalty | block | renew | release | reset, or with an
+--                  id settle | cancel; and its options
 --   now_us  us     0 .. 2^52, or -1 for the server's time
 --
 -- Reply
@@ -27,8 +27,8 @@
 --   all have allowed. All see one time.
 --   An allowed call with an id leaves the marker with its answer; the same id gets that answer again, charged once.
 --   settle makes `cost` what a call of this id took in the end: more is charged, whether it is there or not, less is
---   given back; once. cancel gives all of it back and forgets the id. An id of which nothing that was taken is remembered
---   is the error BADID. reset and release forget the id too.
+--   given back; once. cancel gives all of it back and forgets the id. An id of which nothing that was taken is
+--   remembered is the error BADID. reset and release forget the id too.
 --
 -- Source
 --   Two-phase commit, within one script.
@@ -58,7 +58,8 @@ local operation, took
 local forgets = mode == 'reset' or mode == 'release'
 if marker and not forgets then
   if not (id_ttl % 1 == 0 and cost + 0 >= 0 and cost + 0 <= 2^53) then
-    return redis.error_reply('BADARG all_or_nothing: with an id, expected a whole id_ttl and a cost up to 2^53, got ' .. cost)
+    return redis.error_reply('BADARG all_or_nothing: with an id, expected a whole id_ttl and a cost up to 2^53, got '
+      .. cost)
   end
   local memory = redis.call('GET', marker)
   local settled = false
