@@ -117,6 +117,8 @@ fn explained(rule: &Rule, state: &State) -> Vec<(&'static str, String)> {
 fn decoded(name: &str, number: i64, scaled: bool, period: Option<i64>) -> String {
     let precise = |value: f64| format!("{value:.6}").trim_end_matches('0').trim_end_matches('.').to_owned();
     match (name, period) {
+        ("blocked_us" | "overage" | "first_us" | "last_us", _) if number == 0 => "-".to_owned(),
+        ("blocked_us", _) => format!("for {}", human(Duration::from_micros(number.max(0).unsigned_abs()))),
         (name, ..) if name.ends_with("_us") => u64::try_from(number).map_or_else(|_| number.to_string(), timestamp),
         ("level", Some(period)) if scaled => {
             format!("{} units ({number} / {period})", precise(number as f64 / period as f64))

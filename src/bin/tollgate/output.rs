@@ -118,8 +118,9 @@ impl<W: Write> Printer<W> {
         let time = |t_us: u64| format!("{:<27} ", timestamp(t_us));
         if self.rows == 0 {
             let time = line.t_us.map(|_| format!("{:<27} ", "time")).unwrap_or_default();
+            let overage = line.overage.map(|_| format!("{:>9} ", "overage")).unwrap_or_default();
             let names = format!(
-                "{time}{:<8} {:>15} {:>12} {:>12}  {:<8} key",
+                "{time}{:<8} {:>15} {:>12} {:>12} {overage} {:<8} key",
                 "decision", "remaining", "retry after", "reset after", "by"
             );
             writeln!(self.out, "{QUIET}{names}{QUIET:#}")?;
@@ -140,10 +141,11 @@ impl<W: Write> Printer<W> {
         let reset =
             if line.reset_after_us == 0 { "-".to_owned() } else { human(Duration::from_micros(line.reset_after_us)) };
         let time = line.t_us.map(time).unwrap_or_default();
+        let overage = line.overage.map(|count| format!("{count:>9} ")).unwrap_or_default();
         let key = line.key.escape_debug();
         writeln!(
             self.out,
-            "{time}{style}{verdict:<8}{style:#} {remaining:>15} {retry:>12} {reset:>12}  {:<8} {key}",
+            "{time}{style}{verdict:<8}{style:#} {remaining:>15} {retry:>12} {reset:>12} {overage} {:<8} {key}",
             line.by
         )
     }
