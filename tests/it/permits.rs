@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tollgate::{Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
+use tollgate::redis::cmd;
+use tollgate::{Charged, Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
 
 use crate::server::Server;
 
@@ -179,5 +180,53 @@ async fn what_has_no_permits_says_so() {
     ] {
         let error = text.parse::<Rule>().expect_err(text).to_string();
         assert!(error.starts_with(why), "{text}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn what_another_program_wrote_is_no_set_of_permits() {
+    let server = Server::start();
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let (rule, mut redis) = (rule("concurrency 5 ttl 10s"), server.connection());
+    let name = "tollgate:{key}:default/concurrency";
+    for poison in [
+        &["SET", name, "5"][..],
+        &["RPUSH", name, "a"],
+        &["ZADD", name, "5", "1:a"],
+        &["ZADD", name, "-5", "1:a"],
+        &["ZADD", name, "-inf", "time"],
+        &["ZADD", name, "-5", "time", "-inf", "blocked"],
+    ] {
+        let mut command = cmd(poison[0]);
+        command.arg(&poison[1..]).exec(&mut redis).expect("poisoned");
+        let before: Vec<u8> = cmd("DUMP").arg(name).query(&mut redis).expect("a dump");
+        for error in [limiter.acquire(&rule, "key").await, limiter.peek(&rule, "key").await] {
+            let error = error.expect_err("can't be read");
+            assert!(error.is_unreadable_state() && error.charged() == Charged::No, "{poison:?}: {error:?}");
+        }
+        assert_eq!(cmd("DUMP").arg(name).query::<Vec<u8>>(&mut redis).expect("a dump"), before, "{poison:?}");
+        limiter.reset(&rule, "key").await.expect("repaired");
+        assert_eq!(limiter.acquire(&rule, "key").await.expect("a decision").remaining, 4, "{poison:?}");
+        limiter.reset(&rule, "key").await.expect("as before");
+    }
+}
+
+#[tokio::test]
+async fn permits_are_forgotten_after_they_have_expired_and_a_long_block_once_lifted() {
+    let server = Server::start();
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let mut redis = server.connection();
+    let mut ttl = |name: &str| cmd("PTTL").arg(name).query::<i64>(&mut redis).expect("a ttl");
+    for text in
+        ["concurrency 5 ttl 10s", "gcra 5/10s", "sliding-log 5/10s", "sliding-window 5/10s", "fixed-window 5/10s"]
+    {
+        let rule = rule(text);
+        let name = limiter.inspect(&rule, "key").await.expect("a state").remove(0).key;
+        limiter.acquire(&rule, "key").await.expect("a decision");
+        assert!((10_000..=41_000).contains(&ttl(&name)), "{text}: {}", ttl(&name));
+        limiter.block(&rule, "key", 60 * MINUTE).await.expect("an answer");
+        assert!((3_599_000..=3_701_000).contains(&ttl(&name)), "{text}: {}", ttl(&name));
+        limiter.unblock(&rule, "key").await.expect("an answer");
+        assert!(ttl(&name) <= 41_000, "{text}: {}", ttl(&name));
     }
 }

@@ -73,7 +73,7 @@ async fn a_user_with_the_least_permissions_can_do_everything() {
     let (_, rest) = readme.split_once(">PASSWORD ").expect("the smallest user");
     let (least, _) = rest.split_once("\n\n").expect("a paragraph");
     let limiter = limiter(&server.user("least", least));
-    for rule in FIVE.map(rule) {
+    for rule in FIVE.iter().chain(&["concurrency 5 ttl 10s"]).copied().map(rule) {
         for now in [None, Some(1_u64 << 50), Some((1 << 50) + 1), None, None] {
             let mut request = Request::new("key");
             if let Some(now) = now {
