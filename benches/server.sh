@@ -33,6 +33,7 @@ rows=(
     "fixed_window|1000000 1000000 $hour 0 0|1 1 $hour 0 0"
     "sliding_window_counter|1000000 $hour 1|1 $hour 1"
     "sliding_window_log|10 10000|1 $hour"
+    "concurrency|1000 10000 holder:__rand_int__|1 $hour holder:__rand_int__"
 )
 
 for _ in $(seq "$rounds"); do

@@ -25,7 +25,8 @@
 -- Formula
 --   Each limit's own script runs as it stands, as a function of KEYS, ARGV and redis. Its writes are held back until
 --   all have allowed. All see one time.
---   An allowed call with an id leaves the marker with its answer; the same id gets that answer again, charged once.
+--   An allowed call with an id leaves the marker with its answer; the same id gets that answer again, charged once, for
+--   as long as the permits that it took are held.
 --   settle makes `cost` what a call of this id took in the end: more is charged, whether it is there or not, less is
 --   given back; once. cancel gives all of it back and forgets the id. An id of which nothing that was taken is
 --   remembered is the error BADID. reset and release forget the id too.
@@ -55,7 +56,9 @@ local OPERATIONS = { acquire = 1, reserve = 2, ['at-most'] = 3, refund = 4, pena
 local REMEMBERED, SETTLED, HEADER = 96, 112, 15
 local virtual = now_us + 0 >= 0
 local operation, took
-local forgets = mode == 'reset' or mode == 'release'
+local forgets, ends = mode == 'reset' or mode == 'release', mode == 'settle' or mode == 'cancel'
+if not (forgets or ends or OPERATIONS[mode]) then marker = nil end
+local remembered
 if marker and not forgets then
   if not (id_ttl % 1 == 0 and cost + 0 >= 0 and cost + 0 <= 2^53) then
     return redis.error_reply('BADARG all_or_nothing: with an id, expected a whole id_ttl and a cost up to 2^53, got '
@@ -74,7 +77,6 @@ if marker and not forgets then
     -- In the caller's own time, which Redis's expiry doesn't know.
     if virtual and time > 0 and now_us - time >= id_ttl * 1000 then memory, operation = nil, nil end
   end
-  local ends = mode == 'settle' or mode == 'cancel'
   if ends and (not operation or operation == OPERATIONS.refund) then
     return redis.error_reply('BADID all_or_nothing: nothing that was taken is remembered of this id')
   elseif operation and not ends and operation ~= OPERATIONS[mode] then
@@ -83,7 +85,7 @@ if marker and not forgets then
     local answer = {}
     for field = 1, count * 5 do answer[field] = struct.unpack('<i7', memory, HEADER + 1 + (field - 1) * 7) end
     answer[#answer + 1] = took
-    return answer
+    remembered = answer
   end
 end
 
@@ -133,6 +135,27 @@ for index = 1, count do
   at = at + 2 + own
 end
 
+local function write()
+  for _, limit in ipairs(limits) do
+    for _, write in ipairs(limit.writes) do redis.call(unpack(write)) end
+  end
+end
+
+-- The same answer again, unless permits that it gave have gone since: then the call is decided anew.
+if remembered then
+  for _, limit in ipairs(limits) do
+    if limit.script == 'concurrency' and (mode == 'acquire' or mode == 'at-most') and took > 0 then
+      local reply = decide(limit, cost, 'renew')
+      if reply.err then remembered = nil end
+    end
+  end
+  if remembered then
+    write()
+    return remembered
+  end
+  for _, limit in ipairs(limits) do limit.writes = {} end
+end
+
 local replies, allowed, granted = {}, true, cost + 0
 for index, limit in ipairs(limits) do
   local reply = decide(limit, units, as)
@@ -164,9 +187,7 @@ if not allowed then
   end
 end
 
-for _, limit in ipairs(limits) do
-  for _, write in ipairs(limit.writes) do redis.call(unpack(write)) end
-end
+write()
 
 local answer, notes, noted = {}, {}, false
 for _, reply in ipairs(replies) do

@@ -6,7 +6,7 @@
 -- ARGV
 --   ARGV[1] limit   permits  1 .. 10000
 --   ARGV[2] ttl     us       1 .. 2^51  how long a permit lasts that is neither renewed nor released
---   ARGV[3] holder  -        the id that permits are held by: any bytes
+--   ARGV[3] holder  -        the id that permits are held by: any bytes; empty to look as somebody new
 --   ARGV[4] cost    permits  0 ..       0 takes nothing; of a block, its length in us, up to 2^51, 0 to lift it
 --   ARGV[5] mode    -        acquire | peek | at-most | renew | release | refund | penalty | block | reset | inspect
 --                            and its options: +overage; +as-is and +reset change nothing here
@@ -34,7 +34,8 @@
 -- Formula
 --   A sorted set: a member `n:holder` for each permit, by the time at which it expires. Beside them, with scores below
 --   0: the time of the last write, and of a blocked key or one whose denials are counted, these.
---   allowed    : permits not expired + cost <= limit; or the holder has some already, which begin to last anew
+--   allowed    : permits of others that have not expired + cost <= limit; the holder's then begin to last anew, and it
+--                takes what it has less of than the cost
 --   retry_after: until so many of the oldest have expired that it fits
 --   at-most    : as allowed, for min(cost, remaining) permits, or for one where none remains
 --   renew      : the holder's permits last for a ttl from now; the error BADID if it has none
@@ -97,7 +98,7 @@ local noted = redis.call('ZRANGE', key, '-inf', '0', 'BYSCORE', 'WITHSCORES')
 for index = 1, #noted, 2 do notes[noted[index]] = -noted[index + 1] end
 local exists = #noted > 0
 local blocked_until, denied_since, denials = notes.blocked or 0, notes.denied or 0, notes.denials or 0
-if (exists and not (notes.time and notes.time <= 2^53 and blocked_until <= 2^53 and denied_since <= 2^53))
+if (exists and not (notes.time and notes.time <= 2^53 and blocked_until <= 2^53 and denied_since <= 2^53 and denials <= 2^53))
   or (not exists and redis.call('EXISTS', key) == 1) then
   return redis.error_reply('BADSTATE concurrency: the key holds something else than this limit\'s state')
 end
@@ -126,19 +127,28 @@ local function expiry(score) return math.min(score, due) - gap end
 
 -- All permits of a holder expire together.
 local kept, kept_until = 0, 0
-if holds and live > 0 then
-  local score = redis.call('ZSCORE', key, '1:' .. holder)
-  while score and score + 0 > passed do
-    kept, kept_until = kept + 1, expiry(score + 0)
-    score = redis.call('ZSCORE', key, (kept + 1) .. ':' .. holder)
+if holder ~= '' and live > 0 then
+  local function has(n)
+    local score = redis.call('ZSCORE', key, n .. ':' .. holder)
+    if not score or score + 0 <= passed then return false end
+    kept, kept_until = n, expiry(score + 0)
+    return true
+  end
+  local above = 1
+  while has(above) do above = above * 2 end
+  while above - kept > 1 do
+    local middle = (above + kept - (above + kept) % 2) / 2
+    if not has(middle) then above = middle end
   end
 end
+local others = live - kept
 
 local remaining = math.max(limit - live, 0)
 local wanted = cost
-if mode == 'at-most' then wanted = math.min(cost, math.max(remaining, 1)) end
-local again = kept > 0 and (not blocked or kept_until > blocked_until)
-local fits = wanted == 0 or (wanted <= limit and (again or wanted <= limit - live))
+if mode == 'at-most' then wanted = math.min(cost, math.max(remaining + kept, 1)) end
+-- A holder that asks again, after a timeout, needs only what it hasn't got.
+local again = kept >= wanted and (not blocked or kept_until > blocked_until)
+local fits = wanted == 0 or (wanted <= limit and (again or wanted <= limit - others))
 local allowed = fits and not blocked
 
 local take, give, renew = 0, 0, false
@@ -155,18 +165,24 @@ elseif mode == 'penalty' then
 elseif mode == 'block' then
   fits, allowed = true, true
 elseif allowed and wanted > 0 and mode ~= 'peek' and mode ~= 'inspect' then
-  take, renew = kept > 0 and 0 or wanted, true
+  take, renew = math.max(wanted - kept, 0), true
 end
 
 local retry_after = 0
 if not fits and wanted > limit then
   retry_after = -1
 elseif not fits then
-  local last = redis.call('ZRANGE', key, after(passed), '+inf', 'BYSCORE', 'LIMIT', live + wanted - limit - 1, 1,
-    'WITHSCORES')
+  -- Its own permits don't stand in its way, so they are passed over.
+  local at = others + wanted - limit - 1
+  if kept > 0 and at >= redis.call('ZCOUNT', key, after(passed), after(math.min(kept_until + gap, due))) then
+    at = at + kept
+  end
+  local last = redis.call('ZRANGE', key, after(passed), '+inf', 'BYSCORE', 'LIMIT', at, 1, 'WITHSCORES')
   retry_after = expiry(last[2] + 0) - now_us
 end
 
+local given = {}
+for n = kept - give + 1, kept do given[n .. ':' .. holder] = true end
 live = live + take - give
 if take + give > 0 then remaining = math.max(limit - live, 0) end
 local reset_after = 0
@@ -175,8 +191,6 @@ if renew then
 elseif live > 0 then
   -- The last to expire of those that stay: at most `give` of the last don't.
   local last = redis.call('ZRANGE', key, '+inf', after(passed), 'BYSCORE', 'REV', 'LIMIT', 0, give + 1, 'WITHSCORES')
-  local given = {}
-  for n = kept - give + 1, kept do given[n .. ':' .. holder] = true end
   local at = 1
   while given[last[at]] do at = at + 2 end
   reset_after = expiry(last[at + 1] + 0) - now_us
@@ -215,7 +229,9 @@ elseif settles or (rebased and writes) or counted then
     note('time', time)
     -- What lasts longer than it may, or lies ahead.
     local moved = redis.call('ZRANGE', key, after(gap > 0 and passed or due), '+inf', 'BYSCORE', 'WITHSCORES')
-    for index = 1, #moved, 2 do put(moved[index], expiry(moved[index + 1] + 0)) end
+    for index = 1, #moved, 2 do
+      if not given[moved[index]] then put(moved[index], expiry(moved[index + 1] + 0)) end
+    end
     if gap > 0 then
       for _, member in ipairs(redis.call('ZRANGE', key, '1', string.format('%d', passed), 'BYSCORE')) do
         remove[#remove + 1] = member
@@ -224,10 +240,12 @@ elseif settles or (rebased and writes) or counted then
     if renew then
       for n = 1, kept + take do put(n .. ':' .. holder, time + ttl) end
     end
-    for n = kept - give + 1, kept do remove[#remove + 1] = n .. ':' .. holder end
+    for member in pairs(given) do remove[#remove + 1] = member end
   end
+  -- What only gives back goes through where Redis is out of memory, if it is removed first.
+  if give > 0 then each_thousand('ZREM', remove) end
   each_thousand('ZADD', add)
-  each_thousand('ZREM', remove)
+  if give == 0 then each_thousand('ZREM', remove) end
   if settles or rebased or not exists then
     if gap == 0 then redis.call('ZREMRANGEBYSCORE', key, '1', string.format('%d', passed)) end
     local keep = math.max(2 * ttl, reset_after)
@@ -242,7 +260,7 @@ end
 
 local answer = { allowed and 1 or 0, limit, remaining, retry_after, reset_after }
 if mode == 'at-most' then
-  answer[6] = allowed and wanted > 0 and (kept > 0 and kept or take) or 0
+  answer[6] = allowed and wanted or 0
 elseif mode == 'inspect' then
   local first = redis.call('ZRANGE', key, after(passed), '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
   local last = redis.call('ZRANGE', key, '+inf', after(passed), 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')

@@ -276,7 +276,7 @@ end
 -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
 local last = now_us + math.max(2 * longest, reset_after)
 local covered = server_time and armed * 1000000 >= now_us + reset_after
-if settles and used == 0 and tail == '' then
+if (settles or (rebased and writes)) and used == 0 and tail == '' then
   redis.call('DEL', key)
 elseif settles or (rebased and writes) or (counted and near == '') then
   local same = live > 0 and newest == time

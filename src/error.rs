@@ -86,6 +86,11 @@ impl Error {
         Self { kind, message }
     }
 
+    /// What a script says with the code BADID, without the code and its own name.
+    pub(crate) fn unknown_id(message: &str) -> Self {
+        Self::new(Kind::UnknownId, message.split_once(": ").map_or(message, |(_, said)| said))
+    }
+
     pub(crate) fn deadline(after: Duration, sent: bool) -> Self {
         let missing = if sent { "no answer from redis" } else { "no connection to redis" };
         Self::new(Kind::Deadline { sent }, format!("{missing} within the deadline of {after:?}"))

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use crate::decision::{Decision, Denied};
@@ -31,6 +32,8 @@ pub struct Permit {
     request: OwnedRequest,
     held: bool,
     renewing: Option<JoinHandle<()>>,
+    /// To give it back by, wherever it is dropped.
+    runtime: Handle,
 }
 
 /// Someone who waits for a permit looks again after this long at first, and half as long again each time, since permits
@@ -42,7 +45,10 @@ impl Limiter {
     /// Takes permits of the rule's concurrency limits (so many as the cost says) and, of its other limits, the cost, all
     /// or nothing; the permits are held until the [`Permit`] is dropped, and for the limit's ttl unless it is renewed.
     ///
-    /// A dropped future gives back what it may have taken.
+    /// A dropped future gives back the permits that it may have taken; what it took of other limits stays taken. With an
+    /// [id](Request::id) of the caller's, all who hold by it share its permits, and the first to go gives them back.
+    ///
+    /// A call that reaches Redis after its caller gave up may hold a permit until it expires.
     ///
     /// # Errors
     ///
@@ -75,13 +81,15 @@ impl Limiter {
         let request = if request.has_id() { request } else { request.id(&own) };
         // Made first: whatever happens to the call, what it took is given back.
         let (limiter, rule, owned) = (self.clone(), rule.clone(), request.to_owned());
-        let mut permit = Permit { limiter, rule, request: owned, held: true, renewing: None };
+        let mut permit =
+            Permit { limiter, rule, request: owned, held: true, renewing: None, runtime: Handle::current() };
         let decision = self.acquire(&permit.rule, request).await?;
         permit.held = decision.allowed;
         Ok(Held { permit: decision.allowed.then_some(permit), decision })
     }
 
-    /// As [`hold`](Self::hold), waiting for at most so long until there is a permit. Whoever looks first is served.
+    /// As [`hold`](Self::hold), waiting for at most so long until there is a permit. Whoever looks first is served; each
+    /// look is a call, and a denial that is counted if the rule counts them.
     ///
     /// # Errors
     ///
@@ -137,6 +145,7 @@ impl Permit {
     /// Renews it every third of the limit's ttl for as long as it is held, in a task of its own, which ends when the
     /// permit is lost. For work of unknown length; [`renew`](Self::renew) tells whether it is still held.
     pub fn renewed(mut self) -> Self {
+        self.stop_renewing();
         let permits = self.rule.limits().filter(|limit| limit.algorithm().holds());
         let every = permits.map(|limit| limit.period() / 3).min().unwrap_or_default().max(Duration::from_millis(1));
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
@@ -181,13 +190,11 @@ impl Drop for Permit {
             return;
         }
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
-        // Without a runtime there is nothing left to send it by: the permit expires.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move {
-                let parts = request.parts();
-                // Whatever this answers, nobody is there to be told.
-                let _ = limiter.release(&rule, request.borrowed(&parts)).await;
-            });
-        }
+        // Once the runtime has ended there is nothing left to send it by: the permit expires.
+        self.runtime.spawn(async move {
+            let parts = request.parts();
+            // Whatever this answers, nobody is there to be told.
+            let _ = limiter.release(&rule, request.borrowed(&parts)).await;
+        });
     }
 }

@@ -113,6 +113,11 @@ impl Limiter {
     ///
     /// No answer; see [`Error`].
     pub async fn refund<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
+        let permits = rule.limits().filter(|limit| limit.algorithm().holds()).count();
+        if permits > 0 && permits < rule.limits().len() {
+            let why = "expected a rule without permits beside other limits (settle or cancel the call instead)";
+            return Err(Error::new(Kind::Input, format!("refund: {why}, got {rule}")));
+        }
         self.decide(rule, &request.into(), Mode::Refund).await
     }
 
@@ -126,8 +131,8 @@ impl Limiter {
     }
 
     /// Denies every call on the key for this long, whatever it has left; refunds, penalties and releases still count. Of
-    /// several limits, those that count the request's key are blocked. [`unblock`](Self::unblock) and
-    /// [`reset`](Self::reset) forgive it.
+    /// several limits, those that count the request's key are blocked. A call that is remembered by its id still gets its
+    /// answer. [`unblock`](Self::unblock) and [`reset`](Self::reset) forgive it.
     ///
     /// # Errors
     ///
@@ -138,7 +143,7 @@ impl Limiter {
         request: impl Into<Request<'a>>,
         time: Duration,
     ) -> Result<Decision, Error> {
-        let length = u64::try_from(time.as_micros()).ok().filter(|us| *us <= LONGEST);
+        let length = u64::try_from(time.as_nanos().div_ceil(1000)).ok().filter(|us| *us <= LONGEST);
         let bad = || Error::new(Kind::Input, format!("block: expected at most 71 years, got {time:?}"));
         self.decide(rule, &request.into().cost(length.ok_or_else(bad)?), Mode::Block).await
     }
@@ -318,8 +323,7 @@ impl Limiter {
     fn marker(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Option<Marker>, Error> {
         let remembers = !matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Renew);
         let Some(id) = request.id.filter(|_| remembers) else { return Ok(None) };
-        let permits = || rule.limits().filter(|limit| limit.algorithm().holds());
-        if permits().count() == rule.limits().len() {
+        if rule.limits().all(|limit| limit.algorithm().holds()) {
             return Ok(None);
         }
         if request.cost > EXACT {
@@ -331,9 +335,7 @@ impl Limiter {
             Some(tag) => request.counted(rule, Some(tag))?,
         };
         let key = key::marker_key(&self.prefix, tag, request.key, &rule.marker(), id)?;
-        // An answer is worth no more than the permits that it gave.
-        let last = permits().map(|limit| micros(limit.period()).div_ceil(1000)).min();
-        Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()?.min(last.unwrap_or(u64::MAX)) }))
+        Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()? }))
     }
 
     /// One limit of a rule, as a script is called for this request.
@@ -398,6 +400,7 @@ fn holder(counts: &[&Count], request: &Request<'_>, mode: Mode) -> Result<Vec<u8
     }
     match request.id {
         Some(id) => key::holder(id),
+        None if matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Reset) => Ok(Vec::new()),
         None if mode == Mode::Refund => {
             Err(Error::new(Kind::Input, "refund: expected the id that holds the permits, got none"))
         }
@@ -413,10 +416,6 @@ fn granted(request: &Request<'_>, mode: Mode, allowed: bool, appended: Option<&i
         (Mode::Acquire | Mode::Reserve | Mode::Penalty, None) if allowed => request.cost,
         _ => 0,
     }
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn decided_at(request: &Request<'_>) -> SystemTime {

@@ -238,7 +238,7 @@ fn from_lua(error: &mlua::Error) -> Error {
 fn from_message(message: &str) -> Error {
     let kind = match message.split(' ').next() {
         Some("BADSTATE" | "WRONGTYPE") => Kind::Unreadable,
-        Some("BADID") => Kind::UnknownId,
+        Some("BADID") => return Error::unknown_id(message),
         _ => Kind::Refused,
     };
     Error::new(kind, message)

@@ -254,6 +254,9 @@ fn from_connecting(error: &RedisError, address: &str) -> Error {
         (ErrorKind::Server(ServerErrorKind::NoPerm), _) => Kind::Permission,
         _ => Kind::Unreachable,
     };
+    if kind == Kind::UnknownId {
+        return Error::unknown_id(&described(error));
+    }
     let what = match kind {
         Kind::Authentication => "redis refused the user or the password",
         Kind::Permission => "redis doesn't let this user connect",
@@ -283,13 +286,15 @@ fn from_answer(error: &RedisError) -> Error {
         }
         _ => Kind::Garbled,
     };
+    if kind == Kind::UnknownId {
+        return Error::unknown_id(&described(error));
+    }
     let what = match kind {
         Kind::Disconnected => "the connection to redis broke before its answer",
         Kind::Unreadable => "expected the limit's state, which a reset would restore",
         Kind::Authentication => "redis refused the user or the password",
         Kind::Permission => "redis doesn't let this user decide",
         Kind::Unsupported => "redis version: expected Redis 7.0 or newer",
-        Kind::UnknownId => "nothing is remembered of this id",
         Kind::Garbled => "an answer that can't be read",
         _ => "redis refused",
     };

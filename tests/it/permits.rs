@@ -141,6 +141,50 @@ async fn beside_a_rate_both_are_taken_or_none_and_only_the_permit_comes_back() {
 }
 
 #[tokio::test]
+async fn an_id_that_asks_for_more_takes_what_it_lacks_and_a_lost_permit_is_not_remembered() {
+    let server = Server::start();
+    for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("a good address"))] {
+        let full = rule("concurrency 10 ttl 1h");
+        let of = |id: &'static str, cost| Request::new("key").id(id).cost(cost);
+        assert_eq!(limiter.acquire(&full, of("a", 1)).await.expect("a decision").remaining, 9);
+        assert_eq!(limiter.acquire(&full, of("b", 7)).await.expect("a decision").remaining, 2);
+        assert!(!limiter.acquire(&full, of("a", 4)).await.expect("a decision").allowed);
+        assert_eq!(limiter.acquire(&full, of("a", 3)).await.expect("a decision").remaining, 0);
+        assert!(limiter.peek(&full, of("a", 3)).await.expect("a decision").allowed, "as an acquire would");
+        assert!(!limiter.peek(&full, of("c", 1)).await.expect("a decision").allowed);
+
+        let mixed = rule("concurrency 1 ttl 1h").and("gcra 5/30d".parse().expect("a limit")).expect("two limits");
+        let [h1, h2] = ["h1", "h2"].map(|id| Request::new("job").id(id));
+        assert!(limiter.acquire(&mixed, h1).await.expect("a decision").allowed);
+        assert!(limiter.acquire(&mixed, h1).await.expect("a decision").allowed, "the same again");
+        assert_eq!(limiter.peek(&mixed, "job").await.expect("a decision").limits[1].remaining, 4);
+        limiter.reset(&mixed, "job").await.expect("an answer");
+        assert!(limiter.acquire(&mixed, h2).await.expect("a decision").allowed);
+        assert!(!limiter.acquire(&mixed, h1).await.expect("a decision").allowed, "its permit is gone");
+        // What the id took of both is given back.
+        assert_eq!(limiter.cancel(&mixed, h2).await.expect("an answer").limits[1].remaining, 5);
+        let error = limiter.refund(&mixed, h2).await.expect_err("whose permits?");
+        assert!(error.is_input() && error.to_string().contains("settle or cancel"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn permits_are_given_back_where_redis_is_out_of_memory() {
+    let server = Server::start();
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let (rule, mut redis) = (rule("concurrency 5 ttl 1h"), server.connection());
+    let [a, b] = ["a", "b"].map(|id| Request::new("key").id(id));
+    for request in [a, b] {
+        assert!(limiter.acquire(&rule, request).await.expect("a decision").allowed);
+    }
+    cmd("CONFIG").arg(&["SET", "maxmemory", "1mb"]).exec(&mut redis).expect("full");
+    let error = limiter.acquire(&rule, Request::new("key").id("c")).await.expect_err("out of memory");
+    assert!(error.is_refused() && error.charged() == Charged::No, "{error:?}");
+    assert_eq!(limiter.release(&rule, a).await.expect("an answer").remaining, 4);
+    assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 4);
+}
+
+#[tokio::test]
 async fn what_has_no_permits_says_so() {
     let limiter = Limiter::new(Embedded::new());
     let (bucket, permits) = (rule("gcra 5/1s"), rule("concurrency 5 ttl 1s"));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tollgate::{Algorithm, RetryAfter, Rule, State};
+use tollgate::{Algorithm, Change, RetryAfter, Rule, State};
 
 use crate::Outcome;
 use crate::options::{self, Options, Shape};
@@ -20,6 +20,9 @@ pub(crate) struct Inspect {
     rule: String,
     /// Whom it counts: any bytes.
     key: OsString,
+    /// As of a probe: what becomes of the key's state where the rule's numbers have changed.
+    #[arg(long, value_name = "HOW", default_value = "keep-used")]
+    on_change: Change,
     #[command(flatten)]
     options: Options,
 }
@@ -44,7 +47,7 @@ struct Report<'a> {
 
 impl Inspect {
     pub(crate) async fn run(self) -> Outcome {
-        let rule = options::rule(std::slice::from_ref(&self.rule))?;
+        let rule = options::rule(std::slice::from_ref(&self.rule))?.on_change(self.on_change);
         let limiter = self.options.limiter()?;
         let key = self.key.as_encoded_bytes();
         let shape = self.options.shape();

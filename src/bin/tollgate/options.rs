@@ -71,8 +71,16 @@ fn limit(text: &str) -> Result<Limit, Failure> {
 
 /// A duration such as `200ms` or `1m30s`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|signed| Duration::try_from(signed).ok());
-    parsed.ok_or_else(|| "expected a duration such as 200ms, 2s or 1m30s".into())
+    // A day is as long as in a rule: 24 hours.
+    let days = text.split_once('d').and_then(|(days, rest)| Some((days.trim().parse::<i64>().ok()?, rest)));
+    let (days, rest) = days.unwrap_or((0, text));
+    let rest = if rest.is_empty() && days > 0 { "0s" } else { rest };
+    let parsed = rest
+        .parse::<jiff::SignedDuration>()
+        .ok()
+        .and_then(|rest| rest.checked_add(jiff::SignedDuration::try_from_hours(days.checked_mul(24)?)?));
+    let parsed = parsed.and_then(|signed| Duration::try_from(signed).ok());
+    parsed.ok_or_else(|| "expected a duration such as 200ms, 1m30s or 7d".into())
 }
 
 /// A whole number that a script computes with.

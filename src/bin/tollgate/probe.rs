@@ -31,7 +31,7 @@ pub(crate) struct Probe {
     /// release, settle, cancel or reset.
     #[arg(long, default_value = "acquire")]
     op: Op,
-    /// A name for the call: the same one is charged once, and can be settled.
+    /// A name for the call: the same one is charged once, and can be settled. Permits are held, renewed and released by it.
     #[arg(long, value_name = "ID")]
     id: Option<OsString>,
     /// How long a block lasts; 0s lifts it.

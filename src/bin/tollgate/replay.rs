@@ -283,6 +283,10 @@ impl<W: Write> Player<W> {
             Err(error) if error.is_unknown_id() => {
                 return Ok(Some(Unreadable { line, reason: format!("id: {error}") }));
             }
+            // An operation that the rule doesn't have.
+            Err(error) if error.is_input() => {
+                return Ok(Some(Unreadable { line, reason: error.to_string() }));
+            }
             decision => decision?,
         };
         self.summary.decided(key, decision.allowed);

@@ -31,20 +31,22 @@ impl Permit {
 }
 
 impl Oracle {
-    /// Takes `cost` permits for this id, if they fit. If it holds some already, those are renewed
-    /// and no more are taken: the same call made twice.
+    /// Takes `cost` permits for this id, if they fit beside those of others. What it holds already is renewed, and only
+    /// what it lacks is taken: the same call made twice takes once.
     pub fn hold(&mut self, id: &str, cost: u64, now_us: u64) -> Answer {
         let rule = Rule::of(self.spec);
         let mut found = self.find(now_us);
+        let kept = found.held(id, found.at);
         // In a block, whether it will still hold them when the block ends: that decides the wait.
-        let holds = found.holds(id, found.at.max(found.until));
-        let own = match rule.retry(&found, cost, rule.capacity, now_us) {
-            Retry::AfterUs(_) if holds => Retry::Now,
+        let again = kept >= i128::from(cost) && found.holds(id, found.at.max(found.until));
+        let own = match rule.retry(&found.without(id), cost, rule.capacity, now_us) {
+            Retry::AfterUs(_) if again => Retry::Now,
             own => own,
         };
         let retry = found.unblocked(own, now_us);
         if retry == Retry::Now && cost > 0 {
-            if holds { found.renew(&rule, id) } else { found.lend(&rule, id, cost.into()) }
+            found.renew(&rule, id);
+            found.lend(&rule, id, (i128::from(cost) - kept).max(0));
         }
         self.close(&found, retry == Retry::Now, retry, now_us)
     }
@@ -95,9 +97,21 @@ impl Oracle {
 }
 
 impl Found {
-    fn holds(&self, id: &str, t: i128) -> bool {
+    /// How many this id holds.
+    fn held(&self, id: &str, t: i128) -> i128 {
         let State::Permits { held, .. } = &self.state else { panic!("only permits have ids") };
-        held.iter().any(|permit| permit.is_of(id) && permit.is_live(t))
+        held.iter().map(|permit| i128::from(permit.is_of(id) && permit.is_live(t))).sum()
+    }
+
+    /// The key as others hold it.
+    fn without(&self, id: &str) -> Self {
+        let State::Permits { held, time } = &self.state else { panic!("only permits have ids") };
+        let held = held.iter().filter(|permit| !permit.is_of(id)).cloned().collect();
+        Self { state: State::Permits { held, time: *time }, ..*self }
+    }
+
+    fn holds(&self, id: &str, t: i128) -> bool {
+        self.held(id, t) > 0
     }
 
     /// The live permits, to be altered and written at `at`.
@@ -190,7 +204,7 @@ mod tests {
             (Hold("c"), 0, 106, None, AfterUs(6), 0, 9), (Hold("a"), 1, 106, None, AfterUs(6), 0, 9),
             (Hold("a"), 2, 106, None, AfterUs(9), 0, 9), (Hold("b"), 3, 106, None, AfterUs(6), 0, 9), (Hold("b"), 4, 106, None, Never, 0, 9),
             (Renew("a"), 0, 107, Some(0), Now, 0, 10), (GiveBack("b"), 1, 108, Some(0), Now, 0, 9),
-            (Hold("a"), 2, 112, Some(0), Now, 1, 10), (Release("b"), 0, 112, Some(0), Now, 2, 10),
+            (Hold("a"), 2, 112, Some(1), Now, 0, 10), (Release("b"), 0, 112, Some(0), Now, 1, 10),
             // With all given back the block stays, and its time binds.
             (Block, 9, 113, Some(0), Now, 0, 9), (Release("a"), 0, 114, Some(0), Now, 0, 8), (Acquire, 3, 104, None, AfterUs(18), 0, 18),
             (Acquire, 3, 103, None, AfterUs(8), 0, 8), (Acquire, 3, 111, Some(3), Now, 0, 10),
