@@ -239,7 +239,7 @@ mod tests {
                 unreadable(6, "t_us: expected a whole number from 0 to 4503599627370496, got \"+1\""),
                 unreadable(
                     7,
-                    "op: expected acquire, peek, reserve, at-most, refund, penalty, settle, cancel or reset, got \"take\""
+                    "op: expected acquire, peek, reserve, at-most, refund, penalty, block, renew, release, settle, cancel or reset, got \"take\""
                 ),
                 unreadable(8, &format!("{cost} \"-1\"")),
                 unreadable(9, &format!("{cost} \"1e3\"")),

@@ -28,7 +28,7 @@ fn an_op_reads_what_it_prints() {
     let unknown = "Peek".parse::<Op>().unwrap_err();
     assert_eq!(
         unknown.to_string(),
-        "expected acquire, peek, reserve, at-most, refund, penalty, settle, cancel or reset, got \"Peek\""
+        "expected acquire, peek, reserve, at-most, refund, penalty, block, renew, release, settle, cancel or reset, got \"Peek\""
     );
 }
 
