@@ -35,7 +35,7 @@
 --   Two-phase commit, within one script.
 --
 -- Commands
---   TIME, and those of the scripts; with an id GET, SET; reset and cancel: DEL
+--   TIME, and those of the scripts; with an id GET, SET; reset, release and cancel: DEL
 --
 -- Expiry
 --   as the scripts'; the marker's is id_ttl, with now_us an hour at least

@@ -98,7 +98,8 @@ local noted = redis.call('ZRANGE', key, '-inf', '0', 'BYSCORE', 'WITHSCORES')
 for index = 1, #noted, 2 do notes[noted[index]] = -noted[index + 1] end
 local exists = #noted > 0
 local blocked_until, denied_since, denials = notes.blocked or 0, notes.denied or 0, notes.denials or 0
-if (exists and not (notes.time and notes.time <= 2^53 and blocked_until <= 2^53 and denied_since <= 2^53 and denials <= 2^53))
+if (exists and not (notes.time and notes.time <= 2^53 and blocked_until <= 2^53 and denied_since <= 2^53
+    and denials <= 2^53))
   or (not exists and redis.call('EXISTS', key) == 1) then
   return redis.error_reply('BADSTATE concurrency: the key holds something else than this limit\'s state')
 end

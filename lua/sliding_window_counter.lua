@@ -57,7 +57,8 @@
 --   TIME, GET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
---   SET arms it for twice the longest reset and up to a second; SETRANGE keeps it while that covers this reset.
+--   SET arms it for twice the longest reset, or this one if a block made it longer, and up to a second; SETRANGE keeps
+--   it while that covers this reset.
 --
 -- A deny writes
 --   nothing, but for three cases: the state's time lay too far ahead and is brought back to now; the numbers have

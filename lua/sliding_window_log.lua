@@ -53,7 +53,8 @@
 --   all: DEL; inspect: PTTL
 --
 -- Expiry
---   SET or PEXPIREAT arms it for twice the period and up to a second; SETRANGE keeps it while that covers this reset.
+--   SET or PEXPIREAT arms it for twice the period, or this reset if a block made it longer, and up to a second;
+--   SETRANGE keeps it while that covers this reset.
 --
 -- A deny writes
 --   nothing, but for three cases: the state's time lay too far ahead and is brought back to now; the numbers have

@@ -26,7 +26,7 @@ pub struct Decision {
     /// Whether the key is blocked, whatever it has left.
     pub blocked: bool,
     /// Denied calls in the time of the limit's longest reset from the first of them: a surge is told from a small
-    /// excess by it. None unless the rule [counts them](crate::Rule::counting_denials).
+    /// excess by it. None unless the rule [counts them](crate::Rule::count_denials).
     pub overage: Option<u64>,
     /// The first limit that denied: its name, else its text.
     pub denied_by: Option<Arc<str>>,
@@ -244,13 +244,21 @@ impl serde::Serialize for Decision {
     /// With the names and units of the tool's output: `retry_after_us` is null, a number or `"never"`.
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
-        let mut fields = serializer.serialize_struct("Decision", 6)?;
+        let mut fields = serializer
+            .serialize_struct("Decision", 6 + usize::from(self.blocked) + usize::from(self.overage.is_some()))?;
         fields.serialize_field("allowed", &self.allowed)?;
         fields.serialize_field("limit", &self.limit)?;
         fields.serialize_field("remaining", &self.remaining)?;
         fields.serialize_field("retry_after_us", &self.retry_after)?;
         fields.serialize_field("reset_after_us", &micros(self.reset_after))?;
         fields.serialize_field("by", &self.by.to_string())?;
+        // As in that output: a block only where there is one, denials only where they are counted.
+        if self.blocked {
+            fields.serialize_field("blocked", &true)?;
+        }
+        if let Some(overage) = self.overage {
+            fields.serialize_field("overage", &overage)?;
+        }
         fields.end()
     }
 }

@@ -69,7 +69,7 @@ pub(crate) enum Kind {
     Disconnected,
     /// The key holds something that isn't the limit's state.
     Unreadable,
-    /// Nothing is remembered of the id that was to be settled.
+    /// Nothing is remembered of the id that was to be settled or renewed.
     UnknownId,
     /// The server refused to run the script, or the script refused its arguments.
     Refused,
@@ -153,7 +153,8 @@ impl Error {
         self.kind == Kind::Unreadable
     }
 
-    /// Nothing is remembered of the id that was to be settled: it was never taken, or its time to live has passed.
+    /// Nothing is remembered of the id that was to be settled, or no permit is held by the id that was to be renewed:
+    /// it was never taken, or its time to live has passed.
     #[must_use]
     pub fn is_unknown_id(&self) -> bool {
         self.kind == Kind::UnknownId

@@ -22,8 +22,8 @@ pub struct Held {
     pub permit: Option<Permit>,
 }
 
-/// Permits that are given back when this is dropped, by a task of its own. If the process ends without that, they expire
-/// after the limit's ttl.
+/// Permits that are given back when this is dropped, by a task of its own. If the process ends without that, they
+/// expire after the limit's ttl.
 #[derive(Debug)]
 #[must_use = "a permit that is dropped is given back"]
 pub struct Permit {
@@ -42,10 +42,12 @@ const FIRST_LOOK: Duration = Duration::from_millis(5);
 const LAST_LOOK: Duration = Duration::from_millis(250);
 
 impl Limiter {
-    /// Takes permits of the rule's concurrency limits (so many as the cost says) and, of its other limits, the cost, all
-    /// or nothing; the permits are held until the [`Permit`] is dropped, and for the limit's ttl unless it is renewed.
+    /// Takes permits of the rule's concurrency limits (so many as the cost says) and, of its other limits, the cost,
+    /// all or nothing; the permits are held until the [`Permit`] is dropped, and for the limit's ttl unless it is
+    /// renewed.
     ///
-    /// A dropped future gives back the permits that it may have taken; what it took of other limits stays taken. With an
+    /// A dropped future gives back the permits that it may have taken; what it took of other limits stays taken. With
+    /// an
     /// [id](Request::id) of the caller's, all who hold by it share its permits, and the first to go gives them back.
     ///
     /// A call that reaches Redis after its caller gave up may hold a permit until it expires.
@@ -88,8 +90,8 @@ impl Limiter {
         Ok(Held { permit: decision.allowed.then_some(permit), decision })
     }
 
-    /// As [`hold`](Self::hold), waiting for at most so long until there is a permit. Whoever looks first is served; each
-    /// look is a call, and a denial that is counted if the rule counts them.
+    /// As [`hold`](Self::hold), waiting for at most so long until there is a permit. Whoever looks first is served;
+    /// each look is a call, and a denial that is counted if the rule counts them.
     ///
     /// # Errors
     ///
@@ -123,11 +125,7 @@ impl Held {
     ///
     /// The denial.
     pub fn into_result(self) -> Result<Permit, Denied> {
-        match (self.permit, self.decision.into_result()) {
-            (Some(permit), _) => Ok(permit),
-            (None, Err(denied)) => Err(denied),
-            (None, Ok(allowed)) => Err(Denied::of(allowed)),
-        }
+        self.permit.ok_or_else(|| Denied::of(self.decision))
     }
 }
 

@@ -81,7 +81,8 @@ pub struct LimitBuilder {
 }
 
 impl Limit {
-    /// A limit of `rate` units per `period` (of permits: `rate` at once, each for a `period` at most), with the algorithm's defaults for everything else.
+    /// A limit of `rate` units per `period` (of permits: `rate` at once, each for a `period` at most), with the
+    /// algorithm's defaults for everything else.
     #[must_use]
     pub fn of(algorithm: Algorithm, rate: u64, period: Duration) -> LimitBuilder {
         LimitBuilder { algorithm, rate, period, capacity: None, max_debt: None, start: None, max: None }

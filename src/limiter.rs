@@ -15,8 +15,8 @@ use crate::script::{Call, Marker, Mode, Part, Reply, Script};
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
 ///
-/// Unless a method says otherwise, it costs one round trip to Redis: two where the server has lost its scripts, and more for the first call,
-/// which connects.
+/// Unless a method says otherwise, it costs one round trip to Redis: two where the server has lost its scripts, and
+/// more for the first call, which connects.
 #[derive(Clone, Debug)]
 pub struct Limiter {
     engine: Engine,
@@ -130,9 +130,9 @@ impl Limiter {
         self.decide(rule, &request.into(), Mode::Penalty).await
     }
 
-    /// Denies every call on the key for this long, whatever it has left; refunds, penalties and releases still count. Of
-    /// several limits, those that count the request's key are blocked. A call that is remembered by its id still gets its
-    /// answer. [`unblock`](Self::unblock) and [`reset`](Self::reset) forgive it.
+    /// Denies every call on the key for this long, whatever it has left; refunds, penalties and releases still count.
+    /// Of several limits, those that count the request's key are blocked. A call that is remembered by its id still
+    /// gets its answer. [`unblock`](Self::unblock) and [`reset`](Self::reset) forgive it.
     ///
     /// # Errors
     ///

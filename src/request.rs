@@ -52,8 +52,8 @@ impl<'a> Request<'a> {
 
     /// A name for this call, of any bytes. While it is remembered, the same id for the same key and rule gets the same
     /// answer and is charged once, so a call that got no answer can be sent again; and what it took can be
-    /// [settled](crate::Limiter::settle). Only allowed calls are remembered, and where a rule has permits, which are held
-    /// by this id, only for as long as they are held.
+    /// [settled](crate::Limiter::settle). Only allowed calls are remembered, and where a rule has permits, which are
+    /// held by this id, only for as long as they are held.
     #[must_use]
     pub fn id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         self.id = Some(id.as_ref());

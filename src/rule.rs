@@ -130,10 +130,11 @@ impl Rule {
         self
     }
 
-    /// Counts denied calls, for [`Decision::overage`](crate::Decision::overage). Each denial is then written.
+    /// Whether denied calls are counted (by default they aren't), for [`Decision::overage`](crate::Decision::overage).
+    /// Each denial is then written.
     #[must_use]
-    pub fn counting_denials(mut self) -> Self {
-        self.counts_denials = true;
+    pub fn count_denials(mut self, yes: bool) -> Self {
+        self.counts_denials = yes;
         self
     }
 

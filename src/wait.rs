@@ -1,6 +1,8 @@
 //! Waiting until a request is allowed.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::decision::{Decision, RetryAfter};
 use crate::error::{Error, Kind};
@@ -13,11 +15,12 @@ use crate::rule::Rule;
 const JITTER: u8 = 10;
 
 impl Limiter {
-    /// Takes the cost as soon as it is there, and sleeps until then: at most `max_wait`. Where that would be longer it is
-    /// denied at once, with the wait in `retry_after`.
+    /// Takes the cost as soon as it is there, and sleeps until then: at most `max_wait`. Where that would be longer it
+    /// is denied at once, with the wait in `retry_after`.
     ///
     /// Where every limit of the rule can be reserved from (a token bucket, gcra or fixed window with a `max-debt`),
-    /// callers are served in the order in which they came: one round trip, and one more to cancel. Otherwise each comes
+    /// callers are served in the order in which they came: one round trip, and one more to cancel or after each
+    /// block. Otherwise each comes
     /// back after its `retry_after` and up to a tenth more, and whoever comes first is served.
     ///
     /// Dropping the future charges nothing while it sleeps: a reservation is cancelled by a task of its own. An acquire

@@ -84,8 +84,7 @@ impl Table {
                 Some(part) => rule.and_by(&part, limit)?,
             };
         }
-        rule = rule.on_change(on_change);
-        Ok(if overage { rule.counting_denials() } else { rule })
+        Ok(rule.on_change(on_change).count_denials(overage))
     }
 }
 

@@ -1,9 +1,9 @@
 //! Permits: held by a value, given back when it goes, expired when its process does.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use tollgate::redis::cmd;
-use tollgate::{Charged, Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
+use tollgate::{Charged, Clock, Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
 
 use crate::server::Server;
 
@@ -68,14 +68,15 @@ async fn a_denied_hold_gives_back_nothing_of_anybodys() {
     drop(permit);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_permit_is_renewed_for_as_long_as_it_is_held() {
-    let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
-    let rule = rule("concurrency 1 ttl 300ms");
+    let clock = Clock::set_to(UNIX_EPOCH);
+    let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
+    let rule = rule("concurrency 1 ttl 3m");
     let permit = held(&limiter, &rule).await.expect("one").renewed();
     for _ in 0..10 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(MINUTE).await;
+        clock.advance(MINUTE);
         assert!(held(&limiter, &rule).await.is_none(), "still held");
     }
     permit.renew().await.expect("still held");
@@ -85,15 +86,16 @@ async fn a_permit_is_renewed_for_as_long_as_it_is_held() {
 
 #[tokio::test]
 async fn a_permit_that_has_expired_is_known_to_be_lost() {
-    let limiter = Limiter::new(Embedded::new());
-    let rule = rule("concurrency 1 ttl 1ms");
+    let clock = Clock::set_to(UNIX_EPOCH);
+    let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
+    let rule = rule("concurrency 1 ttl 1m");
     let permit = held(&limiter, &rule).await.expect("one");
-    tokio::time::sleep(Duration::from_millis(5)).await;
+    clock.advance(MINUTE);
     assert!(permit.renew().await.expect_err("expired").is_unknown_id());
     let _other = held(&limiter, &rule).await.expect("free again");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn whoever_waits_is_served_when_a_permit_is_released_not_when_it_would_expire() {
     let limiter = Limiter::new(Embedded::new());
     let rule = rule("concurrency 1 ttl 1h");

@@ -161,10 +161,7 @@ impl Subject<'_> {
     /// The same under a rule that treats changes so, and counts denials or not.
     pub(crate) fn with(mut self, change: Change, counting: bool) -> Self {
         (self.change, self.counting) = (change, counting);
-        self.rule = self.rule.on_change(change);
-        if counting {
-            self.rule = self.rule.counting_denials();
-        }
+        self.rule = self.rule.on_change(change).count_denials(counting);
         self
     }
 

@@ -119,3 +119,17 @@ async fn a_log_is_waited_for_by_retries() {
     let denied = limiter.acquire_wait(&rule, "other", SECOND).await.expect("a decision");
     assert!(!denied.allowed, "a day is more than a second");
 }
+
+/// In real time, as the block is: nobody else moves the engine's clock while a caller sleeps.
+#[tokio::test]
+async fn a_block_is_waited_for_where_it_ends_in_time() {
+    let limiter = Limiter::new(Embedded::new());
+    for text in ["gcra 5/1s max-debt 5", "gcra 5/1s"] {
+        let rule = rule(text);
+        limiter.block(&rule, text, Duration::from_millis(30)).await.expect("an answer");
+        let denied = limiter.acquire_wait(&rule, text, Duration::from_millis(1)).await.expect("a decision");
+        assert!(!denied.allowed && denied.blocked, "{text}");
+        assert!(limiter.acquire_wait(&rule, text, SECOND).await.expect("a decision").allowed, "{text}");
+        assert!(!limiter.peek(&rule, text).await.expect("a decision").blocked, "{text}");
+    }
+}

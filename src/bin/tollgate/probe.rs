@@ -54,10 +54,7 @@ impl Probe {
         };
         let key = key.as_encoded_bytes();
         let rules: Vec<_> = rules.iter().map(|rule| rule.to_string_lossy().into_owned()).collect();
-        let mut rule = options::rule(&rules)?.on_change(self.on_change);
-        if self.overage {
-            rule = rule.counting_denials();
-        }
+        let rule = options::rule(&rules)?.on_change(self.on_change).count_denials(self.overage);
         self.op.check(self.id.is_some(), self.length.is_some()).map_err(|why| Failure::Told(format!("--{why}")))?;
         let limiter = self.options.limiter()?;
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());

@@ -73,10 +73,7 @@ const LONG: usize = 2000;
 
 impl Replay {
     pub(crate) async fn run(self) -> Outcome {
-        let mut rule = options::rule(&self.rule)?;
-        if self.overage {
-            rule = rule.counting_denials();
-        }
+        let rule = options::rule(&self.rule)?.count_denials(self.overage);
         let prefix = own_prefix();
         let limiter = self.options.limiter()?.prefix(&prefix)?;
         let stdout = anstream::stdout();
