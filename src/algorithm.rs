@@ -35,6 +35,15 @@ pub(crate) enum Setting {
     Ttl,
 }
 
+/// A limit's numbers as a script's packed form takes them, and as the states it writes end with them.
+#[derive(Debug)]
+struct Packing {
+    /// The byte that begins them, by which the states of algorithms differ.
+    layout: u8,
+    /// The bytes of each argument.
+    widths: &'static [usize],
+}
+
 /// What there is to know of an algorithm, beside its script.
 #[derive(Debug)]
 pub(crate) struct Row {
@@ -47,6 +56,8 @@ pub(crate) struct Row {
     pub(crate) fit: fn(&Limit) -> Result<Exact, RuleError>,
     /// The script's own arguments, before cost, mode and now.
     pub(crate) arguments: fn(&Limit) -> Vec<i64>,
+    /// How its packed form is told these arguments; none if it has no such form.
+    packing: Option<Packing>,
     /// What the script's `inspect` appends after `ttl_ms`.
     pub(crate) state: &'static [&'static str],
 }
@@ -59,6 +70,7 @@ static ROWS: [Row; 6] = [
         options: &[Setting::Burst, Setting::MaxDebt],
         fit: exact::fit_bucket,
         arguments: exact::bucket_arguments,
+        packing: None,
         state: &[
             "time_us",
             "level",
@@ -77,6 +89,7 @@ static ROWS: [Row; 6] = [
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Start],
         fit: exact::fit_window,
         arguments: exact::window_arguments,
+        packing: None,
         state: &[
             "time_us",
             "window_us",
@@ -95,6 +108,7 @@ static ROWS: [Row; 6] = [
         options: &[],
         fit: exact::fit_counter,
         arguments: exact::counter_arguments,
+        packing: None,
         state: &[
             "time_us",
             "previous",
@@ -113,6 +127,7 @@ static ROWS: [Row; 6] = [
         options: &[Setting::Max],
         fit: exact::fit_log,
         arguments: exact::log_arguments,
+        packing: None,
         state: &["time_us", "entries", "used", "oldest_us", "state_limit", "state_period", "blocked_us", "overage"],
     },
     Row {
@@ -122,6 +137,7 @@ static ROWS: [Row; 6] = [
         options: &[Setting::Burst, Setting::MaxDebt],
         fit: exact::fit_bucket,
         arguments: exact::bucket_arguments,
+        packing: Some(Packing { layout: 2, widths: &[7, 7, 7, 3, 7] }),
         state: &[
             "time_us",
             "lead",
@@ -140,6 +156,7 @@ static ROWS: [Row; 6] = [
         options: &[Setting::Ttl],
         fit: exact::fit_permits,
         arguments: exact::permits_arguments,
+        packing: None,
         state: &["time_us", "held", "first_us", "last_us", "blocked_us", "overage"],
     },
 ];
@@ -198,6 +215,14 @@ impl Algorithm {
 }
 
 impl Row {
+    /// The numbers for the script's packed form: little-endian, two's complement.
+    pub(crate) fn packed(&self, arguments: &[i64]) -> Option<Vec<u8>> {
+        let Packing { layout, widths } = self.packing.as_ref()?;
+        let bytes =
+            arguments.iter().zip(*widths).flat_map(|(number, width)| number.to_le_bytes().into_iter().take(*width));
+        Some(std::iter::once(*layout).chain(bytes).collect())
+    }
+
     /// The options, for a message.
     pub(crate) fn options(&self) -> String {
         let names: Vec<_> = self.options.iter().map(Setting::to_string).collect();

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::random::jittered;
+
 /// The answer: allow or deny, and how things stand after it.
 ///
 /// For a rule of several limits, `limit` and `remaining` are those of the limit with the least remaining, and the waits
@@ -132,6 +134,14 @@ impl Decision {
         self.allowed = false;
         self.granted = 0;
         self.retry_after = reservation.retry_after;
+        self
+    }
+
+    /// With the wait of a denial made longer by chance, by up to so many hundredths of it.
+    pub(crate) fn jittered(mut self, hundredths: u8) -> Self {
+        if let (false, 1.., RetryAfter::After(wait)) = (self.allowed, hundredths, self.retry_after) {
+            self.retry_after = RetryAfter::After(jittered(wait, hundredths));
+        }
         self
     }
 

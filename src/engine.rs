@@ -6,6 +6,7 @@ pub(crate) mod redis;
 
 use std::time::Duration;
 
+use crate::batch::Ask;
 use crate::decision::By;
 use crate::error::Error;
 use crate::script::{Call, Reply};
@@ -46,6 +47,24 @@ impl Engine {
             Self::Redis(redis) => redis.run(call, deadline).await,
             #[cfg(feature = "embedded")]
             Self::Embedded(embedded) => embedded.run(call),
+        }
+    }
+
+    /// Decides this ask and ends by the deadline.
+    pub(crate) async fn acquire(&self, ask: Ask, deadline: Duration) -> Result<Reply, Error> {
+        match self {
+            Self::Redis(redis) => redis.acquire(ask, deadline).await,
+            #[cfg(feature = "embedded")]
+            Self::Embedded(embedded) => embedded.acquire(&ask),
+        }
+    }
+
+    /// Decides all of these, each by itself, and ends by the deadline.
+    pub(crate) async fn acquire_all(&self, asks: Vec<Ask>, deadline: Duration) -> Vec<Result<Reply, Error>> {
+        match self {
+            Self::Redis(redis) => redis.acquire_all(asks, deadline).await,
+            #[cfg(feature = "embedded")]
+            Self::Embedded(embedded) => embedded.acquire_all(&asks),
         }
     }
 

@@ -92,7 +92,7 @@ impl Error {
     }
 
     pub(crate) fn deadline(after: Duration, sent: bool) -> Self {
-        let missing = if sent { "no answer from redis" } else { "no connection to redis" };
+        let missing = if sent { "no answer from redis" } else { "redis could not be asked" };
         Self::new(Kind::Deadline { sent }, format!("{missing} within the deadline of {after:?}"))
     }
 

@@ -3,6 +3,7 @@
 pub(crate) mod exact;
 mod text;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::algorithm::{Algorithm, Setting};
@@ -44,6 +45,7 @@ pub struct Limit {
     max: u64,
     exact: Exact,
     arguments: Vec<String>,
+    packed: Option<Arc<[u8]>>,
 }
 
 /// Where the windows of a fixed window start.
@@ -167,6 +169,11 @@ impl Limit {
         &self.arguments
     }
 
+    /// The same as the script's packed form takes them, where it has one.
+    pub(crate) fn packed(&self) -> Option<&Arc<[u8]>> {
+        self.packed.as_ref()
+    }
+
     /// The index among the arguments of the window's start, where it is the key's own, and the period it spreads over.
     pub(crate) fn spread(&self) -> Option<(usize, u64)> {
         (self.start == Start::Spread).then_some((3, self.period))
@@ -277,6 +284,7 @@ impl LimitBuilder {
             max,
             exact: Exact { rate, period, tick: 1, max_debt: 0, longest_reset: 0 },
             arguments: Vec::new(),
+            packed: None,
         };
         limit.exact = (row.fit)(&limit)?;
         if capacity == 0 && limit.exact.max_debt == 0 {
@@ -286,7 +294,10 @@ impl LimitBuilder {
             let why = "expected a key to be as if never used within 71 years";
             return Err(RuleError::new(format!("{}: {why}; raise the rate or lower burst and max-debt", limit)));
         }
-        limit.arguments = (row.arguments)(&limit).iter().map(i64::to_string).collect();
+        let arguments = (row.arguments)(&limit);
+        limit.arguments = arguments.iter().map(i64::to_string).collect();
+        // Where windows start at a time of each key's own, keys have no numbers in common.
+        limit.packed = row.packed(&arguments).filter(|_| start != Start::Spread).map(Arc::from);
         Ok(limit)
     }
 }

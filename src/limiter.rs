@@ -1,14 +1,18 @@
 //! One call: rule + key + cost -> decision.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::{join, join_all};
+
 use crate::algorithm::ALL_OR_NOTHING;
-use crate::decision::{Decision, LimitDecision, RetryAfter};
+use crate::batch::Ask;
+use crate::decision::{Decision, LimitDecision};
 use crate::engine::{Engine, Swept, Which};
 use crate::error::{Error, Kind};
 use crate::key;
 use crate::limit::exact::{EXACT, LONGEST};
-use crate::random::{jittered, unique_id};
+use crate::random::unique_id;
 use crate::request::Request;
 use crate::rule::{Count, Rule};
 use crate::script::{Call, Marker, Mode, Part, Reply, Script};
@@ -70,6 +74,34 @@ impl Limiter {
     /// No decision could be made; see [`Error`].
     pub async fn acquire<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.decide(rule, &request.into(), Mode::Acquire).await
+    }
+
+    /// Acquires for each of these requests by itself, together: as few calls of scripts as will do, in one round trip.
+    /// The decisions are in the requests' order; the deadline is the limiter's.
+    pub async fn acquire_many<'a, R: Into<Request<'a>>>(
+        &self,
+        rule: &Rule,
+        requests: impl IntoIterator<Item = R>,
+    ) -> Vec<Result<Decision, Error>> {
+        let requests: Vec<Request<'a>> = requests.into_iter().map(Into::into).collect();
+        let mut asks = Vec::with_capacity(requests.len());
+        // What can't be asked together is asked at the same time: redis-rs pipelines it.
+        let mut alone = Vec::new();
+        for (at, request) in requests.iter().enumerate() {
+            match self.ask(rule, request) {
+                Ok(Some(ask)) => asks.push((at, ask)),
+                _ => alone.push(async move { (at, self.decide(rule, request, Mode::Acquire).await) }),
+            }
+        }
+        let (places, asks): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
+        let (replies, alone) = join(self.engine.acquire_all(asks, self.deadline), join_all(alone)).await;
+        let together = places.into_iter().zip(replies).map(|(at, reply)| {
+            let decision = reply.map(|reply| self.decision_of_one(rule, &requests[at], &reply));
+            (at, decision.map(|decision| decision.jittered(requests[at].jitter)))
+        });
+        let mut decisions: Vec<_> = together.chain(alone).collect();
+        decisions.sort_unstable_by_key(|(at, _)| *at);
+        decisions.into_iter().map(|(_, decision)| decision).collect()
     }
 
     /// What [`acquire`](Self::acquire) would answer, taking nothing; `remaining` and `reset_after` are those of the
@@ -280,14 +312,16 @@ impl Limiter {
     }
 
     async fn decide(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
-        let mut decision = self.decide_exactly(rule, request, mode).await?;
-        if let (false, 1.., RetryAfter::After(wait)) = (decision.allowed, request.jitter, decision.retry_after) {
-            decision.retry_after = RetryAfter::After(jittered(wait, request.jitter));
-        }
-        Ok(decision)
+        Ok(self.decide_exactly(rule, request, mode).await?.jittered(request.jitter))
     }
 
     async fn decide_exactly(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+        if mode == Mode::Acquire
+            && let Some(ask) = self.ask(rule, request)?
+        {
+            let reply = self.engine.acquire(ask, request.deadline.unwrap_or(self.deadline)).await?;
+            return Ok(self.decision_of_one(rule, request, &reply));
+        }
         let counts = concerned(rule, mode)?;
         let marker = self.marker(rule, request, mode)?;
         let holder = holder(&counts, request, mode)?;
@@ -319,6 +353,29 @@ impl Limiter {
         .ok_or_else(garbled)
     }
 
+    /// An acquire as the script's packed form decides it with others, if that can say all that is asked.
+    fn ask(&self, rule: &Rule, request: &Request<'_>) -> Result<Option<Ask>, Error> {
+        let [count] = rule.counts() else { return Ok(None) };
+        let Some(numbers) = count.limit.packed().filter(|_| request.id.is_none() && rule.options().is_empty()) else {
+            return Ok(None);
+        };
+        Ok(Some(Ask {
+            script: count.limit.algorithm().script(),
+            numbers: Arc::clone(numbers),
+            key: self.state_key(rule, count, request)?,
+            cost: request.cost,
+            now_us: request.now_us()?,
+        }))
+    }
+
+    fn decision_of_one(&self, rule: &Rule, request: &Request<'_>, reply: &Reply) -> Decision {
+        let [count, ..] = rule.counts() else { unreachable!("an ask is of a limit") };
+        let notes = reply.appended.first_chunk().copied().unwrap_or_default();
+        let limit = LimitDecision::new(&count.title, reply.decision, notes, false);
+        let granted = if limit.allowed { request.cost } else { 0 };
+        Decision::of_one(limit, granted, self.engine.by(), decided_at(request))
+    }
+
     /// By what this call is remembered, if it has an id. Permits alone remember it themselves.
     fn marker(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Option<Marker>, Error> {
         let remembers = !matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Renew);
@@ -347,13 +404,9 @@ impl Limiter {
         holder: &[u8],
     ) -> Result<Part<'r>, Error> {
         let key = request.counted(rule, count.by.as_deref())?;
-        let tag = match rule.tag() {
-            None => key,
-            Some(tag) => request.counted(rule, Some(tag))?,
-        };
         let limit = &count.limit;
         Ok(Part {
-            key: key::state_key(&self.prefix, tag, key, &count.suffix)?,
+            key: self.state_key(rule, count, request)?,
             script: limit.algorithm().script(),
             arguments: limit.arguments(),
             replaced: match (limit.spread(), limit.holder()) {
@@ -362,6 +415,15 @@ impl Limiter {
                 (None, None) => None,
             },
         })
+    }
+
+    fn state_key(&self, rule: &Rule, count: &Count, request: &Request<'_>) -> Result<Vec<u8>, Error> {
+        let key = request.counted(rule, count.by.as_deref())?;
+        let tag = match rule.tag() {
+            None => key,
+            Some(tag) => request.counted(rule, Some(tag))?,
+        };
+        key::state_key(&self.prefix, tag, key, &count.suffix)
     }
 
     async fn run(

@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use mlua::{BString, Function, Lua, MultiValue, Table, Value};
 
 use super::{Swept, Which};
+use crate::batch::{Ask, Batch, Place, Records};
 use crate::error::{Error, Kind};
 use crate::script::{Call, Reply, Script};
 use keyspace::{Argument, Keyspace, Outcome};
@@ -67,6 +68,23 @@ impl Embedded {
     pub(crate) fn run(&self, call: &Call<'_>) -> Result<Reply, Error> {
         let mut interpreter = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         interpreter.run(call)
+    }
+
+    pub(crate) fn acquire(&self, ask: &Ask) -> Result<Reply, Error> {
+        self.records(&Batch::of_one(ask))?.only(ask.script)
+    }
+
+    pub(crate) fn acquire_all(&self, asks: &[Ask]) -> Vec<Result<Reply, Error>> {
+        let (batches, places) = Batch::of(asks);
+        let records: Vec<_> = batches.iter().map(|batch| self.records(batch)).collect();
+        let reply =
+            |(ask, place): (&Ask, Place)| records[place.batch].as_ref().map_err(Error::clone)?.reply(place, ask.script);
+        asks.iter().zip(places).map(reply).collect()
+    }
+
+    fn records(&self, batch: &Batch<'_>) -> Result<Records, Error> {
+        let mut interpreter = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        batch.read(&interpreter.run_packed(batch)?)
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -133,22 +151,14 @@ impl Interpreter {
         let store = Arc::clone(&keyspace);
         redis.set(
             "call",
-            lua.create_function(move |lua, arguments: MultiValue| {
-                let outcome = {
-                    let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
-                    store.run(arguments.iter().map(argument).collect::<mlua::Result<Vec<_>>>()?)
-                };
-                match outcome {
-                    Outcome::Nothing => Ok(Value::Boolean(false)),
-                    Outcome::Integer(integer) => Ok(Value::Number(integer as f64)),
-                    Outcome::Bytes(bytes) => lua.create_string(bytes).map(Value::String),
-                    Outcome::Array(items) => {
-                        lua.create_sequence_from(items.into_iter().map(BString::from)).map(Value::Table)
-                    }
-                    Outcome::Time(parts) => lua.create_sequence_from(parts).map(Value::Table),
-                    Outcome::Done => lua.create_table_from([("ok", "OK")]).map(Value::Table),
-                    Outcome::Error(message) => Err(mlua::Error::external(ServerError(message))),
-                }
+            lua.create_function(move |lua, words| run(lua, &store, &words)?.map_err(mlua::Error::external))?,
+        )?;
+        let store = Arc::clone(&keyspace);
+        redis.set(
+            "pcall",
+            lua.create_function(move |lua, words| match run(lua, &store, &words)? {
+                Ok(value) => Ok(value),
+                Err(ServerError(message)) => lua.create_table_from([("err", message)]).map(Value::Table),
             })?,
         )?;
         redis.set(
@@ -160,35 +170,58 @@ impl Interpreter {
     }
 
     fn run(&mut self, call: &Call<'_>) -> Result<Reply, Error> {
-        self.keyspace.lock().unwrap_or_else(PoisonError::into_inner).set_time(self.clock.now_us());
-        match self.answer(call) {
-            Ok(Value::Table(table)) => {
-                if let Ok(message) = table.raw_get::<String>("err") {
-                    return Err(from_message(&message));
-                }
+        match self.answer(call.script, call.keys(), |give| call.each_argument(give))? {
+            Value::Table(table) => {
                 let items = table.sequence_values::<f64>().map(|item| item.ok().map(|number| number as i64));
                 Reply::from_integers(items).ok_or_else(|| Error::new(Kind::Garbled, "the script's reply is too short"))
             }
-            Ok(other) => Err(Error::new(Kind::Garbled, format!("the script replied a {}", other.type_name()))),
+            other => Err(Error::new(Kind::Garbled, format!("the script replied a {}", other.type_name()))),
+        }
+    }
+
+    fn run_packed(&mut self, batch: &Batch<'_>) -> Result<Vec<u8>, Error> {
+        match self.answer(batch.script, batch.keys(), |give| batch.each_argument(give))? {
+            Value::String(records) => Ok(records.as_bytes().to_vec()),
+            other => Err(Error::new(Kind::Garbled, format!("the script replied a {}", other.type_name()))),
+        }
+    }
+
+    fn answer<'a>(
+        &mut self,
+        script: &'static Script,
+        keys: impl Iterator<Item = &'a [u8]>,
+        each_argument: impl FnOnce(&mut dyn FnMut(&[u8])),
+    ) -> Result<Value, Error> {
+        self.keyspace.lock().unwrap_or_else(PoisonError::into_inner).set_time(self.clock.now_us());
+        match self.call(script, keys, each_argument) {
+            Ok(Value::Table(table)) => match table.raw_get::<String>("err") {
+                Ok(message) => Err(from_message(&message)),
+                Err(_) => Ok(Value::Table(table)),
+            },
+            Ok(other) => Ok(other),
             Err(error) => Err(from_lua(&error)),
         }
     }
 
-    fn answer(&mut self, call: &Call<'_>) -> mlua::Result<Value> {
-        let function = self.function(call.script)?;
-        let keys = self.lua.create_table_with_capacity(call.key_count(), 0)?;
-        for key in call.keys() {
-            keys.raw_push(self.lua.create_string(key)?)?;
+    fn call<'a>(
+        &mut self,
+        script: &'static Script,
+        keys: impl Iterator<Item = &'a [u8]>,
+        each_argument: impl FnOnce(&mut dyn FnMut(&[u8])),
+    ) -> mlua::Result<Value> {
+        let function = self.function(script)?;
+        let (names, arguments) = (self.lua.create_table()?, self.lua.create_table()?);
+        for key in keys {
+            names.raw_push(self.lua.create_string(key)?)?;
         }
-        let arguments = self.lua.create_table_with_capacity(call.argument_count(), 0)?;
         let mut failed = Ok(());
-        call.each_argument(|argument| {
+        each_argument(&mut |argument| {
             if failed.is_ok() {
                 failed = self.lua.create_string(argument).and_then(|text| arguments.raw_push(text));
             }
         });
         failed?;
-        function.call((keys, arguments, &self.redis))
+        function.call((names, arguments, &self.redis))
     }
 
     /// A script's file is a function's body.
@@ -201,6 +234,27 @@ impl Interpreter {
         self.compiled.insert(script.name(), function.clone());
         Ok(function)
     }
+}
+
+/// Runs a command of a script, and answers as Redis does.
+fn run(lua: &Lua, keyspace: &Mutex<Keyspace>, words: &MultiValue) -> mlua::Result<Result<Value, ServerError>> {
+    let words = words.iter().map(argument).collect::<mlua::Result<Vec<_>>>()?;
+    let outcome = keyspace.lock().unwrap_or_else(PoisonError::into_inner).run(words);
+    let string = |bytes: Vec<u8>| lua.create_string(bytes).map(Value::String);
+    let value = match outcome {
+        Outcome::Nothing => Value::Boolean(false),
+        Outcome::Integer(integer) => Value::Number(integer as f64),
+        Outcome::Bytes(bytes) => string(bytes)?,
+        Outcome::Values(values) => {
+            let values = values.into_iter().map(|value| value.map_or(Ok(Value::Boolean(false)), string));
+            Value::Table(lua.create_sequence_from(values.collect::<mlua::Result<Vec<_>>>()?)?)
+        }
+        Outcome::Array(items) => Value::Table(lua.create_sequence_from(items.into_iter().map(BString::from))?),
+        Outcome::Time(parts) => Value::Table(lua.create_sequence_from(parts)?),
+        Outcome::Done => Value::Table(lua.create_table_from([("ok", "OK")])?),
+        Outcome::Error(message) => return Ok(Err(ServerError(message))),
+    };
+    Ok(Ok(value))
 }
 
 /// What a command answers with an error, raised in Lua as Redis does.

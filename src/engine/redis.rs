@@ -3,8 +3,10 @@
 //! deadpool-redis makes the connections. Getting one from the pool costs a round trip each time, so one is taken out
 //! of it and kept: redis-rs pipelines the calls of all tasks over it. A broken one is replaced through the pool.
 
+mod departures;
+
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
@@ -14,8 +16,10 @@ use deadpool_redis::redis::{
 use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
 
 use super::{Swept, Which};
+use crate::batch::{Batch, Records};
 use crate::error::{Error, Kind};
-use crate::script::{Call, Reply};
+use crate::script::{Call, Reply, Script};
+use departures::Line;
 
 /// A Redis (7.0 or newer) or Valkey (7.2 or newer), by address or by a pool of the caller's own.
 ///
@@ -32,6 +36,7 @@ struct Shared {
     address: String,
     current: RwLock<Option<Held>>,
     made: AtomicU64,
+    line: Mutex<Line>,
     /// Held while connecting, so that one task connects and all callers wait for what it gets.
     connecting: Arc<tokio::sync::Mutex<()>>,
 }
@@ -79,35 +84,40 @@ impl Redis {
 
     fn new(pool: Pool, address: String) -> Self {
         let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), Arc::default());
-        Self { shared: Arc::new(Shared { pool, address, current, made, connecting }) }
+        let line = Mutex::default();
+        Self { shared: Arc::new(Shared { pool, address, current, made, line, connecting }) }
     }
 
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
+        decode(self.call(|how| of_call(call, how), deadline).await?)
+    }
+
+    /// Calls a script, which `command` spells.
+    async fn call(&self, command: impl Fn(How) -> Cmd, deadline: Duration) -> Result<Value, Error> {
         let mut sent = false;
-        match tokio::time::timeout(deadline, self.run_unbounded(call, &mut sent)).await {
+        let answer = tokio::time::timeout(deadline, async {
+            let Held { number, mut connection } = self.connection().await?;
+            sent = true;
+            let mut answer =
+                connection.req_packed_command(&command(How::ByDigest)).await.and_then(Value::extract_error);
+            if answer.as_ref().is_err_and(is_noscript) {
+                // Loads and decides in the same round trip.
+                answer = connection.req_packed_command(&command(How::ByText)).await.and_then(Value::extract_error);
+            }
+            answer.map_err(|error| self.told(&error, number))
+        });
+        match answer.await {
             Ok(result) => result,
             Err(_) => Err(Error::deadline(deadline, sent)),
         }
     }
 
-    async fn run_unbounded(&self, call: &Call<'_>, sent: &mut bool) -> Result<Reply, Error> {
-        let Held { number, mut connection } = self.connection().await?;
-        *sent = true;
-        let mut answer =
-            connection.req_packed_command(&command(call, How::ByDigest)).await.and_then(Value::extract_error);
-        if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
-            // Loads and decides in the same round trip.
-            answer = connection.req_packed_command(&command(call, How::ByText)).await.and_then(Value::extract_error);
+    /// What went wrong on this connection, which is dropped if it is of no more use.
+    fn told(&self, error: &RedisError, number: u64) -> Error {
+        if error.is_unrecoverable_error() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
+            self.drop_connection(number);
         }
-        match answer {
-            Ok(value) => decode(value),
-            Err(error) => {
-                if error.is_unrecoverable_error() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
-                    self.drop_connection(number);
-                }
-                Err(from_answer(&error))
-            }
-        }
+        from_answer(error)
     }
 
     pub(crate) async fn size(&self, deadline: Duration) -> Result<u64, Error> {
@@ -188,21 +198,10 @@ enum How {
     ByText,
 }
 
-fn command(call: &Call<'_>, how: How) -> Cmd {
-    let verb = match (how, call.mode.reads_only()) {
-        (How::ByDigest, false) => "EVALSHA",
-        (How::ByDigest, true) => "EVALSHA_RO",
-        (How::ByText, false) => "EVAL",
-        (How::ByText, true) => "EVAL_RO",
-    };
-    let script = match how {
-        How::ByDigest => call.script.digest(),
-        How::ByText => call.script.text(),
-    };
+fn of_call(call: &Call<'_>, how: How) -> Cmd {
     let keys = call.key_count();
-    let bytes = script.len() + call.keys().map(<[u8]>::len).sum::<usize>() + 96 * keys;
-    let mut command = Cmd::with_capacity(call.argument_count() + keys + 3, bytes);
-    command.arg(verb).arg(script).arg(keys);
+    let bytes = call.keys().map(<[u8]>::len).sum::<usize>() + 96 * keys;
+    let mut command = opened(call.script, how, call.mode.reads_only(), keys, call.argument_count(), bytes);
     for key in call.keys() {
         command.arg(key);
     }
@@ -210,6 +209,40 @@ fn command(call: &Call<'_>, how: How) -> Cmd {
         command.arg(argument);
     });
     command
+}
+
+fn of_batch(batch: &Batch<'_>, how: How) -> Cmd {
+    let keys = batch.keys();
+    let bytes = batch.keys().map(<[u8]>::len).sum::<usize>() + 32 * keys.len() + 64;
+    let mut command = opened(batch.script, how, false, keys.len(), 4, bytes);
+    for key in keys {
+        command.arg(key);
+    }
+    batch.each_argument(|argument| {
+        command.arg(argument);
+    });
+    command
+}
+
+/// A call of a script as far as its keys, with room for them and the arguments.
+fn opened(script: &Script, how: How, reads_only: bool, keys: usize, arguments: usize, bytes: usize) -> Cmd {
+    let verb = match (how, reads_only) {
+        (How::ByDigest, false) => "EVALSHA",
+        (How::ByDigest, true) => "EVALSHA_RO",
+        (How::ByText, false) => "EVAL",
+        (How::ByText, true) => "EVAL_RO",
+    };
+    let script = match how {
+        How::ByDigest => script.digest(),
+        How::ByText => script.text(),
+    };
+    let mut command = Cmd::with_capacity(3 + keys + arguments, script.len() + 16 + bytes);
+    command.arg(verb).arg(script).arg(keys);
+    command
+}
+
+fn is_noscript(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
 fn decode(value: Value) -> Result<Reply, Error> {
@@ -223,6 +256,16 @@ fn decode(value: Value) -> Result<Reply, Error> {
     reply.ok_or_else(|| {
         Error::new(Kind::Garbled, "redis: expected five or more integers from the script, got something else")
     })
+}
+
+/// What a script's packed form answers.
+fn records(value: Value, batch: &Batch<'_>) -> Result<Records, Error> {
+    match value {
+        Value::BulkString(answer) => batch.read(&answer),
+        _ => {
+            Err(Error::new(Kind::Garbled, "redis: expected a string of decisions from the script, got something else"))
+        }
+    }
 }
 
 /// Redis 7.0 brought EVALSHA_RO and error codes out of scripts. Where the user may not ask, nothing is known.

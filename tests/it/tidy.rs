@@ -93,11 +93,12 @@ async fn rust_sends_the_arguments_that_the_header_lists() {
         let numbers = if algorithm.holds() { "5 ttl 10s" } else { "5/10s" };
         let rule: Rule = format!("{algorithm} {numbers}").parse().expect("a rule");
         let request = Request::new("key").cost(3).at(time(1 << 50));
-        limiter.acquire(&rule, request).await.expect("a decision");
-        let sent = last_sent(&mut redis);
+        limiter.at_most(&rule, request).await.expect("a decision");
+        let sent: Vec<_> =
+            last_sent(&mut redis).into_iter().map(|word| String::from_utf8(word).expect("text")).collect();
         let (own, last) = sent[4..].split_at(sent.len() - 7);
         assert_eq!(sent.len() - 4, text.arguments().len(), "{}: {sent:?}", text.name);
-        assert_eq!(last, ["3", "acquire", "1125899906842624"], "{}", text.name);
+        assert_eq!(last, ["3", "at-most", "1125899906842624"], "{}", text.name);
 
         // The text alone, as a caller in another language would send it.
         let (key, now) = (&sent[3], &last[2]);
@@ -106,17 +107,28 @@ async fn rust_sends_the_arguments_that_the_header_lists() {
         let reply: Vec<i64> = call.clone().arg(&["1", "inspect", now]).query(&mut redis).expect("a reply");
         assert_eq!(reply.len(), text.reply().len(), "{}: {reply:?}", text.name);
         call.arg(&["1", "inspect"]).query::<Vec<i64>>(&mut redis).expect_err("an argument is missing");
+
+        // The packed form is told the same, in the bytes that the state ends with.
+        limiter.acquire(&rule, request).await.expect("a decision");
+        let packed = last_sent(&mut redis).split_off(4);
+        if text.packs() {
+            let state: Vec<u8> = cmd("GET").arg(key).query(&mut redis).expect("a state");
+            let [numbers, cost, at] = packed.as_slice() else { panic!("{}: {packed:?}", text.name) };
+            assert!(numbers.len() > 12 && state.windows(12).any(|part| *part == numbers[..12]), "{}", text.name);
+            assert_eq!([cost.as_slice(), at], [b"3".as_slice(), now.as_bytes()], "{}", text.name);
+        } else {
+            assert_eq!(packed.len(), text.arguments().len(), "{}: {packed:?}", text.name);
+        }
     }
 }
 
 /// The words of the last call of a script.
-fn last_sent(redis: &mut tollgate::redis::Connection) -> Vec<String> {
+fn last_sent(redis: &mut tollgate::redis::Connection) -> Vec<Vec<u8>> {
     type Entry = (i64, i64, i64, Vec<Vec<u8>>, String, String);
     let log: Vec<Entry> = cmd("SLOWLOG").arg("GET").query(redis).expect("a log");
     // What a script calls in its turn is logged too.
     let call = log.into_iter().map(|entry| entry.3).find(|words| words[0].starts_with(b"EVAL"));
-    let words = call.expect("a script was called");
-    words.into_iter().map(|word| String::from_utf8(word).expect("text")).collect()
+    call.expect("a script was called")
 }
 
 #[test]

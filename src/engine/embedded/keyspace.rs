@@ -41,6 +41,8 @@ pub(super) enum Outcome {
     Done,
     Integer(i64),
     Bytes(Vec<u8>),
+    /// Values, each of which may be missing.
+    Values(Vec<Option<Vec<u8>>>),
     Array(Vec<Vec<u8>>),
     Time([String; 2]),
     Error(String),
@@ -64,6 +66,11 @@ impl Keyspace {
             }
             (b"GET", [key]) => {
                 self.bytes(key).map(|bytes| bytes.map_or(Outcome::Nothing, |bytes| Outcome::Bytes(bytes.to_vec())))
+            }
+            (b"MGET", keys) if !keys.is_empty() => {
+                // A value of another type is none, as in Redis.
+                let values = keys.iter().map(|key| self.bytes(key).ok().flatten().map(<[u8]>::to_vec));
+                Ok(Outcome::Values(values.collect()))
             }
             (b"STRLEN", [key]) => self.bytes(key).map(|bytes| count(bytes.map_or(0, <[u8]>::len))),
             (b"EXISTS", [key]) => Ok(Outcome::Integer(self.live(key).is_some().into())),

@@ -161,6 +161,7 @@ mod tests {
             Outcome::Integer(number) => number.to_string(),
             Outcome::Bytes(bytes) => format!("'{}'", word(bytes)),
             Outcome::Array(items) => format!("[{}]", items.into_iter().map(word).collect::<Vec<_>>().join(" ")),
+            Outcome::Values(values) => format!("{values:?}"),
             Outcome::Time(parts) => parts.join(" "),
             Outcome::Error(message) => message,
         }

@@ -1,0 +1,255 @@
+//! Decisions that are made together: keys of one limit in one call of its script, by the script's packed form, and calls
+//! alike on one key as one lot of them.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use crate::error::{Error, Kind};
+use crate::script::{Reply, Script};
+
+/// Keys in one call of a script, so that it holds Redis for no more than 150 microseconds.
+const MOST_KEYS: usize = 100;
+/// As large as a cost needs to be: above every limit.
+const LARGEST_COST: u64 = 1 << 53;
+
+/// An acquire of one limit, and no more than that.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    pub(crate) script: &'static Script,
+    /// The limit's numbers, as the script's packed form takes them.
+    pub(crate) numbers: Arc<[u8]>,
+    pub(crate) key: Vec<u8>,
+    pub(crate) cost: u64,
+    /// Microseconds since the epoch; the server's time if none.
+    pub(crate) now_us: Option<u64>,
+}
+
+/// One call of a script in its packed form.
+#[derive(Debug)]
+pub(crate) struct Batch<'a> {
+    pub(crate) script: &'static Script,
+    numbers: &'a Arc<[u8]>,
+    now_us: Option<u64>,
+    lots: Vec<Lot<'a>>,
+    /// Where a key at a cost stands among the lots.
+    places: HashMap<(&'a [u8], u64), usize>,
+}
+
+/// Asks alike: of one key, at one cost.
+#[derive(Debug)]
+struct Lot<'a> {
+    key: &'a [u8],
+    cost: u64,
+    calls: u32,
+}
+
+/// Which place an ask has: its batch, the lot there, and how many of the lot came before it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) batch: usize,
+    lot: usize,
+    before: u32,
+}
+
+/// What a batch answers: a record of each lot.
+#[derive(Debug)]
+pub(crate) struct Records(Vec<Record>);
+
+#[derive(Debug)]
+struct Record {
+    /// How many of the calls are allowed; -1 if the key is blocked, below that if its state can't be read.
+    allowed: i64,
+    limit: i64,
+    remaining: i64,
+    /// Of the first call that isn't allowed.
+    retry_after_us: i64,
+    reset_after_us: i64,
+}
+
+impl<'a> Batch<'a> {
+    /// The batch of this ask alone.
+    pub(crate) fn of_one(ask: &'a Ask) -> Self {
+        let mut batch = Self::empty(ask);
+        batch.lots.push(Lot { key: &ask.key, cost: ask.cost, calls: 1 });
+        batch
+    }
+
+    /// As few batches as these asks can be made in, and the place of each. Asks alike keep their order.
+    pub(crate) fn of(asks: &'a [Ask]) -> (Vec<Self>, Vec<Place>) {
+        let mut batches: Vec<Self> = Vec::new();
+        let places = asks.iter().map(|ask| {
+            let at = batches.iter().rposition(|batch| batch.is_for(ask)).filter(|at| batches[*at].has_room(ask));
+            let batch = at.unwrap_or_else(|| {
+                batches.push(Self::empty(ask));
+                batches.len() - 1
+            });
+            let (lot, before) = batches[batch].add(ask);
+            Place { batch, lot, before }
+        });
+        let places = places.collect();
+        (batches, places)
+    }
+
+    fn empty(ask: &'a Ask) -> Self {
+        let Ask { script, numbers, now_us, .. } = ask;
+        Self { script, numbers, now_us: *now_us, lots: Vec::new(), places: HashMap::new() }
+    }
+
+    fn is_for(&self, ask: &Ask) -> bool {
+        let same_numbers = Arc::ptr_eq(self.numbers, &ask.numbers) || *self.numbers == ask.numbers;
+        same_numbers && std::ptr::eq(self.script, ask.script) && self.now_us == ask.now_us
+    }
+
+    fn has_room(&self, ask: &Ask) -> bool {
+        self.lots.len() < MOST_KEYS || self.places.contains_key(&(ask.key.as_slice(), ask.cost))
+    }
+
+    fn add(&mut self, ask: &'a Ask) -> (usize, u32) {
+        let (key, cost) = (ask.key.as_slice(), ask.cost);
+        match self.places.entry((key, cost)) {
+            Entry::Occupied(place) => {
+                let lot = &mut self.lots[*place.get()];
+                lot.calls += 1;
+                (*place.get(), lot.calls - 1)
+            }
+            Entry::Vacant(place) => {
+                self.lots.push(Lot { key, cost, calls: 1 });
+                (*place.insert(self.lots.len() - 1), 0)
+            }
+        }
+    }
+
+    /// KEYS in order.
+    pub(crate) fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.lots.iter().map(|lot| lot.key)
+    }
+
+    /// Hands over ARGV in order: the numbers, the cost, now where it is given or something follows it, and, where the
+    /// lots differ, the cost and the calls of each.
+    pub(crate) fn each_argument(&self, mut give: impl FnMut(&[u8])) {
+        let first = self.lots.first().map_or(0, |lot| lot.cost);
+        let alike = self.lots.iter().all(|lot| lot.calls == 1 && lot.cost == first);
+        give(self.numbers);
+        give(if alike { first } else { 0 }.to_string().as_bytes());
+        match self.now_us {
+            Some(now_us) => give(now_us.to_string().as_bytes()),
+            None if !alike => give(b"-1"),
+            None => {}
+        }
+        if !alike {
+            let lots = self.lots.iter();
+            let several = lots.flat_map(|Lot { cost, calls, .. }| {
+                let [cost @ .., _] = (*cost).min(LARGEST_COST).to_le_bytes();
+                let [calls @ .., _] = calls.to_le_bytes();
+                cost.into_iter().chain(calls)
+            });
+            give(&several.collect::<Vec<u8>>());
+        }
+    }
+
+    /// What the script answered.
+    pub(crate) fn read(&self, answer: &[u8]) -> Result<Records, Error> {
+        let (records, rest) = answer.as_chunks::<40>();
+        if records.len() != self.lots.len() || !rest.is_empty() {
+            return Err(Error::new(
+                Kind::Garbled,
+                "expected a decision for each key from the script, got something else",
+            ));
+        }
+        let record = |record: &[u8; 40]| {
+            let mut numbers = record.as_chunks::<8>().0.iter().map(|number| f64::from_le_bytes(*number) as i64);
+            let mut next = || numbers.next().unwrap_or_default();
+            let (allowed, limit, remaining) = (next(), next(), next());
+            Record { allowed, limit, remaining, retry_after_us: next(), reset_after_us: next() }
+        };
+        Ok(Records(records.iter().map(record).collect()))
+    }
+}
+
+impl Records {
+    /// The reply to the ask that had this place in this batch.
+    pub(crate) fn reply(&self, place: Place, script: &Script) -> Result<Reply, Error> {
+        let Record { allowed, limit, remaining, retry_after_us, reset_after_us } = self.0[place.lot];
+        let reply = |allowed: bool| {
+            let wait = if allowed { 0 } else { retry_after_us };
+            [allowed.into(), limit, remaining, wait, reset_after_us]
+        };
+        match allowed {
+            0.. => Ok(Reply { decision: reply(i64::from(place.before) < allowed), appended: Vec::new() }),
+            // That it is blocked, and no denials counted.
+            -1 => Ok(Reply { decision: reply(false), appended: vec![1, 0] }),
+            _ => {
+                let what = "expected the limit's state, which a reset would restore";
+                let why = format!("BADSTATE {}: the key holds something else than this limit's state", script.name());
+                Err(Error::new(Kind::Unreadable, format!("{what}: {why}")))
+            }
+        }
+    }
+
+    /// The reply to the only ask.
+    pub(crate) fn only(&self, script: &Script) -> Result<Reply, Error> {
+        self.reply(Place { batch: 0, lot: 0, before: 0 }, script)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::Algorithm;
+
+    fn ask(numbers: &Arc<[u8]>, key: &str, cost: u64) -> Ask {
+        let (script, numbers) = (Algorithm::Gcra.script(), Arc::clone(numbers));
+        Ask { script, numbers, key: key.into(), cost, now_us: None }
+    }
+
+    fn arguments(batch: &Batch<'_>) -> Vec<Vec<u8>> {
+        let mut arguments = Vec::new();
+        batch.each_argument(|argument| arguments.push(argument.to_vec()));
+        arguments
+    }
+
+    #[test]
+    fn asks_of_one_rule_go_in_one_call_and_asks_alike_in_one_lot() {
+        let (one, other): (Arc<[u8]>, Arc<[u8]>) = (Arc::from([1]), Arc::from([2]));
+        let equal: Arc<[u8]> = Arc::from([1]);
+        let asks = [
+            ask(&one, "a", 1),
+            ask(&one, "b", 1),
+            ask(&other, "a", 1),
+            ask(&equal, "a", 1),
+            ask(&one, "a", 2),
+            ask(&one, "a", 1),
+        ];
+        let (batches, places) = Batch::of(&asks);
+        let keys: Vec<Vec<_>> = batches.iter().map(|batch| batch.keys().collect()).collect();
+        assert_eq!(keys, [vec![b"a", b"b", b"a"], vec![b"a"]]);
+        let seats: Vec<_> = places.iter().map(|place| (place.batch, place.lot, place.before)).collect();
+        assert_eq!(seats, [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 2, 0), (0, 0, 2)]);
+        let several = [1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+        assert_eq!(arguments(&batches[0]), [vec![1], b"0".to_vec(), b"-1".to_vec(), several.to_vec()]);
+        assert_eq!(arguments(&batches[1]), [vec![2], b"1".to_vec()]);
+    }
+
+    #[test]
+    fn a_full_batch_takes_no_more_keys_and_still_asks_of_its_own() {
+        let numbers: Arc<[u8]> = Arc::from([1]);
+        let asks: Vec<_> = (0..=MOST_KEYS).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
+        assert_eq!(Batch::of(&asks).0.len(), 2);
+        let asks: Vec<_> = (0..MOST_KEYS).chain(0..5).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
+        assert_eq!(Batch::of(&asks).0.len(), 1);
+    }
+
+    #[test]
+    fn the_first_of_a_lot_are_allowed() {
+        let numbers: Arc<[u8]> = Arc::from([1]);
+        let asks = [ask(&numbers, "a", 1), ask(&numbers, "a", 1)];
+        let (batches, places) = Batch::of(&asks);
+        let answer: Vec<u8> = [1.0_f64, 5.0, 0.0, 7.0, 9.0].into_iter().flat_map(f64::to_le_bytes).collect();
+        let records = batches[0].read(&answer).unwrap();
+        let decisions: Vec<_> =
+            places.iter().map(|place| records.reply(*place, asks[0].script).unwrap().decision).collect();
+        assert_eq!(decisions, [[1, 5, 0, 0, 9], [0, 5, 0, 7, 9]]);
+        assert!(batches[0].read(&answer[1..]).is_err());
+    }
+}
