@@ -1,8 +1,9 @@
-//! The command-line tool: decisions by hand, recorded traffic replayed, a key's state explained.
+//! The command-line tool: decisions by hand, recorded traffic replayed, load and its audit, a key's state explained.
 //!
-//! Exit code: 0 allowed, 1 denied, 2 something broke or was misused.
+//! Exit code: 0 allowed, 1 denied or a fault found, 2 something broke or was misused.
 
 mod inspect;
+mod load;
 mod options;
 mod output;
 mod probe;
@@ -33,6 +34,10 @@ enum Command {
     Probe(probe::Probe),
     /// Run recorded traffic through a rule, on a clock taken from the records.
     Replay(replay::Replay),
+    /// Put a rule under load, measure how long decisions take, and audit what was admitted.
+    ///
+    /// Exit code: 0, 1 if the audit found calls that were wrongly admitted or denied, 2 if something broke.
+    Load(load::Load),
     /// Show what a key's state means, decoded, and when it expires.
     Inspect(inspect::Inspect),
     /// Forget every key of a rule, in small steps.
@@ -59,6 +64,7 @@ async fn main() -> ExitCode {
     let outcome = match arguments.command {
         Command::Probe(probe) => probe.run().await,
         Command::Replay(replay) => replay.run().await,
+        Command::Load(load) => load.run().await,
         Command::Inspect(inspect) => inspect.run().await,
         Command::Reset(reset) => reset.run().await,
     };

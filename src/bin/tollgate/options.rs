@@ -1,9 +1,11 @@
 //! What every command takes: where to decide, how long to wait, how to print.
 
 use std::io::IsTerminal;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use tollgate::redis::{ConnectionAddr, IntoConnectionInfo};
 use tollgate::{Embedded, Limit, Limiter, Redis, Rule};
 
 use crate::Failure;
@@ -30,9 +32,26 @@ pub(crate) enum Shape {
 }
 
 impl Options {
+    fn url(&self) -> Option<&str> {
+        self.url.as_deref().filter(|url| !url.is_empty())
+    }
+
+    /// The address of the Redis, without a password, if it isn't on this machine.
+    pub(crate) fn remote(&self) -> Option<String> {
+        // What can't be read is told by whoever opens it.
+        let info = self.url()?.into_connection_info().ok()?;
+        let local = match info.addr() {
+            ConnectionAddr::Tcp(host, _) => is_this_machine(host),
+            ConnectionAddr::TcpTls { host, .. } => is_this_machine(host),
+            ConnectionAddr::Unix(_) => true,
+            _ => false,
+        };
+        (!local).then(|| info.addr().to_string())
+    }
+
     /// A limiter on the engine that was asked for.
     pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
-        let limiter = match self.url.as_deref().filter(|url| !url.is_empty()) {
+        let limiter = match self.url() {
             Some(url) => Limiter::new(Redis::open(url)?),
             None => {
                 eprintln!("tollgate: no --url, so the embedded engine decides: its state ends with this command");
@@ -67,6 +86,12 @@ fn limit(text: &str) -> Result<Limit, Failure> {
         let hint = if unquoted { "; is a rule not quoted, as in \"token-bucket 5/10s\"?" } else { "" };
         Failure::Told(format!("{error}{hint}"))
     })
+}
+
+/// By its name alone: nobody is asked what another name stands for.
+fn is_this_machine(host: &str) -> bool {
+    let address = host.parse::<IpAddr>().map(|address| address.to_canonical());
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// A duration such as `200ms` or `1m30s`.

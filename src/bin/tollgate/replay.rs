@@ -74,7 +74,7 @@ const LONG: usize = 2000;
 impl Replay {
     pub(crate) async fn run(self) -> Outcome {
         let rule = options::rule(&self.rule)?.count_denials(self.overage);
-        let prefix = own_prefix();
+        let prefix = own_prefix("replay");
         let limiter = self.options.limiter()?.prefix(&prefix)?;
         let stdout = anstream::stdout();
         let printer = Printer::new(io::BufWriter::new(stdout), self.options.shape());
@@ -82,7 +82,7 @@ impl Replay {
         let mut player = Player { limiter, rule, printer, summary, quiet, played: 0, ids: HashSet::new() };
         let played = tokio::select! {
             biased;
-            told = interrupted() => told,
+            told = interrupted() => told.map_err(Failure::from).and(Err(Failure::Told("interrupted".into()))),
             played = self.play(&mut player) => played,
         };
         let left = "in an hour, or twice the longest that the rule takes to reset";
@@ -227,19 +227,18 @@ fn read(input: Input, key: Key, from: impl BufRead) -> impl Iterator<Item = io::
 }
 
 /// Ends when the user or the system asks the tool to.
-async fn interrupted() -> Result<(), Failure> {
+pub(crate) async fn interrupted() -> io::Result<()> {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
         let mut terminated = signal(SignalKind::terminate())?;
         tokio::select! {
-            told = tokio::signal::ctrl_c() => told?,
-            _ = terminated.recv() => {}
+            told = tokio::signal::ctrl_c() => told,
+            _ = terminated.recv() => Ok(()),
         }
     }
     #[cfg(not(unix))]
-    tokio::signal::ctrl_c().await?;
-    Err(Failure::Told("interrupted".into()))
+    tokio::signal::ctrl_c().await
 }
 
 /// Decides records one after the other.
@@ -307,8 +306,8 @@ impl<W: Write> Player<W> {
     }
 }
 
-/// A prefix that no other replay has, so that keys start empty.
-fn own_prefix() -> String {
+/// A prefix that no other run has, so that keys start empty.
+pub(crate) fn own_prefix(what: &str) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("tollgate:replay-{}-{}", std::process::id(), now.as_nanos())
+    format!("tollgate:{what}-{}-{}", std::process::id(), now.as_nanos())
 }

@@ -1,0 +1,241 @@
+//! `tollgate load`: how long decisions take under load, and whether they were right.
+
+mod audit;
+mod clock;
+mod keys;
+mod ledger;
+mod pace;
+mod report;
+mod run;
+mod tally;
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum, value_parser};
+use indicatif::{ProgressBar, ProgressStyle};
+use tollgate::Limiter;
+
+use crate::options::{self, Options};
+use crate::replay::{interrupted, own_prefix};
+use crate::{Failure, Outcome};
+use audit::{Audit, SLACK};
+use clock::Timeline;
+use keys::{Keys, Spread};
+use ledger::Ledger;
+use report::{Mode, Report};
+use run::{Bounds, Run};
+use tally::Tally;
+
+#[derive(Debug, Args)]
+pub(crate) struct Load {
+    /// The rule, such as "gcra 100/1s"; several are decided together, all or nothing.
+    #[arg(value_name = "RULE", required = true)]
+    rules: Vec<String>,
+    /// Calls a second, sent when they are due whether or not earlier ones were answered.
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = value_parser!(u64).range(1..=10_000_000))]
+    rate: u64,
+    /// Instead of a rate: so many callers, who each ask again as soon as they are answered.
+    #[arg(long, value_name = "N", conflicts_with = "rate", value_parser = value_parser!(u32).range(1..=10_000))]
+    callers: Option<u32>,
+    /// How calls spread over the keys.
+    #[arg(long, value_enum, default_value_t = Spread::Uniform)]
+    keys: Spread,
+    /// How many keys there are.
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = value_parser!(u32).range(1..=10_000_000))]
+    key_count: u32,
+    /// How unevenly zipf spreads: the n-th key in proportion to 1 / n^S.
+    #[arg(long, value_name = "S", default_value = "1.0", value_parser = exponent)]
+    zipf_exponent: f64,
+    /// Units that each call takes.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = options::units)]
+    cost: u64,
+    /// How long to run before anything is measured; the audit counts these calls too.
+    #[arg(long, value_name = "D", default_value = "1s", value_parser = length)]
+    warmup: Duration,
+    /// How long to measure. Default: 10s, or as long as the count takes.
+    #[arg(long, value_name = "D", value_parser = length)]
+    duration: Option<Duration>,
+    /// How many calls to measure, at most.
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// Draws the same keys again. Default: by chance, and reported.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Don't hold what was admitted against an exact limiter.
+    #[arg(long)]
+    no_audit: bool,
+    /// Allow a Redis that isn't on this machine.
+    #[arg(long)]
+    remote: bool,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// How long it measures unless said.
+const DURATION: Duration = Duration::from_secs(10);
+/// From which delay on a call was sent late.
+const LATE: Duration = Duration::from_millis(1);
+/// How often progress is shown.
+const TICK: Duration = Duration::from_millis(200);
+
+impl Load {
+    pub(crate) async fn run(self) -> Outcome {
+        let rule = options::rule(&self.rules)?;
+        if let Some(address) = self.options.remote().filter(|_| !self.remote) {
+            let expected = "expected a Redis on this machine (or --remote, to load another)";
+            return Err(Failure::Told(format!("url: {expected}, got {address}")));
+        }
+        let prefix = own_prefix("load");
+        let limiter = self.options.limiter()?.prefix(&prefix)?;
+        // Connects, and ends here if nobody answers.
+        limiter.peek(&rule, &keys::name(0)).await?;
+        let timeline = Timeline::now();
+        let mut no_audit = match self.no_audit {
+            true => Some("--no-audit".into()),
+            false => audit::unfit(&rule),
+        };
+        if no_audit.is_none() {
+            no_audit = clocks_differ(&timeline, &limiter).await;
+        }
+
+        let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1 << 53));
+        let ledger = no_audit.is_none().then(|| Ledger::new(seed, Ledger::MOST));
+        let count = self.count;
+        let duration = self.duration.or(count.is_none().then_some(DURATION));
+        let run = Arc::new(Run {
+            limiter: limiter.clone(),
+            rule,
+            cost: self.cost,
+            keys: Keys::new(self.keys, self.key_count, self.zipf_exponent),
+            seed,
+            bounds: Bounds { warmup: self.warmup, duration, count },
+            timeline,
+            tally: Mutex::new(Tally::new(ledger)),
+            stop: Arc::new(AtomicBool::new(false)),
+        });
+        self.make_calls(&run).await;
+
+        let ledger = run.tally().ledger.take();
+        let mut found = None;
+        if let Some(ledger) = ledger {
+            no_audit = clocks_differ(&timeline, &limiter).await;
+            if no_audit.is_none() {
+                match judge(&run, ledger).await {
+                    Ok(audit) => found = Some(audit),
+                    Err(why) => no_audit = Some(why),
+                }
+            }
+        }
+        let forgotten = limiter.reset_all(run.rule.name(), |_| ()).await;
+        let tally = run.tally();
+        if tally.answered() == 0 {
+            let why = tally.first_error.clone().unwrap_or_else(|| "it ended before the warm-up did".into());
+            return Err(Failure::Told(format!("no call was answered: {why}")));
+        }
+        let report = self.report(&run, &tally, found, no_audit);
+        report.print(anstream::stdout(), self.options.shape())?;
+        if let Err(error) = forgotten {
+            let left = "they expire by themselves";
+            return Err(Failure::Told(format!("keys of prefix {prefix} are left, and {left}: {error}")));
+        }
+        let faulty = found.is_some_and(|audit| audit.found_faults());
+        Ok(if faulty { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    }
+
+    /// Until the run's bounds, or until someone wants it to end.
+    async fn make_calls(&self, run: &Arc<Run>) {
+        let calls = async {
+            match self.callers {
+                Some(callers) => run.closed(callers).await,
+                None => run.open(self.rate).await,
+            }
+        };
+        tokio::pin!(calls);
+        let bar = progress(run.bounds.in_all(self.rate).as_millis(), "{wide_bar} {msg}");
+        let (began, mut ticks) = (Instant::now(), tokio::time::interval(TICK));
+        let (mut before, mut stopped) = ((began, 0), false);
+        loop {
+            tokio::select! {
+                () = &mut calls => break,
+                _ = interrupted(), if !stopped => {
+                    stopped = true;
+                    run.stop.store(true, Ordering::Relaxed);
+                }
+                _ = ticks.tick() => {
+                    let (now, tally) = (Instant::now(), run.tally());
+                    let rate = (tally.answers - before.1) as f64 / (now - before.0).as_secs_f64().max(1e-3);
+                    before = (now, tally.answers);
+                    let denied = tally.denied as f64 / tally.answered().max(1) as f64 * 100.0;
+                    bar.set_message(format!("{} calls, {rate:.0} a second, {denied:.0}% denied", tally.answers));
+                    bar.set_position(u64::try_from((now - began).as_millis()).unwrap_or(u64::MAX));
+                }
+            }
+        }
+        bar.finish_and_clear();
+    }
+
+    fn report<'a>(&self, run: &Run, tally: &'a Tally, audit: Option<Audit>, no_audit: Option<String>) -> Report<'a> {
+        let open = self.callers.is_none();
+        Report {
+            rules: run.rule.limits().map(ToString::to_string).collect(),
+            by: tally.by.map(|by| by.to_string()).unwrap_or_default(),
+            mode: self.callers.map_or(Mode::Open { rate: self.rate }, |callers| Mode::Closed { callers }),
+            keys: self.keys.to_possible_value().map(|keys| keys.get_name().to_owned()).unwrap_or_default(),
+            key_count: if self.keys == Spread::Hot { 1 } else { self.key_count },
+            zipf_exponent: (self.keys == Spread::Zipf).then_some(self.zipf_exponent),
+            cost: self.cost,
+            seed: run.seed,
+            tally,
+            late: open.then(|| tally.later_than(LATE)),
+            lateness_us: report::Spread::of(&tally.lateness).filter(|_| open),
+            latency_us: report::Spread::of(&tally.latency),
+            audit,
+            no_audit,
+        }
+    }
+}
+
+/// Says so if the engine's clock isn't this process's, as far as the audit needs it to be.
+async fn clocks_differ(timeline: &Timeline, limiter: &Limiter) -> Option<String> {
+    match timeline.offset(limiter, SLACK).await {
+        Ok(offset) if offset < SLACK => None,
+        Ok(offset) => {
+            let expected = "expected the clock of who decides to be that of this machine";
+            Some(format!("{expected}, got one that may be {offset:?} off"))
+        }
+        Err(why) => Some(format!("the clock of who decides can't be read: {why}")),
+    }
+}
+
+/// The audit, or why there is none.
+async fn judge(run: &Run, ledger: Ledger) -> Result<Audit, String> {
+    let (calls, until) = ledger.into_calls();
+    let bar = progress(calls.len() as u128, "{wide_bar} audited {human_pos} of {human_len} calls");
+    let audit = audit::audit(&run.rule, run.cost, &calls, until, |audited| bar.inc(audited as u64));
+    let audit = tokio::select! {
+        biased;
+        _ = interrupted() => Err("interrupted".to_owned()),
+        audit = audit => audit.map_err(|error| error.to_string()),
+    };
+    bar.finish_and_clear();
+    audit
+}
+
+fn progress(length: u128, template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template);
+    ProgressBar::new(u64::try_from(length).unwrap_or(u64::MAX)).with_style(style.expect("a well-formed template"))
+}
+
+fn exponent(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (0.0..=10.0).contains(number));
+    number.ok_or_else(|| "expected a number from 0 to 10".into())
+}
+
+fn length(text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_secs(30 * 86_400);
+    let length = options::duration(text)?;
+    if length <= LONGEST { Ok(length) } else { Err("expected at most 30d".into()) }
+}

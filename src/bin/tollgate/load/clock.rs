@@ -1,0 +1,53 @@
+//! One clock for the whole run, and how far the engine's may be from it.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tollgate::{Limiter, Rule};
+
+use crate::options;
+use crate::output::micros;
+
+/// The time of day as a run sees it: read once, then counted on by a clock that never steps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeline {
+    began: Instant,
+    began_us: u64,
+}
+
+/// How often the engine is asked for its time, at most, to find a quick answer.
+const TRIES: usize = 50;
+
+impl Timeline {
+    pub(super) fn now() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { began: Instant::now(), began_us: micros(since) }
+    }
+
+    /// In microseconds since the epoch.
+    pub(super) fn at(&self, instant: Instant) -> u64 {
+        self.began_us + micros(instant.saturating_duration_since(self.began))
+    }
+
+    /// How far the engine's clock may be from this one, at most; it stops looking at less than `enough`.
+    ///
+    /// A decision writes the time that it was made at, which lies between its being sent and answered.
+    pub(super) async fn offset(&self, limiter: &Limiter, enough: Duration) -> Result<Duration, String> {
+        // Named as the run's own rule, so that the key goes with the run's.
+        let rule: Rule = options::rule(&["gcra 1000000/1s".into()]).map_err(|_| "no rule to ask by".to_owned())?;
+        let mut least = u64::MAX;
+        for _ in 0..TRIES {
+            let sent = self.at(Instant::now());
+            limiter.acquire(&rule, "clock").await.map_err(|error| error.to_string())?;
+            let answered = self.at(Instant::now());
+            let states = limiter.inspect(&rule, "clock").await.map_err(|error| error.to_string())?;
+            let fields = states.iter().flat_map(|state| &state.fields);
+            let decided = fields.filter(|(name, _)| *name == "time_us").map(|(_, time)| *time).next();
+            let decided = decided.and_then(|time| u64::try_from(time).ok()).unwrap_or_default();
+            least = least.min(decided.abs_diff(sent).max(decided.abs_diff(answered)));
+            if least < micros(enough) {
+                break;
+            }
+        }
+        Ok(Duration::from_micros(least))
+    }
+}

@@ -1,0 +1,134 @@
+//! Makes the calls: at a constant rate whoever waits for an answer (open loop), or by callers who each ask again as
+//! soon as they are answered (closed loop).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use tokio::sync::Semaphore;
+use tollgate::{Limiter, Request, Rule};
+
+use super::clock::Timeline;
+use super::keys::{self, Keys};
+use super::pace::Pace;
+use super::tally::{Tally, Times};
+
+/// The most calls that wait for their answers at once: more are counted as unsent.
+const OUTSTANDING: usize = 100_000;
+
+/// Whom to ask for what, and where the answers are counted. Shared by all calls.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) limiter: Limiter,
+    pub(super) rule: Rule,
+    pub(super) cost: u64,
+    pub(super) keys: Keys,
+    pub(super) seed: u64,
+    pub(super) bounds: Bounds,
+    pub(super) timeline: Timeline,
+    pub(super) tally: Mutex<Tally>,
+    /// Set to end the run early.
+    pub(super) stop: Arc<AtomicBool>,
+}
+
+/// When a run ends: whichever comes first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Comes before what is measured.
+    pub(super) warmup: Duration,
+    pub(super) duration: Option<Duration>,
+    pub(super) count: Option<u64>,
+}
+
+impl Bounds {
+    /// How long it takes at this rate, about.
+    pub(super) fn in_all(&self, per_second: u64) -> Duration {
+        let counted = self.count.map(|count| Duration::from_secs_f64(count as f64 / per_second as f64));
+        let shorter = self.duration.into_iter().chain(counted).min();
+        self.warmup + shorter.unwrap_or_default()
+    }
+}
+
+impl Run {
+    pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every call is sent when it is due, whether or not earlier ones were answered, and its latency counts from then:
+    /// time that a slow Redis makes calls wait is measured, not left out.
+    pub(super) async fn open(self: &Arc<Self>, per_second: u64) {
+        let warmup = calls_in(self.bounds.warmup, per_second);
+        let by_time = self.bounds.duration.map(|duration| calls_in(duration, per_second).max(1));
+        let measured = by_time.unwrap_or(u64::MAX).min(self.bounds.count.unwrap_or(u64::MAX));
+        let pace = Pace { start: Instant::now(), per_second, calls: warmup.saturating_add(measured) };
+        let room = Arc::new(Semaphore::new(OUTSTANDING));
+        let mut chance = Rng::with_seed(self.seed);
+        let mut due = pace.keep(Arc::clone(&self.stop));
+        let mut number = 0;
+        while due.changed().await.is_ok() {
+            let until = *due.borrow_and_update();
+            for number in number..until {
+                let (key, is_measured) = (self.keys.draw(&mut chance), number >= warmup);
+                let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
+                    self.tally().unsent += u64::from(is_measured);
+                    continue;
+                };
+                let (run, due) = (Arc::clone(self), pace.due(number));
+                tokio::spawn(async move {
+                    run.call(key, Some(due), is_measured).await;
+                    drop(place);
+                });
+            }
+            number = until;
+        }
+        // Those under way end by their deadlines. Nobody closes the semaphore.
+        let _ = room.acquire_many(OUTSTANDING as u32).await;
+    }
+
+    pub(super) async fn closed(self: &Arc<Self>, callers: u32) {
+        let start = Instant::now() + self.bounds.warmup;
+        let end = self.bounds.duration.map(|duration| start + duration);
+        let measured = Arc::new(AtomicU64::new(0));
+        let all: Vec<_> = (0..callers)
+            .map(|caller| {
+                let (run, measured) = (Arc::clone(self), Arc::clone(&measured));
+                // Each caller draws keys of its own, the same ones in every run of this seed.
+                let mut chance = Rng::with_seed(run.seed.wrapping_add(u64::from(caller)));
+                tokio::spawn(async move {
+                    while !run.stop.load(Ordering::Relaxed) && end.is_none_or(|end| Instant::now() < end) {
+                        let is_measured = Instant::now() >= start;
+                        let most = run.bounds.count.unwrap_or(u64::MAX);
+                        if is_measured && measured.fetch_add(1, Ordering::Relaxed) >= most {
+                            return;
+                        }
+                        run.call(run.keys.draw(&mut chance), None, is_measured).await;
+                        // The embedded engine never waits, and others want their turn.
+                        tokio::task::yield_now().await;
+                    }
+                })
+            })
+            .collect();
+        for caller in all {
+            // A caller doesn't panic.
+            let _ = caller.await;
+        }
+    }
+
+    async fn call(&self, key: u32, due: Option<Instant>, is_measured: bool) {
+        let name = keys::name(key);
+        let sent = Instant::now();
+        let answer = self.limiter.acquire(&self.rule, Request::new(&name).cost(self.cost)).await;
+        let answered = Instant::now();
+        let mut tally = self.tally();
+        if is_measured {
+            tally.measure(Times { due: due.unwrap_or(sent), sent, answered }, &answer);
+        }
+        tally.note(key, self.timeline.at(sent), self.timeline.at(answered), &answer);
+    }
+}
+
+fn calls_in(time: Duration, per_second: u64) -> u64 {
+    let calls = time.as_nanos().saturating_mul(u128::from(per_second)) / 1_000_000_000;
+    u64::try_from(calls).unwrap_or(u64::MAX)
+}
