@@ -154,23 +154,22 @@ impl Load {
             }
         };
         tokio::pin!(calls);
-        let bar = progress(run.bounds.in_all(self.rate).as_millis(), "{wide_bar} {msg}");
-        let (began, mut ticks) = (Instant::now(), tokio::time::interval(TICK));
-        let (mut before, mut stopped) = ((began, 0), false);
+        let unwanted = interrupted();
+        tokio::pin!(unwanted);
+        let bar = progress(1000, "{wide_bar} {msg}");
+        let began = Instant::now();
+        let (mut ticks, mut before) = (tokio::time::interval(TICK), (began, 0));
         loop {
             tokio::select! {
                 () = &mut calls => break,
-                _ = interrupted(), if !stopped => {
-                    stopped = true;
-                    run.stop.store(true, Ordering::Relaxed);
-                }
+                _ = &mut unwanted, if !run.stop.load(Ordering::Relaxed) => run.stop.store(true, Ordering::Relaxed),
                 _ = ticks.tick() => {
                     let (now, tally) = (Instant::now(), run.tally());
                     let rate = (tally.answers - before.1) as f64 / (now - before.0).as_secs_f64().max(1e-3);
                     before = (now, tally.answers);
                     let denied = tally.denied as f64 / tally.answered().max(1) as f64 * 100.0;
                     bar.set_message(format!("{} calls, {rate:.0} a second, {denied:.0}% denied", tally.answers));
-                    bar.set_position(u64::try_from((now - began).as_millis()).unwrap_or(u64::MAX));
+                    bar.set_position((run.bounds.share(now - began, tally.sent) * 1000.0) as u64);
                 }
             }
         }
@@ -213,7 +212,7 @@ async fn clocks_differ(timeline: &Timeline, limiter: &Limiter) -> Option<String>
 /// The audit, or why there is none.
 async fn judge(run: &Run, ledger: Ledger) -> Result<Audit, String> {
     let (calls, until) = ledger.into_calls();
-    let bar = progress(calls.len() as u128, "{wide_bar} audited {human_pos} of {human_len} calls");
+    let bar = progress(calls.len() as u64, "{wide_bar} audited {human_pos} of {human_len} calls");
     let audit = audit::audit(&run.rule, run.cost, &calls, until, |audited| bar.inc(audited as u64));
     let audit = tokio::select! {
         biased;
@@ -224,9 +223,9 @@ async fn judge(run: &Run, ledger: Ledger) -> Result<Audit, String> {
     audit
 }
 
-fn progress(length: u128, template: &str) -> ProgressBar {
+fn progress(length: u64, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template);
-    ProgressBar::new(u64::try_from(length).unwrap_or(u64::MAX)).with_style(style.expect("a well-formed template"))
+    ProgressBar::new(length).with_style(style.expect("a well-formed template"))
 }
 
 fn exponent(text: &str) -> Result<f64, String> {

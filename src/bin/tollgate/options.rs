@@ -114,3 +114,34 @@ pub(crate) fn units(text: &str) -> Result<u64, String> {
     let number = text.parse().ok().filter(|number| *number <= MOST);
     number.ok_or_else(|| format!("expected a whole number from 0 to {MOST}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_of_this_machine_if_it_says_so() {
+        let remote = |url: &str| {
+            Options { url: Some(url.into()), deadline: Duration::ZERO, format: None }.remote().unwrap_or_default()
+        };
+        for url in [
+            "",
+            "redis://localhost",
+            "redis://LOCALHOST:7000/1",
+            "redis://:s3cret@127.0.0.1:6379",
+            "redis://127.8.9.1",
+            "redis://[::1]:6379",
+            "redis://[::ffff:127.0.0.1]",
+            "unix:///run/redis.sock",
+        ] {
+            assert_eq!(remote(url), "", "{url}");
+        }
+        for (url, address) in [
+            ("redis://user:s3cret@redis.example.com/0", "redis.example.com:6379"),
+            ("redis://localhost.example.com", "localhost.example.com:6379"),
+            ("redis://10.0.0.1:7000", "10.0.0.1:7000"),
+        ] {
+            assert_eq!(remote(url), address);
+        }
+    }
+}

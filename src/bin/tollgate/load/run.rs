@@ -42,11 +42,12 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// How long it takes at this rate, about.
-    pub(super) fn in_all(&self, per_second: u64) -> Duration {
-        let counted = self.count.map(|count| Duration::from_secs_f64(count as f64 / per_second as f64));
-        let shorter = self.duration.into_iter().chain(counted).min();
-        self.warmup + shorter.unwrap_or_default()
+    /// How much of the run is over, from 0 to 1, after this time and so many measured calls.
+    pub(super) fn share(&self, elapsed: Duration, measured: u64) -> f64 {
+        let of_time = |duration: Duration| elapsed.as_secs_f64() / (self.warmup + duration).as_secs_f64().max(1e-9);
+        let by_time = self.duration.map_or(0.0, of_time);
+        let by_count = self.count.map_or(0.0, |count| measured as f64 / count as f64);
+        by_time.max(by_count).min(1.0)
     }
 }
 

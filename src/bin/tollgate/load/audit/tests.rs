@@ -136,6 +136,8 @@ async fn what_may_have_been_right_is_not_accused() {
     // The long call may have been decided after those that overtook it, though it was sent before.
     assert_eq!(faults("gcra 10/1s burst 1", vec![admitted(0, 200), admitted(10, 11)]).await, (0, 0));
     assert_eq!(faults("gcra 10/1s burst 1", vec![admitted(0, 80), admitted(10, 11)]).await, (1, 0));
+    // Or before those that were answered earlier.
+    assert_eq!(faults("gcra 10/1s burst 1", vec![admitted(0, 105), admitted(50, 104)]).await, (0, 0));
 }
 
 #[tokio::test]
