@@ -6,6 +6,7 @@ mod expiry;
 mod ids;
 mod laws;
 mod limits;
+mod load;
 mod mixed;
 mod operations;
 mod oracle;

@@ -12,11 +12,11 @@ use crate::subject;
 
 const LOG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/access-combined.log");
 
-fn tollgate(arguments: &[&str]) -> Output {
+pub(crate) fn tollgate(arguments: &[&str]) -> Output {
     command(arguments).output().expect("the tool runs")
 }
 
-fn command(arguments: &[&str]) -> Command {
+pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     command.args(arguments).env_remove("TOLLGATE_URL").stdin(Stdio::null());
     command
@@ -31,19 +31,19 @@ fn with_input(arguments: &[&str], input: &[u8]) -> Output {
     child.wait_with_output().expect("the tool ends")
 }
 
-fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("UTF-8")
 }
 
-fn stderr(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("UTF-8")
 }
 
-fn code(output: &Output) -> i32 {
+pub(crate) fn code(output: &Output) -> i32 {
     output.status.code().expect("an exit code")
 }
 
-fn lines(output: &Output) -> Vec<Value> {
+pub(crate) fn lines(output: &Output) -> Vec<Value> {
     stdout(output).lines().map(|line| serde_json::from_str(line).expect("a JSON object per line")).collect()
 }
 

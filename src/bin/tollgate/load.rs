@@ -78,6 +78,8 @@ pub(crate) struct Load {
 const DURATION: Duration = Duration::from_secs(10);
 /// From which delay on a call was sent late.
 const LATE: Duration = Duration::from_millis(1);
+/// How long the calls around the run may take, which nobody measures: Redis may have a lot to catch up with.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How often progress is shown.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -118,6 +120,7 @@ impl Load {
         });
         self.make_calls(&run).await;
 
+        let limiter = limiter.deadline(PATIENCE);
         let ledger = run.tally().ledger.take();
         let mut found = None;
         if let Some(ledger) = ledger {

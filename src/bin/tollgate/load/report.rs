@@ -73,7 +73,7 @@ impl Spread {
     fn row(&self) -> String {
         let mean = self.mean.round() as u64;
         let times = [self.min, self.p50, self.p90, self.p99, self.p99_9, self.max, mean];
-        times.map(|us| format!("{:>9}", human(Duration::from_micros(us)))).concat()
+        times.map(|us| format!("{:>10}", human(Duration::from_micros(us)))).concat()
     }
 }
 
@@ -157,7 +157,7 @@ impl Report<'_> {
             lines.push(("unsent", format!("{WRONG}{}{WRONG:#}, since too many were unanswered", tally.unsent)));
         }
         if let Some(latency) = self.latency_us {
-            let names = ["min", "p50", "p90", "p99", "p99.9", "max", "mean"].map(|name| format!("{name:>9}")).concat();
+            let names = ["min", "p50", "p90", "p99", "p99.9", "max", "mean"].map(|name| format!("{name:>10}")).concat();
             lines.push(("", format!("{QUIET}{names}{QUIET:#}")));
             lines.push(("latency", latency.row()));
         }
