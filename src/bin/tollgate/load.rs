@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum, value_parser};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use tollgate::Limiter;
 
 use crate::options::{self, Options};
@@ -25,7 +25,7 @@ use audit::{Audit, SLACK};
 use clock::Timeline;
 use keys::{Keys, Spread};
 use ledger::Ledger;
-use report::{Mode, Report};
+use report::{Mode, Quantiles, Report};
 use run::{Bounds, Run};
 use tally::Tally;
 
@@ -169,9 +169,10 @@ impl Load {
                 _ = ticks.tick() => {
                     let (now, tally) = (Instant::now(), run.tally());
                     let rate = (tally.answers - before.1) as f64 / (now - before.0).as_secs_f64().max(1e-3);
+                    let denied = tally.denials as f64 / tally.answers.max(1) as f64 * 100.0;
+                    let (answers, rate_now) = (HumanCount(tally.answers), HumanCount(rate as u64));
+                    bar.set_message(format!("{answers} calls, {rate_now} a second, {denied:.0}% denied"));
                     before = (now, tally.answers);
-                    let denied = tally.denied as f64 / tally.answered().max(1) as f64 * 100.0;
-                    bar.set_message(format!("{} calls, {rate:.0} a second, {denied:.0}% denied", tally.answers));
                     bar.set_position((run.bounds.share(now - began, tally.sent) * 1000.0) as u64);
                 }
             }
@@ -192,8 +193,8 @@ impl Load {
             seed: run.seed,
             tally,
             late: open.then(|| tally.later_than(LATE)),
-            lateness_us: report::Spread::of(&tally.lateness).filter(|_| open),
-            latency_us: report::Spread::of(&tally.latency),
+            lateness_us: Quantiles::of(&tally.lateness).filter(|_| open),
+            latency_us: Quantiles::of(&tally.latency),
             audit,
             no_audit,
         }

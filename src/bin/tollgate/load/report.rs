@@ -28,8 +28,8 @@ pub(super) struct Report<'a> {
     pub(super) tally: &'a Tally,
     /// Calls sent more than a millisecond after they were due.
     pub(super) late: Option<u64>,
-    pub(super) lateness_us: Option<Spread>,
-    pub(super) latency_us: Option<Spread>,
+    pub(super) lateness_us: Option<Quantiles>,
+    pub(super) latency_us: Option<Quantiles>,
     pub(super) audit: Option<Audit>,
     /// Why there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,7 +45,7 @@ pub(super) enum Mode {
 
 /// How times are spread, in microseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Spread {
+pub(super) struct Quantiles {
     min: u64,
     p50: u64,
     p90: u64,
@@ -55,7 +55,7 @@ pub(super) struct Spread {
     mean: f64,
 }
 
-impl Spread {
+impl Quantiles {
     /// None of nothing.
     pub(super) fn of(times: &Histogram<u64>) -> Option<Self> {
         let at = |percent| times.value_at_percentile(percent).min(times.max());
@@ -178,7 +178,7 @@ impl Report<'_> {
         let style = if audit.found_faults() { WRONG } else { RIGHT };
         vec![
             ("audit", format!("{style}{over_admissions} over-admissions, {false_denials} false denials{style:#}")),
-            ("", format!("in {calls} calls on {keys} keys, warm-up included")),
+            ("", format!("in {calls} calls on {keys} {}, warm-up included", if keys == 1 { "key" } else { "keys" })),
             ("", format!("{admitted} admitted; an exact limiter, about {exact_admitted}")),
         ]
     }

@@ -25,8 +25,10 @@ pub(super) struct Tally {
     pub(super) lateness: Histogram<u64>,
     /// From the first measured call's being sent to the last answer.
     pub(super) span: Option<(Instant, Instant)>,
-    /// Answers of all calls, warm-up included, for those who watch.
+    /// Answers of all calls, warm-up included, for those who watch,
     pub(super) answers: u64,
+    /// and how many of them were denials.
+    pub(super) denials: u64,
     pub(super) ledger: Option<Ledger>,
 }
 
@@ -61,6 +63,7 @@ impl Tally {
             lateness: histogram(),
             span: None,
             answers: 0,
+            denials: 0,
             ledger,
         }
     }
@@ -108,6 +111,7 @@ impl Tally {
     /// Notes the call for the audit, unless it certainly took nothing and was not denied.
     pub(super) fn note(&mut self, key: u32, sent: u64, answered: u64, answer: &Result<Decision, Error>) {
         self.answers += u64::from(answer.is_ok());
+        self.denials += u64::from(answer.as_ref().is_ok_and(|decision| !decision.allowed));
         let verdict = match answer {
             Ok(decision) if decision.allowed => Verdict::Allowed,
             Ok(_) => Verdict::Denied,
