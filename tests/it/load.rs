@@ -45,11 +45,11 @@ fn the_audit_finds_nothing_wrong_with_any_limit_on_redis() {
     ] {
         for keys in [&["--keys", "uniform", "--key-count", "50"][..], &["--keys", "hot"]] {
             let report =
-                load(&[rules, keys, &["--warmup", "100ms", "--duration", "700ms", "--url", &server.url()]].concat());
+                load(&[rules, keys, &["--warmup", "100ms", "--duration", "500ms", "--url", &server.url()]].concat());
             no_fault(&report);
             assert_eq!(report["by"], "redis");
             assert_eq!(report["rules"], json!(rules));
-            assert_eq!((number(&report, "sent"), number(&report, "unsent")), (700, 0), "{report}");
+            assert_eq!((number(&report, "sent"), number(&report, "unsent")), (500, 0), "{report}");
             assert_eq!(number(&report, "allowed") + number(&report, "denied"), number(&report, "answered"));
             if keys[1] == "hot" {
                 assert!(number(&report, "denied") > 0, "{report}");

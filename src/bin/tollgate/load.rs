@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum, value_parser};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
-use tollgate::Limiter;
+use tollgate::{Limiter, Rule};
 
 use crate::options::{self, Options};
 use crate::replay::{interrupted, own_prefix};
@@ -95,25 +95,18 @@ impl Load {
         // Connects, and ends here if nobody answers.
         limiter.peek(&rule, &keys::name(0)).await?;
         let timeline = Timeline::now();
-        let mut no_audit = match self.no_audit {
-            true => Some("--no-audit".into()),
-            false => audit::unfit(&rule),
-        };
-        if no_audit.is_none() {
-            no_audit = clocks_differ(&timeline, &limiter).await;
-        }
+        let auditable = self.auditable(&rule, &timeline, &limiter).await;
 
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1 << 53));
-        let ledger = no_audit.is_none().then(|| Ledger::new(seed, Ledger::MOST));
-        let count = self.count;
-        let duration = self.duration.or(count.is_none().then_some(DURATION));
+        let ledger = auditable.is_ok().then(|| Ledger::new(seed, Ledger::MOST));
+        let duration = self.duration.or(self.count.is_none().then_some(DURATION));
         let run = Arc::new(Run {
             limiter: limiter.clone(),
             rule,
             cost: self.cost,
             keys: Keys::new(self.keys, self.key_count, self.zipf_exponent),
             seed,
-            bounds: Bounds { warmup: self.warmup, duration, count },
+            bounds: Bounds { warmup: self.warmup, duration, count: self.count },
             timeline,
             tally: Mutex::new(Tally::new(ledger)),
             stop: Arc::new(AtomicBool::new(false)),
@@ -121,31 +114,31 @@ impl Load {
         self.make_calls(&run).await;
 
         let limiter = limiter.deadline(PATIENCE);
-        let ledger = run.tally().ledger.take();
-        let mut found = None;
-        if let Some(ledger) = ledger {
-            no_audit = clocks_differ(&timeline, &limiter).await;
-            if no_audit.is_none() {
-                match judge(&run, ledger).await {
-                    Ok(audit) => found = Some(audit),
-                    Err(why) => no_audit = Some(why),
-                }
-            }
-        }
+        let audit = match auditable {
+            Ok(()) => judge(&run, &limiter).await,
+            Err(why) => Err(why),
+        };
         let forgotten = limiter.reset_all(run.rule.name(), |_| ()).await;
         let tally = run.tally();
         if tally.answered() == 0 {
-            let why = tally.first_error.clone().unwrap_or_else(|| "it ended before the warm-up did".into());
+            let why = tally.first_error.as_deref().unwrap_or("it ended before the warm-up did");
             return Err(Failure::Told(format!("no call was answered: {why}")));
         }
-        let report = self.report(&run, &tally, found, no_audit);
-        report.print(anstream::stdout(), self.options.shape())?;
+        self.report(&run, &tally, &audit).print(anstream::stdout(), self.options.shape())?;
         if let Err(error) = forgotten {
-            let left = "they expire by themselves";
-            return Err(Failure::Told(format!("keys of prefix {prefix} are left, and {left}: {error}")));
+            return Err(Failure::Told(format!("keys of prefix {prefix} are left until they expire: {error}")));
         }
-        let faulty = found.is_some_and(|audit| audit.found_faults());
-        Ok(if faulty { ExitCode::from(1) } else { ExitCode::SUCCESS })
+        let found = audit.is_ok_and(|audit| audit.found_faults());
+        Ok(if found { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    }
+
+    /// Or why not.
+    async fn auditable(&self, rule: &Rule, timeline: &Timeline, limiter: &Limiter) -> Result<(), String> {
+        if self.no_audit {
+            return Err("--no-audit".into());
+        }
+        audit::fits(rule)?;
+        one_clock(timeline, limiter).await
     }
 
     /// Until the run's bounds, or until someone wants it to end.
@@ -180,7 +173,7 @@ impl Load {
         bar.finish_and_clear();
     }
 
-    fn report<'a>(&self, run: &Run, tally: &'a Tally, audit: Option<Audit>, no_audit: Option<String>) -> Report<'a> {
+    fn report<'a>(&self, run: &Run, tally: &'a Tally, audit: &'a Result<Audit, String>) -> Report<'a> {
         let open = self.callers.is_none();
         Report {
             rules: run.rule.limits().map(ToString::to_string).collect(),
@@ -195,27 +188,26 @@ impl Load {
             late: open.then(|| tally.later_than(LATE)),
             lateness_us: Quantiles::of(&tally.lateness).filter(|_| open),
             latency_us: Quantiles::of(&tally.latency),
-            audit,
-            no_audit,
+            audit: audit.as_ref().ok(),
+            no_audit: audit.as_ref().err(),
         }
     }
 }
 
-/// Says so if the engine's clock isn't this process's, as far as the audit needs it to be.
-async fn clocks_differ(timeline: &Timeline, limiter: &Limiter) -> Option<String> {
-    match timeline.offset(limiter, SLACK).await {
-        Ok(offset) if offset < SLACK => None,
-        Ok(offset) => {
-            let expected = "expected the clock of who decides to be that of this machine";
-            Some(format!("{expected}, got one that may be {offset:?} off"))
-        }
-        Err(why) => Some(format!("the clock of who decides can't be read: {why}")),
-    }
+/// Whether the engine's clock is this process's, as far as the audit needs it to be.
+async fn one_clock(timeline: &Timeline, limiter: &Limiter) -> Result<(), String> {
+    let offset = timeline.offset(limiter, SLACK).await;
+    let offset = offset.map_err(|why| format!("the clock of who decides can't be read: {why}"))?;
+    let expected = "expected the clock of who decides to be that of this machine";
+    if offset < SLACK { Ok(()) } else { Err(format!("{expected}, got one that may be {offset:?} off")) }
 }
 
 /// The audit, or why there is none.
-async fn judge(run: &Run, ledger: Ledger) -> Result<Audit, String> {
-    let (calls, until) = ledger.into_calls();
+async fn judge(run: &Run, limiter: &Limiter) -> Result<Audit, String> {
+    // One of the clocks may have been set meanwhile.
+    one_clock(&run.timeline, limiter).await?;
+    let ledger = run.tally().ledger.take();
+    let (calls, until) = ledger.map(Ledger::into_calls).unwrap_or_default();
     let bar = progress(calls.len() as u64, "{wide_bar} audited {human_pos} of {human_len} calls");
     let audit = audit::audit(&run.rule, run.cost, &calls, until, |audited| bar.inc(audited as u64));
     let audit = tokio::select! {

@@ -6,15 +6,15 @@
 //! - **Over-admissions.** Is there a time for each admitted call, within its bounds, at which an exact limiter admits
 //!   it? All cost the same, so only how many are taken by when matters, and taking earlier never leaves less for
 //!   later. Where calls are answered in the order in which they are sent, each is therefore best decided in that
-//!   order and as early as possible, and one that can't be decided before its answer came is one too many. Where
-//!   they aren't, a call that was overtaken would have to know whether to take before or after the others; so the
-//!   others count as sent when it was. That can hide a fault and never makes one up.
+//!   order and as early as possible, and one that can't be decided before its answer came is one too many. A call
+//!   that others overtook may have been decided before or after them, and deciding it early may be the wrong choice:
+//!   so those who overtook it count as sent when it was. That can hide a fault and never makes one up.
 //! - **False denials.** Let every call that was admitted, or may have been, be charged as late as it can have been,
 //!   whether there is room or not. What is left then is the least that can have been left as the denied call was
 //!   sent. Calls that may have come between it and its answer take their cost each. A denial is false if there was
 //!   enough even so.
 //!
-//! Both rest on two laws of every limit but those that [`unfit`] names: what is left grows with time while nobody
+//! Both rest on two laws of every limit but those that [`fits`] refuses: what is left grows with time while nobody
 //! takes, and a unit that is taken later leaves no more. The exact limiter is the embedded engine, which runs the
 //! scripts themselves on the times of the calls: there is no arithmetic of limits here.
 
@@ -53,9 +53,9 @@ impl Audit {
     }
 }
 
-/// Why the rule can't be audited, if it can't.
-pub(super) fn unfit(rule: &Rule) -> Option<String> {
-    rule.limits().find_map(|limit| {
+/// Whether the rule can be audited, or why not.
+pub(super) fn fits(rule: &Rule) -> Result<(), String> {
+    for limit in rule.limits() {
         let why = if limit.algorithm().holds() {
             "permits are held and released, which the audit doesn't follow".to_owned()
         } else if limit.start() == Start::FirstHit {
@@ -63,10 +63,11 @@ pub(super) fn unfit(rule: &Rule) -> Option<String> {
         } else if limit.tick() > Duration::from_micros(1) {
             format!("its clock ticks in steps of {:?}, and is rounded against the caller", limit.tick())
         } else {
-            return None;
+            continue;
         };
-        Some(format!("{limit}: {why}"))
-    })
+        return Err(format!("{limit}: {why}"));
+    }
+    Ok(())
 }
 
 /// Judges calls that are sorted by key and by the time at which they were sent. Every call that was sent until `until`

@@ -30,10 +30,10 @@ pub(super) struct Report<'a> {
     pub(super) late: Option<u64>,
     pub(super) lateness_us: Option<Quantiles>,
     pub(super) latency_us: Option<Quantiles>,
-    pub(super) audit: Option<Audit>,
+    pub(super) audit: Option<&'a Audit>,
     /// Why there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) no_audit: Option<String>,
+    pub(super) no_audit: Option<&'a String>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -171,10 +171,10 @@ impl Report<'_> {
 
     fn audit_facts(&self) -> Vec<(&'static str, String)> {
         let Some(audit) = self.audit else {
-            let why = self.no_audit.as_deref().unwrap_or_default();
+            let why = self.no_audit.map(String::as_str).unwrap_or_default();
             return vec![("audit", format!("none: {why}"))];
         };
-        let Audit { calls, keys, admitted, exact_admitted, over_admissions, false_denials } = audit;
+        let Audit { calls, keys, admitted, exact_admitted, over_admissions, false_denials } = *audit;
         let style = if audit.found_faults() { WRONG } else { RIGHT };
         vec![
             ("audit", format!("{style}{over_admissions} over-admissions, {false_denials} false denials{style:#}")),
