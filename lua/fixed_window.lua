@@ -1,7 +1,7 @@
 -- fixed_window: admits `rate` units in each window of `period`; unused ones roll over up to `capacity`.
 --
 -- KEYS
---   KEYS[1]  the limit's state
+--   KEYS[1]  the limit's state; packed, one or more
 --
 -- ARGV
 --   ARGV[1] capacity  units  0 .. 2^53  the most that can be taken at one instant; rate: nothing rolls over
@@ -15,6 +15,11 @@
 --   ARGV[8] now_us    us     0 .. 2^52, or -1 for the server's time
 --   capacity + max_debt + rate <= 2^53, and the longest reset,
 --   ceil((capacity + max_debt) / rate) windows, at most 2^51 us (71 years)
+--   packed, to acquire for each of the keys by itself, with less work for the server:
+--   [1] numbers  struct's BI7I7I7i7I7: the layout (3), capacity, rate, period, start, max_debt
+--   [2] cost     units  of each call
+--   [3] now_us   us     the server's time unless given
+--   [4] several  for each key, where they differ, struct's I7I3: the cost, and how many calls of it
 --
 -- Reply
 --   [1] allowed         0 | 1
@@ -36,6 +41,9 @@
 --   [14] overage        denied calls in the time of a longest reset from the first of them
 --   a blocked key, and +overage, append last:
 --   blocked_us, overage
+--   packed, one string with struct's ddddd for each key: how many of its calls are allowed (-1: blocked; -2, among
+--   several keys: it holds something else than this limit's state), limit, remaining, retry_after_us (of the first
+--   call that isn't allowed), reset_after_us
 --
 -- Formula
 --   level(now) = min(capacity, level + windows begun since * rate)
@@ -49,12 +57,13 @@
 --   changed numbers keep what was used; +as-is: the level; +reset: nothing
 --   reset_after: to the start of the window ceil((capacity - level) / rate) later
 --   A window from the first hit is followed by others of its length until the level is at capacity.
+--   calls of a key: as many as fit one after the other
 --
 -- Source
 --   The counter per window of Redis's INCR documentation; roll-over as in the Convex rate limiter.
 --
 -- Commands
---   TIME, GET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
+--   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
 --   SET arms it for twice the longest reset, or this one if a penalty or a block made it longer, and up to a second;
@@ -65,10 +74,18 @@
 --   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended; or
 --   +overage counts it.
 
-local key = KEYS[1]
-local capacity, rate, period = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
-local start, max_debt = ARGV[4] + 0, ARGV[5] + 0
-local cost, mode, now_us = ARGV[6] + 0, ARGV[7], ARGV[8] + 0
+-- Packed, ARGV begins with the numbers as a state ends with them, and what is asked is to acquire.
+local packed = #ARGV < 5
+local numbers, layout, capacity, rate, period, start, max_debt, cost, mode, now_us, several
+if packed then
+  numbers, cost, mode, now_us, several = ARGV[1], ARGV[2] + 0, 'acquire', ARGV[3] or -1, ARGV[4]
+  layout, capacity, rate, period, start, max_debt = struct.unpack('<BI7I7I7i7I7', numbers)
+  numbers, now_us = string.sub(numbers, 1, 22), now_us + 0
+else
+  capacity, rate, period = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
+  start, max_debt = ARGV[4] + 0, ARGV[5] + 0
+  cost, mode, now_us = ARGV[6] + 0, ARGV[7], ARGV[8] + 0
+end
 
 -- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
 local as_is, afresh, overage = false, false, false
@@ -81,19 +98,20 @@ end
 
 local span = capacity + max_debt
 local longest = (span + -span % rate) / rate * period
-if not (capacity >= 0 and max_debt >= 0 and rate >= 1 and period >= 1 and start >= -1 and start < period
-    and cost >= 0 and now_us >= -1 and now_us <= 2^52 and span + rate <= 2^53 and longest <= 2^51)
-  or capacity % 1 + max_debt % 1 + rate % 1 + period % 1 + start % 1 + cost % 1 + now_us % 1 ~= 0
-  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'reserve' and mode ~= 'at-most' and mode ~= 'refund' and
-    mode ~= 'penalty' and mode ~= 'block' and mode ~= 'reset' and mode ~= 'inspect')
-  or (mode == 'block' and cost > 2^51) then
+local good = period >= 1 and start >= -1 and start < period and span + rate <= 2^53 and longest <= 2^51
+  and cost >= 0 and cost % 1 == 0 and now_us >= -1 and now_us <= 2^52 and now_us % 1 == 0
+if packed then
+  good = good and layout == 3 and (not several or #several == 10 * #KEYS)
+else
+  good = good and capacity >= 0 and rate >= 1 and max_debt >= 0
+    and capacity % 1 + rate % 1 + period % 1 + start % 1 + max_debt % 1 == 0
+    and (mode == 'acquire' or mode == 'peek' or mode == 'reserve' or mode == 'at-most' or mode == 'refund'
+      or mode == 'penalty' or mode == 'reset' or mode == 'inspect' or (mode == 'block' and cost <= 2^51))
+  numbers = good and struct.pack('<BI7I7I7', 3, capacity, rate, period)
+end
+if not good then
   return redis.error_reply('BADARG fixed_window: expected whole numbers in the ranges of its header and a mode, got '
     .. table.concat(ARGV, ' '))
-end
-
-if mode == 'reset' then
-  redis.call('DEL', key)
-  return { 1, capacity, capacity, 0, 0 }
 end
 
 local server_time = now_us == -1
@@ -101,170 +119,219 @@ if server_time then
   local clock = redis.call('TIME')
   now_us = clock[1] * 1000000 + clock[2]
 end
-
 local aligned = start >= 0
--- As low as a level may be, so that it and the time to refill it stay exact.
-local windows = 2^51 / period
-local deepest = capacity - math.min(2^53 - rate, (windows - windows % 1) * rate)
-local time, level, armed = now_us, capacity, 0
-local window = aligned and time - (time - start) % period or time
-local was_capacity, was_rate, was_period = capacity, rate, period
-local version
-local changed, rebased = false, false
--- Only a key that is blocked, or whose denials are counted, has this tail.
-local noted, blocked_until, denied_since, denials = false, 0, 0, 0
+local current = aligned and now_us - (now_us - start) % period or now_us
+local plain = mode == 'acquire' and not overage
 
-local state = redis.call('GET', key)
-if state then
-  if #state == 48 or #state == 66 then
-    time, window, level, armed, version, was_capacity, was_rate, was_period =
-      struct.unpack('<I7i7i7I5BI7I7I7', state)
-    if #state == 66 then
-      noted, blocked_until, denied_since, denials = true, struct.unpack('<I7I7I4', state, 49)
-    end
-  end
-  if version ~= 3 or time > 2^53 or window > time or was_period < 1 or was_rate < 1
-    or was_capacity > 2^53 or level > was_capacity or level < -2^53 or blocked_until > 2^53 then
-    return redis.error_reply('BADSTATE fixed_window: the key holds something else than this limit\'s state')
-  end
-
-  -- Changed numbers: what was used stays used, placed at the state's own time. Nobody is put into debt by it.
-  if level < 0 then level = math.max(level, deepest) end
-  local moved = was_period ~= period or (aligned and (window - start) % period ~= 0)
-  if moved then window = aligned and time - (time - start) % period or time end
-  if moved or was_capacity ~= capacity or was_rate ~= rate then
-    local lowest = level < 0 and -max_debt or 0
-    if not as_is or level == was_capacity then level = capacity - (was_capacity - level) end
-    level = afresh and capacity or math.min(capacity, math.max(level, lowest))
-    changed = true
-  end
-
-  if time <= now_us then
-    time = now_us
-  elseif level == capacity and blocked_until <= now_us then
-    time = now_us
-    window = aligned and time - (time - start) % period or time
-  elseif time - now_us > longest then
-    blocked_until = blocked_until - (time - now_us)
-    time, rebased = now_us, true
-    window = aligned and time - (time - start) % period or time
-  end
-
-  local begun = (time - window - (time - window) % period) / period
-  if begun > 0 then
-    level = math.min(capacity, level + begun * rate)
-    window = window + begun * period
-  end
-  if level == capacity and not aligned then window = time end
-end
-
-if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
-local blocked = blocked_until > now_us
-if denials > 0 and (now_us < denied_since or now_us - denied_since >= longest) then denials = 0 end
-
--- From here on `time` is the moment that the decision is made at: now, or the state's own while now lies before it.
-local remaining = level > 0 and level or 0
-local wanted, most, debt = cost, capacity, 0
-if mode == 'reserve' then
-  most, debt = span, max_debt
-elseif mode == 'at-most' then
-  wanted = math.min(cost, math.max(remaining, 1))
-end
-local missing = wanted - level
-local fits = wanted == 0 or (wanted <= most and missing <= debt)
-local allowed = fits and not blocked
-
--- What this call adds to the level.
-local change = 0
-if mode == 'refund' then
-  fits, allowed, missing, change = true, true, 0, math.min(cost, capacity - level)
-elseif mode == 'penalty' then
-  fits, allowed, missing, change = true, true, 0, -math.min(cost, level - deepest)
-elseif mode == 'block' then
-  fits, allowed, missing = true, true, 0
-elseif allowed and wanted > 0 and mode ~= 'peek' and mode ~= 'inspect' then
-  change = -wanted
-end
-
-local retry_after = 0
-if not fits and wanted > most then
-  retry_after = -1
-elseif not fits or (mode == 'reserve' and allowed and missing > 0 and wanted > 0) then
-  if not fits then missing = missing - debt end
-  retry_after = window + (missing + -missing % rate) / rate * period - now_us
-end
-
-level = level + change
-if change ~= 0 then remaining = level > 0 and level or 0 end
-
-local reset_after = 0
-if level < capacity then
-  local used = capacity - level
-  reset_after = window + (used + -used % rate) / rate * period - now_us
-end
-
-if blocked then
-  remaining, reset_after = 0, math.max(reset_after, blocked_until - now_us)
-  if not allowed and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
-end
-
-local writes = mode ~= 'peek' and mode ~= 'inspect'
-local counted = overage and not allowed and writes
-if counted then
-  if denials == 0 then denied_since = now_us end
-  denials = math.min(denials + 1, 2^32 - 1)
-end
-local tail = ''
-if blocked or denials > 0 then
-  tail = struct.pack('<I7I7I4', blocked and blocked_until or 0, denied_since, denials)
-end
-
--- Whether the key's expiry lies between this reset and the longest that it may be armed for.
-local covered = server_time and armed * 1000000 >= now_us + reset_after
-local settles = change ~= 0 or mode == 'block'
-if settles and level == capacity and tail == '' then
-  redis.call('DEL', key)
-elseif settles or (rebased and writes) or (counted and not state) then
-  if covered and not (changed or noted or tail ~= '')
-    and armed * 1000000 <= now_us + math.max(2 * longest, reset_after) + 1000000 then
-    redis.call('SETRANGE', key, '0', struct.pack('<I7i7i7', time, window, level))
+local count, calls = packed and #KEYS or 1, 1
+local answers, seen
+if count > 1 then answers, seen = redis.call('MGET', unpack(KEYS)), {} end
+for index = 1, count do repeat
+  local key, state = KEYS[index], nil
+  if mode == 'reset' then
+    redis.call('DEL', key)
+    return { 1, capacity, capacity, 0, 0 }
+  elseif count == 1 then
+    state = redis.call('GET', key)
   else
-    local expiry, at = 'PXAT', 0
-    if server_time then
-      local last = now_us + math.max(2 * longest, reset_after)
-      armed = (last + 1000000 - last % 1000000) / 1000000
-      at = armed * 1000
-    else
-      -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
-      armed = 0
-      expiry, at = 'PX', math.max(3600000, (2 * longest + -2 * longest % 1000) / 1000,
-        (reset_after + -reset_after % 1000) / 1000)
-    end
-    redis.call('SET', key, struct.pack('<I7i7i7I5BI7I7I7', time, window, level, armed, 3, capacity, rate, period)
-      .. tail, expiry, string.format('%d', at))
+    -- MGET has nothing of a key of another type, nor what this call has written since.
+    state = answers[index]
+    if not state or seen[key] then state = redis.pcall('GET', key) end
+    seen[key] = true
   end
-else
-  if counted then redis.call('SETRANGE', key, '48', tail) end
-  if changed and not covered and server_time and writes then
-    -- Denied, and the key would expire before it resets under the new numbers.
-    local last = now_us + math.max(2 * longest, reset_after)
-    armed = (last + 1000000 - last % 1000000) / 1000000
-    redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
-    redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
-  end
-end
+  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
 
-local answer = { allowed and 1 or 0, capacity, remaining, retry_after, reset_after }
-if mode == 'at-most' then
-  answer[6] = -change
-elseif mode == 'inspect' then
-  if state then time, window, level = struct.unpack('<I7i7i7', state) end
-  for index, field in ipairs({ redis.call('PTTL', key), time, window, level, was_capacity, was_rate, was_period }) do
-    answer[5 + index] = field
+  local time, window, level, armed = now_us, current, capacity, 0
+  local changed, rebased = false, false
+  -- Only a key that is blocked, or whose denials are counted, has this tail.
+  local noted, blocked_until, denied_since, denials = false, 0, 0, 0
+  if state then
+    -- Written under these numbers, in windows of this start, and not in debt.
+    local known = #state == 48 and string.sub(state, 27) == numbers
+    if known then
+      time, window, level, armed = struct.unpack('<I7i7i7I5', state)
+      known = level >= 0 and (window == current or not aligned or (window - start) % period == 0)
+    end
+    if not known then
+      local version, was_capacity, was_rate, was_period
+      if #state == 48 or #state == 66 then
+        time, window, level, armed, version, was_capacity, was_rate, was_period =
+          struct.unpack('<I7i7i7I5BI7I7I7', state)
+        if #state == 66 then
+          noted, blocked_until, denied_since, denials = true, struct.unpack('<I7I7I4', state, 49)
+        end
+      end
+      if version ~= 3 or window > time or was_capacity > 2^53 or was_period < 1 or was_rate < 1
+        or level > was_capacity or level < -2^53 or blocked_until > 2^53 then
+        time = math.huge
+      else
+        -- Changed numbers: what was used stays used, placed at the state's own time. Nobody is put into debt by it.
+        if level < 0 then
+          -- As low as a level may be, so that it and the time to refill it stay exact.
+          local windows = 2^51 / period
+          level = math.max(level, capacity - math.min(2^53 - rate, (windows - windows % 1) * rate))
+        end
+        local moved = was_period ~= period or (aligned and (window - start) % period ~= 0)
+        if moved then window = aligned and time - (time - start) % period or time end
+        if moved or was_capacity ~= capacity or was_rate ~= rate then
+          local lowest = level < 0 and -max_debt or 0
+          if not as_is or level == was_capacity then level = capacity - (was_capacity - level) end
+          level = afresh and capacity or math.min(capacity, math.max(level, lowest))
+          changed = true
+        end
+      end
+    end
+    if time > 2^53 or window > time or level > capacity then
+      if count == 1 then
+        return redis.error_reply('BADSTATE fixed_window: the key holds something else than this limit\'s state')
+      end
+      answers[index] = struct.pack('<ddddd', -2, capacity, 0, 0, 0)
+      break
+    end
+
+    if time <= now_us then
+      time = now_us
+    elseif level == capacity and blocked_until <= now_us then
+      time, window = now_us, current
+    elseif time - now_us > longest then
+      blocked_until = blocked_until - (time - now_us)
+      time, window, rebased = now_us, current, true
+    end
+
+    local begun = time - window
+    if begun >= period then
+      begun = (begun - begun % period) / period
+      level, window = math.min(capacity, level + begun * rate), window + begun * period
+    end
+    if level == capacity and not aligned then window = time end
   end
-end
-if blocked or overage or mode == 'inspect' then
-  answer[#answer + 1] = blocked and blocked_until - now_us or 0
-  answer[#answer + 1] = denials
-end
-return answer
+
+  -- From here on `time` is the moment that the decision is made at: now, or the state's own while now lies before it.
+  local remaining = level > 0 and level or 0
+  local wanted, most, debt = cost, capacity, 0
+  if mode == 'reserve' then
+    most, debt = span, max_debt
+  elseif mode == 'at-most' then
+    wanted = math.min(cost, math.max(remaining, 1))
+  end
+
+  -- How many of the calls are allowed, and what they take from the level.
+  local allowed, retry_after, reset_after = calls, 0, 0
+  if wanted * calls > remaining then
+    local missing = wanted - level
+    if debt > 0 and missing <= debt then
+      retry_after = window + (missing + -missing % rate) / rate * period - now_us
+    else
+      allowed = (remaining - remaining % wanted) / wanted
+    end
+  end
+  local taken = allowed * wanted
+
+  local writes, blocked, counted, tail = true, false, false, ''
+  if noted or not plain then
+    if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
+    blocked = blocked_until > now_us
+    writes = mode ~= 'peek' and mode ~= 'inspect'
+    if mode == 'refund' then
+      allowed, taken = 1, -math.min(cost, capacity - level)
+    elseif mode == 'penalty' then
+      -- As low as a level may be, as above.
+      local windows = 2^51 / period
+      local deepest = capacity - math.min(2^53 - rate, (windows - windows % 1) * rate)
+      allowed, taken = 1, math.min(cost, level - deepest)
+    elseif mode == 'block' then
+      allowed, taken = 1, 0
+    elseif blocked then
+      allowed, taken, retry_after = 0, 0, 0
+    elseif not writes then
+      taken = 0
+    end
+
+    if denials > 0 and (now_us < denied_since or now_us - denied_since >= longest) then denials = 0 end
+    counted = overage and allowed == 0 and writes
+    if counted then
+      if denials == 0 then denied_since = now_us end
+      denials = math.min(denials + 1, 2^32 - 1)
+    end
+    if blocked or denials > 0 then
+      tail = struct.pack('<I7I7I4', blocked and blocked_until or 0, denied_since, denials)
+    end
+  end
+
+  if taken ~= 0 then
+    level = level - taken
+    remaining = level > 0 and level or 0
+  end
+  if allowed < calls and wanted > 0 then
+    local missing = wanted - level - debt
+    if wanted > most then
+      retry_after = -1
+    elseif missing > 0 then
+      retry_after = window + (missing + -missing % rate) / rate * period - now_us
+    end
+  end
+  local used = capacity - level
+  if used > 0 then reset_after = window + (used + -used % rate) / rate * period - now_us end
+  if blocked then
+    remaining, reset_after = 0, math.max(reset_after, blocked_until - now_us)
+    if allowed == 0 and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
+  end
+
+  local settles = taken ~= 0 or mode == 'block'
+  if settles or changed or rebased or counted then
+    -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
+    local last = now_us + math.max(2 * longest, reset_after)
+    local covered = server_time and armed * 1000000 >= now_us + reset_after
+    if settles and used == 0 and tail == '' then
+      redis.call('DEL', key)
+    elseif settles or (rebased and writes) or (counted and not state) then
+      if covered and not (changed or noted or tail ~= '') and armed * 1000000 <= last + 1000000 then
+        redis.call('SETRANGE', key, '0', struct.pack('<I7i7i7', time, window, level))
+      else
+        local expiry, at = 'PXAT', 0
+        if server_time then
+          armed = (last + 1000000 - last % 1000000) / 1000000
+          at = armed * 1000
+        else
+          -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
+          armed = 0
+          expiry, at = 'PX', math.max(3600000, (2 * longest + -2 * longest % 1000) / 1000,
+            (reset_after + -reset_after % 1000) / 1000)
+        end
+        redis.call('SET', key, struct.pack('<I7i7i7I5', time, window, level, armed) .. numbers .. tail, expiry,
+          string.format('%d', at))
+      end
+    else
+      if counted then redis.call('SETRANGE', key, '48', tail) end
+      if changed and not covered and server_time and writes then
+        -- Denied, and the key would expire before it resets under the new numbers.
+        armed = (last + 1000000 - last % 1000000) / 1000000
+        redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+        redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
+      end
+    end
+  end
+
+  if packed then
+    local answer = struct.pack('<ddddd', blocked and -1 or allowed, capacity, remaining, retry_after, reset_after)
+    if count == 1 then return answer end
+    answers[index] = answer
+    break
+  end
+  local answer = { allowed, capacity, remaining, retry_after, reset_after }
+  if mode == 'at-most' then
+    answer[6] = taken
+  elseif mode == 'inspect' then
+    local ttl_ms, written = redis.call('PTTL', key), { now_us, current, capacity, 0, 0, capacity, rate, period }
+    if state then written = { struct.unpack('<I7i7i7I5BI7I7I7', state) } end
+    for at, field in ipairs({ ttl_ms, written[1], written[2], written[3], written[6], written[7], written[8] }) do
+      answer[5 + at] = field
+    end
+  end
+  if blocked or overage or mode == 'inspect' then
+    answer[#answer + 1] = blocked and blocked_until - now_us or 0
+    answer[#answer + 1] = denials
+  end
+  return answer
+until true end
+return table.concat(answers)
