@@ -70,7 +70,7 @@ static ROWS: [Row; 6] = [
         options: &[Setting::Burst, Setting::MaxDebt],
         fit: exact::fit_bucket,
         arguments: exact::bucket_arguments,
-        packing: None,
+        packing: Some(Packing { layout: 1, widths: &[7, 7, 7, 3, 7] }),
         state: &[
             "time_us",
             "level",
@@ -89,7 +89,7 @@ static ROWS: [Row; 6] = [
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Start],
         fit: exact::fit_window,
         arguments: exact::window_arguments,
-        packing: None,
+        packing: Some(Packing { layout: 3, widths: &[7, 7, 7, 7, 7] }),
         state: &[
             "time_us",
             "window_us",

@@ -62,6 +62,18 @@ pub struct LimitDecision {
     pub overage: Option<u64>,
 }
 
+/// What a script answered of one limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answered {
+    pub(crate) allowed: bool,
+    limit: u64,
+    remaining: u64,
+    retry_after: RetryAfter,
+    reset_after: Duration,
+    blocked: bool,
+    overage: Option<u64>,
+}
+
 /// When a request would be allowed, counted from the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RetryAfter {
@@ -91,8 +103,8 @@ pub struct Denied {
 
 impl Decision {
     /// The decision of a rule's only limit.
-    pub(crate) fn of_one(limit: LimitDecision, granted: u64, by: By, decided_at: SystemTime) -> Self {
-        let LimitDecision { name, allowed, limit, remaining, retry_after, reset_after, blocked, overage } = limit;
+    pub(crate) fn of_one(name: &Arc<str>, reply: &Answered, granted: u64, by: By, decided_at: SystemTime) -> Self {
+        let Answered { allowed, limit, remaining, retry_after, reset_after, blocked, overage } = *reply;
         Self {
             allowed,
             limit,
@@ -102,7 +114,7 @@ impl Decision {
             granted,
             blocked,
             overage,
-            denied_by: (!allowed).then_some(name),
+            denied_by: (!allowed).then(|| Arc::clone(name)),
             limits: Vec::new(),
             by,
             decided_at,
@@ -172,11 +184,17 @@ impl Decision {
 }
 
 impl LimitDecision {
+    pub(crate) fn new(name: &Arc<str>, reply: &Answered) -> Self {
+        let Answered { allowed, limit, remaining, retry_after, reset_after, blocked, overage } = *reply;
+        Self { name: Arc::clone(name), allowed, limit, remaining, retry_after, reset_after, blocked, overage }
+    }
+}
+
+impl Answered {
     /// From the five integers of a reply, and from what it says of a block and of denials.
-    pub(crate) fn new(name: &Arc<str>, reply: [i64; 5], [blocked_us, overage]: [i64; 2], counts_denials: bool) -> Self {
+    pub(crate) fn new(reply: [i64; 5], [blocked_us, overage]: [i64; 2], counts_denials: bool) -> Self {
         let [allowed, limit, remaining, retry_after_us, reset_after_us] = reply;
         Self {
-            name: Arc::clone(name),
             allowed: allowed == 1,
             limit: count(limit),
             remaining: count(remaining),

@@ -97,9 +97,14 @@ pub(crate) fn spread_offset(key: &[u8], period: u64) -> u64 {
 }
 
 fn encode(bytes: &[u8], plain: &[u8], into: &mut Vec<u8>) {
+    let stands_for_itself = |byte: u8| byte.is_ascii_alphanumeric() || plain.contains(&byte);
+    if bytes.len() <= LONGEST && bytes.iter().all(|byte| stands_for_itself(*byte)) {
+        into.extend_from_slice(bytes);
+        return;
+    }
     let start = into.len();
     for &byte in bytes {
-        if byte.is_ascii_alphanumeric() || plain.contains(&byte) {
+        if stands_for_itself(byte) {
             into.push(byte);
         } else {
             into.extend_from_slice(&[b'%', hex(byte >> 4), hex(byte & 15)]);

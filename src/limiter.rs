@@ -1,5 +1,7 @@
 //! One call: rule + key + cost -> decision.
 
+mod upkeep;
+
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -7,8 +9,8 @@ use futures_util::future::{join, join_all};
 
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::batch::Ask;
-use crate::decision::{Decision, LimitDecision};
-use crate::engine::{Engine, Swept, Which};
+use crate::decision::{Answered, Decision, LimitDecision};
+use crate::engine::Engine;
 use crate::error::{Error, Kind};
 use crate::key;
 use crate::limit::exact::{EXACT, LONGEST};
@@ -16,6 +18,8 @@ use crate::random::unique_id;
 use crate::request::Request;
 use crate::rule::{Count, Rule};
 use crate::script::{Call, Marker, Mode, Part, Reply, Script};
+
+pub use upkeep::{Progress, State};
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
 ///
@@ -26,22 +30,6 @@ pub struct Limiter {
     engine: Engine,
     prefix: String,
     deadline: Duration,
-}
-
-/// What a key's state means, and what it consists of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct State {
-    /// The key in Redis.
-    pub key: String,
-    /// The decision that a peek would have made.
-    pub decision: Decision,
-    /// Whether there is any state; without, the key is as if never used.
-    pub exists: bool,
-    /// How long until Redis forgets it; none if it never would, or if there is no state.
-    pub expires_after: Option<Duration>,
-    /// The script's own numbers, named as in its header.
-    pub fields: Vec<(&'static str, i64)>,
 }
 
 impl Limiter {
@@ -253,64 +241,6 @@ impl Limiter {
         self.decide(rule, &request.into(), Mode::Reset).await
     }
 
-    /// Forgets every key of the rule of this name, and every id, by scanning in small steps: `progress` is called after
-    /// each with how far it has come. Returns how many keys were forgotten. Keys written meanwhile may stay.
-    ///
-    /// Costs two round trips per 500 keys of the whole database; in Redis `SCAN`, `UNLINK` and `DBSIZE`, which deciding
-    /// doesn't need.
-    ///
-    /// # Errors
-    ///
-    /// A name that no rule can have; no answer, see [`Error`]. What was forgotten by then stays forgotten.
-    pub async fn reset_all(&self, rule: &str, mut progress: impl FnMut(Progress)) -> Result<u64, Error> {
-        key::checked_name(rule).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
-        let prefix = self.prefix.as_str();
-        let glob = key::glob_of_rule(prefix, rule);
-        let which =
-            Which { glob: &glob, exactly: |which, key| key::is_of_rule(key, which.prefix, which.rule), prefix, rule };
-        let mut so_far = Progress { keys: self.engine.size(self.deadline).await?, looked_at: 0, forgotten: 0 };
-        let mut from = 0;
-        loop {
-            let Swept { next, looked_at, removed } = self.engine.sweep(from, &which, self.deadline).await?;
-            so_far.looked_at = if next == 0 { so_far.keys } else { (so_far.looked_at + looked_at).min(so_far.keys) };
-            so_far.forgotten += removed;
-            progress(so_far);
-            if next == 0 {
-                return Ok(so_far.forgotten);
-            }
-            from = next;
-        }
-    }
-
-    /// What the state of each of the rule's limits means, in their order. A round trip for each.
-    ///
-    /// # Errors
-    ///
-    /// No answer; see [`Error`].
-    pub async fn inspect<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Vec<State>, Error> {
-        let request = request.into();
-        let mut states = Vec::new();
-        for count in rule.counts() {
-            let part = self.part(rule, count, &request, b"")?;
-            let reply = self.run(rule, part.script, std::slice::from_ref(&part), None, &request, Mode::Inspect).await?;
-            let [ttl_ms, fields @ ..] = reply.appended.as_slice() else {
-                return Err(Error::new(Kind::Garbled, "inspect: expected a reply with the state appended"));
-            };
-            let names = count.limit.algorithm().state_fields();
-            let notes = fields.last_chunk::<2>().copied().unwrap_or_default();
-            let limit = LimitDecision::new(&count.title, reply.decision, notes, rule.counts_denials());
-            let decision = Decision::of_one(limit, 0, self.engine.by(), decided_at(&request));
-            states.push(State {
-                key: String::from_utf8_lossy(&part.key).into_owned(),
-                decision,
-                exists: *ttl_ms != -2,
-                expires_after: u64::try_from(*ttl_ms).ok().map(Duration::from_millis),
-                fields: names.iter().copied().zip(fields.iter().copied()).collect(),
-            });
-        }
-        Ok(states)
-    }
-
     async fn decide(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         Ok(self.decide_exactly(rule, request, mode).await?.jittered(request.jitter))
     }
@@ -322,6 +252,11 @@ impl Limiter {
             let reply = self.engine.acquire(ask, request.deadline.unwrap_or(self.deadline)).await?;
             return Ok(self.decision_of_one(rule, request, &reply));
         }
+        // Boxed, so that a caller of the common path above, of whom there may be thousands, stays small.
+        Box::pin(self.decide_in_full(rule, request, mode)).await
+    }
+
+    async fn decide_in_full(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         let counts = concerned(rule, mode)?;
         let marker = self.marker(rule, request, mode)?;
         let holder = holder(&counts, request, mode)?;
@@ -340,15 +275,16 @@ impl Limiter {
         let (appended, notes) = rest.split_at(rest.len() % 2);
         let granted = granted(request, mode, allowed, appended.first());
         let notes = notes.as_chunks::<2>().0.iter().copied().chain(std::iter::repeat([0, 0]));
-        let mut limits: Vec<_> = counts
+        let mut limits = counts
             .iter()
-            .zip(fives.zip(notes))
-            .map(|(count, (reply, notes))| LimitDecision::new(&count.title, *reply, notes, rule.counts_denials()))
-            .collect();
+            .zip(fives.zip(notes).map(|(reply, notes)| Answered::new(*reply, notes, rule.counts_denials())));
         let (by, at) = (self.engine.by(), decided_at(request));
-        match limits.len() {
-            1 => limits.pop().map(|limit| Decision::of_one(limit, granted, by, at)),
-            _ => Decision::of_several(limits, granted, by, at),
+        match counts.len() {
+            1 => limits.next().map(|(count, answered)| Decision::of_one(&count.title, &answered, granted, by, at)),
+            _ => {
+                let limits = limits.map(|(count, answered)| LimitDecision::new(&count.title, &answered)).collect();
+                Decision::of_several(limits, granted, by, at)
+            }
         }
         .ok_or_else(garbled)
     }
@@ -371,9 +307,9 @@ impl Limiter {
     fn decision_of_one(&self, rule: &Rule, request: &Request<'_>, reply: &Reply) -> Decision {
         let [count, ..] = rule.counts() else { unreachable!("an ask is of a limit") };
         let notes = reply.appended.first_chunk().copied().unwrap_or_default();
-        let limit = LimitDecision::new(&count.title, reply.decision, notes, false);
-        let granted = if limit.allowed { request.cost } else { 0 };
-        Decision::of_one(limit, granted, self.engine.by(), decided_at(request))
+        let answered = Answered::new(reply.decision, notes, false);
+        let granted = if answered.allowed { request.cost } else { 0 };
+        Decision::of_one(&count.title, &answered, granted, self.engine.by(), decided_at(request))
     }
 
     /// By what this call is remembered, if it has an id. Permits alone remember it themselves.
@@ -482,16 +418,4 @@ fn granted(request: &Request<'_>, mode: Mode, allowed: bool, appended: Option<&i
 
 fn decided_at(request: &Request<'_>) -> SystemTime {
     request.at.unwrap_or_else(SystemTime::now)
-}
-
-/// How far [`Limiter::reset_all`] has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Progress {
-    /// Keys in the database as it began, of all rules and programs.
-    pub keys: u64,
-    /// How many of them have been looked at, about.
-    pub looked_at: u64,
-    /// How many were the rule's, and have been forgotten.
-    pub forgotten: u64,
 }

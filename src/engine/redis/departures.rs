@@ -60,10 +60,14 @@ type Answered = oneshot::Receiver<Result<Reply, Error>>;
 impl Redis {
     /// Decides this ask, alone or with others.
     pub(crate) async fn acquire(&self, ask: Ask, deadline: Duration) -> Result<Reply, Error> {
-        let (turn, ask) = match self.turn_or_place(ask, deadline) {
-            Ok(alone) => alone,
-            Err(answered) => return received(answered).await,
-        };
+        match self.turn_or_place(ask, deadline) {
+            // Boxed, so that those who stand in line, of whom there may be thousands, stay small.
+            Ok((turn, ask)) => Box::pin(self.alone(turn, ask, deadline)).await,
+            Err(answered) => received(answered).await,
+        }
+    }
+
+    async fn alone(&self, turn: Turn, ask: Ask, deadline: Duration) -> Result<Reply, Error> {
         let batch = Batch::of_one(&ask);
         let answer = self.call(|how| of_batch(&batch, how), deadline).await;
         drop(turn);

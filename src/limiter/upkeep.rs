@@ -1,0 +1,100 @@
+//! What is kept of a rule's keys: looking into it, and forgetting all of it.
+
+use std::time::Duration;
+
+use super::{Limiter, decided_at};
+use crate::decision::{Answered, Decision};
+use crate::engine::{Swept, Which};
+use crate::error::{Error, Kind};
+use crate::key;
+use crate::request::Request;
+use crate::rule::Rule;
+use crate::script::Mode;
+
+/// What a key's state means, and what it consists of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct State {
+    /// The key in Redis.
+    pub key: String,
+    /// The decision that a peek would have made.
+    pub decision: Decision,
+    /// Whether there is any state; without, the key is as if never used.
+    pub exists: bool,
+    /// How long until Redis forgets it; none if it never would, or if there is no state.
+    pub expires_after: Option<Duration>,
+    /// The script's own numbers, named as in its header.
+    pub fields: Vec<(&'static str, i64)>,
+}
+
+/// How far [`Limiter::reset_all`] has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Keys in the database as it began, of all rules and programs.
+    pub keys: u64,
+    /// How many of them have been looked at, about.
+    pub looked_at: u64,
+    /// How many were the rule's, and have been forgotten.
+    pub forgotten: u64,
+}
+
+impl Limiter {
+    /// Forgets every key of the rule of this name, and every id, by scanning in small steps: `progress` is called after
+    /// each with how far it has come. Returns how many keys were forgotten. Keys written meanwhile may stay.
+    ///
+    /// Costs two round trips per 500 keys of the whole database; in Redis `SCAN`, `UNLINK` and `DBSIZE`, which deciding
+    /// doesn't need.
+    ///
+    /// # Errors
+    ///
+    /// A name that no rule can have; no answer, see [`Error`]. What was forgotten by then stays forgotten.
+    pub async fn reset_all(&self, rule: &str, mut progress: impl FnMut(Progress)) -> Result<u64, Error> {
+        key::checked_name(rule).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
+        let prefix = self.prefix.as_str();
+        let glob = key::glob_of_rule(prefix, rule);
+        let which =
+            Which { glob: &glob, exactly: |which, key| key::is_of_rule(key, which.prefix, which.rule), prefix, rule };
+        let mut so_far = Progress { keys: self.engine.size(self.deadline).await?, looked_at: 0, forgotten: 0 };
+        let mut from = 0;
+        loop {
+            let Swept { next, looked_at, removed } = self.engine.sweep(from, &which, self.deadline).await?;
+            so_far.looked_at = if next == 0 { so_far.keys } else { (so_far.looked_at + looked_at).min(so_far.keys) };
+            so_far.forgotten += removed;
+            progress(so_far);
+            if next == 0 {
+                return Ok(so_far.forgotten);
+            }
+            from = next;
+        }
+    }
+
+    /// What the state of each of the rule's limits means, in their order. A round trip for each.
+    ///
+    /// # Errors
+    ///
+    /// No answer; see [`Error`].
+    pub async fn inspect<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Vec<State>, Error> {
+        let request = request.into();
+        let mut states = Vec::new();
+        for count in rule.counts() {
+            let part = self.part(rule, count, &request, b"")?;
+            let reply = self.run(rule, part.script, std::slice::from_ref(&part), None, &request, Mode::Inspect).await?;
+            let [ttl_ms, fields @ ..] = reply.appended.as_slice() else {
+                return Err(Error::new(Kind::Garbled, "inspect: expected a reply with the state appended"));
+            };
+            let names = count.limit.algorithm().state_fields();
+            let notes = fields.last_chunk::<2>().copied().unwrap_or_default();
+            let answered = Answered::new(reply.decision, notes, rule.counts_denials());
+            let decision = Decision::of_one(&count.title, &answered, 0, self.engine.by(), decided_at(&request));
+            states.push(State {
+                key: String::from_utf8_lossy(&part.key).into_owned(),
+                decision,
+                exists: *ttl_ms != -2,
+                expires_after: u64::try_from(*ttl_ms).ok().map(Duration::from_millis),
+                fields: names.iter().copied().zip(fields.iter().copied()).collect(),
+            });
+        }
+        Ok(states)
+    }
+}
