@@ -93,6 +93,8 @@ pub enum By {
     Redis,
     /// The engine in this process.
     Embedded,
+    /// A [`DenialCache`](crate::DenialCache), which remembers what the engine said.
+    DenialCache,
 }
 
 /// A denial as an error, for callers who use `?`.
@@ -139,6 +141,24 @@ impl Decision {
             by,
             decided_at,
         })
+    }
+
+    /// A denial again, so long after it was told. What remains is as it was then.
+    pub(crate) fn recalled(&self, since: Duration) -> Self {
+        let mut again = self.clone();
+        again.by = By::DenialCache;
+        again.decided_at = SystemTime::now();
+        again.retry_after = again.retry_after.less(since);
+        again.reset_after = again.reset_after.saturating_sub(since);
+        for limit in &mut again.limits {
+            limit.retry_after = limit.retry_after.less(since);
+            limit.reset_after = limit.reset_after.saturating_sub(since);
+            limit.allowed = limit.retry_after == RetryAfter::Now;
+        }
+        if let Some(denying) = again.limits.iter().find(|limit| !limit.allowed) {
+            again.denied_by = Some(Arc::clone(&denying.name));
+        }
+        again
     }
 
     /// How things stand now that a reservation was taken back, and why it was.
@@ -247,6 +267,15 @@ impl RetryAfter {
         }
     }
 
+    /// What is left of it after so long.
+    fn less(self, passed: Duration) -> Self {
+        match self {
+            Self::After(wait) if wait > passed => Self::After(wait - passed),
+            Self::After(_) => Self::Now,
+            other => other,
+        }
+    }
+
     /// The wait: zero for now, none for never.
     #[must_use]
     pub fn duration(self) -> Option<Duration> {
@@ -263,6 +292,7 @@ impl fmt::Display for By {
         f.write_str(match self {
             Self::Redis => "redis",
             Self::Embedded => "embedded",
+            Self::DenialCache => "denial-cache",
         })
     }
 }

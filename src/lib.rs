@@ -33,6 +33,7 @@
 //! - `key`: how keys are spelled in Redis.
 //! - [`Script`]: a script's text and digest, and one call of it.
 //! - [`Limiter`]: one call: rule + key + cost -> decision.
+//! - `batch`: decisions that are made together. `denials`: those that are remembered in the process.
 //! - `wait`: waiting until a request is allowed. `hold`: permits for as long as a value lives.
 //! - `random`: jitter and names by chance.
 //! - `engine`: the seam that runs a script, and behind it [`Redis`] and the embedded engine.
@@ -51,6 +52,7 @@
 mod algorithm;
 mod batch;
 mod decision;
+mod denials;
 mod engine;
 mod error;
 mod hold;
@@ -76,6 +78,7 @@ pub use deadpool_redis::redis;
 
 pub use algorithm::Algorithm;
 pub use decision::{By, Decision, Denied, LimitDecision, RetryAfter};
+pub use denials::DenialCache;
 pub use engine::Engine;
 #[cfg(feature = "embedded")]
 pub use engine::embedded::{Clock, Embedded};

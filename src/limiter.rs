@@ -10,6 +10,7 @@ use futures_util::future::{join, join_all};
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::batch::Ask;
 use crate::decision::{Answered, Decision, LimitDecision};
+use crate::denials::{DenialCache, Sighting};
 use crate::engine::Engine;
 use crate::error::{Error, Kind};
 use crate::key;
@@ -30,12 +31,13 @@ pub struct Limiter {
     engine: Engine,
     prefix: String,
     deadline: Duration,
+    denials: Option<DenialCache>,
 }
 
 impl Limiter {
     /// A limiter on this engine, with the prefix `tollgate` and a deadline of 500 ms.
     pub fn new(engine: impl Into<Engine>) -> Self {
-        Self { engine: engine.into(), prefix: "tollgate".into(), deadline: Duration::from_millis(500) }
+        Self { engine: engine.into(), prefix: "tollgate".into(), deadline: Duration::from_millis(500), denials: None }
     }
 
     /// Begins every key in Redis. Default: `tollgate`.
@@ -52,6 +54,14 @@ impl Limiter {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Denies in this process what Redis has just denied. Limiters may share a cache if they share their Redis and their
+    /// prefix. Default: none.
+    #[must_use]
+    pub fn denial_cache(mut self, cache: DenialCache) -> Self {
+        self.denials = Some(cache);
         self
     }
 
@@ -77,7 +87,7 @@ impl Limiter {
         let mut alone = Vec::new();
         for (at, request) in requests.iter().enumerate() {
             match self.ask(rule, request) {
-                Ok(Some(ask)) => asks.push((at, ask)),
+                Ok(Some(ask)) if self.denials.is_none() => asks.push((at, ask)),
                 _ => alone.push(async move { (at, self.decide(rule, request, Mode::Acquire).await) }),
             }
         }
@@ -242,7 +252,56 @@ impl Limiter {
     }
 
     async fn decide(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
-        Ok(self.decide_exactly(rule, request, mode).await?.jittered(request.jitter))
+        let decision = match &self.denials {
+            None => self.decide_exactly(rule, request, mode).await?,
+            Some(cache) => Box::pin(self.decide_or_recall(cache, rule, request, mode)).await?,
+        };
+        Ok(decision.jittered(request.jitter))
+    }
+
+    async fn decide_or_recall(
+        &self,
+        cache: &DenialCache,
+        rule: &Rule,
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> Result<Decision, Error> {
+        if matches!(mode, Mode::Peek | Mode::Inspect) {
+            return self.decide_exactly(rule, request, mode).await;
+        }
+        if mode != Mode::Acquire {
+            // It may give something back, in whatever way it ends.
+            let _changing = cache.changing(self.state_keys(rule, request)?);
+            return self.decide_exactly(rule, request, mode).await;
+        }
+        let Some(sighting) = self.sight(cache, rule, request)? else {
+            return self.decide_exactly(rule, request, mode).await;
+        };
+        if let Some(denial) = cache.recall(&sighting, request.cost) {
+            return Ok(denial);
+        }
+        let decision = self.decide_exactly(rule, request, mode).await?;
+        cache.remember(sighting, request.cost, &decision);
+        Ok(decision)
+    }
+
+    /// What an acquire looks for among the denials; none if only the engine can answer it.
+    fn sight(&self, cache: &DenialCache, rule: &Rule, request: &Request<'_>) -> Result<Option<Sighting>, Error> {
+        let holds = rule.limits().any(|limit| limit.algorithm().holds());
+        if holds || rule.counts_denials() || request.has_id() || request.at.is_some() {
+            return Ok(None);
+        }
+        Ok(Some(cache.sight(self.state_keys(rule, request)?, rule.fingerprint())))
+    }
+
+    /// The keys of all limits' states, each ended by a newline, which no key has in it.
+    fn state_keys(&self, rule: &Rule, request: &Request<'_>) -> Result<Vec<u8>, Error> {
+        let mut keys = Vec::new();
+        for count in rule.counts() {
+            keys.append(&mut self.state_key(rule, count, request)?);
+            keys.push(b'\n');
+        }
+        Ok(keys)
     }
 
     async fn decide_exactly(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {

@@ -4,6 +4,7 @@
 mod serialized;
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -159,6 +160,16 @@ impl Rule {
         let limits: Vec<_> = self.counts.iter().map(|count| count.suffix.as_str()).collect();
         let digest = sha1_smol::Sha1::from(limits.join(",")).digest().to_string();
         format!("{}#{}-", self.name, &digest[..8])
+    }
+
+    /// A hash of all that scripts are told of this rule, by which a changed rule is noticed.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.options().hash(&mut hasher);
+        for limit in self.limits() {
+            limit.arguments().hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     /// What a script is told beside the mode.

@@ -61,6 +61,9 @@ impl Limiter {
             let Swept { next, looked_at, removed } = self.engine.sweep(from, &which, self.deadline).await?;
             so_far.looked_at = if next == 0 { so_far.keys } else { (so_far.looked_at + looked_at).min(so_far.keys) };
             so_far.forgotten += removed;
+            if let Some(cache) = &self.denials {
+                cache.forget_all();
+            }
             progress(so_far);
             if next == 0 {
                 return Ok(so_far.forgotten);

@@ -1,0 +1,155 @@
+//! Denials that this process remembers, so that a caller who comes back too early costs no round trip.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use quick_cache::sync::Cache;
+use tokio::time::Instant;
+
+use crate::decision::Decision;
+
+/// Remembers the keys that Redis denied, and denies them in this process until their wait is over: the same cost on the
+/// same key, and higher ones, whose wait may then be longer than is told.
+///
+/// It never denies what Redis would have allowed, unless meanwhile another process gave units back, reset the key or
+/// changed its rule (or Redis lost the key, or its clock was stepped), and then for [a second](Self::longest) at most.
+/// What this process does to a key by [`refund`](crate::Limiter::refund), [`settle`](crate::Limiter::settle),
+/// [`reset`](crate::Limiter::reset) and the like is known at once, in all clones of the limiter and all that share the
+/// cache. Permits, remembered ids, counted denials and times of the caller's own always go to Redis.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate::{DenialCache, Limiter, Redis};
+///
+/// let cache = DenialCache::of_keys(50_000).longest(Duration::from_millis(250));
+/// let limiter = Limiter::new(Redis::open("redis://127.0.0.1/")?).denial_cache(cache);
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct DenialCache {
+    shared: Arc<Shared>,
+    longest: Duration,
+}
+
+#[derive(Debug)]
+struct Shared {
+    denials: Cache<Vec<u8>, Denial>,
+    /// How often this process gave something back to the keys whose hash ends in the index.
+    changes: [AtomicU64; STRIPES],
+}
+
+/// Some keys share a count of changes; then a denial is forgotten that needn't be.
+const STRIPES: usize = 1024;
+
+#[derive(Clone, Debug)]
+struct Denial {
+    decision: Arc<Decision>,
+    cost: u64,
+    /// The rule's numbers, and the changes that were known when the decision was asked for.
+    seen: Seen,
+    /// When the answer came: its waits count from there.
+    told: Instant,
+    until: Instant,
+}
+
+/// What a decision is about to be asked for: by it the denial is remembered, or found.
+#[derive(Debug)]
+pub(crate) struct Sighting {
+    /// The keys of the limits' states.
+    keys: Vec<u8>,
+    seen: Seen,
+    at: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    rule: u64,
+    changes: u64,
+}
+
+/// A change that is under way.
+#[derive(Debug)]
+pub(crate) struct Changing<'a> {
+    cache: &'a DenialCache,
+    keys: Vec<u8>,
+}
+
+impl DenialCache {
+    /// Remembers up to so many keys, each for a second at most.
+    #[must_use]
+    pub fn of_keys(keys: usize) -> Self {
+        let changes = [const { AtomicU64::new(0) }; STRIPES];
+        let shared = Arc::new(Shared { denials: Cache::new(keys), changes });
+        Self { shared, longest: Duration::from_secs(1) }
+    }
+
+    /// The longest that a denial is remembered, and so the longest that what other processes give back may go unseen.
+    /// Default: a second.
+    #[must_use]
+    pub fn longest(mut self, time: Duration) -> Self {
+        self.longest = time;
+        self
+    }
+
+    /// About to decide by the rule of these numbers and these states' keys, each ended by a newline.
+    pub(crate) fn sight(&self, keys: Vec<u8>, rule: u64) -> Sighting {
+        let seen = Seen { rule, changes: self.changes(&keys).map(|count| count.load(Ordering::Acquire)).sum() };
+        Sighting { keys, seen, at: Instant::now() }
+    }
+
+    /// The denial that still holds for this cost.
+    pub(crate) fn recall(&self, sighting: &Sighting, cost: u64) -> Option<Decision> {
+        let Sighting { keys, seen, at } = sighting;
+        let denial = self.shared.denials.get(keys)?;
+        let holds = denial.seen == *seen && *at < denial.until;
+        if !holds {
+            self.shared.denials.remove(keys);
+        }
+        let holds = holds && cost >= denial.cost;
+        holds.then(|| Decision::recalled(&denial.decision, at.saturating_duration_since(denial.told)))
+    }
+
+    /// Keeps a denial, from the time it was asked for: Redis decided no earlier.
+    pub(crate) fn remember(&self, sighting: Sighting, cost: u64, decision: &Decision) {
+        if decision.allowed {
+            return;
+        }
+        let Sighting { keys, seen, at } = sighting;
+        let until = at + decision.retry_after.duration().unwrap_or(self.longest).min(self.longest);
+        let told = Instant::now();
+        if told < until {
+            let decision = Arc::new(decision.clone());
+            self.shared.denials.insert(keys, Denial { decision, cost, seen, told, until });
+        }
+    }
+
+    /// While this lives, this process changes these keys: denials that were asked for before it is dropped no longer hold.
+    pub(crate) fn changing(&self, keys: Vec<u8>) -> Changing<'_> {
+        Changing { cache: self, keys }
+    }
+
+    /// This process changed keys that aren't known one by one.
+    pub(crate) fn forget_all(&self) {
+        for count in &self.shared.changes {
+            count.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    fn changes<'a>(&'a self, keys: &'a [u8]) -> impl Iterator<Item = &'a AtomicU64> {
+        keys.split_inclusive(|byte| *byte == b'\n').map(|key| {
+            let mut hasher = DefaultHasher::new();
+            key.hash(&mut hasher);
+            &self.shared.changes[usize::try_from(hasher.finish() % STRIPES as u64).unwrap_or(0)]
+        })
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        for count in self.cache.changes(&self.keys) {
+            count.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
