@@ -18,6 +18,7 @@ mod several;
 mod subject;
 mod text;
 mod tidy;
+mod together;
 mod tool;
 mod vectors;
 mod wait;

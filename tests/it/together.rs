@@ -1,0 +1,222 @@
+//! Decisions that wait at the same moment leave together, and each caller is decided as if it had come alone.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tollgate::redis::cmd;
+use tollgate::{Charged, Decision, Error, Limiter, Redis, Request, RetryAfter, Rule};
+
+use crate::server::Server;
+
+/// Ends a test that would hang; no machine is so slow that it decides one.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn limiter(server: &Server) -> Limiter {
+    Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE)
+}
+
+fn rule(text: &str) -> Rule {
+    text.parse().expect("a rule")
+}
+
+/// As many tasks as there are requests, all of which ask before any is answered; their answers, in that order.
+async fn at_once(limiter: &Limiter, requests: Vec<(Arc<Rule>, String, u64)>) -> Vec<Result<Decision, Error>> {
+    let mut tasks = JoinSet::new();
+    for (at, (rule, key, cost)) in requests.into_iter().enumerate() {
+        let limiter = limiter.clone();
+        tasks.spawn(async move { (at, limiter.acquire(&rule, Request::new(&key).cost(cost)).await) });
+    }
+    let mut answers = tasks.join_all().await;
+    answers.sort_by_key(|(at, _)| *at);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+#[tokio::test]
+async fn many_callers_on_one_key_are_one_call_and_the_first_are_allowed() {
+    let server = Server::start();
+    let limiter = limiter(&server);
+    for text in [
+        "token-bucket 300/30d",
+        "fixed-window 300/30d",
+        "gcra 300/30d",
+        "sliding-window 300/30d",
+        "sliding-log 300/30d",
+    ] {
+        let rule = Arc::new(rule(text));
+        limiter.acquire(&rule, "warm").await.expect("a decision");
+        server.forget_commands();
+        let answers = at_once(&limiter, vec![(Arc::clone(&rule), "key".into(), 1); 500]).await;
+        let decisions: Vec<_> = answers.into_iter().map(|answer| answer.expect("a decision")).collect();
+        let allowed = decisions.iter().filter(|decision| decision.allowed).count();
+        assert_eq!(allowed, 300, "{text}");
+        // Two go alone, each by itself; the others are one call.
+        assert!(decisions[..300].iter().all(|decision| decision.allowed), "{text}: in the order in which they came");
+        assert_eq!((decisions[0].remaining, decisions[1].remaining), (299, 298), "{text}");
+        for decision in &decisions[2..] {
+            assert_eq!((decision.limit, decision.remaining), (300, 0), "{text}: as it stands after the call");
+            let waits = matches!(decision.retry_after, RetryAfter::After(_));
+            assert_eq!(waits, !decision.allowed, "{text}");
+            assert_eq!(decision.granted, u64::from(decision.allowed), "{text}");
+        }
+        assert_eq!(server.commands()["evalsha"].0, 3, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn many_keys_of_some_rules_at_any_cost_are_a_few_calls_and_each_is_exact() {
+    let server = Server::start();
+    let limiter = limiter(&server);
+    let rules: Vec<_> =
+        ["gcra 10/30d", "token-bucket 10/30d", "fixed-window 10/30d"].map(|text| Arc::new(rule(text))).into();
+    for rule in &rules {
+        limiter.acquire(rule, "warm").await.expect("a decision");
+    }
+    server.forget_commands();
+    let requests: Vec<_> = (0..900_usize)
+        .map(|n| (Arc::clone(&rules[n % 3]), format!("k{}", n / 3 % 50), [1, 1, 3, 0][n / 150 % 4]))
+        .collect();
+    let answers = at_once(&limiter, requests.clone()).await;
+    let mut taken: HashMap<(String, String), u64> = HashMap::new();
+    for ((rule, key, cost), answer) in requests.iter().zip(answers) {
+        let decision = answer.expect("a decision");
+        let taken = taken.entry((rule.to_string(), key.clone())).or_default();
+        assert!(decision.allowed || *cost > 0, "{rule}: cost 0 is allowed");
+        *taken += if decision.allowed { *cost } else { 0 };
+    }
+    for ((rule, key), taken) in &taken {
+        // Six calls of each key: 1, 1, 3, 0, 1, 1 in some order, which all fit.
+        let rule = rules.iter().find(|one| one.to_string() == *rule).expect("one of them");
+        let left = limiter.peek(rule, key).await.expect("a decision").remaining;
+        assert_eq!((*taken, left), (7, 3), "{rule} {key}");
+    }
+    let calls = server.commands()["evalsha"].0;
+    assert!(calls < 20, "{calls} calls for 900 decisions");
+}
+
+#[tokio::test]
+async fn a_key_that_cannot_be_read_is_its_own_callers_alone() {
+    let server = Server::start();
+    let limiter = limiter(&server);
+    for text in ["token-bucket 5/30d", "fixed-window 5/30d", "gcra 5/30d", "sliding-window 5/30d", "sliding-log 5/30d"]
+    {
+        let rule = Arc::new(rule(text));
+        let name = limiter.inspect(&rule, "k").await.expect("a state")[0].key.clone();
+        let mut redis = server.connection();
+        cmd("SET").arg(name.replace("{k}", "{k10}")).arg("poisoned").exec(&mut redis).expect("written");
+        cmd("LPUSH").arg(name.replace("{k}", "{k20}")).arg("poisoned").exec(&mut redis).expect("written");
+        let requests = (0..100).map(|n| (Arc::clone(&rule), format!("k{}", n % 50), 1)).collect();
+        for (n, answer) in at_once(&limiter, requests).await.into_iter().enumerate() {
+            match (n % 50, answer) {
+                (10 | 20, Err(error)) => {
+                    assert!(error.is_unreadable_state() && error.charged() == Charged::No, "{text}: {error}");
+                }
+                (10 | 20, Ok(decision)) => panic!("{text}: {n} {decision:?}"),
+                (_, answer) => assert!(answer.expect("a decision").allowed, "{text}: {n}"),
+            }
+        }
+        assert_eq!(limiter.peek(&rule, "k11").await.expect("a decision").remaining, 3, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn who_gives_up_in_line_is_not_charged_and_holds_up_nobody() {
+    let server = Server::start();
+    let limiter = limiter(&server);
+    let rule = Arc::new(rule("gcra 1000/30d"));
+    limiter.acquire(&rule, "key").await.expect("a decision");
+    server.signal("-STOP");
+    let mut given_up = JoinSet::new();
+    for _ in 0..100 {
+        let (limiter, rule) = (limiter.clone(), Arc::clone(&rule));
+        given_up.spawn(async move { limiter.acquire(&rule, "key").await });
+    }
+    let (patient, its) = (limiter.clone(), Arc::clone(&rule));
+    tokio::task::yield_now().await;
+    let waits = tokio::spawn(async move { patient.acquire(&its, "key").await });
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    given_up.shutdown().await;
+    server.signal("-CONT");
+    assert!(waits.await.expect("a task").expect("a decision").allowed);
+    // The first, the two that had left, and the patient one.
+    assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 1000 - 4);
+}
+
+#[tokio::test]
+async fn everybody_ends_by_the_deadline_and_knows_whether_it_was_sent() {
+    let server = Server::start();
+    let limiter = limiter(&server);
+    let rule = Arc::new(rule("gcra 1000/30d"));
+    limiter.acquire(&rule, "key").await.expect("a decision");
+    server.signal("-STOP");
+    let short = limiter.clone().deadline(Duration::from_millis(100));
+    let long = limiter.clone().deadline(Duration::from_millis(200));
+    let (first, second) = tokio::join!(
+        at_once(&short, vec![(Arc::clone(&rule), "key".into(), 1); 50]),
+        at_once(&long, vec![(Arc::clone(&rule), "key".into(), 1); 50]),
+    );
+    let errors: Vec<_> = first.into_iter().chain(second).map(|answer| answer.expect_err("no answer")).collect();
+    assert!(errors.iter().all(Error::is_deadline));
+    let unknown = errors.iter().filter(|error| error.charged() == Charged::Unknown).count();
+    let before: Vec<_> = errors[..2].iter().map(Error::charged).collect();
+    assert_eq!(before, [Charged::Unknown; 2], "the two that were sent at once");
+    server.signal("-CONT");
+    let left = limiter.acquire(&rule, "key").await.expect("a decision").remaining;
+    let charged = 1000 - 2 - left;
+    assert!(charged <= unknown as u64, "{charged} were charged and {unknown} were told that it may be so");
+}
+
+#[tokio::test]
+async fn a_script_cache_flushed_before_a_flight_costs_nobody_an_answer() {
+    let server = Server::start();
+    let limiter = limiter(&server);
+    let rules: Vec<_> = ["gcra 90/30d", "token-bucket 90/30d"].map(|text| Arc::new(rule(text))).into();
+    for rule in &rules {
+        limiter.acquire(rule, "warm").await.expect("a decision");
+    }
+    server.signal("-STOP");
+    let asking = {
+        let (limiter, requests) =
+            (limiter.clone(), (0..400).map(|n| (Arc::clone(&rules[n % 2]), "key".to_owned(), 1)).collect());
+        tokio::spawn(async move { at_once(&limiter, requests).await })
+    };
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    server.signal("-CONT");
+    cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).expect("flushed");
+    let answers = asking.await.expect("a task");
+    let allowed = answers.into_iter().filter(|answer| answer.as_ref().expect("a decision").allowed).count();
+    assert_eq!(allowed, 180);
+}
+
+#[tokio::test]
+async fn many_at_hand_are_one_round_trip_in_order() {
+    let server = Server::start();
+    let limiter = limiter(&server);
+    let rule = rule("gcra 3/30d");
+    limiter.acquire(&rule, "warm").await.expect("a decision");
+    server.forget_commands();
+    let keys: Vec<_> = (0..250).map(|n| format!("k{n}")).collect();
+    let decisions = limiter.acquire_many(&rule, keys.iter().map(|key| Request::new(key).cost(2))).await;
+    assert!(decisions.iter().all(|decision| decision.as_ref().is_ok_and(|decision| decision.remaining == 1)));
+    assert_eq!(server.commands()["evalsha"].0, 3, "a hundred keys each at most");
+
+    let mixed = [
+        Request::new("k0").cost(1),
+        Request::new(""),
+        Request::new("k0").cost(1),
+        Request::new("k1").cost(4),
+        Request::new("k1").cost(1).id("one"),
+        Request::new("k2").cost(0),
+    ];
+    let answers = limiter.acquire_many(&rule, mixed).await;
+    let allowed: Vec<_> = answers.iter().map(|answer| answer.as_ref().ok().map(|decision| decision.allowed)).collect();
+    assert_eq!(allowed, [Some(true), None, Some(false), Some(false), Some(true), Some(true)]);
+    assert!(answers[1].as_ref().expect_err("an empty key").is_input());
+    assert_eq!(answers[3].as_ref().expect("a decision").retry_after, RetryAfter::Never);
+    assert!(limiter.acquire_many(&rule, [] as [&str; 0]).await.is_empty());
+}
