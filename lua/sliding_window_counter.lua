@@ -2,7 +2,7 @@
 -- the current window's.
 --
 -- KEYS
---   KEYS[1]  the limit's state
+--   KEYS[1]  the limit's state; packed, one or more
 --
 -- ARGV
 --   ARGV[1] limit   units  1 .. 2^53
@@ -13,6 +13,11 @@
 --                          and its options: +as-is or +reset, +overage
 --   ARGV[6] now_us  us     0 .. 2^52, or -1 for the server's time
 --   (limit + 1) * period <= 2^53, and the longest reset, two windows, at most 2^51 us (71 years)
+--   packed, to acquire for each of the keys by itself, with less work for the server:
+--   [1] numbers  struct's BI7I7I3: the layout (4), limit, period, tick
+--   [2] cost     units  of each call
+--   [3] now_us   us     the server's time unless given
+--   [4] several  for each key, where they differ, struct's I7I3: the cost, and how many calls of it
 --
 -- Reply
 --   [1] allowed         0 | 1
@@ -34,6 +39,9 @@
 --   [14] overage        denied calls in the time of a longest reset from the first of them
 --   a blocked key, and +overage, append last:
 --   blocked_us, overage
+--   packed, one string with struct's ddddd for each key: how many of its calls are allowed (-1: blocked; -2, among
+--   several keys: it holds something else than this limit's state), limit, remaining, retry_after_us (of the first
+--   call that isn't allowed), reset_after_us
 --
 -- Formula
 --   With W the window and e its elapsed part, in ticks:
@@ -48,13 +56,14 @@
 --   changed numbers keep what was used; +as-is: what was left; +reset: nothing
 --   reset_after: current > 0:  2 W - floor((W - 1) / current) - e
 --                used > 0:    W - floor((W - 1) / previous) - e
+--   calls of a key: as many as fit one after the other
 --
 -- Source
 --   Cloudflare, "How we built rate limiting capable of scaling to millions of domains", 2017;
 --   the waits are solved from it for whole ticks.
 --
 -- Commands
---   TIME, GET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
+--   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
 --   SET arms it for twice the longest reset, or this one if a block made it longer, and up to a second; SETRANGE keeps
@@ -65,9 +74,17 @@
 --   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended; or
 --   +overage counts it.
 
-local key = KEYS[1]
-local limit, period, tick = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
-local cost, mode, now_us = ARGV[4] + 0, ARGV[5], ARGV[6] + 0
+-- Packed, ARGV begins with the numbers as a state ends with them, and what is asked is to acquire.
+local packed = #ARGV < 5
+local numbers, layout, limit, period, tick, cost, mode, now_us, several
+if packed then
+  numbers, cost, mode, now_us, several = ARGV[1], ARGV[2] + 0, 'acquire', ARGV[3] or -1, ARGV[4]
+  layout, limit, period, tick = struct.unpack('<BI7I7I3', numbers)
+  now_us = now_us + 0
+else
+  limit, period, tick = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
+  cost, mode, now_us = ARGV[4] + 0, ARGV[5], ARGV[6] + 0
+end
 
 -- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
 local as_is, afresh, overage = false, false, false
@@ -78,20 +95,21 @@ if mode ~= 'acquire' then
   end)
 end
 
-local longest = 2 * period * tick
-if not (limit >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and cost >= 0 and now_us >= -1
-    and now_us <= 2^52 and limit * period <= 2^53 - period and longest <= 2^51)
-  or limit % 1 + period % 1 + tick % 1 + cost % 1 + now_us % 1 ~= 0
-  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'at-most' and mode ~= 'refund' and mode ~= 'penalty' and
-    mode ~= 'block' and mode ~= 'reset' and mode ~= 'inspect')
-  or (mode == 'block' and cost > 2^51) then
+local length = period * tick
+local longest = 2 * length
+local good = limit >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and limit * period <= 2^53 - period
+  and longest <= 2^51 and cost >= 0 and cost % 1 == 0 and now_us >= -1 and now_us <= 2^52 and now_us % 1 == 0
+if packed then
+  good = good and layout == 4 and #numbers == 18 and (not several or #several == 10 * #KEYS)
+else
+  good = good and limit % 1 + period % 1 + tick % 1 == 0
+    and (mode == 'acquire' or mode == 'peek' or mode == 'at-most' or mode == 'refund' or mode == 'penalty'
+      or mode == 'reset' or mode == 'inspect' or (mode == 'block' and cost <= 2^51))
+  numbers = good and struct.pack('<BI7I7I3', 4, limit, period, tick)
+end
+if not good then
   return redis.error_reply('BADARG sliding_window_counter: expected whole numbers in the ranges of its header '
     .. 'and a mode, got ' .. table.concat(ARGV, ' '))
-end
-
-if mode == 'reset' then
-  redis.call('DEL', key)
-  return { 1, limit, limit, 0, 0 }
 end
 
 local server_time = now_us == -1
@@ -100,190 +118,228 @@ if server_time then
   now_us = clock[1] * 1000000 + clock[2]
 end
 local now = now_us - now_us % tick
+local begun = now - now % length
+local plain = mode == 'acquire' and not overage
 
-local length = period * tick
-local time, previous, current, armed = now, 0, 0, 0
-local window = now - now % length
-local was_limit, was_period, was_tick = limit, period, tick
-local version
-local changed, rebased = false, false
--- Only a key that is blocked, or whose denials are counted, has this tail.
-local noted, blocked_until, denied_since, denials = false, 0, 0, 0
-
-local state = redis.call('GET', key)
-if state then
-  if #state == 44 or #state == 62 then
-    time, previous, current, armed, version, was_limit, was_period, was_tick =
-      struct.unpack('<I7I7I7I5BI7I7I3', state)
-    if #state == 62 then
-      noted, blocked_until, denied_since, denials = true, struct.unpack('<I7I7I4', state, 45)
-    end
-  end
-  if version ~= 4 or time > 2^53 or was_period < 1 or was_tick < 1
-    or was_limit * was_period > 2^53 or previous * was_period > 2^53 or current * was_period > 2^53
-    or blocked_until > 2^53 then
-    return redis.error_reply('BADSTATE sliding_window_counter: the key holds something else than this limit\'s state')
-  end
-
-  local was_length = was_period * was_tick
-  local renumbered = was_limit ~= limit or was_length ~= length or was_tick ~= tick
-  local ahead = (renumbered and time - time % tick or time) - now
-  if ahead > 0 or renumbered then
-    local weighted = previous * (was_period - time % was_length / was_tick)
-    local used = (weighted - weighted % was_period) / was_period + current
-    local fits = was_length == length and used <= limit and previous <= limit
-    if renumbered and (as_is or afresh) then
-      used = (afresh or used == 0) and 0 or limit - math.min(math.max(was_limit - used, 0), limit)
-      fits = false
-    end
-    -- Another clock or other numbers: what was used at the state's own time stays used. Where the two counts can't
-    -- say so under the new numbers, it is placed in one window.
-    if ahead > 0 and used == 0 and blocked_until <= now_us then
-      time, previous, current = now, 0, 0
-    elseif ahead > longest then
-      blocked_until = blocked_until - ahead
-      time, previous, current, rebased = now, 0, math.min(used, limit), true
-    elseif renumbered and not fits then
-      previous, current = 0, math.min(used, limit)
-    end
-    time = time - time % tick
-    changed = renumbered or rebased
-  end
-
-  window = time - time % length
-  if time < now then
-    time = now
-    local begun = now - now % length - window
-    if begun > 0 then
-      previous = begun == length and current or 0
-      current = 0
-      window = window + begun
-    end
-  end
-end
-
-if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
-local blocked = blocked_until > now_us
-if denials > 0 and (now_us < denied_since or now_us - denied_since >= longest) then denials = 0 end
-
--- From here on `time` is the tick that the decision is made at: now, or the state's own while now lies before it.
-local elapsed = (time - window) / tick
-local weighted = previous * (period - elapsed)
-local used = (weighted - weighted % period) / period + current
-local remaining = used < limit and limit - used or 0
-local wanted = cost
-if mode == 'at-most' then wanted = math.min(cost, math.max(remaining, 1)) end
-local fits = wanted == 0 or (wanted <= limit and wanted <= limit - used)
-local allowed = fits and not blocked
-
--- What this call takes, or gives back if negative.
-local change = 0
-if mode == 'refund' then
-  fits, allowed, change = true, true, -math.min(cost, previous + current)
-elseif mode == 'penalty' then
-  local most = 2^53 / period
-  fits, allowed, change = true, true, math.min(cost, math.max(0, most - most % 1 - 1 - current))
-elseif mode == 'block' then
-  fits, allowed = true, true
-elseif allowed and mode ~= 'peek' and mode ~= 'inspect' then
-  change = wanted
-end
-
-local retry_after = 0
-if not fits then
-  if wanted > limit then
-    retry_after = -1
+local count, calls = packed and #KEYS or 1, 1
+local answers, seen
+if count > 1 then answers, seen = redis.call('MGET', unpack(KEYS)), {} end
+for index = 1, count do repeat
+  local key, state = KEYS[index], nil
+  if mode == 'reset' then
+    redis.call('DEL', key)
+    return { 1, limit, limit, 0, 0 }
+  elseif count == 1 then
+    state = redis.call('GET', key)
   else
-    local room = limit - current - wanted
-    if room >= 0 then
-      local until_it = (room + 1) * period - 1
-      retry_after = period - (until_it - until_it % previous) / previous
-    else
-      local until_it = (limit - wanted + 1) * period - 1
-      retry_after = 2 * period - (until_it - until_it % current) / current
-    end
-    retry_after = window + retry_after * tick - now_us
+    -- MGET has nothing of a key of another type, nor what this call has written since.
+    state = answers[index]
+    if not state or seen[key] then state = redis.pcall('GET', key) end
+    seen[key] = true
   end
-end
+  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
 
-if change ~= 0 then
-  -- The newest units are given back first.
-  current = current + change
-  if current < 0 then previous, current = previous + current, 0 end
-  weighted = previous * (period - elapsed)
-  used = (weighted - weighted % period) / period + current
-  remaining = used < limit and limit - used or 0
-end
-
-local reset_after = 0
-if current > 0 then
-  reset_after = window + (2 * period - (period - 1 - (period - 1) % current) / current) * tick - now_us
-elseif used > 0 then
-  reset_after = window + (period - (period - 1 - (period - 1) % previous) / previous) * tick - now_us
-end
-
-if blocked then
-  remaining, reset_after = 0, math.max(reset_after, blocked_until - now_us)
-  if not allowed and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
-end
-
-local writes = mode ~= 'peek' and mode ~= 'inspect'
-local counted = overage and not allowed and writes
-if counted then
-  if denials == 0 then denied_since = now_us end
-  denials = math.min(denials + 1, 2^32 - 1)
-end
-local tail = ''
-if blocked or denials > 0 then
-  tail = struct.pack('<I7I7I4', blocked and blocked_until or 0, denied_since, denials)
-end
-
--- Whether the key's expiry lies between this reset and the longest that it may be armed for.
-local covered = server_time and armed * 1000000 >= now_us + reset_after
-local settles = change ~= 0 or mode == 'block'
-if settles and used == 0 and tail == '' then
-  redis.call('DEL', key)
-elseif settles or (rebased and writes) or (counted and not state) then
-  if covered and not (changed or noted or tail ~= '')
-    and armed * 1000000 <= now_us + math.max(2 * longest, reset_after) + 1000000 then
-    redis.call('SETRANGE', key, '0', struct.pack('<I7I7I7', time, previous, current))
-  else
-    local expiry, at = 'PXAT', 0
-    if server_time then
-      local last = now_us + math.max(2 * longest, reset_after)
-      armed = (last + 1000000 - last % 1000000) / 1000000
-      at = armed * 1000
+  local time, previous, current, armed = now, 0, 0, 0
+  local window = begun
+  local changed, rebased = false, false
+  -- Only a key that is blocked, or whose denials are counted, has this tail.
+  local noted, blocked_until, denied_since, denials = false, 0, 0, 0
+  if state then
+    local was_limit, was_period, was_tick = limit, period, tick
+    if #state == 44 and string.sub(state, 27) == numbers then
+      time, previous, current, armed = struct.unpack('<I7I7I7I5', state)
     else
-      -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
-      armed = 0
-      expiry, at = 'PX', math.max(3600000, (2 * longest + -2 * longest % 1000) / 1000,
-        (reset_after + -reset_after % 1000) / 1000)
+      local version
+      if #state == 44 or #state == 62 then
+        time, previous, current, armed, version, was_limit, was_period, was_tick =
+          struct.unpack('<I7I7I7I5BI7I7I3', state)
+        if #state == 62 then
+          noted, blocked_until, denied_since, denials = true, struct.unpack('<I7I7I4', state, 45)
+        end
+      end
+      if version ~= 4 or was_period < 1 or was_tick < 1 or was_limit * was_period > 2^53 or blocked_until > 2^53 then
+        time = math.huge
+      else
+        changed = was_limit ~= limit or was_period * was_tick ~= length or was_tick ~= tick
+      end
     end
-    redis.call('SET', key, struct.pack('<I7I7I7I5BI7I7I3', time, previous, current, armed, 4, limit, period, tick)
-      .. tail, expiry, string.format('%d', at))
+    if time > 2^53 or previous * was_period > 2^53 or current * was_period > 2^53 then
+      if count == 1 then
+        return redis.error_reply('BADSTATE sliding_window_counter: the key holds something else than this limit\'s '
+          .. 'state')
+      end
+      answers[index] = struct.pack('<ddddd', -2, limit, 0, 0, 0)
+      break
+    end
+
+    if time > now or changed then
+      local was_length = was_period * was_tick
+      local ahead = (changed and time - time % tick or time) - now
+      local weighted = previous * (was_period - time % was_length / was_tick)
+      local used = (weighted - weighted % was_period) / was_period + current
+      local fits = was_length == length and used <= limit and previous <= limit
+      if changed and (as_is or afresh) then
+        used = (afresh or used == 0) and 0 or limit - math.min(math.max(was_limit - used, 0), limit)
+        fits = false
+      end
+      -- Another clock or other numbers: what was used at the state's own time stays used. Where the two counts can't
+      -- say so under the new numbers, it is placed in one window.
+      if ahead > 0 and used == 0 and blocked_until <= now_us then
+        time, previous, current = now, 0, 0
+      elseif ahead > longest then
+        blocked_until = blocked_until - ahead
+        time, previous, current, rebased = now, 0, math.min(used, limit), true
+      elseif changed and not fits then
+        previous, current = 0, math.min(used, limit)
+      end
+      time = time - time % tick
+      changed = changed or rebased
+    end
+
+    if time <= now then
+      if time < window then previous, current = time >= window - length and current or 0, 0 end
+      time = now
+    else
+      window = time - time % length
+    end
   end
-else
-  if counted then redis.call('SETRANGE', key, '44', tail) end
-  if changed and not covered and server_time and writes then
-    -- Denied, and the key would expire before it resets under the new numbers.
+
+  -- From here on `time` is the tick that the decision is made at: now, or the state's own while now lies before it.
+  local old = 0
+  if previous > 0 then
+    local weighted = previous * (period - (time - window) / tick)
+    old = (weighted - weighted % period) / period
+  end
+  local used = old + current
+  local remaining = used < limit and limit - used or 0
+  local wanted = cost
+  if mode == 'at-most' then wanted = math.min(cost, math.max(remaining, 1)) end
+
+  -- How many of the calls are allowed, and what they take.
+  local allowed, retry_after, reset_after = calls, 0, 0
+  if wanted * calls > remaining then allowed = (remaining - remaining % wanted) / wanted end
+  local change = allowed * wanted
+
+  local writes, blocked, counted, tail = true, false, false, ''
+  if noted or not plain then
+    if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
+    blocked = blocked_until > now_us
+    writes = mode ~= 'peek' and mode ~= 'inspect'
+    if mode == 'refund' then
+      allowed, change = 1, -math.min(cost, previous + current)
+    elseif mode == 'penalty' then
+      local most = 2^53 / period
+      allowed, change = 1, math.min(cost, math.max(0, most - most % 1 - 1 - current))
+    elseif mode == 'block' then
+      allowed, change = 1, 0
+    elseif blocked then
+      allowed, change = 0, 0
+    elseif not writes then
+      change = 0
+    end
+
+    if denials > 0 and (now_us < denied_since or now_us - denied_since >= longest) then denials = 0 end
+    counted = overage and allowed == 0 and writes
+    if counted then
+      if denials == 0 then denied_since = now_us end
+      denials = math.min(denials + 1, 2^32 - 1)
+    end
+    if blocked or denials > 0 then
+      tail = struct.pack('<I7I7I4', blocked and blocked_until or 0, denied_since, denials)
+    end
+  end
+
+  if change ~= 0 then
+    current = current + change
+    if current < 0 then
+      -- The newest units are given back first.
+      previous, current = previous + current, 0
+      local weighted = previous * (period - (time - window) / tick)
+      old = (weighted - weighted % period) / period
+    end
+    used = old + current
+    remaining = used < limit and limit - used or 0
+  end
+  if allowed < calls and wanted > remaining then
+    if wanted > limit then
+      retry_after = -1
+    else
+      local room = limit - current - wanted
+      if room >= 0 then
+        local until_it = (room + 1) * period - 1
+        retry_after = period - (until_it - until_it % previous) / previous
+      else
+        local until_it = (limit - wanted + 1) * period - 1
+        retry_after = 2 * period - (until_it - until_it % current) / current
+      end
+      retry_after = window + retry_after * tick - now_us
+    end
+  end
+  if current > 0 then
+    reset_after = window + (2 * period - (period - 1 - (period - 1) % current) / current) * tick - now_us
+  elseif used > 0 then
+    reset_after = window + (period - (period - 1 - (period - 1) % previous) / previous) * tick - now_us
+  end
+  if blocked then
+    remaining, reset_after = 0, math.max(reset_after, blocked_until - now_us)
+    if allowed == 0 and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
+  end
+
+  local settles = change ~= 0 or mode == 'block'
+  if settles or changed or counted then
+    -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
     local last = now_us + math.max(2 * longest, reset_after)
-    armed = (last + 1000000 - last % 1000000) / 1000000
-    redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
-    redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
+    local covered = server_time and armed * 1000000 >= now_us + reset_after
+    if settles and used == 0 and tail == '' then
+      redis.call('DEL', key)
+    elseif settles or (rebased and writes) or (counted and not state) then
+      if covered and not (changed or noted or tail ~= '') and armed * 1000000 <= last + 1000000 then
+        redis.call('SETRANGE', key, '0', struct.pack('<I7I7I7', time, previous, current))
+      else
+        local expiry, at = 'PXAT', 0
+        if server_time then
+          armed = (last + 1000000 - last % 1000000) / 1000000
+          at = armed * 1000
+        else
+          -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
+          armed = 0
+          expiry, at = 'PX', math.max(3600000, (2 * longest + -2 * longest % 1000) / 1000,
+            (reset_after + -reset_after % 1000) / 1000)
+        end
+        redis.call('SET', key, struct.pack('<I7I7I7I5', time, previous, current, armed) .. numbers .. tail, expiry,
+          string.format('%d', at))
+      end
+    else
+      if counted then redis.call('SETRANGE', key, '44', tail) end
+      if changed and not covered and server_time and writes then
+        -- Denied, and the key would expire before it resets under the new numbers.
+        armed = (last + 1000000 - last % 1000000) / 1000000
+        redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+        redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
+      end
+    end
   end
-end
 
-local answer = { allowed and 1 or 0, limit, remaining, retry_after, reset_after }
-if mode == 'at-most' then
-  answer[6] = change
-elseif mode == 'inspect' then
-  if state then time, previous, current = struct.unpack('<I7I7I7', state) end
-  for index, field in ipairs({ redis.call('PTTL', key), time, previous, current, was_limit, was_period, was_tick }) do
-    answer[5 + index] = field
+  if packed then
+    local answer = struct.pack('<ddddd', blocked and -1 or allowed, limit, remaining, retry_after, reset_after)
+    if count == 1 then return answer end
+    answers[index] = answer
+    break
   end
-end
-if blocked or overage or mode == 'inspect' then
-  answer[#answer + 1] = blocked and blocked_until - now_us or 0
-  answer[#answer + 1] = denials
-end
-return answer
+  local answer = { allowed, limit, remaining, retry_after, reset_after }
+  if mode == 'at-most' then
+    answer[6] = change
+  elseif mode == 'inspect' then
+    local ttl_ms, written = redis.call('PTTL', key), { now, 0, 0, 0, 0, limit, period, tick }
+    if state then written = { struct.unpack('<I7I7I7I5BI7I7I3', state) } end
+    for at, field in ipairs({ ttl_ms, written[1], written[2], written[3], written[6], written[7], written[8] }) do
+      answer[5 + at] = field
+    end
+  end
+  if blocked or overage or mode == 'inspect' then
+    answer[#answer + 1] = blocked and blocked_until - now_us or 0
+    answer[#answer + 1] = denials
+  end
+  return answer
+until true end
+return table.concat(answers)
