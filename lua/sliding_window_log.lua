@@ -1,7 +1,7 @@
 -- sliding_window_log: admits exactly `limit` units in any `period`.
 --
 -- KEYS
---   KEYS[1]  the limit's state
+--   KEYS[1]  the limit's state; packed, one or more
 --
 -- ARGV
 --   ARGV[1] limit   units  1 .. 2^39
@@ -10,6 +10,11 @@
 --   ARGV[4] mode    -      acquire | peek | at-most | refund | penalty | block | reset | inspect
 --                          and its options: +as-is or +reset, +overage
 --   ARGV[5] now_us  us     0 .. 2^52, or -1 for the server's time
+--   packed, to acquire for each of the keys by itself, with less work for the server:
+--   [1] numbers  struct's BI5I7: the layout (6), limit, period
+--   [2] cost     units  of each call
+--   [3] now_us   us     the server's time unless given
+--   [4] several  for each key, where they differ, struct's I7I3: the cost, and how many calls of it
 --
 -- Reply
 --   [1] allowed         0 | 1
@@ -31,6 +36,9 @@
 --   [14] overage        denied calls in the time of a period from the first of them
 --   a blocked key, and +overage, append last:
 --   blocked_us, overage
+--   packed, one string with struct's ddddd for each key: how many of its calls are allowed (-1: blocked; -2, among
+--   several keys: it holds something else than this limit's state), limit, remaining, retry_after_us (of the first
+--   call that isn't allowed), reset_after_us
 --
 -- Formula
 --   The log is a ring of entries, oldest first: a time, and the units taken up to and including it (a running
@@ -43,6 +51,7 @@
 --   block      : denies every call until it ends; a refund or a penalty changes the log beneath it
 --   changed numbers keep what was used; +as-is: what was left; +reset: nothing
 --   reset_after: newest + period - now
+--   calls of a key: as many as fit one after the other
 --   Reads O(1) entries where few have expired since the last write, else O(log n); writes one.
 --
 -- Source
@@ -61,9 +70,16 @@
 --   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended; or
 --   +overage counts it.
 
-local key = KEYS[1]
-local limit, period = ARGV[1] + 0, ARGV[2] + 0
-local cost, mode, now_us = ARGV[3] + 0, ARGV[4], ARGV[5] + 0
+-- Packed, ARGV begins with the numbers as a state ends its header with them, and what is asked is to acquire.
+local packed = #ARGV < 5
+local layout, limit, period, cost, mode, now_us, several
+if packed then
+  layout, limit, period = struct.unpack('<BI5I7', ARGV[1])
+  cost, mode, now_us, several = ARGV[2] + 0, 'acquire', (ARGV[3] or -1) + 0, ARGV[4]
+else
+  limit, period = ARGV[1] + 0, ARGV[2] + 0
+  cost, mode, now_us = ARGV[3] + 0, ARGV[4], ARGV[5] + 0
+end
 
 -- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
 local as_is, afresh, overage = false, false, false
@@ -75,19 +91,18 @@ if mode ~= 'acquire' then
 end
 
 local longest = period
-if not (limit >= 1 and limit <= 2^39 and period >= 1 and period <= 2^51 and cost >= 0 and now_us >= -1
-    and now_us <= 2^52)
-  or limit % 1 + period % 1 + cost % 1 + now_us % 1 ~= 0
-  or (mode ~= 'acquire' and mode ~= 'peek' and mode ~= 'at-most' and mode ~= 'refund' and mode ~= 'penalty' and
-    mode ~= 'block' and mode ~= 'reset' and mode ~= 'inspect')
-  or (mode == 'block' and cost > 2^51) then
+local good = limit >= 1 and limit <= 2^39 and period >= 1 and longest <= 2^51
+  and cost >= 0 and cost % 1 == 0 and now_us >= -1 and now_us <= 2^52 and now_us % 1 == 0
+if packed then
+  good = good and layout == 6 and (not several or #several == 10 * #KEYS)
+else
+  good = good and limit % 1 + period % 1 == 0
+    and (mode == 'acquire' or mode == 'peek' or mode == 'at-most' or mode == 'refund' or mode == 'penalty'
+      or mode == 'reset' or mode == 'inspect' or (mode == 'block' and cost <= 2^51))
+end
+if not good then
   return redis.error_reply('BADARG sliding_window_log: expected whole numbers in the ranges of its header and a '
     .. 'mode, got ' .. table.concat(ARGV, ' '))
-end
-
-if mode == 'reset' then
-  redis.call('DEL', key)
-  return { 1, limit, limit, 0, 0 }
 end
 
 local server_time = now_us == -1
@@ -95,269 +110,343 @@ if server_time then
   local clock = redis.call('TIME')
   now_us = clock[1] * 1000000 + clock[2]
 end
+local plain = mode == 'acquire' and not overage
 
--- The state: a header of 47 bytes, then `slots` entries of 12. `head` is the slot after the newest entry. Only a key
--- that is blocked, or whose denials are counted, has a tail, which holds the time of the last write beneath a block.
-local HEADER, ENTRY, TAIL, MODULUS = 47, 12, 25, 2^40
-local UNREADABLE = 'BADSTATE sliding_window_log: the key holds something else than this limit\'s state'
-local newest, head, count, base, total, armed = now_us, 0, 0, 0, 0, 0
-local slots, was_limit, was_period = 0, limit, period
-local version
-local changed, rebased, lump = false, false, false
-local noted, blocked_until, denied_since, denials, written = false, 0, 0, 0, 0
+-- The state: a header of 54 bytes, then `slots` entries of 12. `head` is the slot after the newest entry. Of more
+-- than 17 slots, copies of 8 entries stand between, after the first one's slot, from 1, or 0: they save reading the
+-- ring for each entry that expires. They hold while the oldest entry's is among them. Only a key that is blocked, or
+-- whose denials are counted, has a tail, which holds the time of the last write beneath a block; its layout is 7 then.
+local HEADER, ENTRY, COPIES, TAIL, MODULUS = 54, 12, 96, 25, 2^40
+local SMALL, WIDE = 17, HEADER + 4 + COPIES
 
--- One read brings the header and, of a small log, all its entries.
-local near = redis.call('GETRANGE', key, '0', '263')
-if near ~= '' then
-  if #near >= HEADER then
-    newest, head, count, base, total, armed, version, slots, was_limit, was_period =
-      struct.unpack('<I7I4I4I5I5I5BI4I5I7', near)
-  end
-  local ring_end = HEADER + slots * ENTRY
-  local length = #near < 264 and #near or redis.call('STRLEN', key)
-  noted = length == ring_end + TAIL
-  if noted then
-    local tail = length < 264 and string.sub(near, -TAIL) or redis.call('GETRANGE', key, ring_end, '-1')
-    blocked_until, denied_since, denials, written = struct.unpack('<I7I7I4I7', tail)
-  end
-  if version ~= 5 or newest > 2^53 or (count < 1 and not noted) or count > slots or head >= slots or was_period < 1
-    or (length ~= ring_end and not noted) or (total - base) % MODULUS > 2^39 or blocked_until > 2^53
-    or written > 2^53 then
-    return redis.error_reply(UNREADABLE)
-  end
-elseif redis.call('EXISTS', key) == 1 then
-  return redis.error_reply(UNREADABLE)
-end
-
--- The time and the running total of the i-th entry, from 0 for the oldest.
-local function entry(i)
-  if lump then return newest, total end
-  local at = HEADER + (head - count + i) % slots * ENTRY
-  if at + ENTRY <= #near then return struct.unpack('<I7I5', near, at + 1) end
-  return struct.unpack('<I7I5', redis.call('GETRANGE', key, at, at + ENTRY - 1))
-end
-
-local time = now_us
-if near ~= '' then
-  local used = (total - base) % MODULUS
-  local ahead = math.max(newest, written) - now_us
-  local renumbered = was_limit ~= limit or was_period ~= period
-  local placed = was_period ~= period
-  if renumbered and (as_is or afresh) then
-    used = (afresh or used == 0) and 0 or limit - math.min(math.max(was_limit - used, 0), limit)
-    placed = true
-  end
-  if ahead > 0 and used == 0 and blocked_until <= now_us then
-    count = 0
-  elseif ahead > longest then
-    blocked_until = blocked_until - ahead
-    newest, rebased = now_us, true
-  elseif ahead > 0 then
-    time = now_us + ahead
-  end
-  if rebased or placed then
-    -- Another clock or another period: what was used at the state's own time is placed in one entry.
-    if not rebased then newest = math.max(newest, written) end
-    used = math.min(used, limit)
-    lump, count, base, total = true, used > 0 and math.min(count, 1) or 0, 0, used
-  end
-  changed = renumbered or rebased
-end
-local moment = time
-
-if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
-local blocked = blocked_until > now_us
-if denials > 0 and (now_us < denied_since or now_us - denied_since >= longest) then denials = 0 end
-
--- Drop what no longer counts: `first` entries, found by doubling steps from the oldest, then by bisection.
-local first = 0
-if count > 0 and newest <= time - period then
-  first, base = count, total
-elseif count > 0 then
-  local cutoff = time - period
-  local below, step, above = -1, 0, count - 1
-  while step < above do
-    local at, sum = entry(step)
-    if at > cutoff then
-      above = step
-    else
-      below, base = step, sum
-      step = step * 2 + 1
-    end
-  end
+-- Of a ring's entries from `first` to `last`, the first that is younger than `cutoff` and by which `enough` units have
+-- been taken since `base`; the last is known to be. Found by doubling steps, then by bisection; `text` is what has been
+-- read, from `offset` on. Its index, its time, the total before it; and what was read last.
+local function find(key, text, offset, ring, start, slots, first, last, time, cutoff, base, enough)
+  local below, step, above, before = first - 1, 1, last, base
   while above - below > 1 do
-    local middle = (above + below - (above + below) % 2) / 2
-    local at, sum = entry(middle)
-    if at > cutoff then
-      above = middle
+    local probe = below + step
+    if probe >= above then probe = (above + below - (above + below) % 2) / 2 end
+    local place = ring + (start + probe) % slots * 12
+    if place < offset or place + 12 > offset + #text then
+      -- A few at once: mostly the next one is asked for next.
+      offset = place
+      text = redis.call('GETRANGE', key, string.format('%d', place), string.format('%d', place + 95))
+      if #text < 12 then return end
+    end
+    local at, sum = struct.unpack('<I7I5', text, place - offset + 1)
+    if at > cutoff and (sum - base) % 2^40 >= enough then
+      above, time, step = probe, at, last
     else
-      below, base = middle, sum
+      if below >= first then step = step * 2 end
+      below, before = probe, sum
     end
   end
-  first = above
+  return above, time, before, text, offset
 end
 
-local used = (total - base) % MODULUS
-local remaining = used < limit and limit - used or 0
-local wanted = cost
-if mode == 'at-most' then wanted = math.min(cost, math.max(remaining, 1)) end
-local fits = wanted == 0 or (wanted <= limit and wanted <= limit - used)
-local allowed = fits and not blocked
-
--- What this call takes, or gives back if negative.
-local change = 0
-if mode == 'refund' then
-  fits, allowed, change = true, true, -math.min(cost, used)
-elseif mode == 'penalty' then
-  fits, allowed, change = true, true, math.min(cost, 2^39 - used)
-elseif mode == 'block' then
-  fits, allowed = true, true
-elseif allowed and mode ~= 'peek' and mode ~= 'inspect' then
-  change = wanted
-end
-
-local retry_after = 0
-local live = count - first
-if not fits and wanted > limit then
-  retry_after = -1
-elseif not fits or (change < 0 and used + change > 0) then
-  -- The oldest entry by whose leaving enough units have left; of a refund, the newest that stays.
-  local enough = change < 0 and used + change or used + wanted - limit
-  local below, step, above = first - 1, first, count - 1
-  local leaves = newest
-  while step < above do
-    local at, sum = entry(step)
-    if (sum - base) % MODULUS >= enough then
-      above, leaves = step, at
-    else
-      below = step
-      step = first + (step - first) * 2 + 1
-    end
-  end
-  while above - below > 1 do
-    local middle = (above + below - (above + below) % 2) / 2
-    local at, sum = entry(middle)
-    if (sum - base) % MODULUS >= enough then
-      above, leaves = middle, at
-    else
-      below = middle
-    end
-  end
-  if change < 0 then
-    head, live = (head - (count - 1 - above)) % slots, above - first + 1
-    newest, time = leaves, leaves
+-- What is broken off before it is answered is unreadable.
+local keys, calls, answers, unreadable = packed and #KEYS or 1, 1, nil, nil
+if keys > 1 then answers, unreadable = {}, struct.pack('<ddddd', -2, limit, 0, 0, 0) end
+for index = 1, keys do repeat
+  local key, near = KEYS[index], nil
+  if mode == 'reset' then
+    redis.call('DEL', key)
+    return { 1, limit, limit, 0, 0 }
+  elseif keys == 1 then
+    -- One read brings the header and, of a small log, all its entries.
+    near = redis.call('GETRANGE', key, '0', '263')
   else
-    retry_after = leaves + period - now_us
+    near, answers[index] = redis.pcall('GETRANGE', key, '0', '263'), unreadable
+    if near.err then break end
   end
-end
+  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
 
-used = used + change
-if change ~= 0 then remaining = used < limit and limit - used or 0 end
-local reset_after = 0
-if used > 0 then reset_after = (change > 0 and time or newest) + period - now_us end
+  local newest, total, head, count, base, oldest, armed, slots = now_us, 0, 0, 0, 0, now_us, 0, 0
+  local time, moment, ring, copies = now_us, now_us, HEADER, ''
+  local changed, rebased, lump, unsure = false, false, false, false
+  -- Only a key that is blocked, or whose denials are counted, has this tail.
+  local noted, blocked_until, denied_since, denials, written = false, 0, 0, 0, 0
+  if near ~= '' or redis.call('EXISTS', key) == 1 then
+    local version, was_limit, was_period
+    local length = #near
+    if length >= HEADER then
+      newest, total, head, count, base, oldest, armed, slots, version, was_limit, was_period =
+        struct.unpack('<I7I5I4I4I5I7I5I4BI5I7', near)
+      if slots > SMALL then ring = WIDE end
+      -- Packed, how long a long log is shows where it is read or written.
+      unsure = length == 264 and packed and version == 6
+      if unsure then
+        length = ring + slots * ENTRY
+      elseif length == 264 then
+        length = redis.call('STRLEN', key)
+      end
+    end
+    if version == 7 and length == ring + slots * ENTRY + TAIL then
+      local tail = length < 264 and string.sub(near, -TAIL) or redis.call('GETRANGE', key, '-25', '-1')
+      noted, length, version = true, length - TAIL, 6
+      blocked_until, denied_since, denials, written = struct.unpack('<I7I7I4I7', tail)
+    end
+    if version ~= 6 or length ~= ring + slots * ENTRY or newest > 2^53 or oldest > newest or count > slots
+      or head >= slots or was_period < 1 or (count < 1 and not noted) or (total - base) % MODULUS > 2^39
+      or blocked_until > 2^53 or written > 2^53 then
+      break
+    end
 
-if blocked then
-  remaining, reset_after = 0, math.max(reset_after, blocked_until - now_us)
-  if not allowed and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
-end
-
-local writes = mode ~= 'peek' and mode ~= 'inspect'
-local counted = overage and not allowed and writes
-if counted then
-  if denials == 0 then denied_since = now_us end
-  denials = math.min(denials + 1, 2^32 - 1)
-end
-local settles = change ~= 0 or mode == 'block'
-if settles or rebased then written = moment end
-local tail = ''
-if blocked or denials > 0 then
-  tail = struct.pack('<I7I7I4I7', blocked and blocked_until or 0, denied_since, denials, blocked and written or 0)
-end
-
--- Whether the key's expiry lies between this reset and the longest that it may be armed for.
-local last = now_us + math.max(2 * longest, reset_after)
-local covered = server_time and armed * 1000000 >= now_us + reset_after
-if (settles or (rebased and writes)) and used == 0 and tail == '' then
-  redis.call('DEL', key)
-elseif settles or (rebased and writes) or (counted and near == '') then
-  local same = live > 0 and newest == time
-  total = (total + change) % MODULUS
-  if live == 0 then base, total = 0, used end
-
-  local expire, at = nil, 0
-  if not server_time then
-    -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
-    armed = 0
-    expire, at = 'PX', math.max(3600000, 2 * (longest + -longest % 1000) / 1000,
-      (reset_after + -reset_after % 1000) / 1000)
-  elseif changed or not covered or armed * 1000000 > last + 1000000 then
-    armed = (last + 1000000 - last % 1000000) / 1000000
-    expire, at = 'PXAT', armed * 1000
+    changed = was_limit ~= limit or was_period ~= period
+    if newest > now_us or changed or noted then
+      local used = (total - base) % MODULUS
+      local ahead = math.max(newest, written) - now_us
+      local placed = was_period ~= period
+      if changed and (as_is or afresh) then
+        used = (afresh or used == 0) and 0 or limit - math.min(math.max(was_limit - used, 0), limit)
+        placed = true
+      end
+      if ahead > 0 and used == 0 and blocked_until <= now_us then
+        count = 0
+      elseif ahead > longest then
+        blocked_until = blocked_until - ahead
+        newest, rebased = now_us, true
+      elseif ahead > 0 then
+        time = now_us + ahead
+      end
+      if rebased or placed then
+        -- Another clock or another period: what was used at the state's own time is placed in one entry.
+        if not rebased then newest = math.max(newest, written) end
+        used = math.min(used, limit)
+        lump, count, base, total = true, used > 0 and math.min(count, 1) or 0, 0, used
+        oldest = newest
+      end
+      changed = changed or rebased
+      moment = time
+    end
   end
 
-  local wasteful = expire and live * 4 + 16 < slots
-  if change ~= 0 and not (lump or wasteful or noted or tail ~= '') and (same or live < slots) then
-    local slot = same and (head - 1) % slots or head
-    if not same then head, live = (head + 1) % slots, live + 1 end
-    -- Until the header is written, last, nothing is taken.
-    redis.call('SETRANGE', key, HEADER + slot * ENTRY, struct.pack('<I7I5', time, total))
-    if expire then
-      redis.call(expire == 'PX' and 'PEXPIRE' or 'PEXPIREAT', key, string.format('%d', at))
-      redis.call('SETRANGE', key, '0', struct.pack('<I7I4I4I5I5I5BI4I5I7', time, head, live, base, total, armed, 5,
-        slots, limit, period))
+  -- Drop what no longer counts: `first` entries.
+  local first, cutoff = 0, time - period
+  if count > 0 and oldest <= cutoff then
+    if newest <= cutoff then
+      first, base = count, total
     else
-      redis.call('SETRANGE', key, '0', struct.pack('<I7I4I4I5I5', time, head, live, base, total))
+      -- Mostly one entry has expired, and it and the next are at hand.
+      local slot, copied, text, offset = (head - count) % slots, 0, near, 0
+      local place, stop = HEADER + slot * ENTRY, #near
+      if ring == WIDE then
+        copied, text = struct.unpack('<I4', near, HEADER + 1) - 1, ''
+        place, stop = HEADER + 4 + (slot - copied) * ENTRY, WIDE
+      end
+      local following = 0
+      if copied >= 0 and place >= HEADER and place + 2 * ENTRY <= stop and slot + 1 < slots then
+        local at, sum, next_at = struct.unpack('<I7I5I7', near, place + 1)
+        if at == oldest then
+          first, base, following = 1, sum, next_at
+          if ring == WIDE then offset = ring + copied * ENTRY end
+        end
+      end
+      local known = offset
+      if following > cutoff then
+        oldest = following
+      else
+        if offset > 0 then text = string.sub(near, HEADER + 5, WIDE) end
+        first, oldest, base, text, offset = find(key, text, offset, ring, head - count, slots, first, count - 1, newest,
+          cutoff, base, 0)
+        if not first then break end
+      end
+      if offset ~= known and #text == COPIES then
+        -- All of them in the ring, the oldest among them, and not yet the newest, which may change.
+        copied = (offset - ring) / ENTRY
+        local from = (copied - slot) % slots
+        if copied + 8 <= slots and from <= first and first < from + 8 and from + 8 < count then
+          copies = struct.pack('<I4', copied + 1) .. text
+        end
+      end
     end
-  else
-    -- The ring is written anew, oldest first, with room for a quarter more.
-    local ring = ''
-    if live > 0 and lump then
-      ring = struct.pack('<I7I5', newest, base + used - math.max(change, 0))
-    elseif live > 0 then
-      local from = (head - live) % slots
-      local all = redis.call('GETRANGE', key, HEADER, HEADER + slots * ENTRY - 1)
-      ring = string.sub(all .. all, from * ENTRY + 1, (from + live) * ENTRY)
+  end
+
+  local live, used = count - first, (total - base) % MODULUS
+  local remaining = used < limit and limit - used or 0
+  local wanted = cost
+  if mode == 'at-most' then wanted = math.min(cost, math.max(remaining, 1)) end
+
+  -- How many of the calls are allowed, and what they take.
+  local allowed, retry_after, reset_after = calls, 0, 0
+  if wanted * calls > remaining then allowed = (remaining - remaining % wanted) / wanted end
+  local change = allowed * wanted
+
+  local writes, blocked, counted = true, false, false
+  if noted or not plain then
+    if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
+    blocked = blocked_until > now_us
+    writes = mode ~= 'peek' and mode ~= 'inspect'
+    if mode == 'refund' then
+      allowed, change = 1, -math.min(cost, used)
+    elseif mode == 'penalty' then
+      allowed, change = 1, math.min(cost, 2^39 - used)
+    elseif mode == 'block' then
+      allowed, change = 1, 0
+    elseif blocked then
+      allowed, change = 0, 0
+    elseif not writes then
+      change = 0
     end
-    if change > 0 or (change < 0 and used > 0) then
-      if same then ring, live = string.sub(ring, 1, -ENTRY - 1), live - 1 end
-      ring, live = ring .. struct.pack('<I7I5', time, total), live + 1
-    elseif used == 0 then
-      ring, live = '', 0
-    else
+
+    if denials > 0 and (now_us < denied_since or now_us - denied_since >= longest) then denials = 0 end
+    counted = overage and allowed == 0 and writes
+    if counted then
+      if denials == 0 then denied_since = now_us end
+      denials = math.min(denials + 1, 2^32 - 1)
+    end
+  end
+
+  if change ~= 0 then
+    used = used + change
+    remaining = used < limit and limit - used or 0
+    if change < 0 and used > 0 then
+      -- The newest entry that stays.
+      local last
+      last, newest = find(key, near, 0, ring, head - count, slots, first, count - 1, newest, -1, base, used)
+      head, live = (head - (count - 1 - last)) % slots, last - first + 1
       time = newest
+    elseif live == 0 then
+      oldest = time
     end
-    slots = math.max(live, 1, math.min(limit, live + 4 + (live - live % 4) / 4))
-    redis.call('SET', key, struct.pack('<I7I4I4I5I5I5BI4I5I7', time, live % slots, live, base, total, armed, 5, slots,
-      limit, period) .. ring .. string.rep('\0', (slots - live) * ENTRY) .. tail, expire or 'PXAT',
-      string.format('%d', expire and at or armed * 1000))
   end
-else
-  if counted then redis.call('SETRANGE', key, HEADER + slots * ENTRY, tail) end
-  if changed and not covered and server_time and writes then
-    -- Denied, and the key would expire before it resets under the new numbers.
-    armed = (last + 1000000 - last % 1000000) / 1000000
-    redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
-    redis.call('SETRANGE', key, '25', struct.pack('<I5', armed))
+  if allowed < calls and wanted > remaining then
+    if wanted > limit then
+      retry_after = -1
+    else
+      -- The oldest entry by whose leaving enough units have left.
+      local enough, leaves = used + wanted - limit, oldest
+      if enough > used - change then
+        leaves = time
+      elseif enough > 1 then
+        first, leaves = find(key, near, 0, ring, head - count, slots, first, count - 1, newest, -1, base, enough)
+        if not first then break end
+      end
+      retry_after = leaves + period - now_us
+    end
   end
-end
+  if used > 0 then reset_after = (change > 0 and time or newest) + period - now_us end
+  if blocked then
+    remaining, reset_after = 0, math.max(reset_after, blocked_until - now_us)
+    if allowed == 0 and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
+  end
 
-local answer = { allowed and 1 or 0, limit, remaining, retry_after, reset_after }
-if mode == 'at-most' then
-  answer[6] = change
-elseif mode == 'inspect' then
-  local oldest = time
-  if near ~= '' then
-    time, head, count, base, total = struct.unpack('<I7I4I4I5I5', near)
-    lump, oldest = false, time
-    if count > 0 then oldest = entry(0) end
+  local settles = change ~= 0 or mode == 'block'
+  if settles or changed or counted then
+    local tail = ''
+    if blocked or denials > 0 then
+      if settles or rebased then written = moment end
+      tail = struct.pack('<I7I7I4I7', blocked and blocked_until or 0, denied_since, denials, blocked and written or 0)
+    end
+    -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
+    local last = now_us + math.max(2 * longest, reset_after)
+    local covered = server_time and armed * 1000000 >= now_us + reset_after
+    if (settles or (rebased and writes)) and used == 0 and tail == '' then
+      redis.call('DEL', key)
+    elseif settles or (rebased and writes) or (counted and near == '') then
+      local same = live > 0 and newest == time
+      total = (total + change) % MODULUS
+      if live == 0 then base, total, oldest = 0, used, time end
+
+      local expire, at = nil, 0
+      if not server_time then
+        -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
+        armed = 0
+        expire, at = 'PX', math.max(3600000, 2 * (longest + -longest % 1000) / 1000,
+          (reset_after + -reset_after % 1000) / 1000)
+      elseif changed or not covered or armed * 1000000 > last + 1000000 then
+        armed = (last + 1000000 - last % 1000000) / 1000000
+        expire, at = 'PXAT', armed * 1000
+      end
+
+      local wasteful = expire and live * 4 + 16 < slots
+      if change ~= 0 and not (lump or wasteful or noted or tail ~= '') and (same or live < slots) then
+        local slot = same and (head - 1) % slots or head
+        if not same then head, live = (head + 1) % slots, live + 1 end
+        local place, entry = ring + slot * ENTRY, struct.pack('<I7I5', time, total)
+        local start = struct.pack('<I7I5I4I4I5I7', time, total, head, live, base, oldest)
+        if not expire and ring == HEADER and place < #near then
+          redis.call('SETRANGE', key, '0', start .. string.sub(near, 33, place) .. entry)
+        else
+          -- Until the header is written, last, nothing is taken.
+          local length = unsure and slot == slots - 1 and redis.call('STRLEN', key)
+          local reached = redis.call('SETRANGE', key, string.format('%d', place), entry)
+          if unsure and (length or reached) ~= ring + slots * ENTRY then break end
+          if change < 0 and ring == WIDE then copies = string.rep('\0', 4 + COPIES) end
+          if expire then
+            redis.call(expire == 'PX' and 'PEXPIRE' or 'PEXPIREAT', key, string.format('%d', at))
+            start = start .. struct.pack('<I5I4BI5I7', armed, slots, 6, limit, period) .. copies
+          elseif copies ~= '' then
+            start = start .. string.sub(near, 33, HEADER) .. copies
+          end
+          redis.call('SETRANGE', key, '0', start)
+        end
+      else
+        -- The ring is written anew, oldest first, with room for a fifth more.
+        local entries = ''
+        if live > 0 and lump then
+          entries = struct.pack('<I7I5', newest, base + used - math.max(change, 0))
+        elseif live > 0 then
+          local from = (head - live) % slots
+          if unsure and redis.call('STRLEN', key) ~= ring + slots * ENTRY then break end
+          local all = redis.call('GETRANGE', key, string.format('%d', ring),
+            string.format('%d', ring + slots * ENTRY - 1))
+          entries = string.sub(all, from * ENTRY + 1, (from + live) * ENTRY)
+          if from + live > slots then entries = entries .. string.sub(all, 1, (from + live - slots) * ENTRY) end
+        end
+        if change > 0 or (change < 0 and used > 0) then
+          if same then entries, live = string.sub(entries, 1, -ENTRY - 1), live - 1 end
+          entries, live = entries .. struct.pack('<I7I5', time, total), live + 1
+        elseif used == 0 then
+          entries, live, oldest = '', 0, time
+        else
+          time = newest
+        end
+        slots = math.max(live, 1, math.min(limit, live + math.max(4, (live - live % 5) / 5)))
+        redis.call('SET', key, struct.pack('<I7I5I4I4I5I7I5I4BI5I7', time, total, live % slots, live, base, oldest,
+          armed, slots, tail == '' and 6 or 7, limit, period) .. string.rep('\0', slots > SMALL and WIDE - HEADER or 0)
+          .. entries .. string.rep('\0', (slots - live) * ENTRY) .. tail, expire or 'PXAT',
+          string.format('%d', expire and at or armed * 1000))
+      end
+    else
+      if counted then
+        redis.call('SETRANGE', key, string.format('%d', ring + slots * ENTRY), tail)
+        redis.call('SETRANGE', key, '41', '\7')
+      end
+      if changed and not covered and server_time and writes then
+        -- Denied, and the key would expire before it resets under the new numbers.
+        armed = (last + 1000000 - last % 1000000) / 1000000
+        redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+        redis.call('SETRANGE', key, '32', struct.pack('<I5', armed))
+      end
+    end
   end
-  for index, field in ipairs({ redis.call('PTTL', key), time, count, (total - base) % MODULUS, oldest, was_limit,
-    was_period }) do
-    answer[5 + index] = field
+
+  if packed then
+    local answer = struct.pack('<ddddd', blocked and -1 or allowed, limit, remaining, retry_after, reset_after)
+    if keys == 1 then return answer end
+    answers[index] = answer
+    break
   end
+  local answer = { allowed, limit, remaining, retry_after, reset_after }
+  if mode == 'at-most' then
+    answer[6] = change
+  elseif mode == 'inspect' then
+    local ttl_ms, written = redis.call('PTTL', key), { now_us, 0, 0, 0, 0, now_us, 0, 0, 6, limit, period }
+    if near ~= '' then written = { struct.unpack('<I7I5I4I4I5I7I5I4BI5I7', near) } end
+    local taken = (written[2] - written[5]) % MODULUS
+    for at, field in ipairs({ ttl_ms, written[1], written[4], taken, written[6], written[10], written[11] }) do
+      answer[5 + at] = field
+    end
+  end
+  if blocked or overage or mode == 'inspect' then
+    answer[#answer + 1] = blocked and blocked_until - now_us or 0
+    answer[#answer + 1] = denials
+  end
+  return answer
+until true end
+if keys == 1 then
+  return redis.error_reply('BADSTATE sliding_window_log: the key holds something else than this limit\'s state')
 end
-if blocked or overage or mode == 'inspect' then
-  answer[#answer + 1] = blocked and blocked_until - now_us or 0
-  answer[#answer + 1] = denials
-end
-return answer
+return table.concat(answers)

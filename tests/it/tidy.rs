@@ -79,7 +79,8 @@ fn scripts_stay_plain_lua_that_any_client_can_call() {
         }
         // An error is the caller's to know, but where one of several keys can't be read.
         let caught = whole.matches("redis.pcall").count();
-        assert_eq!(caught, whole.matches("redis.pcall('GET', key)").count(), "{}", text.name);
+        let reads = ["redis.pcall('GET', key)", "redis.pcall('GETRANGE', key, '0', '263')"];
+        assert_eq!(caught, reads.map(|read| whole.matches(read).count()).iter().sum::<usize>(), "{}", text.name);
         assert!(whole.matches("'TIME'").count() <= 1, "{}: TIME is called once", text.name);
     }
 }
