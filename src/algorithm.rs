@@ -108,7 +108,7 @@ static ROWS: [Row; 6] = [
         options: &[],
         fit: exact::fit_counter,
         arguments: exact::counter_arguments,
-        packing: None,
+        packing: Some(Packing { layout: 4, widths: &[7, 7, 3] }),
         state: &[
             "time_us",
             "previous",
@@ -127,7 +127,7 @@ static ROWS: [Row; 6] = [
         options: &[Setting::Max],
         fit: exact::fit_log,
         arguments: exact::log_arguments,
-        packing: None,
+        packing: Some(Packing { layout: 6, widths: &[5, 7] }),
         state: &["time_us", "entries", "used", "oldest_us", "state_limit", "state_period", "blocked_us", "overage"],
     },
     Row {
