@@ -1,8 +1,8 @@
 //! Who asks while others are under way leaves with those who ask meanwhile, in one pipeline of as few calls as will do.
 //!
-//! A caller who finds nobody ahead asks at once: nothing waits for company. Once two are under way, others stand in line
-//! until one of them is back. All who stand in line then leave together, in a task of their own, so that no caller who
-//! gives up holds up another.
+//! A caller who finds nobody under way asks at once: nothing waits for company. Others stand in line, and all who stand
+//! there leave together, as soon as those tasks have run that are ready to ask as well, and fewer than two flights are
+//! under way. Flights are tasks of their own, so that no caller who gives up holds up another.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +29,8 @@ const MOST_CALLERS: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Line {
     under_way: usize,
+    /// Whether one of those under way has yet to take its callers.
+    boarding: bool,
     waiting: Vec<Caller>,
     /// When somebody next looks for those whose deadline has passed.
     watched: Option<Instant>,
@@ -53,6 +55,8 @@ struct Answer {
 struct Turn {
     redis: Redis,
     runtime: Handle,
+    /// Whether it has yet to take its callers.
+    boarding: bool,
 }
 
 type Answered = oneshot::Receiver<Result<Reply, Error>>;
@@ -79,10 +83,7 @@ impl Redis {
         let answered: Vec<_> = {
             let mut line = self.line();
             let answered = asks.into_iter().map(|ask| self.stand(&mut line, ask, deadline)).collect();
-            let turn = self.turn(&mut line);
-            drop(line);
-            // At once passed on to the line.
-            drop(turn);
+            self.board(&mut line, &Handle::current());
             answered
         };
         let mut replies = Vec::with_capacity(answered.len());
@@ -95,18 +96,22 @@ impl Redis {
     /// A turn for this ask, or, where others are ahead, what will bring its answer.
     fn turn_or_place(&self, ask: Ask, deadline: Duration) -> Result<(Turn, Ask), Answered> {
         let mut line = self.line();
-        let turn = if line.waiting.is_empty() { self.turn(&mut line) } else { None };
-        match turn {
-            Some(turn) => Ok((turn, ask)),
-            None => Err(self.stand(&mut line, ask, deadline)),
+        if line.under_way == 0 {
+            line.under_way = 1;
+            return Ok((Turn { redis: self.clone(), runtime: Handle::current(), boarding: false }, ask));
         }
+        let answered = self.stand(&mut line, ask, deadline);
+        self.board(&mut line, &Handle::current());
+        Err(answered)
     }
 
-    /// A turn, if one is free.
-    fn turn(&self, line: &mut Line) -> Option<Turn> {
-        let free = line.under_way < FLIGHTS;
-        line.under_way += usize::from(free);
-        free.then(|| Turn { redis: self.clone(), runtime: Handle::current() })
+    /// Makes a flight ready for those in line, unless one is already, or as many are under way as may be.
+    fn board(&self, line: &mut Line, runtime: &Handle) {
+        if line.under_way < FLIGHTS && !line.boarding && !line.waiting.is_empty() {
+            line.under_way += 1;
+            line.boarding = true;
+            runtime.spawn(Turn { redis: self.clone(), runtime: runtime.clone(), boarding: true }.fly_on());
+        }
     }
 
     fn stand(&self, line: &mut Line, ask: Ask, deadline: Duration) -> Answered {
@@ -230,21 +235,34 @@ impl Answer {
     }
 }
 
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let callers: Vec<_> = {
-            let mut line = self.redis.line();
-            let leaving = line.waiting.len().min(MOST_CALLERS);
-            if leaving == 0 {
-                line.under_way -= 1;
+impl Turn {
+    /// Flies as long as somebody stands in line.
+    async fn fly_on(mut self) {
+        loop {
+            // Whoever is about to ask, as those that were just answered may be, comes along.
+            tokio::task::yield_now().await;
+            let callers: Vec<_> = {
+                let mut line = self.redis.line();
+                line.boarding = false;
+                self.boarding = false;
+                let leaving = line.waiting.len().min(MOST_CALLERS);
+                line.waiting.drain(..leaving).collect()
+            };
+            if callers.is_empty() {
                 return;
             }
-            line.waiting.drain(..leaving).collect()
-        };
-        let turn = Self { redis: self.redis.clone(), runtime: self.runtime.clone() };
-        self.runtime.spawn(async move {
-            turn.redis.fly(callers).await;
-            drop(turn);
-        });
+            self.redis.fly(callers).await;
+            self.redis.line().boarding = true;
+            self.boarding = true;
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut line = self.redis.line();
+        line.under_way -= 1;
+        line.boarding &= !self.boarding;
+        self.redis.board(&mut line, &self.runtime);
     }
 }
