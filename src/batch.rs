@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use crate::error::{Error, Kind};
 use crate::script::{Reply, Script};
@@ -54,9 +55,12 @@ pub(crate) struct Place {
 
 /// What a batch answers: a record of each lot.
 #[derive(Debug)]
-pub(crate) struct Records(Vec<Record>);
+pub(crate) struct Records {
+    records: Vec<Record>,
+    at: SystemTime,
+}
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Record {
     /// How many of the calls are allowed; -1 if the key is blocked, below that if its state can't be read.
     allowed: i64,
@@ -163,22 +167,22 @@ impl<'a> Batch<'a> {
             let (allowed, limit, remaining) = (next(), next(), next());
             Record { allowed, limit, remaining, retry_after_us: next(), reset_after_us: next() }
         };
-        Ok(Records(records.iter().map(record).collect()))
+        Ok(Records { records: records.iter().map(record).collect(), at: SystemTime::now() })
     }
 }
 
 impl Records {
     /// The reply to the ask that had this place in this batch.
     pub(crate) fn reply(&self, place: Place, script: &Script) -> Result<Reply, Error> {
-        let Record { allowed, limit, remaining, retry_after_us, reset_after_us } = self.0[place.lot];
-        let reply = |allowed: bool| {
+        let Record { allowed, limit, remaining, retry_after_us, reset_after_us } = self.records[place.lot];
+        let reply = |allowed: bool, appended| {
             let wait = if allowed { 0 } else { retry_after_us };
-            [allowed.into(), limit, remaining, wait, reset_after_us]
+            Reply { decision: [allowed.into(), limit, remaining, wait, reset_after_us], appended, at: self.at }
         };
         match allowed {
-            0.. => Ok(Reply { decision: reply(i64::from(place.before) < allowed), appended: Vec::new() }),
+            0.. => Ok(reply(i64::from(place.before) < allowed, Vec::new())),
             // That it is blocked, and no denials counted.
-            -1 => Ok(Reply { decision: reply(false), appended: vec![1, 0] }),
+            -1 => Ok(reply(false, vec![1, 0])),
             _ => {
                 let what = "expected the limit's state, which a reset would restore";
                 let why = format!("BADSTATE {}: the key holds something else than this limit's state", script.name());

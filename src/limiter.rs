@@ -337,7 +337,7 @@ impl Limiter {
         let mut limits = counts
             .iter()
             .zip(fives.zip(notes).map(|(reply, notes)| Answered::new(*reply, notes, rule.counts_denials())));
-        let (by, at) = (self.engine.by(), decided_at(request));
+        let (by, at) = (self.engine.by(), decided_at(request, &reply));
         match counts.len() {
             1 => limits.next().map(|(count, answered)| Decision::of_one(&count.title, &answered, granted, by, at)),
             _ => {
@@ -368,7 +368,7 @@ impl Limiter {
         let notes = reply.appended.first_chunk().copied().unwrap_or_default();
         let answered = Answered::new(reply.decision, notes, false);
         let granted = if answered.allowed { request.cost } else { 0 };
-        Decision::of_one(&count.title, &answered, granted, self.engine.by(), decided_at(request))
+        Decision::of_one(&count.title, &answered, granted, self.engine.by(), decided_at(request, reply))
     }
 
     /// By what this call is remembered, if it has an id. Permits alone remember it themselves.
@@ -475,6 +475,6 @@ fn granted(request: &Request<'_>, mode: Mode, allowed: bool, appended: Option<&i
     }
 }
 
-fn decided_at(request: &Request<'_>) -> SystemTime {
-    request.at.unwrap_or_else(SystemTime::now)
+fn decided_at(request: &Request<'_>, reply: &Reply) -> SystemTime {
+    request.at.unwrap_or(reply.at)
 }

@@ -1,6 +1,7 @@
 //! A script, its digest, and how it is called.
 
 use std::sync::OnceLock;
+use std::time::SystemTime;
 
 /// The text of one algorithm, as it stands in `lua/`.
 #[derive(Debug)]
@@ -76,6 +77,8 @@ pub(crate) struct Marker {
 pub(crate) struct Reply {
     pub(crate) decision: [i64; 5],
     pub(crate) appended: Vec<i64>,
+    /// This machine's time as it arrived.
+    pub(crate) at: SystemTime,
 }
 
 impl Script {
@@ -195,6 +198,6 @@ impl Reply {
             *slot = integers.next()??;
         }
         let appended = integers.collect::<Option<Vec<_>>>()?;
-        Some(Self { decision, appended })
+        Some(Self { decision, appended, at: SystemTime::now() })
     }
 }

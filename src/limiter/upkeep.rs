@@ -89,7 +89,7 @@ impl Limiter {
             let names = count.limit.algorithm().state_fields();
             let notes = fields.last_chunk::<2>().copied().unwrap_or_default();
             let answered = Answered::new(reply.decision, notes, rule.counts_denials());
-            let decision = Decision::of_one(&count.title, &answered, 0, self.engine.by(), decided_at(&request));
+            let decision = Decision::of_one(&count.title, &answered, 0, self.engine.by(), decided_at(&request, &reply));
             states.push(State {
                 key: String::from_utf8_lossy(&part.key).into_owned(),
                 decision,
