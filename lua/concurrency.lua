@@ -77,7 +77,7 @@ if not (limit >= 1 and limit <= 10000 and ttl >= 1 and ttl <= 2^51 and cost >= 0
   or (not holds and mode ~= 'peek' and mode ~= 'block' and mode ~= 'reset' and mode ~= 'inspect')
   or (holds and holder == '') or (mode == 'block' and cost > 2^51) then
   return redis.error_reply('BADARG concurrency: expected whole numbers in the ranges of its header, a holder and a '
-    .. 'mode, got ' .. table.concat(ARGV, ' '))
+    .. 'mode, got ' .. string.gsub(table.concat(ARGV, ' '), '[^ -~]', '?'))
 end
 
 if mode == 'reset' then

@@ -111,7 +111,7 @@ else
 end
 if not good then
   return redis.error_reply('BADARG fixed_window: expected whole numbers in the ranges of its header and a mode, got '
-    .. table.concat(ARGV, ' '))
+    .. string.gsub(table.concat(ARGV, ' '), '[^ -~]', '?'))
 end
 
 local server_time = now_us == -1

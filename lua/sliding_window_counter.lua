@@ -109,7 +109,7 @@ else
 end
 if not good then
   return redis.error_reply('BADARG sliding_window_counter: expected whole numbers in the ranges of its header '
-    .. 'and a mode, got ' .. table.concat(ARGV, ' '))
+    .. 'and a mode, got ' .. string.gsub(table.concat(ARGV, ' '), '[^ -~]', '?'))
 end
 
 local server_time = now_us == -1

@@ -102,7 +102,7 @@ else
 end
 if not good then
   return redis.error_reply('BADARG sliding_window_log: expected whole numbers in the ranges of its header and a '
-    .. 'mode, got ' .. table.concat(ARGV, ' '))
+    .. 'mode, got ' .. string.gsub(table.concat(ARGV, ' '), '[^ -~]', '?'))
 end
 
 local server_time = now_us == -1
