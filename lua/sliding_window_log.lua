@@ -370,9 +370,8 @@ for index = 1, keys do repeat
           redis.call('SETRANGE', key, '0', start .. string.sub(near, 33, place) .. entry)
         else
           -- Until the header is written, last, nothing is taken.
-          local length = unsure and slot == slots - 1 and redis.call('STRLEN', key)
-          local reached = redis.call('SETRANGE', key, string.format('%d', place), entry)
-          if unsure and (length or reached) ~= ring + slots * ENTRY then break end
+          if unsure and redis.call('STRLEN', key) ~= ring + slots * ENTRY then break end
+          redis.call('SETRANGE', key, string.format('%d', place), entry)
           if change < 0 and ring == WIDE then copies = string.rep('\0', 4 + COPIES) end
           if expire then
             redis.call(expire == 'PX' and 'PEXPIRE' or 'PEXPIREAT', key, string.format('%d', at))
