@@ -11,6 +11,7 @@ mod load;
 mod mixed;
 mod operations;
 mod oracle;
+mod packed;
 mod permits;
 mod redis;
 mod server;
