@@ -95,6 +95,8 @@ pub enum By {
     Embedded,
     /// A [`DenialCache`](crate::DenialCache), which remembers what the engine said.
     DenialCache,
+    /// A [`Lease`](crate::Lease), from the units that it holds.
+    Lease,
 }
 
 /// A denial as an error, for callers who use `?`.
@@ -159,6 +161,24 @@ impl Decision {
             again.denied_by = Some(Arc::clone(&denying.name));
         }
         again
+    }
+
+    /// An allowed call that was paid from units held in this process.
+    pub(crate) fn leased(limit: u64, remaining: u64, granted: u64, reset_after: Duration) -> Self {
+        Self {
+            allowed: true,
+            limit,
+            remaining,
+            retry_after: RetryAfter::Now,
+            reset_after,
+            granted,
+            blocked: false,
+            overage: None,
+            denied_by: None,
+            limits: Vec::new(),
+            by: By::Lease,
+            decided_at: SystemTime::now(),
+        }
     }
 
     /// How things stand now that a reservation was taken back, and why it was.
@@ -293,6 +313,7 @@ impl fmt::Display for By {
             Self::Redis => "redis",
             Self::Embedded => "embedded",
             Self::DenialCache => "denial-cache",
+            Self::Lease => "lease",
         })
     }
 }

@@ -35,13 +35,14 @@
 //! - [`Limiter`]: one call: rule + key + cost -> decision.
 //! - `batch`: decisions that are made together. `denials`: those that are remembered in the process.
 //! - `wait`: waiting until a request is allowed. `hold`: permits for as long as a value lives.
+//! - [`Lease`]: units of a hot limit, taken in batches and spent in the process.
 //! - `random`: jitter and names by chance.
 //! - `engine`: the seam that runs a script, and behind it [`Redis`] and the embedded engine.
 //!
 //! # Invariants
 //!
-//! - The core (everything but `engine`, `limiter`, `hold` and `wait`) does no I/O, knows no async runtime and names no
-//!   feature but `serde`.
+//! - The core (everything but `engine`, `limiter`, `hold`, `wait` and `lease`) does no I/O, knows no async runtime and
+//!   names no feature but `serde`.
 //! - Arrows point to the core: engines know scripts, never rules, and never each other.
 //! - A decision is one round trip.
 //! - The limiter arithmetic stands once, in Lua. Rust prepares a rule's arguments and reads replies.
@@ -57,6 +58,7 @@ mod engine;
 mod error;
 mod hold;
 mod key;
+mod lease;
 mod limit;
 mod limiter;
 mod random;
@@ -85,6 +87,7 @@ pub use engine::embedded::{Clock, Embedded};
 pub use engine::redis::Redis;
 pub use error::{Charged, Error, RuleError};
 pub use hold::{Held, Permit};
+pub use lease::Lease;
 pub use limit::{Debt, Limit, LimitBuilder, Start};
 pub use limiter::{Limiter, Progress, State};
 pub use request::Request;

@@ -30,7 +30,7 @@ pub use upkeep::{Progress, State};
 pub struct Limiter {
     engine: Engine,
     prefix: String,
-    deadline: Duration,
+    pub(crate) deadline: Duration,
     denials: Option<DenialCache>,
 }
 

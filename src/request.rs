@@ -109,6 +109,10 @@ pub(crate) struct OwnedRequest {
 }
 
 impl OwnedRequest {
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        self.deadline
+    }
+
     pub(crate) fn parts(&self) -> Vec<(&str, &[u8])> {
         self.parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect()
     }

@@ -1,0 +1,343 @@
+//! Units of a hot limit, taken in batches and spent in the process.
+//!
+//! # Why it never exceeds the rule
+//!
+//! A leased unit is taken from the key's level before it is spent. That is only then more than an exact limiter would
+//! admit if the level was full in between: what came back meanwhile would have been lost there. So it must not be: the
+//! level and all units that are out may never add up to more than the capacity C.
+//!
+//! - No process has more than its share S = C / (2 * processes) out, so all of them have at most H = processes * S.
+//! - Before units are taken, a peek asks for C - H. If it is allowed, the limit isn't hot, and Redis is asked directly.
+//!   If it is denied until r has passed, the level is below C - H until then, but for what is returned, which was out
+//!   before. So the sum is below C, however many units are taken in that time.
+//! - Units that were taken on the strength of that peek are spent and returned before r has passed since it was sent,
+//!   and a later peek counts for all units that haven't expired by its answer.
+//!
+//! One task at a time takes units or returns them. So what is on its way back counts as out until Redis has answered.
+
+mod stock;
+
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex as Turns, OwnedMutexGuard as Turn};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::algorithm::Algorithm;
+use crate::decision::Decision;
+use crate::error::{Error, Kind};
+use crate::limit::Start;
+use crate::limiter::Limiter;
+use crate::request::{OwnedRequest, Request};
+use crate::rule::Rule;
+use stock::{Stock, Unused};
+
+/// A process's share of a hot limit, spent without asking Redis: see [`Limiter::lease`]. Clones share it; when the last
+/// of them is dropped, a task of its own returns what it holds.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    limiter: Limiter,
+    rule: Rule,
+    request: OwnedRequest,
+    /// Of denials. A look must not be told a longer wait than there is.
+    jitter: u8,
+    capacity: u64,
+    stock: Mutex<Stock>,
+    turns: Arc<Turns<()>>,
+    /// To return what is left by, wherever the last clone is dropped.
+    runtime: OnceLock<Handle>,
+}
+
+impl Limiter {
+    /// A lease on this key for this process, one of at most so many that hold one at the same time. Nothing is taken
+    /// until it is used.
+    ///
+    /// The rule is never exceeded as long as no more leases than `processes` live at once, each on every process's own
+    /// behalf; where processes are replaced one by one, count both. A lease holds at most
+    /// [a share](Lease::most_unused) of the capacity, all leases together at most half, for at most a second.
+    ///
+    /// Redis is asked directly while more than half the capacity is left, since units that lay here then would be units
+    /// that the limit can't refill: a lease saves calls where a limit is used up or nearly so, as a window in its
+    /// second half or a bucket after a burst.
+    ///
+    /// What else happens to the key reaches a lease only with its next batch: after a block, a penalty, a reset, a
+    /// changed rule, or units that others give back without a lease, up to half the capacity may still be spent that an
+    /// exact limiter would not admit.
+    ///
+    /// # Errors
+    ///
+    /// Anything but one limit, a token bucket, gcra or fixed window that doesn't start at the first hit, with a burst of
+    /// at least twice the processes; a rule that counts denials; a request with an id, a time or a cost.
+    ///
+    /// ```
+    /// # #[cfg(feature = "embedded")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::num::NonZeroU32;
+    /// use tollgate::{By, Embedded, Limiter, Rule};
+    ///
+    /// let limiter = Limiter::new(Embedded::new());
+    /// let rule = "fixed-window 1000/30d".parse::<Rule>()?.named("exports")?;
+    /// let four = NonZeroU32::new(4).expect("not zero");
+    ///
+    /// let lease = limiter.lease(&rule, "everybody", four)?;
+    /// assert_eq!(lease.most_unused(), 125);
+    /// let mut local = 0;
+    /// for _ in 0..1000 {
+    ///     let decision = lease.acquire(1).await?;
+    ///     assert!(decision.allowed);
+    ///     local += u32::from(decision.by == By::Lease);
+    /// }
+    /// assert!(local > 400);
+    /// assert!(!lease.acquire(1).await?.allowed);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "embedded"))]
+    /// # fn main() {}
+    /// ```
+    pub fn lease<'a>(
+        &self,
+        rule: &Rule,
+        request: impl Into<Request<'a>>,
+        processes: NonZeroU32,
+    ) -> Result<Lease, Error> {
+        let request = request.into();
+        let bad = |expected: &str| Error::new(Kind::Input, format!("lease: expected {expected}, got {rule}"));
+        let [count] = rule.counts() else { return Err(bad("a rule of one limit")) };
+        let limit = &count.limit;
+        if !matches!(limit.algorithm(), Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::FixedWindow) {
+            return Err(bad("a token bucket, gcra or fixed window"));
+        }
+        if limit.start() == Start::FirstHit {
+            return Err(bad("a fixed window that doesn't start at the first hit, which a batch would be"));
+        }
+        if rule.counts_denials() {
+            return Err(bad("a rule that doesn't count denials, which a batch's would be"));
+        }
+        if request.has_id() || request.at.is_some() || request.cost != 1 {
+            let why = "expected a request without an id and a time, and the cost with each acquire";
+            return Err(Error::new(Kind::Input, format!("lease: {why}")));
+        }
+        let (capacity, processes) = (limit.capacity(), u64::from(processes.get()));
+        let share = capacity / 2 / processes;
+        if share == 0 {
+            return Err(bad(&format!("a burst of at least twice the {processes} processes")));
+        }
+        let stock = Mutex::new(Stock::new(share, capacity - processes * share, Instant::now()));
+        let (limiter, rule, jitter) = (self.clone(), rule.clone(), request.jitter);
+        let (request, turns, runtime) = (request.to_owned(), Arc::default(), OnceLock::new());
+        Ok(Lease { shared: Arc::new(Shared { limiter, rule, request, jitter, capacity, stock, turns, runtime }) })
+    }
+}
+
+impl Lease {
+    /// Takes the cost from what is here or, if that isn't enough, from a new batch, else from Redis itself;
+    /// [`Decision::by`] says which. Of a decision made here, `remaining` is what is left here, and `reset_after` counts
+    /// from what Redis said with the last batch.
+    ///
+    /// A cost above [the share](Self::most_unused) goes to Redis directly. Dropping the future loses no units but its
+    /// own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Limiter::acquire`].
+    pub async fn acquire(&self, cost: u64) -> Result<Decision, Error> {
+        let shared = &self.shared;
+        let begun = Instant::now();
+        if let Some(decision) = shared.spend(cost, begun) {
+            return Ok(decision);
+        }
+        let deadline = shared.request.deadline().unwrap_or(shared.limiter.deadline);
+        let seen = shared.worth_a_refill(cost, begun);
+        if let Some(seen) = seen {
+            // Whatever becomes of this, half the deadline is left to ask directly.
+            let _ = timeout(deadline / 2, shared.refilled(cost, seen)).await;
+            if let Some(decision) = shared.spend(cost, Instant::now()) {
+                return Ok(decision);
+            }
+        }
+        shared.ask(cost, deadline.saturating_sub(begun.elapsed())).await
+    }
+
+    /// The most units that can be here unused, for a second: this lease's share of the capacity.
+    #[must_use]
+    pub fn most_unused(&self) -> u64 {
+        self.shared.stock().share
+    }
+
+    /// Units that are here unused.
+    #[must_use]
+    pub fn unused(&self) -> u64 {
+        self.shared.stock().units()
+    }
+
+    /// Returns what is here unused, and says how much that was. Units that the limit has refilled by now, or nearly,
+    /// aren't returned: that would give them twice.
+    ///
+    /// # Errors
+    ///
+    /// No answer, see [`Error`]: the units may be lost, until the limit refills. If Redis runs the call all the same, but
+    /// later than it would have refilled them, it gives them twice: at most a share.
+    pub async fn give_back(&self) -> Result<u64, Error> {
+        let turn = self.shared.turn().await;
+        let shared = Arc::clone(&self.shared);
+        // A task of its own holds the turn until the answer, even if the caller gives up.
+        let returned = tokio::spawn(async move {
+            let _turn = turn;
+            shared.return_unused().await
+        });
+        // Of a runtime that ends nobody hears any more.
+        returned.await.unwrap_or(Ok(0))
+    }
+}
+
+impl Shared {
+    fn stock(&self) -> MutexGuard<'_, Stock> {
+        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn turn(&self) -> Turn<()> {
+        Arc::clone(&self.turns).lock_owned().await
+    }
+
+    /// The decision, if it can be made here.
+    fn spend(self: &Arc<Self>, cost: u64, now: Instant) -> Option<Decision> {
+        let mut stock = self.stock();
+        if !stock.spend(cost, now) {
+            return None;
+        }
+        let (left, reset_after, low) = (stock.units(), stock.reset_after(now), stock.runs_low(now));
+        drop(stock);
+        if low && let Ok(turn) = Arc::clone(&self.turns).try_lock_owned() {
+            tokio::spawn(Arc::clone(self).refill(1, turn));
+        }
+        Some(Decision::leased(self.capacity, left, cost, reset_after))
+    }
+
+    /// How many refills have ended so far, if another may help.
+    fn worth_a_refill(&self, cost: u64, now: Instant) -> Option<u64> {
+        let stock = self.stock();
+        ((1..=stock.share).contains(&cost) && stock.may_refill(now)).then_some(stock.refills)
+    }
+
+    /// Refills, or waits for whoever does. One refill is enough for all who wait: those for whom it leaves nothing go
+    /// to Redis directly, together.
+    async fn refilled(self: &Arc<Self>, cost: u64, seen: u64) {
+        let turn = self.turn().await;
+        if self.stock().refills == seen {
+            // A task of its own: what it takes isn't lost if the caller gives up.
+            let _ = tokio::spawn(Arc::clone(self).refill(cost, turn)).await;
+        }
+    }
+
+    async fn refill(self: Arc<Self>, cost: u64, _turn: Turn<()>) {
+        self.runtime.get_or_init(Handle::current);
+        let taken = self.take(cost).await;
+        let mut stock = self.stock();
+        stock.refills += 1;
+        if taken.is_err() {
+            stock.failed();
+        }
+        let unkept = stock.units() > 0 && !stock.kept;
+        stock.kept |= unkept;
+        drop(stock);
+        if unkept {
+            self.keep();
+        }
+    }
+
+    async fn take(&self, cost: u64) -> Result<(), Error> {
+        let expired = self.stock().has_expired(Instant::now());
+        if expired {
+            self.return_unused().await?;
+        }
+        let must_look = self.stock().must_look(Instant::now());
+        if must_look {
+            let (hot_below, sent) = (self.stock().hot_below, Instant::now());
+            let parts = self.request.parts();
+            let peek = self.limiter.peek(&self.rule, self.request.borrowed(&parts).cost(hot_below)).await?;
+            if !self.stock().looked(&peek, sent, Instant::now()) {
+                return Ok(());
+            }
+        }
+        let batch = self.stock().next_batch(cost, Instant::now());
+        if batch > 0 {
+            let parts = self.request.parts();
+            let answer = self.limiter.at_most(&self.rule, self.request.borrowed(&parts).cost(batch)).await?;
+            self.stock().put(&answer, Instant::now());
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, cost: u64, deadline: Duration) -> Result<Decision, Error> {
+        let parts = self.request.parts();
+        let request = self.request.borrowed(&parts).cost(cost).deadline(deadline).jitter(self.jitter);
+        let decision = self.limiter.acquire(&self.rule, request).await?;
+        self.stock().answered(&decision, Instant::now());
+        Ok(decision)
+    }
+
+    /// Sees to it that what expires goes back, in a task of its own, for as long as there is anything.
+    fn keep(self: &Arc<Self>) {
+        let lease = Arc::downgrade(self);
+        tokio::spawn(async move {
+            while let Some(shared) = lease.upgrade() {
+                let Some(until) = shared.held_until() else { return };
+                if Instant::now() < until {
+                    drop(shared);
+                    sleep_until(until).await;
+                    continue;
+                }
+                let _turn = shared.turn().await;
+                let expired = shared.stock().has_expired(Instant::now());
+                if expired {
+                    // Whatever this answers, nobody is there to be told.
+                    let _ = shared.return_unused().await;
+                }
+            }
+        });
+    }
+
+    /// Until when units are here; if there are none, nobody keeps them from now on.
+    fn held_until(&self) -> Option<Instant> {
+        let mut stock = self.stock();
+        let until = stock.held_until();
+        stock.kept = until.is_some();
+        until
+    }
+
+    /// In turn, since what is on its way still counts as out.
+    async fn return_unused(&self) -> Result<u64, Error> {
+        let unused = self.stock().unused(Instant::now());
+        match unused {
+            Some(unused) => give(&self.limiter, &self.rule, &self.request, unused).await,
+            None => Ok(0),
+        }
+    }
+}
+
+async fn give(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, unused: Unused) -> Result<u64, Error> {
+    let Unused { units, within } = unused;
+    let parts = request.parts();
+    let request = request.borrowed(&parts).cost(units).deadline(within.min(limiter.deadline));
+    limiter.refund(rule, request).await.map(|_| units)
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let unused = self.stock().unused(Instant::now());
+        // Once the runtime has ended there is nothing left to send it by: the units are lost until the limit refills.
+        if let (Some(unused), Some(runtime)) = (unused, self.runtime.get()) {
+            let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
+            // Whatever this answers, nobody is there to be told.
+            runtime.spawn(async move { give(&limiter, &rule, &request, unused).await });
+        }
+    }
+}
