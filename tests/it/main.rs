@@ -6,6 +6,7 @@ mod differential;
 mod expiry;
 mod ids;
 mod laws;
+mod lease;
 mod limits;
 mod load;
 mod mixed;
