@@ -86,8 +86,12 @@ enum Step {
         cost: u64,
         times: u64,
     },
-    Direct {
-        cost: u64,
+    /// Time passes, and before any lease wakes, somebody takes all but so much of what there is then, and this lease
+    /// spends.
+    Pounce {
+        us: u64,
+        leaving: u64,
+        lease: usize,
     },
     GiveBack {
         lease: usize,
@@ -99,11 +103,14 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let wait = prop_oneof![0_u64..3_000, 0_u64..300_000, 0_u64..3_000_000];
+    let wait = || prop_oneof![0_u64..3_000, 0_u64..300_000, 300_000_u64..900_000, 0_u64..3_000_000];
+    // One that is more than is held makes a lease look again while it holds much.
+    let cost = prop_oneof![3 => 1_u64..=4, 2 => 1_u64..=50];
     prop_oneof![
-        4 => (wait, any::<bool>()).prop_map(|(us, smoothly)| Step::Wait { us, smoothly }),
-        8 => (0_usize..3, 1_u64..=4, 1_u64..=25).prop_map(|(lease, cost, times)| Step::Spend { lease, cost, times }),
-        3 => (1_u64..=60).prop_map(|cost| Step::Direct { cost }),
+        4 => (wait(), any::<bool>()).prop_map(|(us, smoothly)| Step::Wait { us, smoothly }),
+        8 => (0_usize..3, cost, prop_oneof![1_u64..=3, 1_u64..=25]).prop_map(|(lease, cost, times)| Step::Spend { lease, cost, times }),
+        6 => (wait(), prop_oneof![Just(0), 0_u64..60], 0_usize..3)
+            .prop_map(|(us, leaving, lease)| Step::Pounce { us, leaving, lease }),
         1 => (0_usize..3).prop_map(|lease| Step::GiveBack { lease }),
         1 => (0_usize..3).prop_map(|lease| Step::Replace { lease }),
     ]
@@ -131,9 +138,7 @@ fn what_is_spent_is_what_an_exact_limiter_would_admit() {
             let reference = world.limiter.clone().prefix("reference").expect("a prefix");
             for step in steps {
                 play(&mut world, &reference, &step, [&by_leases, &directly]).await?;
-                for lease in &world.leases {
-                    prop_assert!(lease.unused() <= lease.most_unused());
-                }
+                could_all_be_spent(&world, &reference).await?;
             }
             Ok(())
         })
@@ -155,6 +160,7 @@ async fn play(
             let (steps, rest) = if smoothly { (us / 10_000, us % 10_000) } else { (0, us) };
             for _ in 0..steps {
                 world.wait(Duration::from_millis(10)).await;
+                could_all_be_spent(world, reference).await?;
             }
             world.wait(Duration::from_micros(rest)).await;
         }
@@ -166,9 +172,16 @@ async fn play(
                 counter.fetch_add(1, Ordering::Relaxed);
             }
         }
-        Step::Direct { cost } => {
+        Step::Pounce { us, leaving, lease } => {
+            let time = Duration::from_micros(us);
+            world.clock.advance(time);
+            let cost = world.remaining().await.saturating_sub(leaving);
             let decision = world.take(cost).await;
             check(world, reference, &decision, cost).await?;
+            tokio::time::advance(time).await;
+            let decision = world.leases[lease % count].acquire(1).await.expect("a decision");
+            check(world, reference, &decision, 1).await?;
+            settle().await;
         }
         Step::GiveBack { lease } => {
             world.leases[lease % count].give_back().await.expect("an answer");
@@ -187,6 +200,34 @@ async fn check(world: &World, reference: &Limiter, decision: &Decision, cost: u6
         prop_assert!(exact.allowed, "{cost} by {}: an exact limiter has {}", decision.by, exact.remaining);
     }
     Ok(())
+}
+
+/// What is left and all that is held, if somebody took it right now.
+async fn could_all_be_spent(world: &World, reference: &Limiter) -> Result<(), TestCaseError> {
+    let held: u64 = world.leases.iter().map(Lease::unused).sum();
+    prop_assert!(world.leases.iter().all(|lease| lease.unused() <= lease.most_unused()));
+    let exact = reference.peek(&world.rule, "hot").await.expect("a decision").remaining;
+    let left = world.remaining().await;
+    prop_assert!(left + held <= exact, "{left} left and {held} held: an exact limiter has {exact}");
+    Ok(())
+}
+
+/// A lease that looks again while it holds much, and keeps it while the limit refills.
+#[tokio::test(start_paused = true)]
+async fn what_is_held_leaves_room_for_what_the_limit_refills() {
+    let mut world = World::new("gcra 100/1s", 1);
+    let reference = world.limiter.clone().prefix("reference").expect("a prefix");
+    let pounce = |ms: u64, leaving| Step::Pounce { us: 1000 * ms, leaving, lease: 0 };
+    let spend = |cost, times| Step::Spend { lease: 0, cost, times };
+    let wait = |ms: u64| Step::Wait { us: 1000 * ms, smoothly: true };
+    let counters = AtomicU64::new(0);
+    let mut most = 0;
+    for step in [pounce(0, 50), spend(7, 8), wait(400), spend(1, 1), pounce(230, 0), spend(40, 1), wait(990)] {
+        play(&mut world, &reference, &step, [&counters; 2]).await.expect("what an exact limiter would admit");
+        could_all_be_spent(&world, &reference).await.expect("what an exact limiter would admit");
+        most = most.max(world.leases[0].unused());
+    }
+    assert!(most > 30, "{most}");
 }
 
 /// A process of its own in all but name: a connection, and a lease.
