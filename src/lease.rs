@@ -59,9 +59,11 @@ impl Limiter {
     /// A lease on this key for this process, one of at most so many that hold one at the same time. Nothing is taken
     /// until it is used.
     ///
-    /// The rule is never exceeded as long as no more leases than `processes` live at once, each on every process's own
-    /// behalf; where processes are replaced one by one, count both. A lease holds at most
-    /// [a share](Lease::most_unused) of the capacity, all leases together at most half, for at most a second.
+    /// The rule is never exceeded as long as no more leases than `processes` live at once: one per process, and where
+    /// processes are replaced one by one, count both the old and the new. A lease holds at most
+    /// [a share](Lease::most_unused) of the capacity, all leases together at most half. What it doesn't spend within a
+    /// second of its last batch, or sooner where the limit refills sooner, it returns; of a limit that refills within
+    /// less than about 400 ms it lets them lapse instead.
     ///
     /// Redis is asked directly while more than half the capacity is left, since units that lay here then would be units
     /// that the limit can't refill: a lease saves calls where a limit is used up or nearly so, as a window in its
@@ -166,7 +168,7 @@ impl Lease {
         shared.ask(cost, deadline.saturating_sub(begun.elapsed())).await
     }
 
-    /// The most units that can be here unused, for a second: this lease's share of the capacity.
+    /// The most units that can be here unused: this lease's share of the capacity.
     #[must_use]
     pub fn most_unused(&self) -> u64 {
         self.shared.stock().share
