@@ -1,0 +1,33 @@
+//! How a script is asked to acquire, read from its header.
+
+use tollgate::Script;
+
+/// ARGV of an acquire in server time: in the packed form if the script's header has one, else as text.
+pub fn acquire(script: &Script, numbers: &[i64], cost: u64) -> Vec<Vec<u8>> {
+    match packing(script) {
+        Some((layout, widths)) => {
+            let bytes = |(number, width): (&i64, usize)| number.to_le_bytes().into_iter().take(width);
+            let packed = std::iter::once(layout).chain(numbers.iter().zip(widths).flat_map(bytes)).collect();
+            vec![packed, cost.to_string().into()]
+        }
+        None => {
+            let numbers = numbers.iter().map(i64::to_string);
+            numbers.chain([cost.to_string(), "acquire".into(), "-1".into()]).map(String::into_bytes).collect()
+        }
+    }
+}
+
+/// Whether the script decides several keys in one call.
+pub fn is_packed(script: &Script) -> bool {
+    packing(script).is_some()
+}
+
+/// The layout and the bytes of each number, of a line such as
+/// `[1] numbers  struct's BI7I7I7I3I7: the layout (2), capacity, rate, period, tick, max_debt`.
+fn packing(script: &Script) -> Option<(u8, Vec<usize>)> {
+    let (_, line) = script.text().split_once("[1] numbers  struct's B")?;
+    let (widths, line) = line.split_once(": the layout (")?;
+    let (layout, _) = line.split_once(')')?;
+    let widths = widths.split(['I', 'i']).skip(1).map(|width| width.parse().ok());
+    Some((layout.parse().ok()?, widths.collect::<Option<_>>()?))
+}

@@ -1,0 +1,267 @@
+//! Throughput and latency of decisions on one Redis, beside an EVALSHA that does nothing and beside what others do.
+
+use std::time::Duration;
+
+use deadpool_redis::Pool;
+use throttled::{RateLimiter as _, RedisRateLimiter};
+use tollgate::redis::aio::{ConnectionLike, MultiplexedConnection};
+use tollgate::redis::{self, Client, IntoConnectionInfo, Value};
+use tollgate::{Algorithm, Limiter, Redis, Rule};
+use tollgate_benches::callers::{Slice, callers};
+use tollgate_benches::options::Options;
+use tollgate_benches::report::{Targets, header, median, row, short};
+use tollgate_benches::server::Server;
+use tollgate_benches::{NO_OP, arguments, peers};
+
+const KEYS: usize = 10_000;
+/// Numbers of `gcra 1000000/1s` and of the token bucket alike, as the scripts take them.
+const MILLION_A_SECOND: [i64; 5] = [1_000_000, 1, 1, 1, 0];
+/// What one key may take in all while it is checked that it takes no more: a unit comes back after three minutes.
+const EXACT: u64 = 500;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Variant {
+    NoOp,
+    Gcra,
+    GcraUncoalesced,
+    TokenBucket,
+    TokenBucketUncoalesced,
+    OneHotKey,
+    Published,
+    PooledNoOp,
+    PooledPublished,
+    Throttled,
+    Governor,
+}
+
+use Variant::*;
+
+/// In the order in which they have their turns, and what the table calls them.
+const VARIANTS: [(Variant, &str); 11] = [
+    (NoOp, "no-op, one shared connection"),
+    (Gcra, "**tollgate**, `gcra`, 10,000 keys"),
+    (GcraUncoalesced, "the same script, a call per decision"),
+    (TokenBucket, "**tollgate**, `token-bucket`, 10,000 keys"),
+    (TokenBucketUncoalesced, "the same script, a call per decision"),
+    (OneHotKey, "**tollgate**, `gcra`, one hot key"),
+    (Published, "published token bucket, one shared connection"),
+    (PooledNoOp, "no-op, `deadpool-redis`, a get per call"),
+    (PooledPublished, "published token bucket, `deadpool-redis`, a get per call"),
+    (Throttled, "`throttled`"),
+    (Governor, "`governor`, in process"),
+];
+
+/// All that is asked.
+struct Bench {
+    keys: Vec<String>,
+    no_op: Script,
+    published: Script,
+    gcra_script: Script,
+    token_bucket_script: Script,
+    shared: MultiplexedConnection,
+    pool: Pool,
+    throttled: RedisRateLimiter,
+    governor: governor::DefaultKeyedRateLimiter<&'static str>,
+    limiter: Limiter,
+    gcra: Rule,
+    token_bucket: Rule,
+    hot: Rule,
+    exact: Rule,
+}
+
+/// A script as it is called without tollgate: loaded, with keys of its own.
+struct Script {
+    digest: String,
+    keys: Vec<String>,
+    arguments: Vec<Vec<u8>>,
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() {
+    let options = Options::read();
+    let server = Server::start();
+    // For as long as the process: callers then share it at no cost that would be measured.
+    let bench: &Bench = Box::leak(Box::new(Bench::on(&server).await));
+    let rules = ["gcra", "token_bucket"];
+    let mut targets = Targets::default();
+    let mut cells: Vec<Vec<String>> = VARIANTS.iter().map(|(_, name)| vec![(*name).to_owned()]).collect();
+    for count in &options.callers {
+        for (variant, _) in VARIANTS {
+            bench.slice(variant, *count, Duration::from_millis(50)).await;
+        }
+        let mut slices = vec![Vec::with_capacity(options.rounds); VARIANTS.len()];
+        for _ in 0..options.rounds {
+            for (slices, (variant, _)) in slices.iter_mut().zip(VARIANTS) {
+                slices.push(bench.slice(variant, *count, options.slice).await);
+            }
+        }
+        let of = |variant: Variant, what: fn(&Slice) -> f64| {
+            let at = VARIANTS.iter().position(|(one, _)| *one == variant).expect("a variant of the list");
+            median(slices[at].iter().map(what))
+        };
+        let throughput = |variant, to| of(variant, |slice| slice.per_second) / of(to, |slice| slice.per_second);
+        let p50 = |variant| of(variant, |slice| slice.p50_us) / of(NoOp, |slice| slice.p50_us);
+        let p99 = |variant| of(variant, |slice| slice.p99_us) / of(NoOp, |slice| slice.p99_us);
+        for (cells, (variant, _)) in cells.iter_mut().zip(VARIANTS) {
+            let per_second = of(variant, |slice| slice.per_second);
+            let p99_us = of(variant, |slice| slice.p99_us);
+            cells.push(match variant {
+                NoOp => format!("{:.0} a second, p99 {} µs", per_second, short(p99_us)),
+                _ => format!("{}, p99 {}", short(throughput(variant, NoOp)), short(p99(variant))),
+            });
+        }
+
+        for ((one, alone), rule) in
+            [(Gcra, GcraUncoalesced), (TokenBucket, TokenBucketUncoalesced)].into_iter().zip(rules)
+        {
+            let what = |what: &str| format!("{count} callers, `{rule}`: {what}");
+            match count {
+                1024 => {
+                    targets.at_least(what("throughput, x no-op"), 3.0, throughput(one, NoOp));
+                    targets.at_most(what("p99, x no-op"), 0.35, p99(one));
+                    targets.at_least(what("throughput, x `deadpool-redis`"), 15.0, throughput(one, PooledNoOp));
+                }
+                64 => {
+                    targets.at_least(what("throughput, x no-op"), 1.25, throughput(one, NoOp));
+                    targets.at_most(what("p99, x no-op"), 0.65, p99(one));
+                }
+                16 => {
+                    targets.at_least(what("throughput, x no-op"), 0.9, throughput(one, NoOp));
+                    targets.at_least(what("throughput, x uncoalesced"), 1.25, throughput(one, alone));
+                }
+                1 => {
+                    targets.at_most(what("p50, x no-op"), 1.05, p50(one));
+                    targets.at_most(what("p99, x no-op"), 1.1, p99(one));
+                }
+                _ => {}
+            }
+        }
+        let hot = throughput(OneHotKey, NoOp);
+        match count {
+            1024 => targets.at_least("1024 callers, one hot key: throughput, x no-op", 15.0, hot),
+            64 => targets.at_least("64 callers, one hot key: throughput, x no-op", 5.0, hot),
+            _ => {}
+        }
+        let admitted = bench.admitted(*count).await;
+        targets.exactly(format!("{count} callers, one hot key: admitted"), EXACT as f64, admitted as f64);
+    }
+
+    let counts: Vec<_> = options.callers.iter().map(|count| format!("callers: {count}")).collect();
+    let titles: Vec<_> = std::iter::once("").chain(counts.iter().map(String::as_str)).collect();
+    println!("## End to end\n\nDecisions a second and the 99th percentile of their latency, x those of the no-op.\n");
+    println!("{}", header(&titles));
+    cells.iter().for_each(|cells| println!("{}", row(cells)));
+    println!("\n{targets}");
+}
+
+impl Bench {
+    async fn on(server: &Server) -> Self {
+        let info = server.url().into_connection_info().expect("a good address");
+        // As tollgate sets it: all who share one connection would else wait for each other's packets.
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        let client = Client::open(info.set_tcp_settings(tcp)).expect("a good address");
+        let mut shared = client.get_multiplexed_async_connection().await.expect("a connection");
+        let rule = |text: &str| text.parse().expect("a good rule");
+        let words = |words: &[&str]| words.iter().map(|word| Vec::from(*word)).collect();
+        let (gcra, token_bucket) = (Algorithm::Gcra.script(), Algorithm::TokenBucket.script());
+        let ours = |script, name: &'static str| {
+            let key = move |key| format!("tollgate:{{user:{key}}}:uncoalesced/{name}-1s");
+            (key, arguments::acquire(script, &MILLION_A_SECOND, 1))
+        };
+        let ((gcra_key, gcra_arguments), (bucket_key, bucket_arguments)) =
+            (ours(gcra, "gcra"), ours(token_bucket, "token-bucket"));
+        let (user, bucket) = (|key| format!("user:{key}"), |key| format!("bucket:{key}"));
+        let five = words(&["1000000", "1000000", "1", "1", "0"]);
+        let three = words(&["1000000", "1000000", "1"]);
+        Self {
+            keys: (0..KEYS).map(user).collect(),
+            no_op: Script::load(&mut shared, NO_OP, user, five).await,
+            published: Script::load(&mut shared, peers::PUBLISHED_BUCKET, bucket, three).await,
+            gcra_script: Script::load(&mut shared, gcra.text(), gcra_key, gcra_arguments).await,
+            token_bucket_script: Script::load(&mut shared, token_bucket.text(), bucket_key, bucket_arguments).await,
+            pool: peers::pool(&server.url()),
+            throttled: peers::throttled(&client).await,
+            governor: peers::governor(),
+            limiter: Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(Duration::from_secs(5)),
+            gcra: rule("gcra 1000000/1s"),
+            token_bucket: rule("token-bucket 1000000/1s"),
+            // So that no caller is ever denied.
+            hot: rule("gcra 1000000000/1s"),
+            exact: rule(&format!("gcra {EXACT}/1d")),
+            shared,
+        }
+    }
+
+    /// One turn of a variant; none of its callers may be denied.
+    async fn slice(&'static self, variant: Variant, count: usize, time: Duration) -> Slice {
+        let key = |random: u64| self.keys[random as usize % KEYS].as_str();
+        let slice = match variant {
+            NoOp => callers(count, time, move |random| self.call(&self.no_op, random)).await,
+            Gcra => callers(count, time, move |random| self.acquire(&self.gcra, key(random))).await,
+            GcraUncoalesced => callers(count, time, move |random| self.call(&self.gcra_script, random)).await,
+            TokenBucket => callers(count, time, move |random| self.acquire(&self.token_bucket, key(random))).await,
+            TokenBucketUncoalesced => {
+                callers(count, time, move |random| self.call(&self.token_bucket_script, random)).await
+            }
+            OneHotKey => callers(count, time, move |_| self.acquire(&self.hot, "hot")).await,
+            Published => callers(count, time, move |random| self.call(&self.published, random)).await,
+            PooledNoOp => callers(count, time, move |random| self.pooled(&self.no_op, random)).await,
+            PooledPublished => callers(count, time, move |random| self.pooled(&self.published, random)).await,
+            Throttled => callers(count, time, move |random| self.throttled(key(random))).await,
+            Governor => {
+                callers(count, time, move |random| async move { self.governor.check_key(&key(random)).is_ok() }).await
+            }
+        };
+        assert_eq!(slice.allowed, slice.calls, "{variant:?} denied some of {count} callers");
+        slice
+    }
+
+    /// How many of the calls on one key were allowed by a rule that allows `EXACT`.
+    async fn admitted(&'static self, count: usize) -> u64 {
+        let key: &str = format!("exact:{count}").leak();
+        let time = Duration::from_millis(300);
+        let slice = callers(count, time, move |_| self.acquire(&self.exact, key)).await;
+        assert!(slice.calls > EXACT, "too slow a machine to tell");
+        slice.allowed
+    }
+
+    async fn acquire(&self, rule: &Rule, key: &str) -> bool {
+        self.limiter.acquire(rule, key).await.expect("a decision").allowed
+    }
+
+    async fn throttled(&self, key: &str) -> bool {
+        self.throttled.check(key, peers::throttled_quota()).await.expect("an answer").is_allowed()
+    }
+
+    async fn call(&self, script: &Script, random: u64) -> bool {
+        script.call(&mut self.shared.clone(), random).await
+    }
+
+    async fn pooled(&self, script: &Script, random: u64) -> bool {
+        script.call(&mut *self.pool.get().await.expect("a connection"), random).await
+    }
+}
+
+impl Script {
+    async fn load(
+        connection: &mut MultiplexedConnection,
+        text: &str,
+        key: impl Fn(usize) -> String,
+        arguments: Vec<Vec<u8>>,
+    ) -> Self {
+        let mut command = redis::cmd("SCRIPT");
+        let digest = command.arg("LOAD").arg(text).query_async(connection).await.expect("a digest");
+        Self { digest, keys: (0..KEYS).map(key).collect(), arguments }
+    }
+
+    /// Whether it allows: 1 comes first, in an array or packed.
+    async fn call(&self, connection: &mut impl ConnectionLike, random: u64) -> bool {
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&self.digest).arg(1).arg(&self.keys[random as usize % KEYS]).arg(&self.arguments);
+        match command.query_async(connection).await.expect("an answer") {
+            Value::Array(integers) => integers.first() == Some(&Value::Int(1)),
+            Value::BulkString(record) => record.starts_with(&1.0_f64.to_le_bytes()),
+            other => panic!("expected a decision, got {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! What decisions cost Redis, as `INFO commandstats` counts it, beside an EVALSHA that does nothing; and what keys take up.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use tollgate::Algorithm;
+use tollgate_benches::options::Options;
+use tollgate_benches::pipeline::{Calls, Connection, Replayed};
+use tollgate_benches::report::{Targets, header, median, row, short};
+use tollgate_benches::server::Server;
+use tollgate_benches::{NO_OP, Random, arguments, peers};
+
+/// Keys that calls choose from, by chance.
+const KEYS: u64 = 10_000;
+/// Requests that are spelled beforehand, and replayed.
+const SPELLED: usize = 40_000;
+/// Keys of a batch.
+const BATCH: usize = 50;
+/// Entries of all logs together.
+const ENTRIES: u64 = 100_000;
+const HOUR_US: i64 = 3_600_000_000;
+
+/// A script, and how it is called.
+struct Script {
+    name: &'static str,
+    text: &'static str,
+    /// ARGV of a call by its number, which is allowed.
+    allow: Box<dyn Fn(u64) -> Vec<Vec<u8>>>,
+    /// The same of one that is denied, but for the first on each key.
+    deny: Box<dyn Fn(u64) -> Vec<Vec<u8>>>,
+    takes_many_keys: bool,
+}
+
+/// What was measured of one thing, round after round.
+#[derive(Default)]
+struct Samples {
+    us: Vec<f64>,
+    ratio: Vec<f64>,
+}
+
+/// What was measured of a script.
+#[derive(Default)]
+struct Measured {
+    allowed: Samples,
+    denied: Samples,
+    batch_allowed: Samples,
+    batch_denied: Samples,
+    bytes: f64,
+}
+
+fn main() {
+    let options = Options::read();
+    let server = Server::start();
+    let mut bench = Bench::on(&server, options.slice / 4);
+    let mut targets = Targets::default();
+    println!("## The server\n");
+    bench.scripts(options.rounds, &mut targets);
+    bench.logs(options.rounds, &mut targets);
+    if options.keys > 0 {
+        bench.growth(options.rounds, options.keys, &mut targets);
+    }
+    println!("{targets}");
+}
+
+struct Bench {
+    redis: Connection,
+    no_op: Calls,
+    /// How long one sample takes.
+    time: Duration,
+}
+
+impl Bench {
+    fn on(server: &Server, time: Duration) -> Self {
+        let mut redis = Connection::open(&server.socket());
+        let digest = redis.load(NO_OP);
+        Self { no_op: at_random(&digest, KEYS, 1, |_| words(&["a", "b", "c", "d", "e"])), redis, time }
+    }
+
+    /// Each script, allowed and denied, alone and in batches.
+    fn scripts(&mut self, rounds: usize, targets: &mut Targets) {
+        let scripts = scripts();
+        let mut all: Vec<Measured> = scripts.iter().map(|_| Measured::default()).collect();
+        let mut no_op = Vec::new();
+        for _ in 0..rounds {
+            for (script, measured) in scripts.iter().zip(&mut all) {
+                let floor = self.redis.replay(&self.no_op, self.time).us;
+                no_op.push(floor);
+                let digest = self.redis.load(script.text);
+                for allow in [true, false] {
+                    let arguments = if allow { &script.allow } else { &script.deny };
+                    self.redis.text(&["FLUSHALL"]);
+                    self.redis.play(&each_key_once(&digest, KEYS, arguments));
+                    let single = self.redis.replay(&at_random(&digest, KEYS, 1, arguments), self.time);
+                    checked(&single, allow, script.name);
+                    if allow {
+                        measured.allowed.push(single.us, floor);
+                        measured.bytes = self.bytes_of_a_key();
+                    } else {
+                        measured.denied.push(single.us, floor);
+                    }
+                    if script.takes_many_keys {
+                        let batch = self.redis.replay(&at_random(&digest, KEYS, BATCH, arguments), self.time);
+                        checked(&batch, allow, script.name);
+                        let samples = if allow { &mut measured.batch_allowed } else { &mut measured.batch_denied };
+                        samples.push(batch.us, floor);
+                    }
+                }
+            }
+        }
+
+        println!("Time for a decision, x the no-op's {} µs; bytes a key of 16 bytes takes.\n", short(median(no_op)));
+        println!("{}", header(&["script", "allowed", "denied", "batch of 50", "denied", "bytes per key"]));
+        for (Script { name, takes_many_keys, .. }, measured) in scripts.iter().zip(&all) {
+            let Measured { allowed, denied, batch_allowed, batch_denied, bytes } = measured;
+            let batch = |samples: &Samples| if *takes_many_keys { short(samples.ratio()) } else { "-".into() };
+            let ratios = [short(allowed.ratio()), short(denied.ratio()), batch(batch_allowed), batch(batch_denied)];
+            println!("{}", row([format!("`{name}`")].into_iter().chain(ratios).chain([short(*bytes)])));
+            if ["gcra", "token_bucket", "fixed_window", "sliding_window_counter"].contains(name) {
+                targets.at_most(format!("`{name}` allowed, x no-op"), 2.6, allowed.ratio());
+                targets.at_most(format!("`{name}` denied, x no-op"), 2.1, denied.ratio());
+                targets.at_most(format!("`{name}` in a batch of 50, x no-op"), 0.65, batch_allowed.ratio());
+            }
+        }
+        println!();
+    }
+
+    /// The sliding log, while as many entries leave it as come in, by its limit.
+    fn logs(&mut self, rounds: usize, targets: &mut Targets) {
+        println!("The sliding log by its limit, x no-op, and bytes an entry.\n");
+        println!("{}", header(&["costs", "limit", "allowed", "denied", "bytes per entry"]));
+        for (costs, most_allowed, most_denied, most_bytes) in [("1", 3.6, 2.5, 20.0), ("1 to 3", 8.0, 8.0, 40.0)] {
+            for limit in [10, 100, 1_000, 10_000] {
+                let (mut allowed, mut denied, mut bytes) = (Samples::default(), Samples::default(), Vec::new());
+                for _ in 0..rounds {
+                    let floor = self.redis.replay(&self.no_op, self.time).us;
+                    let (allow, deny, bytes_per_entry) = self.log(limit, costs != "1");
+                    allowed.push(allow, floor);
+                    denied.push(deny, floor);
+                    bytes.push(bytes_per_entry);
+                }
+                let bytes = median(bytes);
+                let cells = [short(allowed.ratio()), short(denied.ratio()), short(bytes)];
+                println!("{}", row([costs.to_owned(), limit.to_string()].into_iter().chain(cells)));
+                let what = |what| format!("sliding log, costs {costs}, limit {limit}: {what}");
+                targets.at_most(what("allowed, x no-op"), most_allowed, allowed.ratio());
+                targets.at_most(what("denied, x no-op"), most_denied, denied.ratio());
+                if limit >= 100 {
+                    targets.at_most(what("bytes per entry"), most_bytes, bytes);
+                }
+            }
+        }
+        println!();
+    }
+
+    /// Microseconds of an allowed and of a denied call, and bytes of an entry.
+    fn log(&mut self, entries: u64, weighted: bool) -> (f64, f64, f64) {
+        let script = Algorithm::SlidingLog.script();
+        let digest = self.redis.load(script.text());
+        let keys = ENTRIES / entries;
+        // Costs of 1, 2 and 3 in turn are 2 on average.
+        let limit = (if weighted { 2 * entries } else { entries }) as i64;
+        let cost = |number: u64| if weighted { 1 + number % 3 } else { 1 };
+
+        self.redis.text(&["FLUSHALL"]);
+        let hour = |number| arguments::acquire(script, &[limit, HOUR_US], cost(number));
+        let calls = (0..ENTRIES).map(|number| ([number % keys], hour(number)));
+        let full = self.redis.play(&Calls::of(&digest, calls));
+        let bytes = self.bytes_of_a_key() * keys as f64 / full.allowed as f64;
+        // What is left of a limit may cover a lower cost.
+        let most = if weighted { 3 } else { 1 };
+        let deny = |_| arguments::acquire(script, &[limit, HOUR_US], most);
+        let denied = self.redis.replay(&at_random(&digest, keys, 1, deny), self.time);
+        checked(&denied, false, "sliding_window_log");
+
+        // As long a period as fills the logs to 7/10 at the pace just seen.
+        self.redis.text(&["FLUSHALL"]);
+        let period = full.time.mul_f64(0.7);
+        let soon = |number| arguments::acquire(script, &[limit, period.as_micros() as i64], cost(number));
+        let round = ENTRIES.max(SPELLED as u64);
+        let calls = Calls::of(&digest, (0..round).map(|number| ([number % keys], soon(number))));
+        self.redis.replay(&calls, period.mul_f64(1.2));
+        let allowed = self.redis.replay(&calls, self.time);
+        checked(&allowed, true, "sliding_window_log");
+        (allowed.us, denied.us, bytes)
+    }
+
+    /// What GCRA costs by how many keys live: beside this server another one, full.
+    fn growth(&mut self, rounds: usize, keys: u64, targets: &mut Targets) {
+        let script = Algorithm::Gcra.script();
+        let a_million_an_hour = |_| arguments::acquire(script, &[1_000_000, 1, 3_600, 1, 0], 1);
+        let server = Server::start();
+        let mut full = Connection::open(&server.socket());
+        let digest = full.load(script.text());
+        let empty = full.info("memory", &["used_memory:"]);
+        for first in (0..keys).step_by(SPELLED) {
+            let some: Vec<u64> = (first..keys.min(first + SPELLED as u64)).collect();
+            let calls = some.chunks(if arguments::is_packed(script) { BATCH } else { 1 });
+            full.play(&Calls::of(&digest, calls.map(|keys| (keys, a_million_an_hour(0)))));
+        }
+        let bytes = (full.info("memory", &["used_memory:"]) - empty) / keys as f64;
+        // Redis moves its keys to a larger table bit by bit: let it end, as it has where keys don't come all at once.
+        full.text(&["CONFIG", "SET", "hz", "500"]);
+        sleep(Duration::from_secs(4));
+        full.text(&["CONFIG", "SET", "hz", "10"]);
+        full.load(NO_OP);
+
+        self.redis.load(script.text());
+        self.redis.text(&["FLUSHALL"]);
+        self.redis.play(&each_key_once(&digest, KEYS, a_million_an_hour));
+        let among_few = at_random(&digest, KEYS, 1, a_million_an_hour);
+        let among_many =
+            Calls::of(&digest, Random::seeded(2).take(5 * SPELLED).map(|r| ([r % keys], a_million_an_hour(0))));
+        let (mut few, mut many) = (Samples::default(), Samples::default());
+        for _ in 0..rounds {
+            let floor = self.redis.replay(&self.no_op, self.time).us;
+            few.push(self.redis.replay(&among_few, self.time).us, floor);
+            let floor = full.replay(&self.no_op, self.time).us;
+            many.push(full.replay(&among_many, self.time).us, floor);
+        }
+        let growth = median(many.us.iter().copied()) / median(few.us.iter().copied());
+        println!(
+            "`gcra` with {keys} live keys: {} x no-op, {} with {KEYS}; {} bytes a key of all that Redis allocates.\n",
+            short(many.ratio()),
+            short(few.ratio()),
+            short(bytes.round()),
+        );
+        targets.at_most(format!("`gcra`, {keys} live keys, x {KEYS} live keys"), 1.25, growth);
+    }
+
+    fn bytes_of_a_key(&mut self) -> f64 {
+        let key = self.redis.text(&["RANDOMKEY"]);
+        self.redis.integer(&["MEMORY", "USAGE", &key, "SAMPLES", "0"]) as f64
+    }
+}
+
+impl Samples {
+    fn push(&mut self, us: f64, no_op_us: f64) {
+        self.us.push(us);
+        self.ratio.push(us / no_op_us);
+    }
+
+    fn ratio(&self) -> f64 {
+        median(self.ratio.iter().copied())
+    }
+}
+
+/// Every script, and the token bucket as others write it.
+fn scripts() -> Vec<Script> {
+    let ours = Algorithm::all().map(|algorithm| {
+        let script = algorithm.script();
+        let (allow, deny): (&[i64], &[i64]) = match algorithm {
+            Algorithm::TokenBucket | Algorithm::Gcra => (&[1_000_000, 1, 1, 1, 0], &[1, 1, HOUR_US, 1, 0]),
+            Algorithm::FixedWindow => (&[1_000_000, 1_000_000, HOUR_US, 0, 0], &[1, 1, HOUR_US, 0, 0]),
+            Algorithm::SlidingWindow => (&[1_000_000, HOUR_US, 1], &[1, HOUR_US, 1]),
+            // Few entries; more follow.
+            Algorithm::SlidingLog => (&[10, 10_000], &[1, HOUR_US]),
+            Algorithm::Concurrency => (&[1_000, 10_000], &[1, HOUR_US]),
+            other => panic!("{other}: which numbers allow, and which deny?"),
+        };
+        let call = move |numbers: &'static [i64]| -> Box<dyn Fn(u64) -> Vec<Vec<u8>>> {
+            Box::new(move |number| {
+                let mut arguments = arguments::acquire(script, numbers, 1);
+                if algorithm.holds() {
+                    // Each permit has a holder of its own.
+                    arguments.insert(numbers.len(), format!("holder:{number}").into());
+                }
+                arguments
+            })
+        };
+        Script {
+            name: script.name(),
+            text: script.text(),
+            allow: call(allow),
+            deny: call(deny),
+            takes_many_keys: arguments::is_packed(script),
+        }
+    });
+    let published = Script {
+        name: "published token bucket",
+        text: peers::PUBLISHED_BUCKET,
+        allow: Box::new(|_| words(&["1000000", "1000000", "1"])),
+        deny: Box::new(|_| words(&["1", "0.0001", "1"])),
+        takes_many_keys: false,
+    };
+    ours.chain([published]).collect()
+}
+
+/// Calls on keys by chance, so many keys each.
+fn at_random(digest: &str, keys: u64, each: usize, arguments: impl Fn(u64) -> Vec<Vec<u8>>) -> Calls {
+    let mut random = Random::seeded(1);
+    let calls = (0..(SPELLED / each) as u64).map(|number| {
+        let keys: Vec<_> = random.by_ref().take(each).map(|random| random % keys).collect();
+        // Holders of the keys' first permits keep these.
+        (keys, arguments(KEYS + number))
+    });
+    Calls::of(digest, calls)
+}
+
+fn each_key_once(digest: &str, keys: u64, arguments: impl Fn(u64) -> Vec<Vec<u8>>) -> Calls {
+    Calls::of(digest, (0..keys).map(|key| ([key], arguments(key))))
+}
+
+/// That what was measured is what was meant.
+fn checked(replayed: &Replayed, allow: bool, what: &str) {
+    let share = replayed.allowed as f64 / replayed.decisions as f64;
+    let (meant, good) = if allow { ("allowed", share > 0.99) } else { ("denied", share < 0.01) };
+    assert!(good, "{what}: not all {meant}, {share:.3} allowed");
+}
+
+fn words(words: &[&str]) -> Vec<Vec<u8>> {
+    words.iter().map(|word| Vec::from(*word)).collect()
+}

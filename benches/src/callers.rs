@@ -1,0 +1,59 @@
+//! Closed-loop callers: each asks again as soon as it is answered.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use crate::Random;
+
+/// What one slice of time with some callers gave.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice {
+    pub calls: u64,
+    pub allowed: u64,
+    pub per_second: f64,
+    pub p50_us: f64,
+    pub p99_us: f64,
+}
+
+/// So many callers, for so long. `ask` is told a random number, and answers whether it was allowed.
+pub async fn callers<F, A>(count: usize, time: Duration, ask: F) -> Slice
+where
+    F: Fn(u64) -> A + Copy + Send + 'static,
+    A: Future<Output = bool> + Send,
+{
+    let started = Instant::now();
+    let until = started + time;
+    let caller = |number: usize| async move {
+        // A list is written in order: a histogram each would push everything else out of the cache.
+        let mut latencies_ns = Vec::<u32>::with_capacity(4096);
+        let mut allowed = 0;
+        for random in Random::seeded(number as u64) {
+            let sent = Instant::now();
+            if sent >= until {
+                break;
+            }
+            allowed += u64::from(ask(random).await);
+            latencies_ns.push(u32::try_from(sent.elapsed().as_nanos()).unwrap_or(u32::MAX));
+        }
+        (latencies_ns, allowed)
+    };
+    let tasks: Vec<_> = (0..count).map(|number| tokio::spawn(caller(number))).collect();
+    let mut done = Vec::with_capacity(count);
+    for task in tasks {
+        done.push(task.await.expect("a caller that was answered"));
+    }
+    let seconds = started.elapsed().as_secs_f64();
+
+    let mut latencies = Histogram::<u64>::new_with_bounds(1, u32::MAX.into(), 3).expect("good bounds");
+    done.iter().flat_map(|(all, _)| all).for_each(|ns| latencies.saturating_record((*ns).into()));
+    let microseconds = |quantile| latencies.value_at_quantile(quantile) as f64 / 1000.0;
+    Slice {
+        calls: latencies.len(),
+        allowed: done.iter().map(|(_, allowed)| allowed).sum(),
+        per_second: latencies.len() as f64 / seconds,
+        p50_us: microseconds(0.5),
+        p99_us: microseconds(0.99),
+    }
+}

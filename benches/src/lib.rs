@@ -1,0 +1,34 @@
+//! What the measurements share.
+
+pub mod arguments;
+pub mod callers;
+pub mod options;
+pub mod peers;
+pub mod pipeline;
+pub mod report;
+pub mod server;
+
+/// Does nothing, and answers about as much as a decision. Called with one key and five arguments, it is what all else is
+/// compared with: ratios to it travel between machines, times don't.
+pub const NO_OP: &str = "return {1,2,3,4}";
+
+/// A stream of numbers by chance: xorshift, as cheap as can be, and the same in every run.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn seeded(seed: u64) -> Self {
+        Self(0x9e37_79b9_7f4a_7c15 ^ ((seed + 1) << 20))
+    }
+}
+
+impl Iterator for Random {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        Some(self.0)
+    }
+}
