@@ -64,6 +64,14 @@ impl Calls {
     }
 }
 
+impl Replayed {
+    /// Whether all were allowed, or none. One in a hundred may differ: those that began a state, or a window.
+    pub fn all(&self, allowed: bool) -> bool {
+        let others = if allowed { self.decisions - self.allowed } else { self.allowed };
+        others * 100 <= self.decisions
+    }
+}
+
 impl Connection {
     pub fn open(socket: &Path) -> Self {
         Self(BufReader::with_capacity(1 << 16, UnixStream::connect(socket).expect("a redis-server at the socket")))
@@ -98,6 +106,11 @@ impl Connection {
         });
         let end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
         number[..end].parse().expect("a number")
+    }
+
+    /// Bytes that Redis has allocated, for all there is.
+    pub fn used_memory(&mut self) -> f64 {
+        self.info("memory", &["used_memory:"])
     }
 
     /// Plays all calls once.

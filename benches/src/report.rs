@@ -39,10 +39,13 @@ impl fmt::Display for Targets {
     }
 }
 
-/// A ratio or a time in as few digits as tell it.
+/// A ratio or a time in as few digits as tell it; `-` if there is none.
 pub fn short(value: f64) -> String {
-    let digits = if value.fract() == 0.0 || value >= 100.0 { 0 } else { 2 };
-    format!("{value:.digits$}")
+    match value {
+        _ if value.is_nan() => "-".into(),
+        _ if value.fract() == 0.0 || value >= 100.0 => format!("{value:.0}"),
+        _ => format!("{value:.2}"),
+    }
 }
 
 /// A row of a table.

@@ -57,7 +57,7 @@ struct Bench {
     no_op: Script,
     published: Script,
     gcra_script: Script,
-    token_bucket_script: Script,
+    bucket_script: Script,
     shared: MultiplexedConnection,
     pool: Pool,
     throttled: RedisRateLimiter,
@@ -82,10 +82,10 @@ async fn main() {
     let server = Server::start();
     // For as long as the process: callers then share it at no cost that would be measured.
     let bench: &Bench = Box::leak(Box::new(Bench::on(&server).await));
-    let rules = ["gcra", "token_bucket"];
     let mut targets = Targets::default();
     let mut cells: Vec<Vec<String>> = VARIANTS.iter().map(|(_, name)| vec![(*name).to_owned()]).collect();
     for count in &options.callers {
+        eprintln!("end to end, callers: {count}");
         for (variant, _) in VARIANTS {
             bench.slice(variant, *count, Duration::from_millis(50)).await;
         }
@@ -106,15 +106,17 @@ async fn main() {
             let per_second = of(variant, |slice| slice.per_second);
             let p99_us = of(variant, |slice| slice.p99_us);
             cells.push(match variant {
-                NoOp => format!("{:.0} a second, p99 {} µs", per_second, short(p99_us)),
+                NoOp => format!("{per_second:.0} a second, p99 {} µs", short(p99_us)),
+                Governor => short(throughput(variant, NoOp)),
                 _ => format!("{}, p99 {}", short(throughput(variant, NoOp)), short(p99(variant))),
             });
         }
 
-        for ((one, alone), rule) in
-            [(Gcra, GcraUncoalesced), (TokenBucket, TokenBucketUncoalesced)].into_iter().zip(rules)
+        let who = if *count == 1 { "1 caller".to_owned() } else { format!("{count} callers") };
+        for (one, alone, rule) in
+            [(Gcra, GcraUncoalesced, "gcra"), (TokenBucket, TokenBucketUncoalesced, "token-bucket")]
         {
-            let what = |what: &str| format!("{count} callers, `{rule}`: {what}");
+            let what = |what: &str| format!("{who}, `{rule}`: {what}");
             match count {
                 1024 => {
                     targets.at_least(what("throughput, x no-op"), 3.0, throughput(one, NoOp));
@@ -127,7 +129,7 @@ async fn main() {
                 }
                 16 => {
                     targets.at_least(what("throughput, x no-op"), 0.9, throughput(one, NoOp));
-                    targets.at_least(what("throughput, x uncoalesced"), 1.25, throughput(one, alone));
+                    targets.at_least(what("throughput, x the same uncoalesced"), 1.25, throughput(one, alone));
                 }
                 1 => {
                     targets.at_most(what("p50, x no-op"), 1.05, p50(one));
@@ -136,14 +138,13 @@ async fn main() {
                 _ => {}
             }
         }
-        let hot = throughput(OneHotKey, NoOp);
+        let (hot, hot_to_no_op) = (format!("{who}, one hot key: throughput, x no-op"), throughput(OneHotKey, NoOp));
         match count {
-            1024 => targets.at_least("1024 callers, one hot key: throughput, x no-op", 15.0, hot),
-            64 => targets.at_least("64 callers, one hot key: throughput, x no-op", 5.0, hot),
+            1024 => targets.at_least(hot, 15.0, hot_to_no_op),
+            64 => targets.at_least(hot, 5.0, hot_to_no_op),
             _ => {}
         }
-        let admitted = bench.admitted(*count).await;
-        targets.exactly(format!("{count} callers, one hot key: admitted"), EXACT as f64, admitted as f64);
+        targets.exactly(format!("{who}, one hot key: admitted"), EXACT as f64, bench.admitted(*count).await as f64);
     }
 
     let counts: Vec<_> = options.callers.iter().map(|count| format!("callers: {count}")).collect();
@@ -164,21 +165,16 @@ impl Bench {
         let rule = |text: &str| text.parse().expect("a good rule");
         let words = |words: &[&str]| words.iter().map(|word| Vec::from(*word)).collect();
         let (gcra, token_bucket) = (Algorithm::Gcra.script(), Algorithm::TokenBucket.script());
-        let ours = |script, name: &'static str| {
-            let key = move |key| format!("tollgate:{{user:{key}}}:uncoalesced/{name}-1s");
-            (key, arguments::acquire(script, &MILLION_A_SECOND, 1))
-        };
-        let ((gcra_key, gcra_arguments), (bucket_key, bucket_arguments)) =
-            (ours(gcra, "gcra"), ours(token_bucket, "token-bucket"));
-        let (user, bucket) = (|key| format!("user:{key}"), |key| format!("bucket:{key}"));
+        let [as_gcra, as_bucket] = [gcra, token_bucket].map(|script| arguments::acquire(script, &MILLION_A_SECOND, 1));
         let five = words(&["1000000", "1000000", "1", "1", "0"]);
         let three = words(&["1000000", "1000000", "1"]);
         Self {
-            keys: (0..KEYS).map(user).collect(),
-            no_op: Script::load(&mut shared, NO_OP, user, five).await,
-            published: Script::load(&mut shared, peers::PUBLISHED_BUCKET, bucket, three).await,
-            gcra_script: Script::load(&mut shared, gcra.text(), gcra_key, gcra_arguments).await,
-            token_bucket_script: Script::load(&mut shared, token_bucket.text(), bucket_key, bucket_arguments).await,
+            keys: (0..KEYS).map(|key| format!("user:{key}")).collect(),
+            no_op: Script::load(&mut shared, NO_OP, "user:", five).await,
+            published: Script::load(&mut shared, peers::PUBLISHED_BUCKET, "bucket:", three).await,
+            // Keys as long as tollgate's.
+            gcra_script: Script::load(&mut shared, gcra.text(), "uncoalesced:cli:gcra-1s:", as_gcra).await,
+            bucket_script: Script::load(&mut shared, token_bucket.text(), "uncoalesced:bucket-1s:", as_bucket).await,
             pool: peers::pool(&server.url()),
             throttled: peers::throttled(&client).await,
             governor: peers::governor(),
@@ -200,9 +196,7 @@ impl Bench {
             Gcra => callers(count, time, move |random| self.acquire(&self.gcra, key(random))).await,
             GcraUncoalesced => callers(count, time, move |random| self.call(&self.gcra_script, random)).await,
             TokenBucket => callers(count, time, move |random| self.acquire(&self.token_bucket, key(random))).await,
-            TokenBucketUncoalesced => {
-                callers(count, time, move |random| self.call(&self.token_bucket_script, random)).await
-            }
+            TokenBucketUncoalesced => callers(count, time, move |random| self.call(&self.bucket_script, random)).await,
             OneHotKey => callers(count, time, move |_| self.acquire(&self.hot, "hot")).await,
             Published => callers(count, time, move |random| self.call(&self.published, random)).await,
             PooledNoOp => callers(count, time, move |random| self.pooled(&self.no_op, random)).await,
@@ -243,15 +237,10 @@ impl Bench {
 }
 
 impl Script {
-    async fn load(
-        connection: &mut MultiplexedConnection,
-        text: &str,
-        key: impl Fn(usize) -> String,
-        arguments: Vec<Vec<u8>>,
-    ) -> Self {
+    async fn load(connection: &mut MultiplexedConnection, text: &str, prefix: &str, arguments: Vec<Vec<u8>>) -> Self {
         let mut command = redis::cmd("SCRIPT");
         let digest = command.arg("LOAD").arg(text).query_async(connection).await.expect("a digest");
-        Self { digest, keys: (0..KEYS).map(key).collect(), arguments }
+        Self { digest, keys: (0..KEYS).map(|key| format!("{prefix}{key}")).collect(), arguments }
     }
 
     /// Whether it allows: 1 comes first, in an array or packed.

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Measures decisions end to end and on the server, each variant in turn, and prints every target beside what was measured:
+# about ten minutes unless told otherwise. Needs cargo and redis-server; starts servers of its own on loopback.
+#
+#   bash benches/run.sh [--rounds N] [--slice MS] [--callers N,N] [--keys N]
+set -euo pipefail
+cd "$(dirname "$0")"
+
+cargo build --release --quiet --bins
+binaries=${CARGO_TARGET_DIR:-target}/release
+
+model=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null | head -n 1)
+printf 'Machine: %s cores shared by client and server (%s), %s, %s. Load before the run: %s.\n\n' \
+    "$(getconf _NPROCESSORS_ONLN)" "${model:-unknown}" "$(redis-server --version | sed 's/.* v=\([0-9.]*\).*/Redis \1/')" \
+    "$(rustc --version | cut -d ' ' -f 1,2)" "$(uptime | sed 's/.*load average[s]*: *//')"
+"$binaries/end_to_end" "$@"
+"$binaries/server" "$@"
