@@ -179,6 +179,35 @@ async fn everybody_ends_by_the_deadline_and_knows_whether_it_was_sent() {
     assert!(charged <= unknown as u64, "{charged} were charged and {unknown} were told that it may be so");
 }
 
+#[test]
+fn a_runtime_that_ends_leaves_nobody_stranded_in_the_next() {
+    let server = Server::start();
+    let (limiter, rule) = (limiter(&server), Arc::new(rule("gcra 1000/30d")));
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let first = runtime();
+    first.block_on(limiter.acquire(&rule, "key")).expect("a decision");
+    server.signal("-STOP");
+    for _ in 0..50 {
+        let (limiter, rule) = (limiter.clone(), Arc::clone(&rule));
+        first.spawn(async move { limiter.acquire(&rule, "key").await });
+    }
+    first.block_on(async {
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    });
+    drop(first);
+    server.signal("-CONT");
+    let short = limiter.clone().deadline(Duration::from_secs(5));
+    let answers = runtime().block_on(async {
+        // The connection went with the first runtime: who finds it closed is told so, and the next gets another.
+        let found = short.acquire(&rule, "key").await;
+        (found, at_once(&short, vec![(Arc::clone(&rule), "key".into(), 1); 50]).await)
+    });
+    assert!(answers.0.is_ok() || answers.0.is_err_and(|error| error.is_disconnected()));
+    assert!(answers.1.iter().all(Result::is_ok), "{:?}", answers.1);
+}
+
 #[tokio::test]
 async fn a_script_cache_flushed_before_a_flight_costs_nobody_an_answer() {
     let server = Server::start();

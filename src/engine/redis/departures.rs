@@ -80,12 +80,14 @@ impl Redis {
 
     /// Decides all of these together, each by itself.
     pub(crate) async fn acquire_all(&self, asks: Vec<Ask>, deadline: Duration) -> Vec<Result<Reply, Error>> {
-        let answered: Vec<_> = {
+        let (answered, boards): (Vec<_>, _) = {
             let mut line = self.line();
             let answered = asks.into_iter().map(|ask| self.stand(&mut line, ask, deadline)).collect();
-            self.board(&mut line, &Handle::current());
-            answered
+            (answered, line.boards())
         };
+        if boards {
+            self.launch(Handle::current());
+        }
         let mut replies = Vec::with_capacity(answered.len());
         for one in answered {
             replies.push(received(one).await);
@@ -95,30 +97,32 @@ impl Redis {
 
     /// A turn for this ask, or, where others are ahead, what will bring its answer.
     fn turn_or_place(&self, ask: Ask, deadline: Duration) -> Result<(Turn, Ask), Answered> {
-        let mut line = self.line();
-        if line.under_way == 0 {
-            line.under_way = 1;
-            return Ok((Turn { redis: self.clone(), runtime: Handle::current(), boarding: false }, ask));
+        let (answered, boards) = {
+            let mut line = self.line();
+            if line.under_way == 0 {
+                line.under_way = 1;
+                return Ok((Turn { redis: self.clone(), runtime: Handle::current(), boarding: false }, ask));
+            }
+            (self.stand(&mut line, ask, deadline), line.boards())
+        };
+        if boards {
+            self.launch(Handle::current());
         }
-        let answered = self.stand(&mut line, ask, deadline);
-        self.board(&mut line, &Handle::current());
         Err(answered)
     }
 
-    /// Makes a flight ready for those in line, unless one is already, or as many are under way as may be.
-    fn board(&self, line: &mut Line, runtime: &Handle) {
-        if line.under_way < FLIGHTS && !line.boarding && !line.waiting.is_empty() {
-            line.under_way += 1;
-            line.boarding = true;
-            runtime.spawn(Turn { redis: self.clone(), runtime: runtime.clone(), boarding: true }.fly_on());
-        }
+    /// Sends off the flight that boards. Not under the line's lock: a runtime that has ended drops it at once.
+    fn launch(&self, runtime: Handle) {
+        runtime.spawn(Turn { redis: self.clone(), runtime: runtime.clone(), boarding: true }.fly_on());
     }
 
     fn stand(&self, line: &mut Line, ask: Ask, deadline: Duration) -> Answered {
-        let until = Instant::now() + deadline;
+        let now = Instant::now();
+        let until = now + deadline;
         let (to, answered) = oneshot::channel();
         line.waiting.push(Caller { ask, answer: Answer { to, until, deadline } });
-        if line.watched.is_none_or(|watched| until < watched) {
+        // A watch that is late may have ended with its runtime.
+        if line.watched.is_none_or(|watched| until < watched || watched < now) {
             line.watched = Some(until);
             tokio::spawn(watch(Arc::downgrade(&self.shared), until));
         }
@@ -260,9 +264,27 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut line = self.redis.line();
-        line.under_way -= 1;
-        line.boarding &= !self.boarding;
-        self.redis.board(&mut line, &self.runtime);
+        let (boards, stranded) = {
+            let mut line = self.redis.line();
+            line.under_way -= 1;
+            line.boarding &= !self.boarding;
+            // Its runtime has ended before it could leave, and another flight would get no further.
+            let stranded = if self.boarding { std::mem::take(&mut line.waiting) } else { Vec::new() };
+            (line.boards(), stranded)
+        };
+        drop(stranded);
+        if boards {
+            self.redis.launch(self.runtime.clone());
+        }
+    }
+}
+
+impl Line {
+    /// Whether a flight is to be launched for those in line: none boards yet, and another may be under way.
+    fn boards(&mut self) -> bool {
+        let boards = self.under_way < FLIGHTS && !self.boarding && !self.waiting.is_empty();
+        self.under_way += usize::from(boards);
+        self.boarding |= boards;
+        boards
     }
 }
