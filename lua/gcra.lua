@@ -315,8 +315,9 @@ for index = 1, count do repeat
       if changed and not covered and server_time and writes then
         -- Denied, and the key would expire before it resets under the new numbers.
         armed = (last + 1000000 - last % 1000000) / 1000000
-        redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+        -- In this order, since Redis refuses a SETRANGE, but no PEXPIREAT, where it is out of memory.
         redis.call('SETRANGE', key, '14', struct.pack('<I5', armed))
+        redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
       end
     end
   end

@@ -2,15 +2,12 @@
 //! alike on one key as one lot of them.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::error::{Error, Kind};
 use crate::script::{Reply, Script};
 
-/// Keys in one call of a script, so that it holds Redis for no more than 150 microseconds.
-const MOST_KEYS: usize = 100;
 /// As large as a cost needs to be: above every limit.
 const LARGEST_COST: u64 = 1 << 53;
 
@@ -24,6 +21,8 @@ pub(crate) struct Ask {
     pub(crate) cost: u64,
     /// Microseconds since the epoch; the server's time if none.
     pub(crate) now_us: Option<u64>,
+    /// Keys in one call of the script, so that it doesn't hold Redis for long.
+    pub(crate) most_keys: usize,
 }
 
 /// One call of a script in its packed form.
@@ -33,11 +32,11 @@ pub(crate) struct Batch<'a> {
     numbers: &'a Arc<[u8]>,
     now_us: Option<u64>,
     lots: Vec<Lot<'a>>,
-    /// Where a key at a cost stands among the lots.
-    places: HashMap<(&'a [u8], u64), usize>,
+    /// Where a key's last lot stands.
+    places: HashMap<&'a [u8], usize>,
 }
 
-/// Asks alike: of one key, at one cost.
+/// Asks alike that follow each other: of one key, at one cost.
 #[derive(Debug)]
 struct Lot<'a> {
     key: &'a [u8],
@@ -79,7 +78,7 @@ impl<'a> Batch<'a> {
         batch
     }
 
-    /// As few batches as these asks can be made in, and the place of each. Asks alike keep their order.
+    /// As few batches as these asks can be made in, and the place of each. Asks of one key keep their order.
     pub(crate) fn of(asks: &'a [Ask]) -> (Vec<Self>, Vec<Place>) {
         let mut batches: Vec<Self> = Vec::new();
         let places = asks.iter().map(|ask| {
@@ -106,22 +105,25 @@ impl<'a> Batch<'a> {
     }
 
     fn has_room(&self, ask: &Ask) -> bool {
-        self.lots.len() < MOST_KEYS || self.places.contains_key(&(ask.key.as_slice(), ask.cost))
+        self.lots.len() < ask.most_keys || self.lot_for(ask).is_some()
+    }
+
+    /// The lot that the ask can join: its key's last one, if that is at its cost. To join an earlier one would be to
+    /// overtake.
+    fn lot_for(&self, ask: &Ask) -> Option<usize> {
+        let last = *self.places.get(ask.key.as_slice())?;
+        (self.lots[last].cost == ask.cost).then_some(last)
     }
 
     fn add(&mut self, ask: &'a Ask) -> (usize, u32) {
-        let (key, cost) = (ask.key.as_slice(), ask.cost);
-        match self.places.entry((key, cost)) {
-            Entry::Occupied(place) => {
-                let lot = &mut self.lots[*place.get()];
-                lot.calls += 1;
-                (*place.get(), lot.calls - 1)
-            }
-            Entry::Vacant(place) => {
-                self.lots.push(Lot { key, cost, calls: 1 });
-                (*place.insert(self.lots.len() - 1), 0)
-            }
+        if let Some(at) = self.lot_for(ask) {
+            let lot = &mut self.lots[at];
+            lot.calls += 1;
+            return (at, lot.calls - 1);
         }
+        self.lots.push(Lot { key: &ask.key, cost: ask.cost, calls: 1 });
+        self.places.insert(&ask.key, self.lots.len() - 1);
+        (self.lots.len() - 1, 0)
     }
 
     /// KEYS in order.
@@ -202,9 +204,11 @@ mod tests {
     use super::*;
     use crate::algorithm::Algorithm;
 
+    const MOST_KEYS: usize = 80;
+
     fn ask(numbers: &Arc<[u8]>, key: &str, cost: u64) -> Ask {
         let (script, numbers) = (Algorithm::Gcra.script(), Arc::clone(numbers));
-        Ask { script, numbers, key: key.into(), cost, now_us: None }
+        Ask { script, numbers, key: key.into(), cost, now_us: None, most_keys: MOST_KEYS }
     }
 
     fn arguments(batch: &Batch<'_>) -> Vec<Vec<u8>> {
@@ -224,14 +228,18 @@ mod tests {
             ask(&equal, "a", 1),
             ask(&one, "a", 2),
             ask(&one, "a", 1),
+            ask(&one, "a", 1),
         ];
         let (batches, places) = Batch::of(&asks);
         let keys: Vec<Vec<_>> = batches.iter().map(|batch| batch.keys().collect()).collect();
-        assert_eq!(keys, [vec![b"a", b"b", b"a"], vec![b"a"]]);
+        assert_eq!(keys, [vec![b"a", b"b", b"a", b"a"], vec![b"a"]]);
         let seats: Vec<_> = places.iter().map(|place| (place.batch, place.lot, place.before)).collect();
-        assert_eq!(seats, [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 2, 0), (0, 0, 2)]);
-        let several = [1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1, 0, 0];
-        assert_eq!(arguments(&batches[0]), [vec![1], b"0".to_vec(), b"-1".to_vec(), several.to_vec()]);
+        assert_eq!(seats, [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 2, 0), (0, 3, 0), (0, 3, 1)]);
+        let several: Vec<u8> = [(1, 2), (1, 1), (2, 1), (1, 2)]
+            .into_iter()
+            .flat_map(|(cost, calls)| [cost, 0, 0, 0, 0, 0, 0, calls, 0, 0])
+            .collect();
+        assert_eq!(arguments(&batches[0]), [vec![1], b"0".to_vec(), b"-1".to_vec(), several]);
         assert_eq!(arguments(&batches[1]), [vec![2], b"1".to_vec()]);
     }
 

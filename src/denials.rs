@@ -73,7 +73,7 @@ struct Seen {
 #[derive(Debug)]
 pub(crate) struct Changing<'a> {
     cache: &'a DenialCache,
-    keys: Vec<u8>,
+    keys: Option<Vec<u8>>,
 }
 
 impl DenialCache {
@@ -89,7 +89,8 @@ impl DenialCache {
     /// Default: a second.
     #[must_use]
     pub fn longest(mut self, time: Duration) -> Self {
-        self.longest = time;
+        // An instant so far ahead can still be told.
+        self.longest = time.min(Duration::from_secs(365 * 86_400));
         self
     }
 
@@ -127,14 +128,12 @@ impl DenialCache {
 
     /// While this lives, this process changes these keys: denials that were asked for before it is dropped no longer hold.
     pub(crate) fn changing(&self, keys: Vec<u8>) -> Changing<'_> {
-        Changing { cache: self, keys }
+        Changing { cache: self, keys: Some(keys) }
     }
 
-    /// This process changed keys that aren't known one by one.
-    pub(crate) fn forget_all(&self) {
-        for count in &self.shared.changes {
-            count.fetch_add(1, Ordering::AcqRel);
-        }
+    /// The same for keys that aren't known one by one.
+    pub(crate) fn changing_any(&self) -> Changing<'_> {
+        Changing { cache: self, keys: None }
     }
 
     fn changes<'a>(&'a self, keys: &'a [u8]) -> impl Iterator<Item = &'a AtomicU64> {
@@ -148,8 +147,10 @@ impl DenialCache {
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        for count in self.cache.changes(&self.keys) {
-            count.fetch_add(1, Ordering::AcqRel);
+        let changed = |count: &AtomicU64| _ = count.fetch_add(1, Ordering::AcqRel);
+        match &self.keys {
+            Some(keys) => self.cache.changes(keys).for_each(changed),
+            None => self.cache.shared.changes.iter().for_each(changed),
         }
     }
 }

@@ -59,12 +59,15 @@ impl Engine {
         }
     }
 
-    /// Decides all of these, each by itself, and ends by the deadline.
-    pub(crate) async fn acquire_all(&self, asks: Vec<Ask>, deadline: Duration) -> Vec<Result<Reply, Error>> {
+    /// Decides all of these, each by itself and by its deadline.
+    pub(crate) async fn acquire_all(&self, asks: Vec<(Ask, Duration)>) -> Vec<Result<Reply, Error>> {
         match self {
-            Self::Redis(redis) => redis.acquire_all(asks, deadline).await,
+            Self::Redis(redis) => redis.acquire_all(asks).await,
             #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => embedded.acquire_all(&asks),
+            Self::Embedded(embedded) => {
+                let asks: Vec<_> = asks.into_iter().map(|(ask, _)| ask).collect();
+                embedded.acquire_all(&asks)
+            }
         }
     }
 

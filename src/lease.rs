@@ -69,6 +69,9 @@ impl Limiter {
     /// that the limit can't refill: a lease saves calls where a limit is used up or nearly so, as a window in its
     /// second half or a bucket after a burst.
     ///
+    /// Times are those of this machine's monotonic clock; where that stands still, as in a machine that is suspended, up
+    /// to a share may be spent after the limit has refilled.
+    ///
     /// What else happens to the key reaches a lease only with its next batch: after a block, a penalty, a reset, a
     /// changed rule, or units that others give back without a lease, up to half the capacity may still be spent that an
     /// exact limiter would not admit.

@@ -41,8 +41,8 @@
 //!
 //! # Invariants
 //!
-//! - The core (everything but `engine`, `limiter`, `hold`, `wait` and `lease`) does no I/O, knows no async runtime and
-//!   names no feature but `serde`.
+//! - The core (everything but `engine`, `limiter`, `hold`, `wait`, `lease` and `denials`) does no I/O, knows no async
+//!   runtime and names no feature but `serde`.
 //! - Arrows point to the core: engines know scripts, never rules, and never each other.
 //! - A decision is one round trip.
 //! - The limiter arithmetic stands once, in Lua. Rust prepares a rule's arguments and reads replies.

@@ -1,11 +1,10 @@
 //! One call: rule + key + cost -> decision.
 
+mod many;
 mod upkeep;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-
-use futures_util::future::{join, join_all};
 
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::batch::Ask;
@@ -72,34 +71,6 @@ impl Limiter {
     /// No decision could be made; see [`Error`].
     pub async fn acquire<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.decide(rule, &request.into(), Mode::Acquire).await
-    }
-
-    /// Acquires for each of these requests by itself, together: as few calls of scripts as will do, in one round trip.
-    /// The decisions are in the requests' order; the deadline is the limiter's.
-    pub async fn acquire_many<'a, R: Into<Request<'a>>>(
-        &self,
-        rule: &Rule,
-        requests: impl IntoIterator<Item = R>,
-    ) -> Vec<Result<Decision, Error>> {
-        let requests: Vec<Request<'a>> = requests.into_iter().map(Into::into).collect();
-        let mut asks = Vec::with_capacity(requests.len());
-        // What can't be asked together is asked at the same time: redis-rs pipelines it.
-        let mut alone = Vec::new();
-        for (at, request) in requests.iter().enumerate() {
-            match self.ask(rule, request) {
-                Ok(Some(ask)) if self.denials.is_none() => asks.push((at, ask)),
-                _ => alone.push(async move { (at, self.decide(rule, request, Mode::Acquire).await) }),
-            }
-        }
-        let (places, asks): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
-        let (replies, alone) = join(self.engine.acquire_all(asks, self.deadline), join_all(alone)).await;
-        let together = places.into_iter().zip(replies).map(|(at, reply)| {
-            let decision = reply.map(|reply| self.decision_of_one(rule, &requests[at], &reply));
-            (at, decision.map(|decision| decision.jittered(requests[at].jitter)))
-        });
-        let mut decisions: Vec<_> = together.chain(alone).collect();
-        decisions.sort_unstable_by_key(|(at, _)| *at);
-        decisions.into_iter().map(|(_, decision)| decision).collect()
     }
 
     /// What [`acquire`](Self::acquire) would answer, taking nothing; `remaining` and `reset_after` are those of the
@@ -360,6 +331,7 @@ impl Limiter {
             key: self.state_key(rule, count, request)?,
             cost: request.cost,
             now_us: request.now_us()?,
+            most_keys: count.limit.algorithm().row().most_keys(),
         }))
     }
 

@@ -167,7 +167,7 @@ impl Rule {
         let mut hasher = DefaultHasher::new();
         self.options().hash(&mut hasher);
         for limit in self.limits() {
-            limit.arguments().hash(&mut hasher);
+            (limit.algorithm(), limit.arguments()).hash(&mut hasher);
         }
         hasher.finish()
     }

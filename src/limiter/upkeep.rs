@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Limiter, decided_at};
 use crate::decision::{Answered, Decision};
+use crate::denials::DenialCache;
 use crate::engine::{Swept, Which};
 use crate::error::{Error, Kind};
 use crate::key;
@@ -58,12 +59,10 @@ impl Limiter {
         let mut so_far = Progress { keys: self.engine.size(self.deadline).await?, looked_at: 0, forgotten: 0 };
         let mut from = 0;
         loop {
+            let _changing = self.denials.as_ref().map(DenialCache::changing_any);
             let Swept { next, looked_at, removed } = self.engine.sweep(from, &which, self.deadline).await?;
             so_far.looked_at = if next == 0 { so_far.keys } else { (so_far.looked_at + looked_at).min(so_far.keys) };
             so_far.forgotten += removed;
-            if let Some(cache) = &self.denials {
-                cache.forget_all();
-            }
             progress(so_far);
             if next == 0 {
                 return Ok(so_far.forgotten);

@@ -209,6 +209,120 @@ fn a_runtime_that_ends_leaves_nobody_stranded_in_the_next() {
 }
 
 #[tokio::test]
+async fn who_gives_up_before_there_is_a_connection_is_not_sent() {
+    let server = Server::start();
+    let (limiter, rule) = (limiter(&server), Arc::new(rule("gcra 1000/30d")));
+    server.signal("-STOP");
+    let ask = |deadline| {
+        let (limiter, rule) = (limiter.clone().deadline(deadline), Arc::clone(&rule));
+        tokio::spawn(async move { limiter.acquire(&rule, "key").await })
+    };
+    let first = ask(PATIENCE);
+    tokio::task::yield_now().await;
+    // These share a flight, which still connects when one of them gives up.
+    let (impatient, patient) = (ask(Duration::from_millis(50)), ask(PATIENCE));
+    let error = impatient.await.expect("a task").expect_err("no connection");
+    assert_eq!(error.charged(), Charged::No);
+    server.signal("-CONT");
+    for task in [first, patient] {
+        assert!(task.await.expect("a task").expect("a decision").allowed);
+    }
+    assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 998);
+}
+
+/// The denied key's expiry must be extended, and that is the first thing that its call writes.
+#[tokio::test]
+async fn a_redis_out_of_memory_is_written_by_none_of_them() {
+    let server = Server::start();
+    let limiter = limiter(&server);
+    for (text, changed) in [
+        ("token-bucket 10/1d", "token-bucket 1/1d burst 10"),
+        ("gcra 10/1d", "gcra 1/1d burst 10"),
+        ("fixed-window 10/1d", "fixed-window 1/1d burst 10"),
+    ] {
+        let (was, rule) =
+            (rule(text).named("changed").expect("a name"), rule(changed).named("changed").expect("a name"));
+        limiter.acquire(&was, Request::new("full").cost(10)).await.expect("a decision");
+        let memory = |bytes: &'static str| {
+            cmd("CONFIG").arg(&["SET", "maxmemory", bytes]).exec(&mut server.connection()).expect("set");
+        };
+        memory("1");
+        let answers = limiter.acquire_many(&rule, ["full", "fresh", "fresh too"]).await;
+        memory("0");
+        assert!(answers[1..].iter().all(Result::is_err), "{changed}: {answers:?}");
+        assert_eq!(limiter.peek(&rule, "fresh").await.expect("a decision").remaining, 10, "{changed}");
+    }
+}
+
+#[tokio::test]
+async fn nobody_on_a_key_is_overtaken() {
+    let server = Server::start();
+    let (limiter, rule) = (limiter(&server), rule("gcra 4/30d"));
+    let costs = [1, 3, 1, 1];
+    let answers = limiter.acquire_many(&rule, costs.map(|cost| Request::new("key").cost(cost))).await;
+    let allowed: Vec<_> = answers.iter().map(|answer| answer.as_ref().expect("a decision").allowed).collect();
+    assert_eq!(allowed, [true, true, false, false]);
+}
+
+#[tokio::test]
+async fn the_longest_deadline_is_none() {
+    let server = Server::start();
+    let limiter = limiter(&server).deadline(Duration::MAX);
+    let rule = Arc::new(rule("gcra 100/30d"));
+    let answers = at_once(&limiter, vec![(Arc::clone(&rule), "key".into(), 1); 20]).await;
+    assert!(answers.iter().all(Result::is_ok));
+}
+
+#[test]
+fn callers_of_another_runtime_depend_on_nobody_elses() {
+    let server = Server::start();
+    let (limiter, rule) = (limiter(&server), Arc::new(rule("gcra 1000/30d")));
+    let driven = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    driven.block_on(limiter.acquire(&rule, "key")).expect("a decision");
+    server.signal("-STOP");
+    // Runtimes that nobody drives once their caller is answered.
+    let callers: Vec<_> = (0..6)
+        .map(|_| {
+            let (limiter, rule) = (limiter.clone(), Arc::clone(&rule));
+            std::thread::spawn(move || {
+                let own = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+                let answer = own.block_on(limiter.acquire(&rule, "key")).map(|decision| decision.allowed);
+                (answer, own)
+            })
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(50));
+    server.signal("-CONT");
+    let answered: Vec<_> = callers.into_iter().map(|caller| caller.join().expect("a thread")).collect();
+    assert!(answered.iter().all(|(answer, _)| matches!(answer, Ok(true))));
+    assert!(driven.block_on(limiter.acquire(&rule, "key")).expect("a decision").allowed);
+}
+
+#[test]
+fn a_runtime_may_end_while_callers_stand_in_line() {
+    for workers in [0, 2] {
+        let server = Server::start();
+        let (limiter, rule) = (limiter(&server), Arc::new(rule("gcra 1000/30d")));
+        let runtime = match workers {
+            0 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
+            _ => tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build(),
+        }
+        .expect("a runtime");
+        runtime.block_on(limiter.acquire(&rule, "key")).expect("a decision");
+        server.signal("-STOP");
+        for _ in 0..5 {
+            for _ in 0..20 {
+                let (limiter, rule) = (limiter.clone(), Arc::clone(&rule));
+                runtime.spawn(async move { limiter.acquire(&rule, "key").await });
+            }
+            runtime.block_on(async { tokio::time::sleep(Duration::from_millis(2)).await });
+        }
+        // This hung where a flight was launched under the line's lock.
+        drop(runtime);
+    }
+}
+
+#[tokio::test]
 async fn a_script_cache_flushed_before_a_flight_costs_nobody_an_answer() {
     let server = Server::start();
     let limiter = limiter(&server);
@@ -242,7 +356,7 @@ async fn many_at_hand_are_one_round_trip_in_order() {
     let keys: Vec<_> = (0..250).map(|n| format!("k{n}")).collect();
     let decisions = limiter.acquire_many(&rule, keys.iter().map(|key| Request::new(key).cost(2))).await;
     assert!(decisions.iter().all(|decision| decision.as_ref().is_ok_and(|decision| decision.remaining == 1)));
-    assert_eq!(server.commands()["evalsha"].0, 3, "a hundred keys each at most");
+    assert_eq!(server.commands()["evalsha"].0, 4, "eighty keys each at most");
 
     let mixed = [
         Request::new("k0").cost(1),

@@ -5,12 +5,12 @@
 //! under way. Flights are tasks of their own, so that no caller who gives up holds up another.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use deadpool_redis::redis::aio::ConnectionLike;
 use deadpool_redis::redis::{self, RedisError, Value};
+use futures_util::future::join_all;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -24,10 +24,14 @@ use crate::script::Reply;
 const FLIGHTS: usize = 2;
 /// Callers in one flight.
 const MOST_CALLERS: usize = 1024;
+/// A deadline beyond this is as good as none, and an instant so far ahead can be told.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
 /// Who stands in line, in the order in which they came.
 #[derive(Debug, Default)]
 pub(super) struct Line {
+    /// The runtime that those under way, and so those in line, belong to: it alone is known to be running.
+    runtime: Option<tokio::runtime::Id>,
     under_way: usize,
     /// Whether one of those under way has yet to take its callers.
     boarding: bool,
@@ -50,6 +54,14 @@ struct Answer {
     deadline: Duration,
 }
 
+/// How an ask is decided.
+#[derive(Debug)]
+enum Place {
+    /// At once, on its own; with a turn unless it belongs to another runtime than those under way.
+    Alone(Ask, Option<Turn>),
+    InLine(Answered),
+}
+
 /// A turn to be under way. Whoever has it passes it on to those in line, in whatever way it ends.
 #[derive(Debug)]
 struct Turn {
@@ -64,51 +76,66 @@ type Answered = oneshot::Receiver<Result<Reply, Error>>;
 impl Redis {
     /// Decides this ask, alone or with others.
     pub(crate) async fn acquire(&self, ask: Ask, deadline: Duration) -> Result<Reply, Error> {
-        match self.turn_or_place(ask, deadline) {
+        match self.place(ask, deadline) {
             // Boxed, so that those who stand in line, of whom there may be thousands, stay small.
-            Ok((turn, ask)) => Box::pin(self.alone(turn, ask, deadline)).await,
-            Err(answered) => received(answered).await,
+            Place::Alone(ask, turn) => Box::pin(self.alone(ask, turn, deadline)).await,
+            Place::InLine(answered) => received(answered).await,
         }
     }
 
-    async fn alone(&self, turn: Turn, ask: Ask, deadline: Duration) -> Result<Reply, Error> {
+    async fn alone(&self, ask: Ask, turn: Option<Turn>, deadline: Duration) -> Result<Reply, Error> {
         let batch = Batch::of_one(&ask);
         let answer = self.call(|how| of_batch(&batch, how), deadline).await;
         drop(turn);
         records(answer?, &batch)?.only(ask.script)
     }
 
-    /// Decides all of these together, each by itself.
-    pub(crate) async fn acquire_all(&self, asks: Vec<Ask>, deadline: Duration) -> Vec<Result<Reply, Error>> {
-        let (answered, boards): (Vec<_>, _) = {
+    /// Decides all of these together, each by itself and by its deadline.
+    pub(crate) async fn acquire_all(&self, asks: Vec<(Ask, Duration)>) -> Vec<Result<Reply, Error>> {
+        let runtime = Handle::current();
+        let (places, boards): (Vec<_>, _) = {
             let mut line = self.line();
-            let answered = asks.into_iter().map(|ask| self.stand(&mut line, ask, deadline)).collect();
-            (answered, line.boards())
+            if line.under_way == 0 {
+                line.runtime = Some(runtime.id());
+            }
+            let ours = line.runtime == Some(runtime.id());
+            let place = |(ask, deadline): (Ask, _)| match ours {
+                true => (Place::InLine(self.stand(&mut line, ask, deadline)), deadline),
+                false => (Place::Alone(ask, None), deadline),
+            };
+            (asks.into_iter().map(place).collect(), ours && line.boards())
         };
         if boards {
-            self.launch(Handle::current());
+            self.launch(runtime);
         }
-        let mut replies = Vec::with_capacity(answered.len());
-        for one in answered {
-            replies.push(received(one).await);
-        }
-        replies
+        let answer = |(place, deadline)| async move {
+            match place {
+                Place::Alone(ask, turn) => self.alone(ask, turn, deadline).await,
+                Place::InLine(answered) => received(answered).await,
+            }
+        };
+        join_all(places.into_iter().map(answer)).await
     }
 
-    /// A turn for this ask, or, where others are ahead, what will bring its answer.
-    fn turn_or_place(&self, ask: Ask, deadline: Duration) -> Result<(Turn, Ask), Answered> {
+    /// Whether this ask may go at once, or its place in line.
+    fn place(&self, ask: Ask, deadline: Duration) -> Place {
+        let runtime = Handle::current();
         let (answered, boards) = {
             let mut line = self.line();
             if line.under_way == 0 {
                 line.under_way = 1;
-                return Ok((Turn { redis: self.clone(), runtime: Handle::current(), boarding: false }, ask));
+                line.runtime = Some(runtime.id());
+                return Place::Alone(ask, Some(Turn { redis: self.clone(), runtime, boarding: false }));
+            }
+            if line.runtime != Some(runtime.id()) {
+                return Place::Alone(ask, None);
             }
             (self.stand(&mut line, ask, deadline), line.boards())
         };
         if boards {
-            self.launch(Handle::current());
+            self.launch(runtime);
         }
-        Err(answered)
+        Place::InLine(answered)
     }
 
     /// Sends off the flight that boards. Not under the line's lock: a runtime that has ended drops it at once.
@@ -118,7 +145,7 @@ impl Redis {
 
     fn stand(&self, line: &mut Line, ask: Ask, deadline: Duration) -> Answered {
         let now = Instant::now();
-        let until = now + deadline;
+        let until = now + deadline.min(LONGEST_DEADLINE);
         let (to, answered) = oneshot::channel();
         line.waiting.push(Caller { ask, answer: Answer { to, until, deadline } });
         // A watch that is late may have ended with its runtime.
@@ -134,12 +161,31 @@ impl Redis {
     }
 
     /// Sends these callers' asks, and gives each its answer.
-    async fn fly(&self, callers: Vec<Caller>) {
-        let present = callers.into_iter().filter(|caller| !caller.answer.to.is_closed());
-        let (asks, mut answers): (Vec<_>, Vec<_>) = present.map(|caller| (caller.ask, Some(caller.answer))).unzip();
+    async fn fly(&self, mut callers: Vec<Caller>) {
+        // Who gives up before there is a connection isn't sent.
+        let mut connecting = pin!(self.connection());
+        let held = loop {
+            let Some(first) = callers.iter().map(|caller| caller.answer.until).min() else { return };
+            match tokio::time::timeout_at(first, &mut connecting).await {
+                Ok(held) => break held,
+                Err(_) => {
+                    let late = callers.extract_if(.., |caller| caller.answer.until <= first);
+                    late.for_each(|caller| caller.answer.give_up(false));
+                }
+            }
+        };
+        let now = Instant::now();
+        callers.extract_if(.., |caller| caller.answer.until <= now).for_each(|caller| caller.answer.give_up(false));
+        callers.retain(|caller| !caller.answer.to.is_closed());
+        let (asks, mut answers): (Vec<_>, Vec<_>) =
+            callers.into_iter().map(|caller| (caller.ask, Some(caller.answer))).unzip();
+        let held = match held {
+            Ok(held) => held,
+            Err(error) => return answers.into_iter().flatten().for_each(|answer| answer.tell(Err(error.clone()))),
+        };
+
         let (batches, places) = Batch::of(&asks);
-        let sent = AtomicBool::new(false);
-        let mut flight = pin!(self.send(&batches, &sent));
+        let mut flight = pin!(self.send(held, &batches));
         let results = loop {
             let Some(first) = answers.iter().flatten().map(|answer| answer.until).min() else { return };
             if let Ok(results) = tokio::time::timeout_at(first, &mut flight).await {
@@ -147,7 +193,7 @@ impl Redis {
             }
             for answer in &mut answers {
                 if let Some(late) = answer.take_if(|answer| answer.until <= first) {
-                    late.give_up(sent.load(Ordering::Relaxed));
+                    late.give_up(true);
                 }
             }
         };
@@ -156,18 +202,15 @@ impl Redis {
                 Ok(records) => records.reply(place, ask.script),
                 Err(error) => Err(error.clone()),
             };
-            // Who gave up meanwhile needs no answer.
-            let _ = answer.map(|answer| answer.to.send(reply));
+            if let Some(answer) = answer {
+                answer.tell(reply);
+            }
         }
     }
 
     /// One pipeline, and another one for what the server has no script of.
-    async fn send(&self, batches: &[Batch<'_>], sent: &AtomicBool) -> Vec<Result<Records, Error>> {
-        let Held { number, mut connection } = match self.connection().await {
-            Ok(held) => held,
-            Err(error) => return batches.iter().map(|_| Err(error.clone())).collect(),
-        };
-        sent.store(true, Ordering::Relaxed);
+    async fn send(&self, held: Held, batches: &[Batch<'_>]) -> Vec<Result<Records, Error>> {
+        let Held { number, mut connection } = held;
         let mut answers = pipeline(&mut connection, batches.iter(), How::ByDigest).await;
         let missing: Vec<_> = (0..batches.len()).filter(|at| answers[*at].as_ref().is_err_and(is_noscript)).collect();
         if !missing.is_empty() {
@@ -229,13 +272,19 @@ async fn watch(shared: Weak<Shared>, mut at: Instant) {
 }
 
 async fn received(answered: Answered) -> Result<Reply, Error> {
-    let ended = || Error::new(Kind::Disconnected, "the call to redis was given up: the runtime is shutting down");
+    let ended = || Error::new(Kind::Disconnected, "the call to redis was given up before its answer");
     answered.await.unwrap_or_else(|_| Err(ended()))
 }
 
 impl Answer {
+    fn tell(self, reply: Result<Reply, Error>) {
+        // Who gave up meanwhile needs no answer.
+        let _ = self.to.send(reply);
+    }
+
     fn give_up(self, sent: bool) {
-        let _ = self.to.send(Err(Error::deadline(self.deadline, sent)));
+        let late = Error::deadline(self.deadline, sent);
+        self.tell(Err(late));
     }
 }
 
@@ -272,7 +321,9 @@ impl Drop for Turn {
             let stranded = if self.boarding { std::mem::take(&mut line.waiting) } else { Vec::new() };
             (line.boards(), stranded)
         };
-        drop(stranded);
+        for caller in stranded {
+            caller.answer.tell(Err(Error::new(Kind::Unreachable, "redis was not asked: the runtime is shutting down")));
+        }
         if boards {
             self.redis.launch(self.runtime.clone());
         }

@@ -1,0 +1,67 @@
+//! Many decisions at hand.
+
+use futures_util::future::{join, join_all};
+
+use super::Limiter;
+use crate::batch::Ask;
+use crate::decision::Decision;
+use crate::denials::Sighting;
+use crate::error::Error;
+use crate::request::Request;
+use crate::rule::Rule;
+use crate::script::Mode;
+
+/// How one of many requests is decided.
+enum Asked {
+    Recalled(Box<Decision>),
+    Together(Ask, Option<Sighting>),
+    Alone,
+}
+
+impl Limiter {
+    /// Acquires for each of these requests by itself, together: as few calls of scripts as will do, in one round trip.
+    /// The decisions are in the requests' order. Requests that can't be decided together, as those with an id or by a
+    /// rule of several limits, are sent at the same time.
+    pub async fn acquire_many<'a, R: Into<Request<'a>>>(
+        &self,
+        rule: &Rule,
+        requests: impl IntoIterator<Item = R>,
+    ) -> Vec<Result<Decision, Error>> {
+        let requests: Vec<Request<'a>> = requests.into_iter().map(Into::into).collect();
+        let (mut decided, mut places, mut asks, mut alone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (at, request) in requests.iter().enumerate() {
+            match self.ask_or_recall(rule, request) {
+                Ok(Asked::Recalled(denial)) => decided.push((at, Ok(denial.jittered(request.jitter)))),
+                Ok(Asked::Together(ask, sighting)) => {
+                    places.push((at, sighting));
+                    asks.push((ask, request.deadline.unwrap_or(self.deadline)));
+                }
+                Ok(Asked::Alone) => {
+                    alone.push(async move { (at, self.decide(rule, request, Mode::Acquire).await) });
+                }
+                Err(error) => decided.push((at, Err(error))),
+            }
+        }
+        let (replies, alone) = join(self.engine.acquire_all(asks), join_all(alone)).await;
+        let together = places.into_iter().zip(replies).map(|((at, sighting), reply)| {
+            let decision = reply.map(|reply| self.decision_of_one(rule, &requests[at], &reply));
+            if let (Some(cache), Some(sighting), Ok(decision)) = (&self.denials, sighting, &decision) {
+                cache.remember(sighting, requests[at].cost, decision);
+            }
+            (at, decision.map(|decision| decision.jittered(requests[at].jitter)))
+        });
+        decided.extend(together.chain(alone));
+        decided.sort_unstable_by_key(|(at, _)| *at);
+        decided.into_iter().map(|(_, decision)| decision).collect()
+    }
+
+    fn ask_or_recall(&self, rule: &Rule, request: &Request<'_>) -> Result<Asked, Error> {
+        let Some(ask) = self.ask(rule, request)? else { return Ok(Asked::Alone) };
+        let Some(cache) = &self.denials else { return Ok(Asked::Together(ask, None)) };
+        let Some(sighting) = self.sight(cache, rule, request)? else { return Ok(Asked::Together(ask, None)) };
+        Ok(match cache.recall(&sighting, request.cost) {
+            Some(denial) => Asked::Recalled(Box::new(denial)),
+            None => Asked::Together(ask, Some(sighting)),
+        })
+    }
+}
