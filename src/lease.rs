@@ -67,7 +67,7 @@ impl Limiter {
     ///
     /// Redis is asked directly while more than half the capacity is left, since units that lay here then would be units
     /// that the limit can't refill: a lease saves calls where a limit is used up or nearly so, as a window in its
-    /// second half or a bucket after a burst.
+    /// second half or a bucket after a burst. So it is while calls come less than about five times a second.
     ///
     /// Times are those of this machine's monotonic clock; where that stands still, as in a machine that is suspended, up
     /// to a share may be spent after the limit has refilled.

@@ -13,6 +13,9 @@ const SHORTEST: Duration = Duration::from_millis(10);
 /// A return is sent only if it has this long to arrive: one that came late would give units twice.
 const RETURN_MARGIN: Duration = Duration::from_millis(100);
 
+/// Where even a single unit lasted too long, calls come too seldom for a lease, and it tries again after this.
+const QUIET: Duration = Duration::from_secs(10);
+
 const FIRST_BATCH: u64 = 8;
 /// A batch that was used up this fast was too small, one that lasted this long too large.
 const FAST: Duration = Duration::from_millis(50);
@@ -36,6 +39,8 @@ pub(super) struct Stock {
     hot: bool,
     /// Redis has nothing to take before this.
     dry_until: Instant,
+    /// Nobody would use what is taken before this.
+    quiet_until: Instant,
     batch: u64,
     last_taken: u64,
     /// When it was taken, until the next batch's size has been decided by it.
@@ -64,6 +69,7 @@ impl Stock {
             looked_until: now,
             hot: false,
             dry_until: now,
+            quiet_until: now,
             batch: FIRST_BATCH.min(share),
             last_taken: 0,
             taken_at: None,
@@ -93,12 +99,12 @@ impl Stock {
 
     /// Whether the limit is worth a refill.
     pub(super) fn may_refill(&self, now: Instant) -> bool {
-        self.hot && now >= self.dry_until
+        self.hot && now >= self.dry_until && now >= self.quiet_until
     }
 
     /// Whether it is time for the next batch, so that nobody has to wait for it.
     pub(super) fn runs_low(&self, now: Instant) -> bool {
-        self.units <= self.last_taken / 4 && self.may_refill(now)
+        self.last_taken > 1 && self.units <= self.last_taken / 4 && self.may_refill(now)
     }
 
     /// What Redis answered to somebody who asked it directly.
@@ -144,9 +150,11 @@ impl Stock {
 
     /// How many units to take for someone who wants this many; none if there is no room for them.
     pub(super) fn next_batch(&mut self, cost: u64, now: Instant) -> u64 {
-        match self.taken_at.take().map(|taken| now - taken) {
+        // A batch from before it was quiet says nothing of how often calls come now.
+        let taken_at = self.taken_at.take().filter(|taken| *taken >= self.quiet_until);
+        match taken_at.map(|taken| now - taken) {
             Some(lasted) if lasted <= FAST => self.batch = (self.batch * 2).min(self.share),
-            Some(lasted) if lasted > SLOW => self.shrink(),
+            Some(lasted) if lasted > SLOW => self.shrink(now),
             _ => {}
         }
         let room = self.share - self.units;
@@ -181,13 +189,16 @@ impl Stock {
         if units == 0 {
             return None;
         }
-        self.shrink();
+        self.shrink(now);
         self.taken_at = None;
         let within = self.sound_until.saturating_duration_since(now);
         (within >= RETURN_MARGIN).then_some(Unused { units, within })
     }
 
-    fn shrink(&mut self) {
+    fn shrink(&mut self, now: Instant) {
+        if self.batch == 1 {
+            self.quiet_until = now + QUIET;
+        }
         self.batch = (self.batch / 2).max(1);
     }
 }
