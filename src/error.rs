@@ -111,13 +111,13 @@ impl Error {
         self.kind == Kind::Input
     }
 
-    /// No connection could be made.
+    /// Redis could not be asked: no connection could be made, or the deadline passed before the call was sent.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         matches!(self.kind, Kind::Unreachable | Kind::Deadline { sent: false })
     }
 
-    /// No answer, or no connection, by the deadline.
+    /// No answer by the deadline, or not even sent by then; [`charged`](Self::charged) tells which.
     #[must_use]
     pub fn is_deadline(&self) -> bool {
         matches!(self.kind, Kind::Deadline { .. })

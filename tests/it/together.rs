@@ -281,17 +281,26 @@ fn callers_of_another_runtime_depend_on_nobody_elses() {
     driven.block_on(limiter.acquire(&rule, "key")).expect("a decision");
     server.signal("-STOP");
     // Runtimes that nobody drives once their caller is answered.
+    let (tell, told) = std::sync::mpsc::channel();
     let callers: Vec<_> = (0..6)
         .map(|_| {
-            let (limiter, rule) = (limiter.clone(), Arc::clone(&rule));
+            let (limiter, rule, tell) = (limiter.clone(), Arc::clone(&rule), tell.clone());
             std::thread::spawn(move || {
                 let own = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-                let answer = own.block_on(limiter.acquire(&rule, "key")).map(|decision| decision.allowed);
-                (answer, own)
+                let answer = own.block_on(async {
+                    let mut asking = std::pin::pin!(limiter.acquire(&rule, "key"));
+                    tokio::select! {
+                        biased;
+                        answer = &mut asking => return answer,
+                        () = std::future::ready(()) => tell.send(()).expect("somebody to tell"),
+                    }
+                    asking.await
+                });
+                (answer.map(|decision| decision.allowed), own)
             })
         })
         .collect();
-    std::thread::sleep(Duration::from_millis(50));
+    (0..6).for_each(|_| told.recv().expect("a caller that asks"));
     server.signal("-CONT");
     let answered: Vec<_> = callers.into_iter().map(|caller| caller.join().expect("a thread")).collect();
     assert!(answered.iter().all(|(answer, _)| matches!(answer, Ok(true))));
@@ -315,7 +324,11 @@ fn a_runtime_may_end_while_callers_stand_in_line() {
                 let (limiter, rule) = (limiter.clone(), Arc::clone(&rule));
                 runtime.spawn(async move { limiter.acquire(&rule, "key").await });
             }
-            runtime.block_on(async { tokio::time::sleep(Duration::from_millis(2)).await });
+            runtime.block_on(async {
+                for _ in 0..20 {
+                    tokio::task::yield_now().await;
+                }
+            });
         }
         // This hung where a flight was launched under the line's lock.
         drop(runtime);
