@@ -1,6 +1,7 @@
 //! Decisions that wait at the same moment leave together, and each caller is decided as if it had come alone.
 
 use std::collections::HashMap;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -288,23 +289,55 @@ fn callers_of_another_runtime_depend_on_nobody_elses() {
             std::thread::spawn(move || {
                 let own = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
                 let answer = own.block_on(async {
-                    let mut asking = std::pin::pin!(limiter.acquire(&rule, "key"));
-                    tokio::select! {
-                        biased;
-                        answer = &mut asking => return answer,
-                        () = std::future::ready(()) => tell.send(()).expect("somebody to tell"),
-                    }
+                    let mut asking = pin!(limiter.acquire(&rule, "key"));
+                    begun(asking.as_mut()).await;
+                    tell.send(None).expect("somebody to tell");
                     asking.await
                 });
-                (answer.map(|decision| decision.allowed), own)
+                tell.send(Some(answer)).expect("somebody to tell");
+                own
             })
         })
         .collect();
-    (0..6).for_each(|_| told.recv().expect("a caller that asks"));
+    let next = || told.recv_timeout(PATIENCE).expect("nobody depends on a runtime that isn't driven");
+    assert!((0..6).all(|_| next().is_none()));
     server.signal("-CONT");
-    let answered: Vec<_> = callers.into_iter().map(|caller| caller.join().expect("a thread")).collect();
-    assert!(answered.iter().all(|(answer, _)| matches!(answer, Ok(true))));
+    assert!((0..6).all(|_| next().expect("an answer").expect("a decision").allowed));
+    drop(callers);
     assert!(driven.block_on(limiter.acquire(&rule, "key")).expect("a decision").allowed);
+}
+
+#[test]
+fn a_flight_that_never_left_holds_up_no_other() {
+    let server = Server::start();
+    let (limiter, rule) = (limiter(&server).deadline(Duration::from_secs(5)), Arc::new(rule("gcra 1000/30d")));
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let first = runtime();
+    first.block_on(limiter.acquire(&rule, "key")).expect("a decision");
+    server.signal("-STOP");
+    // The second asks for a flight, whose task has had no turn as the runtime ends.
+    first.block_on(async {
+        let (mut alone, mut in_line) = (pin!(limiter.acquire(&rule, "key")), pin!(limiter.acquire(&rule, "key")));
+        begun(alone.as_mut()).await;
+        begun(in_line.as_mut()).await;
+    });
+    drop(first);
+    server.signal("-CONT");
+    let answers = runtime().block_on(async {
+        // The connection went with the first runtime.
+        let _ = limiter.acquire(&rule, "key").await;
+        at_once(&limiter, vec![(Arc::clone(&rule), "key".into(), 1); 50]).await
+    });
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+}
+
+/// Lets it ask, and doesn't wait for its answer.
+async fn begun(mut asking: Pin<&mut impl Future>) {
+    tokio::select! {
+        biased;
+        _ = &mut asking => {}
+        () = std::future::ready(()) => {}
+    }
 }
 
 #[test]

@@ -95,10 +95,7 @@ impl Redis {
         let runtime = Handle::current();
         let (places, boards): (Vec<_>, _) = {
             let mut line = self.line();
-            if line.under_way == 0 {
-                line.runtime = Some(runtime.id());
-            }
-            let ours = line.runtime == Some(runtime.id());
+            let ours = line.is_of(&runtime);
             let place = |(ask, deadline): (Ask, _)| match ours {
                 true => (Place::InLine(self.stand(&mut line, ask, deadline)), deadline),
                 false => (Place::Alone(ask, None), deadline),
@@ -122,13 +119,12 @@ impl Redis {
         let runtime = Handle::current();
         let (answered, boards) = {
             let mut line = self.line();
+            if !line.is_of(&runtime) {
+                return Place::Alone(ask, None);
+            }
             if line.under_way == 0 {
                 line.under_way = 1;
-                line.runtime = Some(runtime.id());
                 return Place::Alone(ask, Some(Turn { redis: self.clone(), runtime, boarding: false }));
-            }
-            if line.runtime != Some(runtime.id()) {
-                return Place::Alone(ask, None);
             }
             (self.stand(&mut line, ask, deadline), line.boards())
         };
@@ -144,12 +140,10 @@ impl Redis {
     }
 
     fn stand(&self, line: &mut Line, ask: Ask, deadline: Duration) -> Answered {
-        let now = Instant::now();
-        let until = now + deadline.min(LONGEST_DEADLINE);
+        let until = Instant::now() + deadline.min(LONGEST_DEADLINE);
         let (to, answered) = oneshot::channel();
         line.waiting.push(Caller { ask, answer: Answer { to, until, deadline } });
-        // A watch that is late may have ended with its runtime.
-        if line.watched.is_none_or(|watched| until < watched || watched < now) {
+        if line.watched.is_none_or(|watched| until < watched) {
             line.watched = Some(until);
             tokio::spawn(watch(Arc::downgrade(&self.shared), until));
         }
@@ -331,6 +325,16 @@ impl Drop for Turn {
 }
 
 impl Line {
+    /// Whether callers of this runtime may join; it becomes theirs while nobody is under way.
+    fn is_of(&mut self, runtime: &Handle) -> bool {
+        let id = Some(runtime.id());
+        if self.under_way == 0 && self.runtime != id {
+            // The other's watch may have ended with it.
+            (self.runtime, self.watched) = (id, None);
+        }
+        self.runtime == id
+    }
+
     /// Whether a flight is to be launched for those in line: none boards yet, and another may be under way.
     fn boards(&mut self) -> bool {
         let boards = self.under_way < FLIGHTS && !self.boarding && !self.waiting.is_empty();
