@@ -16,10 +16,10 @@
 --   capacity + max_debt + rate <= 2^53, and the longest reset,
 --   ceil((capacity + max_debt) / rate) windows, at most 2^51 us (71 years)
 --   packed, to acquire for each of the keys by itself, with less work for the server:
---   [1] numbers  struct's BI7I7I7i7I7: the layout (3), capacity, rate, period, start, max_debt
---   [2] cost     units  of each call
---   [3] now_us   us     the server's time unless given
---   [4] several  for each key, where they differ, struct's I7I3: the cost, and how many calls of it
+--   [1] numbers  struct's BI7I7I7i7I7I7: the layout (3), capacity, rate, period, start, max_debt, cost
+--   [2] now_us   us     the server's time unless given
+--   [3] several  for each key, where they differ or a key stands twice, struct's I7I3: the cost, and how many calls
+--                of it
 --
 -- Reply
 --   [1] allowed         0 | 1
@@ -78,9 +78,9 @@
 local packed = #ARGV < 5
 local numbers, layout, capacity, rate, period, start, max_debt, cost, mode, now_us, several
 if packed then
-  numbers, cost, mode, now_us, several = ARGV[1], ARGV[2] + 0, 'acquire', ARGV[3] or -1, ARGV[4]
-  layout, capacity, rate, period, start, max_debt = struct.unpack('<BI7I7I7i7I7', numbers)
-  numbers, now_us = string.sub(numbers, 1, 22), now_us + 0
+  numbers, mode, now_us, several = ARGV[1], 'acquire', (ARGV[2] or -1) + 0, ARGV[3]
+  layout, capacity, rate, period, start, max_debt, cost = struct.unpack('<BI7I7I7i7I7I7', numbers)
+  numbers = string.sub(numbers, 1, 22)
 else
   capacity, rate, period = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
   start, max_debt = ARGV[4] + 0, ARGV[5] + 0
@@ -96,14 +96,15 @@ if mode ~= 'acquire' then
   end)
 end
 
+local server_time = now_us == -1
 local span = capacity + max_debt
 local longest = (span + -span % rate) / rate * period
 local good = period >= 1 and start >= -1 and start < period and span + rate <= 2^53 and longest <= 2^51
-  and cost >= 0 and cost % 1 == 0 and now_us >= -1 and now_us <= 2^52 and now_us % 1 == 0
+  and (server_time or now_us >= 0 and now_us <= 2^52 and now_us % 1 == 0)
 if packed then
   good = good and layout == 3 and (not several or #several == 10 * #KEYS)
 else
-  good = good and capacity >= 0 and rate >= 1 and max_debt >= 0
+  good = good and cost >= 0 and cost % 1 == 0 and capacity >= 0 and rate >= 1 and max_debt >= 0
     and capacity % 1 + rate % 1 + period % 1 + start % 1 + max_debt % 1 == 0
     and (mode == 'acquire' or mode == 'peek' or mode == 'reserve' or mode == 'at-most' or mode == 'refund'
       or mode == 'penalty' or mode == 'reset' or mode == 'inspect' or (mode == 'block' and cost <= 2^51))
@@ -114,7 +115,6 @@ if not good then
     .. string.gsub(table.concat(ARGV, ' '), '[^ -~]', '?'))
 end
 
-local server_time = now_us == -1
 if server_time then
   local clock = redis.call('TIME')
   now_us = clock[1] * 1000000 + clock[2]
@@ -122,10 +122,11 @@ end
 local aligned = start >= 0
 local current = aligned and now_us - (now_us - start) % period or now_us
 local plain = mode == 'acquire' and not overage
+local brief, latest = packed and server_time, now_us + 2 * longest + 1000000
 
 local count, calls = packed and #KEYS or 1, 1
 local answers, seen
-if count > 1 then answers, seen = redis.call('MGET', unpack(KEYS)), {} end
+if count > 1 then answers, seen = redis.call('MGET', unpack(KEYS)), several and {} end
 for index = 1, count do repeat
   local key, state = KEYS[index], nil
   if mode == 'reset' then
@@ -136,10 +137,38 @@ for index = 1, count do repeat
   else
     -- MGET has nothing of a key of another type, nor what this call has written since.
     state = answers[index]
-    if not state or seen[key] then state = redis.pcall('GET', key) end
-    seen[key] = true
+    if not state or (seen and seen[key]) then state = redis.pcall('GET', key) end
+    if seen then seen[key] = true end
   end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
+
+  -- Most calls meet a state of this window under these numbers and write in place, or nothing: what is said below, in
+  -- fewer steps.
+  if brief and state and calls == 1 and cost > 0 and #state == 48 and string.find(state, numbers, 27, true) then
+    local time, window, level, armed = struct.unpack('<I7i7i7I5', state)
+    if time <= now_us and window <= time and level >= 0 and level < capacity
+      and (window == current or not aligned and now_us - window < period) then
+      local missing, answer = cost - level, nil
+      if missing <= 0 then
+        level = -missing
+        local reset_after = window + (capacity - level + (level - capacity) % rate) / rate * period - now_us
+        local expires = armed * 1000000
+        if expires >= now_us + reset_after and expires <= latest then
+          redis.call('SETRANGE', key, '0', struct.pack('<I7i7i7', now_us, window, level))
+          answer = struct.pack('<ddddd', 1, capacity, level, 0, reset_after)
+        end
+      elseif cost <= capacity then
+        local retry_after = window + (missing + -missing % rate) / rate * period - now_us
+        answer = struct.pack('<ddddd', 0, capacity, level, retry_after,
+          window + (capacity - level + (level - capacity) % rate) / rate * period - now_us)
+      end
+      if answer and count == 1 then return answer end
+      if answer then
+        answers[index] = answer
+        break
+      end
+    end
+  end
 
   local time, window, level, armed = now_us, current, capacity, 0
   local changed, rebased = false, false
@@ -147,7 +176,7 @@ for index = 1, count do repeat
   local noted, blocked_until, denied_since, denials = false, 0, 0, 0
   if state then
     -- Written under these numbers, in windows of this start, and not in debt.
-    local known = #state == 48 and string.sub(state, 27) == numbers
+    local known = #state == 48 and string.find(state, numbers, 27, true)
     if known then
       time, window, level, armed = struct.unpack('<I7i7i7I5', state)
       known = level >= 0 and (window == current or not aligned or (window - start) % period == 0)

@@ -14,10 +14,10 @@
 --   ARGV[6] now_us  us     0 .. 2^52, or -1 for the server's time
 --   (limit + 1) * period <= 2^53, and the longest reset, two windows, at most 2^51 us (71 years)
 --   packed, to acquire for each of the keys by itself, with less work for the server:
---   [1] numbers  struct's BI7I7I3: the layout (4), limit, period, tick
---   [2] cost     units  of each call
---   [3] now_us   us     the server's time unless given
---   [4] several  for each key, where they differ, struct's I7I3: the cost, and how many calls of it
+--   [1] numbers  struct's BI7I7I3I7: the layout (4), limit, period, tick, cost
+--   [2] now_us   us     the server's time unless given
+--   [3] several  for each key, where they differ or a key stands twice, struct's I7I3: the cost, and how many calls
+--                of it
 --
 -- Reply
 --   [1] allowed         0 | 1
@@ -78,9 +78,9 @@
 local packed = #ARGV < 5
 local numbers, layout, limit, period, tick, cost, mode, now_us, several
 if packed then
-  numbers, cost, mode, now_us, several = ARGV[1], ARGV[2] + 0, 'acquire', ARGV[3] or -1, ARGV[4]
-  layout, limit, period, tick = struct.unpack('<BI7I7I3', numbers)
-  now_us = now_us + 0
+  numbers, mode, now_us, several = ARGV[1], 'acquire', (ARGV[2] or -1) + 0, ARGV[3]
+  layout, limit, period, tick, cost = struct.unpack('<BI7I7I3I7', numbers)
+  numbers = string.sub(numbers, 1, 18)
 else
   limit, period, tick = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
   cost, mode, now_us = ARGV[4] + 0, ARGV[5], ARGV[6] + 0
@@ -95,14 +95,15 @@ if mode ~= 'acquire' then
   end)
 end
 
+local server_time = now_us == -1
 local length = period * tick
 local longest = 2 * length
 local good = limit >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and limit * period <= 2^53 - period
-  and longest <= 2^51 and cost >= 0 and cost % 1 == 0 and now_us >= -1 and now_us <= 2^52 and now_us % 1 == 0
+  and longest <= 2^51 and (server_time or now_us >= 0 and now_us <= 2^52 and now_us % 1 == 0)
 if packed then
-  good = good and layout == 4 and #numbers == 18 and (not several or #several == 10 * #KEYS)
+  good = good and layout == 4 and (not several or #several == 10 * #KEYS)
 else
-  good = good and limit % 1 + period % 1 + tick % 1 == 0
+  good = good and cost >= 0 and cost % 1 == 0 and limit % 1 + period % 1 + tick % 1 == 0
     and (mode == 'acquire' or mode == 'peek' or mode == 'at-most' or mode == 'refund' or mode == 'penalty'
       or mode == 'reset' or mode == 'inspect' or (mode == 'block' and cost <= 2^51))
   numbers = good and struct.pack('<BI7I7I3', 4, limit, period, tick)
@@ -112,7 +113,6 @@ if not good then
     .. 'and a mode, got ' .. string.gsub(table.concat(ARGV, ' '), '[^ -~]', '?'))
 end
 
-local server_time = now_us == -1
 if server_time then
   local clock = redis.call('TIME')
   now_us = clock[1] * 1000000 + clock[2]
@@ -120,10 +120,11 @@ end
 local now = now_us - now_us % tick
 local begun = now - now % length
 local plain = mode == 'acquire' and not overage
+local brief, latest = packed and server_time and tick == 1, now_us + 2 * longest + 1000000
 
 local count, calls = packed and #KEYS or 1, 1
 local answers, seen
-if count > 1 then answers, seen = redis.call('MGET', unpack(KEYS)), {} end
+if count > 1 then answers, seen = redis.call('MGET', unpack(KEYS)), several and {} end
 for index = 1, count do repeat
   local key, state = KEYS[index], nil
   if mode == 'reset' then
@@ -134,10 +135,44 @@ for index = 1, count do repeat
   else
     -- MGET has nothing of a key of another type, nor what this call has written since.
     state = answers[index]
-    if not state or seen[key] then state = redis.pcall('GET', key) end
-    seen[key] = true
+    if not state or (seen and seen[key]) then state = redis.pcall('GET', key) end
+    if seen then seen[key] = true end
   end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
+
+  -- Most calls meet a state under these numbers and write in place, or nothing: what is said below, in fewer steps.
+  if brief and state and calls == 1 and cost > 0 and #state == 44 and string.find(state, numbers, 27, true) then
+    local time, previous, current, armed = struct.unpack('<I7I7I7I5', state)
+    if time <= now and previous * period <= 2^53 and current * period <= 2^53 then
+      if time < begun then previous, current = time >= begun - length and current or 0, 0 end
+      local weighted, answer = previous * (period - (now - begun)), nil
+      local remaining = limit - (weighted - weighted % period) / period - current - cost
+      if remaining >= 0 then
+        current = current + cost
+        local reset_after = begun + 2 * period - (period - 1 - (period - 1) % current) / current - now
+        local expires = armed * 1000000
+        if expires >= now + reset_after and expires <= latest then
+          redis.call('SETRANGE', key, '0', struct.pack('<I7I7I7', now, previous, current))
+          answer = struct.pack('<ddddd', 1, limit, remaining, 0, reset_after)
+        end
+      elseif cost <= limit then
+        -- The units that leave, the end of what they leave within, and how many of them may stay.
+        local units, leaves, stay = previous, period, limit - current - cost
+        if stay < 0 then units, leaves, stay = current, 2 * period, limit - cost end
+        stay = (stay + 1) * period - 1
+        local retry_after = begun + leaves - (stay - stay % units) / units - now
+        units, leaves = current, 2 * period
+        if current == 0 then units, leaves = previous, period end
+        answer = struct.pack('<ddddd', 0, limit, remaining > -cost and remaining + cost or 0, retry_after,
+          begun + leaves - (period - 1 - (period - 1) % units) / units - now)
+      end
+      if answer and count == 1 then return answer end
+      if answer then
+        answers[index] = answer
+        break
+      end
+    end
+  end
 
   local time, previous, current, armed = now, 0, 0, 0
   local window = begun
@@ -146,7 +181,7 @@ for index = 1, count do repeat
   local noted, blocked_until, denied_since, denials = false, 0, 0, 0
   if state then
     local was_limit, was_period, was_tick = limit, period, tick
-    if #state == 44 and string.sub(state, 27) == numbers then
+    if #state == 44 and string.find(state, numbers, 27, true) then
       time, previous, current, armed = struct.unpack('<I7I7I7I5', state)
     else
       local version

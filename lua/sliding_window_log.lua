@@ -11,10 +11,10 @@
 --                          and its options: +as-is or +reset, +overage
 --   ARGV[5] now_us  us     0 .. 2^52, or -1 for the server's time
 --   packed, to acquire for each of the keys by itself, with less work for the server:
---   [1] numbers  struct's BI5I7: the layout (6), limit, period
---   [2] cost     units  of each call
---   [3] now_us   us     the server's time unless given
---   [4] several  for each key, where they differ, struct's I7I3: the cost, and how many calls of it
+--   [1] numbers  struct's BI5I7I7: the layout (6), limit, period, cost
+--   [2] now_us   us     the server's time unless given
+--   [3] several  for each key, where they differ or a key stands twice, struct's I7I3: the cost, and how many calls
+--                of it
 --
 -- Reply
 --   [1] allowed         0 | 1
@@ -74,8 +74,8 @@
 local packed = #ARGV < 5
 local layout, limit, period, cost, mode, now_us, several
 if packed then
-  layout, limit, period = struct.unpack('<BI5I7', ARGV[1])
-  cost, mode, now_us, several = ARGV[2] + 0, 'acquire', (ARGV[3] or -1) + 0, ARGV[4]
+  layout, limit, period, cost = struct.unpack('<BI5I7I7', ARGV[1])
+  mode, now_us, several = 'acquire', (ARGV[2] or -1) + 0, ARGV[3]
 else
   limit, period = ARGV[1] + 0, ARGV[2] + 0
   cost, mode, now_us = ARGV[3] + 0, ARGV[4], ARGV[5] + 0
@@ -90,13 +90,14 @@ if mode ~= 'acquire' then
   end)
 end
 
+local server_time = now_us == -1
 local longest = period
 local good = limit >= 1 and limit <= 2^39 and period >= 1 and longest <= 2^51
-  and cost >= 0 and cost % 1 == 0 and now_us >= -1 and now_us <= 2^52 and now_us % 1 == 0
+  and (server_time or now_us >= 0 and now_us <= 2^52 and now_us % 1 == 0)
 if packed then
   good = good and layout == 6 and (not several or #several == 10 * #KEYS)
 else
-  good = good and limit % 1 + period % 1 == 0
+  good = good and cost >= 0 and cost % 1 == 0 and limit % 1 + period % 1 == 0
     and (mode == 'acquire' or mode == 'peek' or mode == 'at-most' or mode == 'refund' or mode == 'penalty'
       or mode == 'reset' or mode == 'inspect' or (mode == 'block' and cost <= 2^51))
 end
@@ -105,7 +106,6 @@ if not good then
     .. 'mode, got ' .. string.gsub(table.concat(ARGV, ' '), '[^ -~]', '?'))
 end
 
-local server_time = now_us == -1
 if server_time then
   local clock = redis.call('TIME')
   now_us = clock[1] * 1000000 + clock[2]
@@ -369,17 +369,22 @@ for index = 1, keys do repeat
         if not expire and ring == HEADER and place < #near then
           redis.call('SETRANGE', key, '0', start .. string.sub(near, 33, place) .. entry)
         else
-          -- Until the header is written, last, nothing is taken.
-          if unsure and redis.call('STRLEN', key) ~= ring + slots * ENTRY then break end
-          redis.call('SETRANGE', key, string.format('%d', place), entry)
           if change < 0 and ring == WIDE then copies = string.rep('\0', 4 + COPIES) end
           if expire then
+            -- Until the header is written, nothing is taken.
+            if unsure and redis.call('STRLEN', key) ~= ring + slots * ENTRY then break end
             redis.call(expire == 'PX' and 'PEXPIRE' or 'PEXPIREAT', key, string.format('%d', at))
             start = start .. struct.pack('<I5I4BI5I7', armed, slots, 6, limit, period) .. copies
           elseif copies ~= '' then
             start = start .. string.sub(near, 33, HEADER) .. copies
           end
-          redis.call('SETRANGE', key, '0', start)
+          local length = redis.call('SETRANGE', key, '0', start)
+          if unsure and length ~= ring + slots * ENTRY then
+            -- The log has been cut. The header is put back.
+            redis.call('SETRANGE', key, '0', string.sub(near, 1, #start))
+            break
+          end
+          redis.call('SETRANGE', key, string.format('%d', place), entry)
         end
       else
         -- The ring is written anew, oldest first, with room for a fifth more.

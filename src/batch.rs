@@ -131,13 +131,13 @@ impl<'a> Batch<'a> {
         self.lots.iter().map(|lot| lot.key)
     }
 
-    /// Hands over ARGV in order: the numbers, the cost, now where it is given or something follows it, and, where the
-    /// lots differ, the cost and the calls of each.
+    /// Hands over ARGV in order: the numbers and the cost, now where it is given or something follows it, and, where the
+    /// lots differ or a key has several, the cost and the calls of each.
     pub(crate) fn each_argument(&self, mut give: impl FnMut(&[u8])) {
         let first = self.lots.first().map_or(0, |lot| lot.cost);
+        // Lots at one cost are of different keys.
         let alike = self.lots.iter().all(|lot| lot.calls == 1 && lot.cost == first);
-        give(self.numbers);
-        give(if alike { first } else { 0 }.to_string().as_bytes());
+        give(&[self.numbers, &packed_cost(first)[..]].concat());
         match self.now_us {
             Some(now_us) => give(now_us.to_string().as_bytes()),
             None if !alike => give(b"-1"),
@@ -146,9 +146,8 @@ impl<'a> Batch<'a> {
         if !alike {
             let lots = self.lots.iter();
             let several = lots.flat_map(|Lot { cost, calls, .. }| {
-                let [cost @ .., _] = (*cost).min(LARGEST_COST).to_le_bytes();
                 let [calls @ .., _] = calls.to_le_bytes();
-                cost.into_iter().chain(calls)
+                packed_cost(*cost).into_iter().chain(calls)
             });
             give(&several.collect::<Vec<u8>>());
         }
@@ -171,6 +170,12 @@ impl<'a> Batch<'a> {
         };
         Ok(Records { records: records.iter().map(record).collect(), at: SystemTime::now() })
     }
+}
+
+/// As struct's I7.
+fn packed_cost(cost: u64) -> [u8; 7] {
+    let [packed @ .., _] = cost.min(LARGEST_COST).to_le_bytes();
+    packed
 }
 
 impl Records {
@@ -239,8 +244,8 @@ mod tests {
             .into_iter()
             .flat_map(|(cost, calls)| [cost, 0, 0, 0, 0, 0, 0, calls, 0, 0])
             .collect();
-        assert_eq!(arguments(&batches[0]), [vec![1], b"0".to_vec(), b"-1".to_vec(), several]);
-        assert_eq!(arguments(&batches[1]), [vec![2], b"1".to_vec()]);
+        assert_eq!(arguments(&batches[0]), [vec![1, 1, 0, 0, 0, 0, 0, 0], b"-1".to_vec(), several]);
+        assert_eq!(arguments(&batches[1]), [vec![2, 1, 0, 0, 0, 0, 0, 0]]);
     }
 
     #[test]

@@ -7,8 +7,9 @@ pub fn acquire(script: &Script, numbers: &[i64], cost: u64) -> Vec<Vec<u8>> {
     match packing(script) {
         Some((layout, widths)) => {
             let bytes = |(number, width): (&i64, usize)| number.to_le_bytes().into_iter().take(width);
-            let packed = std::iter::once(layout).chain(numbers.iter().zip(widths).flat_map(bytes)).collect();
-            vec![packed, cost.to_string().into()]
+            let cost = [cost as i64];
+            let numbers = numbers.iter().chain(&cost);
+            vec![std::iter::once(layout).chain(numbers.zip(widths).flat_map(bytes)).collect()]
         }
         None => {
             let numbers = numbers.iter().map(i64::to_string);
@@ -23,7 +24,7 @@ pub fn is_packed(script: &Script) -> bool {
 }
 
 /// The layout and the bytes of each number, of a line such as
-/// `[1] numbers  struct's BI7I7I7I3I7: the layout (2), capacity, rate, period, tick, max_debt`.
+/// `[1] numbers  struct's BI7I7I7I3I7I7: the layout (2), capacity, rate, period, tick, max_debt, cost`.
 fn packing(script: &Script) -> Option<(u8, Vec<usize>)> {
     let (_, line) = script.text().split_once("[1] numbers  struct's B")?;
     let (widths, line) = line.split_once(": the layout (")?;

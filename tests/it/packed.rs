@@ -40,7 +40,7 @@ type Record = [i64; 5];
 const SAMPLE: Numbers = Numbers { capacity: 5, rate: 5, period: 1_000_000, tick: 1, max_debt: 0, start: 0 };
 
 impl Form {
-    /// As the headers say it, such as `[1] numbers  struct's BI5I7: the layout (6), limit, period`.
+    /// As the headers say it, such as `[1] numbers  struct's BI5I7I7: the layout (6), limit, period, cost`.
     fn all() -> Vec<Self> {
         let packs = |algorithm: &Algorithm| algorithm.script().text().contains("local packed = ");
         let form = |algorithm: Algorithm| {
@@ -49,13 +49,13 @@ impl Form {
             let (layout, names) = line.lines().next().and_then(|line| line.split_once("), ")).expect("a layout");
             let names: Vec<_> = names.split(", ").collect();
             let widths: Vec<_> = format.split(['I', 'i']).map(|width| width.parse().expect("a width")).collect();
-            assert_eq!(names.len(), widths.len(), "{algorithm}");
+            assert_eq!((names.len(), names.last()), (widths.len(), Some(&"cost")), "{algorithm}");
             Self { algorithm, layout: layout.parse().expect("a byte"), names, widths }
         };
         Algorithm::all().filter(packs).map(form).collect()
     }
 
-    /// The script's own arguments.
+    /// The script's own arguments, as text.
     fn own(&self, numbers: &Numbers) -> Vec<i64> {
         let number = |name: &&str| match *name {
             "capacity" => numbers.capacity,
@@ -67,7 +67,7 @@ impl Form {
             "start" => numbers.start.min(numbers.period - 1),
             other => panic!("{other}: what is it?"),
         };
-        self.names.iter().map(number).collect()
+        self.names[..self.names.len() - 1].iter().map(number).collect()
     }
 
     /// The longest reset, in microseconds.
@@ -82,8 +82,12 @@ impl Form {
         }
     }
 
-    fn pack(&self, own: &[i64]) -> Vec<u8> {
-        let bytes = own.iter().zip(&self.widths).flat_map(|(number, width)| number.to_le_bytes()[..*width].to_vec());
+    fn pack(&self, own: &[i64], cost: i64) -> Vec<u8> {
+        let bytes = own
+            .iter()
+            .chain([&cost])
+            .zip(&self.widths)
+            .flat_map(|(number, width)| number.to_le_bytes()[..*width].to_vec());
         std::iter::once(self.layout).chain(bytes).collect()
     }
 
@@ -102,9 +106,10 @@ impl Form {
     /// One cost for all where they are alike, else a list; in server time without a `now_us`.
     fn packed(&self, numbers: &Numbers, lots: &[Lot<'_>], now_us: Option<i64>) -> Cmd {
         let cost = lots[0].1;
-        let alike = lots.iter().all(|lot| (lot.1, lot.2) == (cost, 1));
+        let twice = (1..lots.len()).any(|at| lots[..at].iter().any(|lot| lot.0 == lots[at].0));
+        let alike = !twice && lots.iter().all(|lot| (lot.1, lot.2) == (cost, 1));
         let mut call = self.evalsha(&lots.iter().map(|lot| lot.0).collect::<Vec<_>>());
-        call.arg(self.pack(&self.own(numbers))).arg(cost).arg(now_us.or((!alike).then_some(-1)).as_slice());
+        call.arg(self.pack(&self.own(numbers), cost)).arg(now_us.or((!alike).then_some(-1)).as_slice());
         if alike { call } else { call.arg(several(lots)).clone() }
     }
 }
@@ -338,7 +343,7 @@ fn bad_arguments_are_refused_and_nothing_is_written() {
         cmd("FLUSHALL").exec(&mut redis).expect("flushed");
         form.text(&SAMPLE, "a", 2, "acquire", NOW).exec(&mut redis).expect("decided");
         let (own, now) = (form.own(&SAMPLE), NOW.to_string().into_bytes());
-        let good = form.pack(&own);
+        let good = form.pack(&own, 1);
         let before = dumps(&mut redis, &KEYS);
         let mut refused = |why: String, arguments: &[&[u8]]| {
             for keys in [["a"].as_slice(), &["a", "b"]] {
@@ -348,28 +353,25 @@ fn bad_arguments_are_refused_and_nothing_is_written() {
             }
         };
         for layout in (0..=255_u8).filter(|layout| *layout != form.layout) {
-            refused(format!("layout {layout}"), &[&[&[layout], &good[1..]].concat(), b"1", &now]);
+            refused(format!("layout {layout}"), &[&[&[layout], &good[1..]].concat(), &now]);
         }
         for length in 0..good.len() {
-            refused(format!("{length} bytes of numbers"), &[&good[..length], b"1", &now]);
-        }
-        for cost in ["-1", "0.5", "-0.5", "nan", "inf", "", "x"] {
-            refused(format!("cost {cost:?}"), &[&good, cost.as_bytes(), &now]);
+            refused(format!("{length} bytes of numbers"), &[&good[..length], &now]);
         }
         for now in ["-2", "0.5", "4503599627370497", "nan", "", "x"] {
-            refused(format!("now {now:?}"), &[&good, b"1", now.as_bytes()]);
+            refused(format!("now {now:?}"), &[&good, now.as_bytes()]);
         }
         for length in [0, 1, 9, 11, 19, 21, 30] {
             let list = several(&[("", 1, 1); 3]);
-            refused(format!("{length} bytes of costs"), &[&good, b"0", &now, &list[..length]]);
+            refused(format!("{length} bytes of costs"), &[&good, &now, &list[..length]]);
         }
-        for (index, name) in form.names.iter().enumerate() {
-            let with = |number: i64| form.pack(&[&own[..index], &[number], &own[index + 1..]].concat());
+        for (index, name) in form.names[..own.len()].iter().enumerate() {
+            let with = |number: i64| form.pack(&[&own[..index], &[number], &own[index + 1..]].concat(), 1);
             if ["limit", "rate", "period", "tick"].contains(name) {
-                refused(format!("{name} 0"), &[&with(0), b"1", &now]);
+                refused(format!("{name} 0"), &[&with(0), &now]);
             }
             // The largest of its width but one; -2 where it has a sign.
-            refused(format!("{name} too large"), &[&with(-2), b"1", &now]);
+            refused(format!("{name} too large"), &[&with(-2), &now]);
         }
     }
 }
