@@ -96,9 +96,13 @@ impl Redis {
         let (places, boards): (Vec<_>, _) = {
             let mut line = self.line();
             let ours = line.is_of(&runtime);
-            let place = |(ask, deadline): (Ask, _)| match ours {
-                true => (Place::InLine(self.stand(&mut line, ask, deadline)), deadline),
-                false => (Place::Alone(ask, None), deadline),
+            let place = |(ask, deadline): (Ask, _)| {
+                if !ours {
+                    return (Place::Alone(ask, None), deadline);
+                }
+                let (caller, answered) = Caller::new(ask, deadline);
+                self.stand(&mut line, caller);
+                (Place::InLine(answered), deadline)
             };
             (asks.into_iter().map(place).collect(), ours && line.boards())
         };
@@ -117,16 +121,19 @@ impl Redis {
     /// Whether this ask may go at once, or its place in line.
     fn place(&self, ask: Ask, deadline: Duration) -> Place {
         let runtime = Handle::current();
-        let (answered, boards) = {
+        // Before the lock, which others wait for.
+        let (caller, answered) = Caller::new(ask, deadline);
+        let boards = {
             let mut line = self.line();
             if !line.is_of(&runtime) {
-                return Place::Alone(ask, None);
+                return Place::Alone(caller.ask, None);
             }
             if line.under_way == 0 {
                 line.under_way = 1;
-                return Place::Alone(ask, Some(Turn { redis: self.clone(), runtime, boarding: false }));
+                return Place::Alone(caller.ask, Some(Turn { redis: self.clone(), runtime, boarding: false }));
             }
-            (self.stand(&mut line, ask, deadline), line.boards())
+            self.stand(&mut line, caller);
+            line.boards()
         };
         if boards {
             self.launch(runtime);
@@ -139,15 +146,13 @@ impl Redis {
         runtime.spawn(Turn { redis: self.clone(), runtime: runtime.clone(), boarding: true }.fly_on());
     }
 
-    fn stand(&self, line: &mut Line, ask: Ask, deadline: Duration) -> Answered {
-        let until = Instant::now() + deadline.min(LONGEST_DEADLINE);
-        let (to, answered) = oneshot::channel();
-        line.waiting.push(Caller { ask, answer: Answer { to, until, deadline } });
+    fn stand(&self, line: &mut Line, caller: Caller) {
+        let until = caller.answer.until;
+        line.waiting.push(caller);
         if line.watched.is_none_or(|watched| until < watched) {
             line.watched = Some(until);
             tokio::spawn(watch(Arc::downgrade(&self.shared), until));
         }
-        answered
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
@@ -270,6 +275,14 @@ async fn received(answered: Answered) -> Result<Reply, Error> {
     answered.await.unwrap_or_else(|_| Err(ended()))
 }
 
+impl Caller {
+    fn new(ask: Ask, deadline: Duration) -> (Self, Answered) {
+        let until = Instant::now() + deadline.min(LONGEST_DEADLINE);
+        let (to, answered) = oneshot::channel();
+        (Self { ask, answer: Answer { to, until, deadline } }, answered)
+    }
+}
+
 impl Answer {
     fn tell(self, reply: Result<Reply, Error>) {
         // Who gave up meanwhile needs no answer.
@@ -288,12 +301,11 @@ impl Turn {
         loop {
             // Whoever is about to ask, as those that were just answered may be, comes along.
             tokio::task::yield_now().await;
-            let callers: Vec<_> = {
+            let callers = {
                 let mut line = self.redis.line();
                 line.boarding = false;
                 self.boarding = false;
-                let leaving = line.waiting.len().min(MOST_CALLERS);
-                line.waiting.drain(..leaving).collect()
+                line.leave()
             };
             if callers.is_empty() {
                 return;
@@ -333,6 +345,14 @@ impl Line {
             (self.runtime, self.watched) = (id, None);
         }
         self.runtime == id
+    }
+
+    /// As many as one flight takes. As many are likely to come after them.
+    fn leave(&mut self) -> Vec<Caller> {
+        let leaving = self.waiting.len().min(MOST_CALLERS);
+        let mut staying = Vec::with_capacity(self.waiting.len());
+        staying.extend(self.waiting.drain(leaving..));
+        std::mem::replace(&mut self.waiting, staying)
     }
 
     /// Whether a flight is to be launched for those in line: none boards yet, and another may be under way.
