@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::error::Error;
 use crate::random::jittered;
 
 /// The answer: allow or deny, and how things stand after it.
@@ -36,6 +37,8 @@ pub struct Decision {
     pub limits: Vec<LimitDecision>,
     /// Who answered.
     pub by: By,
+    /// What went wrong, where the rule's [policy](crate::OnError) or the engine in this process answered for Redis.
+    pub error: Option<Arc<Error>>,
     /// The caller's `now`, else this machine's time as the answer arrived.
     decided_at: SystemTime,
 }
@@ -97,6 +100,10 @@ pub enum By {
     DenialCache,
     /// A [`Lease`](crate::Lease), from the units that it holds.
     Lease,
+    /// The engine in this process, for Redis, which is away: [`OnError::Local`](crate::OnError::Local).
+    Local,
+    /// The rule's policy, for Redis, which is away: [`OnError::Open`](crate::OnError::Open).
+    Policy,
 }
 
 /// A denial as an error, for callers who use `?`.
@@ -121,6 +128,7 @@ impl Decision {
             denied_by: (!allowed).then(|| Arc::clone(name)),
             limits: Vec::new(),
             by,
+            error: None,
             decided_at,
         }
     }
@@ -141,6 +149,7 @@ impl Decision {
             denied_by,
             limits,
             by,
+            error: None,
             decided_at,
         })
     }
@@ -177,8 +186,20 @@ impl Decision {
             denied_by: None,
             limits: Vec::new(),
             by: By::Lease,
+            error: None,
             decided_at: SystemTime::now(),
         }
+    }
+
+    /// Allowed without knowing how things stand, since Redis is away.
+    pub(crate) fn by_policy(limit: u64, granted: u64, error: Error) -> Self {
+        Self { by: By::Policy, ..Self::leased(limit, 0, granted, Duration::ZERO) }.instead_of(error)
+    }
+
+    /// With what went wrong where Redis was asked.
+    pub(crate) fn instead_of(mut self, error: Error) -> Self {
+        self.error = Some(Arc::new(error));
+        self
     }
 
     /// How things stand now that a reservation was taken back, and why it was.
@@ -314,6 +335,8 @@ impl fmt::Display for By {
             Self::Embedded => "embedded",
             Self::DenialCache => "denial-cache",
             Self::Lease => "lease",
+            Self::Local => "local",
+            Self::Policy => "policy",
         })
     }
 }
@@ -323,20 +346,29 @@ impl serde::Serialize for Decision {
     /// With the names and units of the tool's output: `retry_after_us` is null, a number or `"never"`.
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
-        let mut fields = serializer
-            .serialize_struct("Decision", 6 + usize::from(self.blocked) + usize::from(self.overage.is_some()))?;
+        let mut fields = serializer.serialize_struct(
+            "Decision",
+            6 + [self.blocked, self.overage.is_some(), self.error.is_some()]
+                .into_iter()
+                .map(usize::from)
+                .sum::<usize>(),
+        )?;
         fields.serialize_field("allowed", &self.allowed)?;
         fields.serialize_field("limit", &self.limit)?;
         fields.serialize_field("remaining", &self.remaining)?;
         fields.serialize_field("retry_after_us", &self.retry_after)?;
         fields.serialize_field("reset_after_us", &micros(self.reset_after))?;
         fields.serialize_field("by", &self.by.to_string())?;
-        // As in that output: a block only where there is one, denials only where they are counted.
+        // As in that output: a block only where there is one, denials only where they are counted, the class of an error
+        // only where somebody answered for Redis.
         if self.blocked {
             fields.serialize_field("blocked", &true)?;
         }
         if let Some(overage) = self.overage {
             fields.serialize_field("overage", &overage)?;
+        }
+        if let Some(error) = &self.error {
+            fields.serialize_field("error", error.class())?;
         }
         fields.end()
     }

@@ -5,7 +5,8 @@
 //! Denied               a denial, for callers who want it as an error (Decision::into_result)
 //! Error                a decision that could not be made
 //!   not charged        key, now, url, version, authentication, permission, connecting, state that can't be read,
-//!                      an id that nothing is remembered of, a server that refused
+//!                      an id that nothing is remembered of, a server that refused, or not now
+//!   charged            units were taken and could not be given back
 //!   unknown            no answer in time, or the connection broke while waiting for it
 //! ```
 
@@ -33,10 +34,11 @@ impl std::error::Error for RuleError {}
 /// A decision that could not be made: something broke. A denial is no error, see [`Decision`](crate::Decision).
 ///
 /// The message is one line and never shows a password.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     kind: Kind,
     message: String,
+    charged: Charged,
 }
 
 /// Whether a decision that ended in an error took its units.
@@ -73,6 +75,8 @@ pub(crate) enum Kind {
     UnknownId,
     /// The server refused to run the script, or the script refused its arguments.
     Refused,
+    /// The server runs no script now, but may soon: it loads, is busy, has lost its primary, or has become a replica.
+    NotNow,
     /// An answer that isn't a script's reply.
     Garbled,
 }
@@ -83,7 +87,11 @@ impl Error {
         if message.contains(char::is_control) {
             message = message.replace(char::is_control, " ");
         }
-        Self { kind, message }
+        let charged = match kind {
+            Kind::Deadline { sent: true } | Kind::Disconnected | Kind::Garbled => Charged::Unknown,
+            _ => Charged::No,
+        };
+        Self { kind, message, charged }
     }
 
     /// What a script says with the code BADID, without the code and its own name.
@@ -96,12 +104,64 @@ impl Error {
         Self::new(Kind::Deadline { sent }, format!("{missing} within the deadline of {after:?}"))
     }
 
+    /// The same where the units had been taken, and were to be given back.
+    pub(crate) fn after_charging(mut self) -> Self {
+        if self.charged == Charged::No {
+            self.charged = Charged::Yes;
+        }
+        self
+    }
+
+    /// The same for a call that isn't sent, since others failed by this.
+    pub(crate) fn for_unsent(&self, wait: Duration) -> Self {
+        let kind = match self.kind {
+            Kind::Deadline { .. } | Kind::Disconnected | Kind::Garbled => Kind::Unreachable,
+            kind => kind,
+        };
+        Self::new(kind, format!("redis isn't asked for another {wait:.1?}, after: {self}"))
+    }
+
     /// Whether the units were taken.
     #[must_use]
     pub fn charged(&self) -> Charged {
+        self.charged
+    }
+
+    /// Whether Redis, or the way to it, is what broke: another call would likely fare the same.
+    pub(crate) fn is_outage(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Unreachable
+                | Kind::Authentication
+                | Kind::Deadline { .. }
+                | Kind::Disconnected
+                | Kind::NotNow
+                | Kind::Garbled
+        )
+    }
+
+    /// Whether a rule's [policy](crate::OnError) answers in place of this. Who is misused, or may not ask, is told so.
+    pub(crate) fn goes_to_policy(&self) -> bool {
+        self.is_outage() && self.kind != Kind::Authentication || matches!(self.kind, Kind::Refused | Kind::Unreadable)
+    }
+
+    /// A word for what went wrong, for logs and metrics: `input`, `unreachable`, `authentication`, `permission`,
+    /// `unsupported`, `deadline`, `disconnected`, `unreadable-state`, `unknown-id`, `refused`, `not-now` or `garbled`.
+    #[must_use]
+    pub fn class(&self) -> &'static str {
         match self.kind {
-            Kind::Deadline { sent: true } | Kind::Disconnected | Kind::Garbled => Charged::Unknown,
-            _ => Charged::No,
+            Kind::Input => "input",
+            Kind::Unreachable => "unreachable",
+            Kind::Authentication => "authentication",
+            Kind::Permission => "permission",
+            Kind::Unsupported => "unsupported",
+            Kind::Deadline { .. } => "deadline",
+            Kind::Disconnected => "disconnected",
+            Kind::Unreadable => "unreadable-state",
+            Kind::UnknownId => "unknown-id",
+            Kind::Refused => "refused",
+            Kind::NotNow => "not-now",
+            Kind::Garbled => "garbled",
         }
     }
 
@@ -160,10 +220,18 @@ impl Error {
         self.kind == Kind::UnknownId
     }
 
-    /// The server refused to run the script: it is loading, busy, out of memory, a replica, or said otherwise.
+    /// The server refused to run the script: it is out of memory, can't write to its disk, has too few replicas, or said
+    /// otherwise; or it runs none [now](Self::is_not_now).
     #[must_use]
     pub fn is_refused(&self) -> bool {
-        self.kind == Kind::Refused
+        matches!(self.kind, Kind::Refused | Kind::NotNow)
+    }
+
+    /// The server runs no script now, but may soon: it is loading, busy with another script, without its primary, or a
+    /// replica. Several attempts found it so.
+    #[must_use]
+    pub fn is_not_now(&self) -> bool {
+        self.kind == Kind::NotNow
     }
 }
 

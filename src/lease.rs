@@ -45,6 +45,8 @@ pub struct Lease {
 struct Shared {
     limiter: Limiter,
     rule: Rule,
+    /// For what is taken here: nothing that Redis didn't give.
+    closed: Rule,
     request: OwnedRequest,
     /// Of denials. A look must not be told a longer wait than there is.
     jitter: u8,
@@ -136,9 +138,10 @@ impl Limiter {
             return Err(bad(&format!("a burst of at least twice the {processes} processes")));
         }
         let stock = Mutex::new(Stock::new(share, capacity - processes * share, Instant::now()));
-        let (limiter, rule, jitter) = (self.clone(), rule.clone(), request.jitter);
+        let (limiter, rule, jitter, closed) = (self.clone(), rule.clone(), request.jitter, rule.clone().closed());
         let (request, turns, runtime) = (request.to_owned(), Arc::default(), OnceLock::new());
-        Ok(Lease { shared: Arc::new(Shared { limiter, rule, request, jitter, capacity, stock, turns, runtime }) })
+        let shared = Shared { limiter, rule, closed, request, jitter, capacity, stock, turns, runtime };
+        Ok(Lease { shared: Arc::new(shared) })
     }
 }
 
@@ -267,7 +270,7 @@ impl Shared {
         if must_look {
             let (hot_below, sent) = (self.stock().hot_below, Instant::now());
             let parts = self.request.parts();
-            let peek = self.limiter.peek(&self.rule, self.request.borrowed(&parts).cost(hot_below)).await?;
+            let peek = self.limiter.peek(&self.closed, self.request.borrowed(&parts).cost(hot_below)).await?;
             if !self.stock().looked(&peek, sent, Instant::now()) {
                 return Ok(());
             }
@@ -275,7 +278,7 @@ impl Shared {
         let batch = self.stock().next_batch(cost, Instant::now());
         if batch > 0 {
             let parts = self.request.parts();
-            let answer = self.limiter.at_most(&self.rule, self.request.borrowed(&parts).cost(batch)).await?;
+            let answer = self.limiter.at_most(&self.closed, self.request.borrowed(&parts).cost(batch)).await?;
             self.stock().put(&answer, Instant::now());
         }
         Ok(())
@@ -285,7 +288,9 @@ impl Shared {
         let parts = self.request.parts();
         let request = self.request.borrowed(&parts).cost(cost).deadline(deadline).jitter(self.jitter);
         let decision = self.limiter.acquire(&self.rule, request).await?;
-        self.stock().answered(&decision, Instant::now());
+        if decision.error.is_none() {
+            self.stock().answered(&decision, Instant::now());
+        }
         Ok(decision)
     }
 

@@ -27,7 +27,7 @@
 //!
 //! - [`Algorithm`]: the algorithms, a row each, beside a script each in `lua/`.
 //! - [`Limit`]: an algorithm and its numbers, validated; its text form.
-//! - [`Rule`]: a named limit, or several that are decided together.
+//! - [`Rule`]: a named limit, or several that are decided together; what it answers where Redis is away.
 //! - [`Request`]: whom a call is about, and what it takes.
 //! - [`Decision`]: the answer. [`Error`]: no answer.
 //! - `key`: how keys are spelled in Redis.
@@ -75,6 +75,9 @@ pub mod guide {}
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+/// Whether a rule may say `local`.
+const LOCAL_ENGINE: bool = cfg!(feature = "embedded");
+
 pub use deadpool_redis;
 pub use deadpool_redis::redis;
 
@@ -85,11 +88,12 @@ pub use engine::Engine;
 #[cfg(feature = "embedded")]
 pub use engine::embedded::{Clock, Embedded};
 pub use engine::redis::Redis;
+pub use engine::redis::breaker::Breaker;
 pub use error::{Charged, Error, RuleError};
 pub use hold::{Held, Permit};
 pub use lease::Lease;
 pub use limit::{Debt, Limit, LimitBuilder, Start};
 pub use limiter::{Limiter, Progress, State};
 pub use request::Request;
-pub use rule::{Change, Rule};
+pub use rule::{Change, OnError, Rule};
 pub use script::Script;

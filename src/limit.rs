@@ -1,6 +1,7 @@
 //! What one limit admits: an algorithm and its numbers, validated, with the arguments its script is called with.
 
 pub(crate) mod exact;
+mod share;
 mod text;
 
 use std::sync::Arc;

@@ -1,9 +1,14 @@
 //! One call: rule + key + cost -> decision.
 
+mod instead;
+#[cfg(feature = "embedded")]
+mod local;
 mod many;
 mod upkeep;
 
 use std::sync::Arc;
+#[cfg(feature = "embedded")]
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
@@ -11,6 +16,8 @@ use crate::batch::Ask;
 use crate::decision::{Answered, Decision, LimitDecision};
 use crate::denials::{DenialCache, Sighting};
 use crate::engine::Engine;
+#[cfg(feature = "embedded")]
+use crate::engine::embedded::Embedded;
 use crate::error::{Error, Kind};
 use crate::key;
 use crate::limit::exact::{EXACT, LONGEST};
@@ -31,12 +38,22 @@ pub struct Limiter {
     prefix: String,
     pub(crate) deadline: Duration,
     denials: Option<DenialCache>,
+    /// Decides where Redis is away and a rule says `local`; made when it is first needed.
+    #[cfg(feature = "embedded")]
+    local: Arc<OnceLock<Embedded>>,
 }
 
 impl Limiter {
     /// A limiter on this engine, with the prefix `tollgate` and a deadline of 500 ms.
     pub fn new(engine: impl Into<Engine>) -> Self {
-        Self { engine: engine.into(), prefix: "tollgate".into(), deadline: Duration::from_millis(500), denials: None }
+        Self {
+            engine: engine.into(),
+            prefix: "tollgate".into(),
+            deadline: Duration::from_millis(500),
+            denials: None,
+            #[cfg(feature = "embedded")]
+            local: Arc::default(),
+        }
     }
 
     /// Begins every key in Redis. Default: `tollgate`.
@@ -68,7 +85,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// No decision could be made; see [`Error`].
+    /// No decision could be made, and the rule's [policy](Rule::on_error) is the error; see [`Error`].
     pub async fn acquire<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.decide(rule, &request.into(), Mode::Acquire).await
     }
@@ -180,6 +197,10 @@ impl Limiter {
         if request.id.is_none() {
             return Err(Error::new(Kind::Input, format!("{what}: expected the id that holds the permits, got none")));
         }
+        #[cfg(feature = "embedded")]
+        if let Some(decision) = Box::pin(self.of_local_permit(rule, &request, mode)).await {
+            return Ok(decision);
+        }
         self.decide(rule, &request, mode).await
     }
 
@@ -223,9 +244,13 @@ impl Limiter {
     }
 
     async fn decide(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
-        let decision = match &self.denials {
-            None => self.decide_exactly(rule, request, mode).await?,
-            Some(cache) => Box::pin(self.decide_or_recall(cache, rule, request, mode)).await?,
+        let decided = match &self.denials {
+            None => self.decide_exactly(rule, request, mode).await,
+            Some(cache) => Box::pin(self.decide_or_recall(cache, rule, request, mode)).await,
+        };
+        let decision = match decided {
+            Ok(decision) => decision,
+            Err(error) => Box::pin(self.answer_instead(error, rule, request, mode)).await?,
         };
         Ok(decision.jittered(request.jitter))
     }

@@ -1,5 +1,6 @@
 //! A rule: a named limit, or several that are decided together.
 
+mod policy;
 #[cfg(feature = "serde")]
 mod serialized;
 
@@ -11,6 +12,8 @@ use std::sync::Arc;
 use crate::error::RuleError;
 use crate::key;
 use crate::limit::Limit;
+
+pub use policy::OnError;
 
 /// A named limit, or several: then either each is charged, or none. The name tells its keys in Redis from those of
 /// other rules.
@@ -31,6 +34,7 @@ pub struct Rule {
     tag: Option<String>,
     on_change: Change,
     counts_denials: bool,
+    on_error: OnError,
 }
 
 /// What becomes of a key's state when its limit's numbers have changed.
@@ -67,7 +71,8 @@ impl Rule {
     pub fn new(name: &str, limit: Limit) -> Result<Self, RuleError> {
         let name = key::checked_name(name)?.to_owned();
         let first = Count::new(&name, limit, None);
-        Ok(Self { name, counts: vec![first], tag: None, on_change: Change::KeepUsed, counts_denials: false })
+        let (on_change, on_error) = (Change::KeepUsed, OnError::Closed);
+        Ok(Self { name, counts: vec![first], tag: None, on_change, counts_denials: false, on_error })
     }
 
     /// The same limits under another name.
@@ -209,7 +214,7 @@ impl Rule {
             )));
         }
         self.counts.push(count);
-        Ok(self)
+        self.checked()
     }
 }
 

@@ -79,7 +79,7 @@ impl Limiter {
                 Ok(decision)
             }
             _ if decision.allowed => {
-                let after = self.cancel(rule, request).await?;
+                let after = self.cancel(rule, request).await.map_err(Error::after_charging)?;
                 reservation.keep();
                 Ok(after.denied_instead(&decision))
             }

@@ -3,8 +3,10 @@
 //! deadpool-redis makes the connections. Getting one from the pool costs a round trip each time, so one is taken out
 //! of it and kept: redis-rs pipelines the calls of all tasks over it. A broken one is replaced through the pool.
 
+pub(crate) mod breaker;
 mod departures;
 
+use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -18,7 +20,9 @@ use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
 use super::{Swept, Which};
 use crate::batch::{Batch, Records};
 use crate::error::{Error, Kind};
+use crate::random::jittered;
 use crate::script::{Call, Reply, Script};
+use breaker::{Breaker, Guard};
 use departures::Line;
 
 /// A Redis (7.0 or newer) or Valkey (7.2 or newer), by address or by a pool of the caller's own.
@@ -37,6 +41,7 @@ struct Shared {
     current: RwLock<Option<Held>>,
     made: AtomicU64,
     line: Mutex<Line>,
+    guard: Guard,
     /// Held while connecting, so that one task connects and all callers wait for what it gets.
     connecting: Arc<tokio::sync::Mutex<()>>,
 }
@@ -50,6 +55,10 @@ struct Held {
 
 /// How long one attempt to connect may take, whatever the deadlines of those who wait for it.
 const LONGEST_CONNECT: Duration = Duration::from_secs(5);
+/// What certainly didn't run is asked again after these waits, and up to half as long again.
+const WAITS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(60)];
+/// A shorter deadline that passes says little about Redis.
+const TELLING_DEADLINE: Duration = Duration::from_millis(20);
 
 impl Redis {
     /// The Redis at `redis://[user:password@]host[:port][/db]`, `unix:///path/of.sock`, with `?protocol=resp3` at
@@ -84,27 +93,47 @@ impl Redis {
 
     fn new(pool: Pool, address: String) -> Self {
         let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), Arc::default());
-        let line = Mutex::default();
-        Self { shared: Arc::new(Shared { pool, address, current, made, line, connecting }) }
+        let (line, guard) = (Mutex::default(), Guard::default());
+        Self { shared: Arc::new(Shared { pool, address, current, made, line, guard, connecting }) }
+    }
+
+    /// Whether it is asked at present.
+    #[must_use]
+    pub fn breaker(&self) -> Breaker {
+        self.shared.guard.look()
+    }
+
+    /// Connections made so far: one more for each time that one broke, or was given up.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.shared.made.load(Ordering::Relaxed)
     }
 
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
-        decode(self.call(|how| of_call(call, how), deadline).await?)
+        decode(self.guarded(deadline, self.call(|how| of_call(call, how), deadline)).await?)
     }
 
     /// Calls a script, which `command` spells.
     async fn call(&self, command: impl Fn(How) -> Cmd, deadline: Duration) -> Result<Value, Error> {
         let mut sent = false;
         let answer = tokio::time::timeout(deadline, async {
-            let Held { number, mut connection } = self.connection().await?;
-            sent = true;
-            let mut answer =
-                connection.req_packed_command(&command(How::ByDigest)).await.and_then(Value::extract_error);
-            if answer.as_ref().is_err_and(is_noscript) {
-                // Loads and decides in the same round trip.
-                answer = connection.req_packed_command(&command(How::ByText)).await.and_then(Value::extract_error);
+            let mut waits = WAITS.into_iter();
+            loop {
+                let Held { number, mut connection } = self.connection().await?;
+                sent = true;
+                let mut answer =
+                    connection.req_packed_command(&command(How::ByDigest)).await.and_then(Value::extract_error);
+                if answer.as_ref().is_err_and(is_noscript) {
+                    // Loads and decides in the same round trip.
+                    answer = connection.req_packed_command(&command(How::ByText)).await.and_then(Value::extract_error);
+                }
+                let answer = answer.map_err(|error| self.told(&error, number));
+                let (true, Some(wait)) = (answer.as_ref().is_err_and(Error::is_not_now), waits.next()) else {
+                    return answer;
+                };
+                sent = false;
+                tokio::time::sleep(jittered(wait, 50)).await;
             }
-            answer.map_err(|error| self.told(&error, number))
         });
         match answer.await {
             Ok(result) => result,
@@ -112,8 +141,25 @@ impl Redis {
         }
     }
 
+    /// Asks if the breaker lets it, and tells the breaker what became of it.
+    async fn guarded<T>(&self, deadline: Duration, asked: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        self.shared.guard.enter()?;
+        let outcome = asked.await;
+        self.guard_told(&outcome, deadline);
+        outcome
+    }
+
+    fn guard_told<T>(&self, outcome: &Result<T, Error>, deadline: Duration) {
+        let telling = !outcome.as_ref().is_err_and(Error::is_deadline) || deadline >= TELLING_DEADLINE;
+        if telling && self.shared.guard.told(outcome) {
+            // Perhaps it is the connection that has gone dead.
+            self.shared.current.write().unwrap_or_else(PoisonError::into_inner).take();
+        }
+    }
+
     /// What went wrong on this connection, which is dropped if it is of no more use.
     fn told(&self, error: &RedisError, number: u64) -> Error {
+        // What has become a replica may have a successor at the same address.
         if error.is_unrecoverable_error() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
             self.drop_connection(number);
         }
@@ -137,16 +183,19 @@ impl Redis {
 
     /// A command that decides nothing.
     async fn ask<T: redis::FromRedisValue>(&self, command: &Cmd, deadline: Duration) -> Result<T, Error> {
-        let mut sent = false;
-        let answer = tokio::time::timeout(deadline, async {
-            let Held { mut connection, .. } = self.connection().await?;
-            sent = true;
-            command.query_async(&mut connection).await.map_err(|error| from_answer(&error))
-        });
-        match answer.await {
-            Ok(result) => result,
-            Err(_) => Err(Error::deadline(deadline, sent)),
-        }
+        self.guarded(deadline, async {
+            let mut sent = false;
+            let answer = tokio::time::timeout(deadline, async {
+                let Held { number, mut connection } = self.connection().await?;
+                sent = true;
+                command.query_async(&mut connection).await.map_err(|error| self.told(&error, number))
+            });
+            match answer.await {
+                Ok(result) => result,
+                Err(_) => Err(Error::deadline(deadline, sent)),
+            }
+        })
+        .await
     }
 
     async fn connection(&self) -> Result<Held, Error> {
@@ -157,6 +206,8 @@ impl Redis {
         if let Some(held) = self.held() {
             return Ok(held);
         }
+        // While this waited, others may have tried in vain.
+        self.shared.guard.check()?;
         // A task of its own, so that a caller whose deadline is shorter than a connect takes leaves a connection to the
         // next one.
         let this = self.clone();
@@ -316,6 +367,7 @@ fn from_answer(error: &RedisError) -> Error {
         (_, "NOAUTH" | "WRONGPASS") => Kind::Authentication,
         (_, "NOPERM") => Kind::Permission,
         (_, "BADID") => Kind::UnknownId,
+        (_, "LOADING" | "BUSY" | "MASTERDOWN" | "READONLY" | "CLUSTERDOWN" | "TRYAGAIN") => Kind::NotNow,
         (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
             let says = |beginning| error.detail().is_some_and(|detail| detail.starts_with(beginning));
             if says("unknown command") {
@@ -339,6 +391,7 @@ fn from_answer(error: &RedisError) -> Error {
         Kind::Permission => "redis doesn't let this user decide",
         Kind::Unsupported => "redis version: expected Redis 7.0 or newer",
         Kind::Garbled => "an answer that can't be read",
+        Kind::NotNow => "redis runs no script now",
         _ => "redis refused",
     };
     Error::new(kind, format!("{what}: {}", described(error)))

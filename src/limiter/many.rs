@@ -48,9 +48,16 @@ impl Limiter {
             if let (Some(cache), Some(sighting), Ok(decision)) = (&self.denials, sighting, &decision) {
                 cache.remember(sighting, requests[at].cost, decision);
             }
-            (at, decision.map(|decision| decision.jittered(requests[at].jitter)))
+            (at, decision)
         });
-        decided.extend(together.chain(alone));
+        for (at, decision) in together {
+            let decision = match decision {
+                Err(error) => self.answer_instead(error, rule, &requests[at], Mode::Acquire).await,
+                decided => decided,
+            };
+            decided.push((at, decision.map(|decision| decision.jittered(requests[at].jitter))));
+        }
+        decided.extend(alone);
         decided.sort_unstable_by_key(|(at, _)| *at);
         decided.into_iter().map(|(_, decision)| decision).collect()
     }

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::num::NonZeroU32;
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Change, Count, Limit, Rule};
+use super::{Change, Count, Limit, OnError, Rule};
 use crate::error::RuleError;
 
 #[derive(Serialize, Deserialize)]
@@ -21,6 +22,20 @@ struct Table {
     on_change: Change,
     #[serde(default, skip_serializing_if = "is_default")]
     overage: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    on_error: Policy,
+    /// How many there are to share a `local` rule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    processes: Option<NonZeroU32>,
+}
+
+#[derive(Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Policy {
+    #[default]
+    Closed,
+    Open,
+    Local,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -47,7 +62,13 @@ impl Serialize for Rule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let limits = self.counts.iter().map(Entry::of).collect();
         let (name, tag) = (self.name.clone(), self.tag.clone());
-        Table { name, limits, tag, on_change: self.on_change, overage: self.counts_denials }.serialize(serializer)
+        let (on_error, processes) = match self.on_error {
+            OnError::Closed => (Policy::Closed, None),
+            OnError::Open => (Policy::Open, None),
+            OnError::Local { processes } => (Policy::Local, Some(processes)),
+        };
+        let (on_change, overage) = (self.on_change, self.counts_denials);
+        Table { name, limits, tag, on_change, overage, on_error, processes }.serialize(serializer)
     }
 }
 
@@ -69,6 +90,19 @@ impl Table {
             return Err(RuleError::new(format!("rule {}: expected at least one limit, got none", self.name)));
         };
         let (on_change, overage) = (self.on_change, self.overage);
+        let on_error = match (self.on_error, self.processes) {
+            (Policy::Closed, None) => OnError::Closed,
+            (Policy::Open, None) => OnError::Open,
+            (Policy::Local, Some(processes)) => OnError::Local { processes },
+            (Policy::Local, None) => {
+                let why = "expected processes beside on_error = \"local\", which shares the rule among so many";
+                return Err(RuleError::new(format!("rule {}: {why}, got none", self.name)));
+            }
+            (_, Some(processes)) => {
+                let why = "expected on_error = \"local\" beside processes";
+                return Err(RuleError::new(format!("rule {}: {why} = {processes}", self.name)));
+            }
+        };
         let (limit, by) = first?;
         let mut rule = Rule::new(&self.name, limit)?;
         if let Some(tag) = self.tag {
@@ -84,7 +118,7 @@ impl Table {
                 Some(part) => rule.and_by(&part, limit)?,
             };
         }
-        Ok(rule.on_change(on_change).count_denials(overage))
+        rule.on_change(on_change).count_denials(overage).on_error(on_error)
     }
 }
 

@@ -85,7 +85,7 @@ const TICK: Duration = Duration::from_millis(200);
 
 impl Load {
     pub(crate) async fn run(self) -> Outcome {
-        let rule = options::rule(&self.rules)?;
+        let rule = self.options.follow_policy(options::rule(&self.rules)?)?;
         if let Some(address) = self.options.remote().filter(|_| !self.remote) {
             let expected = "expected a Redis on this machine (or --remote, to load another)";
             return Err(Failure::Told(format!("url: {expected}, got {address}")));

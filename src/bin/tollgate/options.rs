@@ -2,11 +2,12 @@
 
 use std::io::IsTerminal;
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use tollgate::redis::{ConnectionAddr, IntoConnectionInfo};
-use tollgate::{Embedded, Limit, Limiter, Redis, Rule};
+use tollgate::{Embedded, Limit, Limiter, OnError, Redis, Rule};
 
 use crate::Failure;
 
@@ -18,6 +19,12 @@ pub(crate) struct Options {
     /// How long one decision may take.
     #[arg(long, value_name = "D", default_value = "500ms", value_parser = duration)]
     deadline: Duration,
+    /// What is answered where Redis is away: closed (the error), open (allowed) or local (the engine in this process).
+    #[arg(long, value_enum, default_value = "closed", value_name = "HOW")]
+    on_error: Policy,
+    /// How many processes share a rule that is decided locally: this one decides by its part.
+    #[arg(long, value_name = "N", default_value = "1")]
+    processes: NonZeroU32,
     /// How to print. Default: a table on a terminal, else a JSON object per line.
     #[arg(long, value_enum)]
     format: Option<Shape>,
@@ -29,6 +36,14 @@ pub(crate) enum Shape {
     Table,
     /// One JSON object per line.
     Jsonl,
+}
+
+/// Who answers where Redis is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Policy {
+    Closed,
+    Open,
+    Local,
 }
 
 impl Options {
@@ -59,6 +74,16 @@ impl Options {
             }
         };
         Ok(limiter.deadline(self.deadline))
+    }
+
+    /// The rule, with what was asked for where Redis is away.
+    pub(crate) fn follow_policy(&self, rule: Rule) -> Result<Rule, Failure> {
+        let policy = match self.on_error {
+            Policy::Closed => OnError::Closed,
+            Policy::Open => OnError::Open,
+            Policy::Local => OnError::Local { processes: self.processes },
+        };
+        Ok(rule.on_error(policy)?)
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -122,7 +147,10 @@ mod tests {
     #[test]
     fn an_address_is_of_this_machine_if_it_says_so() {
         let remote = |url: &str| {
-            Options { url: Some(url.into()), deadline: Duration::ZERO, format: None }.remote().unwrap_or_default()
+            let (on_error, processes) = (Policy::Closed, NonZeroU32::MIN);
+            let options =
+                Options { url: Some(url.into()), deadline: Duration::ZERO, on_error, processes, format: None };
+            options.remote().unwrap_or_default()
         };
         for url in [
             "",

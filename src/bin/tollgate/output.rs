@@ -30,6 +30,9 @@ pub(crate) struct Line<'a> {
     reset_after_us: u64,
     denied_by: Option<&'a str>,
     by: String,
+    /// What went wrong where Redis was asked, if somebody else answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'static str>,
     /// What at-most took.
     #[serde(skip_serializing_if = "Option::is_none")]
     granted: Option<u64>,
@@ -69,6 +72,7 @@ impl<'a> Line<'a> {
             reset_after_us: micros(decision.reset_after),
             denied_by: decision.denied_by.as_deref(),
             by: decision.by.to_string(),
+            error: decision.error.as_ref().map(|error| error.class()),
             granted: (op == Op::AtMost).then_some(decision.granted),
             blocked: decision.blocked,
             overage: decision.overage,

@@ -8,7 +8,7 @@ use clap::Args;
 use tollgate::{Change, Limiter, Request, Rule};
 
 use crate::options::{self, Options};
-use crate::output::{Line, Printer};
+use crate::output::{Line, Printer, WRONG};
 use crate::records::Op;
 use crate::{Failure, Outcome};
 
@@ -55,6 +55,7 @@ impl Probe {
         let key = key.as_encoded_bytes();
         let rules: Vec<_> = rules.iter().map(|rule| rule.to_string_lossy().into_owned()).collect();
         let rule = options::rule(&rules)?.on_change(self.on_change).count_denials(self.overage);
+        let rule = self.options.follow_policy(rule)?;
         self.op.check(self.id.is_some(), self.length.is_some()).map_err(|why| Failure::Told(format!("--{why}")))?;
         let limiter = self.options.limiter()?;
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
@@ -69,6 +70,9 @@ impl Probe {
             }
             let decision = decide(&limiter, &rule, self.op, request, self.length).await?;
             denied |= !decision.allowed;
+            if let Some(error) = &decision.error {
+                anstream::eprintln!("{WRONG}warning:{WRONG:#} {error}; answered by {}", decision.by);
+            }
             let id = self.id.as_deref().map(OsStr::as_encoded_bytes);
             printer.print(&Line::new(&rule, self.op, key, self.cost, &decision).named(id).lasting(self.length))?;
         }

@@ -73,7 +73,7 @@ const LONG: usize = 2000;
 
 impl Replay {
     pub(crate) async fn run(self) -> Outcome {
-        let rule = options::rule(&self.rule)?.count_denials(self.overage);
+        let rule = self.options.follow_policy(options::rule(&self.rule)?.count_denials(self.overage))?;
         let prefix = own_prefix("replay");
         let limiter = self.options.limiter()?.prefix(&prefix)?;
         let stdout = anstream::stdout();

@@ -15,9 +15,10 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{Held, How, Redis, Shared, is_noscript, of_batch, records};
+use super::{Held, How, Redis, Shared, WAITS, is_noscript, of_batch, records};
 use crate::batch::{Ask, Batch, Records};
 use crate::error::{Error, Kind};
+use crate::random::jittered;
 use crate::script::Reply;
 
 /// Flights under way at once: while one's answer travels, the server works on another. More would only be smaller.
@@ -76,11 +77,14 @@ type Answered = oneshot::Receiver<Result<Reply, Error>>;
 impl Redis {
     /// Decides this ask, alone or with others.
     pub(crate) async fn acquire(&self, ask: Ask, deadline: Duration) -> Result<Reply, Error> {
-        match self.place(ask, deadline) {
-            // Boxed, so that those who stand in line, of whom there may be thousands, stay small.
-            Place::Alone(ask, turn) => Box::pin(self.alone(ask, turn, deadline)).await,
-            Place::InLine(answered) => received(answered).await,
-        }
+        self.guarded(deadline, async {
+            match self.place(ask, deadline) {
+                // Boxed, so that those who stand in line, of whom there may be thousands, stay small.
+                Place::Alone(ask, turn) => Box::pin(self.alone(ask, turn, deadline)).await,
+                Place::InLine(answered) => received(answered).await,
+            }
+        })
+        .await
     }
 
     async fn alone(&self, ask: Ask, turn: Option<Turn>, deadline: Duration) -> Result<Reply, Error> {
@@ -92,6 +96,9 @@ impl Redis {
 
     /// Decides all of these together, each by itself and by its deadline.
     pub(crate) async fn acquire_all(&self, asks: Vec<(Ask, Duration)>) -> Vec<Result<Reply, Error>> {
+        if let Err(error) = self.shared.guard.enter() {
+            return asks.iter().map(|_| Err(error.clone())).collect();
+        }
         let runtime = Handle::current();
         let (places, boards): (Vec<_>, _) = {
             let mut line = self.line();
@@ -110,10 +117,12 @@ impl Redis {
             self.launch(runtime);
         }
         let answer = |(place, deadline)| async move {
-            match place {
+            let answer = match place {
                 Place::Alone(ask, turn) => self.alone(ask, turn, deadline).await,
                 Place::InLine(answered) => received(answered).await,
-            }
+            };
+            self.guard_told(&answer, deadline);
+            answer
         };
         join_all(places.into_iter().map(answer)).await
     }
@@ -207,13 +216,35 @@ impl Redis {
         }
     }
 
-    /// One pipeline, and another one for what the server has no script of.
+    /// One pipeline, another for what the server has no script of, and some more for what it doesn't run now.
     async fn send(&self, held: Held, batches: &[Batch<'_>]) -> Vec<Result<Records, Error>> {
+        let mut results = self.send_once(held, batches.iter()).await;
+        for wait in WAITS {
+            let put_off = |at: &usize| results[*at].as_ref().is_err_and(Error::is_not_now);
+            let put_off: Vec<_> = (0..batches.len()).filter(put_off).collect();
+            if put_off.is_empty() {
+                break;
+            }
+            tokio::time::sleep(jittered(wait, 50)).await;
+            let Ok(held) = self.connection().await else { break };
+            let again = self.send_once(held, put_off.iter().map(|at| &batches[*at])).await;
+            put_off.into_iter().zip(again).for_each(|(at, result)| results[at] = result);
+        }
+        results
+    }
+
+    async fn send_once<'a>(
+        &self,
+        held: Held,
+        batches: impl IntoIterator<Item = &'a Batch<'a>>,
+    ) -> Vec<Result<Records, Error>> {
         let Held { number, mut connection } = held;
-        let mut answers = pipeline(&mut connection, batches.iter(), How::ByDigest).await;
+        let batches: Vec<_> = batches.into_iter().collect();
+        let mut answers = pipeline(&mut connection, &batches, How::ByDigest).await;
         let missing: Vec<_> = (0..batches.len()).filter(|at| answers[*at].as_ref().is_err_and(is_noscript)).collect();
         if !missing.is_empty() {
-            let again = pipeline(&mut connection, missing.iter().map(|at| &batches[*at]), How::ByText).await;
+            let those: Vec<_> = missing.iter().map(|at| batches[*at]).collect();
+            let again = pipeline(&mut connection, &those, How::ByText).await;
             missing.into_iter().zip(again).for_each(|(at, answer)| answers[at] = answer);
         }
         let read = |(answer, batch): (Result<Value, RedisError>, _)| match answer {
@@ -225,9 +256,9 @@ impl Redis {
 }
 
 /// Calls all of these in one round trip.
-async fn pipeline<'a>(
+async fn pipeline(
     connection: &mut impl ConnectionLike,
-    batches: impl ExactSizeIterator<Item = &'a Batch<'a>>,
+    batches: &[&Batch<'_>],
     how: How,
 ) -> Vec<Result<Value, RedisError>> {
     let count = batches.len();

@@ -1,0 +1,206 @@
+//! Stops asking a Redis that doesn't answer, and looks again now and then.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::Error;
+use crate::random::jittered;
+
+/// Calls that fail one after the other before the breaker opens.
+const FAILURES: u32 = 5;
+/// How long it is open at first; twice as long after each look in vain.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Up to so many hundredths more, so that not all processes look at once.
+const JITTER: u8 = 25;
+/// A look that nobody waits for any more is taken for lost after this.
+const LONGEST_LOOK: Duration = Duration::from_secs(5);
+
+/// Whether a [`Redis`](crate::Redis) is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Breaker {
+    /// It is.
+    Closed,
+    /// It isn't, for so long: five calls have failed in a row. Who asks is answered by policy at once.
+    Open(Duration),
+    /// One call is on its way to see whether it answers again.
+    Probing,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Guard {
+    /// Whether there is anything to look at in the state: nearly never.
+    troubled: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// In a row.
+    failures: u32,
+    pause: Duration,
+    /// Until when nobody asks, and by what the last call failed.
+    open: Option<(Instant, Error)>,
+    /// Since when somebody looks.
+    probing: Option<Instant>,
+}
+
+impl Guard {
+    /// Whether to ask, or why not.
+    pub(super) fn enter(&self) -> Result<(), Error> {
+        if !self.troubled.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut state = self.state();
+        let now = Instant::now();
+        let Some((until, error)) = &state.open else { return Ok(()) };
+        if now < *until {
+            return Err(error.for_unsent(*until - now));
+        }
+        if let Some(since) = state.probing.filter(|since| now - *since < LONGEST_LOOK) {
+            return Err(error.for_unsent(LONGEST_LOOK - (now - since)));
+        }
+        state.probing = Some(now);
+        Ok(())
+    }
+
+    /// The same for who was let in, before it connects.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        if !self.troubled.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (state, now) = (self.state(), Instant::now());
+        match &state.open {
+            Some((until, error)) if now < *until => Err(error.for_unsent(*until - now)),
+            _ => Ok(()),
+        }
+    }
+
+    /// What became of a call that was let in. Whether the breaker opened by it.
+    pub(super) fn told<T>(&self, outcome: &Result<T, Error>) -> bool {
+        match outcome {
+            Err(error) if error.is_outage() => return self.failed(error),
+            _ if self.troubled.load(Ordering::Relaxed) => self.recovered(),
+            _ => {}
+        }
+        false
+    }
+
+    fn failed(&self, error: &Error) -> bool {
+        let mut state = self.state();
+        self.troubled.store(true, Ordering::Relaxed);
+        state.failures = state.failures.saturating_add(1);
+        if state.failures < FAILURES {
+            return false;
+        }
+        let now = Instant::now();
+        match &state.open {
+            // Others that were on their way as it opened.
+            Some((until, _)) if now < *until => return false,
+            Some(_) => state.pause = (state.pause * 2).min(LONGEST_PAUSE),
+            None => state.pause = FIRST_PAUSE,
+        }
+        state.open = Some((now + jittered(state.pause, JITTER), error.clone()));
+        state.probing = None;
+        true
+    }
+
+    fn recovered(&self) {
+        let mut state = self.state();
+        *state = State::default();
+        self.troubled.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn look(&self) -> Breaker {
+        let state = self.state();
+        match &state.open {
+            None => Breaker::Closed,
+            Some(_) if state.probing.is_some() => Breaker::Probing,
+            Some((until, _)) => Breaker::Open(until.saturating_duration_since(Instant::now())),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    fn outage() -> Result<(), Error> {
+        Err(Error::new(Kind::Unreachable, "no connection"))
+    }
+
+    fn fail(guard: &Guard, times: u32) {
+        (0..times).for_each(|_| _ = guard.told(&outage()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_opens_after_failures_in_a_row_and_lets_one_look() {
+        let guard = Guard::default();
+        fail(&guard, FAILURES - 1);
+        guard.told(&Ok(()));
+        fail(&guard, FAILURES - 1);
+        assert!(guard.enter().is_ok() && guard.look() == Breaker::Closed);
+        fail(&guard, 1);
+        let error = guard.enter().unwrap_err();
+        assert!(error.is_unreachable() && error.to_string().ends_with("after: no connection"), "{error}");
+        assert!(matches!(guard.look(), Breaker::Open(pause) if (FIRST_PAUSE..FIRST_PAUSE * 5 / 4).contains(&pause)));
+        tokio::time::advance(FIRST_PAUSE * 5 / 4).await;
+        assert!(guard.enter().is_ok(), "one may look");
+        assert_eq!(guard.look(), Breaker::Probing);
+        assert!(guard.enter().is_err(), "and nobody else");
+        guard.told(&Ok(()));
+        assert_eq!(guard.look(), Breaker::Closed);
+        assert!(guard.enter().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_look_in_vain_doubles_the_pause_up_to_its_longest() {
+        let guard = Guard::default();
+        fail(&guard, FAILURES);
+        let mut expected = FIRST_PAUSE;
+        for _ in 0..8 {
+            let Breaker::Open(pause) = guard.look() else { panic!("{:?}", guard.look()) };
+            assert!((expected..=expected * 5 / 4).contains(&pause), "{pause:?}, expected {expected:?}");
+            tokio::time::advance(pause).await;
+            guard.enter().unwrap();
+            fail(&guard, 1);
+            expected = (expected * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_that_were_on_their_way_as_it_opened_change_nothing() {
+        let guard = Guard::default();
+        fail(&guard, 1000);
+        assert!(matches!(guard.look(), Breaker::Open(pause) if pause <= FIRST_PAUSE * 5 / 4));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_is_given_up_is_taken_up_by_another() {
+        let guard = Guard::default();
+        fail(&guard, FAILURES);
+        tokio::time::advance(LONGEST_PAUSE).await;
+        guard.enter().unwrap();
+        guard.enter().unwrap_err();
+        tokio::time::advance(LONGEST_LOOK).await;
+        guard.enter().unwrap();
+    }
+
+    #[test]
+    fn what_redis_says_of_one_call_alone_is_no_outage() {
+        let guard = Guard::default();
+        for kind in [Kind::Refused, Kind::Unreadable, Kind::Permission, Kind::UnknownId, Kind::Input] {
+            (0..2 * FAILURES).for_each(|_| _ = guard.told(&Err::<(), _>(Error::new(kind, "no"))));
+            assert_eq!(guard.look(), Breaker::Closed, "{kind:?}");
+        }
+    }
+}

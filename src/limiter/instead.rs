@@ -1,0 +1,37 @@
+//! Answers in Redis's place, where it is away: as the rule's policy says.
+
+use super::Limiter;
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::request::Request;
+use crate::rule::{OnError, Rule};
+use crate::script::Mode;
+
+impl Limiter {
+    /// What the rule's policy answers in place of this error, or the error.
+    pub(super) async fn answer_instead(
+        &self,
+        error: Error,
+        rule: &Rule,
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> Result<Decision, Error> {
+        let asks = matches!(mode, Mode::Acquire | Mode::Peek | Mode::Reserve | Mode::AtMost);
+        if !asks || !error.goes_to_policy() {
+            return Err(error);
+        }
+        match rule.policy() {
+            OnError::Open => {
+                let limit = rule.limits().map(|limit| limit.capacity()).min().unwrap_or_default();
+                let granted = if mode == Mode::Peek { 0 } else { request.cost };
+                Ok(Decision::by_policy(limit, granted, error))
+            }
+            #[cfg(feature = "embedded")]
+            OnError::Local { processes } => match self.decide_locally(rule, processes, request, mode).await {
+                Ok(decision) => Ok(decision.instead_of(error)),
+                Err(_) => Err(error),
+            },
+            _ => Err(error),
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Decisions by the engine in this process, while Redis is away.
+
+use std::num::NonZeroU32;
+
+use super::Limiter;
+use crate::decision::{By, Decision};
+use crate::engine::embedded::Embedded;
+use crate::error::{Error, Kind};
+use crate::request::Request;
+use crate::rule::{OnError, Rule};
+use crate::script::Mode;
+
+impl Limiter {
+    /// By the rule's share of one of so many processes.
+    pub(super) async fn decide_locally(
+        &self,
+        rule: &Rule,
+        processes: NonZeroU32,
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> Result<Decision, Error> {
+        let share = rule.share(processes).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
+        let engine = self.local.get_or_init(Embedded::new).clone().into();
+        let mut decision = Self { engine, ..self.clone() }.decide_exactly(&share, request, mode).await?;
+        decision.by = By::Local;
+        Ok(decision)
+    }
+
+    /// What becomes of a permit that was taken here: none if it wasn't.
+    pub(super) async fn of_local_permit(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Option<Decision> {
+        let OnError::Local { processes } = rule.policy() else { return None };
+        self.local.get()?;
+        let renewed = self.decide_locally(rule, processes, request, Mode::Renew).await.ok()?;
+        match mode {
+            Mode::Renew => Some(renewed),
+            _ => self.decide_locally(rule, processes, request, mode).await.ok(),
+        }
+    }
+}

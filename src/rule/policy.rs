@@ -1,0 +1,85 @@
+//! Who answers where Redis can't.
+
+use std::fmt;
+use std::num::NonZeroU32;
+
+use super::{Count, Rule};
+use crate::error::RuleError;
+
+/// What a rule answers where Redis is away, or its state can't be read.
+///
+/// It is asked for acquires, peeks, reservations and at-mosts. Other calls, which give back or change something, are
+/// errors then, and so is every call that Redis refuses for its user, its password or its version: those stay closed
+/// until somebody puts them right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnError {
+    /// The error, so that nothing goes on. Nothing is admitted beyond the rule.
+    #[default]
+    Closed,
+    /// Allowed, by [`By::Policy`](crate::By::Policy). Nothing bounds what is admitted until Redis answers again.
+    Open,
+    /// The engine in this process decides, by [`By::Local`](crate::By::Local), with the rule's share of one of so many
+    /// processes: an equal part of each limit's capacity and rate, rounded down. Together they admit no more than the
+    /// rule; with what Redis had admitted before, at most one capacity more in each outage.
+    ///
+    /// What is given back later goes to Redis, which did not take it: [`Decision::by`](crate::Decision::by) says what
+    /// to keep. Permits alone are released where they were taken.
+    Local {
+        /// How many processes decide by this rule.
+        processes: NonZeroU32,
+    },
+}
+
+impl Rule {
+    /// What is answered where Redis is away. Default: closed, which is the error.
+    ///
+    /// # Errors
+    ///
+    /// `Local` for a limit with less than a unit for each process, or without the feature `embedded`.
+    pub fn on_error(mut self, on_error: OnError) -> Result<Self, RuleError> {
+        self.on_error = on_error;
+        self.checked()
+    }
+
+    /// Itself, if its policy can be followed.
+    pub(super) fn checked(self) -> Result<Self, RuleError> {
+        if let OnError::Local { processes } = self.on_error {
+            if !crate::LOCAL_ENGINE {
+                let why = "which needs the feature embedded";
+                return Err(RuleError::new(format!(
+                    "rule {}: on-error: expected closed or open, got local, {why}",
+                    self.name
+                )));
+            }
+            self.share(processes)?;
+        }
+        Ok(self)
+    }
+
+    /// The same, answered by an error where Redis is away.
+    pub(crate) fn closed(self) -> Self {
+        Self { on_error: OnError::Closed, ..self }
+    }
+
+    pub(crate) fn policy(&self) -> OnError {
+        self.on_error
+    }
+
+    /// What one of so many processes may admit by itself. Its limits are called as this rule's are.
+    pub(crate) fn share(&self, processes: NonZeroU32) -> Result<Self, RuleError> {
+        let share = |count: &Count| Ok(Count { limit: count.limit.share(processes)?, ..count.clone() });
+        let counts = self.counts.iter().map(share).collect::<Result<_, RuleError>>()?;
+        Ok(Self { counts, ..self.clone() })
+    }
+}
+
+impl fmt::Display for OnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::Local { .. } => "local",
+        })
+    }
+}
