@@ -150,7 +150,7 @@ for index = 1, count do repeat
       and (window == current or not aligned and now_us - window < period) then
       local missing, answer = cost - level, nil
       if missing <= 0 then
-        level = -missing
+        level = level - cost
         local reset_after = window + (capacity - level + (level - capacity) % rate) / rate * period - now_us
         local expires = armed * 1000000
         if expires >= now_us + reset_after and expires <= latest then

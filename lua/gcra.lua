@@ -148,13 +148,13 @@ for index = 1, count do repeat
     if time <= now and lead <= 2^53 then
       local caught_up, answer = (now - time) * rate, nil
       lead = caught_up < lead and lead - caught_up or 0
-      local early = lead + cost * period - tolerance
+      local early = lead - tolerance + cost * period
       if early <= 0 then
         lead = lead + cost * period
-        local expires, reset_after = armed * 1000000, (lead + -lead % rate) / rate
+        local spare, expires, reset_after = tolerance - lead, armed * 1000000, (lead + -lead % rate) / rate
         if expires >= now + reset_after and expires <= latest then
           redis.call('SETRANGE', key, '0', struct.pack('<I7I7', now, lead))
-          answer = struct.pack('<ddddd', 1, capacity, (-early - -early % period) / period, 0, reset_after)
+          answer = struct.pack('<ddddd', 1, capacity, (spare - spare % period) / period, 0, reset_after)
         end
       elseif cost <= capacity then
         local spare = tolerance > lead and tolerance - lead or 0

@@ -175,7 +175,7 @@ for index = 1, keys do repeat
         struct.unpack('<I7I5I4I4I5I7I5I4BI5I7', near)
       if slots > SMALL then ring = WIDE end
       -- Packed, how long a long log is shows where it is read or written.
-      unsure = length == 264 and packed and version == 6
+      unsure = length == 264 and packed and version == 6 and slots > SMALL
       if unsure then
         length = ring + slots * ENTRY
       elseif length == 264 then
@@ -370,21 +370,25 @@ for index = 1, keys do repeat
           redis.call('SETRANGE', key, '0', start .. string.sub(near, 33, place) .. entry)
         else
           if change < 0 and ring == WIDE then copies = string.rep('\0', 4 + COPIES) end
+          local at_place = string.format('%d', place)
           if expire then
-            -- Until the header is written, nothing is taken.
+            -- Until the header is written, last, nothing is taken; and what is written first is what Redis refuses where
+            -- it is out of memory.
             if unsure and redis.call('STRLEN', key) ~= ring + slots * ENTRY then break end
+            redis.call('SETRANGE', key, at_place, entry)
             redis.call(expire == 'PX' and 'PEXPIRE' or 'PEXPIREAT', key, string.format('%d', at))
             start = start .. struct.pack('<I5I4BI5I7', armed, slots, 6, limit, period) .. copies
-          elseif copies ~= '' then
-            start = start .. string.sub(near, 33, HEADER) .. copies
+            redis.call('SETRANGE', key, '0', start)
+          else
+            if copies ~= '' then start = start .. string.sub(near, 33, HEADER) .. copies end
+            local length = redis.call('SETRANGE', key, '0', start)
+            if unsure and length ~= ring + slots * ENTRY then
+              -- The log has been cut. The header is put back.
+              redis.call('SETRANGE', key, '0', string.sub(near, 1, #start))
+              break
+            end
+            redis.call('SETRANGE', key, at_place, entry)
           end
-          local length = redis.call('SETRANGE', key, '0', start)
-          if unsure and length ~= ring + slots * ENTRY then
-            -- The log has been cut. The header is put back.
-            redis.call('SETRANGE', key, '0', string.sub(near, 1, #start))
-            break
-          end
-          redis.call('SETRANGE', key, string.format('%d', place), entry)
         end
       else
         -- The ring is written anew, oldest first, with room for a fifth more.

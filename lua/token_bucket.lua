@@ -149,7 +149,7 @@ for index = 1, count do repeat
       level = refill < full - level and level + refill or full
       local missing = cost * period - level
       if missing <= 0 then
-        level = -missing
+        level = level - cost * period
         local expires, reset_after = armed * 1000000, (full - level + (level - full) % rate) / rate
         if expires >= now + reset_after and expires <= latest then
           redis.call('SETRANGE', key, '0', struct.pack('<I7i7', now, level))
