@@ -6,6 +6,7 @@
 pub(crate) mod breaker;
 mod departures;
 
+use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -22,7 +23,7 @@ use crate::batch::{Batch, Records};
 use crate::error::{Error, Kind};
 use crate::random::jittered;
 use crate::script::{Call, Reply, Script};
-use breaker::{Breaker, Guard};
+use breaker::{Breaker, Entry, Guard};
 use departures::Line;
 
 /// A Redis (7.0 or newer) or Valkey (7.2 or newer), by address or by a pool of the caller's own.
@@ -33,7 +34,6 @@ pub struct Redis {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
 struct Shared {
     pool: Pool,
     /// Where the pool connects to, for messages.
@@ -46,8 +46,18 @@ struct Shared {
     connecting: Arc<tokio::sync::Mutex<()>>,
 }
 
+impl fmt::Debug for Shared {
+    /// Nothing of the pool, which knows the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("address", &self.address)
+            .field("breaker", &self.guard.look())
+            .finish_non_exhaustive()
+    }
+}
+
 /// The connection that calls go over, and which one it is: a caller who saw it break must not drop its successor.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Held {
     number: u64,
     connection: MultiplexedConnection,
@@ -143,15 +153,16 @@ impl Redis {
 
     /// Asks if the breaker lets it, and tells the breaker what became of it.
     async fn guarded<T>(&self, deadline: Duration, asked: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        self.shared.guard.enter()?;
+        let entry = self.shared.guard.enter()?;
         let outcome = asked.await;
-        self.guard_told(&outcome, deadline);
+        self.tell_guard(&outcome, entry, deadline);
         outcome
     }
 
-    fn guard_told<T>(&self, outcome: &Result<T, Error>, deadline: Duration) {
-        let telling = !outcome.as_ref().is_err_and(Error::is_deadline) || deadline >= TELLING_DEADLINE;
-        if telling && self.shared.guard.told(outcome) {
+    fn tell_guard<T>(&self, outcome: &Result<T, Error>, entry: Entry, deadline: Duration) {
+        let telling =
+            entry == Entry::Probe || !outcome.as_ref().is_err_and(Error::is_deadline) || deadline >= TELLING_DEADLINE;
+        if telling && self.shared.guard.told(outcome, entry) {
             // Perhaps it is the connection that has gone dead.
             self.shared.current.write().unwrap_or_else(PoisonError::into_inner).take();
         }

@@ -159,7 +159,7 @@ async fn who_gives_up_in_line_is_not_charged_and_holds_up_nobody() {
 #[tokio::test]
 async fn everybody_ends_by_the_deadline_and_knows_whether_it_was_sent() {
     let server = Server::start();
-    let limiter = limiter(&server);
+    let (limiter, another) = (limiter(&server), limiter(&server));
     let rule = Arc::new(rule("gcra 1000/30d"));
     limiter.acquire(&rule, "key").await.expect("a decision");
     server.signal("-STOP");
@@ -175,7 +175,7 @@ async fn everybody_ends_by_the_deadline_and_knows_whether_it_was_sent() {
     let before: Vec<_> = errors[..2].iter().map(Error::charged).collect();
     assert_eq!(before, [Charged::Unknown; 2], "they were sent at once");
     server.signal("-CONT");
-    let left = limiter.acquire(&rule, "key").await.expect("a decision").remaining;
+    let left = another.acquire(&rule, "key").await.expect("a decision").remaining;
     let charged = 1000 - 2 - left;
     assert!(charged <= unknown as u64, "{charged} were charged and {unknown} were told that it may be so");
 }
@@ -253,6 +253,27 @@ async fn a_redis_out_of_memory_is_written_by_none_of_them() {
         assert!(answers[1..].iter().all(Result::is_err), "{changed}: {answers:?}");
         assert_eq!(limiter.peek(&rule, "fresh").await.expect("a decision").remaining, 10, "{changed}");
     }
+}
+
+#[tokio::test]
+async fn a_redis_out_of_memory_takes_from_no_log_that_it_would_arm_anew() {
+    let server = Server::start();
+    let limiter = limiter(&server);
+    let named = |text: &str| rule(text).named("changed").expect("a name");
+    let (was, rule) = (named("sliding-log 900/1h"), named("sliding-log 1000/1h"));
+    for _ in 0..50 {
+        limiter.acquire(&was, "key").await.expect("a decision");
+    }
+    let memory = |bytes: &'static str| {
+        cmd("CONFIG").arg(&["SET", "maxmemory", bytes]).exec(&mut server.connection()).expect("set");
+    };
+    memory("1");
+    let alone = limiter.acquire(&rule, "key").await;
+    let answers = limiter.acquire_many(&rule, ["key", "fresh", "fresh too"]).await;
+    memory("0");
+    assert!(alone.is_err() && answers.iter().all(Result::is_err), "{alone:?}, {answers:?}");
+    assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 950);
+    assert_eq!(limiter.peek(&rule, "fresh").await.expect("a decision").remaining, 1000);
 }
 
 #[tokio::test]
@@ -418,4 +439,21 @@ async fn many_at_hand_are_one_round_trip_in_order() {
     assert!(answers[1].as_ref().expect_err("an empty key").is_input());
     assert_eq!(answers[3].as_ref().expect("a decision").retry_after, RetryAfter::Never);
     assert!(limiter.acquire_many(&rule, [] as [&str; 0]).await.is_empty());
+}
+
+/// As many as no flight takes at once, none of which can be sent.
+#[tokio::test]
+async fn a_long_line_ends_by_its_deadlines_and_the_next_caller_is_served() {
+    const CALLERS: usize = 100_000;
+    let server = Server::start();
+    let (limiter, another) = (limiter(&server).deadline(Duration::from_millis(300)), limiter(&server));
+    let rule = Arc::new(rule("gcra 1000000/30d"));
+    limiter.acquire(&rule, "key").await.expect("a decision");
+    server.signal("-STOP");
+    // To look at each by itself would take minutes.
+    let answers = at_once(&limiter, vec![(Arc::clone(&rule), "key".into(), 1); CALLERS]);
+    let answers = tokio::time::timeout(PATIENCE / 3, answers).await.expect("an end");
+    assert!(answers.iter().all(Result::is_err));
+    server.signal("-CONT");
+    assert!(another.acquire(&rule, "key").await.expect("a decision").allowed);
 }

@@ -31,6 +31,13 @@ pub enum Breaker {
     Probing,
 }
 
+/// How a call was let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    Free,
+    Probe,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Guard {
     /// Whether there is anything to look at in the state: nearly never.
@@ -50,14 +57,14 @@ struct State {
 }
 
 impl Guard {
-    /// Whether to ask, or why not.
-    pub(super) fn enter(&self) -> Result<(), Error> {
+    /// How to ask, or why not to.
+    pub(super) fn enter(&self) -> Result<Entry, Error> {
         if !self.troubled.load(Ordering::Relaxed) {
-            return Ok(());
+            return Ok(Entry::Free);
         }
         let mut state = self.state();
         let now = Instant::now();
-        let Some((until, error)) = &state.open else { return Ok(()) };
+        let Some((until, error)) = &state.open else { return Ok(Entry::Free) };
         if now < *until {
             return Err(error.for_unsent(*until - now));
         }
@@ -65,7 +72,7 @@ impl Guard {
             return Err(error.for_unsent(LONGEST_LOOK - (now - since)));
         }
         state.probing = Some(now);
-        Ok(())
+        Ok(Entry::Probe)
     }
 
     /// The same for who was let in, before it connects.
@@ -81,16 +88,16 @@ impl Guard {
     }
 
     /// What became of a call that was let in. Whether the breaker opened by it.
-    pub(super) fn told<T>(&self, outcome: &Result<T, Error>) -> bool {
+    pub(super) fn told<T>(&self, outcome: &Result<T, Error>, entry: Entry) -> bool {
         match outcome {
-            Err(error) if error.is_outage() => return self.failed(error),
+            Err(error) if error.is_outage() => return self.failed(error, entry),
             _ if self.troubled.load(Ordering::Relaxed) => self.recovered(),
             _ => {}
         }
         false
     }
 
-    fn failed(&self, error: &Error) -> bool {
+    fn failed(&self, error: &Error, entry: Entry) -> bool {
         let mut state = self.state();
         self.troubled.store(true, Ordering::Relaxed);
         state.failures = state.failures.saturating_add(1);
@@ -98,11 +105,11 @@ impl Guard {
             return false;
         }
         let now = Instant::now();
-        match &state.open {
-            // Others that were on their way as it opened.
-            Some((until, _)) if now < *until => return false,
-            Some(_) => state.pause = (state.pause * 2).min(LONGEST_PAUSE),
-            None => state.pause = FIRST_PAUSE,
+        match (&state.open, entry) {
+            (None, _) => state.pause = FIRST_PAUSE,
+            (Some(_), Entry::Probe) => state.pause = (state.pause * 2).min(LONGEST_PAUSE),
+            // It was on its way as the breaker opened.
+            (Some(_), Entry::Free) => return false,
         }
         state.open = Some((now + jittered(state.pause, JITTER), error.clone()));
         state.probing = None;
@@ -139,14 +146,14 @@ mod tests {
     }
 
     fn fail(guard: &Guard, times: u32) {
-        (0..times).for_each(|_| _ = guard.told(&outage()));
+        (0..times).for_each(|_| _ = guard.told(&outage(), Entry::Free));
     }
 
     #[tokio::test(start_paused = true)]
     async fn it_opens_after_failures_in_a_row_and_lets_one_look() {
         let guard = Guard::default();
         fail(&guard, FAILURES - 1);
-        guard.told(&Ok(()));
+        guard.told(&Ok(()), Entry::Free);
         fail(&guard, FAILURES - 1);
         assert!(guard.enter().is_ok() && guard.look() == Breaker::Closed);
         fail(&guard, 1);
@@ -157,7 +164,7 @@ mod tests {
         assert!(guard.enter().is_ok(), "one may look");
         assert_eq!(guard.look(), Breaker::Probing);
         assert!(guard.enter().is_err(), "and nobody else");
-        guard.told(&Ok(()));
+        guard.told(&Ok(()), Entry::Probe);
         assert_eq!(guard.look(), Breaker::Closed);
         assert!(guard.enter().is_ok());
     }
@@ -171,8 +178,8 @@ mod tests {
             let Breaker::Open(pause) = guard.look() else { panic!("{:?}", guard.look()) };
             assert!((expected..=expected * 5 / 4).contains(&pause), "{pause:?}, expected {expected:?}");
             tokio::time::advance(pause).await;
-            guard.enter().unwrap();
-            fail(&guard, 1);
+            let entry = guard.enter().unwrap();
+            guard.told(&outage(), entry);
             expected = (expected * 2).min(LONGEST_PAUSE);
         }
     }
@@ -182,6 +189,9 @@ mod tests {
         let guard = Guard::default();
         fail(&guard, 1000);
         assert!(matches!(guard.look(), Breaker::Open(pause) if pause <= FIRST_PAUSE * 5 / 4));
+        tokio::time::advance(FIRST_PAUSE * 5 / 4).await;
+        fail(&guard, 1000);
+        assert_eq!(guard.enter(), Ok(Entry::Probe));
     }
 
     #[tokio::test(start_paused = true)]
@@ -199,7 +209,7 @@ mod tests {
     fn what_redis_says_of_one_call_alone_is_no_outage() {
         let guard = Guard::default();
         for kind in [Kind::Refused, Kind::Unreadable, Kind::Permission, Kind::UnknownId, Kind::Input] {
-            (0..2 * FAILURES).for_each(|_| _ = guard.told(&Err::<(), _>(Error::new(kind, "no"))));
+            (0..2 * FAILURES).for_each(|_| _ = guard.told(&Err::<(), _>(Error::new(kind, "no")), Entry::Free));
             assert_eq!(guard.look(), Breaker::Closed, "{kind:?}");
         }
     }

@@ -25,6 +25,9 @@ use crate::script::Reply;
 const FLIGHTS: usize = 2;
 /// Callers in one flight.
 const MOST_CALLERS: usize = 1024;
+/// How late somebody may be told of a deadline. All whose deadlines lie as close are told at once, since to look at each
+/// by itself would take the square of their number.
+const GRAIN: Duration = Duration::from_millis(1);
 /// A deadline beyond this is as good as none, and an instant so far ahead can be told.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
@@ -96,9 +99,10 @@ impl Redis {
 
     /// Decides all of these together, each by itself and by its deadline.
     pub(crate) async fn acquire_all(&self, asks: Vec<(Ask, Duration)>) -> Vec<Result<Reply, Error>> {
-        if let Err(error) = self.shared.guard.enter() {
-            return asks.iter().map(|_| Err(error.clone())).collect();
-        }
+        let entry = match self.shared.guard.enter() {
+            Ok(entry) => entry,
+            Err(error) => return asks.iter().map(|_| Err(error.clone())).collect(),
+        };
         let runtime = Handle::current();
         let (places, boards): (Vec<_>, _) = {
             let mut line = self.line();
@@ -121,7 +125,7 @@ impl Redis {
                 Place::Alone(ask, turn) => self.alone(ask, turn, deadline).await,
                 Place::InLine(answered) => received(answered).await,
             };
-            self.guard_told(&answer, deadline);
+            self.tell_guard(&answer, entry, deadline);
             answer
         };
         join_all(places.into_iter().map(answer)).await
@@ -174,13 +178,11 @@ impl Redis {
         let mut connecting = pin!(self.connection());
         let held = loop {
             let Some(first) = callers.iter().map(|caller| caller.answer.until).min() else { return };
-            match tokio::time::timeout_at(first, &mut connecting).await {
-                Ok(held) => break held,
-                Err(_) => {
-                    let late = callers.extract_if(.., |caller| caller.answer.until <= first);
-                    late.for_each(|caller| caller.answer.give_up(false));
-                }
+            if let Ok(held) = tokio::time::timeout_at(first.max(Instant::now() + GRAIN), &mut connecting).await {
+                break held;
             }
+            let now = Instant::now();
+            callers.extract_if(.., |caller| caller.answer.until <= now).for_each(|caller| caller.answer.give_up(false));
         };
         let now = Instant::now();
         callers.extract_if(.., |caller| caller.answer.until <= now).for_each(|caller| caller.answer.give_up(false));
@@ -196,11 +198,12 @@ impl Redis {
         let mut flight = pin!(self.send(held, &batches));
         let results = loop {
             let Some(first) = answers.iter().flatten().map(|answer| answer.until).min() else { return };
-            if let Ok(results) = tokio::time::timeout_at(first, &mut flight).await {
+            if let Ok(results) = tokio::time::timeout_at(first.max(Instant::now() + GRAIN), &mut flight).await {
                 break results;
             }
+            let now = Instant::now();
             for answer in &mut answers {
-                if let Some(late) = answer.take_if(|answer| answer.until <= first) {
+                if let Some(late) = answer.take_if(|answer| answer.until <= now) {
                     late.give_up(true);
                 }
             }
@@ -280,12 +283,12 @@ async fn pipeline(
 async fn watch(shared: Weak<Shared>, mut at: Instant) {
     loop {
         tokio::time::sleep_until(at).await;
+        tokio::time::sleep(GRAIN).await;
         let Some(shared) = shared.upgrade() else { return };
         let (late, next) = {
             let mut line = shared.line.lock().unwrap_or_else(PoisonError::into_inner);
-            let (late, waiting): (Vec<_>, _) =
-                std::mem::take(&mut line.waiting).into_iter().partition(|caller| caller.answer.until <= at);
-            line.waiting = waiting;
+            let now = Instant::now();
+            let late: Vec<_> = line.waiting.extract_if(.., |caller| caller.answer.until <= now).collect();
             // Unless somebody with an earlier deadline came and is looked after by another watch.
             let next = line.waiting.iter().map(|caller| caller.answer.until).min().filter(|_| line.watched == Some(at));
             if line.watched == Some(at) {
