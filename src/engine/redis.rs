@@ -40,6 +40,9 @@ struct Shared {
     address: String,
     current: RwLock<Option<Held>>,
     made: AtomicU64,
+    /// Which server process answered last, by its own name for itself.
+    process: Mutex<Option<String>>,
+    restarts: AtomicU64,
     line: Mutex<Line>,
     guard: Guard,
     /// Held while connecting, so that one task connects and all callers wait for what it gets.
@@ -103,8 +106,10 @@ impl Redis {
 
     fn new(pool: Pool, address: String) -> Self {
         let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), Arc::default());
+        let (process, restarts) = (Mutex::default(), AtomicU64::new(0));
         let (line, guard) = (Mutex::default(), Guard::default());
-        Self { shared: Arc::new(Shared { pool, address, current, made, line, guard, connecting }) }
+        let shared = Shared { pool, address, current, made, process, restarts, line, guard, connecting };
+        Self { shared: Arc::new(shared) }
     }
 
     /// Whether it is asked at present.
@@ -117,6 +122,13 @@ impl Redis {
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.shared.made.load(Ordering::Relaxed)
+    }
+
+    /// How often a new connection found another server process than the last one did: restarted, or another in its
+    /// place. What that doesn't remember starts anew. 0 if the user may not run INFO.
+    #[must_use]
+    pub fn restarts(&self) -> u64 {
+        self.shared.restarts.load(Ordering::Relaxed)
     }
 
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
@@ -239,9 +251,20 @@ impl Redis {
         })?;
         let mut connection = Connection::take(pooled);
         check_version(&mut connection, address).await?;
+        self.notice_restart(&mut connection).await;
         let held = Held { number: self.shared.made.fetch_add(1, Ordering::Relaxed), connection };
         *self.shared.current.write().unwrap_or_else(PoisonError::into_inner) = Some(held.clone());
         Ok(held)
+    }
+
+    async fn notice_restart(&self, connection: &mut MultiplexedConnection) {
+        // Who may not ask doesn't learn of it.
+        let Ok(info) = redis::cmd("INFO").arg("server").query_async::<String>(connection).await else { return };
+        let Some(process) = info.lines().find_map(|line| line.strip_prefix("run_id:")) else { return };
+        let mut last = self.shared.process.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.replace(process.to_owned()).is_some_and(|last| last != process) {
+            self.shared.restarts.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     fn held(&self) -> Option<Held> {

@@ -4,6 +4,7 @@ mod concurrency;
 mod denials;
 mod differential;
 mod expiry;
+mod faults;
 mod ids;
 mod laws;
 mod lease;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -33,11 +34,27 @@ impl Server {
     /// Stops it and starts an empty one in its place.
     pub(crate) fn restart(&mut self) {
         self.stop();
-        self.process = spawn(&self.directory, self.port, &[]);
+        self.start_again(&[]);
         self.wait_until_it_answers();
     }
 
-    fn stop(&mut self) {
+    /// Starts one in the place of one that was stopped, on what that left on its disk.
+    pub(crate) fn start_again(&mut self, options: &[&str]) {
+        self.process = spawn(&self.directory, self.port, options);
+    }
+
+    /// Where it listens by TCP.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Where it keeps what it writes.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Kills it.
+    pub(crate) fn stop(&mut self) {
         self.process.kill().expect("the server was running");
         self.process.wait().expect("the server ends when killed");
     }
@@ -90,7 +107,7 @@ impl Server {
         Client::open(self.url()).and_then(|client| client.get_connection()).expect("the server answers")
     }
 
-    fn wait_until_it_answers(&self) {
+    pub(crate) fn wait_until_it_answers(&self) {
         let started = Instant::now();
         let client = Client::open(self.url()).expect("an address");
         loop {

@@ -1,0 +1,149 @@
+//! Redis answers late, or not at all.
+
+use super::*;
+
+#[tokio::test]
+async fn a_frozen_server_is_answered_for_by_policy_and_answers_again() {
+    let server = Server::start();
+    let redis = redis(&server.tcp_url());
+    let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
+    let closed = rule("gcra 1000/1d", OnError::Closed);
+    acquire(&limiter, &closed, "key").await.expect("a decision");
+    server.signal("-STOP");
+    by_policy(&server.tcp_url(), &["deadline", "unreachable"]).await;
+    for _ in 0..5 {
+        let error = acquire(&limiter, &closed, "key").await.expect_err("frozen");
+        assert_eq!((error.class(), error.charged()), ("deadline", Charged::Unknown));
+    }
+    assert_ne!(redis.breaker(), Breaker::Closed);
+    server.signal("-CONT");
+    let decision = answered_again(&limiter, &closed, "key").await;
+    // The one before, at most the five whose outcome wasn't known, and this.
+    assert!((993..=998).contains(&decision.remaining), "{decision:?}");
+    assert_eq!(redis.breaker(), Breaker::Closed);
+}
+
+/// A reply that comes late belongs to a caller who has gone.
+#[tokio::test]
+async fn late_replies_are_never_paired_with_other_calls() {
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    let named = |burst| rule(&format!("gcra 1/1d burst {burst}"), OnError::Closed).named(&format!("burst-{burst}"));
+    let rules: Vec<_> = (1..=50).map(|burst| named(burst).expect("a name")).collect();
+    for round in 0..5 {
+        server.signal("-STOP");
+        for rule in &rules[..4] {
+            acquire(&limiter, rule, "late").await.expect_err("frozen");
+        }
+        server.signal("-CONT");
+        for (at, rule) in rules.iter().enumerate() {
+            let decision = answered_again(&limiter, rule, &format!("key {round}")).await;
+            assert_eq!((decision.limit, decision.remaining), (at as u64 + 1, at as u64));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_slow_server_opens_the_breaker_which_closes_again() {
+    let server = Server::start();
+    let redis = redis(&server.tcp_url());
+    let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
+    let open = rule("gcra 1000/1d", OnError::Open);
+    assert_eq!(acquire(&limiter, &open, "key").await.expect("a decision").by, By::Redis);
+    run(&server, &["CLIENT", "PAUSE", "3000", "ALL"]);
+    let answers = futures_util::future::join_all((0..50).map(|_| acquire(&limiter, &open, "key"))).await;
+    assert!(answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.by == By::Policy)));
+    until(&redis, |breaker| matches!(breaker, Breaker::Open(_))).await;
+    // Answered without being sent.
+    let at_once = acquire(&limiter.clone().deadline(PATIENCE), &open, "key").await.expect("open");
+    let error = at_once.error.expect("why");
+    assert!(error.is_unreachable() && error.charged() == Charged::No && at_once.by == By::Policy, "{error}");
+    answered_again(&limiter, &open, "key").await;
+    assert_eq!(redis.breaker(), Breaker::Closed);
+}
+
+#[tokio::test]
+async fn while_writes_are_paused_acquires_wait_and_peeks_are_answered() {
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    let rule = rule("gcra 5/1d", OnError::Closed);
+    acquire(&limiter, &rule, "key").await.expect("a decision");
+    // Longer than any deadline here, until it is lifted.
+    run(&server, &["CLIENT", "PAUSE", "60000", "WRITE"]);
+    let patient = Request::new("key").deadline(PATIENCE);
+    let waiting = {
+        let (limiter, rule) = (limiter.clone(), rule.clone());
+        tokio::spawn(async move { limiter.acquire(&rule, patient).await })
+    };
+    assert_eq!(
+        in_time(limiter.peek(&rule, Request::new("key").deadline(PATIENCE))).await.expect("a peek").remaining,
+        4
+    );
+    assert!(acquire(&limiter, &rule, "another").await.expect_err("paused").is_deadline());
+    assert!(!waiting.is_finished());
+    run(&server, &["CLIENT", "UNPAUSE"]);
+    assert_eq!(in_time(waiting).await.expect("a task").expect("a decision").remaining, 3);
+}
+
+#[tokio::test]
+async fn a_busy_server_is_asked_again_and_answers_once_its_script_is_killed() {
+    let server = Server::with(&["--busy-reply-threshold", "50"]);
+    let limiter = limiter(&server.tcp_url());
+    let closed = rule("gcra 5/1d", OnError::Closed);
+    acquire(&limiter, &closed, "key").await.expect("a decision");
+    let mut endless = server.connection();
+    let endless = std::thread::spawn(move || cmd("EVAL").arg("while true do end").arg(0).exec(&mut endless));
+    in_time(async {
+        while cmd("PING").exec(&mut server.connection()).is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    by_policy(&server.tcp_url(), &["not-now", "deadline"]).await;
+    let patient = Request::new("key").deadline(PATIENCE);
+    let error = in_time(limiter.acquire(&closed, patient)).await.expect_err("busy");
+    assert!(error.is_not_now() && error.charged() == Charged::No && error.to_string().contains("BUSY"), "{error}");
+    run(&server, &["SCRIPT", "KILL"]);
+    endless.join().expect("a thread").expect_err("killed");
+    assert_eq!(answered_again(&limiter, &closed, "key").await.remaining, 3);
+}
+
+#[tokio::test]
+async fn a_server_that_loads_is_not_hammered_and_answers_when_it_has_loaded() {
+    let mut server = Server::with(&["--enable-debug-command", "yes"]);
+    run(&server, &["DEBUG", "POPULATE", "2000"]);
+    run(&server, &["SAVE"]);
+    server.stop();
+    // A millisecond for each key, and a look at clients after each KiB.
+    server.start_again(&["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"]);
+    in_time(async {
+        loop {
+            let info: Result<String, _> = tollgate::redis::Client::open(server.url())
+                .and_then(|client| client.get_connection())
+                .and_then(|mut connection| cmd("INFO").arg("persistence").query(&mut connection));
+            if info.is_ok_and(|info| info.contains("loading:1")) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+    let redis = redis(&server.tcp_url());
+    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let open = rule("gcra 5/1d", OnError::Open);
+    let mut answers = 0;
+    let first = in_time(limiter.acquire(&open, "key")).await.expect("open");
+    assert!(first.error.as_ref().is_some_and(|error| error.is_not_now()), "{first:?}");
+    in_time(async {
+        while limiter.acquire(&open, "key").await.expect("open").by != By::Redis {
+            answers += 1;
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let rejected: String = cmd("INFO").arg("commandstats").query(&mut server.connection()).expect("statistics");
+    let rejected = rejected.lines().filter_map(|line| line.strip_prefix("cmdstat_eval")?.split_once("rejected_calls="));
+    let rejected: u64 = rejected.map(|(_, rest)| rest.split(',').next().unwrap().parse::<u64>().unwrap()).sum();
+    // Each of the breaker's looks is four attempts.
+    assert!(rejected < 200 && rejected < answers, "{rejected} calls were refused for {answers} answers");
+}

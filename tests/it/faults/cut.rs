@@ -1,0 +1,130 @@
+//! Connections break, and callers give up.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::proxy::Proxy;
+use super::*;
+
+/// Connections are killed while callers ask, and nobody is told of more than was there.
+#[tokio::test]
+async fn killed_connections_leave_the_charge_unknown_and_admit_nothing_twice() {
+    const UNITS: u64 = 400;
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let rule = rule(&format!("gcra {UNITS}/30d"), OnError::Closed);
+    let over = std::sync::Arc::new(AtomicBool::new(false));
+    let killer = {
+        let (mut connection, over) = (server.connection(), std::sync::Arc::clone(&over));
+        std::thread::spawn(move || {
+            let mut rounds = 0;
+            while !over.load(Ordering::Relaxed) {
+                rounds += 1;
+                cmd("CLIENT").arg(&["KILL", "TYPE", "normal"]).exec(&mut connection).expect("killed");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            rounds
+        })
+    };
+    let (mut allowed, mut unknown, mut unsent) = (0, 0, 0);
+    while allowed + unknown < UNITS / 2 || unknown == 0 {
+        let calls = (0..20).map(|_| acquire(&limiter, &rule, "key"));
+        for answer in futures_util::future::join_all(calls).await {
+            match answer {
+                Ok(decision) => allowed += u64::from(decision.allowed),
+                Err(error) if error.charged() == Charged::Unknown => {
+                    assert!(error.is_disconnected(), "{error}");
+                    unknown += 1;
+                }
+                Err(error) => {
+                    assert_eq!((error.is_unreachable(), error.charged()), (true, Charged::No), "{error}");
+                    unsent += 1;
+                }
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    over.store(true, Ordering::Relaxed);
+    assert!(killer.join().expect("a thread") > 0);
+    let left = answered_again(&limiter, &rule, "key").await.remaining;
+    let charged = UNITS - 1 - left;
+    let most = allowed + unknown;
+    assert!(
+        (allowed..=most).contains(&charged),
+        "{charged} charged: {allowed} allowed, {unknown} unknown, {unsent} not"
+    );
+}
+
+/// Wherever a reply is cut short, every answer that arrives is the caller's own.
+#[tokio::test]
+async fn a_reply_cut_short_is_nobodys_answer() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let rules: Vec<_> = (1..=20).map(|burst| rule(&format!("gcra 1/1d burst {burst}"), OnError::Closed)).collect();
+    let mut disconnected = 0;
+    for bytes in (0..400).step_by(7) {
+        let limiter = limiter(&proxy.url());
+        answered_again(&limiter, &rules[0], "a connection").await;
+        proxy.cut_after(bytes);
+        let key = format!("cut after {bytes}");
+        let calls = rules.iter().map(|rule| acquire(&limiter, rule, &key));
+        for (at, answer) in futures_util::future::join_all(calls).await.into_iter().enumerate() {
+            match answer {
+                Ok(decision) => assert_eq!(decision.limit, at as u64 + 1),
+                Err(error) => disconnected += u64::from(error.is_disconnected()),
+            }
+        }
+        proxy.cut_after(u64::MAX);
+    }
+    assert!(disconnected > 0);
+}
+
+#[tokio::test]
+async fn a_black_hole_ends_at_deadlines_and_its_connection_is_given_up() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let redis = redis(&proxy.url());
+    let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
+    let closed = rule("gcra 1000/1d", OnError::Closed);
+    acquire(&limiter, &closed, "key").await.expect("a decision");
+    proxy.swallow(true);
+    by_policy(&proxy.url(), &["deadline", "unreachable"]).await;
+    for _ in 0..5 {
+        assert!(acquire(&limiter, &closed, "key").await.expect_err("swallowed").is_deadline());
+    }
+    proxy.swallow(false);
+    // The old connection would work again: what counts is that another is made.
+    answered_again(&limiter, &closed, "key").await;
+    assert!(redis.connections() >= 2 && proxy.accepted() < 100, "{} of {}", redis.connections(), proxy.accepted());
+}
+
+#[tokio::test]
+async fn callers_who_give_up_are_charged_at_most_once_and_the_connection_stays_in_step() {
+    const CALLS: u64 = 600;
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let rule = rule("gcra 1000/30d", OnError::Closed);
+    let mut answered = 0;
+    for number in 0..CALLS / 20 {
+        // Dropped between a poll and some hundred.
+        let calls = (0..20).map(|caller| {
+            let (limiter, rule) = (&limiter, &rule);
+            async move {
+                let mut call = std::pin::pin!(limiter.acquire(rule, "key"));
+                for _ in 0..(number * 7 + caller * 5) % 60 {
+                    if let std::task::Poll::Ready(decision) =
+                        std::future::poll_fn(|context| std::task::Poll::Ready(call.as_mut().poll(context))).await
+                    {
+                        return u64::from(decision.expect("a decision").allowed);
+                    }
+                    tokio::task::yield_now().await;
+                }
+                0
+            }
+        });
+        answered += futures_util::future::join_all(calls).await.into_iter().sum::<u64>();
+    }
+    let left = answered_again(&limiter, &rule, "key").await.remaining;
+    let charged = 1000 - 1 - left;
+    assert!((answered..=CALLS).contains(&charged), "{charged} charged, {answered} answered");
+    assert!(answered < CALLS, "somebody gave up");
+}

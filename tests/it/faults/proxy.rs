@@ -1,0 +1,99 @@
+//! A way to a server that can be cut, held up, or led elsewhere.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Forwards connections on loopback for as long as its runtime lives.
+#[derive(Clone, Debug)]
+pub(super) struct Proxy {
+    port: u16,
+    ways: Arc<Ways>,
+}
+
+#[derive(Debug)]
+struct Ways {
+    to: AtomicU16,
+    /// Nothing passes, and nothing is closed.
+    swallows: AtomicBool,
+    /// Bytes of replies that pass before a connection is closed.
+    replies_left: AtomicU64,
+    accepted: AtomicU64,
+}
+
+impl Proxy {
+    pub(super) async fn to(port: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let ways = Arc::new(Ways {
+            to: AtomicU16::new(port),
+            swallows: AtomicBool::new(false),
+            replies_left: AtomicU64::new(u64::MAX),
+            accepted: AtomicU64::new(0),
+        });
+        let proxy = Self { port: listener.local_addr().expect("an address").port(), ways: Arc::clone(&ways) };
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                ways.accepted.fetch_add(1, Ordering::Relaxed);
+                tokio::spawn(forward(client, Arc::clone(&ways)));
+            }
+        });
+        proxy
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(super) fn lead_to(&self, port: u16) {
+        self.ways.to.store(port, Ordering::Relaxed);
+    }
+
+    pub(super) fn swallow(&self, yes: bool) {
+        self.ways.swallows.store(yes, Ordering::Relaxed);
+    }
+
+    pub(super) fn cut_after(&self, bytes: u64) {
+        self.ways.replies_left.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn accepted(&self) -> u64 {
+        self.ways.accepted.load(Ordering::Relaxed)
+    }
+}
+
+async fn forward(client: TcpStream, ways: Arc<Ways>) {
+    let Ok(server) = TcpStream::connect(("127.0.0.1", ways.to.load(Ordering::Relaxed))).await else { return };
+    let (mut requests, mut answers) = client.into_split();
+    let (mut replies, mut server) = server.into_split();
+    let there = async {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = requests.read(&mut bytes).await {
+            if !ways.swallows.load(Ordering::Relaxed) && server.write_all(&bytes[..count]).await.is_err() {
+                return;
+            }
+        }
+    };
+    let back = async {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = replies.read(&mut bytes).await {
+            if ways.swallows.load(Ordering::Relaxed) {
+                continue;
+            }
+            let wanted = count as u64;
+            let left = ways.replies_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                (left < u64::MAX).then(|| left.saturating_sub(wanted))
+            });
+            let passing = left.map_or(count, |left| count.min(usize::try_from(left).unwrap_or(count)));
+            if answers.write_all(&bytes[..passing]).await.is_err() || passing < count {
+                return;
+            }
+        }
+    };
+    // Whichever ends closes both.
+    tokio::select! {
+        () = there => {}
+        () = back => {}
+    }
+}
