@@ -19,7 +19,7 @@
 //! # fn main() {}
 //! ```
 //!
-//! The [guide] helps to choose a limit.
+//! The [guide] helps to choose a limit; [operations] says how to run Redis for it.
 //!
 //! # Layout
 //!
@@ -37,7 +37,8 @@
 //! - `wait`: waiting until a request is allowed. `hold`: permits for as long as a value lives.
 //! - [`Lease`]: units of a hot limit, taken in batches and spent in the process.
 //! - `random`: jitter and names by chance.
-//! - `engine`: the seam that runs a script, and behind it [`Redis`] and the embedded engine.
+//! - `engine`: the seam that runs a script, and behind it [`Redis`] (`Tls`: whom it trusts) and the embedded
+//!   engine.
 //!
 //! # Invariants
 //!
@@ -70,6 +71,9 @@ mod wait;
 #[doc = include_str!("guide.md")]
 pub mod guide {}
 
+#[doc = include_str!("operations.md")]
+pub mod operations {}
+
 /// The README's examples compile.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -89,6 +93,8 @@ pub use engine::Engine;
 pub use engine::embedded::{Clock, Embedded};
 pub use engine::redis::Redis;
 pub use engine::redis::breaker::Breaker;
+#[cfg(feature = "tls")]
+pub use engine::redis::tls::Tls;
 pub use error::{Charged, Error, RuleError};
 pub use hold::{Held, Permit};
 pub use lease::Lease;

@@ -35,8 +35,10 @@ version=$(redis-server --version | sed -n 's/.*v=\([0-9.]*\).*/\1/p')
 echo "redis-server $version"
 
 # Each set of features builds by itself: features only add.
-for features in '' serde embedded embedded,serde; do
+for features in '' serde tls embedded embedded,serde; do
     cargo check --quiet --lib --no-default-features --features "$features"
 done
 cargo test --features cli --lib --bins --tests
 cargo test --features cli --doc
+# What a program without TLS is told.
+cargo test --no-default-features --lib engine::redis

@@ -5,6 +5,8 @@
 
 pub(crate) mod breaker;
 mod departures;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
 
 use std::fmt;
 use std::future::Future;
@@ -14,7 +16,8 @@ use std::time::Duration;
 
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{
-    self, AsyncConnectionConfig, Cmd, ErrorKind, IntoConnectionInfo, RedisError, ServerErrorKind, Value,
+    self, AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
+    ServerErrorKind, Value,
 };
 use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
 
@@ -25,6 +28,8 @@ use crate::random::jittered;
 use crate::script::{Call, Reply, Script};
 use breaker::{Breaker, Entry, Guard};
 use departures::Line;
+#[cfg(feature = "tls")]
+use tls::Tls;
 
 /// A Redis (7.0 or newer) or Valkey (7.2 or newer), by address or by a pool of the caller's own.
 ///
@@ -38,6 +43,9 @@ struct Shared {
     pool: Pool,
     /// Where the pool connects to, for messages.
     address: String,
+    /// Whether it was opened by an address that says so.
+    #[cfg_attr(not(feature = "tls"), expect(dead_code))]
+    by_tls: bool,
     current: RwLock<Option<Held>>,
     made: AtomicU64,
     /// Which server process answered last, by its own name for itself.
@@ -77,23 +85,42 @@ impl Redis {
     /// The Redis at `redis://[user:password@]host[:port][/db]`, `unix:///path/of.sock`, with `?protocol=resp3` at
     /// will. Connects later.
     ///
+    /// With the feature `tls` also at `rediss://...`, if its certificate is for this host and by one of the platform's
+    /// authorities; `open_with_tls` says otherwise.
+    ///
     /// # Errors
     ///
-    /// An address that can't be read.
+    /// An address that can't be read, or one that ends in `#insecure`: no certificate goes unchecked.
     pub fn open(url: &str) -> Result<Self, Error> {
-        let malformed = |why: &str| {
-            let expected = "expected redis://[user:password@]host[:port][/db] or unix:///path/of.sock";
-            Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
-        };
-        let no_tls = if url.starts_with("rediss:") { ", which needs TLS: this version has none" } else { "" };
-        let info = url.into_connection_info().map_err(|_| malformed(no_tls))?;
-        let address = info.addr().to_string();
-        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        Self::at(address(url)?)
+    }
+
+    /// The Redis at `rediss://...`, with authorities or a client's certificate of the caller's own. Connects later.
+    ///
+    /// Where the program has set no [`CryptoProvider`](rustls::crypto::CryptoProvider) by the first decision, it will be
+    /// aws-lc-rs.
+    ///
+    /// # Errors
+    ///
+    /// An address that can't be read, or that isn't one of TLS.
+    #[cfg(feature = "tls")]
+    pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, Error> {
+        let info = address(url)?;
+        if !by_tls(&info) {
+            let message = format!("url: expected rediss://... for TLS, got {:?}", without_password(url));
+            return Err(Error::new(Kind::Input, message));
+        }
+        Self::at(tls.applied_to(info)?)
+    }
+
+    fn at(info: ConnectionInfo) -> Result<Self, Error> {
+        let (address, by_tls) = (info.addr().to_string(), by_tls(&info));
         // The deadline of each decision bounds these.
         let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let manager = Manager::new_with_config(info.set_tcp_settings(tcp), patient).map_err(|_| malformed(""))?;
+        let unusable = |why: String| Error::new(Kind::Input, format!("url: {why}"));
+        let manager = Manager::new_with_config(info, patient).map_err(|error| unusable(error.to_string()))?;
         let pool = Pool::builder(manager).max_size(2).runtime(Runtime::Tokio1).build();
-        Ok(Self::new(pool.map_err(|error| Error::new(Kind::Input, error.to_string()))?, address))
+        Ok(Self::new(pool.map_err(|error| unusable(error.to_string()))?, address, by_tls))
     }
 
     /// The Redis that this pool connects to. One connection is taken out of it and kept.
@@ -101,14 +128,14 @@ impl Redis {
     /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`].
     #[must_use]
     pub fn with_pool(pool: Pool) -> Self {
-        Self::new(pool, "the pool's address".into())
+        Self::new(pool, "the pool's address".into(), false)
     }
 
-    fn new(pool: Pool, address: String) -> Self {
+    fn new(pool: Pool, address: String, by_tls: bool) -> Self {
         let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), Arc::default());
         let (process, restarts) = (Mutex::default(), AtomicU64::new(0));
         let (line, guard) = (Mutex::default(), Guard::default());
-        let shared = Shared { pool, address, current, made, process, restarts, line, guard, connecting };
+        let shared = Shared { pool, address, by_tls, current, made, process, restarts, line, guard, connecting };
         Self { shared: Arc::new(shared) }
     }
 
@@ -245,6 +272,10 @@ impl Redis {
 
     async fn connect(&self) -> Result<Held, Error> {
         let address = &self.shared.address;
+        #[cfg(feature = "tls")]
+        if self.shared.by_tls {
+            tls::have_a_provider();
+        }
         let pooled = self.shared.pool.get().await.map_err(|error| match error {
             PoolError::Backend(error) => from_connecting(&error, address),
             other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
@@ -439,6 +470,27 @@ fn described(error: &RedisError) -> String {
     }
 }
 
+/// What an address says, to be sent to at once.
+fn address(url: &str) -> Result<ConnectionInfo, Error> {
+    let malformed = |why: &str| {
+        let expected = "expected redis[s]://[user:password@]host[:port][/db] or unix:///path/of.sock";
+        Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
+    };
+    let for_tls = ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme));
+    let lacking = for_tls && !cfg!(feature = "tls");
+    let why = if lacking { ", which is TLS: this program was built without tollgate's feature \"tls\"" } else { "" };
+    let info = url.into_connection_info().map_err(|_| malformed(why))?;
+    if matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
+        return Err(malformed(", whose #insecure would leave the server's certificate unchecked"));
+    }
+    let at_once = info.tcp_settings().clone().set_nodelay(true);
+    Ok(info.set_tcp_settings(at_once))
+}
+
+fn by_tls(info: &ConnectionInfo) -> bool {
+    matches!(info.addr(), ConnectionAddr::TcpTls { .. })
+}
+
 /// The scheme, the host and the port of an address, so far as they can't be part of a password.
 fn without_password(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (scheme, rest));
@@ -463,11 +515,34 @@ mod tests {
             ("redis://user:hunter2", "redis://***"),
             ("redis://u:hunter2%40h", "redis://***"),
             ("redis:/hunter2@h", "***@h"),
-            ("rediss://localhost:6379", "rediss://localhost:6379"),
+            ("rediss://localhost:6379/x", "rediss://localhost:6379"),
             ("", ""),
         ] {
             assert_eq!(without_password(url), shown);
             assert!(!Redis::open(url).unwrap_err().to_string().contains("hunter2"), "{url}");
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
+    fn without_tls_its_addresses_name_what_is_missing() {
+        for url in ["rediss://:hunter2@localhost", "valkeys://:hunter2@localhost"] {
+            let error = Redis::open(url).unwrap_err();
+            let message = error.to_string();
+            assert!(error.is_input() && message.ends_with("without tollgate's feature \"tls\""), "{message}");
+            assert!(!message.contains("hunter2"), "{message}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_sent_to_at_once_by_tls_too() {
+        let plain = address("redis://127.0.0.1").expect("an address");
+        assert!(plain.tcp_settings().nodelay());
+        #[cfg(feature = "tls")]
+        {
+            let secured = address("rediss://127.0.0.1").expect("an address");
+            assert!(secured.tcp_settings().nodelay());
+            assert!(Tls::new().applied_to(secured).expect("an address").tcp_settings().nodelay());
         }
     }
 }

@@ -21,6 +21,7 @@ mod several;
 mod subject;
 mod text;
 mod tidy;
+mod tls;
 mod together;
 mod tool;
 mod vectors;

@@ -143,7 +143,7 @@ async fn a_wrong_password_is_told_apart_and_never_shown() {
         assert!(!shown.contains("hunter2"), "{shown}");
     }
     for url in
-        ["redis://somebody:hunter2@host:port/", "rediss://:hunter2@host", "hunter2@", "unix://?pass=hunter2&db=x"]
+        ["redis://somebody:hunter2@host:port/", "rediss://:hunter2@host/db", "hunter2@", "unix://?pass=hunter2&db=x"]
     {
         let error = Redis::open(url).expect_err(url);
         assert!(error.is_input(), "{error:?}");

@@ -197,7 +197,7 @@ fn default_features_bring_neither_the_tool_nor_a_c_compiler() {
     let manifest = read("Cargo.toml");
     let (_, after) = manifest.split_once("\ndefault = [").expect("default features");
     let default = after.split(']').next().unwrap_or_default();
-    for feature in ["cli", "embedded", "mlua", "clap"] {
+    for feature in ["cli", "embedded", "mlua", "clap", "tls"] {
         assert!(!default.contains(feature), "default features: {default}");
     }
 }

@@ -1,13 +1,15 @@
 //! What every command takes: where to decide, how long to wait, how to print.
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use tollgate::redis::{ConnectionAddr, IntoConnectionInfo};
-use tollgate::{Embedded, Limit, Limiter, OnError, Redis, Rule};
+use tollgate::{Embedded, Limit, Limiter, OnError, Redis, Rule, Tls};
 
 use crate::Failure;
 
@@ -16,6 +18,15 @@ pub(crate) struct Options {
     /// The Redis that decides, such as redis://127.0.0.1:6379; without one, an engine in this process.
     #[arg(long, env = "TOLLGATE_URL", hide_env_values = true)]
     url: Option<String>,
+    /// The authorities to trust at rediss://..., in PEM, instead of the platform's.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CA")]
+    tls_ca: Option<OsString>,
+    /// The certificate to show at rediss://..., in PEM.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CERT")]
+    tls_cert: Option<OsString>,
+    /// The private key of that certificate, in PEM.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_KEY")]
+    tls_key: Option<OsString>,
     /// How long one decision may take.
     #[arg(long, value_name = "D", default_value = "500ms", value_parser = duration)]
     deadline: Duration,
@@ -66,9 +77,14 @@ impl Options {
 
     /// A limiter on the engine that was asked for.
     pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
-        let limiter = match self.url() {
-            Some(url) => Limiter::new(Redis::open(url)?),
-            None => {
+        let limiter = match (self.url(), self.tls()?) {
+            (Some(url), Some(tls)) => Limiter::new(Redis::open_with_tls(url, &tls)?),
+            (Some(url), None) => Limiter::new(Redis::open(url)?),
+            (None, Some(_)) => {
+                let message = "--tls-ca, --tls-cert: expected --url rediss://... with them, got no --url";
+                return Err(Failure::Told(message.into()));
+            }
+            (None, None) => {
                 eprintln!("tollgate: no --url, so the embedded engine decides: its state ends with this command");
                 Limiter::new(Embedded::new())
             }
@@ -84,6 +100,31 @@ impl Options {
             Policy::Local => OnError::Local { processes: self.processes },
         };
         Ok(rule.on_error(policy)?)
+    }
+
+    /// What the files say, if any is named.
+    fn tls(&self) -> Result<Option<Tls>, Failure> {
+        let named = |path: &Option<OsString>| path.clone().filter(|path| !path.is_empty()).map(PathBuf::from);
+        let (ca, cert, key) = (named(&self.tls_ca), named(&self.tls_cert), named(&self.tls_key));
+        if ca.is_none() && cert.is_none() && key.is_none() {
+            return Ok(None);
+        }
+        let mut tls = Tls::new();
+        if let Some(path) = ca {
+            let told = |error| Failure::Told(format!("--tls-ca {}: {error}", path.display()));
+            tls = tls.authority(&read("--tls-ca", &path)?).map_err(told)?;
+        }
+        match (cert, key) {
+            (Some(cert), Some(key)) => {
+                let files = format!("--tls-cert {} --tls-key {}", cert.display(), key.display());
+                let (pem, secret) = (read("--tls-cert", &cert)?, read("--tls-key", &key)?);
+                tls = tls.certificate(&pem, &secret).map_err(|error| Failure::Told(format!("{files}: {error}")))?;
+            }
+            (None, None) => {}
+            (Some(_), None) => return Err(Failure::Told("--tls-cert: expected --tls-key with it, got none".into())),
+            (None, Some(_)) => return Err(Failure::Told("--tls-key: expected --tls-cert with it, got none".into())),
+        }
+        Ok(Some(tls))
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -102,6 +143,10 @@ pub(crate) fn rule(limits: &[String]) -> Result<Rule, Failure> {
         rule = rule.and(limit(other)?)?;
     }
     Ok(rule)
+}
+
+fn read(option: &str, path: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(|error| Failure::Told(format!("{option} {}: {error}", path.display())))
 }
 
 /// One limit; whoever forgot to quote its words is told so.
@@ -147,9 +192,9 @@ mod tests {
     #[test]
     fn an_address_is_of_this_machine_if_it_says_so() {
         let remote = |url: &str| {
-            let (on_error, processes) = (Policy::Closed, NonZeroU32::MIN);
-            let options =
-                Options { url: Some(url.into()), deadline: Duration::ZERO, on_error, processes, format: None };
+            let (on_error, processes, format) = (Policy::Closed, NonZeroU32::MIN, None);
+            let (url, deadline, tls_ca, tls_cert, tls_key) = (Some(url.into()), Duration::ZERO, None, None, None);
+            let options = Options { url, tls_ca, tls_cert, tls_key, deadline, on_error, processes, format };
             options.remote().unwrap_or_default()
         };
         for url in [
@@ -160,6 +205,7 @@ mod tests {
             "redis://127.8.9.1",
             "redis://[::1]:6379",
             "redis://[::ffff:127.0.0.1]",
+            "rediss://localhost:6380",
             "unix:///run/redis.sock",
         ] {
             assert_eq!(remote(url), "", "{url}");
@@ -168,6 +214,7 @@ mod tests {
             ("redis://user:s3cret@redis.example.com/0", "redis.example.com:6379"),
             ("redis://localhost.example.com", "localhost.example.com:6379"),
             ("redis://10.0.0.1:7000", "10.0.0.1:7000"),
+            ("rediss://10.0.0.1:7000", "10.0.0.1:7000"),
         ] {
             assert_eq!(remote(url), address);
         }

@@ -1,0 +1,127 @@
+//! Whom a connection by TLS trusts, and how it says who asks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use deadpool_redis::redis::{Client, ClientTlsConfig, ConnectionInfo, TlsCertificates};
+use rustls::RootCertStore;
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+
+use crate::error::{Error, Kind};
+
+/// Whom to trust at the other end of a `rediss://` address, and how to say who asks: see
+/// [`Redis::open_with_tls`](crate::Redis::open_with_tls).
+///
+/// As it begins, the platform's authorities are trusted (or those in the file that the environment variable
+/// `SSL_CERT_FILE` names), and no certificate is shown. TLS 1.2 and 1.3. The server's certificate is always checked,
+/// its names included.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::fs::read;
+/// use tollgate::{Limiter, Redis, Tls};
+///
+/// let tls = Tls::new().authority(&read("ca.pem")?)?.certificate(&read("limiter.pem")?, &read("limiter.key")?)?;
+/// let limiter = Limiter::new(Redis::open_with_tls("rediss://redis.internal:6380", &tls)?);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+pub struct Tls {
+    authority: Option<Vec<u8>>,
+    certificate: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Tls {
+    /// The platform's authorities, and no certificate to show.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Trusts the authorities of this PEM text, one or several, and not the platform's.
+    ///
+    /// # Errors
+    ///
+    /// A text without a certificate, or with one that can't be read.
+    pub fn authority(mut self, pem: &[u8]) -> Result<Self, Error> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates("authority", pem)? {
+            roots.add(certificate).map_err(|error| input("authority", "an authority's certificate", &error))?;
+        }
+        self.authority = Some(pem.to_vec());
+        Ok(self)
+    }
+
+    /// Shows this certificate to a server that asks for one: PEM texts of it, with those between it and an authority
+    /// behind it, and of its private key (PKCS #8, PKCS #1 or SEC 1, not encrypted).
+    ///
+    /// # Errors
+    ///
+    /// A text that can't be read, or a key of another certificate. The message shows nothing of the key.
+    pub fn certificate(mut self, pem: &[u8], key: &[u8]) -> Result<Self, Error> {
+        let chain = certificates("certificate", pem)?;
+        let expected = "a private key in PEM, not encrypted";
+        let parsed = PrivateKeyDer::from_pem_slice(key).map_err(|error| unread("key", expected, &error))?;
+        let provider =
+            CryptoProvider::get_default().cloned().unwrap_or_else(|| Arc::new(aws_lc_rs::default_provider()));
+        CertifiedKey::from_der(chain, parsed, &provider).map_err(|error| match error {
+            rustls::Error::InvalidCertificate(why) => input("certificate", "a certificate that can be read", &why),
+            error => input("key", "the private key of the certificate", &error),
+        })?;
+        self.certificate = Some((pem.to_vec(), key.to_vec()));
+        Ok(self)
+    }
+
+    /// The same address, with this as what it trusts and shows.
+    pub(super) fn applied_to(&self, info: ConnectionInfo) -> Result<ConnectionInfo, Error> {
+        let client =
+            |(pem, key): &(Vec<u8>, Vec<u8>)| ClientTlsConfig { client_cert: pem.clone(), client_key: key.clone() };
+        let certificates =
+            TlsCertificates { client_tls: self.certificate.as_ref().map(client), root_cert: self.authority.clone() };
+        let client = Client::build_with_tls(info, certificates);
+        let info = client.map(|client| client.get_connection_info().clone());
+        info.map_err(|error| Error::new(Kind::Input, format!("tls: {error}")))
+    }
+}
+
+/// Keys stay out of logs.
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (authority, certificate) = (self.authority.is_some(), self.certificate.is_some());
+        f.debug_struct("Tls").field("authority", &authority).field("certificate", &certificate).finish()
+    }
+}
+
+/// redis-rs takes the process's provider, and rustls panics where none is set and the program was built with several.
+/// Called as late as can be, so that a program which sets its own comes first.
+pub(super) fn have_a_provider() {
+    if CryptoProvider::get_default().is_none() {
+        // Another thread was faster.
+        let _ = aws_lc_rs::default_provider().install_default();
+    }
+}
+
+fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let expected = "one or more certificates in PEM";
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match read {
+        Ok(read) if read.is_empty() => Err(unread(what, expected, &pem::Error::NoItemsFound)),
+        read => read.map_err(|error| unread(what, expected, &error)),
+    }
+}
+
+/// What isn't PEM. Some of the parser's errors quote what they found, which may be of a key.
+fn unread(what: &str, expected: &str, error: &pem::Error) -> Error {
+    match error {
+        pem::Error::NoItemsFound => input(what, expected, &"none"),
+        _ => input(what, expected, &"something else"),
+    }
+}
+
+fn input(what: &str, expected: &str, got: &dyn fmt::Display) -> Error {
+    Error::new(Kind::Input, format!("{what}: expected {expected}, got {got}"))
+}

@@ -1,0 +1,270 @@
+//! Redis by TLS: whom the client trusts, what it shows, and what it says when that fails. All certificates are made here.
+
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use tempfile::TempDir;
+use tollgate::redis::cmd;
+use tollgate::{Charged, Error, Limiter, Redis, Rule, Tls};
+
+use crate::server::{Server, free_port};
+use crate::tool::{code, command, stderr, stdout};
+
+/// Ends a test that would hang; no machine is so slow that it decides one.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Who signs certificates.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its key, as PEM.
+struct Pair {
+    certificate: String,
+    key: String,
+}
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::new([]).expect("no names");
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("a certificate"))
+    }
+
+    fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// A certificate for a host or an address.
+    fn signs(&self, name: &str) -> Pair {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::new([name.to_owned()]).expect("a name");
+        params.distinguished_name.push(DnType::CommonName, name);
+        let certificate = params.signed_by(&key, &self.0).expect("a certificate").pem();
+        Pair { certificate, key: key.serialize_pem() }
+    }
+
+    fn trusted(&self) -> Tls {
+        Tls::new().authority(self.pem().as_bytes()).expect("an authority")
+    }
+}
+
+/// A server that listens by TLS too, and the files that it was given.
+struct Secured {
+    server: Server,
+    files: TempDir,
+    port: u16,
+}
+
+impl Secured {
+    fn start(authority: &Authority, name: &str, clients: &str) -> Self {
+        Self::showing(authority.signs(name), authority, clients)
+    }
+
+    fn showing(Pair { certificate, key }: Pair, authority: &Authority, clients: &str) -> Self {
+        let (files, port) = (tempfile::tempdir().expect("a temporary directory"), free_port());
+        let path = |file: &str| files.path().join(file).display().to_string();
+        for (file, text) in [("ca.pem", authority.pem()), ("server.pem", certificate), ("server.key", key)] {
+            std::fs::write(path(file), text).expect("written");
+        }
+        let server = Server::with(&[
+            "--tls-port",
+            &port.to_string(),
+            "--tls-ca-cert-file",
+            &path("ca.pem"),
+            "--tls-cert-file",
+            &path("server.pem"),
+            "--tls-key-file",
+            &path("server.key"),
+            "--tls-auth-clients",
+            clients,
+        ]);
+        Self { server, files, port }
+    }
+
+    fn url(&self) -> String {
+        format!("rediss://127.0.0.1:{}", self.port)
+    }
+
+    fn limiter(&self, tls: &Tls) -> Limiter {
+        Limiter::new(Redis::open_with_tls(&self.url(), tls).expect("a good address")).deadline(PATIENCE)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.files.path().join(name).display().to_string()
+    }
+}
+
+async fn refused(limiter: &Limiter) -> Error {
+    limiter.acquire(&rule(), "key").await.expect_err("no decision")
+}
+
+fn rule() -> Rule {
+    "gcra 5/30d".parse().expect("a rule")
+}
+
+#[tokio::test]
+async fn a_decision_by_tls_is_one_round_trip_too() {
+    let authority = Authority::new("ours");
+    let secured = Secured::start(&authority, "127.0.0.1", "no");
+    let limiter = secured.limiter(&authority.trusted());
+    assert_eq!(limiter.acquire(&rule(), "key").await.expect("a decision").remaining, 4);
+    let clients: String = cmd("CLIENT").arg("LIST").query(&mut secured.server.connection()).expect("a list");
+    assert!(clients.contains(&format!("laddr=127.0.0.1:{} ", secured.port)), "{clients}");
+    secured.server.forget_commands();
+    for remaining in (0..4).rev() {
+        assert_eq!(limiter.acquire(&rule(), "key").await.expect("a decision").remaining, remaining);
+    }
+    assert!(!limiter.acquire(&rule(), "key").await.expect("a decision").allowed);
+    let commands = secured.server.commands();
+    assert_eq!(commands["evalsha"], (5, 0));
+    assert!(!commands.contains_key("ping") && !commands.contains_key("hello"), "{commands:?}");
+}
+
+#[tokio::test]
+async fn a_certificate_by_an_unknown_authority_is_refused() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let secured = Secured::start(&theirs, "127.0.0.1", "no");
+    let platforms = Limiter::new(Redis::open(&secured.url()).expect("a good address")).deadline(PATIENCE);
+    for limiter in [secured.limiter(&ours.trusted()), secured.limiter(&Tls::new()), platforms] {
+        let error = refused(&limiter).await;
+        assert!(error.is_unreachable() && !error.is_deadline() && error.charged() == Charged::No, "{error:?}");
+        let message = error.to_string();
+        assert!(message.contains("UnknownIssuer") && message.contains(&secured.port.to_string()), "{message}");
+    }
+    let both = format!("{}{}", ours.pem(), theirs.pem());
+    let both = secured.limiter(&Tls::new().authority(both.as_bytes()).expect("authorities"));
+    assert!(both.acquire(&rule(), "key").await.expect("a decision").allowed);
+}
+
+#[tokio::test]
+async fn a_certificate_for_another_host_is_refused() {
+    let authority = Authority::new("ours");
+    let secured = Secured::start(&authority, "redis.example.com", "no");
+    let error = refused(&secured.limiter(&authority.trusted())).await;
+    assert!(error.is_unreachable() && error.charged() == Charged::No, "{error:?}");
+    let message = error.to_string();
+    assert!(message.contains("not valid for name") && message.contains("redis.example.com"), "{message}");
+}
+
+#[tokio::test]
+async fn an_authoritys_own_certificate_is_refused() {
+    let authority = Authority::new("ours");
+    let own = Pair { certificate: authority.pem(), key: authority.0.key().serialize_pem() };
+    let secured = Secured::showing(own, &authority, "no");
+    let error = refused(&secured.limiter(&authority.trusted())).await;
+    assert!(error.is_unreachable() && error.to_string().contains("CaUsedAsEndEntity"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_asks_who_calls_is_shown_a_certificate() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let secured = Secured::start(&ours, "127.0.0.1", "yes");
+    let shown = |by: &Authority| {
+        let Pair { certificate, key } = by.signs("limiter");
+        ours.trusted().certificate(certificate.as_bytes(), key.as_bytes()).expect("a certificate")
+    };
+    let limiter = secured.limiter(&shown(&ours));
+    assert!(limiter.acquire(&rule(), "key").await.expect("a decision").allowed);
+    for tls in [ours.trusted(), shown(&theirs)] {
+        // The server closes as it says why, so its reason may be lost.
+        let error = refused(&secured.limiter(&tls)).await;
+        assert!(error.is_unreachable() && !error.is_deadline() && error.charged() == Charged::No, "{error:?}");
+    }
+}
+
+#[test]
+fn what_is_no_certificate_and_no_key_is_told_at_once() {
+    let authority = Authority::new("ours");
+    let (one, other) = (authority.signs("one"), authority.signs("other"));
+    let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    for (pem, got) in [("", "none"), (one.key.as_str(), "none"), (&one.key[..40], "something else"), (broken, "")] {
+        let error = Tls::new().authority(pem.as_bytes()).unwrap_err();
+        let message = error.to_string();
+        assert!(error.is_input() && message.starts_with("authority: expected ") && message.contains(got), "{message}");
+    }
+    let garbled = one.key.replace("MI", "!!");
+    let secret = one.key.lines().nth(1).expect("a key's text");
+    for (certificate, key, names) in [
+        ("", &*one.key, "certificate: expected one or more certificates in PEM, got none"),
+        (broken, &one.key, "certificate: expected a certificate that can be read, got "),
+        (&one.certificate, "", "key: expected a private key in PEM, not encrypted, got none"),
+        (&one.certificate, &one.certificate, "key: expected a private key in PEM, not encrypted, got none"),
+        (&one.certificate, &garbled, "key: expected a private key in PEM, not encrypted, got something else"),
+        (&one.certificate, &other.key, "key: expected the private key of the certificate, got "),
+    ] {
+        let error = Tls::new().certificate(certificate.as_bytes(), key.as_bytes()).unwrap_err();
+        let message = error.to_string();
+        assert!(error.is_input() && message.starts_with(names) && !message.contains('\n'), "{message}");
+        assert!(!message.contains(&secret[4..]), "{message}");
+    }
+    let tls = authority.trusted().certificate(one.certificate.as_bytes(), one.key.as_bytes()).expect("a certificate");
+    let redis = Redis::open_with_tls("rediss://127.0.0.1", &tls).expect("a good address");
+    for shown in [format!("{tls:?}"), format!("{redis:?}")] {
+        // Neither as text nor as a list of its bytes.
+        assert!(!shown.contains(secret) && !shown.contains("45, 45, 45, 45, 45"), "{shown}");
+    }
+}
+
+#[test]
+fn no_address_leaves_a_certificate_unchecked() {
+    let tls = Authority::new("ours").trusted();
+    for url in ["rediss://:hunter2@localhost/#insecure", "valkeys://:hunter2@localhost/#insecure"] {
+        for error in [Redis::open(url).unwrap_err(), Redis::open_with_tls(url, &tls).unwrap_err()] {
+            let message = error.to_string();
+            assert!(error.is_input() && message.contains("unchecked") && !message.contains("hunter2"), "{message}");
+        }
+    }
+    for url in ["redis://:hunter2@localhost", "unix:///run/redis.sock"] {
+        let error = Redis::open_with_tls(url, &tls).unwrap_err();
+        let message = error.to_string();
+        assert!(error.is_input() && message.contains("rediss://") && !message.contains("hunter2"), "{message}");
+    }
+}
+
+#[test]
+fn the_tool_decides_by_tls() {
+    let authority = Authority::new("ours");
+    let secured = Secured::start(&authority, "127.0.0.1", "yes");
+    let Pair { certificate, key } = authority.signs("tool");
+    for (file, text) in [("tool.pem", &certificate), ("tool.key", &key)] {
+        std::fs::write(secured.file(file), text).expect("written");
+    }
+    let (url, ca) = (secured.url(), secured.file("ca.pem"));
+    let (cert, key) = (secured.file("tool.pem"), secured.file("tool.key"));
+    let probe = |options: &[&str]| {
+        let mut command = command(&[&["probe", "gcra 5/30d", "key", "--deadline", "30s"], options].concat());
+        for variable in ["TOLLGATE_TLS_CA", "TOLLGATE_TLS_CERT", "TOLLGATE_TLS_KEY"] {
+            command.env_remove(variable);
+        }
+        command
+    };
+    let all = ["--url", &url, "--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key];
+    let output = probe(&all).output().expect("the tool runs");
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert!(stdout(&output).contains("\"remaining\":4") && stdout(&output).contains("\"by\":\"redis\""));
+
+    // The same by the environment, the authority as one of the platform's.
+    let mut command = probe(&[]);
+    command.env("TOLLGATE_URL", &url).env("SSL_CERT_FILE", &ca).env("TOLLGATE_TLS_CA", "");
+    let output = command.env("TOLLGATE_TLS_CERT", &cert).env("TOLLGATE_TLS_KEY", &key).output().expect("the tool runs");
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert!(stdout(&output).contains("\"remaining\":3"));
+
+    let missing = secured.file("missing.pem");
+    for (options, told) in [
+        (vec!["--url", &url, "--tls-ca", &missing], format!("--tls-ca {missing}: No such file")),
+        (vec!["--url", &url, "--tls-ca", &key], format!("--tls-ca {key}: authority: expected")),
+        (vec!["--url", &url, "--tls-cert", &cert, "--tls-key", &cert], format!("--tls-key {cert}: key: expected")),
+        (vec!["--url", &url, "--tls-cert", &cert], "--tls-cert: expected --tls-key".into()),
+        (vec!["--url", &url, "--tls-key", &key], "--tls-key: expected --tls-cert".into()),
+        (vec!["--tls-ca", &ca], "expected --url rediss://".into()),
+        (vec!["--url", "redis://127.0.0.1:1", "--tls-ca", &ca], "expected rediss://".into()),
+        (vec!["--url", &url], "UnknownIssuer".into()),
+    ] {
+        let output = probe(&options).output().expect("the tool runs");
+        let told_so = stderr(&output);
+        assert_eq!(code(&output), 2, "{told_so}");
+        assert!(told_so.contains(&told) && told_so.lines().count() == 1, "{told_so}");
+        assert!(stdout(&output).is_empty() && !told_so.contains("PRIVATE"), "{told_so}");
+    }
+}
