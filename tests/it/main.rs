@@ -14,6 +14,7 @@ mod mixed;
 mod operations;
 mod oracle;
 mod packed;
+mod permissions;
 mod permits;
 mod redis;
 mod server;

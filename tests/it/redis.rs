@@ -12,7 +12,7 @@ use tollgate::{Charged, Limiter, Redis, Request, RetryAfter, Rule};
 
 use crate::limits::{any_limit, beginning, steps};
 use crate::server::{Server, fake_server, free_port};
-use crate::subject::{Engine, FIVE, time};
+use crate::subject::{Engine, FIVE};
 
 /// Ends a test that would hang; no machine is so slow that it decides one.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -63,58 +63,6 @@ async fn a_server_that_lost_its_scripts_gets_each_one_back_with_one_eval() {
         }
     }
     assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 2);
-}
-
-#[tokio::test]
-async fn a_user_with_the_least_permissions_can_do_everything() {
-    let server = Server::start();
-    // As lua/README.md has it.
-    let readme = include_str!("../../lua/README.md");
-    let (_, rest) = readme.split_once(">PASSWORD ").expect("the smallest user");
-    let (least, _) = rest.split_once("\n\n").expect("a paragraph");
-    let limiter = limiter(&server.user("least", least));
-    for rule in FIVE.iter().chain(&["concurrency 5 ttl 10s"]).copied().map(rule) {
-        for now in [None, Some(1_u64 << 50), Some((1 << 50) + 1), None, None] {
-            let mut request = Request::new("key");
-            if let Some(now) = now {
-                request = request.at(time(now));
-            }
-            limiter.peek(&rule, request).await.expect("a decision");
-            limiter.acquire(&rule, request).await.expect("a decision");
-            limiter.inspect(&rule, request).await.expect("a state");
-        }
-        limiter.reset(&rule, "key").await.expect("an answer");
-    }
-    let error = limiter.prefix("elsewhere").expect("a prefix").acquire(&rule("gcra 5/10s"), "key").await.unwrap_err();
-    assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
-}
-
-#[tokio::test]
-async fn a_user_without_evalsha_lacks_a_permission() {
-    let server = Server::start();
-    let limiter = limiter(&server.user("most", "+@all -evalsha ~*"));
-    let rule = rule("gcra 5/10s");
-    let error = limiter.acquire(&rule, "key").await.unwrap_err();
-    assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
-    assert_eq!(limiter.peek(&rule, "key").await.expect("peeks go by another command").remaining, 5);
-}
-
-#[tokio::test]
-async fn a_user_who_may_not_run_what_a_script_calls_lacks_a_permission_and_pays_nothing() {
-    let server = Server::start();
-    let all = limiter(&server.url());
-    for (command, rule) in [("set", "gcra 5/10s"), ("setrange", "sliding-log 9/1d"), ("pexpire", "sliding-log 9/1d")] {
-        let rule = rule.parse::<Rule>().and_then(|rule| rule.named(command)).expect("a rule");
-        let request = Request::new("key").at(time(1 << 50));
-        if command != "set" {
-            all.acquire(&rule, request).await.expect("a decision");
-        }
-        let before = all.peek(&rule, request).await.expect("a decision").remaining;
-        let some = limiter(&server.user(command, &format!("+@all -{command} ~*")));
-        let error = some.acquire(&rule, request.at(time((1 << 50) + 1))).await.unwrap_err();
-        assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
-        assert_eq!(all.peek(&rule, request).await.expect("a decision").remaining, before, "{command}");
-    }
 }
 
 #[tokio::test]

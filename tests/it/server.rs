@@ -77,7 +77,7 @@ impl Server {
     /// Makes a user, and the address to be that user by.
     pub(crate) fn user(&self, name: &str, rights: &str) -> String {
         let mut command = cmd("ACL");
-        command.arg("SETUSER").arg(name).arg("on").arg(">secret").arg("resetchannels");
+        command.arg("SETUSER").arg(name).arg("reset").arg("on").arg(">secret");
         command.arg(rights.split_whitespace().collect::<Vec<_>>());
         command.exec(&mut self.connection()).expect("a user");
         self.tcp_url().replace("redis://", &format!("redis://{name}:secret@"))

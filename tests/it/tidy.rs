@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use tollgate::redis::cmd;
 use tollgate::{Algorithm, Limiter, Redis, Request, Rule};
 
+use crate::permissions::least;
 use crate::server::Server;
 use crate::subject::time;
 
@@ -56,6 +57,20 @@ fn every_header_lists_the_commands_that_its_body_calls() {
         let listed: BTreeSet<_> = listed.split(|c: char| !c.is_alphabetic()).filter(|word| is_upper(word)).collect();
         assert_eq!(called, listed, "{}", text.name);
     }
+}
+
+#[test]
+fn the_smallest_user_may_call_the_scripts_and_what_they_call() {
+    let callers = ["EVALSHA", "EVALSHA_RO", "EVAL", "EVAL_RO"].map(str::to_owned);
+    let listed = scripts().flat_map(|text| {
+        let words = text.section("Commands").join(" ");
+        let words: Vec<_> = words.split(|c: char| !c.is_alphabetic()).map(str::to_owned).collect();
+        words.into_iter().filter(|word| is_upper(word))
+    });
+    let expected: BTreeSet<_> = listed.chain(callers).collect();
+    let rights = least();
+    let allowed = rights.iter().filter_map(|right| right.strip_prefix('+')).map(str::to_uppercase);
+    assert_eq!(allowed.collect::<BTreeSet<_>>(), expected);
 }
 
 #[test]

@@ -1,0 +1,204 @@
+//! What a user of Redis must be allowed: all that the documentation says, and nothing less.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use tollgate::deadpool_redis::{Manager, Pool, Runtime};
+use tollgate::redis::cmd;
+use tollgate::{Change, Charged, Error, Limiter, Redis, Request, Rule};
+
+use crate::server::Server;
+use crate::subject::time;
+
+/// Ends a test that would hang; no machine is so slow that it decides one.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const OPERATIONS: &str = include_str!("../../src/operations.md");
+
+/// What the smallest user is allowed, as documented.
+pub(crate) fn least() -> Vec<&'static str> {
+    let (_, rest) = OPERATIONS.split_once("'>PASSWORD' ").expect("the smallest user");
+    let (line, _) = rest.split_once("```").expect("the end of its line");
+    line.split_whitespace().filter(|word| *word != "\\").map(|word| word.trim_matches('\'')).collect()
+}
+
+/// What the documentation adds for some purpose, with the right that it names first.
+fn more(first: &'static str) -> Vec<&'static str> {
+    let (_, rest) = OPERATIONS.split_once(&format!("| `{first}")).expect("a row");
+    let (others, _) = rest.split_once('`').expect("the end of the rights");
+    [first].into_iter().chain(others.split_whitespace()).collect()
+}
+
+/// Each list without one of its members, and that.
+fn each_left_out(of: &[&'static str]) -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
+    (0..of.len()).map(|at| (of[at], [&of[..at], &of[at + 1..]].concat()))
+}
+
+/// Every operation of every algorithm, as far as the first that fails.
+async fn everything(limiter: &Limiter) -> Result<(), Error> {
+    for text in [
+        "token-bucket 60/1d max-debt 9",
+        "fixed-window 60/1d max-debt 9",
+        "gcra 60/1d max-debt 9",
+        "sliding-window 60/1d",
+        "sliding-log 60/1d",
+        "concurrency 60 ttl 1d",
+    ] {
+        let rule = rule(text);
+        let (holds, owes) =
+            rule.limits().map(|limit| (limit.algorithm().holds(), limit.max_debt() > 0)).next().unwrap();
+        for at in [Some(1 << 50), Some((1 << 50) + 1), None, None] {
+            let request = at.map_or(Request::new("key"), |at| Request::new("key").at(time(at)));
+            limiter.peek(&rule, request).await?;
+            limiter.acquire(&rule, request.cost(2)).await?;
+            limiter.at_most(&rule, request).await?;
+            limiter.inspect(&rule, request).await?;
+            limiter.block(&rule, request, Duration::from_secs(9)).await?;
+            limiter.unblock(&rule, request).await?;
+            if holds {
+                limiter.acquire(&rule, request.id("holder")).await?;
+                limiter.renew(&rule, request.id("holder")).await?;
+                limiter.release(&rule, request.id("holder")).await?;
+            } else {
+                limiter.refund(&rule, request).await?;
+                limiter.penalty(&rule, request).await?;
+                limiter.acquire(&rule, request.id("call")).await?;
+                limiter.settle(&rule, request.id("call").cost(3)).await?;
+                limiter.acquire(&rule, request.id("other")).await?;
+                limiter.cancel(&rule, request.id("other")).await?;
+            }
+            if owes {
+                limiter.reserve(&rule, request).await?;
+            }
+        }
+        // Many entries of a log, and many keys of others.
+        for _ in 0..30 {
+            limiter.acquire(&rule, "long").await?;
+        }
+        for decision in limiter.acquire_many(&rule, ["key", "long", "many", "many"]).await {
+            decision?;
+        }
+        let counting = rule.clone().count_denials(true).on_change(Change::AsIs);
+        limiter.acquire(&counting, Request::new("long").cost(61)).await?;
+        limiter.reset(&rule, "long").await?;
+    }
+
+    let permits = rule("concurrency 2 ttl 30s");
+    let held = limiter.hold_wait(&permits, "acme", PATIENCE).await?.into_result().expect("a permit");
+    held.renew().await?;
+    held.release().await?;
+    let several = rule("gcra 10/1s").and("concurrency 5 ttl 30s".parse().expect("a limit")).expect("a rule");
+    let several = several.and("sliding-log 9/1d".parse().expect("a limit")).expect("a rule");
+    limiter.acquire(&several, Request::new("acme").id("both")).await?;
+    limiter.cancel(&several, Request::new("acme").id("both")).await?;
+    limiter.acquire_wait(&rule("gcra 10/1s burst 0 max-debt 9"), "waits", PATIENCE).await?;
+    let hot = rule("token-bucket 1000/1d");
+    limiter.lease(&hot, "hot", NonZeroU32::MIN)?.acquire(1).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_smallest_user_can_do_everything_and_needs_each_of_its_rights() {
+    let server = Server::start();
+    let all = least();
+    assert!(
+        all.len() > 20 && all[0].starts_with('~') && all[1..].iter().all(|right| right.starts_with('+')),
+        "{all:?}"
+    );
+    everything(&limiter(&server.user("least", &all.join(" ")))).await.expect("what is documented suffices");
+    for (right, others) in each_left_out(&all) {
+        forget(&server);
+        let error = everything(&limiter(&server.user("less", &others.join(" ")))).await.expect_err(right);
+        assert!(error.is_permission() && error.charged() == Charged::No, "without {right}: {error:?}");
+    }
+    let elsewhere = limiter(&server.user("least", &all.join(" "))).prefix("elsewhere").expect("a prefix");
+    let error = elsewhere.acquire(&rule("gcra 5/10s"), "key").await.unwrap_err();
+    assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
+    let resp3 = format!("{}?protocol=resp3", server.user("least", &all.join(" ")));
+    everything(&limiter(&resp3)).await.expect("by the other protocol too");
+}
+
+#[tokio::test]
+async fn whoever_forgets_a_whole_rule_needs_three_rights_more() {
+    let server = Server::start();
+    let added = more("+scan");
+    assert_eq!(added.len(), 3);
+    let all = [least(), added.clone()].concat();
+    let able = limiter(&server.user("able", &all.join(" ")));
+    let rule = rule("gcra 5/10s");
+    able.acquire(&rule, "key").await.expect("a decision");
+    for (right, others) in each_left_out(&all).filter(|(right, _)| added.contains(right)) {
+        let unable = limiter(&server.user("unable", &others.join(" ")));
+        let error = unable.reset_all(rule.name(), |_| ()).await.expect_err(right);
+        assert!(error.is_permission(), "without {right}: {error:?}");
+    }
+    assert_eq!(able.reset_all(rule.name(), |_| ()).await.expect("forgotten"), 1);
+}
+
+#[tokio::test]
+async fn another_database_and_a_used_connection_need_the_rights_that_are_documented() {
+    let server = Server::start();
+    let (least, rule) = (least(), rule("gcra 5/10s"));
+    let with = |more: &[&str]| server.user("user", &[&least, more].concat().join(" "));
+    for (more, works) in [(vec![], false), (more("+select"), true)] {
+        let decision = limiter(&format!("{}/1", with(&more))).acquire(&rule, "key").await;
+        assert_eq!(decision.is_ok(), works, "{decision:?}");
+        if let Err(error) = decision {
+            // The client drops the code of this refusal.
+            assert!(error.is_unreachable() && error.to_string().contains("'select'"), "{error:?}");
+        }
+    }
+    let more = more("+ping");
+    let cases = each_left_out(&more).map(|(_, others)| (others, false)).chain([(more.clone(), true)]);
+    for (more, reused) in cases {
+        let manager = Manager::new(with(&more)).expect("a good address");
+        let pool = Pool::builder(manager).max_size(1).runtime(Runtime::Tokio1).build().expect("a pool");
+        server.forget_commands();
+        drop(pool.get().await.expect("a connection"));
+        let limiter = Limiter::new(Redis::with_pool(pool)).deadline(PATIENCE);
+        limiter.acquire(&rule, "key").await.expect("a decision");
+        assert_eq!(server.commands()["auth"].0, if reused { 1 } else { 2 }, "{more:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_user_without_evalsha_lacks_a_permission() {
+    let server = Server::start();
+    let limiter = limiter(&server.user("most", "+@all -evalsha ~*"));
+    let rule = rule("gcra 5/10s");
+    let error = limiter.acquire(&rule, "key").await.unwrap_err();
+    assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
+    assert_eq!(limiter.peek(&rule, "key").await.expect("peeks go by another command").remaining, 5);
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_run_what_a_script_calls_lacks_a_permission_and_pays_nothing() {
+    let server = Server::start();
+    let all = limiter(&server.url());
+    for (command, rule) in [("set", "gcra 5/10s"), ("setrange", "sliding-log 9/1d"), ("pexpire", "sliding-log 9/1d")] {
+        let rule = rule.parse::<Rule>().and_then(|rule| rule.named(command)).expect("a rule");
+        let request = Request::new("key").at(time(1 << 50));
+        if command != "set" {
+            all.acquire(&rule, request).await.expect("a decision");
+        }
+        let before = all.peek(&rule, request).await.expect("a decision").remaining;
+        let some = limiter(&server.user(command, &format!("+@all -{command} ~*")));
+        let error = some.acquire(&rule, request.at(time((1 << 50) + 1))).await.unwrap_err();
+        assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
+        assert_eq!(all.peek(&rule, request).await.expect("a decision").remaining, before, "{command}");
+    }
+}
+
+fn forget(server: &Server) {
+    let mut redis = server.connection();
+    cmd("FLUSHALL").exec(&mut redis).expect("forgotten");
+    cmd("SCRIPT").arg("FLUSH").exec(&mut redis).expect("forgotten");
+}
+
+fn limiter(url: &str) -> Limiter {
+    Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE)
+}
+
+fn rule(text: &str) -> Rule {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
