@@ -3,8 +3,11 @@
 //! deadpool-redis makes the connections. Getting one from the pool costs a round trip each time, so one is taken out
 //! of it and kept: redis-rs pipelines the calls of all tasks over it. A broken one is replaced through the pool.
 
+mod address;
 pub(crate) mod breaker;
+mod connecting;
 mod departures;
+mod errors;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 
@@ -14,20 +17,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
+use deadpool_redis::redis::aio::ConnectionLike;
 use deadpool_redis::redis::{
-    self, AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
-    ServerErrorKind, Value,
+    self, AsyncConnectionConfig, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value,
 };
-use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
+use deadpool_redis::{Manager, Pool, Runtime};
 
 use super::{Swept, Which};
 use crate::batch::{Batch, Records};
 use crate::error::{Error, Kind};
 use crate::random::jittered;
 use crate::script::{Call, Reply, Script};
+use address::{address, by_tls};
 use breaker::{Breaker, Entry, Guard};
+use connecting::Held;
 use departures::Line;
+use errors::from_answer;
 #[cfg(feature = "tls")]
 use tls::Tls;
 
@@ -67,15 +72,6 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// The connection that calls go over, and which one it is: a caller who saw it break must not drop its successor.
-#[derive(Clone)]
-struct Held {
-    number: u64,
-    connection: MultiplexedConnection,
-}
-
-/// How long one attempt to connect may take, whatever the deadlines of those who wait for it.
-const LONGEST_CONNECT: Duration = Duration::from_secs(5);
 /// What certainly didn't run is asked again after these waits, and up to half as long again.
 const WAITS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(60)];
 /// A shorter deadline that passes says little about Redis.
@@ -107,7 +103,7 @@ impl Redis {
     pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, Error> {
         let info = address(url)?;
         if !by_tls(&info) {
-            let message = format!("url: expected rediss://... for TLS, got {:?}", without_password(url));
+            let message = format!("url: expected rediss://... for TLS, got {:?}", address::without_password(url));
             return Err(Error::new(Kind::Input, message));
         }
         Self::at(tls.applied_to(info)?)
@@ -247,65 +243,6 @@ impl Redis {
         })
         .await
     }
-
-    async fn connection(&self) -> Result<Held, Error> {
-        if let Some(held) = self.held() {
-            return Ok(held);
-        }
-        let connecting = Arc::clone(&self.shared.connecting).lock_owned().await;
-        if let Some(held) = self.held() {
-            return Ok(held);
-        }
-        // While this waited, others may have tried in vain.
-        self.shared.guard.check()?;
-        // A task of its own, so that a caller whose deadline is shorter than a connect takes leaves a connection to the
-        // next one.
-        let this = self.clone();
-        let connect = tokio::spawn(async move {
-            let made = tokio::time::timeout(LONGEST_CONNECT, this.connect()).await;
-            drop(connecting);
-            made.unwrap_or_else(|_| Err(Error::deadline(LONGEST_CONNECT, false)))
-        });
-        let ended = || Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down");
-        connect.await.unwrap_or_else(|_| Err(ended()))
-    }
-
-    async fn connect(&self) -> Result<Held, Error> {
-        let address = &self.shared.address;
-        #[cfg(feature = "tls")]
-        if self.shared.by_tls {
-            tls::have_a_provider();
-        }
-        let pooled = self.shared.pool.get().await.map_err(|error| match error {
-            PoolError::Backend(error) => from_connecting(&error, address),
-            other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
-        })?;
-        let mut connection = Connection::take(pooled);
-        check_version(&mut connection, address).await?;
-        self.notice_restart(&mut connection).await;
-        let held = Held { number: self.shared.made.fetch_add(1, Ordering::Relaxed), connection };
-        *self.shared.current.write().unwrap_or_else(PoisonError::into_inner) = Some(held.clone());
-        Ok(held)
-    }
-
-    async fn notice_restart(&self, connection: &mut MultiplexedConnection) {
-        // Who may not ask doesn't learn of it.
-        let Ok(info) = redis::cmd("INFO").arg("server").query_async::<String>(connection).await else { return };
-        let Some(process) = info.lines().find_map(|line| line.strip_prefix("run_id:")) else { return };
-        let mut last = self.shared.process.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.replace(process.to_owned()).is_some_and(|last| last != process) {
-            self.shared.restarts.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn held(&self) -> Option<Held> {
-        self.shared.current.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn drop_connection(&self, number: u64) {
-        let mut current = self.shared.current.write().unwrap_or_else(PoisonError::into_inner);
-        current.take_if(|held| held.number == number);
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -380,169 +317,6 @@ fn records(value: Value, batch: &Batch<'_>) -> Result<Records, Error> {
         Value::BulkString(answer) => batch.read(&answer),
         _ => {
             Err(Error::new(Kind::Garbled, "redis: expected a string of decisions from the script, got something else"))
-        }
-    }
-}
-
-/// Redis 7.0 brought EVALSHA_RO and error codes out of scripts. Where the user may not ask, nothing is known.
-async fn check_version(connection: &mut MultiplexedConnection, address: &str) -> Result<(), Error> {
-    let answer = redis::cmd("HELLO").query_async::<std::collections::HashMap<String, Value>>(connection).await;
-    let too_old = |version: &str| {
-        let expected = "expected Redis 7.0 or newer, or Valkey 7.2 or newer";
-        Error::new(Kind::Unsupported, format!("redis version: {expected}, got {version}"))
-    };
-    match answer {
-        Ok(server) => {
-            let Some(Value::BulkString(version)) = server.get("version") else { return Ok(()) };
-            let version = String::from_utf8_lossy(version);
-            let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-            if major.is_some_and(|major| major < 7) { Err(too_old(&version)) } else { Ok(()) }
-        }
-        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError) => {
-            Err(too_old("one without HELLO (older than 6.0)"))
-        }
-        Err(error) => Err(from_connecting(&error, address)),
-    }
-}
-
-fn from_connecting(error: &RedisError, address: &str) -> Error {
-    let kind = match (error.kind(), error.code()) {
-        (ErrorKind::AuthenticationFailed, _) | (_, Some("NOAUTH" | "WRONGPASS")) => Kind::Authentication,
-        (ErrorKind::RESP3NotSupported, _) => Kind::Unsupported,
-        (ErrorKind::Server(ServerErrorKind::NoPerm), _) => Kind::Permission,
-        _ => Kind::Unreachable,
-    };
-    if kind == Kind::UnknownId {
-        return Error::unknown_id(&described(error));
-    }
-    let what = match kind {
-        Kind::Authentication => "redis refused the user or the password",
-        Kind::Permission => "redis doesn't let this user connect",
-        Kind::Unsupported => "redis version: expected Redis 7.0 or newer",
-        _ => "no connection to redis",
-    };
-    Error::new(kind, format!("{what} at {address}: {}", described(error)))
-}
-
-fn from_answer(error: &RedisError) -> Error {
-    let kind = match (error.kind(), error.code().unwrap_or_default()) {
-        (ErrorKind::Io, _) => Kind::Disconnected,
-        (_, "WRONGTYPE" | "BADSTATE") => Kind::Unreadable,
-        (_, "NOAUTH" | "WRONGPASS") => Kind::Authentication,
-        (_, "NOPERM") => Kind::Permission,
-        (_, "BADID") => Kind::UnknownId,
-        (_, "LOADING" | "BUSY" | "MASTERDOWN" | "READONLY" | "CLUSTERDOWN" | "TRYAGAIN") => Kind::NotNow,
-        (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
-            let says = |beginning| error.detail().is_some_and(|detail| detail.starts_with(beginning));
-            if says("unknown command") {
-                Kind::Unsupported
-            } else if says("The user executing the script can't") {
-                // Redis 7.0 has no code for what a user may not run within a script.
-                Kind::Permission
-            } else {
-                Kind::Refused
-            }
-        }
-        _ => Kind::Garbled,
-    };
-    if kind == Kind::UnknownId {
-        return Error::unknown_id(&described(error));
-    }
-    let what = match kind {
-        Kind::Disconnected => "the connection to redis broke before its answer",
-        Kind::Unreadable => "expected the limit's state, which a reset would restore",
-        Kind::Authentication => "redis refused the user or the password",
-        Kind::Permission => "redis doesn't let this user decide",
-        Kind::Unsupported => "redis version: expected Redis 7.0 or newer",
-        Kind::Garbled => "an answer that can't be read",
-        Kind::NotNow => "redis runs no script now",
-        _ => "redis refused",
-    };
-    Error::new(kind, format!("{what}: {}", described(error)))
-}
-
-/// What the server or the system said. redis-rs puts no password into its errors.
-fn described(error: &RedisError) -> String {
-    match (error.code(), error.detail()) {
-        (Some(code), Some(detail)) => format!("{code} {detail}"),
-        _ => error.to_string(),
-    }
-}
-
-/// What an address says, to be sent to at once.
-fn address(url: &str) -> Result<ConnectionInfo, Error> {
-    let malformed = |why: &str| {
-        let expected = "expected redis[s]://[user:password@]host[:port][/db] or unix:///path/of.sock";
-        Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
-    };
-    let for_tls = ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme));
-    let lacking = for_tls && !cfg!(feature = "tls");
-    let why = if lacking { ", which is TLS: this program was built without tollgate's feature \"tls\"" } else { "" };
-    let info = url.into_connection_info().map_err(|_| malformed(why))?;
-    if matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
-        return Err(malformed(", whose #insecure would leave the server's certificate unchecked"));
-    }
-    let at_once = info.tcp_settings().clone().set_nodelay(true);
-    Ok(info.set_tcp_settings(at_once))
-}
-
-fn by_tls(info: &ConnectionInfo) -> bool {
-    matches!(info.addr(), ConnectionAddr::TcpTls { .. })
-}
-
-/// The scheme, the host and the port of an address, so far as they can't be part of a password.
-fn without_password(url: &str) -> String {
-    let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (scheme, rest));
-    let (secret, shown) = rest.rsplit_once('@').map_or(("", rest), |(_, host)| ("***@", host));
-    let shown = shown.split(['/', '?', '#']).next().unwrap_or_default();
-    let (host, port) = shown.split_once(':').unwrap_or((shown, ""));
-    let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
-    let clear = plain(host) && port.bytes().all(|byte| byte.is_ascii_digit()) && port.len() <= 5;
-    let slashes = if scheme.is_empty() { "" } else { "://" };
-    format!("{scheme}{slashes}{secret}{}", if clear { shown } else { "***" })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_part_of_an_address_that_may_be_a_password_is_shown() {
-        for (url, shown) in [
-            ("http://user:hunter2@example.com:99/0?x=hunter2", "http://***@example.com:99"),
-            ("redis://:hunter2", "redis://***"),
-            ("redis://user:hunter2", "redis://***"),
-            ("redis://u:hunter2%40h", "redis://***"),
-            ("redis:/hunter2@h", "***@h"),
-            ("rediss://localhost:6379/x", "rediss://localhost:6379"),
-            ("", ""),
-        ] {
-            assert_eq!(without_password(url), shown);
-            assert!(!Redis::open(url).unwrap_err().to_string().contains("hunter2"), "{url}");
-        }
-    }
-
-    #[cfg(not(feature = "tls"))]
-    #[test]
-    fn without_tls_its_addresses_name_what_is_missing() {
-        for url in ["rediss://:hunter2@localhost", "valkeys://:hunter2@localhost"] {
-            let error = Redis::open(url).unwrap_err();
-            let message = error.to_string();
-            assert!(error.is_input() && message.ends_with("without tollgate's feature \"tls\""), "{message}");
-            assert!(!message.contains("hunter2"), "{message}");
-        }
-    }
-
-    #[test]
-    fn an_address_is_sent_to_at_once_by_tls_too() {
-        let plain = address("redis://127.0.0.1").expect("an address");
-        assert!(plain.tcp_settings().nodelay());
-        #[cfg(feature = "tls")]
-        {
-            let secured = address("rediss://127.0.0.1").expect("an address");
-            assert!(secured.tcp_settings().nodelay());
-            assert!(Tls::new().applied_to(secured).expect("an address").tcp_settings().nodelay());
         }
     }
 }

@@ -1,0 +1,106 @@
+//! The one connection that calls go over: made, kept, and replaced.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::{self, ErrorKind, ServerErrorKind, Value};
+use deadpool_redis::{Connection, PoolError};
+
+use super::Redis;
+use super::errors::from_connecting;
+use crate::error::{Error, Kind};
+
+/// The connection that calls go over, and which one it is: a caller who saw it break must not drop its successor.
+#[derive(Clone)]
+pub(super) struct Held {
+    pub(super) number: u64,
+    pub(super) connection: MultiplexedConnection,
+}
+
+/// How long one attempt to connect may take, whatever the deadlines of those who wait for it.
+const LONGEST_CONNECT: Duration = Duration::from_secs(5);
+
+impl Redis {
+    pub(super) async fn connection(&self) -> Result<Held, Error> {
+        if let Some(held) = self.held() {
+            return Ok(held);
+        }
+        let connecting = Arc::clone(&self.shared.connecting).lock_owned().await;
+        if let Some(held) = self.held() {
+            return Ok(held);
+        }
+        // While this waited, others may have tried in vain.
+        self.shared.guard.check()?;
+        // A task of its own, so that a caller whose deadline is shorter than a connect takes leaves a connection to the
+        // next one.
+        let this = self.clone();
+        let connect = tokio::spawn(async move {
+            let made = tokio::time::timeout(LONGEST_CONNECT, this.connect()).await;
+            drop(connecting);
+            made.unwrap_or_else(|_| Err(Error::deadline(LONGEST_CONNECT, false)))
+        });
+        let ended = || Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down");
+        connect.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    async fn connect(&self) -> Result<Held, Error> {
+        let address = &self.shared.address;
+        #[cfg(feature = "tls")]
+        if self.shared.by_tls {
+            super::tls::have_a_provider();
+        }
+        let pooled = self.shared.pool.get().await.map_err(|error| match error {
+            PoolError::Backend(error) => from_connecting(&error, address),
+            other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
+        })?;
+        let mut connection = Connection::take(pooled);
+        check_version(&mut connection, address).await?;
+        self.notice_restart(&mut connection).await;
+        let held = Held { number: self.shared.made.fetch_add(1, Ordering::Relaxed), connection };
+        *self.shared.current.write().unwrap_or_else(PoisonError::into_inner) = Some(held.clone());
+        Ok(held)
+    }
+
+    async fn notice_restart(&self, connection: &mut MultiplexedConnection) {
+        // Who may not ask doesn't learn of it.
+        let Ok(info) = redis::cmd("INFO").arg("server").query_async::<String>(connection).await else { return };
+        let Some(process) = info.lines().find_map(|line| line.strip_prefix("run_id:")) else { return };
+        let mut last = self.shared.process.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.replace(process.to_owned()).is_some_and(|last| last != process) {
+            self.shared.restarts.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn held(&self) -> Option<Held> {
+        self.shared.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn drop_connection(&self, number: u64) {
+        let mut current = self.shared.current.write().unwrap_or_else(PoisonError::into_inner);
+        current.take_if(|held| held.number == number);
+    }
+}
+
+/// Redis 7.0 brought EVALSHA_RO and error codes out of scripts. Where the user may not ask, nothing is known.
+async fn check_version(connection: &mut MultiplexedConnection, address: &str) -> Result<(), Error> {
+    let answer = redis::cmd("HELLO").query_async::<std::collections::HashMap<String, Value>>(connection).await;
+    let too_old = |version: &str| {
+        let expected = "expected Redis 7.0 or newer, or Valkey 7.2 or newer";
+        Error::new(Kind::Unsupported, format!("redis version: {expected}, got {version}"))
+    };
+    match answer {
+        Ok(server) => {
+            let Some(Value::BulkString(version)) = server.get("version") else { return Ok(()) };
+            let version = String::from_utf8_lossy(version);
+            let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+            if major.is_some_and(|major| major < 7) { Err(too_old(&version)) } else { Ok(()) }
+        }
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError) => {
+            Err(too_old("one without HELLO (older than 6.0)"))
+        }
+        Err(error) => Err(from_connecting(&error, address)),
+    }
+}
