@@ -99,7 +99,7 @@ for index = 1, #noted, 2 do notes[noted[index]] = -noted[index + 1] end
 local exists = #noted > 0
 local blocked_until, denied_since, denials = notes.blocked or 0, notes.denied or 0, notes.denials or 0
 if (exists and not (notes.time and notes.time <= 2^53 and blocked_until <= 2^53 and denied_since <= 2^53
-    and denials <= 2^53))
+    and denials <= 2^53 and notes.time % 1 + blocked_until % 1 + denied_since % 1 + denials % 1 == 0))
   or (not exists and redis.call('EXISTS', key) == 1) then
   return redis.error_reply('BADSTATE concurrency: the key holds something else than this limit\'s state')
 end
@@ -124,7 +124,7 @@ if denials > 0 and (now_us < denied_since or now_us - denied_since >= ttl) then 
 
 local passed = time + gap
 local live = due > passed and redis.call('ZCOUNT', key, after(passed), '+inf') or 0
-local function expiry(score) return math.min(score, due) - gap end
+local function expiry(score) return math.ceil(math.min(score, due)) - gap end
 
 -- All permits of a holder expire together.
 local kept, kept_until = 0, 0
@@ -143,6 +143,9 @@ if holder ~= '' and live > 0 then
   end
 end
 local others = live - kept
+if others < 0 then
+  return redis.error_reply('BADSTATE concurrency: the key holds something else than this limit\'s state')
+end
 
 local remaining = math.max(limit - live, 0)
 local wanted = cost
