@@ -210,7 +210,7 @@ for index = 1, count do repeat
         end
       end
     end
-    if time > 2^53 or window > time or level > capacity then
+    if time > 2^53 or window > time or window < -2^53 or level > capacity then
       if count == 1 then
         return redis.error_reply('BADSTATE fixed_window: the key holds something else than this limit\'s state')
       end
