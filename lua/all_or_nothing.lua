@@ -68,12 +68,22 @@ if marker and not forgets then
   local settled = false
   if memory then
     local time
-    if #memory == HEADER + count * 35 then operation, took, time = struct.unpack('<BI7I7', memory) end
-    if not operation or operation < REMEMBERED or operation > SETTLED + 5 then
+    local good = #memory == HEADER + count * 35
+    if good then
+      operation, took, time = struct.unpack('<BI7I7', memory)
+      settled = operation >= SETTLED
+      operation = operation - (settled and SETTLED or REMEMBERED)
+      good = operation >= 1 and operation <= 5 and took <= 2^53 and time <= 2^52
+      -- Only what was allowed is remembered.
+      for at = HEADER + 1, #memory, 35 do
+        local allowed, limit, remaining, retry_after, reset_after = struct.unpack('<i7i7i7i7i7', memory, at)
+        good = good and allowed == 1 and limit <= 2^53 and remaining >= 0 and remaining <= limit
+          and retry_after >= 0 and retry_after <= 2^53 and reset_after >= 0 and reset_after <= 2^53
+      end
+    end
+    if not good then
       return redis.error_reply('BADSTATE all_or_nothing: the id\'s marker holds something else')
     end
-    settled = operation >= SETTLED
-    operation = operation - (settled and SETTLED or REMEMBERED)
     -- In the caller's own time, which Redis's expiry doesn't know.
     if virtual and time > 0 and now_us - time >= id_ttl * 1000 then memory, operation = nil, nil end
   end
