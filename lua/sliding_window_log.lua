@@ -121,9 +121,10 @@ local SMALL, WIDE = 17, HEADER + 4 + COPIES
 
 -- Of a ring's entries from `first` to `last`, the first that is younger than `cutoff` and by which `enough` units have
 -- been taken since `base`; the last is known to be. Found by doubling steps, then by bisection; `text` is what has been
--- read, from `offset` on. Its index, its time, the total before it; and what was read last.
+-- read, from `offset` on. Its index, its time, the total before it; and what was read last. Nothing if that is no entry
+-- of a log, as one younger than the newest.
 local function find(key, text, offset, ring, start, slots, first, last, time, cutoff, base, enough)
-  local below, step, above, before = first - 1, 1, last, base
+  local below, step, above, before, newest = first - 1, 1, last, base, time
   while above - below > 1 do
     local probe = below + step
     if probe >= above then probe = (above + below - (above + below) % 2) / 2 end
@@ -142,6 +143,7 @@ local function find(key, text, offset, ring, start, slots, first, last, time, cu
       below, before = probe, sum
     end
   end
+  if time > newest then return end
   return above, time, before, text, offset
 end
 
@@ -188,7 +190,8 @@ for index = 1, keys do repeat
       blocked_until, denied_since, denials, written = struct.unpack('<I7I7I4I7', tail)
     end
     if version ~= 6 or length ~= ring + slots * ENTRY or newest > 2^53 or oldest > newest or count > slots
-      or head >= slots or was_period < 1 or (count < 1 and not noted) or (total - base) % MODULUS > 2^39
+      or head >= slots or was_period < 1 or (count < 1 and (not noted or total ~= base))
+      or (total - base) % MODULUS > 2^39
       or blocked_until > 2^53 or written > 2^53 then
       break
     end
@@ -244,7 +247,7 @@ for index = 1, keys do repeat
         end
       end
       local known = offset
-      if following > cutoff then
+      if following > cutoff and following <= newest then
         oldest = following
       else
         if offset > 0 then text = string.sub(near, HEADER + 5, WIDE) end
@@ -264,6 +267,7 @@ for index = 1, keys do repeat
   end
 
   local live, used = count - first, (total - base) % MODULUS
+  if used > 2^39 then break end
   local remaining = used < limit and limit - used or 0
   local wanted = cost
   if mode == 'at-most' then wanted = math.min(cost, math.max(remaining, 1)) end
@@ -304,7 +308,8 @@ for index = 1, keys do repeat
     if change < 0 and used > 0 then
       -- The newest entry that stays.
       local last
-      last, newest = find(key, near, 0, ring, head - count, slots, first, count - 1, newest, -1, base, used)
+      last, newest = find(key, near, 0, ring, head - count, slots, first, count - 1, newest, cutoff, base, used)
+      if not last then break end
       head, live = (head - (count - 1 - last)) % slots, last - first + 1
       time = newest
     elseif live == 0 then
@@ -320,7 +325,7 @@ for index = 1, keys do repeat
       if enough > used - change then
         leaves = time
       elseif enough > 1 then
-        first, leaves = find(key, near, 0, ring, head - count, slots, first, count - 1, newest, -1, base, enough)
+        first, leaves = find(key, near, 0, ring, head - count, slots, first, count - 1, newest, cutoff, base, enough)
         if not first then break end
       end
       retry_after = leaves + period - now_us

@@ -16,6 +16,7 @@ mod oracle;
 mod packed;
 mod permissions;
 mod permits;
+mod poison;
 mod redis;
 mod server;
 mod several;
