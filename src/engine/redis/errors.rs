@@ -11,9 +11,6 @@ pub(super) fn from_connecting(error: &RedisError, address: &str) -> Error {
         (ErrorKind::Server(ServerErrorKind::NoPerm), _) => Kind::Permission,
         _ => Kind::Unreachable,
     };
-    if kind == Kind::UnknownId {
-        return Error::unknown_id(&described(error));
-    }
     let what = match kind {
         Kind::Authentication => "redis refused the user or the password",
         Kind::Permission => "redis doesn't let this user connect",
