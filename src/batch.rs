@@ -156,19 +156,25 @@ impl<'a> Batch<'a> {
     /// What the script answered.
     pub(crate) fn read(&self, answer: &[u8]) -> Result<Records, Error> {
         let (records, rest) = answer.as_chunks::<40>();
-        if records.len() != self.lots.len() || !rest.is_empty() {
-            return Err(Error::new(
-                Kind::Garbled,
-                "expected a decision for each key from the script, got something else",
-            ));
+        let each = records.iter().zip(&self.lots).map(|(record, lot)| Record::read(record, lot.calls));
+        match each.collect::<Option<Vec<_>>>() {
+            Some(read) if records.len() == self.lots.len() && rest.is_empty() => {
+                Ok(Records { records: read, at: SystemTime::now() })
+            }
+            _ => Err(Error::new(Kind::Garbled, "expected a decision for each key from the script, got something else")),
         }
-        let record = |record: &[u8; 40]| {
-            let mut numbers = record.as_chunks::<8>().0.iter().map(|number| f64::from_le_bytes(*number) as i64);
-            let mut next = || numbers.next().unwrap_or_default();
-            let (allowed, limit, remaining) = (next(), next(), next());
-            Record { allowed, limit, remaining, retry_after_us: next(), reset_after_us: next() }
-        };
-        Ok(Records { records: records.iter().map(record).collect(), at: SystemTime::now() })
+    }
+}
+
+impl Record {
+    /// None if it holds what a script doesn't say to so many calls.
+    fn read(bytes: &[u8; 40], calls: u32) -> Option<Self> {
+        let whole = |number: f64| number.fract() == 0.0 && number.abs() <= LARGEST_COST as f64;
+        let mut numbers = bytes.as_chunks::<8>().0.iter().map(|number| f64::from_le_bytes(*number));
+        let mut next = || numbers.next().filter(|number| whole(*number)).map(|number| number as i64);
+        let (allowed, limit, remaining) = (next()?, next()?, next()?);
+        let record = Self { allowed, limit, remaining, retry_after_us: next()?, reset_after_us: next()? };
+        (-2..=i64::from(calls)).contains(&allowed).then_some(record)
     }
 }
 

@@ -252,24 +252,34 @@ impl LimitDecision {
 }
 
 impl Answered {
-    /// From the five integers of a reply, and from what it says of a block and of denials.
-    pub(crate) fn new(reply: [i64; 5], [blocked_us, overage]: [i64; 2], counts_denials: bool) -> Self {
+    /// From the five integers of a reply, and from what it says of a block and of denials. None if no script can have
+    /// answered so.
+    pub(crate) fn new(reply: [i64; 5], [blocked_us, overage]: [i64; 2], counts_denials: bool) -> Option<Self> {
         let [allowed, limit, remaining, retry_after_us, reset_after_us] = reply;
-        Self {
-            allowed: allowed == 1,
-            limit: count(limit),
-            remaining: count(remaining),
-            retry_after: RetryAfter::from_reply(retry_after_us),
-            reset_after: Duration::from_micros(count(reset_after_us)),
-            blocked: blocked_us > 0,
-            overage: counts_denials.then(|| count(overage)),
+        let allowed = match (allowed, retry_after_us) {
+            (1, 0..) => true,
+            (0, -1 | 1..) => false,
+            _ => return None,
+        };
+        let (limit, remaining) = (count(limit)?, count(remaining)?);
+        if remaining > limit {
+            return None;
         }
+        Some(Self {
+            allowed,
+            limit,
+            remaining,
+            retry_after: RetryAfter::from_reply(retry_after_us)?,
+            reset_after: Duration::from_micros(count(reset_after_us)?),
+            blocked: count(blocked_us)? > 0,
+            overage: Some(count(overage)?).filter(|_| counts_denials),
+        })
     }
 }
 
-/// Replies hold no negative counts.
-fn count(value: i64) -> u64 {
-    u64::try_from(value).unwrap_or(0)
+/// Scripts answer no negative counts, and none that their numbers can't hold.
+pub(crate) fn count(value: i64) -> Option<u64> {
+    u64::try_from(value).ok().filter(|count| *count <= 1 << 53)
 }
 
 impl Denied {
@@ -300,12 +310,12 @@ impl fmt::Display for Denied {
 impl std::error::Error for Denied {}
 
 impl RetryAfter {
-    fn from_reply(us: i64) -> Self {
-        match us {
+    fn from_reply(us: i64) -> Option<Self> {
+        Some(match us {
             0 => Self::Now,
-            ..0 => Self::Never,
-            1.. => Self::After(Duration::from_micros(count(us))),
-        }
+            -1 => Self::Never,
+            _ => Self::After(Duration::from_micros(count(us)?)),
+        })
     }
 
     /// What is left of it after so long.

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::batch::Ask;
-use crate::decision::{Answered, Decision, LimitDecision};
+use crate::decision::{Answered, Decision, LimitDecision, count};
 use crate::denials::{DenialCache, Sighting};
 use crate::engine::Engine;
 #[cfg(feature = "embedded")]
@@ -305,7 +305,7 @@ impl Limiter {
             && let Some(ask) = self.ask(rule, request)?
         {
             let reply = self.engine.acquire(ask, request.deadline.unwrap_or(self.deadline)).await?;
-            return Ok(self.decision_of_one(rule, request, &reply));
+            return self.decision_of_one(rule, request, &reply);
         }
         // Boxed, so that a caller of the common path above, of whom there may be thousands, stays small.
         Box::pin(self.decide_in_full(rule, request, mode)).await
@@ -323,21 +323,24 @@ impl Limiter {
         };
         let reply = self.run(rule, script, &parts, marker.as_ref(), request, mode).await?;
 
-        let garbled = || Error::new(Kind::Garbled, "expected a decision of each limit, got another count");
         let (others, rest) = reply.appended.split_at_checked(5 * (parts.len() - 1)).ok_or_else(garbled)?;
         let fives = std::iter::once(&reply.decision).chain(others.as_chunks::<5>().0);
-        let allowed = fives.clone().all(|reply| reply[0] == 1);
         let (appended, notes) = rest.split_at(rest.len() % 2);
-        let granted = granted(request, mode, allowed, appended.first());
-        let notes = notes.as_chunks::<2>().0.iter().copied().chain(std::iter::repeat([0, 0]));
-        let mut limits = counts
-            .iter()
-            .zip(fives.zip(notes).map(|(reply, notes)| Answered::new(*reply, notes, rule.counts_denials())));
+        let notes = notes.as_chunks::<2>().0;
+        if !notes.is_empty() && notes.len() != parts.len() {
+            return Err(garbled());
+        }
+        let notes = notes.iter().copied().chain(std::iter::repeat([0, 0]));
+        let answers = fives.zip(notes).map(|(reply, notes)| Answered::new(*reply, notes, rule.counts_denials()));
+        let answers = answers.collect::<Option<Vec<_>>>().ok_or_else(garbled)?;
+        let allowed = answers.iter().all(|answered| answered.allowed);
+        let granted = granted(request, mode, allowed, appended.first()).ok_or_else(garbled)?;
+        let mut limits = counts.iter().zip(&answers);
         let (by, at) = (self.engine.by(), decided_at(request, &reply));
         match counts.len() {
-            1 => limits.next().map(|(count, answered)| Decision::of_one(&count.title, &answered, granted, by, at)),
+            1 => limits.next().map(|(count, answered)| Decision::of_one(&count.title, answered, granted, by, at)),
             _ => {
-                let limits = limits.map(|(count, answered)| LimitDecision::new(&count.title, &answered)).collect();
+                let limits = limits.map(|(count, answered)| LimitDecision::new(&count.title, answered)).collect();
                 Decision::of_several(limits, granted, by, at)
             }
         }
@@ -360,12 +363,12 @@ impl Limiter {
         }))
     }
 
-    fn decision_of_one(&self, rule: &Rule, request: &Request<'_>, reply: &Reply) -> Decision {
+    fn decision_of_one(&self, rule: &Rule, request: &Request<'_>, reply: &Reply) -> Result<Decision, Error> {
         let [count, ..] = rule.counts() else { unreachable!("an ask is of a limit") };
         let notes = reply.appended.first_chunk().copied().unwrap_or_default();
-        let answered = Answered::new(reply.decision, notes, false);
+        let answered = Answered::new(reply.decision, notes, false).ok_or_else(garbled)?;
         let granted = if answered.allowed { request.cost } else { 0 };
-        Decision::of_one(&count.title, &answered, granted, self.engine.by(), decided_at(request, reply))
+        Ok(Decision::of_one(&count.title, &answered, granted, self.engine.by(), decided_at(request, reply)))
     }
 
     /// By what this call is remembered, if it has an id. Permits alone remember it themselves.
@@ -462,14 +465,20 @@ fn holder(counts: &[&Count], request: &Request<'_>, mode: Mode) -> Result<Vec<u8
     }
 }
 
-/// Units that a call took: as the script appends them, else the whole cost or nothing.
-fn granted(request: &Request<'_>, mode: Mode, allowed: bool, appended: Option<&i64>) -> u64 {
+/// Units that a call took: as the script appends them, else the whole cost or nothing. None if no call can have taken so
+/// many.
+fn granted(request: &Request<'_>, mode: Mode, allowed: bool, appended: Option<&i64>) -> Option<u64> {
     match (mode, appended) {
-        (Mode::Refund | Mode::Block | Mode::Renew | Mode::Release | Mode::Reset | Mode::Cancel, _) => 0,
-        (_, Some(granted)) => u64::try_from(*granted).unwrap_or(0),
-        (Mode::Acquire | Mode::Reserve | Mode::Penalty, None) if allowed => request.cost,
-        _ => 0,
+        (Mode::Refund | Mode::Block | Mode::Renew | Mode::Release | Mode::Reset | Mode::Cancel, _) => Some(0),
+        (_, Some(granted)) => count(*granted),
+        (Mode::Acquire | Mode::Reserve | Mode::Penalty, None) if allowed => Some(request.cost),
+        _ => Some(0),
     }
+}
+
+/// What is well formed, and yet nothing that a script answers.
+fn garbled() -> Error {
+    Error::new(Kind::Garbled, "expected a decision of each limit within its bounds, got something else")
 }
 
 fn decided_at(request: &Request<'_>, reply: &Reply) -> SystemTime {

@@ -44,7 +44,7 @@ impl Limiter {
         }
         let (replies, alone) = join(self.engine.acquire_all(asks), join_all(alone)).await;
         let together = places.into_iter().zip(replies).map(|((at, sighting), reply)| {
-            let decision = reply.map(|reply| self.decision_of_one(rule, &requests[at], &reply));
+            let decision = reply.and_then(|reply| self.decision_of_one(rule, &requests[at], &reply));
             if let (Some(cache), Some(sighting), Ok(decision)) = (&self.denials, sighting, &decision) {
                 cache.remember(sighting, requests[at].cost, decision);
             }

@@ -82,12 +82,16 @@ impl Limiter {
         for count in rule.counts() {
             let part = self.part(rule, count, &request, b"")?;
             let reply = self.run(rule, part.script, std::slice::from_ref(&part), None, &request, Mode::Inspect).await?;
-            let [ttl_ms, fields @ ..] = reply.appended.as_slice() else {
-                return Err(Error::new(Kind::Garbled, "inspect: expected a reply with the state appended"));
-            };
             let names = count.limit.algorithm().state_fields();
-            let notes = fields.last_chunk::<2>().copied().unwrap_or_default();
-            let answered = Answered::new(reply.decision, notes, rule.counts_denials());
+            let read = match reply.appended.as_slice() {
+                [ttl_ms, fields @ .., blocked_us, overage] if fields.len() + 2 == names.len() => {
+                    Answered::new(reply.decision, [*blocked_us, *overage], rule.counts_denials())
+                        .map(|answered| (ttl_ms, &reply.appended[1..], answered))
+                }
+                _ => None,
+            };
+            let (ttl_ms, fields, answered) =
+                read.ok_or_else(|| Error::new(Kind::Garbled, "inspect: expected a reply with the state appended"))?;
             let decision = Decision::of_one(&count.title, &answered, 0, self.engine.by(), decided_at(&request, &reply));
             states.push(State {
                 key: String::from_utf8_lossy(&part.key).into_owned(),

@@ -18,6 +18,7 @@ mod permissions;
 mod permits;
 mod poison;
 mod redis;
+mod replies;
 mod server;
 mod several;
 mod subject;

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -149,16 +150,30 @@ pub(crate) fn free_port() -> u16 {
 
 /// The address of a server that answers HELLO with this, and everything else with OK.
 pub(crate) fn fake_server(hello: &'static str) -> String {
+    answering(move |words| {
+        let reply = if words[0].eq_ignore_ascii_case(b"HELLO") { hello } else { "+OK\r\n" };
+        Some(reply.into())
+    })
+}
+
+/// The address of a server that answers each request with what this makes of its words, and hangs up where that is
+/// nothing.
+pub(crate) fn answering(answer: impl Fn(&[Vec<u8>]) -> Option<Vec<u8>> + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
+    let answer = Arc::new(answer);
     std::thread::spawn(move || {
-        let (mut replies, _) = listener.accept().expect("a client");
-        let mut requests = BufReader::new(replies.try_clone().expect("a second handle"));
-        while let Some(words) = request(&mut requests) {
-            let reply = if words[0].eq_ignore_ascii_case(b"HELLO") { hello } else { "+OK\r\n" };
-            if replies.write_all(reply.as_bytes()).is_err() {
-                break;
-            }
+        for client in listener.incoming() {
+            let (mut replies, answer) = (client.expect("a client"), Arc::clone(&answer));
+            std::thread::spawn(move || {
+                let mut requests = BufReader::new(replies.try_clone().expect("a second handle"));
+                while let Some(reply) = request(&mut requests).and_then(|words| answer(&words)) {
+                    if replies.write_all(&reply).is_err() {
+                        break;
+                    }
+                }
+                let _ = replies.shutdown(std::net::Shutdown::Both);
+            });
         }
     });
     format!("redis://{address}")
