@@ -24,6 +24,7 @@ mod replies;
 mod server;
 mod several;
 mod subject;
+mod supply;
 mod text;
 mod tidy;
 mod tls;
