@@ -7,7 +7,8 @@
 //!   not charged        key, now, url, version, authentication, permission, connecting, state that can't be read,
 //!                      an id that nothing is remembered of, a server that refused, or not now
 //!   charged            units were taken and could not be given back
-//!   unknown            no answer in time, or the connection broke while waiting for it
+//!   unknown            no answer in time, the connection broke while waiting for it, or the answer is none that a
+//!                      script gives
 //! ```
 
 use std::fmt;
