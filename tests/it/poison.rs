@@ -413,3 +413,17 @@ fn a_marker_that_was_harmed_is_unreadable_or_answers_within_bounds() {
         result.unwrap_or_else(|error| panic!("{texts:?}: {error}"));
     }
 }
+
+/// The time since then is none that a number holds, so the next window would begin at none that can be read.
+#[test]
+fn a_window_before_all_time_is_no_state() {
+    let engine = Engine::redis();
+    let mut redis = engine.server.as_ref().expect("a redis").connection();
+    let rule: Rule = "fixed-window 5/3us".parse().expect("a rule");
+    let (name, request) = (name(&engine, &rule), Request::new(KEY).at(time(NOW)));
+    let acquire = || engine.runtime.block_on(engine.limiter.acquire(&rule, request));
+    acquire().expect("a decision");
+    let [window @ .., _] = (-24 * ((1_i64 << 54) / 24 + 1)).to_le_bytes();
+    cmd("SETRANGE").arg(&name).arg(7).arg(&window).exec(&mut redis).expect("poisoned");
+    assert!(acquire().expect_err("no state").is_unreadable_state());
+}
