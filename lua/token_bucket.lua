@@ -19,7 +19,7 @@
 --   [1] numbers  struct's BI7I7I7I3I7I7: the layout (1), capacity, rate, period, tick, max_debt, cost
 --   [2] now_us   us     the server's time unless given
 --   [3] several  for each key, where they differ or a key stands twice, struct's I7I3: the cost, and how many calls
---                of it
+--                of it; without it no key may stand twice: more than the limit would be admitted
 --
 -- Reply
 --   [1] allowed         0 | 1
