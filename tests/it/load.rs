@@ -210,14 +210,18 @@ fn misuse_is_one_line_and_exits_with_two() {
     let nobody = format!("redis://127.0.0.1:{}", free_port());
     for (arguments, expected) in [
         (&["gcra 5/1x"][..], "got \"1x\""),
-        (&["gcra 5/1s", "--rate", "0"], "--rate"),
+        (&["gcra 5/1s", "--rate", "0"], "'0' for '--rate <N>': expected a whole number from 1 to 10000000"),
+        (&["gcra 5/1s", "--rate", "-1"], "from 1 to 10000000"),
         (&["gcra 5/1s", "--rate", "5", "--callers", "5"], "cannot be used with"),
         (&["gcra 5/1s", "--callers", "0"], "--callers"),
         (&["gcra 5/1s", "--keys", "round"], "'round'"),
-        (&["gcra 5/1s", "--zipf-exponent", "-1"], "'-1'"),
+        (&["gcra 5/1s", "--zipf-exponent", "-1"], "'-1' for '--zipf-exponent <S>': expected a number from 0 to 10"),
         (&["gcra 5/1s", "--zipf-exponent", "NaN"], "from 0 to 10"),
+        (&["gcra 5/1s", "--zipf-exponent", "1"], "--zipf-exponent: expected --keys zipf beside it, got uniform"),
+        (&["gcra 5/1s", "--keys", "hot", "--key-count", "5"], "--key-count: expected --keys uniform or zipf"),
+        (&["gcra 5/1s", "--duration", "0s"], "expected more than 0s"),
         (&["gcra 5/1s", "--duration", "99999d"], "at most 30d"),
-        (&["gcra 5/1s", "--count", "0"], "--count"),
+        (&["gcra 5/1s", "--count", "0"], "'0' for '--count <N>': expected a whole number from 1 to 9007199254740991"),
         (&[], "<RULE>..."),
         (&["gcra 5/1s", "--url", &nobody], "no connection"),
     ] {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum, value_parser};
+use clap::Args;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use tollgate::{Limiter, Rule};
 
@@ -35,31 +35,35 @@ pub(crate) struct Load {
     #[arg(value_name = "RULE", required = true)]
     rules: Vec<String>,
     /// Calls a second, sent when they are due whether or not earlier ones were answered.
-    #[arg(long, value_name = "N", default_value = "1000", value_parser = value_parser!(u64).range(1..=10_000_000))]
+    #[arg(long, value_name = "N", default_value = "1000", allow_negative_numbers = true)]
+    #[arg(value_parser = options::from_one::<u64, 10_000_000>)]
     rate: u64,
     /// Instead of a rate: so many callers, who each ask again as soon as they are answered.
-    #[arg(long, value_name = "N", conflicts_with = "rate", value_parser = value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "N", conflicts_with = "rate", allow_negative_numbers = true)]
+    #[arg(value_parser = options::from_one::<u32, 10_000>)]
     callers: Option<u32>,
     /// How calls spread over the keys.
     #[arg(long, value_enum, default_value_t = Spread::Uniform)]
     keys: Spread,
-    /// How many keys there are.
-    #[arg(long, value_name = "N", default_value = "10000", value_parser = value_parser!(u32).range(1..=10_000_000))]
-    key_count: u32,
-    /// How unevenly zipf spreads: the n-th key in proportion to 1 / n^S.
-    #[arg(long, value_name = "S", default_value = "1.0", value_parser = exponent)]
-    zipf_exponent: f64,
+    /// How many keys there are, of uniform and zipf. Default: 10000.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = options::from_one::<u32, 10_000_000>)]
+    key_count: Option<u32>,
+    /// How unevenly zipf spreads: the n-th key in proportion to 1 / n^S. Default: 1.
+    #[arg(long, value_name = "S", value_parser = exponent, allow_negative_numbers = true)]
+    zipf_exponent: Option<f64>,
     /// Units that each call takes.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = options::units)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = options::units, allow_negative_numbers = true)]
     cost: u64,
     /// How long to run before anything is measured; the audit counts these calls too.
     #[arg(long, value_name = "D", default_value = "1s", value_parser = length)]
     warmup: Duration,
     /// How long to measure. Default: 10s, or as long as the count takes.
-    #[arg(long, value_name = "D", value_parser = length)]
+    #[arg(long, value_name = "D", value_parser = some_length)]
     duration: Option<Duration>,
     /// How many calls to measure, at most.
-    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = options::from_one::<u64, MOST_CALLS>)]
     count: Option<u64>,
     /// Draws the same keys again. Default: by chance, and reported.
     #[arg(long, value_name = "N")]
@@ -74,6 +78,10 @@ pub(crate) struct Load {
     options: Options,
 }
 
+const KEY_COUNT: u32 = 10_000;
+const ZIPF_EXPONENT: f64 = 1.0;
+/// As many as a double counts exactly.
+const MOST_CALLS: u64 = (1 << 53) - 1;
 /// How long it measures unless said.
 const DURATION: Duration = Duration::from_secs(10);
 /// From which delay on a call was sent late.
@@ -90,12 +98,14 @@ impl Load {
             let expected = "expected a Redis on this machine (or --remote, to load another)";
             return Err(Failure::Told(format!("url: {expected}, got {address}")));
         }
+        self.check_keys().map_err(Failure::Told)?;
         let prefix = own_prefix("load");
         let limiter = self.options.limiter()?.prefix(&prefix)?;
+        let patient = limiter.clone().deadline(PATIENCE);
         // Connects, and ends here if nobody answers.
-        limiter.peek(&rule, &keys::name(0)).await?;
+        patient.peek(&rule, &keys::name(0)).await?;
         let timeline = Timeline::now();
-        let auditable = self.auditable(&rule, &timeline, &limiter).await;
+        let auditable = self.auditable(&rule, &timeline, &patient).await;
 
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1 << 53));
         let ledger = auditable.is_ok().then(|| Ledger::new(seed, Ledger::MOST));
@@ -104,7 +114,7 @@ impl Load {
             limiter: limiter.clone(),
             rule,
             cost: self.cost,
-            keys: Keys::new(self.keys, self.key_count, self.zipf_exponent),
+            keys: Keys::new(self.keys, self.key_count(), self.zipf_exponent.unwrap_or(ZIPF_EXPONENT)),
             seed,
             bounds: Bounds { warmup: self.warmup, duration, count: self.count },
             timeline,
@@ -130,6 +140,22 @@ impl Load {
         }
         let found = audit.is_ok_and(|audit| audit.found_faults());
         Ok(if found { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    }
+
+    fn key_count(&self) -> u32 {
+        if self.keys == Spread::Hot { 1 } else { self.key_count.unwrap_or(KEY_COUNT) }
+    }
+
+    /// Nobody is left to believe that an option had its effect.
+    fn check_keys(&self) -> Result<(), String> {
+        let keys = self.keys.name();
+        if self.keys != Spread::Zipf && self.zipf_exponent.is_some() {
+            return Err(format!("--zipf-exponent: expected --keys zipf beside it, got {keys}"));
+        }
+        if self.keys == Spread::Hot && self.key_count.is_some() {
+            return Err(format!("--key-count: expected --keys uniform or zipf beside it, got {keys}"));
+        }
+        Ok(())
     }
 
     /// Or why not.
@@ -179,9 +205,9 @@ impl Load {
             rules: run.rule.limits().map(ToString::to_string).collect(),
             by: tally.by.map(|by| by.to_string()).unwrap_or_default(),
             mode: self.callers.map_or(Mode::Open { rate: self.rate }, |callers| Mode::Closed { callers }),
-            keys: self.keys.to_possible_value().map(|keys| keys.get_name().to_owned()).unwrap_or_default(),
-            key_count: if self.keys == Spread::Hot { 1 } else { self.key_count },
-            zipf_exponent: (self.keys == Spread::Zipf).then_some(self.zipf_exponent),
+            keys: self.keys.name(),
+            key_count: self.key_count(),
+            zipf_exponent: (self.keys == Spread::Zipf).then_some(self.zipf_exponent.unwrap_or(ZIPF_EXPONENT)),
             cost: self.cost,
             seed: run.seed,
             tally,
@@ -233,4 +259,9 @@ fn length(text: &str) -> Result<Duration, String> {
     const LONGEST: Duration = Duration::from_secs(30 * 86_400);
     let length = options::duration(text)?;
     if length <= LONGEST { Ok(length) } else { Err("expected at most 30d".into()) }
+}
+
+fn some_length(text: &str) -> Result<Duration, String> {
+    let length = length(text)?;
+    if length.is_zero() { Err("expected more than 0s".into()) } else { Ok(length) }
 }

@@ -15,7 +15,8 @@ use crate::Failure;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The Redis that decides, such as redis://127.0.0.1:6379; without one, an engine in this process.
+    /// The Redis that decides, such as redis://127.0.0.1:6379 or unix:///run/redis.sock; without one, an engine in this
+    /// process.
     #[arg(long, env = "TOLLGATE_URL", hide_env_values = true)]
     url: Option<String>,
     /// The authorities to trust at rediss://..., in PEM, instead of the platform's.
@@ -183,6 +184,12 @@ pub(crate) fn units(text: &str) -> Result<u64, String> {
     const MOST: u64 = (1 << 53) - 1;
     let number = text.parse().ok().filter(|number| *number <= MOST);
     number.ok_or_else(|| format!("expected a whole number from 0 to {MOST}"))
+}
+
+/// A whole number from 1 up.
+pub(crate) fn from_one<N: TryFrom<u64>, const MOST: u64>(text: &str) -> Result<N, String> {
+    let number = text.parse().ok().filter(|number| (1..=MOST).contains(number)).map(N::try_from);
+    number.and_then(Result::ok).ok_or_else(|| format!("expected a whole number from 1 to {MOST}"))
 }
 
 #[cfg(test)]

@@ -14,6 +14,12 @@ pub(crate) enum Spread {
     Hot,
 }
 
+impl Spread {
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map(|spread| spread.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
 /// Draws keys by number, from 0.
 #[derive(Debug)]
 pub(super) enum Keys {
