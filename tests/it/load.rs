@@ -75,6 +75,29 @@ fn callers_ask_again_as_soon_as_they_are_answered() {
 }
 
 #[test]
+fn a_rate_that_was_kept_is_the_rate_that_is_told() {
+    let report = load(&["gcra 50/1s", "--rate", "100", "--count", "10", "--warmup", "0s"]);
+    assert_eq!(report["planned_seconds"], 0.1);
+    // Nine tenths of the time lie between the first call and the last.
+    assert!(report["per_second"].as_f64().is_some_and(|rate| (20.0..=100.0).contains(&rate)), "{report}");
+    let report = load(&["gcra 50/1s", "--count", "1", "--warmup", "0s"]);
+    assert_eq!(report["per_second"], Value::Null, "a single answer has no rate");
+}
+
+#[test]
+fn permits_are_released_once_the_call_is_answered() {
+    let server = Server::start();
+    for rules in [&["concurrency 1 ttl 1h"][..], &["concurrency 1 ttl 1h", "gcra 1000/1s"]] {
+        let run = ["--callers", "1", "--keys", "hot", "--count", "50", "--warmup", "50ms", "--url", &server.url()];
+        let report = load(&[rules, &run].concat());
+        let counts = ["allowed", "denied", "unreleased"].map(|name| number(&report, name));
+        assert_eq!(counts, [50, 0, 0], "{report}");
+    }
+    assert_eq!(size(&mut server.connection()), 0);
+    assert_eq!(load(&["gcra 5/1s", "--count", "5", "--warmup", "0s"])["unreleased"], Value::Null);
+}
+
+#[test]
 fn the_embedded_engine_is_loaded_where_no_redis_is_named() {
     for how in [&["--rate", "2000"][..], &["--callers", "2"]] {
         let report =
@@ -230,6 +253,95 @@ fn misuse_is_one_line_and_exits_with_two() {
         let told = stderr(&output);
         assert!(told.contains(expected) && told.lines().count() == 1, "{arguments:?}: {told}");
     }
+}
+
+/// Who may look and not take: the run begins, and every call of it fails.
+#[test]
+fn a_run_without_an_answer_is_reported_and_exits_with_two() {
+    let server = Server::start();
+    let url = server.user("reader", "~* +hello +evalsha_ro +eval_ro +get +pttl +time +scan +unlink +dbsize");
+    for how in [&["--rate", "1000"][..], &["--callers", "2"]] {
+        let run = ["load", "gcra 5/1s", "--count", "30", "--warmup", "20ms", "--url", &url];
+        let output = tollgate(&[&run[..], how].concat());
+        assert_eq!(code(&output), 2);
+        let told = stderr(&output);
+        assert!(told.starts_with("error: 30 of 30 calls were not answered: 30 others; first: "), "{told}");
+        assert!(told.contains("; in the warm-up ") && told.lines().count() == 1, "{told}");
+        assert!(!told.contains("lower --"), "fewer calls would fare no better: {told}");
+        let report = &lines(&output)[0];
+        assert_eq!((number(report, "sent"), number(report, "answered")), (30, 0), "{report}");
+        assert_eq!(report["errors"]["other"], 30);
+        assert!(number(&report["warmup"], "errors") > 0, "{report}");
+        assert_eq!((&report["latency_us"], &report["per_second"]), (&Value::Null, &Value::Null));
+    }
+}
+
+/// A server without memory writes nothing, until it has some.
+#[test]
+fn what_a_policy_admits_is_told_apart_and_not_held_against_redis() {
+    let server = Server::start();
+    let (mut redis, url) = (server.connection(), server.url());
+    for (policy, stand_in) in [("open", "policy"), ("local", "local"), ("closed", "")] {
+        let limits =
+            ["load", "gcra 1000/1s", "--keys", "hot", "--warmup", "0s", "--duration", "1500ms", "--rate", "500"];
+        let arguments = [&limits[..], &["--on-error", policy, "--url", &url]].concat();
+        server.forget_commands();
+        let run = command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool runs");
+        let until = |calls: u64, failed: u64| {
+            let began = Instant::now();
+            let enough = || server.commands().get("evalsha").is_some_and(|got| got.0 >= calls && got.1 >= failed);
+            while !enough() && began.elapsed() < Duration::from_secs(10) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        until(50, 0);
+        cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut redis).expect("set");
+        until(60, 20);
+        cmd("CONFIG").arg(&["SET", "maxmemory", "0"]).exec(&mut redis).expect("set");
+        let output = run.wait_with_output().expect("the tool ends");
+        let report = &lines(&output)[0];
+        assert!(number(&report["audit"], "left_out") > 0, "{report}");
+        assert_eq!(report["audit"]["total"], report["audit"]["calls"], "{report}");
+        assert_eq!(report["audit"]["over_admissions"], 0, "{report}");
+        assert_eq!((&report["by"], number(report, "sent")), (&json!("redis"), 750));
+        if stand_in.is_empty() {
+            assert_eq!((code(&output), &report["answered_by"]), (2, &Value::Null), "{report}");
+            assert!(stderr(&output).contains(" of 750 calls were not answered: "), "{}", stderr(&output));
+        } else {
+            assert_eq!((code(&output), stderr(&output).as_str()), (0, ""), "{report}");
+            let by = &report["answered_by"];
+            assert!(number(by, stand_in) > 0 && number(by, "redis") > 0, "{report}");
+            assert_eq!(number(by, stand_in) + number(by, "redis"), 750, "{report}");
+            assert_eq!(number(by, stand_in), number(&report["audit"], "left_out"), "{report}");
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn calls_past_their_deadline_are_counted_and_a_lower_rate_is_advised() {
+    let server = Server::start();
+    let mut redis = server.connection();
+    let arguments =
+        ["load", "gcra 5/1s", "--warmup", "0s", "--duration", "1m", "--deadline", "100ms", "--url", &server.url()];
+    let run = command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool runs");
+    let began = Instant::now();
+    while size(&mut redis) < 100 && began.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    server.signal("-STOP");
+    std::thread::sleep(Duration::from_millis(300));
+    let done = std::process::Command::new("kill").arg("-INT").arg(run.id().to_string()).status();
+    assert!(done.expect("kill runs").success());
+    std::thread::sleep(Duration::from_millis(300));
+    server.signal("-CONT");
+    let output = run.wait_with_output().expect("the tool ends");
+    let (told, report) = (stderr(&output), &lines(&output)[0]);
+    assert_eq!(code(&output), 2, "{told}");
+    assert!(told.contains(" past the deadline") && told.trim_end().ends_with("lower --rate"), "{told}");
+    assert!(number(&report["errors"], "deadline") > 0, "{report}");
+    no_fault(report);
+    assert_eq!(size(&mut redis), 0, "once it answers again, its keys are removed");
 }
 
 #[cfg(unix)]

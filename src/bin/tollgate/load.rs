@@ -20,7 +20,7 @@ use tollgate::{Limiter, Rule};
 
 use crate::options::{self, Options};
 use crate::replay::{interrupted, own_prefix};
-use crate::{Failure, Outcome};
+use crate::{Failure, Outcome, failed};
 use audit::{Audit, SLACK};
 use clock::Timeline;
 use keys::{Keys, Spread};
@@ -107,11 +107,13 @@ impl Load {
         let timeline = Timeline::now();
         let auditable = self.auditable(&rule, &timeline, &patient).await;
 
+        let holds = rule.limits().any(|limit| limit.algorithm().holds());
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1 << 53));
         let ledger = auditable.is_ok().then(|| Ledger::new(seed, Ledger::MOST));
         let duration = self.duration.or(self.count.is_none().then_some(DURATION));
         let run = Arc::new(Run {
-            limiter: limiter.clone(),
+            limiter,
+            holds,
             rule,
             cost: self.cost,
             keys: Keys::new(self.keys, self.key_count(), self.zipf_exponent.unwrap_or(ZIPF_EXPONENT)),
@@ -123,23 +125,33 @@ impl Load {
         });
         self.make_calls(&run).await;
 
-        let limiter = limiter.deadline(PATIENCE);
+        until_it_answers(&run.rule, &patient).await;
         let audit = match auditable {
-            Ok(()) => judge(&run, &limiter).await,
+            Ok(()) => judge(&run, &patient).await,
             Err(why) => Err(why),
         };
-        let forgotten = limiter.reset_all(run.rule.name(), |_| ()).await;
+        let forgotten = patient.reset_all(run.rule.name(), |_| ()).await;
         let tally = run.tally();
-        if tally.answered() == 0 {
-            let why = tally.first_error.as_deref().unwrap_or("it ended before the warm-up did");
-            return Err(Failure::Told(format!("no call was answered: {why}")));
+        let mut code = ExitCode::SUCCESS;
+        if let Err(error) = forgotten {
+            code = failed(&format!("keys of prefix {prefix} are left until they expire: {error}"));
+        }
+        if tally.asked() == 0 {
+            let why = "it ended before the warm-up did";
+            return Err(Failure::Told(format!("no call was measured: {why}{}", tally.warmup)));
         }
         self.report(&run, &tally, &audit).print(anstream::stdout(), self.options.shape())?;
-        if let Err(error) = forgotten {
-            return Err(Failure::Told(format!("keys of prefix {prefix} are left until they expire: {error}")));
+        if let Some(unanswered) = tally.unanswered() {
+            let less = if self.callers.is_none() { "--rate" } else { "--callers" };
+            let advice = if tally.errors.deadline + tally.unsent > 0 {
+                format!("; if that is more than can be kept up with, lower {less}")
+            } else {
+                String::new()
+            };
+            code = failed(&format!("{unanswered}{advice}"));
         }
         let found = audit.is_ok_and(|audit| audit.found_faults());
-        Ok(if found { ExitCode::from(1) } else { ExitCode::SUCCESS })
+        Ok(if found { ExitCode::from(1) } else { code })
     }
 
     fn key_count(&self) -> u32 {
@@ -203,7 +215,7 @@ impl Load {
         let open = self.callers.is_none();
         Report {
             rules: run.rule.limits().map(ToString::to_string).collect(),
-            by: tally.by.map(|by| by.to_string()).unwrap_or_default(),
+            by: self.options.engine().to_string(),
             mode: self.callers.map_or(Mode::Open { rate: self.rate }, |callers| Mode::Closed { callers }),
             keys: self.keys.name(),
             key_count: self.key_count(),
@@ -211,6 +223,7 @@ impl Load {
             cost: self.cost,
             seed: run.seed,
             tally,
+            unreleased: run.holds.then_some(tally.unreleased),
             late: open.then(|| tally.later_than(LATE)),
             lateness_us: Quantiles::of(&tally.lateness).filter(|_| open),
             latency_us: Quantiles::of(&tally.latency),
@@ -232,7 +245,11 @@ async fn one_clock(timeline: &Timeline, limiter: &Limiter) -> Result<(), String>
 async fn judge(run: &Run, limiter: &Limiter) -> Result<Audit, String> {
     // One of the clocks may have been set meanwhile.
     one_clock(&run.timeline, limiter).await?;
-    let ledger = run.tally().ledger.take();
+    let (ledger, left_out) = {
+        let mut tally = run.tally();
+        (tally.ledger.take(), tally.left_out)
+    };
+    let total = ledger.as_ref().map_or(0, Ledger::total);
     let (calls, until) = ledger.map(Ledger::into_calls).unwrap_or_default();
     let bar = progress(calls.len() as u64, "{wide_bar} audited {human_pos} of {human_len} calls");
     let audit = audit::audit(&run.rule, run.cost, &calls, until, |audited| bar.inc(audited as u64));
@@ -241,8 +258,22 @@ async fn judge(run: &Run, limiter: &Limiter) -> Result<Audit, String> {
         _ = interrupted() => Err("interrupted".to_owned()),
         audit = audit => audit.map_err(|error| error.to_string()),
     };
+    let of_beginning = until < u64::MAX;
+    let audit = audit.map(|audit| Audit { total, left_out, of_beginning, ..audit });
     bar.finish_and_clear();
     audit
+}
+
+/// For a while: a Redis that was given too much is behind, and isn't asked for some time.
+async fn until_it_answers(rule: &Rule, limiter: &Limiter) {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let answer = limiter.peek(rule, &keys::name(0)).await;
+        if answer.is_ok_and(|decision| decision.error.is_none()) || Instant::now() >= until {
+            return;
+        }
+        tokio::time::sleep(TICK).await;
+    }
 }
 
 fn progress(length: u64, template: &str) -> ProgressBar {

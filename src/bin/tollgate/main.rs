@@ -1,6 +1,7 @@
 //! The command-line tool: decisions by hand, recorded traffic replayed, load and its audit, a key's state explained.
 //!
-//! Exit code: 0 allowed, 1 denied or a fault found, 2 something broke or was misused.
+//! Exit code: 0 allowed, 1 denied or a fault found, 2 something broke (under load, a single call without an answer) or
+//! was misused.
 
 mod inspect;
 mod load;
@@ -36,7 +37,13 @@ enum Command {
     Replay(replay::Replay),
     /// Put a rule under load, measure how long decisions take, and audit what was admitted.
     ///
-    /// Exit code: 0, 1 if the audit found calls that were wrongly admitted or denied, 2 if something broke.
+    /// The audit holds what was admitted against an exact limiter: of a run of more than 500,000 calls, on a sample of
+    /// the keys, each with all its calls, or on its beginning where keys are too few for that. What a policy
+    /// (--on-error) answered in place of Redis is told apart and not held against it. Of a concurrency limit each call
+    /// holds permits of its own, and gives them back once it is answered.
+    ///
+    /// Exit code: 0, 1 if the audit found calls that were wrongly admitted or denied, else 2 if any measured call was
+    /// not answered (it failed, or was never sent since too many were unanswered) or something broke.
     Load(load::Load),
     /// Show what a key's state means, decoded, and when it expires.
     Inspect(inspect::Inspect),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use tollgate::redis::{ConnectionAddr, IntoConnectionInfo};
-use tollgate::{Embedded, Limit, Limiter, OnError, Redis, Rule, Tls};
+use tollgate::{By, Embedded, Limit, Limiter, OnError, Redis, Rule, Tls};
 
 use crate::Failure;
 
@@ -74,6 +74,11 @@ impl Options {
             _ => false,
         };
         (!local).then(|| info.addr().to_string())
+    }
+
+    /// Who decides, unless somebody answers in its place.
+    pub(crate) fn engine(&self) -> By {
+        if self.url().is_some() { By::Redis } else { By::Embedded }
     }
 
     /// A limiter on the engine that was asked for.

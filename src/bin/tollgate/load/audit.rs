@@ -36,6 +36,11 @@ pub(super) const SLACK: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Audit {
     pub(super) calls: u64,
+    /// So many there were to judge: the audit is of a sample if they were more than are kept.
+    pub(super) total: u64,
+    /// So many more were certainly not decided by the engine: they failed before they were sent, or somebody answered in
+    /// its place. They prove nothing.
+    pub(super) left_out: u64,
     pub(super) keys: u64,
     pub(super) admitted: u64,
     /// What an exact limiter admits of these calls if each is decided midway between its bounds: to compare, not to
@@ -45,6 +50,9 @@ pub(crate) struct Audit {
     pub(super) over_admissions: u64,
     /// So many were denied that every exact limiter would have admitted.
     pub(super) false_denials: u64,
+    /// Of no key more could be left out, so the end of the run was.
+    #[serde(skip)]
+    pub(super) of_beginning: bool,
 }
 
 impl Audit {

@@ -30,6 +30,7 @@ pub(super) struct Ledger {
     /// Keys are chosen whose number by chance is at most this.
     chosen: u64,
     until: u64,
+    total: u64,
 }
 
 impl Ledger {
@@ -37,10 +38,11 @@ impl Ledger {
     pub(super) const MOST: usize = 500_000;
 
     pub(super) fn new(seed: u64, most: usize) -> Self {
-        Self { calls: Vec::new(), most, seed, chosen: u64::MAX, until: u64::MAX }
+        Self { calls: Vec::new(), most, seed, chosen: u64::MAX, until: u64::MAX, total: 0 }
     }
 
     pub(super) fn add(&mut self, call: Call) {
+        self.total += 1;
         if call.sent > self.until || !self.chooses(call.key) {
             return;
         }
@@ -48,6 +50,11 @@ impl Ledger {
         if self.calls.len() >= self.most && self.until == u64::MAX {
             self.choose_fewer();
         }
+    }
+
+    /// How many calls there were, kept or not.
+    pub(super) fn total(&self) -> u64 {
+        self.total
     }
 
     /// The calls by key, in the order in which they were sent, and the time until which all of a key's are there.
@@ -88,6 +95,7 @@ mod tests {
         for sent in 0..10_000 {
             ledger.add(call((sent % 100) as u32, sent));
         }
+        assert_eq!(ledger.total(), 10_000);
         let (calls, until) = ledger.into_calls();
         assert!((1..1000).contains(&calls.len()), "{}", calls.len());
         assert_eq!(until, u64::MAX);

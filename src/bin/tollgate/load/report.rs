@@ -1,15 +1,21 @@
 //! What a run came to: one JSON object, or a table.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::{Serialize, Serializer};
 
+use tollgate::By;
+
 use super::audit::Audit;
-use super::tally::{Errors, Tally};
+use super::tally::{Errors, Tally, Warmup};
 use crate::options::Shape;
 use crate::output::{QUIET, RIGHT, WRONG, facts, human, json};
+
+/// The last answer comes so much after the calls were due, and nobody wonders.
+const OVERRUN: Duration = Duration::from_millis(100);
 
 /// With the names and the order that other programs rely on.
 #[derive(Debug, Serialize)]
@@ -26,6 +32,9 @@ pub(super) struct Report<'a> {
     pub(super) seed: u64,
     #[serde(flatten, serialize_with = "counts")]
     pub(super) tally: &'a Tally,
+    /// Permits that were not given back, of a rule that holds any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) unreleased: Option<u64>,
     /// Calls sent more than a millisecond after they were due.
     pub(super) late: Option<u64>,
     pub(super) lateness_us: Option<Quantiles>,
@@ -84,28 +93,70 @@ struct Counts<'a> {
     answered: u64,
     allowed: u64,
     denied: u64,
+    /// Only if not the engine answered them all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answered_by: Option<BTreeMap<String, u64>>,
     errors: Errors,
     #[serde(skip_serializing_if = "Option::is_none")]
     first_error: Option<&'a str>,
     seconds: f64,
-    per_second: f64,
+    planned_seconds: Option<f64>,
+    per_second: Option<f64>,
+    warmup: Warmup,
 }
 
 fn counts<S: Serializer>(tally: &Tally, serializer: S) -> Result<S::Ok, S::Error> {
-    let Tally { sent, unsent, allowed, denied, errors, .. } = *tally;
-    let (answered, first_error) = (tally.answered(), tally.first_error.as_deref());
-    let (seconds, per_second) = ((tally.seconds() * 1e6).round() / 1e6, per_second(tally));
-    Counts { sent, unsent, answered, allowed, denied, errors, first_error, seconds, per_second }.serialize(serializer)
+    let Tally { sent, unsent, allowed, denied, errors, warmup, .. } = *tally;
+    let by = |(by, count): &(By, u64)| (by.to_string(), *count);
+    let counts = Counts {
+        sent,
+        unsent,
+        answered: tally.answered(),
+        allowed,
+        denied,
+        answered_by: tally.has_stand_ins().then(|| tally.by.iter().map(by).collect()),
+        errors,
+        first_error: tally.first_error.as_deref(),
+        seconds: micros_of(tally.seconds()),
+        planned_seconds: tally.planned.map(|planned| micros_of(planned.as_secs_f64())),
+        per_second: per_second(tally),
+        warmup,
+    };
+    counts.serialize(serializer)
 }
 
-fn per_second(tally: &Tally) -> f64 {
+/// Of the time in which the calls were due, if they took no longer: a call that is due in half a millisecond belongs to
+/// the rate as well.
+fn per_second(tally: &Tally) -> Option<f64> {
+    let planned = tally.planned.unwrap_or_default().as_secs_f64();
+    let seconds = tally.seconds().max(planned);
     // A single answer has no rate.
-    let seconds = tally.seconds();
-    if seconds > 0.0 { tenths(tally.answered() as f64 / seconds) } else { 0.0 }
+    (tally.answered() > 1 && seconds > 0.0).then(|| tenths(tally.answered() as f64 / seconds))
+}
+
+fn micros_of(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e6
 }
 
 fn tenths(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
+}
+
+/// How many, in which time, at which rate.
+fn answered(tally: &Tally) -> String {
+    let mut text = format!("{} of {} calls", tally.answered(), tally.asked());
+    let taken = Duration::from_secs_f64(tally.seconds());
+    let planned = tally.planned.unwrap_or(taken);
+    if !taken.is_zero() {
+        text += &format!(" in {}", human(taken.max(planned)));
+    }
+    if taken > planned + OVERRUN.max(planned / 10) {
+        text += &format!(", though due within {}", human(planned));
+    }
+    if let Some(rate) = per_second(tally) {
+        text += &format!(": {rate} a second");
+    }
+    text
 }
 
 impl Report<'_> {
@@ -134,27 +185,29 @@ impl Report<'_> {
             (keys, Some(exponent)) => format!("{} keys, {keys} {exponent}", self.key_count),
         };
         lines.push(("load", format!("{how}; {keys}; cost {}; seed {}", self.cost, self.seed)));
-        lines.push(("decided by", self.by.clone()));
-        lines.push((
-            "answered",
-            format!(
-                "{} of {} calls in {:.1}s: {} a second",
-                tally.answered(),
-                tally.sent,
-                tally.seconds(),
-                per_second(tally)
-            ),
-        ));
+        if tally.has_stand_ins() {
+            let by = tally.by.iter().map(|(by, count)| format!("{count} by {by}"));
+            lines.push(("decided", by.collect::<Vec<_>>().join(", ")));
+        } else {
+            lines.push(("decided by", self.by.clone()));
+        }
+        lines.push(("answered", answered(tally)));
         lines.push(("decisions", format!("{} allowed, {} denied", tally.allowed, tally.denied)));
-        let Errors { deadline, unreachable, other } = tally.errors;
-        if deadline + unreachable + other > 0 {
-            let kinds = [(deadline, "past the deadline"), (unreachable, "unreachable"), (other, "others")];
-            let kinds = kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}"));
-            lines.push(("errors", format!("{WRONG}{}{WRONG:#}", kinds.collect::<Vec<_>>().join(", "))));
+        if tally.errors.total() > 0 {
+            lines.push(("errors", format!("{WRONG}{}{WRONG:#}", tally.errors)));
             lines.push(("", tally.first_error.clone().unwrap_or_default()));
         }
         if tally.unsent > 0 {
-            lines.push(("unsent", format!("{WRONG}{}{WRONG:#}, since too many were unanswered", tally.unsent)));
+            lines.push(("unsent", format!("{WRONG}{}{WRONG:#}, since too many were waiting", tally.unsent)));
+        }
+        let Warmup { answered, errors, unsent } = tally.warmup;
+        if errors + unsent > 0 {
+            let told = format!("{answered} answered, {WRONG}{errors} failed, {unsent} not sent{WRONG:#}");
+            lines.push(("warm-up", told));
+        }
+        if let Some(unreleased) = self.unreleased {
+            let left = if unreleased > 0 { format!("; {WRONG}{unreleased} could not{WRONG:#}") } else { String::new() };
+            lines.push(("permits", format!("released after each answer, which isn't measured{left}")));
         }
         if let Some(latency) = self.latency_us {
             let names = ["min", "p50", "p90", "p99", "p99.9", "max", "mean"].map(|name| format!("{name:>10}")).concat();
@@ -174,12 +227,23 @@ impl Report<'_> {
             let why = self.no_audit.map(String::as_str).unwrap_or_default();
             return vec![("audit", format!("none: {why}"))];
         };
-        let Audit { calls, keys, admitted, exact_admitted, over_admissions, false_denials } = *audit;
+        let Audit { calls, total, left_out, keys, admitted, exact_admitted, .. } = *audit;
+        let Audit { over_admissions, false_denials, of_beginning, .. } = *audit;
         let style = if audit.found_faults() { WRONG } else { RIGHT };
-        vec![
+        let on = if keys == 1 { "key" } else { "keys" };
+        let (of, sample) = match calls < total {
+            true if of_beginning => (format!(" of {total}"), " (the first ones)"),
+            true => (format!(" of {total}"), " (a sample of the keys)"),
+            false => (String::new(), ""),
+        };
+        let mut lines = vec![
             ("audit", format!("{style}{over_admissions} over-admissions, {false_denials} false denials{style:#}")),
-            ("", format!("in {calls} calls on {keys} {}, warm-up included", if keys == 1 { "key" } else { "keys" })),
+            ("", format!("in {calls}{of} calls on {keys} {on}{sample}, warm-up included")),
             ("", format!("{admitted} admitted; an exact limiter, about {exact_admitted}")),
-        ]
+        ];
+        if left_out > 0 {
+            lines.push(("", format!("{left_out} more left out, which {} certainly didn't decide", self.by)));
+        }
+        lines
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use tokio::sync::Semaphore;
-use tollgate::{Limiter, Request, Rule};
+use tollgate::{Decision, Error, Limiter, Request, Rule};
 
 use super::clock::Timeline;
 use super::keys::{self, Keys};
@@ -22,6 +22,8 @@ const OUTSTANDING: usize = 100_000;
 pub(super) struct Run {
     pub(super) limiter: Limiter,
     pub(super) rule: Rule,
+    /// Whether calls hold permits, to be released.
+    pub(super) holds: bool,
     pub(super) cost: u64,
     pub(super) keys: Keys,
     pub(super) seed: u64,
@@ -72,7 +74,7 @@ impl Run {
             for number in number..until {
                 let (key, is_measured) = (self.keys.draw(&mut chance), number >= warmup);
                 let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
-                    self.tally().unsent += u64::from(is_measured);
+                    self.tally().leave_unsent(is_measured);
                     continue;
                 };
                 let (run, due) = (Arc::clone(self), pace.due(number));
@@ -85,6 +87,7 @@ impl Run {
         }
         // Those under way end by their deadlines. Nobody closes the semaphore.
         let _ = room.acquire_many(OUTSTANDING as u32).await;
+        self.tally().planned = Some(pace.due(number.max(warmup)) - pace.due(warmup));
     }
 
     pub(super) async fn closed(self: &Arc<Self>, callers: u32) {
@@ -118,14 +121,32 @@ impl Run {
 
     async fn call(&self, key: u32, due: Option<Instant>, is_measured: bool) {
         let name = keys::name(key);
+        let request = Request::new(&name).cost(self.cost);
         let sent = Instant::now();
-        let answer = self.limiter.acquire(&self.rule, Request::new(&name).cost(self.cost)).await;
-        let answered = Instant::now();
+        let (answer, permit) = if self.holds {
+            match self.limiter.hold(&self.rule, request).await {
+                Ok(held) => (Ok(held.decision), held.permit),
+                Err(error) => (Err(error), None),
+            }
+        } else {
+            (self.limiter.acquire(&self.rule, request).await, None)
+        };
+        let times = Times { due: due.unwrap_or(sent), sent, answered: Instant::now() };
+        self.count(key, times, is_measured, &answer);
+        if let Some(permit) = permit {
+            let released = permit.release().await.is_ok();
+            self.tally().unreleased += u64::from(!released);
+        }
+    }
+
+    fn count(&self, key: u32, times: Times, is_measured: bool, answer: &Result<Decision, Error>) {
         let mut tally = self.tally();
         if is_measured {
-            tally.measure(Times { due: due.unwrap_or(sent), sent, answered }, &answer);
+            tally.measure(times, answer);
+        } else {
+            tally.warm_up(answer);
         }
-        tally.note(key, self.timeline.at(sent), self.timeline.at(answered), &answer);
+        tally.note(key, self.timeline.at(times.sent), self.timeline.at(times.answered), answer);
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is counted while a run goes on.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -18,7 +19,13 @@ pub(super) struct Tally {
     pub(super) denied: u64,
     pub(super) errors: Errors,
     pub(super) first_error: Option<String>,
-    pub(super) by: Option<By>,
+    /// How many each has answered.
+    pub(super) by: Vec<(By, u64)>,
+    /// Permits that were not given back.
+    pub(super) unreleased: u64,
+    pub(super) warmup: Warmup,
+    /// In which time the measured calls were due, from the first to where another would follow. Of an open loop.
+    pub(super) planned: Option<Duration>,
     /// From the time that a call was due, or was sent if none was set, to its answer.
     pub(super) latency: Histogram<u64>,
     /// From the time that a call was due to its being sent.
@@ -30,6 +37,8 @@ pub(super) struct Tally {
     /// and how many of them were denials.
     pub(super) denials: u64,
     pub(super) ledger: Option<Ledger>,
+    /// Calls that aren't in the ledger, since the engine certainly didn't decide them.
+    pub(super) left_out: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -39,6 +48,46 @@ pub(crate) struct Errors {
     /// No connection, or one that broke.
     pub(super) unreachable: u64,
     pub(super) other: u64,
+}
+
+/// What became of the calls before those that are measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct Warmup {
+    pub(super) answered: u64,
+    pub(super) errors: u64,
+    pub(super) unsent: u64,
+}
+
+impl Errors {
+    pub(super) fn total(&self) -> u64 {
+        let Self { deadline, unreachable, other } = *self;
+        deadline + unreachable + other
+    }
+}
+
+impl fmt::Display for Errors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { deadline, unreachable, other } = *self;
+        let kinds = [
+            (deadline, "past the deadline"),
+            (unreachable, "unreachable (or not asked after others had failed)"),
+            (other, "others"),
+        ];
+        let kinds = kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}"));
+        f.write_str(&kinds.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// What went wrong, to follow what else is said.
+impl fmt::Display for Warmup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { answered, errors, unsent } = *self;
+        if errors + unsent == 0 {
+            return Ok(());
+        }
+        let all = answered + errors + unsent;
+        write!(f, "; in the warm-up {errors} of {all} calls failed and {unsent} were not sent")
+    }
 }
 
 /// When a call was due, sent and answered.
@@ -58,18 +107,46 @@ impl Tally {
             denied: 0,
             errors: Errors::default(),
             first_error: None,
-            by: None,
+            by: Vec::new(),
+            unreleased: 0,
+            warmup: Warmup::default(),
+            planned: None,
             latency: histogram(),
             lateness: histogram(),
             span: None,
             answers: 0,
             denials: 0,
             ledger,
+            left_out: 0,
         }
     }
 
     pub(super) fn answered(&self) -> u64 {
         self.allowed + self.denied
+    }
+
+    /// Measured calls, sent or not.
+    pub(super) fn asked(&self) -> u64 {
+        self.sent + self.unsent
+    }
+
+    /// How many calls were not answered and why, if any.
+    pub(super) fn unanswered(&self) -> Option<String> {
+        let (failed, unsent) = (self.errors.total(), self.unsent);
+        if failed + unsent == 0 {
+            return None;
+        }
+        let failures = (failed > 0).then(|| self.errors.to_string());
+        let unsent = (unsent > 0).then(|| format!("{unsent} not sent since too many were waiting"));
+        let why = failures.into_iter().chain(unsent).collect::<Vec<_>>().join(", ");
+        let first = self.first_error.as_ref().map(|error| format!("; first: {error}")).unwrap_or_default();
+        let (unanswered, asked) = (failed + self.unsent, self.asked());
+        Some(format!("{unanswered} of {asked} calls were not answered: {why}{first}{}", self.warmup))
+    }
+
+    /// Whether somebody answered in the engine's place.
+    pub(super) fn has_stand_ins(&self) -> bool {
+        self.by.iter().any(|(by, _)| matches!(by, By::Policy | By::Local))
     }
 
     /// Between the first measured call and the last answer.
@@ -90,7 +167,10 @@ impl Tally {
         record(&mut self.lateness, sent.saturating_duration_since(due));
         match answer {
             Ok(decision) => {
-                self.by = Some(decision.by);
+                match self.by.iter_mut().find(|(by, _)| *by == decision.by) {
+                    Some((_, count)) => *count += 1,
+                    None => self.by.push((decision.by, 1)),
+                }
                 self.allowed += u64::from(decision.allowed);
                 self.denied += u64::from(!decision.allowed);
                 record(&mut self.latency, answered.saturating_duration_since(due));
@@ -108,15 +188,27 @@ impl Tally {
         }
     }
 
-    /// Notes the call for the audit, unless it certainly took nothing and was not denied.
+    pub(super) fn warm_up(&mut self, answer: &Result<Decision, Error>) {
+        *(if answer.is_ok() { &mut self.warmup.answered } else { &mut self.warmup.errors }) += 1;
+    }
+
+    pub(super) fn leave_unsent(&mut self, is_measured: bool) {
+        *(if is_measured { &mut self.unsent } else { &mut self.warmup.unsent }) += 1;
+    }
+
+    /// Notes the call for the audit, unless the engine certainly neither charged nor denied it.
     pub(super) fn note(&mut self, key: u32, sent: u64, answered: u64, answer: &Result<Decision, Error>) {
         self.answers += u64::from(answer.is_ok());
         self.denials += u64::from(answer.as_ref().is_ok_and(|decision| !decision.allowed));
-        let verdict = match answer {
-            Ok(decision) if decision.allowed => Verdict::Allowed,
-            Ok(_) => Verdict::Denied,
-            Err(error) if error.charged() == Charged::No => return,
-            Err(_) => Verdict::Unknown,
+        // Where somebody answered in its place, what counts is what became of the question to the engine.
+        let verdict = match answer.as_ref().map(|decision| (decision.allowed, decision.error.as_deref())) {
+            Ok((true, None)) => Verdict::Allowed,
+            Ok((false, None)) => Verdict::Denied,
+            Ok((_, Some(error))) | Err(error) if error.charged() == Charged::No => {
+                self.left_out += 1;
+                return;
+            }
+            Ok(_) | Err(_) => Verdict::Unknown,
         };
         if let Some(ledger) = &mut self.ledger {
             ledger.add(Call { key, verdict, sent, answered });
