@@ -1,8 +1,10 @@
-//! The command-line tool: decisions by hand, recorded traffic replayed, load and its audit, a key's state explained.
+//! The command-line tool: decisions by hand, recorded traffic replayed, load and its audit, a key's state explained, a
+//! Redis examined.
 //!
 //! Exit code: 0 allowed, 1 denied or a fault found, 2 something broke (under load, a single call without an answer) or
 //! was misused.
 
+mod doctor;
 mod inspect;
 mod load;
 mod options;
@@ -49,6 +51,10 @@ enum Command {
     Inspect(inspect::Inspect),
     /// Forget every key of a rule, in small steps.
     Reset(reset::Reset),
+    /// Check a Redis before it is trusted with limits.
+    ///
+    /// Exit code: 0, 1 if there are warnings, 2 if it is unfit or can't be reached.
+    Doctor(doctor::Doctor),
 }
 
 /// What ends a command early.
@@ -74,6 +80,7 @@ async fn main() -> ExitCode {
         Command::Load(load) => load.run().await,
         Command::Inspect(inspect) => inspect.run().await,
         Command::Reset(reset) => reset.run().await,
+        Command::Doctor(doctor) => doctor.run().await,
     };
     match outcome {
         Ok(code) => code,

@@ -59,8 +59,12 @@ enum Policy {
 }
 
 impl Options {
-    fn url(&self) -> Option<&str> {
+    pub(crate) fn url(&self) -> Option<&str> {
         self.url.as_deref().filter(|url| !url.is_empty())
+    }
+
+    pub(crate) fn deadline(&self) -> Duration {
+        self.deadline
     }
 
     /// The address of the Redis, without a password, if it isn't on this machine.

@@ -1,0 +1,41 @@
+//! `tollgate doctor`: whether a Redis can be trusted with limits, before it is.
+
+mod commands;
+mod facts;
+mod gather;
+mod judge;
+mod report;
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::options::Options;
+use crate::{Failure, Outcome};
+use facts::Level;
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// What the keys of the limits will begin with; scratch keys are made under it, and removed.
+    #[arg(long, default_value = "tollgate")]
+    prefix: String,
+    #[command(flatten)]
+    options: Options,
+}
+
+impl Doctor {
+    pub(crate) async fn run(self) -> Outcome {
+        let Some(url) = self.options.url() else {
+            let expected = "expected the Redis to examine, such as redis://127.0.0.1:6379 (--url or TOLLGATE_URL)";
+            return Err(Failure::Told(format!("url: {expected}, got none")));
+        };
+        let facts = gather::gather(url, &self.prefix, self.options.deadline()).await?;
+        let findings = judge::judge(&facts);
+        report::print(anstream::stdout(), self.options.shape(), &facts, &findings)?;
+        Ok(match findings.iter().map(|finding| finding.level).max() {
+            Some(Level::Unfit) => ExitCode::from(2),
+            Some(Level::Warning) => ExitCode::from(1),
+            _ => ExitCode::SUCCESS,
+        })
+    }
+}

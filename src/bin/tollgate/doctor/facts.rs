@@ -1,0 +1,219 @@
+//! What was found out about a Redis, and what a judgement of it looks like. No I/O.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// Or why it isn't known, in the server's words.
+pub(super) type Known<T> = Result<T, String>;
+
+#[derive(Debug)]
+pub(super) struct Facts {
+    pub(super) address: String,
+    pub(super) prefix: String,
+    pub(super) deadline: Duration,
+    /// INFO.
+    pub(super) info: Known<Fields>,
+    /// CONFIG GET, of what matters.
+    pub(super) config: Known<Fields>,
+    /// CLUSTER INFO.
+    pub(super) cluster: Known<Fields>,
+    /// Whom the server takes this one for.
+    pub(super) user: String,
+    /// Commands that this user can't run, or this server doesn't have.
+    pub(super) missing: Vec<Missing>,
+    pub(super) trials: Vec<Trial>,
+    pub(super) clock: Known<Clock>,
+    pub(super) latency: Known<Latency>,
+}
+
+/// Names and values, as INFO and CONFIG GET answer them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fields(pub(super) BTreeMap<String, String>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Missing {
+    pub(super) command: &'static str,
+    pub(super) why: Why,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// The user may not run it.
+    Command,
+    /// The user may not run it on keys of the prefix.
+    Key,
+    /// The server doesn't know it.
+    Unknown,
+}
+
+/// What became of a script that was really called.
+#[derive(Clone, Debug)]
+pub(super) struct Trial {
+    /// The script's file, without its ending.
+    pub(super) script: &'static str,
+    /// Units taken, twice.
+    pub(super) took: Result<(), Refusal>,
+    /// Peek and inspect.
+    pub(super) looked: Result<(), Refusal>,
+    /// Bytes of the key and its state; of `all_or_nothing`, which has no state, none.
+    pub(super) bytes: Option<Known<u64>>,
+    /// What couldn't be removed again.
+    pub(super) left: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) permission: bool,
+    pub(super) message: String,
+}
+
+/// The server's clock against this machine's, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    /// Above 0: the server is ahead.
+    pub(super) offset: i64,
+    /// Half the quickest round trip.
+    pub(super) uncertainty: u64,
+    /// How much more time than here passed there meanwhile.
+    pub(super) step: i64,
+    pub(super) step_uncertainty: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Latency {
+    /// What was timed: a peek, or PING.
+    pub(super) of: &'static str,
+    /// Ascending, not empty.
+    pub(super) samples: Vec<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Level {
+    Ok,
+    /// Worth knowing.
+    Note,
+    /// Limits will be lost, late or wrong some day.
+    Warning,
+    /// Decisions can't be made, or can't be trusted.
+    Unfit,
+}
+
+/// One judgement, with the names and the order that other programs rely on.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Finding {
+    pub(super) check: &'static str,
+    pub(super) level: Level,
+    pub(super) found: String,
+    /// What to do, a step each.
+    pub(super) advice: Vec<String>,
+    pub(super) numbers: BTreeMap<&'static str, Value>,
+}
+
+impl Fields {
+    /// Of INFO's lines: `name:value`, and comments.
+    pub(super) fn of_info(text: &str) -> Self {
+        let pairs = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once(':'));
+        Self(pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect())
+    }
+
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        self.text(name)?.parse().ok()
+    }
+}
+
+impl Facts {
+    pub(super) fn info(&self, name: &str) -> Option<&str> {
+        self.info.as_ref().ok()?.text(name)
+    }
+
+    /// A number of INFO; 0 where it isn't told, as older servers don't tell all.
+    pub(super) fn count(&self, name: &str) -> u64 {
+        self.info.as_ref().ok().and_then(|info| info.number(name)).unwrap_or(0)
+    }
+
+    /// A setting, by its name in redis.conf. INFO tells some where CONFIG is forbidden.
+    pub(super) fn setting(&self, name: &str) -> Option<&str> {
+        let told = self.config.as_ref().ok().and_then(|config| config.text(name));
+        told.or_else(|| match name {
+            "maxmemory" => self.info("maxmemory"),
+            "maxmemory-policy" => self.info("maxmemory_policy"),
+            "maxclients" => self.info("maxclients"),
+            "appendonly" => self.info("aof_enabled").map(|enabled| if enabled == "1" { "yes" } else { "no" }),
+            _ => None,
+        })
+    }
+
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        self.setting(name)?.parse().ok()
+    }
+}
+
+impl Latency {
+    pub(super) fn quantile(&self, percent: usize) -> Duration {
+        let at = (self.samples.len() * percent).div_ceil(100).max(1) - 1;
+        self.samples.get(at).copied().unwrap_or_default()
+    }
+}
+
+impl Finding {
+    pub(super) fn new(check: &'static str, level: Level, found: impl Into<String>) -> Self {
+        Self { check, level, found: found.into(), advice: Vec::new(), numbers: BTreeMap::new() }
+    }
+
+    pub(super) fn advise(mut self, step: impl Into<String>) -> Self {
+        self.advice.push(step.into());
+        self
+    }
+
+    /// At once, and for good.
+    pub(super) fn set(self, setting: &str, value: &str) -> Self {
+        self.advise(format!("CONFIG SET {setting} {value}; redis.conf: {setting} {value}"))
+    }
+
+    pub(super) fn number(mut self, name: &'static str, value: impl Into<Value>) -> Self {
+        self.numbers.insert(name, value.into());
+        self
+    }
+}
+
+impl Level {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Unfit => "unfit",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn info_is_read_by_its_names() {
+        let fields = Fields::of_info("# Server\r\nredis_version:7.0.15\r\n\r\nconfig_file:/a:b\r\nmaxclients:10\r\n");
+        assert_eq!(fields.text("redis_version"), Some("7.0.15"));
+        assert_eq!(fields.text("config_file"), Some("/a:b"));
+        assert_eq!((fields.number("maxclients"), fields.number("redis_version")), (Some(10), None));
+    }
+
+    #[test]
+    fn a_quantile_is_a_sample_that_so_many_are_not_above() {
+        let samples = (1..=50).map(Duration::from_millis).collect();
+        let latency = Latency { of: "PING", samples };
+        assert_eq!(latency.quantile(50), Duration::from_millis(25));
+        assert_eq!(latency.quantile(99), Duration::from_millis(50));
+        let latency = Latency { of: "PING", samples: vec![Duration::from_millis(7)] };
+        assert_eq!(latency.quantile(50), Duration::from_millis(7));
+    }
+}

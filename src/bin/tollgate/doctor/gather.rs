@@ -1,0 +1,314 @@
+//! Asks a Redis about itself: a few dozen small commands, none of which changes a setting or another's key.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::join_all;
+use tollgate::redis::aio::{ConnectionLike, MultiplexedConnection};
+use tollgate::redis::{
+    AsyncConnectionConfig, Client, Cmd, FromRedisValue, IntoConnectionInfo, Pipeline, RedisError, Value, cmd,
+    from_redis_value,
+};
+use tollgate::{Algorithm, Limiter, Redis, Request, Rule};
+
+use super::commands;
+use super::facts::{Clock, Facts, Fields, Known, Latency, Missing, Refusal, Trial, Why};
+use crate::Failure;
+use crate::options;
+use crate::output::micros;
+use crate::replay::own_prefix;
+
+/// Settings that bear on decisions.
+const SETTINGS: [&str; 19] = [
+    "maxmemory",
+    "maxmemory-policy",
+    "appendonly",
+    "appendfsync",
+    "save",
+    "stop-writes-on-bgsave-error",
+    "min-replicas-to-write",
+    "min-replicas-max-lag",
+    "replica-serve-stale-data",
+    "busy-reply-threshold",
+    "maxclients",
+    "timeout",
+    "tcp-keepalive",
+    "lazyfree-lazy-expire",
+    "lazyfree-lazy-user-del",
+    "lazyfree-lazy-user-flush",
+    "cluster-require-full-coverage",
+    "hz",
+    "active-expire-effort",
+];
+/// How often the clock is read, before the rest and after.
+const READINGS: usize = 5;
+/// How often the latency is measured, and how long at most.
+const SAMPLES: usize = 50;
+const SAMPLING: Duration = Duration::from_millis(500);
+/// How long all of it may take, however slow the answers.
+const LONGEST: Duration = Duration::from_secs(10);
+/// Names of keys to find one that a cluster's node has.
+const CANDIDATES: usize = 64;
+
+/// One reading of the server's clock, and this machine's around it.
+#[derive(Clone, Copy)]
+struct Reading {
+    sent: Instant,
+    answered: Instant,
+    /// This machine's time of day, in microseconds since the epoch, half-way between.
+    here: i64,
+    there: i64,
+}
+
+struct Asked {
+    connection: MultiplexedConnection,
+    deadline: Duration,
+    until: Instant,
+}
+
+pub(super) async fn gather(url: &str, prefix: &str, deadline: Duration) -> Result<Facts, Failure> {
+    let scratch = format!("{prefix}{}", own_prefix("doctor").trim_start_matches("tollgate"));
+    let limiter = Limiter::new(Redis::open(url)?).prefix(&scratch)?.deadline(deadline);
+    // Connects as decisions do, and ends here if nobody answers.
+    if let Err(error) = limiter.peek(&rule("gcra 5/10s")?, "user:1").await
+        && (error.is_unreachable() || error.is_authentication() || error.is_deadline() || error.is_disconnected())
+    {
+        return Err(error.into());
+    }
+    let address = url.into_connection_info().map_err(|error| Failure::Told(error.to_string()))?;
+    let mut asked = Asked::connect(url, deadline)
+        .await
+        .map_err(|why| Failure::Told(format!("no connection to redis at {}: {why}", address.addr())))?;
+
+    let mut general = Pipeline::new();
+    general.cmd("INFO").cmd("CONFIG").arg("GET").arg(&SETTINGS[..]);
+    general.cmd("ACL").arg("WHOAMI").cmd("CLUSTER").arg("INFO");
+    let mut answers = asked.all(&general, 4).await.into_iter();
+    let mut next = || answers.next().unwrap_or_else(|| Err("no answer".into()));
+    let (info, config, user, cluster) = (next(), next(), next(), next());
+    let info = info.and_then(read::<String>).map(|text| Fields::of_info(&text));
+    let config = config.and_then(read::<BTreeMap<String, String>>).map(Fields);
+    let named = address.redis_settings().username().map(str::to_owned);
+    let user = user.and_then(read::<String>).unwrap_or_else(|_| named.unwrap_or_else(|| "default".into()));
+    let cluster = cluster.and_then(read::<String>).map(|text| Fields::of_info(&text));
+
+    let clustered = info.as_ref().is_ok_and(|info| info.number("cluster_enabled") == Some(1));
+    let key = if clustered { asked.key_of_this_node(&scratch).await } else { candidate(1) };
+    let missing = asked.missing(&format!("{scratch}:{{{key}}}:cli")).await;
+    let before = asked.readings().await;
+    let mut trials = trials(&limiter, &mut asked, &key).await?;
+    trials.push(together(&limiter, &key).await?);
+    let latency = asked.latency(&limiter, &key).await?;
+    let after = asked.readings().await;
+    let clock = before.and_then(|before| Ok(compared(&before, &after?)));
+    let (address, prefix) = (address.addr().to_string(), prefix.to_owned());
+    Ok(Facts { address, prefix, deadline, info, config, cluster, user, missing, trials, clock, latency })
+}
+
+impl Asked {
+    async fn connect(url: &str, deadline: Duration) -> Result<Self, String> {
+        let client = Client::open(url).map_err(|error| told(&error))?;
+        let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let connecting = client.get_multiplexed_async_connection_with_config(&patient);
+        let connection = tokio::time::timeout(deadline, connecting).await.map_err(|_| late(deadline))?;
+        let connection = connection.map_err(|error| told(&error))?;
+        Ok(Self { connection, deadline, until: Instant::now() + LONGEST })
+    }
+
+    /// The answer of each command; one refused doesn't stop the others.
+    async fn all(&mut self, pipeline: &Pipeline, count: usize) -> Vec<Result<Value, String>> {
+        let answers = self.raw(pipeline, count).await;
+        answers.into_iter().map(|answer| answer.map_err(|refused| refused.1)).collect()
+    }
+
+    async fn raw(&mut self, pipeline: &Pipeline, count: usize) -> Vec<Result<Value, (Option<Why>, String)>> {
+        let within = self.deadline.min(self.until.saturating_duration_since(Instant::now()));
+        let answers = tokio::time::timeout(within, self.connection.req_packed_commands(pipeline, 0, count)).await;
+        let refused = |error: RedisError| (commands::why(&error), told(&error));
+        match answers {
+            Ok(Ok(values)) => values.into_iter().map(|value| value.extract_error().map_err(refused)).collect(),
+            Ok(Err(error)) => vec![Err(refused(error)); count],
+            Err(_) => vec![Err((None, late(self.deadline))); count],
+        }
+    }
+
+    async fn ask<T: FromRedisValue>(&mut self, command: &Cmd) -> Result<T, String> {
+        let mut pipeline = Pipeline::with_capacity(1);
+        pipeline.add_command(command.clone());
+        let answer = self.all(&pipeline, 1).await.pop();
+        answer.unwrap_or_else(|| Err("no answer".into())).and_then(read)
+    }
+
+    /// Commands that can't be run on a key of this prefix.
+    async fn missing(&mut self, key: &str) -> Vec<Missing> {
+        let all = commands::all();
+        let mut pipeline = Pipeline::with_capacity(all.len());
+        for command in &all {
+            pipeline.add_command(commands::attempt(command, key));
+        }
+        let answers = self.raw(&pipeline, all.len()).await;
+        let missing = |(command, answer): (&'static str, Result<_, (Option<Why>, String)>)| {
+            Some(Missing { command, why: answer.err()?.0? })
+        };
+        all.into_iter().zip(answers).filter_map(missing).collect()
+    }
+
+    /// A key whose slot this node has, as far as any does.
+    async fn key_of_this_node(&mut self, scratch: &str) -> String {
+        let mut pipeline = Pipeline::with_capacity(CANDIDATES);
+        for number in 1..=CANDIDATES {
+            pipeline.add_command(commands::attempt("GET", &format!("{scratch}:{{{}}}:cli", candidate(number))));
+        }
+        let answers = self.all(&pipeline, CANDIDATES).await;
+        let elsewhere = |error: &String| error.starts_with("MOVED") || error.starts_with("CLUSTERDOWN");
+        let here = answers.iter().position(|answer| !answer.as_ref().is_err_and(elsewhere));
+        candidate(here.unwrap_or_default() + 1)
+    }
+
+    async fn readings(&mut self) -> Known<Vec<Reading>> {
+        let mut readings = Vec::with_capacity(READINGS);
+        for _ in 0..READINGS {
+            let (sent, at) = (Instant::now(), SystemTime::now());
+            let (seconds, us): (i64, i64) = self.ask(&cmd("TIME")).await?;
+            let answered = Instant::now();
+            let half = micros(answered - sent) / 2;
+            let here = micros(at.duration_since(UNIX_EPOCH).unwrap_or_default()) + half;
+            let here = i64::try_from(here).unwrap_or(i64::MAX);
+            readings.push(Reading {
+                sent,
+                answered,
+                here,
+                there: seconds.saturating_mul(1_000_000).saturating_add(us),
+            });
+        }
+        Ok(readings)
+    }
+
+    /// Of the script that decides, where this user may look; it changes nothing.
+    async fn latency(&mut self, limiter: &Limiter, key: &str) -> Result<Known<Latency>, Failure> {
+        let rule = rule("gcra 5/10s")?;
+        let peeks = limiter.peek(&rule, key).await.is_ok();
+        let mut samples = Vec::with_capacity(SAMPLES);
+        let began = Instant::now();
+        while samples.len() < SAMPLES && (samples.len() < 3 || began.elapsed() < SAMPLING) {
+            let asked = Instant::now();
+            let answer = match peeks {
+                true => limiter.peek(&rule, key).await.map(drop).map_err(|error| error.to_string()),
+                false => self.ask::<Value>(&cmd("PING")).await.map(drop),
+            };
+            if let Err(why) = answer {
+                return Ok(Err(why));
+            }
+            samples.push(asked.elapsed());
+        }
+        samples.sort_unstable();
+        Ok(Ok(Latency { of: if peeks { "a peek" } else { "PING" }, samples }))
+    }
+}
+
+/// Calls each algorithm's script on a key of its own, as a limiter does, and removes the key.
+async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<Trial>, Failure> {
+    let rules = Algorithm::all().map(|algorithm| {
+        let numbers = if algorithm.holds() { "5 ttl 10s" } else { "5/10s" };
+        Ok((algorithm, rule(&format!("{algorithm} {numbers}"))?))
+    });
+    let rules = rules.collect::<Result<Vec<_>, Failure>>()?;
+    let tried = join_all(rules.iter().map(|(algorithm, rule)| async move {
+        let took = async {
+            limiter.acquire(rule, key).await?;
+            limiter.acquire(rule, key).await
+        };
+        let took = took.await.map(drop).map_err(refusal);
+        let looked = async {
+            limiter.peek(rule, key).await?;
+            limiter.inspect(rule, key).await
+        };
+        let states = looked.await.map_err(refusal);
+        let name = states.as_ref().ok().and_then(|states| Some(states.first()?.key.clone()));
+        (algorithm.script().name(), took, states.map(drop), name)
+    }));
+    let tried = tried.await;
+    let mut usage = Pipeline::with_capacity(tried.len());
+    for (.., name) in &tried {
+        usage.cmd("MEMORY").arg("USAGE").arg(name.as_deref().unwrap_or(key));
+    }
+    let usage = asked.all(&usage, tried.len()).await;
+    let removed = join_all(rules.iter().map(|(_, rule)| limiter.reset(rule, key))).await;
+    let mut trials = Vec::with_capacity(rules.len());
+    for (((script, took, looked, name), usage), removed) in tried.into_iter().zip(usage).zip(removed) {
+        let bytes = name.filter(|_| took.is_ok()).map(|_| usage.and_then(read::<u64>));
+        let left = removed.err().filter(|_| took.is_ok()).map(|error| error.to_string());
+        trials.push(Trial { script, took, looked, bytes, left });
+    }
+    Ok(trials)
+}
+
+/// Two limits at once, remembered by an id.
+async fn together(limiter: &Limiter, key: &str) -> Result<Trial, Failure> {
+    let rule = options::rule(&["gcra 5/20s".into(), "fixed-window 5/20s".into()])?;
+    let request = Request::new(key).id("doctor").id_ttl(Duration::from_secs(10));
+    let took = async {
+        limiter.acquire(&rule, request).await?;
+        limiter.acquire(&rule, request).await
+    };
+    let took = took.await.map(drop).map_err(refusal);
+    let looked = limiter.peek(&rule, key).await.map(drop).map_err(refusal);
+    let removed = limiter.reset(&rule, request).await;
+    let left = removed.err().filter(|_| took.is_ok()).map(|error| error.to_string());
+    Ok(Trial { script: "all_or_nothing", took, looked, bytes: None, left })
+}
+
+/// The quickest reading is the most exact one.
+fn compared(before: &[Reading], after: &[Reading]) -> Clock {
+    let quickest = |readings: &[Reading]| readings.iter().copied().min_by_key(Reading::round_trip);
+    let (Some(first), Some(last)) = (quickest(before), quickest(after)) else {
+        return Clock { offset: 0, uncertainty: u64::MAX, step: 0, step_uncertainty: u64::MAX };
+    };
+    let best = if last.round_trip() < first.round_trip() { last } else { first };
+    let middle = |reading: &Reading| reading.sent + reading.round_trip() / 2;
+    let passed_here = i64::try_from(micros(middle(&last) - middle(&first))).unwrap_or(i64::MAX);
+    Clock {
+        offset: best.there.saturating_sub(best.here),
+        uncertainty: micros(best.round_trip()).div_ceil(2),
+        step: last.there.saturating_sub(first.there).saturating_sub(passed_here),
+        step_uncertainty: (micros(first.round_trip()) + micros(last.round_trip())).div_ceil(2),
+    }
+}
+
+impl Reading {
+    fn round_trip(&self) -> Duration {
+        self.answered - self.sent
+    }
+}
+
+fn rule(text: &str) -> Result<Rule, Failure> {
+    options::rule(&[text.to_owned()])
+}
+
+fn candidate(number: usize) -> String {
+    format!("user:{number}")
+}
+
+fn refusal(error: tollgate::Error) -> Refusal {
+    let message = error.to_string();
+    // Where in which script it was is of no use here, and differs from script to script.
+    let message = message.split(" script: ").next().unwrap_or_default().to_owned();
+    Refusal { permission: error.is_permission(), message }
+}
+
+fn read<T: FromRedisValue>(value: Value) -> Result<T, String> {
+    from_redis_value(value).map_err(|_| "an answer that can't be read".into())
+}
+
+/// What the server said, on one line.
+fn told(error: &RedisError) -> String {
+    let text = match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        _ => error.to_string(),
+    };
+    text.replace(char::is_control, " ")
+}
+
+fn late(deadline: Duration) -> String {
+    format!("no answer within {deadline:?}")
+}

@@ -1,0 +1,275 @@
+//! Whether it answers, in time and with the right time: replication, cluster, clock, latency, connections, settings.
+
+use std::time::Duration;
+
+use indicatif::HumanCount;
+
+use super::super::facts::{Clock, Facts, Finding, Level};
+use crate::output::{human, micros};
+
+/// A clock further off than this is wrong.
+const CLOCK_OFF: u64 = 1_000_000;
+/// A clock that moves by this within a second or two has been set.
+const CLOCK_STEP: u64 = 50_000;
+/// A replica that was heard of longer ago than this lags, in seconds.
+const REPLICA_LATE: u64 = 10;
+/// What a call may cost without being felt.
+const SLOW: Duration = Duration::from_millis(10);
+/// Hash slots of a cluster.
+const SLOTS: u64 = 16_384;
+
+pub(super) fn replication(facts: &Facts) -> Option<Finding> {
+    let role = facts.info("role")?;
+    if role == "slave" {
+        let (host, port) = (facts.info("master_host").unwrap_or("?"), facts.info("master_port").unwrap_or("?"));
+        let up = facts.info("master_link_status") == Some("up");
+        let link = match (up, facts.setting("replica-serve-stale-data")) {
+            (true, _) => String::new(),
+            (false, Some("no")) => ", which it can't reach, so it answers nothing at all (MASTERDOWN)".to_owned(),
+            (false, _) => ", which it can't reach".to_owned(),
+        };
+        let found = format!("a replica of {host}:{port}{link}: it refuses every decision (READONLY)");
+        let finding = Finding::new("replication", Level::Unfit, found).number("role", "replica");
+        return Some(finding.advise(format!("decide on the primary: --url redis://{host}:{port}")));
+    }
+    let replicas = replicas(facts);
+    let count = replicas.len();
+    let plural = if count == 1 { "" } else { "s" };
+    let needed = facts.number("min-replicas-to-write").unwrap_or(0);
+    // Told only where some are needed.
+    let good = facts.info.as_ref().ok().and_then(|info| info.number("min_slaves_good_slaves"));
+    let good = good.unwrap_or(count as u64);
+    let late: Vec<_> = replicas.iter().filter(|replica| !replica.online || replica.lag > REPLICA_LATE).collect();
+    let refused =
+        facts.trials.iter().any(|trial| trial.took.as_ref().is_err_and(|error| error.message.contains("NOREPLICAS")));
+    let finding = if refused || good < needed {
+        let found = format!(
+            "a primary with {good} good replicas of the {needed} that min-replicas-to-write asks for: it refuses every \
+             decision (NOREPLICAS)"
+        );
+        Finding::new("replication", Level::Unfit, found)
+            .advise("bring the replicas back")
+            .set("min-replicas-to-write", "0")
+    } else if let Some(replica) = late.first() {
+        let found = format!(
+            "a primary with {count} replica{plural}, {} lagging: {} ({}, heard of {}s ago, {} bytes behind); a failover \
+             to it forgets what it lacks, at most one capacity per key",
+            late.len(),
+            replica.address,
+            replica.state,
+            replica.lag,
+            HumanCount(replica.behind)
+        );
+        Finding::new("replication", Level::Warning, found).advise("look into that replica's log and its network")
+    } else if count == 0 {
+        Finding::new("replication", Level::Ok, "a primary without replicas: nobody takes over if it goes")
+    } else {
+        let behind = replicas.iter().map(|replica| replica.behind).max().unwrap_or(0);
+        let lag = replicas.iter().map(|replica| replica.lag).max().unwrap_or(0);
+        let found = format!(
+            "a primary with {count} replica{plural}, {} bytes behind at most, heard of within {lag}s",
+            HumanCount(behind)
+        );
+        if needed == 0 && facts.setting("min-replicas-to-write").is_some() {
+            let found = format!("{found}; cut off from them, it would go on deciding what a failover then forgets");
+            let finding = Finding::new("replication", Level::Note, found).set("min-replicas-to-write", "1");
+            finding.set("min-replicas-max-lag", "10")
+        } else {
+            Finding::new("replication", Level::Ok, found)
+        }
+    };
+    Some(finding.number("role", "primary").number("replicas", count).number("min_replicas_to_write", needed))
+}
+
+struct Replica {
+    address: String,
+    state: String,
+    online: bool,
+    /// Seconds since it was heard of.
+    lag: u64,
+    /// Bytes.
+    behind: u64,
+}
+
+/// `slave0:ip=127.0.0.1,port=7001,state=online,offset=42,lag=0`
+fn replicas(facts: &Facts) -> Vec<Replica> {
+    let sent = facts.count("master_repl_offset");
+    let lines = (0..).map_while(|number| facts.info(&format!("slave{number}")));
+    let replica = |line: &str| {
+        let field = |name: &str| {
+            let mut pairs = line.split(',').filter_map(|pair| pair.split_once('='));
+            pairs.find(|(field, _)| *field == name).map(|(_, value)| value.to_owned())
+        };
+        let number = |name| field(name).and_then(|value| value.parse::<u64>().ok()).unwrap_or(0);
+        let state = field("state").unwrap_or_default();
+        Replica {
+            address: format!("{}:{}", field("ip").unwrap_or_default(), number("port")),
+            online: state == "online",
+            state,
+            lag: number("lag"),
+            behind: sent.saturating_sub(number("offset")),
+        }
+    };
+    lines.map(replica).collect()
+}
+
+pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
+    if facts.info("cluster_enabled")? != "1" {
+        return None;
+    }
+    let cluster = facts.cluster.as_ref().ok()?;
+    let state = cluster.text("cluster_state").unwrap_or("unknown");
+    let number = |name| cluster.number(name).unwrap_or(0);
+    let (covered, nodes, primaries) =
+        (number("cluster_slots_ok"), number("cluster_known_nodes"), number("cluster_size"));
+    let found = format!(
+        "a node of a cluster of {nodes}, {primaries} with slots; cluster_state {state}, {covered} of {SLOTS} slots are well"
+    );
+    let finding = if state != "ok" {
+        let found = format!("{found}: decisions are refused (CLUSTERDOWN)");
+        Finding::new("cluster", Level::Unfit, found).advise("redis-cli --cluster check, then --cluster fix")
+    } else if covered < SLOTS {
+        let found = format!("{found}: keys of the others can't be decided");
+        Finding::new("cluster", Level::Warning, found).advise("redis-cli --cluster check, then --cluster fix")
+    } else {
+        let found = format!("{found}; what is told here is this node's");
+        Finding::new("cluster", Level::Note, found).advise("run this for each primary")
+    };
+    Some(finding.number("state", state).number("slots_ok", covered).number("nodes", nodes))
+}
+
+pub(super) fn clock(facts: &Facts) -> Option<Finding> {
+    let Clock { offset, uncertainty, step, step_uncertainty } = *facts.clock.as_ref().ok()?;
+    let us = |number: u64| human(Duration::from_micros(number));
+    let relation = |number: i64| if number < 0 { "behind" } else { "ahead of" };
+    let found =
+        format!("{} {} this machine's, give or take {}", us(offset.unsigned_abs()), relation(offset), us(uncertainty));
+    let certainly = |number: i64, uncertainty: u64| number.unsigned_abs().saturating_sub(uncertainty);
+    let synchronise = "let NTP (chrony) keep both machines' clocks, slewed, not stepped";
+    let finding = if certainly(step, step_uncertainty) > CLOCK_STEP {
+        let way = if step < 0 { "back" } else { "forward" };
+        let found = format!(
+            "{found}; one of the two stepped meanwhile, the server's {} {way} or this one's the other way",
+            us(step.unsigned_abs())
+        );
+        Finding::new("clock", Level::Warning, found).advise(synchronise)
+    } else if certainly(offset, uncertainty) > CLOCK_OFF {
+        let found = format!(
+            "{found}: windows begin and end by it, and if it is put right by a step forward, limits refill by as much"
+        );
+        Finding::new("clock", Level::Warning, found).advise(synchronise)
+    } else {
+        Finding::new("clock", Level::Ok, found)
+    };
+    Some(finding.number("offset_us", offset).number("uncertainty_us", uncertainty).number("step_us", step))
+}
+
+pub(super) fn latency(facts: &Facts) -> Option<Finding> {
+    let latency = facts.latency.as_ref().ok()?;
+    let (p50, p99) = (latency.quantile(50), latency.quantile(99));
+    let fork = Duration::from_micros(facts.count("latest_fork_usec"));
+    let found =
+        format!("{} takes {} (p50) to {} (p99), of {}", latency.of, human(p50), human(p99), latency.samples.len());
+    let deadline = facts.deadline;
+    let finding = if p99 * 2 > deadline {
+        let found = format!("{found}: too near to the deadline of {}", human(deadline));
+        let finding = Finding::new("latency", Level::Warning, found);
+        finding.advise("decide nearer to Redis, or with a longer deadline; SLOWLOG GET tells what holds it up")
+    } else if fork * 2 > deadline {
+        let found = format!("{found}; its last fork for a save took {}, in which nobody is answered", human(fork));
+        Finding::new("latency", Level::Warning, found)
+            .advise("save on a replica, or keep limits in a Redis of their own")
+    } else if p50 > SLOW {
+        let found = format!("{found}: every decision costs its caller that");
+        Finding::new("latency", Level::Note, found).advise("decide nearer to Redis, or use a lease for what is hot")
+    } else {
+        Finding::new("latency", Level::Ok, found)
+    };
+    let finding = finding.number("p50_us", micros(p50)).number("p99_us", micros(p99));
+    Some(finding.number("samples", latency.samples.len()).number("latest_fork_us", micros(fork)))
+}
+
+pub(super) fn connections(facts: &Facts) -> Option<Finding> {
+    let most = facts.number("maxclients").filter(|most| *most > 0)?;
+    let open = facts.info.as_ref().ok()?.number("connected_clients")?;
+    let rejected = facts.count("rejected_connections");
+    let before = match rejected {
+        0 => String::new(),
+        rejected => format!("; {} were rejected so far", HumanCount(rejected)),
+    };
+    let found = format!("{open} of maxclients {most}{before}");
+    let finding = if open * 100 >= most * 80 {
+        Finding::new("connections", Level::Warning, found).set("maxclients", &(most * 2).to_string())
+    } else if rejected > 0 {
+        Finding::new("connections", Level::Note, found).set("maxclients", &(most * 2).to_string())
+    } else {
+        Finding::new("connections", Level::Ok, found)
+    };
+    Some(finding.number("connected_clients", open).number("maxclients", most).number("rejected_connections", rejected))
+}
+
+/// What bears on decisions but has no check of its own.
+pub(super) fn settings(facts: &Facts) -> Option<Finding> {
+    facts.config.as_ref().ok()?;
+    let mut finding = Finding::new("settings", Level::Ok, "");
+    let mut told = Vec::new();
+    if let Some(seconds) = facts.number("timeout") {
+        if seconds > 0 {
+            told.push(format!("timeout {seconds} closes idle connections: the first decision after so long fails"));
+            finding = Finding { level: Level::Note, ..finding }.set("timeout", "0");
+        }
+        finding = finding.number("timeout_s", seconds);
+    }
+    if facts.number("tcp-keepalive") == Some(0) {
+        told.push("tcp-keepalive 0 keeps connections of clients that are gone".into());
+        finding = Finding { level: Level::Note, ..finding }.set("tcp-keepalive", "300");
+    }
+    if let Some(ms) = facts.number("busy-reply-threshold") {
+        if ms == 0 {
+            told.push(
+                "busy-reply-threshold 0: of a script that hangs nobody is told (BUSY), nor can it be killed".into(),
+            );
+            finding = Finding { level: Level::Note, ..finding }.set("busy-reply-threshold", "5000");
+        } else {
+            told.push(format!(
+                "a script that hangs is told after {} (busy-reply-threshold)",
+                human(Duration::from_millis(ms))
+            ));
+        }
+        finding = finding.number("busy_reply_threshold_ms", ms);
+    }
+    if facts.setting("replica-serve-stale-data") == Some("no") {
+        told.push(
+            "replica-serve-stale-data no: were it to become a replica, it would answer nothing while cut off".into(),
+        );
+    }
+    if let Some(lazily) = facts.setting("lazyfree-lazy-user-flush") {
+        finding = finding.number("lazyfree_lazy_user_flush", lazily);
+        if lazily == "no" {
+            told.push(
+                "FLUSHALL holds everybody up (lazyfree-lazy-user-flush no); limits are small, so nothing else does"
+                    .into(),
+            );
+        }
+    }
+    Some(Finding { found: told.join("; "), ..finding })
+}
+
+/// Errors that decisions, or other programs' writes, were answered with since the statistics began.
+pub(super) fn refused(facts: &Facts) -> Option<Finding> {
+    facts.info.as_ref().ok()?;
+    let codes = ["OOM", "MISCONF", "NOREPLICAS", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN"];
+    let count = |code: &&'static str| {
+        let line = facts.info(&format!("errorstat_{code}"))?;
+        Some((*code, line.strip_prefix("count=")?.parse::<u64>().ok()?))
+    };
+    let counts: Vec<_> = codes.iter().filter_map(count).filter(|(_, count)| *count > 0).collect();
+    let finding = if counts.is_empty() {
+        Finding::new("refused", Level::Ok, "nothing was refused for want of memory, disk or replicas so far")
+    } else {
+        let list: Vec<_> = counts.iter().map(|(code, count)| format!("{} {code}", HumanCount(*count))).collect();
+        let found = format!("so far, calls of any program were answered with errors: {}", list.join(", "));
+        Finding::new("refused", Level::Note, found).advise("CONFIG RESETSTAT counts anew")
+    };
+    Some(counts.into_iter().fold(finding, |finding, (code, count)| finding.number(code, count)))
+}

@@ -1,0 +1,100 @@
+//! Findings, a JSON object each or a list for people.
+
+use std::io::{self, Write};
+
+use anstyle::{AnsiColor, Style};
+
+use super::facts::{Facts, Finding, Level};
+use crate::options::Shape;
+use crate::output::{QUIET, RIGHT, WRONG, json};
+
+const CARE: Style = AnsiColor::Yellow.on_default();
+/// Of lines, where it isn't known how wide they may be; and no line is longer than is good to read.
+const WIDTH: usize = 80;
+const WIDEST: usize = 120;
+/// Where what was found begins: after the level and the check.
+const INDENT: usize = 22;
+
+pub(super) fn print(mut out: impl Write, shape: Shape, facts: &Facts, findings: &[Finding]) -> io::Result<()> {
+    match shape {
+        Shape::Jsonl => findings.iter().try_for_each(|finding| json(&mut out, finding))?,
+        Shape::Table => {
+            let width = console::Term::stdout().size_checked().map_or(WIDTH, |(_, columns)| usize::from(columns));
+            table(&mut out, width.min(WIDEST), facts, findings)?;
+        }
+    }
+    out.flush()
+}
+
+fn table(out: &mut impl Write, width: usize, facts: &Facts, findings: &[Finding]) -> io::Result<()> {
+    let width = width.saturating_sub(INDENT).max(30);
+    writeln!(out, "{QUIET}{}{QUIET:#}", facts.address)?;
+    for Finding { check, level, found, advice, .. } in findings {
+        let style = style(*level);
+        let mut lines = wrapped(found, width).into_iter();
+        let first = lines.next().unwrap_or_default();
+        writeln!(out, "{style}{:<7}{style:#}  {check:<11}  {first}", level.name())?;
+        for line in lines {
+            writeln!(out, "{:INDENT$}{line}", "")?;
+        }
+        for step in advice {
+            for (at, line) in wrapped(step, width - 3).iter().enumerate() {
+                let arrow = if at == 0 { "->" } else { "  " };
+                writeln!(out, "{:INDENT$}{QUIET}{arrow} {line}{QUIET:#}", "")?;
+            }
+        }
+    }
+    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
+    let (unfit, warnings, notes) = (count(Level::Unfit), count(Level::Warning), count(Level::Note));
+    let plural = |count, word| if count == 1 { format!("1 {word}") } else { format!("{count} {word}s") };
+    let (worst, verdict) = match (unfit, warnings) {
+        (0, 0) => (Level::Ok, "fit for limits"),
+        (0, _) => (Level::Warning, "fit for limits, with warnings"),
+        _ => (Level::Unfit, "unfit for limits"),
+    };
+    let style = style(worst);
+    let counts = [
+        (unfit > 0).then(|| format!("{unfit} unfit")),
+        (warnings > 0).then(|| plural(warnings, "warning")),
+        (notes > 0).then(|| plural(notes, "note")),
+        Some(format!("{} ok", count(Level::Ok))),
+    ];
+    let counts: Vec<_> = counts.into_iter().flatten().collect();
+    writeln!(out, "{style}{verdict}{style:#}: {}", counts.join(", "))
+}
+
+fn style(level: Level) -> Style {
+    match level {
+        Level::Ok => RIGHT,
+        Level::Note => QUIET,
+        Level::Warning => CARE,
+        Level::Unfit => WRONG,
+    }
+}
+
+/// Lines of so many characters at most, unless a word has more.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_break_between_words() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("one two three", 4), ["one", "two", "three"]);
+        assert_eq!(wrapped("", 4), [""]);
+    }
+}
