@@ -3,6 +3,7 @@
 mod concurrency;
 mod denials;
 mod differential;
+mod doctor;
 mod expiry;
 mod faults;
 mod hostile;

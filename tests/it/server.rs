@@ -32,6 +32,16 @@ impl Server {
         server
     }
 
+    /// By this configuration file, but for where it listens.
+    pub(crate) fn with_file(file: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let port = free_port();
+        let process = launch(&directory, port, &[file], &[]);
+        let server = Self { process, directory, port };
+        server.wait_until_it_answers();
+        server
+    }
+
     /// Stops it and starts an empty one in its place.
     pub(crate) fn restart(&mut self) {
         self.stop();
@@ -131,10 +141,14 @@ impl Drop for Server {
 }
 
 fn spawn(directory: &TempDir, port: u16, options: &[&str]) -> Child {
+    launch(directory, port, &[], &[&["--save", "", "--appendonly", "no", "--daemonize", "no"], options].concat())
+}
+
+fn launch(directory: &TempDir, port: u16, file: &[&str], options: &[&str]) -> Child {
     Command::new("redis-server")
         .current_dir(directory)
+        .args(file)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--unixsocket", "redis.sock"])
-        .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
         .args(options)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
