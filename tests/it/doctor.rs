@@ -295,6 +295,22 @@ fn a_table_on_request_is_no_wider_than_a_page_and_ends_with_a_verdict() {
 }
 
 #[test]
+fn the_users_of_the_redis_conf_can_do_what_they_are_there_for() {
+    let server = Server::start();
+    let file = include_str!("../../examples/redis.conf");
+    let users = file.lines().filter_map(|line| line.strip_prefix("# user ")?.split_once(" on >PASSWORD "));
+    let users: Vec<_> = users.collect();
+    let [("limiter", least), ("operator", all)] = users[..] else { panic!("{users:?}") };
+    let readme = include_str!("../../lua/README.md");
+    let (_, rest) = readme.split_once(">PASSWORD ").expect("the smallest user");
+    let (expected, _) = rest.split_once("\n\n").expect("a paragraph");
+    assert_eq!(least.split_whitespace().collect::<Vec<_>>(), expected.split_whitespace().collect::<Vec<_>>());
+    let output = examine(&server.user("operator", all));
+    assert_eq!(code(&output), 0, "{}", stdout(&output));
+    assert_eq!(of_level(&output, "note"), ["memory", "persistence"], "{}", stdout(&output));
+}
+
+#[test]
 fn the_redis_conf_to_start_from_is_fit() {
     let server = Server::with_file(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/redis.conf"));
     let output = examine(&server.tcp_url());

@@ -292,7 +292,7 @@ fn candidate(number: usize) -> String {
 fn refusal(error: tollgate::Error) -> Refusal {
     let message = error.to_string();
     // Where in which script it was is of no use here, and differs from script to script.
-    let message = message.split(" script: ").next().unwrap_or_default().to_owned();
+    let message = message.split(" script: ").next().unwrap_or_default().trim_end_matches('.').to_owned();
     Refusal { permission: error.is_permission(), message }
 }
 
@@ -306,7 +306,7 @@ fn told(error: &RedisError) -> String {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         _ => error.to_string(),
     };
-    text.replace(char::is_control, " ")
+    text.replace(char::is_control, " ").trim_end_matches('.').to_owned()
 }
 
 fn late(deadline: Duration) -> String {

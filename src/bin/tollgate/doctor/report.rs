@@ -8,6 +8,7 @@ use super::facts::{Facts, Finding, Level};
 use crate::options::Shape;
 use crate::output::{QUIET, RIGHT, WRONG, json};
 
+const WORTH_KNOWING: Style = AnsiColor::Cyan.on_default();
 const CARE: Style = AnsiColor::Yellow.on_default();
 /// Of lines, where it isn't known how wide they may be; and no line is longer than is good to read.
 const WIDTH: usize = 80;
@@ -40,7 +41,7 @@ fn table(out: &mut impl Write, width: usize, facts: &Facts, findings: &[Finding]
         for step in advice {
             for (at, line) in wrapped(step, width - 3).iter().enumerate() {
                 let arrow = if at == 0 { "->" } else { "  " };
-                writeln!(out, "{:INDENT$}{QUIET}{arrow} {line}{QUIET:#}", "")?;
+                writeln!(out, "{:INDENT$}{QUIET}{arrow}{QUIET:#} {line}", "")?;
             }
         }
     }
@@ -66,7 +67,7 @@ fn table(out: &mut impl Write, width: usize, facts: &Facts, findings: &[Finding]
 fn style(level: Level) -> Style {
     match level {
         Level::Ok => RIGHT,
-        Level::Note => QUIET,
+        Level::Note => WORTH_KNOWING,
         Level::Warning => CARE,
         Level::Unfit => WRONG,
     }

@@ -246,10 +246,7 @@ pub(super) fn settings(facts: &Facts) -> Option<Finding> {
     if let Some(lazily) = facts.setting("lazyfree-lazy-user-flush") {
         finding = finding.number("lazyfree_lazy_user_flush", lazily);
         if lazily == "no" {
-            told.push(
-                "FLUSHALL holds everybody up (lazyfree-lazy-user-flush no); limits are small, so nothing else does"
-                    .into(),
-            );
+            told.push("a FLUSHALL would hold everybody up (lazyfree-lazy-user-flush no)".into());
         }
     }
     Some(Finding { found: told.join("; "), ..finding })

@@ -13,11 +13,10 @@ pub(super) fn eviction(facts: &Facts) -> Option<Finding> {
     let finding = if policy == "noeviction" {
         Finding::new("eviction", Level::Ok, "maxmemory-policy noeviction: no limit is ever evicted")
     } else if bounded {
-        // Every key of a limit has an expiry, so volatile policies spare none.
-        let full = fullness(facts).map(|percent| format!(", {percent}% full")).unwrap_or_default();
+        let now = fullness(facts).map(|percent| format!(" ({percent}% now)")).unwrap_or_default();
+        let all = if policy.starts_with("volatile") { "; the keys of limits all expire" } else { "" };
         let found = format!(
-            "maxmemory-policy {policy} (maxmemory {}{full}): evicts limits when memory is full, volatile policies too, \
-             since their keys expire; each eviction may admit up to one capacity more",
+            "maxmemory-policy {policy} evicts limits once {} are full{now}{all}: each may admit one capacity more",
             HumanBytes(facts.number("maxmemory").unwrap_or(0))
         );
         Finding::new("eviction", Level::Warning, found).set("maxmemory-policy", "noeviction")

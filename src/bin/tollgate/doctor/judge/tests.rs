@@ -91,7 +91,7 @@ fn every_policy_that_evicts_is_a_warning_once_memory_is_bounded() {
         let bounded = with("", &format!("maxmemory:100000000\nmaxmemory-policy:{policy}"));
         let finding = finding(&bounded, "eviction");
         assert_eq!(finding.level, Level::Warning);
-        assert!(finding.found.contains(policy) && finding.found.contains("2% full"), "{}", finding.found);
+        assert!(finding.found.contains(policy) && finding.found.contains("(2% now)"), "{}", finding.found);
         let step = "CONFIG SET maxmemory-policy noeviction; redis.conf: maxmemory-policy noeviction";
         assert_eq!(finding.advice, [step]);
         assert_eq!(level(&with("", &format!("maxmemory-policy:{policy}")), "eviction"), Level::Note);
