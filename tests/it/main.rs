@@ -1,6 +1,7 @@
 //! One binary for all tests that need more than a single module. A missing redis-server is a failure, never a skip.
 
 mod concurrency;
+mod costs;
 mod denials;
 mod differential;
 mod doctor;
