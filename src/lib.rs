@@ -19,7 +19,7 @@
 //! # fn main() {}
 //! ```
 //!
-//! The [guide] helps to choose a limit; [operations] says how to run Redis for it.
+//! The [guide] helps to choose a limit, [operations] to run the Redis that decides.
 //!
 //! # Layout
 //!
@@ -72,6 +72,10 @@ mod wait;
 pub mod guide {}
 
 #[doc = include_str!("operations.md")]
+///
+/// ```text
+#[doc = include_str!("../examples/redis.conf")]
+/// ```
 pub mod operations {}
 
 /// The README's examples compile.

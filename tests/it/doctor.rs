@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tollgate::redis::{Connection, cmd};
 
+use crate::permissions;
 use crate::server::{Server, free_port};
 use crate::tool::{code, lines, stderr, stdout, tollgate};
 
@@ -175,10 +176,7 @@ fn each_command_that_a_user_lacks_is_named() {
 #[test]
 fn a_user_with_the_least_permissions_is_fit_and_what_it_may_not_ask_is_a_note() {
     let server = Server::start();
-    let readme = include_str!("../../lua/README.md");
-    let (_, rest) = readme.split_once(">PASSWORD ").expect("the smallest user");
-    let (least, _) = rest.split_once("\n\n").expect("a paragraph");
-    let output = examine(&server.user("least", least));
+    let output = examine(&server.user("least", &permissions::least().join(" ")));
     assert_eq!(code(&output), 0, "{}", stdout(&output));
     assert_eq!(finding(&output, "scripts")["level"], "ok");
     let findings = lines(&output);
@@ -301,10 +299,7 @@ fn the_users_of_the_redis_conf_can_do_what_they_are_there_for() {
     let users = file.lines().filter_map(|line| line.strip_prefix("# user ")?.split_once(" on >PASSWORD "));
     let users: Vec<_> = users.collect();
     let [("limiter", least), ("operator", all)] = users[..] else { panic!("{users:?}") };
-    let readme = include_str!("../../lua/README.md");
-    let (_, rest) = readme.split_once(">PASSWORD ").expect("the smallest user");
-    let (expected, _) = rest.split_once("\n\n").expect("a paragraph");
-    assert_eq!(least.split_whitespace().collect::<Vec<_>>(), expected.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(least.split_whitespace().collect::<Vec<_>>(), permissions::least());
     let output = examine(&server.user("operator", all));
     assert_eq!(code(&output), 0, "{}", stdout(&output));
     assert_eq!(of_level(&output, "note"), ["memory", "persistence"], "{}", stdout(&output));
