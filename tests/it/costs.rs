@@ -32,12 +32,12 @@ enum Event {
 }
 
 /// Units that a caller gets who asks for one as long as it is allowed, at every step.
-fn admitted(rule: &str, event: Event, at: u64) -> u64 {
+fn admitted(rule: &str, event: Event, at: u64, begin: i64) -> u64 {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
         let limiter = Limiter::new(Embedded::new());
         let rule: Rule = rule.parse().expect("a rule");
-        let (mut admitted, mut off) = (0, 0_i64);
+        let (mut admitted, mut off) = (0, begin);
         for step in 0..STEPS {
             match event {
                 Event::Forgotten if step == at => drop(limiter.reset(&rule, "key").await.expect("an answer")),
@@ -60,14 +60,15 @@ fn instant(off: i64) -> SystemTime {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_event_costs_more_than_is_documented(
         at in 1..100_u64, short in 1..10_u64, long in 31..200_u64, after in 1..60_u64,
     ) {
         for (rule, capacity, longest) in RULES {
-            let usual = admitted(rule, Event::Nothing, at);
+            // Where in a window it begins decides a little too.
+            let usual = (0..10).map(|begin| admitted(rule, Event::Nothing, at, begin)).max().expect("a few");
             // A jump cuts two windows short: the one it leaves, and the one it gets into. An estimate by windows is
             // rounded anew.
             let jump = match rule.split_once(' ') {
@@ -83,7 +84,7 @@ proptest! {
                 (Event::Back(long), jump),
                 (Event::AheadAndBack(short.min(longest), after), jump),
             ] {
-                let got = admitted(rule, event, at);
+                let got = admitted(rule, event, at, 0);
                 prop_assert!(got <= usual + most, "{rule}: {event:?} at {at} admits {got}, not {usual} and {most}");
             }
         }

@@ -154,7 +154,9 @@ fn every_dependency_comes_from_the_registry() {
 fn the_rust_that_is_asked_for_is_no_older_than_what_the_dependencies_ask_for() {
     let rust = |package: &Value| -> Option<Vec<u32>> {
         let stated = package["rust_version"].as_str()?;
-        Some(stated.split('.').map(|number| number.parse().expect("a number")).collect())
+        let mut numbers: Vec<u32> = stated.split('.').map(|number| number.parse().expect("a number")).collect();
+        numbers.resize(3, 0);
+        Some(numbers)
     };
     let ours = packages().find(|package| package["name"] == "tollgate").and_then(rust).expect("a rust-version");
     for package in packages() {
