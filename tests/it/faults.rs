@@ -6,6 +6,7 @@ mod cut;
 mod failover;
 mod proxy;
 mod refusing;
+mod tool;
 
 use std::num::NonZeroU32;
 use std::time::Duration;

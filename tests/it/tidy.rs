@@ -217,6 +217,24 @@ fn default_features_bring_neither_the_tool_nor_a_c_compiler() {
     }
 }
 
+/// `module::test`, as the page on running Redis has them.
+#[test]
+fn each_fault_names_a_test_that_there_is() {
+    let page = include_str!("../../src/operations.md");
+    let rows = page.split("# Faults").nth(1).and_then(|rest| rest.split("\n# ").next()).expect("the faults");
+    let mut named = 0;
+    for test in rows.split('`').filter(|word| word.contains("::") && !word.contains(' ') && word.contains('_')) {
+        let (module, name) = test.rsplit_once("::").expect("a module");
+        if module == module.to_lowercase() && !module.starts_with("crate") {
+            let file = format!("tests/it/{}.rs", module.replace("::", "/"));
+            let text = std::fs::read_to_string(root().join(&file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+            assert!(text.contains(&format!("fn {name}(")), "{test}");
+            named += 1;
+        }
+    }
+    assert!(named > 30, "{named} tests");
+}
+
 #[test]
 fn no_file_of_rust_grows_beyond_five_hundred_lines() {
     for file in rust_files("src").into_iter().chain(rust_files("tests/it")) {
