@@ -6,6 +6,7 @@ mod cut;
 mod failover;
 mod proxy;
 mod refusing;
+mod soak;
 mod tool;
 
 use std::num::NonZeroU32;

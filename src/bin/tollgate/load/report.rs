@@ -12,7 +12,7 @@ use tollgate::By;
 use super::audit::Audit;
 use super::tally::{Errors, Tally, Warmup};
 use crate::options::Shape;
-use crate::output::{QUIET, RIGHT, WRONG, facts, human, json};
+use crate::output::{QUIET, RIGHT, WRONG, facts, human, json, micros};
 
 /// The last answer comes so much after the calls were due, and nobody wonders.
 const OVERRUN: Duration = Duration::from_millis(100);
@@ -99,6 +99,8 @@ struct Counts<'a> {
     errors: Errors,
     #[serde(skip_serializing_if = "Option::is_none")]
     first_error: Option<&'a str>,
+    /// From a call's being sent to its end, answered or not.
+    longest_us: u64,
     seconds: f64,
     planned_seconds: Option<f64>,
     per_second: Option<f64>,
@@ -117,6 +119,7 @@ fn counts<S: Serializer>(tally: &Tally, serializer: S) -> Result<S::Ok, S::Error
         answered_by: tally.has_stand_ins().then(|| tally.by.iter().map(by).collect()),
         errors,
         first_error: tally.first_error.as_deref(),
+        longest_us: micros(tally.longest),
         seconds: micros_of(tally.seconds()),
         planned_seconds: tally.planned.map(|planned| micros_of(planned.as_secs_f64())),
         per_second: per_second(tally),
@@ -199,6 +202,9 @@ impl Report<'_> {
         }
         if tally.unsent > 0 {
             lines.push(("unsent", format!("{WRONG}{}{WRONG:#}, since too many were waiting", tally.unsent)));
+        }
+        if tally.errors.total() > 0 || tally.has_stand_ins() {
+            lines.push(("longest call", format!("{}, answered or not", human(tally.longest))));
         }
         let Warmup { answered, errors, unsent } = tally.warmup;
         if errors + unsent > 0 {

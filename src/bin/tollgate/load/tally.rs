@@ -30,6 +30,8 @@ pub(super) struct Tally {
     pub(super) latency: Histogram<u64>,
     /// From the time that a call was due to its being sent.
     pub(super) lateness: Histogram<u64>,
+    /// The longest that any measured call took from its being sent to its end, answered or not.
+    pub(super) longest: Duration,
     /// From the first measured call's being sent to the last answer.
     pub(super) span: Option<(Instant, Instant)>,
     /// Answers of all calls, warm-up included, for those who watch,
@@ -113,6 +115,7 @@ impl Tally {
             planned: None,
             latency: histogram(),
             lateness: histogram(),
+            longest: Duration::ZERO,
             span: None,
             answers: 0,
             denials: 0,
@@ -164,6 +167,7 @@ impl Tally {
         self.sent += 1;
         let (first, last) = self.span.unwrap_or((sent, answered));
         self.span = Some((first.min(sent), last.max(answered)));
+        self.longest = self.longest.max(answered.saturating_duration_since(sent));
         record(&mut self.lateness, sent.saturating_duration_since(due));
         match answer {
             Ok(decision) => {
