@@ -86,7 +86,8 @@ impl Limiter {
         let mut permit =
             Permit { limiter, rule, request: owned, held: true, renewing: None, runtime: Handle::current() };
         let decision = self.acquire(&permit.rule, request).await?;
-        permit.held = decision.allowed;
+        // What was asked of Redis may have been charged there, whoever answered.
+        permit.held = decision.allowed || decision.error.is_some();
         Ok(Held { permit: decision.allowed.then_some(permit), decision })
     }
 

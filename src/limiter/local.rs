@@ -2,6 +2,8 @@
 
 use std::num::NonZeroU32;
 
+use futures_util::future::join;
+
 use super::Limiter;
 use crate::decision::{By, Decision};
 use crate::engine::embedded::Embedded;
@@ -31,9 +33,12 @@ impl Limiter {
         let OnError::Local { processes } = rule.policy() else { return None };
         self.local.get()?;
         let renewed = self.decide_locally(rule, processes, request, Mode::Renew).await.ok()?;
-        match mode {
-            Mode::Renew => Some(renewed),
-            _ => self.decide_locally(rule, processes, request, mode).await.ok(),
+        if mode == Mode::Renew {
+            return Some(renewed);
         }
+        // Redis may have been asked for it too, and have given it later than anybody waited.
+        let (here, _) =
+            join(self.decide_locally(rule, processes, request, mode), self.decide_exactly(rule, request, mode)).await;
+        here.ok()
     }
 }

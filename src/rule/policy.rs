@@ -17,7 +17,8 @@ pub enum OnError {
     /// The error, so that nothing goes on. Nothing is admitted beyond the rule.
     #[default]
     Closed,
-    /// Allowed, by [`By::Policy`](crate::By::Policy). Nothing bounds what is admitted until Redis answers again.
+    /// Allowed, by [`By::Policy`](crate::By::Policy). Nothing bounds what is admitted until Redis answers again. What
+    /// remains isn't known, and told as 0.
     Open,
     /// The engine in this process decides, by [`By::Local`](crate::By::Local), with the rule's share of one of so many
     /// processes: an equal part of each limit's capacity and rate, rounded down. Together they admit no more than the

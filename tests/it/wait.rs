@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tollgate::{Embedded, Limiter, Redis, RetryAfter, Rule};
+use tollgate::redis::cmd;
+use tollgate::{Charged, Embedded, Limiter, Redis, RetryAfter, Rule};
 
 use crate::server::Server;
 
@@ -134,4 +135,18 @@ async fn a_block_is_waited_for_where_it_ends_in_time() {
         assert!(limiter.acquire_wait(&rule, text, 60 * SECOND).await.expect("a decision").allowed, "{text}");
         assert!(!limiter.peek(&rule, text).await.expect("a decision").blocked, "{text}");
     }
+}
+
+/// It would have been too long a wait, and what was reserved can't be given back.
+#[tokio::test]
+async fn a_reservation_that_cannot_be_cancelled_is_told_as_charged() {
+    let server = Server::start();
+    let (name, rights) = ("keeps", "+@all ~*");
+    let url = server.user(name, rights);
+    let limiter = Limiter::new(Redis::open(&url).expect("a good address")).deadline(Duration::from_secs(30));
+    let rule = rule("gcra 1/1h max-debt 5");
+    limiter.acquire(&rule, "key").await.expect("a decision");
+    cmd("ACL").arg(&["SETUSER", name, "-del"]).exec(&mut server.connection()).expect("set");
+    let error = limiter.acquire_wait(&rule, "key", Duration::from_secs(1)).await.expect_err("no right to cancel");
+    assert!(error.is_permission() && error.charged() == Charged::Yes, "{error:?}");
 }

@@ -147,3 +147,31 @@ async fn a_server_that_loads_is_not_hammered_and_answers_when_it_has_loaded() {
     // Each of the breaker's looks is four attempts.
     assert!(rejected < 200 && rejected < answers, "{rejected} calls were refused for {answers} answers");
 }
+
+#[tokio::test]
+async fn permits_that_were_taken_here_are_renewed_and_released_here() {
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    // Two of the four are this process's.
+    let rule = rule("concurrency 4 ttl 1h", LOCAL);
+    let elsewhere = in_time(limiter.hold(&rule, "jobs")).await.expect("a decision").into_result().expect("a permit");
+    server.signal("-STOP");
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let taken = in_time(limiter.hold(&rule, "jobs")).await.expect("local");
+        assert_eq!((taken.decision.by, taken.decision.allowed, taken.decision.limit), (By::Local, true, 2));
+        held.extend(taken.permit);
+    }
+    assert!(!in_time(limiter.hold(&rule, "jobs")).await.expect("local").decision.allowed);
+    in_time(held[0].renew()).await.expect("renewed here");
+    in_time(held.remove(0).release()).await.expect("released here");
+    held.extend(in_time(limiter.hold(&rule, "jobs")).await.expect("local").permit);
+    assert_eq!(held.len(), 2);
+    assert!(in_time(elsewhere.renew()).await.is_err(), "that one is Redis's");
+    server.signal("-CONT");
+    answered_again(&limiter, &"gcra 5/1d".parse().expect("a rule"), "another").await;
+    in_time(elsewhere.renew()).await.expect("renewed by redis");
+    for permit in held {
+        assert_eq!(in_time(permit.release()).await.expect("released").by, By::Local);
+    }
+}
