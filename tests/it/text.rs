@@ -135,9 +135,16 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
     let rule = json!({"name": "api", "limits": ["gcra 10/1s", {"name": "org", "limit": "fixed-window 1000/1m", "key": "org"}], "tag": "org"});
     let read: Rule = serde_json::from_value(rule.clone()).expect("a rule");
     assert_eq!(serde_json::to_value(&read).expect("a value"), rule);
-    let rule = json!({"name": "jobs", "limits": ["concurrency 8 ttl 30s"], "on_change": "as-is", "overage": true});
-    let read: Rule = serde_json::from_value(rule.clone()).expect("a rule");
-    assert_eq!(serde_json::to_value(&read).expect("a value"), rule);
+    for more in [
+        json!({"on_change": "as-is", "overage": true}),
+        json!({"on_error": "open"}),
+        json!({"on_error": "local", "processes": 4}),
+    ] {
+        let mut rule = json!({"name": "jobs", "limits": ["concurrency 8 ttl 30s"]});
+        rule.as_object_mut().expect("a table").extend(more.as_object().expect("a table").clone());
+        let read: Rule = serde_json::from_value(rule.clone()).expect("a rule");
+        assert_eq!(serde_json::to_value(&read).expect("a value"), rule);
+    }
     assert_eq!(serde_json::from_value::<Rule>(json!("gcra 5/1s")).expect("a rule").name(), "default");
     for (value, expected) in [
         (json!({"name": "a", "limits": ["gcra 0/1s"]}), "got 0"),
@@ -150,6 +157,10 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
             json!({"name": "a", "limits": ["gcra 5/1s"], "on_change": "later"}),
             "keep-used, as-is or reset, got \"later\"",
         ),
+        (json!({"name": "a", "limits": ["gcra 5/1s"], "on_error": "shut"}), "unknown variant `shut`"),
+        (json!({"name": "a", "limits": ["gcra 5/1s"], "on_error": "local"}), "expected processes beside"),
+        (json!({"name": "a", "limits": ["gcra 5/1s"], "processes": 2}), "beside processes = 2"),
+        (json!({"name": "a", "limits": ["gcra 5/1s"], "on_error": "local", "processes": 6}), "a burst of at least 6"),
         (json!(5), "a limit's line, or a table"),
     ] {
         let error = serde_json::from_value::<Rule>(value.clone()).expect_err("a mistake").to_string();
