@@ -101,6 +101,8 @@ impl Error {
     }
 
     pub(crate) fn deadline(after: Duration, sent: bool) -> Self {
+        // What is left of a deadline is no round number.
+        let after = rounded(after);
         let missing = if sent { "no answer from redis" } else { "redis could not be asked" };
         Self::new(Kind::Deadline { sent }, format!("{missing} within the deadline of {after:?}"))
     }
@@ -115,11 +117,20 @@ impl Error {
 
     /// The same for a call that isn't sent, since others failed by this.
     pub(crate) fn for_unsent(&self, wait: Duration) -> Self {
+        self.unsent(&format!("redis isn't asked for another {:?}", rounded(wait)))
+    }
+
+    /// The same while another call sees whether Redis answers again.
+    pub(crate) fn while_probed(&self) -> Self {
+        self.unsent("redis isn't asked while another call sees whether it answers")
+    }
+
+    fn unsent(&self, why: &str) -> Self {
         let kind = match self.kind {
             Kind::Deadline { .. } | Kind::Disconnected | Kind::Garbled => Kind::Unreachable,
             kind => kind,
         };
-        Self::new(kind, format!("redis isn't asked for another {wait:.1?}, after: {self}"))
+        Self::new(kind, format!("{why}, after: {self}"))
     }
 
     /// Whether the units were taken.
@@ -233,6 +244,14 @@ impl Error {
     #[must_use]
     pub fn is_not_now(&self) -> bool {
         self.kind == Kind::NotNow
+    }
+}
+
+/// To the millisecond, from ten on.
+fn rounded(time: Duration) -> Duration {
+    match time.saturating_add(Duration::from_micros(500)).as_millis() {
+        ms @ 10.. => Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX)),
+        _ => time,
     }
 }
 

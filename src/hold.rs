@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::decision::{Decision, Denied};
+use crate::decision::{By, Decision, Denied};
 use crate::error::{Error, Kind};
 use crate::limiter::Limiter;
 use crate::random::{jittered, unique_id};
@@ -31,6 +31,8 @@ pub struct Permit {
     rule: Rule,
     request: OwnedRequest,
     held: bool,
+    /// How it was allowed, if nobody took anything for it.
+    by_policy: Option<Box<Decision>>,
     renewing: Option<JoinHandle<()>>,
     /// To give it back by, wherever it is dropped.
     runtime: Handle,
@@ -83,11 +85,19 @@ impl Limiter {
         let request = if request.has_id() { request } else { request.id(&own) };
         // Made first: whatever happens to the call, what it took is given back.
         let (limiter, rule, owned) = (self.clone(), rule.clone(), request.to_owned());
-        let mut permit =
-            Permit { limiter, rule, request: owned, held: true, renewing: None, runtime: Handle::current() };
+        let mut permit = Permit {
+            limiter,
+            rule,
+            request: owned,
+            held: true,
+            by_policy: None,
+            renewing: None,
+            runtime: Handle::current(),
+        };
         let decision = self.acquire(&permit.rule, request).await?;
         // What was asked of Redis may have been charged there, whoever answered.
         permit.held = decision.allowed || decision.error.is_some();
+        permit.by_policy = (decision.by == By::Policy).then(|| Box::new(decision.clone()));
         Ok(Held { permit: decision.allowed.then_some(permit), decision })
     }
 
@@ -138,7 +148,10 @@ impl Permit {
     /// [`Error::is_unknown_id`] if it has expired and may be somebody else's; no answer, see [`Error`].
     pub async fn renew(&self) -> Result<(), Error> {
         let parts = self.request.parts();
-        self.limiter.renew(&self.rule, self.request.borrowed(&parts)).await.map(|_| ())
+        match self.limiter.renew(&self.rule, self.request.borrowed(&parts)).await {
+            Err(_) if self.by_policy.is_some() => Ok(()),
+            answer => answer.map(|_| ()),
+        }
     }
 
     /// Renews it every third of the limit's ttl for as long as it is held, in a task of its own, which ends when the
@@ -172,7 +185,11 @@ impl Permit {
         let parts = request.parts();
         let answer = self.limiter.release(&self.rule, request.borrowed(&parts)).await;
         self.held = answer.is_err();
-        answer
+        match (answer, self.by_policy.take()) {
+            // Nothing was taken that must be given back.
+            (Err(_), Some(decision)) => Ok(*decision),
+            (answer, _) => answer,
+        }
     }
 
     fn stop_renewing(&mut self) {

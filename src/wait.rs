@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::decision::{Decision, RetryAfter};
+use crate::decision::{By, Decision, RetryAfter};
 use crate::error::{Error, Kind};
 use crate::limiter::Limiter;
 use crate::random::{jittered, unique_id};
@@ -57,7 +57,7 @@ impl Limiter {
         // A reservation that nobody waits for any more must still be known when it is cancelled.
         let longest = rule.limits().map(|limit| limit.longest_reset()).max().unwrap_or_default();
         let request = request.id(&id).id_remembered_beyond(max_wait.min(longest));
-        let reservation = Reservation { limiter: self, rule, request, kept: false };
+        let mut reservation = Reservation { limiter: self, rule, request, kept: false, by: By::Redis };
         let mut decision = self.reserve(rule, request).await?;
         // Nobody can queue while the key is blocked.
         let started = Instant::now();
@@ -69,6 +69,7 @@ impl Limiter {
             tokio::time::sleep(blocked).await;
             decision = self.reserve(rule, request).await?;
         }
+        reservation.by = decision.by;
         let max_wait = max_wait.saturating_sub(started.elapsed());
         let wait = decision.retry_after.duration();
         match wait {
@@ -79,7 +80,7 @@ impl Limiter {
                 Ok(decision)
             }
             _ if decision.allowed => {
-                let after = self.cancel(rule, request).await.map_err(Error::after_charging)?;
+                let after = self.take_back(rule, request, decision.by).await.map_err(Error::after_charging)?;
                 reservation.keep();
                 Ok(after.denied_instead(&decision))
             }
@@ -88,6 +89,16 @@ impl Limiter {
                 Ok(decision)
             }
         }
+    }
+
+    /// Cancels a reservation where it was made.
+    async fn take_back(&self, rule: &Rule, request: Request<'_>, by: By) -> Result<Decision, Error> {
+        #[cfg(feature = "embedded")]
+        if by == By::Local {
+            return self.cancel_locally(rule, &request).await;
+        }
+        let _ = by;
+        self.cancel(rule, request).await
     }
 
     async fn wait_by_retry(&self, rule: &Rule, request: Request<'_>, max_wait: Duration) -> Result<Decision, Error> {
@@ -111,6 +122,8 @@ struct Reservation<'a> {
     rule: &'a Rule,
     request: Request<'a>,
     kept: bool,
+    /// Who took it.
+    by: By,
 }
 
 impl Reservation<'_> {
@@ -124,13 +137,13 @@ impl Drop for Reservation<'_> {
         if self.kept {
             return;
         }
-        let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.to_owned());
+        let (limiter, rule, request, by) = (self.limiter.clone(), self.rule.clone(), self.request.to_owned(), self.by);
         // Without a runtime there is nothing left to send it by: the reservation stays charged.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let parts = request.parts();
                 // Whatever this answers, nobody is there to be told.
-                let _ = limiter.cancel(&rule, request.borrowed(&parts)).await;
+                let _ = limiter.take_back(&rule, request.borrowed(&parts), by).await;
             });
         }
     }

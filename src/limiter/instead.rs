@@ -2,7 +2,11 @@
 
 use super::Limiter;
 use crate::decision::Decision;
+#[cfg(feature = "embedded")]
+use crate::decision::RetryAfter;
 use crate::error::Error;
+#[cfg(feature = "embedded")]
+use crate::limit::Limit;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
 use crate::script::Mode;
@@ -28,10 +32,19 @@ impl Limiter {
             }
             #[cfg(feature = "embedded")]
             OnError::Local { processes } => match self.decide_locally(rule, processes, request, mode).await {
+                // The share could never admit what the rule may.
+                Ok(decision) if decision.retry_after == RetryAfter::Never && may_fit(rule, request, mode) => Err(error),
                 Ok(decision) => Ok(decision.instead_of(error)),
                 Err(_) => Err(error),
             },
             _ => Err(error),
         }
     }
+}
+
+/// Whether the rule could ever admit this.
+#[cfg(feature = "embedded")]
+fn may_fit(rule: &Rule, request: &Request<'_>, mode: Mode) -> bool {
+    let most = |limit: &Limit| limit.capacity() + if mode == Mode::Reserve { limit.max_debt() } else { 0 };
+    rule.limits().all(|limit| request.cost <= most(limit))
 }

@@ -28,6 +28,16 @@ impl Limiter {
         Ok(decision)
     }
 
+    /// Of a reservation that was made here.
+    pub(crate) async fn cancel_locally(&self, rule: &Rule, request: &Request<'_>) -> Result<Decision, Error> {
+        let OnError::Local { processes } = rule.policy() else {
+            return self.decide_exactly(rule, request, Mode::Cancel).await;
+        };
+        // Redis may have been asked for it too, and have made it later than anybody waited.
+        let here = self.decide_locally(rule, processes, request, Mode::Cancel);
+        join(here, self.decide_exactly(rule, request, Mode::Cancel)).await.0
+    }
+
     /// What becomes of a permit that was taken here: none if it wasn't.
     pub(super) async fn of_local_permit(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Option<Decision> {
         let OnError::Local { processes } = rule.policy() else { return None };

@@ -52,7 +52,11 @@ impl Limiter {
         });
         for (at, decision) in together {
             let decision = match decision {
-                Err(error) => self.answer_instead(error, rule, &requests[at], Mode::Acquire).await,
+                Err(error) => {
+                    // What is decided in this process never waits by itself.
+                    tokio::task::consume_budget().await;
+                    self.answer_instead(error, rule, &requests[at], Mode::Acquire).await
+                }
                 decided => decided,
             };
             decided.push((at, decision.map(|decision| decision.jittered(requests[at].jitter))));

@@ -127,7 +127,7 @@ fn a_report_has_the_names_and_the_order_that_programs_rely_on() {
     let begins = "{\"rules\":[\"gcra 5/1d\"],\"by\":\"embedded\",\"mode\":\"open\",\"rate\":1000,\"keys\":\"uniform\",\
                   \"key_count\":3,\"zipf_exponent\":null,\"cost\":1,\"seed\":1,\"sent\":50,\"unsent\":0,\
                   \"answered\":50,\"allowed\":15,\"denied\":35,\
-                  \"errors\":{\"deadline\":0,\"unreachable\":0,\"other\":0},\"seconds\":";
+                  \"errors\":{\"deadline\":0,\"unreachable\":0,\"other\":0},\"longest_us\":";
     assert!(text.starts_with(begins), "{text}");
     let mut rest = text.as_str();
     for name in [

@@ -243,6 +243,9 @@ fn the_tool_decides_by_tls() {
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert!(stdout(&output).contains("\"remaining\":4") && stdout(&output).contains("\"by\":\"redis\""));
 
+    let output = command(&[&["doctor", "--deadline", "30s"], &all[..]].concat()).output().expect("the tool runs");
+    assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
+
     // The same by the environment, the authority as one of the platform's.
     let mut command = probe(&[]);
     command.env("TOLLGATE_URL", &url).env("SSL_CERT_FILE", &ca).env("TOLLGATE_TLS_CA", "");

@@ -25,11 +25,11 @@ pub(crate) struct Doctor {
 
 impl Doctor {
     pub(crate) async fn run(self) -> Outcome {
-        let Some(url) = self.options.url() else {
+        let Some(client) = self.options.client()? else {
             let expected = "expected the Redis to examine, such as redis://127.0.0.1:6379 (--url or TOLLGATE_URL)";
             return Err(Failure::Told(format!("url: {expected}, got none")));
         };
-        let facts = gather::gather(url, &self.prefix, self.options.deadline()).await?;
+        let facts = gather::gather(self.options.limiter()?, &client, &self.prefix, self.options.deadline()).await?;
         let findings = judge::judge(&facts);
         report::print(anstream::stdout(), self.options.shape(), &facts, &findings)?;
         Ok(match findings.iter().map(|finding| finding.level).max() {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use tollgate::redis::{ConnectionAddr, IntoConnectionInfo};
+use tollgate::redis::{Client, ConnectionAddr, IntoConnectionInfo};
 use tollgate::{By, Embedded, Limit, Limiter, OnError, Redis, Rule, Tls};
 
 use crate::Failure;
@@ -100,6 +100,18 @@ impl Options {
             }
         };
         Ok(limiter.deadline(self.deadline))
+    }
+
+    /// A client of redis-rs, for what a limiter doesn't say.
+    pub(crate) fn client(&self) -> Result<Option<Client>, Failure> {
+        let Some(url) = self.url() else { return Ok(None) };
+        // Tells what is wrong with the address.
+        Redis::open(url)?;
+        let client = match self.tls()? {
+            Some(tls) => tls.client(url)?,
+            None => Client::open(url).map_err(|error| Failure::Told(format!("url: {error}")))?,
+        };
+        Ok(Some(client))
     }
 
     /// The rule, with what was asked for where Redis is away.

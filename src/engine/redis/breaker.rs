@@ -68,8 +68,8 @@ impl Guard {
         if now < *until {
             return Err(error.for_unsent(*until - now));
         }
-        if let Some(since) = state.probing.filter(|since| now - *since < LONGEST_LOOK) {
-            return Err(error.for_unsent(LONGEST_LOOK - (now - since)));
+        if state.probing.is_some_and(|since| now - since < LONGEST_LOOK) {
+            return Err(error.while_probed());
         }
         state.probing = Some(now);
         Ok(Entry::Probe)

@@ -120,15 +120,20 @@ impl Redis {
         if boards {
             self.launch(runtime);
         }
+        let longest = places.iter().map(|(_, deadline)| *deadline).max().unwrap_or_default();
         let answer = |(place, deadline)| async move {
-            let answer = match place {
+            match place {
                 Place::Alone(ask, turn) => self.alone(ask, turn, deadline).await,
                 Place::InLine(answered) => received(answered).await,
-            };
-            self.tell_guard(&answer, entry, deadline);
-            answer
+            }
         };
-        join_all(places.into_iter().map(answer)).await
+        let answers = join_all(places.into_iter().map(answer)).await;
+        // They are one call to the breaker: Redis was away if it answered none of them.
+        let telling = answers.iter().find(|answer| !answer.as_ref().is_err_and(Error::is_outage)).or(answers.first());
+        if let Some(outcome) = telling {
+            self.tell_guard(outcome, entry, longest);
+        }
+        answers
     }
 
     /// Whether this ask may go at once, or its place in line.

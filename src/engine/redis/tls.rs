@@ -77,6 +77,17 @@ impl Tls {
     }
 
     /// The same address, with this as what it trusts and shows.
+    /// A client of redis-rs that connects so to `rediss://...`, for what isn't decided here.
+    ///
+    /// # Errors
+    ///
+    /// An address that can't be read.
+    pub fn client(&self, url: &str) -> Result<Client, Error> {
+        have_a_provider();
+        let opened = Client::open(self.applied_to(super::address(url)?)?);
+        opened.map_err(|error| Error::new(Kind::Input, format!("tls: {error}")))
+    }
+
     pub(super) fn applied_to(&self, info: ConnectionInfo) -> Result<ConnectionInfo, Error> {
         let client =
             |(pem, key): &(Vec<u8>, Vec<u8>)| ClientTlsConfig { client_cert: pem.clone(), client_key: key.clone() };

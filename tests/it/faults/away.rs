@@ -175,3 +175,63 @@ async fn permits_that_were_taken_here_are_renewed_and_released_here() {
         assert_eq!(in_time(permit.release()).await.expect("released").by, By::Local);
     }
 }
+
+fn nobody() -> String {
+    format!("redis://127.0.0.1:{}", crate::server::free_port())
+}
+
+#[tokio::test]
+async fn whoever_would_wait_too_long_here_is_denied_and_charged_nothing() {
+    let limiter = limiter(&nobody());
+    let rule = rule("gcra 10/1h burst 2 max-debt 100", LOCAL);
+    assert_eq!(acquire(&limiter, &rule, "key").await.expect("local").by, By::Local);
+    for _ in 0..20 {
+        let denied = in_time(limiter.acquire_wait(&rule, "key", Duration::from_secs(1))).await.expect("local");
+        assert_eq!((denied.allowed, denied.by), (false, By::Local));
+        let wait = denied.retry_after.duration().expect("a wait");
+        assert!(wait <= Duration::from_secs(720), "what was denied still counts: {wait:?}");
+    }
+    // Dropped while it waits.
+    let waiting = tokio::time::timeout(DEADLINE, limiter.acquire_wait(&rule, "key", Duration::from_secs(3600))).await;
+    assert!(waiting.is_err());
+    in_time(async {
+        while limiter.reserve(&rule, Request::new("key").cost(0)).await.expect("local").reset_after
+            > Duration::from_secs(720)
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn many_at_hand_are_one_call_to_the_breaker() {
+    let redis = redis(&nobody());
+    let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
+    let open = rule("gcra 5/1d", OnError::Open);
+    let keys: Vec<_> = (0..20).map(|key| key.to_string()).collect();
+    for call in 1..=5 {
+        assert_eq!(redis.breaker(), Breaker::Closed, "{call}");
+        let answers = in_time(limiter.acquire_many(&open, keys.iter().map(String::as_str))).await;
+        assert!(answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.by == By::Policy)));
+    }
+    assert!(matches!(redis.breaker(), Breaker::Open(pause) if pause < Duration::from_millis(200)));
+}
+
+#[tokio::test]
+async fn what_the_share_could_never_admit_and_the_rule_may_is_the_error() {
+    let (limiter, rule) = (limiter(&nobody()), rule("gcra 100/1s", LOCAL));
+    for (cost, answered) in [(50, true), (51, false), (100, false), (101, true)] {
+        let answer = in_time(limiter.acquire(&rule, Request::new("key").cost(cost))).await;
+        assert_eq!(answer.is_ok(), answered, "{cost}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_permit_that_nobody_took_is_let_go_of() {
+    let limiter = limiter(&nobody());
+    let rule = rule("concurrency 1 ttl 1h", OnError::Open);
+    let permit = in_time(limiter.hold(&rule, "jobs")).await.expect("open").into_result().expect("a permit");
+    in_time(permit.renew()).await.expect("nothing to renew");
+    assert_eq!(in_time(permit.release()).await.expect("nothing to release").by, By::Policy);
+}

@@ -6,10 +6,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use futures_util::future::join_all;
 use tollgate::redis::aio::{ConnectionLike, MultiplexedConnection};
 use tollgate::redis::{
-    AsyncConnectionConfig, Client, Cmd, FromRedisValue, IntoConnectionInfo, Pipeline, RedisError, Value, cmd,
-    from_redis_value,
+    AsyncConnectionConfig, Client, Cmd, FromRedisValue, Pipeline, RedisError, Value, cmd, from_redis_value,
 };
-use tollgate::{Algorithm, Limiter, Redis, Request, Rule};
+use tollgate::{Algorithm, Limiter, Request, Rule};
 
 use super::commands;
 use super::facts::{Clock, Facts, Fields, Known, Latency, Missing, Refusal, Trial, Why};
@@ -66,17 +65,22 @@ struct Asked {
     until: Instant,
 }
 
-pub(super) async fn gather(url: &str, prefix: &str, deadline: Duration) -> Result<Facts, Failure> {
+pub(super) async fn gather(
+    limiter: Limiter,
+    client: &Client,
+    prefix: &str,
+    deadline: Duration,
+) -> Result<Facts, Failure> {
     let scratch = format!("{prefix}{}", own_prefix("doctor").trim_start_matches("tollgate"));
-    let limiter = Limiter::new(Redis::open(url)?).prefix(&scratch)?.deadline(deadline);
+    let limiter = limiter.prefix(&scratch)?;
     // Connects as decisions do, and ends here if nobody answers.
     if let Err(error) = limiter.peek(&rule("gcra 5/10s")?, "user:1").await
         && (error.is_unreachable() || error.is_authentication() || error.is_deadline() || error.is_disconnected())
     {
         return Err(error.into());
     }
-    let address = url.into_connection_info().map_err(|error| Failure::Told(error.to_string()))?;
-    let mut asked = Asked::connect(url, deadline)
+    let address = client.get_connection_info();
+    let mut asked = Asked::connect(client, deadline)
         .await
         .map_err(|why| Failure::Told(format!("no connection to redis at {}: {why}", address.addr())))?;
 
@@ -106,8 +110,7 @@ pub(super) async fn gather(url: &str, prefix: &str, deadline: Duration) -> Resul
 }
 
 impl Asked {
-    async fn connect(url: &str, deadline: Duration) -> Result<Self, String> {
-        let client = Client::open(url).map_err(|error| told(&error))?;
+    async fn connect(client: &Client, deadline: Duration) -> Result<Self, String> {
         let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let connecting = client.get_multiplexed_async_connection_with_config(&patient);
         let connection = tokio::time::timeout(deadline, connecting).await.map_err(|_| late(deadline))?;
