@@ -196,6 +196,11 @@ impl Decision {
         Self { by: By::Policy, ..Self::leased(limit, 0, granted, Duration::ZERO) }.instead_of(error)
     }
 
+    /// Denied, since no rule that it is of could ever admit it.
+    pub(crate) fn never(self) -> Self {
+        Self { allowed: false, granted: 0, retry_after: RetryAfter::Never, ..self }
+    }
+
     /// With what went wrong where Redis was asked.
     pub(crate) fn instead_of(mut self, error: Error) -> Self {
         self.error = Some(Arc::new(error));

@@ -40,6 +40,16 @@ pub struct Error {
     kind: Kind,
     message: String,
     charged: Charged,
+    stage: Stage,
+}
+
+/// How far a call came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Others had failed, so it wasn't even tried.
+    Unsent,
+    Connecting,
+    Asked,
 }
 
 /// Whether a decision that ended in an error took its units.
@@ -92,7 +102,7 @@ impl Error {
             Kind::Deadline { sent: true } | Kind::Disconnected | Kind::Garbled => Charged::Unknown,
             _ => Charged::No,
         };
-        Self { kind, message, charged }
+        Self { kind, message, charged, stage: Stage::Asked }
     }
 
     /// What a script says with the code BADID, without the code and its own name.
@@ -105,6 +115,24 @@ impl Error {
         let after = rounded(after);
         let missing = if sent { "no answer from redis" } else { "redis could not be asked" };
         Self::new(Kind::Deadline { sent }, format!("{missing} within the deadline of {after:?}"))
+    }
+
+    /// The same, before there was a connection.
+    pub(crate) fn at_connecting(mut self) -> Self {
+        if self.stage == Stage::Asked {
+            self.stage = Stage::Connecting;
+        }
+        self
+    }
+
+    /// The same where a part of what was to be done may have been done.
+    pub(crate) fn half_way(mut self) -> Self {
+        self.charged = Charged::Unknown;
+        self
+    }
+
+    pub(crate) fn is_unsent(&self) -> bool {
+        self.stage == Stage::Unsent
     }
 
     /// The same where the units had been taken, and were to be given back.
@@ -130,7 +158,7 @@ impl Error {
             Kind::Deadline { .. } | Kind::Disconnected | Kind::Garbled => Kind::Unreachable,
             kind => kind,
         };
-        Self::new(kind, format!("{why}, after: {self}"))
+        Self { stage: Stage::Unsent, ..Self::new(kind, format!("{why}, after: {self}")) }
     }
 
     /// Whether the units were taken.
@@ -141,20 +169,20 @@ impl Error {
 
     /// Whether Redis, or the way to it, is what broke: another call would likely fare the same.
     pub(crate) fn is_outage(&self) -> bool {
+        let forbidden = matches!(self.kind, Kind::Permission | Kind::Unsupported) && self.stage == Stage::Connecting;
+        forbidden || self.kind == Kind::Authentication || self.is_away()
+    }
+
+    fn is_away(&self) -> bool {
         matches!(
             self.kind,
-            Kind::Unreachable
-                | Kind::Authentication
-                | Kind::Deadline { .. }
-                | Kind::Disconnected
-                | Kind::NotNow
-                | Kind::Garbled
+            Kind::Unreachable | Kind::Deadline { .. } | Kind::Disconnected | Kind::NotNow | Kind::Garbled
         )
     }
 
     /// Whether a rule's [policy](crate::OnError) answers in place of this. Who is misused, or may not ask, is told so.
     pub(crate) fn goes_to_policy(&self) -> bool {
-        self.is_outage() && self.kind != Kind::Authentication || matches!(self.kind, Kind::Refused | Kind::Unreadable)
+        self.is_away() || matches!(self.kind, Kind::Refused | Kind::Unreadable)
     }
 
     /// A word for what went wrong, for logs and metrics: `input`, `unreachable`, `authentication`, `permission`,
@@ -262,3 +290,16 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_given_back_is_charged_unless_it_may_have_been() {
+        let refused = Error::new(Kind::Permission, "no").after_charging();
+        let late = Error::deadline(Duration::from_millis(5), true).after_charging();
+        let half = Error::new(Kind::Permission, "no").half_way().after_charging();
+        assert_eq!([&refused, &late, &half].map(Error::charged), [Charged::Yes, Charged::Unknown, Charged::Unknown]);
+    }
+}

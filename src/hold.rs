@@ -42,6 +42,8 @@ pub struct Permit {
 /// are released before they expire.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 const LAST_LOOK: Duration = Duration::from_millis(250);
+/// A wait beyond this is as good as for ever, and an instant so far ahead can be told.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 impl Limiter {
     /// Takes permits of the rule's concurrency limits (so many as the cost says) and, of its other limits, the cost,
@@ -114,7 +116,7 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Held, Error> {
         let request = request.into();
-        let until = tokio::time::Instant::now() + max_wait;
+        let until = tokio::time::Instant::now() + max_wait.min(LONGEST_WAIT);
         let mut look = FIRST_LOOK;
         loop {
             let held = self.hold(rule, request).await?;

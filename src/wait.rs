@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::decision::{By, Decision, RetryAfter};
-use crate::error::{Error, Kind};
+use crate::error::{Charged, Error, Kind};
 use crate::limiter::Limiter;
 use crate::random::{jittered, unique_id};
 use crate::request::Request;
@@ -84,6 +84,8 @@ impl Limiter {
                 reservation.keep();
                 Ok(after.denied_instead(&decision))
             }
+            // Redis may have reserved what was then denied here.
+            _ if decision.error.is_some() => Ok(decision),
             _ => {
                 reservation.keep();
                 Ok(decision)
@@ -106,8 +108,10 @@ impl Limiter {
         loop {
             let decision = self.acquire(rule, request).await?;
             let left = max_wait.saturating_sub(started.elapsed());
+            // What Redis may have taken is not asked of it again.
+            let unknown = decision.error.as_ref().is_some_and(|error| error.charged() == Charged::Unknown);
             match decision.retry_after {
-                RetryAfter::After(wait) if !decision.allowed && wait <= left => {
+                RetryAfter::After(wait) if !decision.allowed && !unknown && wait <= left => {
                     tokio::time::sleep(jittered(wait, JITTER).min(left)).await;
                 }
                 _ => return Ok(decision),

@@ -30,7 +30,7 @@ use crate::random::jittered;
 use crate::script::{Call, Reply, Script};
 use address::{address, by_tls};
 use breaker::{Breaker, Entry, Guard};
-use connecting::Held;
+use connecting::{Connecting, Held};
 use departures::Line;
 use errors::from_answer;
 #[cfg(feature = "tls")]
@@ -58,8 +58,7 @@ struct Shared {
     restarts: AtomicU64,
     line: Mutex<Line>,
     guard: Guard,
-    /// Held while connecting, so that one task connects and all callers wait for what it gets.
-    connecting: Arc<tokio::sync::Mutex<()>>,
+    connecting: Mutex<Connecting>,
 }
 
 impl fmt::Debug for Shared {
@@ -128,7 +127,7 @@ impl Redis {
     }
 
     fn new(pool: Pool, address: String, by_tls: bool) -> Self {
-        let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), Arc::default());
+        let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), Mutex::default());
         let (process, restarts) = (Mutex::default(), AtomicU64::new(0));
         let (line, guard) = (Mutex::default(), Guard::default());
         let shared = Shared { pool, address, by_tls, current, made, process, restarts, line, guard, connecting };
@@ -155,7 +154,11 @@ impl Redis {
     }
 
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
-        decode(self.guarded(deadline, self.call(|how| of_call(call, how), deadline)).await?)
+        let answer = self.guarded(deadline, self.call(|how| of_call(call, how), deadline)).await;
+        let several = call.limits.len() > 1 || call.marker.is_some();
+        decode(
+            answer.map_err(|error| if several && errors::is_of_a_script(&error) { error.half_way() } else { error })?,
+        )
     }
 
     /// Calls a script, which `command` spells.
@@ -188,18 +191,18 @@ impl Redis {
 
     /// Asks if the breaker lets it, and tells the breaker what became of it.
     async fn guarded<T>(&self, deadline: Duration, asked: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        let entry = self.shared.guard.enter()?;
+        let entry = self.shared.guard.enter(deadline < TELLING_DEADLINE)?;
         let outcome = asked.await;
         self.tell_guard(&outcome, entry, deadline);
         outcome
     }
 
-    fn tell_guard<T>(&self, outcome: &Result<T, Error>, entry: Entry, deadline: Duration) {
-        let telling =
-            entry == Entry::Probe || !outcome.as_ref().is_err_and(Error::is_deadline) || deadline >= TELLING_DEADLINE;
+    fn tell_guard<T>(&self, outcome: &Result<T, Error>, entry: Entry<'_>, deadline: Duration) {
+        let telling = !outcome.as_ref().is_err_and(Error::is_deadline) || deadline >= TELLING_DEADLINE;
         if telling && self.shared.guard.told(outcome, entry) {
-            // Perhaps it is the connection that has gone dead.
+            // Perhaps it is the connection that has gone dead, and whoever waits for it has a longer deadline.
             self.shared.current.write().unwrap_or_else(PoisonError::into_inner).take();
+            self.forsake();
         }
     }
 

@@ -47,7 +47,7 @@ impl Limit {
         if share.rate == 0 {
             return Err(too_few("rate", self.rate));
         }
-        if share.capacity == Some(0) && self.max_debt() < parts {
+        if share.capacity == Some(0) && (self.capacity > 0 || self.max_debt() < parts) {
             return Err(too_few("burst", self.capacity));
         }
         let share = share.build()?;

@@ -5,7 +5,6 @@ use crate::decision::Decision;
 #[cfg(feature = "embedded")]
 use crate::decision::RetryAfter;
 use crate::error::Error;
-#[cfg(feature = "embedded")]
 use crate::limit::Limit;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
@@ -26,9 +25,14 @@ impl Limiter {
         }
         match rule.policy() {
             OnError::Open => {
-                let limit = rule.limits().map(|limit| limit.capacity()).min().unwrap_or_default();
-                let granted = if mode == Mode::Peek { 0 } else { request.cost };
-                Ok(Decision::by_policy(limit, granted, error))
+                let limit = rule.limits().map(Limit::capacity).min().unwrap_or_default();
+                let granted = match mode {
+                    Mode::Peek => 0,
+                    Mode::AtMost => request.cost.min(limit),
+                    _ => request.cost,
+                };
+                let decision = Decision::by_policy(limit, granted, error);
+                Ok(if mode == Mode::AtMost || may_fit(rule, request, mode) { decision } else { decision.never() })
             }
             #[cfg(feature = "embedded")]
             OnError::Local { processes } => match self.decide_locally(rule, processes, request, mode).await {
@@ -43,7 +47,6 @@ impl Limiter {
 }
 
 /// Whether the rule could ever admit this.
-#[cfg(feature = "embedded")]
 fn may_fit(rule: &Rule, request: &Request<'_>, mode: Mode) -> bool {
     let most = |limit: &Limit| limit.capacity() + if mode == Mode::Reserve { limit.max_debt() } else { 0 };
     rule.limits().all(|limit| request.cost <= most(limit))

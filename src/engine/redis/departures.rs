@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{Held, How, Redis, Shared, WAITS, is_noscript, of_batch, records};
+use super::{Held, How, Redis, Shared, TELLING_DEADLINE, WAITS, is_noscript, of_batch, records};
 use crate::batch::{Ask, Batch, Records};
 use crate::error::{Error, Kind};
 use crate::random::jittered;
@@ -37,6 +37,8 @@ pub(super) struct Line {
     /// The runtime that those under way, and so those in line, belong to: it alone is known to be running.
     runtime: Option<tokio::runtime::Id>,
     under_way: usize,
+    /// How often those under way were given up: they no longer count.
+    forsaken: u64,
     /// Whether one of those under way has yet to take its callers.
     boarding: bool,
     waiting: Vec<Caller>,
@@ -71,6 +73,8 @@ enum Place {
 struct Turn {
     redis: Redis,
     runtime: Handle,
+    /// The line's, as it began.
+    forsaken: u64,
     /// Whether it has yet to take its callers.
     boarding: bool,
 }
@@ -99,13 +103,16 @@ impl Redis {
 
     /// Decides all of these together, each by itself and by its deadline.
     pub(crate) async fn acquire_all(&self, asks: Vec<(Ask, Duration)>) -> Vec<Result<Reply, Error>> {
-        let entry = match self.shared.guard.enter() {
+        let longest = asks.iter().map(|(_, deadline)| *deadline).max();
+        let Some(longest) = longest else { return Vec::new() };
+        let entry = match self.shared.guard.enter(longest < TELLING_DEADLINE) {
             Ok(entry) => entry,
             Err(error) => return asks.iter().map(|_| Err(error.clone())).collect(),
         };
         let runtime = Handle::current();
         let (places, boards): (Vec<_>, _) = {
             let mut line = self.line();
+            let forsaken = line.forsaken;
             let ours = line.is_of(&runtime);
             let place = |(ask, deadline): (Ask, _)| {
                 if !ours {
@@ -115,12 +122,11 @@ impl Redis {
                 self.stand(&mut line, caller);
                 (Place::InLine(answered), deadline)
             };
-            (asks.into_iter().map(place).collect(), ours && line.boards())
+            (asks.into_iter().map(place).collect(), (ours && line.boards()).then_some(forsaken))
         };
-        if boards {
-            self.launch(runtime);
+        if let Some(forsaken) = boards {
+            self.launch(runtime, forsaken);
         }
-        let longest = places.iter().map(|(_, deadline)| *deadline).max().unwrap_or_default();
         let answer = |(place, deadline)| async move {
             match place {
                 Place::Alone(ask, turn) => self.alone(ask, turn, deadline).await,
@@ -148,20 +154,37 @@ impl Redis {
             }
             if line.under_way == 0 {
                 line.under_way = 1;
-                return Place::Alone(caller.ask, Some(Turn { redis: self.clone(), runtime, boarding: false }));
+                let forsaken = line.forsaken;
+                return Place::Alone(
+                    caller.ask,
+                    Some(Turn { redis: self.clone(), runtime, forsaken, boarding: false }),
+                );
             }
             self.stand(&mut line, caller);
-            line.boards()
+            line.boards().then_some(line.forsaken)
         };
-        if boards {
-            self.launch(runtime);
+        if let Some(forsaken) = boards {
+            self.launch(runtime, forsaken);
         }
         Place::InLine(answered)
     }
 
     /// Sends off the flight that boards. Not under the line's lock: a runtime that has ended drops it at once.
-    fn launch(&self, runtime: Handle) {
-        runtime.spawn(Turn { redis: self.clone(), runtime: runtime.clone(), boarding: true }.fly_on());
+    fn launch(&self, runtime: Handle, forsaken: u64) {
+        runtime.spawn(Turn { redis: self.clone(), runtime: runtime.clone(), forsaken, boarding: true }.fly_on());
+    }
+
+    /// Gives up those under way, whose connection may have gone dead, so that they hold up nobody else; and those in line,
+    /// who would have to wait for the breaker.
+    pub(super) fn forsake(&self) {
+        let waiting = {
+            let mut line = self.line();
+            line.forsaken += 1;
+            (line.under_way, line.boarding) = (0, false);
+            std::mem::take(&mut line.waiting)
+        };
+        let Err(error) = self.shared.guard.check() else { return };
+        waiting.into_iter().for_each(|caller| caller.answer.tell(Err(error.clone())));
     }
 
     fn stand(&self, line: &mut Line, caller: Caller) {
@@ -342,6 +365,9 @@ impl Turn {
             tokio::task::yield_now().await;
             let callers = {
                 let mut line = self.redis.line();
+                if line.forsaken != self.forsaken {
+                    return;
+                }
                 line.boarding = false;
                 self.boarding = false;
                 line.leave()
@@ -350,7 +376,12 @@ impl Turn {
                 return;
             }
             self.redis.fly(callers).await;
-            self.redis.line().boarding = true;
+            let mut line = self.redis.line();
+            if line.forsaken != self.forsaken {
+                return;
+            }
+            line.boarding = true;
+            drop(line);
             self.boarding = true;
         }
     }
@@ -360,6 +391,9 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let (boards, stranded) = {
             let mut line = self.redis.line();
+            if line.forsaken != self.forsaken {
+                return;
+            }
             line.under_way -= 1;
             line.boarding &= !self.boarding;
             // Its runtime has ended before it could leave, and another flight would get no further.
@@ -370,7 +404,7 @@ impl Drop for Turn {
             caller.answer.tell(Err(Error::new(Kind::Unreachable, "redis was not asked: the runtime is shutting down")));
         }
         if boards {
-            self.redis.launch(self.runtime.clone());
+            self.redis.launch(self.runtime.clone(), self.forsaken);
         }
     }
 }

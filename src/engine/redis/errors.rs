@@ -9,6 +9,9 @@ pub(super) fn from_connecting(error: &RedisError, address: &str) -> Error {
         (ErrorKind::AuthenticationFailed, _) | (_, Some("NOAUTH" | "WRONGPASS")) => Kind::Authentication,
         (ErrorKind::RESP3NotSupported, _) => Kind::Unsupported,
         (ErrorKind::Server(ServerErrorKind::NoPerm), _) => Kind::Permission,
+        // Of SELECT, redis-rs hands on the text alone.
+        _ if error.to_string().contains("Authentication required") => Kind::Authentication,
+        _ if error.to_string().contains("no permissions to run") => Kind::Permission,
         _ => Kind::Unreachable,
     };
     let what = match kind {
@@ -30,7 +33,7 @@ pub(super) fn from_answer(error: &RedisError) -> Error {
         (_, "LOADING" | "BUSY" | "MASTERDOWN" | "READONLY" | "CLUSTERDOWN" | "TRYAGAIN") => Kind::NotNow,
         (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
             let says = |beginning| error.detail().is_some_and(|detail| detail.starts_with(beginning));
-            if says("unknown command") {
+            if says("unknown command") || says("Unknown Redis command called from script") {
                 Kind::Unsupported
             } else if says("The user executing the script can't") {
                 // Redis 7.0 has no code for what a user may not run within a script.
@@ -55,6 +58,11 @@ pub(super) fn from_answer(error: &RedisError) -> Error {
         _ => "redis refused",
     };
     Error::new(kind, format!("{what}: {}", described(error)))
+}
+
+/// Whether a script had begun when it met this: what Redis says then names the script.
+pub(super) fn is_of_a_script(error: &Error) -> bool {
+    (error.is_permission() || error.is_unsupported() || error.is_refused()) && error.to_string().contains(" script: ")
 }
 
 /// What the server or the system said. redis-rs puts no password into its errors.

@@ -128,3 +128,41 @@ async fn callers_who_give_up_are_charged_at_most_once_and_the_connection_stays_i
     assert!((answered..=CALLS).contains(&charged), "{charged} charged, {answered} answered");
     assert!(answered < CALLS, "somebody gave up");
 }
+
+/// Callers with long deadlines wait for answers that never come, and hold up nobody else.
+#[tokio::test]
+async fn who_waits_on_a_dead_connection_for_long_holds_up_nobody_else() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let limiter = limiter(&proxy.url());
+    let rule = rule("gcra 1000/1d", OnError::Closed);
+    acquire(&limiter, &rule, "key").await.expect("a decision");
+    proxy.swallow(true);
+    let patient: Vec<_> = (0..3)
+        .map(|_| {
+            let (limiter, rule) = (limiter.clone(), rule.clone());
+            let request = Request::new("key").deadline(Duration::from_secs(3600));
+            tokio::spawn(async move { limiter.acquire(&rule, request).await })
+        })
+        .collect();
+    // Until what they sent is gone.
+    tokio::time::sleep(DEADLINE).await;
+    proxy.swallow(false);
+    answered_again(&limiter, &rule, "key").await;
+    patient.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// As a program may have it that makes a runtime for each call and keeps it.
+#[test]
+fn a_runtime_that_nobody_drives_any_more_keeps_nobody_from_connecting() {
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    let rule = rule("gcra 1000/1d", OnError::Closed);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (idle, driven) = (runtime(), runtime());
+    server.signal("-STOP");
+    idle.block_on(acquire(&limiter, &rule, "key")).expect_err("frozen");
+    server.signal("-CONT");
+    driven.block_on(answered_again(&limiter, &rule, "key"));
+    drop(idle);
+}

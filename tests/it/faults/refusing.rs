@@ -81,6 +81,18 @@ async fn a_permission_that_is_lost_is_told_whatever_the_policy() {
     assert_eq!(acquire(&limiter, &closed, "key").await.expect("a decision").remaining, 3);
 }
 
+/// What redis-rs hands on without a code, or a script meets within.
+#[tokio::test]
+async fn what_is_forbidden_is_told_however_it_is_said() {
+    let locked = Server::with(&["--requirepass", "secret"]);
+    stays_closed(&format!("redis://127.0.0.1:{}/1", locked.port()), "authentication").await;
+    let server = Server::start();
+    let url = server.user("no-select", "+@all -select ~*");
+    stays_closed(&format!("{url}/1"), "permission").await;
+    let renamed = Server::with(&["--rename-command", "TIME", "GONE"]);
+    stays_closed(&renamed.tcp_url(), "unsupported").await;
+}
+
 #[tokio::test]
 async fn a_password_that_was_changed_is_told_whatever_the_policy_and_never_shown() {
     let server = Server::start();
