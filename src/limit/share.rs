@@ -89,6 +89,11 @@ mod tests {
     fn a_share_without_a_unit_is_refused() {
         for (text, of, expected) in [
             ("gcra 5/1s", 6, "gcra 5/1s: expected a burst of at least 6, one for each process, got 5"),
+            (
+                "gcra 10/1s burst 3 max-debt 50",
+                10,
+                "gcra 10/1s burst 3 max-debt 50: expected a burst of at least 10, one for each process, got 3",
+            ),
             ("sliding-log 5/1s", 6, "sliding-log 5/1s: expected a rate of at least 6, one for each process, got 5"),
             (
                 "fixed-window 9/1s burst 90",
