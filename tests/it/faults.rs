@@ -61,27 +61,32 @@ async fn by_policy(url: &str, classes: &[&str]) {
     }
 }
 
-/// An acquire that Redis answers, at last.
-async fn answered_again(limiter: &Limiter, rule: &Rule, key: &str) -> Decision {
+/// What there is at last, looked for again and again: servers and processes tell nobody when they are ready.
+async fn at_last<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
     in_time(async {
         loop {
-            match limiter.acquire(rule, key).await {
-                Ok(decision) if decision.by == By::Redis => return decision,
-                _ => tokio::time::sleep(Duration::from_millis(10)).await,
+            match look().await {
+                Some(found) => return found,
+                None => tokio::time::sleep(Duration::from_millis(5)).await,
             }
         }
     })
     .await
 }
 
-/// Until the breaker is this way.
-async fn until(redis: &Redis, wanted: impl Fn(Breaker) -> bool) {
-    in_time(async {
-        while !wanted(redis.breaker()) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+async fn until(mut holds: impl FnMut() -> bool) {
+    at_last(async || holds().then_some(())).await;
+}
+
+/// An acquire that Redis answers.
+async fn answered_again(limiter: &Limiter, rule: &Rule, key: &str) -> Decision {
+    at_last(async || limiter.acquire(rule, key).await.ok().filter(|decision| decision.by == By::Redis)).await
+}
+
+/// Whether INFO says this, if it is answered at all.
+fn info_says(server: &Server, line: &str) -> bool {
+    let connection = tollgate::redis::Client::open(server.url()).and_then(|client| client.get_connection());
+    connection.and_then(|mut redis| cmd("INFO").query::<String>(&mut redis)).is_ok_and(|info| info.contains(line))
 }
 
 fn run(server: &Server, words: &[&str]) {

@@ -53,7 +53,7 @@ async fn a_slow_server_opens_the_breaker_which_closes_again() {
     run(&server, &["CLIENT", "PAUSE", "3000", "ALL"]);
     let answers = futures_util::future::join_all((0..50).map(|_| acquire(&limiter, &open, "key"))).await;
     assert!(answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.by == By::Policy)));
-    until(&redis, |breaker| matches!(breaker, Breaker::Open(_))).await;
+    until(|| matches!(redis.breaker(), Breaker::Open(_))).await;
     // Answered without being sent.
     let at_once = acquire(&limiter.clone().deadline(PATIENCE), &open, "key").await.expect("open");
     let error = at_once.error.expect("why");
@@ -93,12 +93,7 @@ async fn a_busy_server_is_asked_again_and_answers_once_its_script_is_killed() {
     acquire(&limiter, &closed, "key").await.expect("a decision");
     let mut endless = server.connection();
     let endless = std::thread::spawn(move || cmd("EVAL").arg("while true do end").arg(0).exec(&mut endless));
-    in_time(async {
-        while cmd("PING").exec(&mut server.connection()).is_ok() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    until(|| cmd("PING").exec(&mut server.connection()).is_err()).await;
     by_policy(&server.tcp_url(), &["not-now", "deadline"]).await;
     let patient = Request::new("key").deadline(PATIENCE);
     let error = in_time(limiter.acquire(&closed, patient)).await.expect_err("busy");
@@ -116,18 +111,7 @@ async fn a_server_that_loads_is_not_hammered_and_answers_when_it_has_loaded() {
     server.stop();
     // A millisecond for each key, and a look at clients after each KiB.
     server.start_again(&["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"]);
-    in_time(async {
-        loop {
-            let info: Result<String, _> = tollgate::redis::Client::open(server.url())
-                .and_then(|client| client.get_connection())
-                .and_then(|mut connection| cmd("INFO").arg("persistence").query(&mut connection));
-            if info.is_ok_and(|info| info.contains("loading:1")) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    })
-    .await;
+    until(|| info_says(&server, "\nloading:1")).await;
     let redis = redis(&server.tcp_url());
     let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
     let open = rule("gcra 5/1d", OnError::Open);
@@ -194,12 +178,9 @@ async fn whoever_would_wait_too_long_here_is_denied_and_charged_nothing() {
     // Dropped while it waits.
     let waiting = tokio::time::timeout(DEADLINE, limiter.acquire_wait(&rule, "key", Duration::from_secs(3600))).await;
     assert!(waiting.is_err());
-    in_time(async {
-        while limiter.reserve(&rule, Request::new("key").cost(0)).await.expect("local").reset_after
-            > Duration::from_secs(720)
-        {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+    at_last(async || {
+        let left = limiter.reserve(&rule, Request::new("key").cost(0)).await.expect("local").reset_after;
+        (left <= Duration::from_secs(720)).then_some(())
     })
     .await;
 }
@@ -249,7 +230,7 @@ async fn whoever_has_nothing_to_ask_or_gives_up_leaves_the_look_to_others() {
         }
         server.start_again(&[]);
         server.wait_until_it_answers();
-        until(&redis, |breaker| breaker == Breaker::Open(Duration::ZERO)).await;
+        until(|| redis.breaker() == Breaker::Open(Duration::ZERO)).await;
         if given_up {
             let mut look = Box::pin(limiter.acquire(&rule, "key"));
             let polled = std::future::poll_fn(|context| std::task::Poll::Ready(look.as_mut().poll(context))).await;

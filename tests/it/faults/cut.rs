@@ -138,6 +138,7 @@ async fn who_waits_on_a_dead_connection_for_long_holds_up_nobody_else() {
     let rule = rule("gcra 1000/1d", OnError::Closed);
     acquire(&limiter, &rule, "key").await.expect("a decision");
     proxy.swallow(true);
+    let before = proxy.requested();
     let patient: Vec<_> = (0..3)
         .map(|_| {
             let (limiter, rule) = (limiter.clone(), rule.clone());
@@ -145,8 +146,8 @@ async fn who_waits_on_a_dead_connection_for_long_holds_up_nobody_else() {
             tokio::spawn(async move { limiter.acquire(&rule, request).await })
         })
         .collect();
-    // Until what they sent is gone.
-    tokio::time::sleep(DEADLINE).await;
+    // What the first of them sends, and the flight of the others.
+    until(|| proxy.requested() >= before + 2).await;
     proxy.swallow(false);
     answered_again(&limiter, &rule, "key").await;
     patient.iter().for_each(tokio::task::JoinHandle::abort);

@@ -8,16 +8,7 @@ async fn pair() -> (Server, Server) {
     let primary = Server::start();
     let replica =
         Server::with(&["--replicaof", &format!("127.0.0.1 {}", primary.port()), "--repl-diskless-sync-delay", "0"]);
-    in_time(async {
-        loop {
-            let info: String = cmd("INFO").arg("replication").query(&mut replica.connection()).expect("a state");
-            if info.contains("master_link_status:up") {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    until(|| info_says(&replica, "master_link_status:up")).await;
     (primary, replica)
 }
 
@@ -40,18 +31,19 @@ async fn a_server_restarted_empty_is_told_and_counts_anew() {
 #[tokio::test]
 async fn a_server_that_dies_in_flight_leaves_the_charge_unknown() {
     let mut server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let proxy = Proxy::to(server.port()).await;
+    let limiter = limiter(&proxy.url()).deadline(PATIENCE);
     let (closed, open) = (rule("gcra 1000/1d", OnError::Closed), rule("gcra 1000/1d", OnError::Open));
     acquire(&limiter, &closed, "key").await.expect("a decision");
     server.signal("-STOP");
+    let before = proxy.requested();
     let calls: Vec<_> = (0..40)
         .map(|number| {
             let (limiter, rule) = (limiter.clone(), if number % 2 == 0 { closed.clone() } else { open.clone() });
             tokio::spawn(async move { acquire(&limiter, &rule, "key").await })
         })
         .collect();
-    // All of them ask before it dies.
-    tokio::time::sleep(DEADLINE).await;
+    until(|| proxy.requested() > before).await;
     server.stop();
     let mut sent = 0;
     for (number, call) in calls.into_iter().enumerate() {
@@ -121,12 +113,7 @@ async fn a_replica_without_its_primary_is_answered_for_by_policy() {
     let (mut primary, replica) = pair().await;
     run(&replica, &["CONFIG", "SET", "replica-serve-stale-data", "no"]);
     primary.stop();
-    in_time(async {
-        while cmd("GET").arg("key").exec(&mut replica.connection()).is_ok() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    until(|| cmd("GET").arg("key").exec(&mut replica.connection()).is_err()).await;
     by_policy(&replica.tcp_url(), &["not-now", "deadline"]).await;
 }
 

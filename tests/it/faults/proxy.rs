@@ -21,6 +21,8 @@ struct Ways {
     /// Bytes of replies that pass before a connection is closed.
     replies_left: AtomicU64,
     accepted: AtomicU64,
+    /// Reads of requests, swallowed or not.
+    requested: AtomicU64,
 }
 
 impl Proxy {
@@ -31,6 +33,7 @@ impl Proxy {
             swallows: AtomicBool::new(false),
             replies_left: AtomicU64::new(u64::MAX),
             accepted: AtomicU64::new(0),
+            requested: AtomicU64::new(0),
         });
         let proxy = Self { port: listener.local_addr().expect("an address").port(), ways: Arc::clone(&ways) };
         tokio::spawn(async move {
@@ -58,6 +61,11 @@ impl Proxy {
         self.ways.replies_left.store(bytes, Ordering::Relaxed);
     }
 
+    /// How often something has come that is meant for the server.
+    pub(super) fn requested(&self) -> u64 {
+        self.ways.requested.load(Ordering::Relaxed)
+    }
+
     pub(super) fn accepted(&self) -> u64 {
         self.ways.accepted.load(Ordering::Relaxed)
     }
@@ -70,6 +78,7 @@ async fn forward(client: TcpStream, ways: Arc<Ways>) {
     let there = async {
         let mut bytes = [0; 4096];
         while let Ok(count @ 1..) = requests.read(&mut bytes).await {
+            ways.requested.fetch_add(1, Ordering::Relaxed);
             if !ways.swallows.load(Ordering::Relaxed) && server.write_all(&bytes[..count]).await.is_err() {
                 return;
             }

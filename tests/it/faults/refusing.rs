@@ -32,16 +32,7 @@ async fn a_server_that_cannot_write_its_snapshot_refuses() {
     std::fs::create_dir(server.directory().join("dump.rdb")).expect("a folder");
     run(&server, &["SET", "something", "to save"]);
     run(&server, &["BGSAVE"]);
-    in_time(async {
-        loop {
-            let info: String = cmd("INFO").arg("persistence").query(&mut server.connection()).expect("a state");
-            if info.contains("rdb_last_bgsave_status:err") {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    until(|| info_says(&server, "rdb_last_bgsave_status:err")).await;
     refused_until(&server, &["refused"], async |server| {
         run(server, &["CONFIG", "SET", "stop-writes-on-bgsave-error", "no"]);
     })
