@@ -60,7 +60,7 @@ pub enum Charged {
     No,
     /// The units were taken.
     Yes,
-    /// It can't be known: the call was sent, and no answer came.
+    /// It can't be known: the call was sent, and no answer came, none that makes sense, or one of several steps failed.
     Unknown,
 }
 

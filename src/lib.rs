@@ -46,7 +46,7 @@
 //!   runtime and names no feature but `serde`.
 //! - Arrows point to the core: engines know scripts, never rules, and never each other.
 //! - A decision is one round trip.
-//! - The limiter arithmetic stands once, in Lua. Rust prepares a rule's arguments and reads replies.
+//! - The limiter arithmetic is Lua's alone. Rust prepares a rule's arguments and reads replies.
 //! - An algorithm is one script, one row of `algorithm`, one vectors file and one section of the guide.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -95,12 +95,11 @@ impl Limiter {
 
     /// Cancels a reservation where it was made.
     async fn take_back(&self, rule: &Rule, request: Request<'_>, by: By) -> Result<Decision, Error> {
-        #[cfg(feature = "embedded")]
-        if by == By::Local {
-            return self.cancel_locally(rule, &request).await;
+        match by {
+            #[cfg(feature = "embedded")]
+            By::Local => self.cancel_locally(rule, &request).await,
+            _ => self.cancel(rule, request).await,
         }
-        let _ = by;
-        self.cancel(rule, request).await
     }
 
     async fn wait_by_retry(&self, rule: &Rule, request: Request<'_>, max_wait: Duration) -> Result<Decision, Error> {

@@ -33,9 +33,7 @@ impl Limiter {
         let OnError::Local { processes } = rule.policy() else {
             return self.decide_exactly(rule, request, Mode::Cancel).await;
         };
-        // Redis may have been asked for it too, and have made it later than anybody waited.
-        let here = self.decide_locally(rule, processes, request, Mode::Cancel);
-        join(here, self.decide_exactly(rule, request, Mode::Cancel)).await.0
+        self.give_back(rule, processes, request, Mode::Cancel).await
     }
 
     /// What becomes of a permit that was taken here: none if it wasn't.
@@ -43,12 +41,20 @@ impl Limiter {
         let OnError::Local { processes } = rule.policy() else { return None };
         self.local.get()?;
         let renewed = self.decide_locally(rule, processes, request, Mode::Renew).await.ok()?;
-        if mode == Mode::Renew {
-            return Some(renewed);
+        match mode {
+            Mode::Renew => Some(renewed),
+            _ => self.give_back(rule, processes, request, mode).await.ok(),
         }
-        // Redis may have been asked for it too, and have given it later than anybody waited.
-        let (here, _) =
-            join(self.decide_locally(rule, processes, request, mode), self.decide_exactly(rule, request, mode)).await;
-        here.ok()
+    }
+
+    /// Here, and to Redis, which may have been asked for it as well and have given it later than anybody waited.
+    async fn give_back(
+        &self,
+        rule: &Rule,
+        processes: NonZeroU32,
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> Result<Decision, Error> {
+        join(self.decide_locally(rule, processes, request, mode), self.decide_exactly(rule, request, mode)).await.0
     }
 }
