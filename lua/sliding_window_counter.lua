@@ -207,6 +207,11 @@ for index = 1, count do repeat
       break
     end
 
+    if mode == 'refund' and blocked_until <= now_us then
+      -- A state in which nothing was used is like none: counts that weigh nothing aren't there to be given back.
+      local weighted = previous * (was_period - time % (was_period * was_tick) / was_tick)
+      if (weighted - weighted % was_period) / was_period + current == 0 then previous = 0 end
+    end
     if time > now or changed then
       local was_length = was_period * was_tick
       local ahead = (changed and time - time % tick or time) - now

@@ -377,8 +377,8 @@ for index = 1, keys do repeat
           if change < 0 and ring == WIDE then copies = string.rep('\0', 4 + COPIES) end
           local at_place = string.format('%d', place)
           if expire then
-            -- Until the header is written, last, nothing is taken; and what is written first is what Redis refuses where
-            -- it is out of memory.
+            -- Until the header is written, last, nothing is taken; and what is written first is what Redis refuses
+            -- where it is out of memory.
             if unsure and redis.call('STRLEN', key) ~= ring + slots * ENTRY then break end
             redis.call('SETRANGE', key, at_place, entry)
             redis.call(expire == 'PX' and 'PEXPIRE' or 'PEXPIREAT', key, string.format('%d', at))
