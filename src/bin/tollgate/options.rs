@@ -243,7 +243,7 @@ mod tests {
         }
         for (url, address) in [
             ("redis://user:s3cret@redis.example.com/0", "redis.example.com"),
-            ("redis://localhost.example.com", "localhost.example.com:6379"),
+            ("redis://localhost.example.com", "localhost.example.com"),
             ("redis://10.0.0.1:7000", "10.0.0.1:7000"),
             ("rediss://10.0.0.1:7000", "10.0.0.1:7000"),
             ("redis-cluster://127.0.0.1:7000,10.0.0.2:7000", "10.0.0.2:7000"),

@@ -22,7 +22,7 @@ pub(super) struct Watched {
 impl fmt::Display for Watched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sentinels: Vec<_> = self.sentinels.iter().map(|sentinel| sentinel.addr().to_string()).collect();
-        write!(f, "{} of the sentinels {}", self.name, sentinels.join(", "))
+        write!(f, "primary {} of the sentinels at {}", self.name, sentinels.join(", "))
     }
 }
 

@@ -41,10 +41,9 @@ impl Sentinels {
     }
 
     fn told(&self, error: &RedisError) -> Error {
-        let Watched { name, .. } = &self.watched;
         if error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
-            let why = "expected one that is up, and a primary by its own account";
-            return Error::new(Kind::Unreachable, format!("no primary {name:?} at {}: {why}", self.watched));
+            let why = "they know of none by this name that is up";
+            return Error::new(Kind::Unreachable, format!("no {}: {why}", self.watched));
         }
         super::errors::from_connecting(error, &self.watched.to_string())
     }
