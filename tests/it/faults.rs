@@ -4,6 +4,7 @@
 mod away;
 mod cut;
 mod failover;
+mod lost;
 mod proxy;
 mod refusing;
 mod soak;
