@@ -9,7 +9,7 @@ use super::*;
 const KEYS: usize = 20;
 const CAPACITY: u64 = 200;
 /// A unit of each key in each.
-const ROUNDS: usize = 40;
+const ROUNDS: u32 = 20;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Care {
@@ -61,7 +61,7 @@ async fn a_failover_forgets_at_most_a_capacity_of_each_key_and_nothing_where_ans
     }
     assert_eq!((of(Care::Wait, false), of(Care::Wait, true)), (0, 0), "what was answered is on the replica");
     let (careless, careful) = (of(Care::None, true), of(Care::MinReplicas, true));
-    assert!(careless >= KEYS as u64 * 30, "what was taken while the replica was cut off: {careless}");
+    assert!(careless >= KEYS as u64 * 15, "what was taken while the replica was cut off: {careless}");
     assert!(careful < careless, "refused from two seconds on: {careful} of {careless}");
 }
 
@@ -88,7 +88,7 @@ async fn failover(care: Care, link: Link) -> (Care, Link, u64, Calls) {
     }
     if let Link::Cut(time) = link {
         to_primary.swallow(true);
-        let pause = time / u32::try_from(ROUNDS).expect("few");
+        let pause = time / ROUNDS;
         for _ in 0..ROUNDS {
             round(&limiter, &rule, &mut calls).await;
             tokio::time::sleep(pause).await;
