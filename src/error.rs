@@ -198,6 +198,10 @@ impl Error {
 
     /// Whether Redis, or the way to it, is what broke: another call would likely fare the same.
     pub(crate) fn is_outage(&self) -> bool {
+        // It answered, and knows who would decide.
+        if self.detour.is_some() {
+            return false;
+        }
         let forbidden = matches!(self.kind, Kind::Permission | Kind::Unsupported) && self.stage == Stage::Connecting;
         forbidden || self.kind == Kind::Authentication || self.is_away()
     }

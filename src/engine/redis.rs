@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
+use deadpool_redis::redis::aio::ConnectionLike;
 use deadpool_redis::redis::{
     self, AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value,
 };
@@ -323,47 +323,40 @@ impl Redis {
     }
 
     pub(crate) async fn size(&self, deadline: Duration) -> Result<u64, Error> {
-        self.ask(&redis::cmd("DBSIZE"), deadline).await
+        let (size,) = self.ask(redis::pipe().cmd("DBSIZE"), deadline).await?;
+        Ok(size)
     }
 
     /// Two round trips, and no more than a step's keys at a time, so that nobody else is held up.
     pub(crate) async fn sweep(&self, from: u64, which: &Which<'_>, deadline: Duration) -> Result<Swept, Error> {
         const STEP: u64 = 500;
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(from).arg("MATCH").arg(which.glob).arg("COUNT").arg(STEP);
-        let (next, keys): (u64, Vec<Vec<u8>>) = self.ask(&scan, deadline).await?;
+        let mut scan = redis::pipe();
+        scan.cmd("SCAN").arg(from).arg("MATCH").arg(which.glob).arg("COUNT").arg(STEP);
+        let ((next, keys),): ((u64, Vec<Vec<u8>>),) = self.ask(&scan, deadline).await?;
         let keys: Vec<_> = keys.into_iter().filter(|key| (which.exactly)(which, key)).collect();
-        let removed = if keys.is_empty() { 0 } else { self.remove(keys, deadline).await? };
-        Ok(Swept { next, looked_at: STEP, removed })
-    }
-
-    /// Each by itself, since a cluster's node removes no keys of two slots at once.
-    async fn remove(&self, keys: Vec<Vec<u8>>, deadline: Duration) -> Result<u64, Error> {
-        let mut pipeline = redis::Pipeline::with_capacity(keys.len());
+        // Each by itself, since a cluster's node removes no keys of two slots at once.
+        let mut unlink = redis::Pipeline::with_capacity(keys.len());
         for key in keys {
-            pipeline.cmd("UNLINK").arg(key);
+            unlink.cmd("UNLINK").arg(key);
         }
-        let removed: Vec<u64> =
-            self.asked(deadline, async |mut connection| pipeline.query_async(&mut connection).await).await?;
-        Ok(removed.into_iter().sum())
+        let removed: Vec<u64> = if unlink.is_empty() { Vec::new() } else { self.ask(&unlink, deadline).await? };
+        Ok(Swept { next, looked_at: STEP, removed: removed.into_iter().sum() })
     }
 
-    /// A command that decides nothing.
-    pub(super) async fn ask<T: redis::FromRedisValue>(&self, command: &Cmd, deadline: Duration) -> Result<T, Error> {
-        self.asked(deadline, async |mut connection| command.query_async(&mut connection).await).await
-    }
-
-    async fn asked<T>(
+    /// Commands that decide nothing.
+    pub(super) async fn ask<T: redis::FromRedisValue>(
         &self,
+        commands: &redis::Pipeline,
         deadline: Duration,
-        ask: impl AsyncFnOnce(MultiplexedConnection) -> Result<T, RedisError>,
     ) -> Result<T, Error> {
         self.guarded(deadline, async {
             let mut sent = false;
             let answer = tokio::time::timeout(deadline, async {
-                let Held { number, connection } = self.connection().await?;
+                let Held { number, mut connection } = self.connection().await?;
                 sent = true;
-                ask(connection).await.map_err(|error| self.told(&error, number))
+                let answers = answers(&mut connection, commands).await;
+                let answers = answers.and_then(|all| Ok(redis::from_redis_value(all)?));
+                answers.map_err(|error| self.told(&error, number))
             });
             match answer.await {
                 Ok(result) => result,
@@ -381,6 +374,13 @@ fn patient() -> AsyncConnectionConfig {
 
 fn unusable(why: &str) -> Error {
     Error::new(Kind::Input, format!("url: {why}"))
+}
+
+/// All answers, or the first that is an error.
+async fn answers(connection: &mut impl ConnectionLike, commands: &redis::Pipeline) -> Result<Value, RedisError> {
+    let values = connection.req_packed_commands(commands, 0, commands.len()).await?;
+    let answers = values.into_iter().map(Value::extract_error).collect::<Result<_, _>>()?;
+    Ok(Value::Array(answers))
 }
 
 async fn send_one(

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use deadpool_redis::redis::{ConnectionInfo, Value, cmd};
+use deadpool_redis::redis::{ConnectionInfo, Value, pipe};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -140,24 +140,22 @@ impl Topology {
         let bad = || Error::new(Kind::Garbled, format!("expected another node's host:port from redis, got {named:?}"));
         let (host, port) = host_and_port(named).ok_or_else(bad)?;
         let host = if host.is_empty() { by.host.as_str() } else { host };
-        let mut found = self.known.borrow().map.at(host, port);
-        if found.is_none() || slot.is_some() {
-            let new = self.node(host, port)?;
-            self.known.send_modify(|known| {
-                let at = known.map.at(host, port).unwrap_or_else(|| {
-                    known.map.nodes.push(new);
-                    known.map.nodes.len() - 1
-                });
-                if let (Some(slot), Ok(owner)) = (slot, u16::try_from(at)) {
-                    known.map.owners[usize::from(slot)] = owner;
-                }
-                found = Some(at);
+        let known = self.known.borrow().map.at(host, port).cloned();
+        let new = known.map_or_else(|| self.node(host, port), Ok)?;
+        self.known.send_modify(|known| {
+            let map = &mut known.map;
+            let at = map.nodes.iter().position(|node| node.is(host, port)).unwrap_or_else(|| {
+                map.nodes.push(Arc::clone(&new));
+                map.nodes.len() - 1
             });
-        }
+            if let (Some(slot), Ok(owner)) = (slot, u16::try_from(at)) {
+                map.owners[usize::from(slot)] = owner;
+            }
+        });
         if slot.is_some() {
             self.refresh_soon();
         }
-        found.and_then(|at| self.known.borrow().map.nodes.get(at).cloned()).ok_or_else(bad)
+        Ok(new)
     }
 
     /// Looks who has what, unless somebody does, or did a moment ago.
@@ -178,28 +176,30 @@ impl Topology {
         tokio::spawn(Look { topology: Arc::clone(self), number }.begin(at));
     }
 
-    /// Asks one node after the other until one says who has what: first those that have answered of late.
+    /// Asks one node after the other until one says who has what: first those that have answered of late. One that finds
+    /// the cluster down, as who is cut off from the others does, is believed only if no other knows better.
     async fn look(&self) -> Result<Map, Error> {
         let mut nodes: Vec<_> = self.nodes().collect();
         nodes.sort_by_cached_key(|node| (node.redis.breaker() != Breaker::Closed, random()));
         let unknown = |seed: &&ConnectionInfo| {
-            !nodes.iter().any(|node| (node.host.as_str(), Some(node.port)) == (host_of(seed), port_of(seed)))
+            !nodes.iter().any(|node| Some(node.port) == port_of(seed) && node.host == host_of(seed))
         };
         let seeds = self.seeds.iter().filter(unknown).map(|seed| node(seed.clone()));
         let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
-        let mut why = None;
+        let (mut doubtful, mut why) = (None, None);
         for node in nodes.iter().chain(&seeds) {
             self.looks.fetch_add(1, Ordering::Relaxed);
-            match node.redis.ask::<Value>(cmd("CLUSTER").arg("SLOTS"), PATIENCE).await {
-                Ok(answer) => match slots::read(&answer, &node.host) {
-                    Some(runs) if !runs.is_empty() => return self.map_of(&runs),
-                    Some(_) => why = Some(Error::new(Kind::NotNow, "the cluster's slots have no nodes yet")),
-                    None => why = Some(Error::new(Kind::Garbled, "expected the cluster's slots, got something else")),
-                },
-                Err(error) => why = Some(said_of_a_cluster(error, node)),
+            match node.says().await {
+                Ok((runs, true)) => return self.map_of(&runs),
+                Ok((runs, false)) => doubtful = doubtful.or(Some(runs)),
+                Err(error) => why = Some(error),
             }
         }
-        Err(why.unwrap_or_else(|| Error::new(Kind::Unreachable, "no node of the cluster is known")))
+        match (doubtful, why) {
+            (Some(runs), _) => self.map_of(&runs),
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(Error::new(Kind::Unreachable, "no node of the cluster is known")),
+        }
     }
 
     fn map_of(&self, runs: &[Run]) -> Result<Map, Error> {
@@ -207,10 +207,10 @@ impl Topology {
         let mut map = Map { owners: vec![NOBODY; SLOTS], nodes: Vec::new() };
         for Run { first, last, nodes } in runs {
             for (place, (host, port)) in nodes.iter().enumerate() {
-                let at = match map.at(host, *port) {
+                let at = match map.nodes.iter().position(|node| node.is(host, *port)) {
                     Some(at) => at,
                     None => {
-                        let known = before.at(host, *port).map(|at| Arc::clone(&before.nodes[at]));
+                        let known = before.at(host, *port).cloned();
                         map.nodes.push(known.map_or_else(|| self.node(host, *port), Ok)?);
                         map.nodes.len() - 1
                     }
@@ -267,13 +267,32 @@ impl Drop for Look {
     }
 }
 
+impl Node {
+    /// Which runs of slots it says there are, and whether it finds the cluster well.
+    async fn says(&self) -> Result<(Vec<Run>, bool), Error> {
+        let mut questions = pipe();
+        questions.cmd("CLUSTER").arg("SLOTS").cmd("CLUSTER").arg("INFO");
+        let answers: Result<(Value, String), _> = self.redis.ask(&questions, PATIENCE).await;
+        let (slots, info) = answers.map_err(|error| said_of_a_cluster(error, self))?;
+        match slots::read(&slots, &self.host) {
+            Some(runs) if !runs.is_empty() => Ok((runs, info.contains("cluster_state:ok"))),
+            Some(_) => Err(Error::new(Kind::NotNow, "the cluster's slots have no nodes yet")),
+            None => Err(Error::new(Kind::Garbled, "expected the cluster's slots, got something else")),
+        }
+    }
+
+    fn is(&self, host: &str, port: u16) -> bool {
+        self.port == port && self.host == host
+    }
+}
+
 impl Map {
     fn owner(&self, slot: u16) -> Option<&Arc<Node>> {
         self.nodes.get(usize::from(*self.owners.get(usize::from(slot))?))
     }
 
-    fn at(&self, host: &str, port: u16) -> Option<usize> {
-        self.nodes.iter().position(|node| node.port == port && node.host == host)
+    fn at(&self, host: &str, port: u16) -> Option<&Arc<Node>> {
+        self.nodes.iter().find(|node| node.is(host, port))
     }
 
     fn primaries(&self) -> Vec<Redis> {

@@ -30,6 +30,8 @@ pub(super) fn from_answer(error: &RedisError) -> Error {
         (_, "NOAUTH" | "WRONGPASS") => Kind::Authentication,
         (_, "NOPERM") => Kind::Permission,
         (_, "BADID") => Kind::UnknownId,
+        // Of one slot that nobody has, whatever else the node decides.
+        (_, "CLUSTERDOWN") if error.detail().is_some_and(|detail| detail.starts_with("Hash slot")) => Kind::Refused,
         (_, "LOADING" | "BUSY" | "MASTERDOWN" | "READONLY" | "CLUSTERDOWN" | "TRYAGAIN") => Kind::NotNow,
         (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
             let says = |beginning| error.detail().is_some_and(|detail| detail.starts_with(beginning));
