@@ -125,7 +125,7 @@ impl Load {
         });
         self.make_calls(&run).await;
 
-        until_it_answers(&run.rule, &patient).await;
+        until_it_answers(&run.timeline, &patient).await;
         let audit = match auditable {
             Ok(()) => judge(&run, &patient).await,
             Err(why) => Err(why),
@@ -264,12 +264,12 @@ async fn judge(run: &Run, limiter: &Limiter) -> Result<Audit, String> {
     audit
 }
 
-/// For a while: a Redis that was given too much is behind, and isn't asked for some time.
-async fn until_it_answers(rule: &Rule, limiter: &Limiter) {
+/// For a while: a Redis that was given too much is behind, and isn't asked for some time; one that lacks its replicas
+/// refuses to write.
+async fn until_it_answers(timeline: &Timeline, limiter: &Limiter) {
     let until = Instant::now() + PATIENCE;
     loop {
-        let answer = limiter.peek(rule, &keys::name(0)).await;
-        if answer.is_ok_and(|decision| decision.error.is_none()) || Instant::now() >= until {
+        if timeline.offset(limiter, PATIENCE).await.is_ok() || Instant::now() >= until {
             return;
         }
         tokio::time::sleep(TICK).await;
