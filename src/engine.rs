@@ -89,6 +89,15 @@ impl Engine {
         }
     }
 
+    /// Whether all keys lie in one place, so that one call can look at any two.
+    pub(crate) fn has_one_node(&self) -> bool {
+        match self {
+            Self::Redis(_) => true,
+            #[cfg(feature = "embedded")]
+            Self::Embedded(_) => true,
+        }
+    }
+
     pub(crate) fn by(&self) -> By {
         match self {
             Self::Redis(_) => By::Redis,
