@@ -263,8 +263,7 @@ impl Limiter {
         request: &Request<'_>,
         mode: Mode,
     ) -> Result<Decision, Error> {
-        // Of a sharded limit, the next call may find another shard.
-        if matches!(mode, Mode::Peek | Mode::Inspect) || rule.sharded().is_some() {
+        if matches!(mode, Mode::Peek | Mode::Inspect) {
             return self.decide_exactly(rule, request, mode).await;
         }
         if mode != Mode::Acquire {
@@ -286,6 +285,7 @@ impl Limiter {
     /// What an acquire looks for among the denials; none if only the engine can answer it.
     fn sight(&self, cache: &DenialCache, rule: &Rule, request: &Request<'_>) -> Result<Option<Sighting>, Error> {
         let holds = rule.limits().any(|limit| limit.algorithm().holds());
+        // Of a sharded limit, the next call may find another shard.
         if holds || rule.sharded().is_some() || rule.counts_denials() || request.has_id() || request.at.is_some() {
             return Ok(None);
         }

@@ -196,6 +196,31 @@ fn a_reservation_goes_to_who_is_served_sooner() {
 }
 
 #[test]
+fn a_denial_tells_the_shorter_wait_of_the_two() {
+    for engine in both() {
+        let (rule, key) = (rule("sliding-log 4/10s shards 2"), engine.fresh_key());
+        // An id takes from the same shard on every key.
+        let shard = |id: &str| {
+            let key = engine.fresh_key();
+            engine.call(engine.limiter.acquire(&rule, request(&key, NOW).id(id)));
+            engine.states(&rule, &key, NOW).iter().position(|state| state.exists).expect("one of them")
+        };
+        let ids: Vec<_> = (0..20).map(|id| format!("id-{id}")).collect();
+        let of = |number| ids.iter().filter(move |id| shard(id) == number).take(2);
+        let second = 1_000_000;
+        for (id, at) in of(0).zip([0, 5]).chain(of(1).zip([1, 4])) {
+            let call = request(&key, NOW + at * second).id(id);
+            assert!(engine.call(engine.limiter.acquire(&rule, call)).allowed);
+        }
+        for _ in 0..10 {
+            let denied = engine.call(engine.limiter.acquire(&rule, request(&key, NOW + 6 * second)));
+            // The other is sooner as if never used.
+            assert_eq!(denied.retry_after, RetryAfter::After(Duration::from_secs(4)));
+        }
+    }
+}
+
+#[test]
 fn law_1_a_denial_and_a_peek_write_nothing() {
     everywhere((sharded(), beginning(), steps(1..=12)), |engine, (limit, begin, steps)| {
         let (key, aimed) = (engine.fresh_key(), engine.subject(limit.whole()));
