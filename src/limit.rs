@@ -266,8 +266,8 @@ impl LimitBuilder {
     ///
     /// # Errors
     ///
-    /// Zero, more than 2^53, an option that the algorithm doesn't have, numbers that fit at no useful tick, or shards
-    /// that would not each have a unit of everything, or windows that start at each shard's own first hit.
+    /// Zero, more than 2^53, an option that the algorithm doesn't have, numbers that fit at no useful tick, shards
+    /// that would not each have a unit, or shards of windows that start at the first hit, one of each shard's own.
     pub fn build(self) -> Result<Limit, RuleError> {
         let Self { algorithm, rate, period, .. } = self;
         let row = algorithm.row();

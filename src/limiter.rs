@@ -8,9 +8,8 @@ mod many;
 mod sharded;
 mod upkeep;
 
-use std::sync::Arc;
 #[cfg(feature = "embedded")]
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;

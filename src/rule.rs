@@ -103,7 +103,8 @@ impl Rule {
     /// # Errors
     ///
     /// A limit of the same name or, unnamed, of the same algorithm and period as another: they would share their
-    /// state.
+    /// state. One with shards beside another, since each shard has a slot of its own. One that could never admit the
+    /// rule's [cost](Self::cost).
     pub fn and(self, limit: Limit) -> Result<Self, RuleError> {
         self.with(limit, None)
     }
