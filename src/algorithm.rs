@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::RuleError;
 use crate::limit::Limit;
 use crate::limit::exact::{self, Exact};
-use crate::script::Script;
+use crate::script::{Remembers, Script};
 
 /// How a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +33,7 @@ pub(crate) enum Setting {
     Start,
     Max,
     Ttl,
+    Shards,
 }
 
 /// A limit's numbers as a script's packed form takes them, and as the states it writes end with them.
@@ -69,7 +70,7 @@ static ROWS: [Row; 6] = [
         algorithm: Algorithm::TokenBucket,
         name: "token-bucket",
         script: Script::file("token_bucket", include_str!("../lua/token_bucket.lua")),
-        options: &[Setting::Burst, Setting::MaxDebt],
+        options: &[Setting::Burst, Setting::MaxDebt, Setting::Shards],
         fit: exact::fit_bucket,
         arguments: exact::bucket_arguments,
         packing: Some(Packing { layout: 1, widths: &[7, 7, 7, 3, 7], most_keys: 80 }),
@@ -88,7 +89,7 @@ static ROWS: [Row; 6] = [
         algorithm: Algorithm::FixedWindow,
         name: "fixed-window",
         script: Script::file("fixed_window", include_str!("../lua/fixed_window.lua")),
-        options: &[Setting::Burst, Setting::MaxDebt, Setting::Start],
+        options: &[Setting::Burst, Setting::MaxDebt, Setting::Start, Setting::Shards],
         fit: exact::fit_window,
         arguments: exact::window_arguments,
         packing: Some(Packing { layout: 3, widths: &[7, 7, 7, 7, 7], most_keys: 80 }),
@@ -107,7 +108,7 @@ static ROWS: [Row; 6] = [
         algorithm: Algorithm::SlidingWindow,
         name: "sliding-window",
         script: Script::file("sliding_window_counter", include_str!("../lua/sliding_window_counter.lua")),
-        options: &[],
+        options: &[Setting::Shards],
         fit: exact::fit_counter,
         arguments: exact::counter_arguments,
         packing: Some(Packing { layout: 4, widths: &[7, 7, 3], most_keys: 80 }),
@@ -126,7 +127,7 @@ static ROWS: [Row; 6] = [
         algorithm: Algorithm::SlidingLog,
         name: "sliding-log",
         script: Script::file("sliding_window_log", include_str!("../lua/sliding_window_log.lua")),
-        options: &[Setting::Max],
+        options: &[Setting::Max, Setting::Shards],
         fit: exact::fit_log,
         arguments: exact::log_arguments,
         packing: Some(Packing { layout: 6, widths: &[5, 7], most_keys: 35 }),
@@ -136,7 +137,7 @@ static ROWS: [Row; 6] = [
         algorithm: Algorithm::Gcra,
         name: "gcra",
         script: Script::file("gcra", include_str!("../lua/gcra.lua")),
-        options: &[Setting::Burst, Setting::MaxDebt],
+        options: &[Setting::Burst, Setting::MaxDebt, Setting::Shards],
         fit: exact::fit_bucket,
         arguments: exact::bucket_arguments,
         packing: Some(Packing { layout: 2, widths: &[7, 7, 7, 3, 7], most_keys: 80 }),
@@ -155,7 +156,7 @@ static ROWS: [Row; 6] = [
         algorithm: Algorithm::Concurrency,
         name: "concurrency",
         script: Script::file("concurrency", include_str!("../lua/concurrency.lua")),
-        options: &[Setting::Ttl],
+        options: &[Setting::Ttl, Setting::Shards],
         fit: exact::fit_permits,
         arguments: exact::permits_arguments,
         packing: None,
@@ -164,14 +165,27 @@ static ROWS: [Row; 6] = [
 ];
 
 /// Decides several limits at once: the text of every algorithm's script, and then how they go together.
-pub(crate) static ALL_OR_NOTHING: Script = Script::composed("all_or_nothing", || {
+pub(crate) static ALL_OR_NOTHING: Script = Script::composed(
+    "all_or_nothing",
+    || after_all_algorithms(include_str!("../lua/all_or_nothing.lua")),
+    Remembers::Calls,
+);
+
+/// Decides by the better of two shards, composed alike.
+pub(crate) static TWO_CHOICES: Script = Script::composed(
+    "two_choices",
+    || after_all_algorithms(include_str!("../lua/two_choices.lua")),
+    Remembers::Nothing,
+);
+
+fn after_all_algorithms(end: &str) -> String {
     let mut text = String::from("local ALGORITHMS = {}\n");
     for Row { script, .. } in &ROWS {
         let (name, body) = (script.name(), script.text());
         text.push_str(&format!("ALGORITHMS['{name}'] = function(KEYS, ARGV, redis)\n{body}end\n"));
     }
-    text + include_str!("../lua/all_or_nothing.lua")
-});
+    text + end
+}
 
 impl Algorithm {
     /// Every algorithm.
@@ -251,6 +265,7 @@ impl fmt::Display for Setting {
             Self::Start => "start",
             Self::Max => "max",
             Self::Ttl => "ttl",
+            Self::Shards => "shards",
         })
     }
 }

@@ -124,6 +124,16 @@ impl Engine {
         }
     }
 
+    /// Whether all keys lie in one place, so that one call can look at any two.
+    pub(crate) fn has_one_node(&self) -> bool {
+        match self {
+            Self::Redis(_) => true,
+            Self::Cluster(_) => false,
+            #[cfg(feature = "embedded")]
+            Self::Embedded(_) => true,
+        }
+    }
+
     pub(crate) fn by(&self) -> By {
         match self {
             Self::Redis(_) | Self::Cluster(_) => By::Redis,

@@ -4,6 +4,9 @@
 //! included, is written `%XX`; what grows longer than 128 bytes is replaced by `#` and its SHA-256. Names of rules and
 //! limits have neither `:` nor `/`, so the spelling is injective: the tag ends at the first `}`, the rule begins after
 //! the last `:`, and no key can open a tag of its own.
+//!
+//! Each shard of a limit has a tag of its own, so that it lies in a slot of its own: `{<tag>%s<number>}`, which no key
+//! can spell, since a `%` of its own is followed by two of `0-9a-f`.
 
 use crate::error::{Error, Kind, RuleError};
 
@@ -12,8 +15,13 @@ const PLAIN: &[u8] = b"-_.@:/+=,~|";
 /// The most bytes that a key's encoding takes before it is hashed.
 const LONGEST: usize = 128;
 
-/// The key of one limit's state.
-pub(crate) fn state_key(prefix: &str, tag: &[u8], key: &[u8], rule_and_limit: &str) -> Result<Vec<u8>, Error> {
+/// The key of the state of one limit, or of one of its shards.
+pub(crate) fn state_key(
+    prefix: &str,
+    (tag, shard): (&[u8], Option<u32>),
+    key: &[u8],
+    rule_and_limit: &str,
+) -> Result<Vec<u8>, Error> {
     if tag.is_empty() || key.is_empty() {
         return Err(Error::new(Kind::Input, "key: expected at least one byte, got an empty one"));
     }
@@ -21,6 +29,9 @@ pub(crate) fn state_key(prefix: &str, tag: &[u8], key: &[u8], rule_and_limit: &s
     spelled.extend_from_slice(prefix.as_bytes());
     spelled.extend_from_slice(b":{");
     encode(tag, PLAIN, &mut spelled);
+    if let Some(number) = shard {
+        spelled.extend_from_slice(format!("%s{number}").as_bytes());
+    }
     spelled.extend_from_slice(b"}:");
     if key != tag {
         encode(key, PLAIN, &mut spelled);
@@ -32,7 +43,13 @@ pub(crate) fn state_key(prefix: &str, tag: &[u8], key: &[u8], rule_and_limit: &s
 
 /// The key that remembers a call by its id: the rule's, with `#<limits>-<id>` where a limit would be. In an id only
 /// letters, digits and `-_.` stand for themselves, so it can't be read as anything else.
-pub(crate) fn marker_key(prefix: &str, tag: &[u8], key: &[u8], rule: &str, id: &[u8]) -> Result<Vec<u8>, Error> {
+pub(crate) fn marker_key(
+    prefix: &str,
+    tag: (&[u8], Option<u32>),
+    key: &[u8],
+    rule: &str,
+    id: &[u8],
+) -> Result<Vec<u8>, Error> {
     if id.is_empty() {
         return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty one"));
     }
@@ -88,12 +105,21 @@ pub(crate) fn checked_name(name: &str) -> Result<&str, RuleError> {
     Ok(name)
 }
 
-/// The offset below `period` at which the windows of a spread limit start for this key: the first eight bytes of its
-/// SHA-1, big-endian, modulo the period.
+/// The offset below `period` at which the windows of a spread limit start for this key.
 pub(crate) fn spread_offset(key: &[u8], period: u64) -> u64 {
-    let digest = sha1_smol::Sha1::from(key).digest().bytes();
+    hashed_below(key, period)
+}
+
+/// Which of so many shards a call by this id takes from, whoever makes it: settling finds what was taken there.
+pub(crate) fn shard_of(id: &[u8], shards: u32) -> u32 {
+    u32::try_from(hashed_below(id, shards.into())).unwrap_or(0)
+}
+
+/// The first eight bytes of the SHA-1, big-endian, modulo `bound`.
+fn hashed_below(bytes: &[u8], bound: u64) -> u64 {
+    let digest = sha1_smol::Sha1::from(bytes).digest().bytes();
     let [a, b, c, d, e, f, g, h, ..] = digest;
-    u64::from_be_bytes([a, b, c, d, e, f, g, h]) % period
+    u64::from_be_bytes([a, b, c, d, e, f, g, h]) % bound
 }
 
 fn encode(bytes: &[u8], plain: &[u8], into: &mut Vec<u8>) {
@@ -128,7 +154,46 @@ mod tests {
     use super::*;
 
     fn spelled(tag: &[u8], key: &[u8]) -> String {
-        String::from_utf8(state_key("t", tag, key, "cli/gcra-1s").unwrap()).unwrap()
+        of_shard(tag, None, key)
+    }
+
+    fn of_shard(tag: &[u8], shard: Option<u32>, key: &[u8]) -> String {
+        String::from_utf8(state_key("t", (tag, shard), key, "cli/gcra-1s").unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_shard_has_a_tag_that_no_key_can_spell() {
+        assert_eq!(of_shard(b"user:42", Some(3), b"user:42"), "t:{user:42%s3}:cli/gcra-1s");
+        assert_eq!(of_shard(b"org", Some(12), b"2001:db8::1"), "t:{org%s12}:2001:db8::1:cli/gcra-1s");
+        let literals = ["user:42%s3", "user:42%s", "user:42%", "user:42s3", "user:423"];
+        let mut all: Vec<_> = literals.map(|key| spelled(key.as_bytes(), key.as_bytes())).into();
+        for key in ["user:42", "user:4", "user:42%s1", "user:42%s"] {
+            all.extend([1, 2, 3, 11, 21, 23].map(|shard| of_shard(key.as_bytes(), Some(shard), key.as_bytes())));
+        }
+        let count = all.len();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), count);
+        for name in &all {
+            let escaped = name.split('%').skip(1).filter(|rest| !rest.starts_with('s'));
+            for rest in escaped {
+                assert!(
+                    rest.bytes().take(2).all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)),
+                    "{name}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn an_id_is_always_of_the_same_shard_and_ids_are_of_all() {
+        let mut of = [0_u32; 8];
+        for id in 0..8000 {
+            of[shard_of(format!("id-{id}").as_bytes(), 8) as usize] += 1;
+        }
+        assert!(of.iter().all(|ids| (850..1150).contains(ids)), "{of:?}");
+        // Fixed for ever: processes of different versions must agree.
+        assert_eq!((shard_of(b"payment-4711", 8), shard_of(b"payment-4711", 1024)), (5, 293));
     }
 
     #[test]
@@ -156,7 +221,7 @@ mod tests {
 
     #[test]
     fn an_empty_key_is_refused() {
-        let error = state_key("t", b"", b"", "cli/gcra-1s").unwrap_err();
+        let error = state_key("t", (b"", None), b"", "cli/gcra-1s").unwrap_err();
         assert_eq!(error.to_string(), "key: expected at least one byte, got an empty one");
     }
 }

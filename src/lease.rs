@@ -80,8 +80,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// Anything but one limit, a token bucket, gcra or fixed window that doesn't start at the first hit, with a burst of
-    /// at least twice the processes; a rule that counts denials; a request with an id, a time or a cost.
+    /// Anything but one limit, a token bucket, gcra or fixed window that doesn't start at the first hit, without shards, with
+    /// a burst of at least twice the processes; a rule that counts denials; a request with an id, a time or a cost.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -125,10 +125,13 @@ impl Limiter {
         if limit.start() == Start::FirstHit {
             return Err(bad("a fixed window that doesn't start at the first hit, which a batch would be"));
         }
+        if limit.shards() > 1 {
+            return Err(bad("a limit without shards, since what one of them has says nothing of the others"));
+        }
         if rule.counts_denials() {
             return Err(bad("a rule that doesn't count denials, which a batch's would be"));
         }
-        if request.has_id() || request.at.is_some() || request.cost != 1 {
+        if request.has_id() || request.at.is_some() || request.has_cost() {
             let why = "expected a request without an id and a time, and the cost with each acquire";
             return Err(Error::new(Kind::Input, format!("lease: {why}")));
         }

@@ -26,7 +26,7 @@
 //! In reading order:
 //!
 //! - [`Algorithm`]: the algorithms, a row each, beside a script each in `lua/`.
-//! - [`Limit`]: an algorithm and its numbers, validated; its text form.
+//! - [`Limit`]: an algorithm and its numbers, validated; its text form; its parts, where it is shared or has shards.
 //! - [`Rule`]: a named limit, or several that are decided together; what it answers where Redis is away.
 //! - [`Request`]: whom a call is about, and what it takes.
 //! - [`Decision`]: the answer. [`Error`]: no answer.

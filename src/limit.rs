@@ -1,7 +1,7 @@
 //! What one limit admits: an algorithm and its numbers, validated, with the arguments its script is called with.
 
 pub(crate) mod exact;
-mod share;
+mod parts;
 mod text;
 
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::algorithm::{Algorithm, Setting};
 use crate::error::RuleError;
 use exact::{EXACT, Exact, LONGEST};
+pub(crate) use parts::Shards;
 
 /// The largest limit of a log, whose running totals are kept modulo 2^40.
 const LOG_LIMIT: u64 = 1 << 39;
@@ -17,6 +18,8 @@ const LOG_LIMIT: u64 = 1 << 39;
 const LOG_MAX: u64 = 10_000;
 /// The most permits that can be held at once.
 const MOST_PERMITS: u64 = 10_000;
+/// The most shards of a limit.
+const MOST_SHARDS: u64 = 1024;
 /// Where the script of permits expects their holder, among its own arguments.
 const HOLDER: usize = 2;
 
@@ -47,6 +50,7 @@ pub struct Limit {
     exact: Exact,
     arguments: Vec<String>,
     packed: Option<Arc<[u8]>>,
+    shards: Option<Shards>,
 }
 
 /// Where the windows of a fixed window start.
@@ -81,6 +85,7 @@ pub struct LimitBuilder {
     max_debt: Option<Debt>,
     start: Option<Start>,
     max: Option<u64>,
+    shards: Option<u64>,
 }
 
 impl Limit {
@@ -88,7 +93,7 @@ impl Limit {
     /// algorithm's defaults for everything else.
     #[must_use]
     pub fn of(algorithm: Algorithm, rate: u64, period: Duration) -> LimitBuilder {
-        LimitBuilder { algorithm, rate, period, capacity: None, max_debt: None, start: None, max: None }
+        LimitBuilder { algorithm, rate, period, capacity: None, max_debt: None, start: None, max: None, shards: None }
     }
 
     /// The algorithm.
@@ -118,13 +123,37 @@ impl Limit {
     /// How far reservations may go below zero, in units.
     #[must_use]
     pub fn max_debt(&self) -> u64 {
-        self.exact.max_debt
+        self.shards.as_ref().map_or(self.exact.max_debt, |shards| shards.sum(Self::max_debt))
     }
 
     /// Where the windows of a fixed window start.
     #[must_use]
     pub fn start(&self) -> Start {
         self.start
+    }
+
+    /// Into how many parts it is split, each with a key of its own: 1 if it isn't.
+    #[must_use]
+    pub fn shards(&self) -> u32 {
+        self.shards.as_ref().map_or(1, Shards::count)
+    }
+
+    /// The same limit without shards, which they never exceed together.
+    #[must_use]
+    pub fn whole(&self) -> Self {
+        Self { shards: None, ..self.clone() }
+    }
+
+    /// The most units that one call can ever take or, of a reservation, owe: of a limit with shards, those of its
+    /// smallest.
+    pub(crate) fn largest_cost(&self, reserved: bool) -> u64 {
+        let smallest = self.shards.as_ref().map_or(self, Shards::smallest);
+        smallest.capacity + if reserved { smallest.max_debt() } else { 0 }
+    }
+
+    /// Its parts, if it has shards.
+    pub(crate) fn parts(&self) -> Option<&Shards> {
+        self.shards.as_ref()
     }
 
     /// The step of this limit's clock: a microsecond, or the finest that keeps its arithmetic exact.
@@ -215,11 +244,30 @@ impl LimitBuilder {
         self
     }
 
+    /// Splits the limit into so many parts, from 1 to 1024, each with its share of the rate, the capacity and the debt,
+    /// in a key and a slot of its own; what doesn't divide goes to the first ones. Together they never exceed the
+    /// limit. A call takes from one of them, so a cost above the smallest share is denied with "never", and a call may
+    /// be denied while others still have units: [the guide](crate::guide#shards) says how often. Default: 1.
+    ///
+    /// ```
+    /// use tollgate::Limit;
+    ///
+    /// let limit: Limit = "gcra 100000/1s burst 1000 shards 8".parse()?;
+    /// assert_eq!((limit.shards(), limit.rate(), limit.capacity()), (8, 100_000, 1000));
+    /// # Ok::<(), tollgate::RuleError>(())
+    /// ```
+    #[must_use]
+    pub fn shards(mut self, count: u32) -> Self {
+        self.shards = Some(count.into());
+        self
+    }
+
     /// The limit, or why these numbers can't be one.
     ///
     /// # Errors
     ///
-    /// Zero, more than 2^53, an option that the algorithm doesn't have, or numbers that fit at no useful tick.
+    /// Zero, more than 2^53, an option that the algorithm doesn't have, numbers that fit at no useful tick, shards
+    /// that would not each have a unit, or shards of windows that start at the first hit, one of each shard's own.
     pub fn build(self) -> Result<Limit, RuleError> {
         let Self { algorithm, rate, period, .. } = self;
         let row = algorithm.row();
@@ -286,7 +334,10 @@ impl LimitBuilder {
             exact: Exact { rate, period, tick: 1, max_debt: 0, longest_reset: 0 },
             arguments: Vec::new(),
             packed: None,
+            shards: None,
         };
+        let shards = self.shards.unwrap_or(1);
+        within("shards", shards, 1, MOST_SHARDS)?;
         limit.exact = (row.fit)(&limit)?;
         if capacity == 0 && limit.exact.max_debt == 0 {
             return Err(RuleError::new(format!("{limit}: expected burst or max-debt to leave at least one unit")));
@@ -299,6 +350,13 @@ impl LimitBuilder {
         limit.arguments = arguments.iter().map(i64::to_string).collect();
         // Where windows start at a time of each key's own, keys have no numbers in common.
         limit.packed = row.packed(&arguments).filter(|_| start != Start::Spread).map(Arc::from);
+        if shards > 1 {
+            if start == Start::FirstHit {
+                let why = "expected windows that all shards have in common, at an offset or spread";
+                return Err(RuleError::new(format!("shards: {why}, got start first-hit")));
+            }
+            limit.shards = Some(limit.in_shards(shards)?);
+        }
         Ok(limit)
     }
 }

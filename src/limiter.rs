@@ -1,18 +1,18 @@
 //! One call: rule + key + cost -> decision.
 
+mod asking;
 mod instead;
 #[cfg(feature = "embedded")]
 mod local;
 mod many;
+mod sharded;
 mod upkeep;
 
-use std::sync::Arc;
 #[cfg(feature = "embedded")]
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
-use crate::batch::Ask;
 use crate::decision::{Answered, Decision, LimitDecision, count};
 use crate::denials::{DenialCache, Sighting};
 use crate::engine::Engine;
@@ -20,12 +20,12 @@ use crate::engine::Engine;
 use crate::engine::embedded::Embedded;
 use crate::error::{Error, Kind};
 use crate::key;
-use crate::limit::exact::{EXACT, LONGEST};
-use crate::random::unique_id;
+use crate::limit::exact::LONGEST;
 use crate::request::Request;
-use crate::rule::{Count, Rule};
+use crate::rule::{Rule, Target};
 use crate::script::{Call, Marker, Mode, Part, Reply, Script};
 
+use asking::concerned;
 pub use upkeep::{Progress, State};
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
@@ -273,18 +273,19 @@ impl Limiter {
         let Some(sighting) = self.sight(cache, rule, request)? else {
             return self.decide_exactly(rule, request, mode).await;
         };
-        if let Some(denial) = cache.recall(&sighting, request.cost) {
+        if let Some(denial) = cache.recall(&sighting, request.units(rule)) {
             return Ok(denial);
         }
         let decision = self.decide_exactly(rule, request, mode).await?;
-        cache.remember(sighting, request.cost, &decision);
+        cache.remember(sighting, request.units(rule), &decision);
         Ok(decision)
     }
 
     /// What an acquire looks for among the denials; none if only the engine can answer it.
     fn sight(&self, cache: &DenialCache, rule: &Rule, request: &Request<'_>) -> Result<Option<Sighting>, Error> {
         let holds = rule.limits().any(|limit| limit.algorithm().holds());
-        if holds || rule.counts_denials() || request.has_id() || request.at.is_some() {
+        // Of a sharded limit, the next call may find another shard.
+        if holds || rule.sharded().is_some() || rule.counts_denials() || request.has_id() || request.at.is_some() {
             return Ok(None);
         }
         Ok(Some(cache.sight(self.state_keys(rule, request)?, rule.fingerprint())))
@@ -294,132 +295,102 @@ impl Limiter {
     fn state_keys(&self, rule: &Rule, request: &Request<'_>) -> Result<Vec<u8>, Error> {
         let mut keys = Vec::new();
         for count in rule.counts() {
-            keys.append(&mut self.state_key(rule, count, request)?);
+            keys.append(&mut self.state_key(rule, count.whole(), request)?);
             keys.push(b'\n');
         }
         Ok(keys)
     }
 
     async fn decide_exactly(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
-        if mode == Mode::Acquire
-            && let Some(ask) = self.ask(rule, request)?
-        {
-            let reply = self.engine.acquire(ask, request.deadline.unwrap_or(self.deadline)).await?;
-            return self.decision_of_one(rule, request, &reply);
+        // Boxed, so that a caller of the common path below, of whom there may be thousands, stays small.
+        match rule.counts() {
+            [count] if count.limit.shards() > 1 => {
+                let place = self.place(rule, count, request, mode);
+                Box::pin(self.decide_sharded(rule, count, request, mode, place)).await
+            }
+            [count] if mode == Mode::Acquire => self.decide_one(rule, count.whole(), request, mode).await,
+            _ => Box::pin(self.decide_in_full(rule, &concerned(rule, mode)?, request, mode)).await,
         }
-        // Boxed, so that a caller of the common path above, of whom there may be thousands, stays small.
-        Box::pin(self.decide_in_full(rule, request, mode)).await
     }
 
-    async fn decide_in_full(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
-        let counts = concerned(rule, mode)?;
-        let marker = self.marker(rule, request, mode)?;
-        let holder = holder(&counts, request, mode)?;
-        let parts =
-            counts.iter().map(|count| self.part(rule, count, request, &holder)).collect::<Result<Vec<_>, _>>()?;
+    /// By a single limit, or a shard of it.
+    async fn decide_one(
+        &self,
+        rule: &Rule,
+        target: Target<'_>,
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> Result<Decision, Error> {
+        if mode == Mode::Acquire
+            && let Some(ask) = self.ask(rule, target, request)?
+        {
+            let reply = self.engine.acquire(ask, request.deadline.unwrap_or(self.deadline)).await?;
+            return self.decision_of_ask(rule, target, request, &reply);
+        }
+        Box::pin(self.decide_in_full(rule, &[target], request, mode)).await
+    }
+
+    async fn decide_in_full(
+        &self,
+        rule: &Rule,
+        targets: &[Target<'_>],
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> Result<Decision, Error> {
+        let marker = self.marker(rule, targets, request, mode)?;
+        let parts = self.parts(rule, targets, request, mode)?;
         let script = match (parts.as_slice(), &marker) {
             ([part], None) => part.script,
             _ => &ALL_OR_NOTHING,
         };
         let reply = self.run(rule, script, &parts, marker.as_ref(), request, mode).await?;
+        self.decision(rule, targets, request, mode, &reply)
+    }
 
-        let (others, rest) = reply.appended.split_at_checked(5 * (parts.len() - 1)).ok_or_else(garbled)?;
+    /// What a reply says of these limits.
+    fn decision(
+        &self,
+        rule: &Rule,
+        targets: &[Target<'_>],
+        request: &Request<'_>,
+        mode: Mode,
+        reply: &Reply,
+    ) -> Result<Decision, Error> {
+        let (others, rest) = reply.appended.split_at_checked(5 * (targets.len() - 1)).ok_or_else(garbled)?;
         let fives = std::iter::once(&reply.decision).chain(others.as_chunks::<5>().0);
         let (appended, notes) = rest.split_at(rest.len() % 2);
         let notes = notes.as_chunks::<2>().0;
-        if !notes.is_empty() && notes.len() != parts.len() {
+        if !notes.is_empty() && notes.len() != targets.len() {
             return Err(garbled());
         }
         let notes = notes.iter().copied().chain(std::iter::repeat([0, 0]));
         let answers = fives.zip(notes).map(|(reply, notes)| Answered::new(*reply, notes, rule.counts_denials()));
         let answers = answers.collect::<Option<Vec<_>>>().ok_or_else(garbled)?;
         let allowed = answers.iter().all(|answered| answered.allowed);
-        let granted = granted(request, mode, allowed, appended.first()).ok_or_else(garbled)?;
-        let mut limits = counts.iter().zip(&answers);
-        let (by, at) = (self.engine.by(), decided_at(request, &reply));
-        match counts.len() {
-            1 => limits.next().map(|(count, answered)| Decision::of_one(&count.title, answered, granted, by, at)),
+        let granted = granted(request.units(rule), mode, allowed, appended.first()).ok_or_else(garbled)?;
+        let mut limits = targets.iter().map(|target| &target.count.title).zip(&answers);
+        let (by, at) = (self.engine.by(), decided_at(request, reply));
+        match targets.len() {
+            1 => limits.next().map(|(title, answered)| Decision::of_one(title, answered, granted, by, at)),
             _ => {
-                let limits = limits.map(|(count, answered)| LimitDecision::new(&count.title, answered)).collect();
+                let limits = limits.map(|(title, answered)| LimitDecision::new(title, answered)).collect();
                 Decision::of_several(limits, granted, by, at)
             }
         }
         .ok_or_else(garbled)
     }
 
-    /// An acquire as the script's packed form decides it with others, if that can say all that is asked.
-    fn ask(&self, rule: &Rule, request: &Request<'_>) -> Result<Option<Ask>, Error> {
-        let [count] = rule.counts() else { return Ok(None) };
-        let Some(numbers) = count.limit.packed().filter(|_| request.id.is_none() && rule.options().is_empty()) else {
-            return Ok(None);
-        };
-        Ok(Some(Ask {
-            script: count.limit.algorithm().script(),
-            numbers: Arc::clone(numbers),
-            key: self.state_key(rule, count, request)?,
-            cost: request.cost,
-            now_us: request.now_us()?,
-            most_keys: count.limit.algorithm().row().most_keys(),
-            slot: None,
-        }))
-    }
-
-    fn decision_of_one(&self, rule: &Rule, request: &Request<'_>, reply: &Reply) -> Result<Decision, Error> {
-        let [count, ..] = rule.counts() else { unreachable!("an ask is of a limit") };
+    fn decision_of_ask(
+        &self,
+        rule: &Rule,
+        target: Target<'_>,
+        request: &Request<'_>,
+        reply: &Reply,
+    ) -> Result<Decision, Error> {
         let notes = reply.appended.first_chunk().copied().unwrap_or_default();
         let answered = Answered::new(reply.decision, notes, false).ok_or_else(garbled)?;
-        let granted = if answered.allowed { request.cost } else { 0 };
-        Ok(Decision::of_one(&count.title, &answered, granted, self.engine.by(), decided_at(request, reply)))
-    }
-
-    /// By what this call is remembered, if it has an id. Permits alone remember it themselves.
-    fn marker(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Option<Marker>, Error> {
-        let remembers = !matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Renew);
-        let Some(id) = request.id.filter(|_| remembers) else { return Ok(None) };
-        if rule.limits().all(|limit| limit.algorithm().holds()) {
-            return Ok(None);
-        }
-        if request.cost > EXACT {
-            let got = request.cost;
-            return Err(Error::new(Kind::Input, format!("cost: with an id, expected at most {EXACT}, got {got}")));
-        }
-        let tag = match rule.tag() {
-            None => request.key,
-            Some(tag) => request.counted(rule, Some(tag))?,
-        };
-        let key = key::marker_key(&self.prefix, tag, request.key, &rule.marker(), id)?;
-        Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()? }))
-    }
-
-    /// One limit of a rule, as a script is called for this request.
-    fn part<'r>(
-        &self,
-        rule: &'r Rule,
-        count: &'r Count,
-        request: &Request<'_>,
-        holder: &[u8],
-    ) -> Result<Part<'r>, Error> {
-        let key = request.counted(rule, count.by.as_deref())?;
-        let limit = &count.limit;
-        Ok(Part {
-            key: self.state_key(rule, count, request)?,
-            script: limit.algorithm().script(),
-            arguments: limit.arguments(),
-            replaced: match (limit.spread(), limit.holder()) {
-                (Some((at, period)), _) => Some((at, key::spread_offset(key, period).to_string().into_bytes())),
-                (None, Some(at)) => Some((at, holder.to_vec())),
-                (None, None) => None,
-            },
-        })
-    }
-
-    fn state_key(&self, rule: &Rule, count: &Count, request: &Request<'_>) -> Result<Vec<u8>, Error> {
-        let key = request.counted(rule, count.by.as_deref())?;
-        let tag = match rule.tag() {
-            None => key,
-            Some(tag) => request.counted(rule, Some(tag))?,
-        };
-        key::state_key(&self.prefix, tag, key, &count.suffix)
+        let granted = if answered.allowed { request.units(rule) } else { 0 };
+        Ok(Decision::of_one(&target.count.title, &answered, granted, self.engine.by(), decided_at(request, reply)))
     }
 
     async fn run(
@@ -431,48 +402,19 @@ impl Limiter {
         request: &Request<'_>,
         mode: Mode,
     ) -> Result<Reply, Error> {
-        let (cost, options, now_us) = (request.cost, rule.options(), request.now_us()?);
+        let (cost, options, now_us) = (request.units(rule), rule.options(), request.now_us()?);
         let call = Call { script, limits, marker, cost, mode, options, now_us };
         self.engine.run(&call, request.deadline.unwrap_or(self.deadline)).await
     }
 }
 
-/// The limits that such a call is about.
-fn concerned(rule: &Rule, mode: Mode) -> Result<Vec<&Count>, Error> {
-    let (which, expected): (fn(&Count) -> bool, _) = match mode {
-        Mode::Block => (|count| count.by.is_none(), "a limit that counts the request's key"),
-        Mode::Renew | Mode::Release => (|count| count.limit.algorithm().holds(), "a concurrency limit"),
-        _ => (|_| true, "a limit"),
-    };
-    let counts: Vec<_> = rule.counts().iter().filter(|count| which(count)).collect();
-    if counts.is_empty() {
-        return Err(Error::new(Kind::Input, format!("{}: expected {expected}, got {rule}", mode.text())));
-    }
-    Ok(counts)
-}
-
-/// By whom permits are held: the request's id, or a name that nobody else has.
-fn holder(counts: &[&Count], request: &Request<'_>, mode: Mode) -> Result<Vec<u8>, Error> {
-    if counts.iter().all(|count| count.limit.holder().is_none()) {
-        return Ok(Vec::new());
-    }
-    match request.id {
-        Some(id) => key::holder(id),
-        None if matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Reset) => Ok(Vec::new()),
-        None if mode == Mode::Refund => {
-            Err(Error::new(Kind::Input, "refund: expected the id that holds the permits, got none"))
-        }
-        None => Ok(unique_id("held").into_bytes()),
-    }
-}
-
 /// Units that a call took: as the script appends them, else the whole cost or nothing. None if no call can have taken so
 /// many.
-fn granted(request: &Request<'_>, mode: Mode, allowed: bool, appended: Option<&i64>) -> Option<u64> {
+fn granted(cost: u64, mode: Mode, allowed: bool, appended: Option<&i64>) -> Option<u64> {
     match (mode, appended) {
         (Mode::Refund | Mode::Block | Mode::Renew | Mode::Release | Mode::Reset | Mode::Cancel, _) => Some(0),
         (_, Some(granted)) => count(*granted),
-        (Mode::Acquire | Mode::Reserve | Mode::Penalty, None) if allowed => Some(request.cost),
+        (Mode::Acquire | Mode::Reserve | Mode::Penalty, None) if allowed => Some(cost),
         _ => Some(0),
     }
 }

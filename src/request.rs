@@ -11,7 +11,7 @@ const LAST_TIME: u64 = 1 << 52;
 /// How long an id is remembered unless said.
 const ID_TTL: Duration = Duration::from_secs(600);
 
-/// Whom a call is about, and what it takes. A plain key is a request of cost 1.
+/// Whom a call is about, and what it takes. A plain key is a request of the rule's [cost](Rule::cost).
 ///
 /// ```
 /// use tollgate::Request;
@@ -24,17 +24,27 @@ pub struct Request<'a> {
     pub(crate) parts: &'a [(&'a str, &'a [u8])],
     pub(crate) id: Option<&'a [u8]>,
     pub(crate) id_ttl: Duration,
-    pub(crate) cost: u64,
+    /// What the rule says, if none.
+    cost: Option<u64>,
     pub(crate) at: Option<SystemTime>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) jitter: u8,
 }
 
 impl<'a> Request<'a> {
-    /// A request for this key, at a cost of 1. Any bytes will do, but not none.
+    /// A request for this key, at the rule's cost. Any bytes will do, but not none.
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        Self { key: key.as_ref(), parts: &[], id: None, id_ttl: ID_TTL, cost: 1, at: None, deadline: None, jitter: 0 }
+        Self {
+            key: key.as_ref(),
+            parts: &[],
+            id: None,
+            id_ttl: ID_TTL,
+            cost: None,
+            at: None,
+            deadline: None,
+            jitter: 0,
+        }
     }
 
     /// What limits count that don't count the key, by name; see [`Rule::and_by`].
@@ -67,10 +77,10 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Units that it takes. Default: 1; 0 takes nothing.
+    /// Units that it takes; 0 takes nothing. Default: the [rule's](Rule::cost), which is 1 unless said.
     #[must_use]
     pub fn cost(mut self, units: u64) -> Self {
-        self.cost = units;
+        self.cost = Some(units);
         self
     }
 
@@ -103,7 +113,7 @@ pub(crate) struct OwnedRequest {
     key: Vec<u8>,
     parts: Vec<(String, Vec<u8>)>,
     id: Option<Vec<u8>>,
-    cost: u64,
+    cost: Option<u64>,
     at: Option<SystemTime>,
     deadline: Option<Duration>,
 }
@@ -143,6 +153,16 @@ impl Request<'_> {
         let ttl_ms = u64::try_from(self.id_ttl.as_millis()).ok().filter(|ms| (1..=LAST_TIME).contains(ms));
         let got = self.id_ttl;
         ttl_ms.ok_or_else(|| Error::new(Kind::Input, format!("id_ttl: expected a millisecond or more, got {got:?}")))
+    }
+
+    /// Units that it takes by this rule.
+    pub(crate) fn units(&self, rule: &Rule) -> u64 {
+        self.cost.unwrap_or(rule.default_cost())
+    }
+
+    /// Whether it says itself what it takes.
+    pub(crate) fn has_cost(&self) -> bool {
+        self.cost.is_some()
     }
 
     pub(crate) fn has_id(&self) -> bool {

@@ -35,6 +35,7 @@ pub struct Rule {
     on_change: Change,
     counts_denials: bool,
     on_error: OnError,
+    cost: u64,
 }
 
 /// What becomes of a key's state when its limit's numbers have changed.
@@ -62,6 +63,15 @@ pub(crate) struct Count {
     pub(crate) title: Arc<str>,
 }
 
+/// What a call counts by one limit: all of it, or one of its shards.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target<'r> {
+    pub(crate) count: &'r Count,
+    /// The whole limit, or the shard's part of it.
+    pub(crate) limit: &'r Limit,
+    pub(crate) shard: Option<u32>,
+}
+
 impl Rule {
     /// A rule of this name.
     ///
@@ -72,7 +82,7 @@ impl Rule {
         let name = key::checked_name(name)?.to_owned();
         let first = Count::new(&name, limit, None);
         let (on_change, on_error) = (Change::KeepUsed, OnError::Closed);
-        Ok(Self { name, counts: vec![first], tag: None, on_change, counts_denials: false, on_error })
+        Ok(Self { name, counts: vec![first], tag: None, on_change, counts_denials: false, on_error, cost: 1 })
     }
 
     /// The same limits under another name.
@@ -93,7 +103,8 @@ impl Rule {
     /// # Errors
     ///
     /// A limit of the same name or, unnamed, of the same algorithm and period as another: they would share their
-    /// state.
+    /// state. One with shards beside another, since each shard has a slot of its own. One that could never admit the
+    /// rule's [cost](Self::cost).
     pub fn and(self, limit: Limit) -> Result<Self, RuleError> {
         self.with(limit, None)
     }
@@ -144,6 +155,27 @@ impl Rule {
         self
     }
 
+    /// Units that a request takes which [doesn't say](crate::Request::cost). Default: 1; 0 takes nothing.
+    ///
+    /// # Errors
+    ///
+    /// A cost that one of the limits could never admit, with its debt: of a limit with shards, one above its smallest
+    /// share.
+    ///
+    /// ```
+    /// use tollgate::Rule;
+    ///
+    /// let rule = "gcra 100/1s shards 8".parse::<Rule>()?;
+    /// assert!(rule.clone().cost(12).is_ok());
+    /// let error = rule.cost(13).unwrap_err();
+    /// assert_eq!(error.to_string(), "cost: expected at most 12, the smallest share of gcra 100/1s shards 8, got 13");
+    /// # Ok::<(), tollgate::RuleError>(())
+    /// ```
+    pub fn cost(mut self, units: u64) -> Result<Self, RuleError> {
+        self.cost = units;
+        self.checked()
+    }
+
     /// The name; `default` unless given. Rules of one name share the state of limits alike in algorithm and period.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -157,6 +189,19 @@ impl Rule {
 
     pub(crate) fn counts(&self) -> &[Count] {
         &self.counts
+    }
+
+    /// Units that a request takes which doesn't say.
+    pub(crate) fn default_cost(&self) -> u64 {
+        self.cost
+    }
+
+    /// The only limit, if it has shards.
+    pub(crate) fn sharded(&self) -> Option<&Count> {
+        match self.counts.as_slice() {
+            [count] if count.limit.shards() > 1 => Some(count),
+            _ => None,
+        }
     }
 
     /// What the markers of this rule's ids begin with, after its name: the rule's limits, shortened, since an answer is
@@ -216,6 +261,28 @@ impl Rule {
         self.counts.push(count);
         self.checked()
     }
+
+    /// Itself, if its limits go together, could admit its cost, and its policy can be followed.
+    fn checked(self) -> Result<Self, RuleError> {
+        for limit in self.limits() {
+            let most = limit.largest_cost(true);
+            if limit.shards() > 1 && self.counts.len() > 1 {
+                let why = "alone in its rule, since each of its shards has a slot of its own";
+                return Err(RuleError::new(format!(
+                    "rule {}: expected a limit with shards to be {why}, got {self}",
+                    self.name
+                )));
+            }
+            if self.cost > most {
+                let what = if limit.shards() > 1 { "the smallest share of" } else { "all that is ever admitted by" };
+                return Err(RuleError::new(format!(
+                    "cost: expected at most {most}, {what} {limit}, got {}",
+                    self.cost
+                )));
+            }
+        }
+        self.can_follow_policy()
+    }
 }
 
 impl Count {
@@ -223,6 +290,24 @@ impl Count {
         let suffix = format!("{rule}/{}", limit.label());
         let title = limit.name().map_or_else(|| limit.to_string(), str::to_owned).into();
         Self { limit, by, suffix, title }
+    }
+
+    /// All of the limit.
+    pub(crate) fn whole(&self) -> Target<'_> {
+        Target { count: self, limit: &self.limit, shard: None }
+    }
+
+    /// Its shard of this number; all of it if it has none.
+    pub(crate) fn shard(&self, number: u32) -> Target<'_> {
+        match self.limit.parts() {
+            Some(parts) => Target { count: self, limit: parts.part(number), shard: Some(number) },
+            None => self.whole(),
+        }
+    }
+
+    /// All that it consists of: its shards or, without any, itself.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = Target<'_>> {
+        (0..self.limit.shards()).map(|number| self.shard(number))
     }
 }
 

@@ -18,8 +18,15 @@ pub struct Script {
 enum Source {
     /// A file as it stands.
     File(&'static str),
-    /// Made of files, once.
-    Composed(fn() -> String),
+    /// Made of files, once, and told for how long to remember a call, or not.
+    Composed(fn() -> String, Remembers),
+}
+
+/// Whether a script that decides for others is told an id's time to live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remembers {
+    Calls,
+    Nothing,
 }
 
 /// What a script is asked to do. Each is the text of its `mode` argument.
@@ -44,7 +51,7 @@ pub(crate) enum Mode {
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
-    /// One limit, or several that `script` decides together.
+    /// One limit, several that `script` decides together, or shards of which it chooses one.
     pub(crate) limits: &'a [Part<'a>],
     /// By what the call is remembered.
     pub(crate) marker: Option<&'a Marker>,
@@ -88,8 +95,8 @@ impl Script {
         Self { name, source: Source::File(text), text: OnceLock::new(), digest: OnceLock::new() }
     }
 
-    pub(crate) const fn composed(name: &'static str, compose: fn() -> String) -> Self {
-        Self { name, source: Source::Composed(compose), text: OnceLock::new(), digest: OnceLock::new() }
+    pub(crate) const fn composed(name: &'static str, compose: fn() -> String, remembers: Remembers) -> Self {
+        Self { name, source: Source::Composed(compose, remembers), text: OnceLock::new(), digest: OnceLock::new() }
     }
 
     /// The file's name in `lua/`, without its ending.
@@ -103,7 +110,7 @@ impl Script {
     pub fn text(&self) -> &str {
         match self.source {
             Source::File(text) => text,
-            Source::Composed(compose) => self.text.get_or_init(compose),
+            Source::Composed(compose, _) => self.text.get_or_init(compose),
         }
     }
 
@@ -161,7 +168,7 @@ impl Call<'_> {
     }
 
     /// Hands over ARGV in order: the script's own arguments, or for each of several limits its script's name and
-    /// arguments and then the id's time to live, then cost, mode and now.
+    /// arguments and then, where calls are remembered, the id's time to live, then cost, mode and now.
     pub(crate) fn each_argument(&self, mut give: impl FnMut(&[u8])) {
         let for_others = self.decides_for_others();
         for part in self.limits {
@@ -176,7 +183,7 @@ impl Call<'_> {
                 }
             }
         }
-        if for_others {
+        if matches!(self.script.source, Source::Composed(_, Remembers::Calls)) {
             give(self.marker.map_or(0, |marker| marker.ttl_ms).to_string().as_bytes());
         }
         give(self.cost.to_string().as_bytes());

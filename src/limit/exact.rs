@@ -132,7 +132,7 @@ fn finest_tick(limit: &Limit, period: u64, product: impl Fn(u128) -> u128) -> Re
     })
 }
 
-fn gcd(mut a: u64, mut b: u64) -> u64 {
+pub(super) fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b > 0 {
         (a, b) = (b, a % b);
     }

@@ -28,7 +28,7 @@ impl FromStr for Limit {
         let algorithm = Algorithm::named(name)?;
         let rate = words.next().unwrap_or_default();
         if algorithm.holds() {
-            return permits(algorithm, rate, &words.collect::<Vec<_>>());
+            return permits(algorithm, rate, &words.collect::<Vec<_>>())?.build();
         }
         let Some((count, period)) = rate.split_once('/') else {
             return Err(RuleError::new(format!("rate: expected units per period, such as 10/1s, got {rate:?}")));
@@ -43,10 +43,13 @@ impl FromStr for Limit {
 }
 
 /// `concurrency 8 ttl 30s`: a count alone, and how long a permit lasts.
-fn permits(algorithm: Algorithm, count: &str, options: &[&str]) -> Result<Limit, RuleError> {
-    let count = whole("rate", count)?;
+fn permits(algorithm: Algorithm, count: &str, options: &[&str]) -> Result<LimitBuilder, RuleError> {
+    let units = whole("rate", count)?;
     match options {
-        ["ttl", ttl] => Limit::of(algorithm, count, Duration::from_micros(ttl.parse::<Period>()?.0)).build(),
+        ["ttl", ttl] => Ok(Limit::of(algorithm, units, Duration::from_micros(ttl.parse::<Period>()?.0))),
+        [others @ .., "shards", shards] | ["shards", shards, others @ ..] if others.len() == 2 => {
+            with_option(permits(algorithm, count, others)?, "shards", Some(shards))
+        }
         _ => {
             let got = options.join(" ");
             let why = "a ttl, after which the permits of a holder that crashed expire, such as ttl 30s";
@@ -65,6 +68,7 @@ fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Re
         "max-debt" => Setting::MaxDebt,
         "start" => Setting::Start,
         "max" => Setting::Max,
+        "shards" => Setting::Shards,
         _ => return Err(unknown()),
     };
     if !limit.algorithm.row().options.contains(&setting) {
@@ -91,6 +95,7 @@ fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Re
             limit.start.replace(start).is_some()
         }
         Setting::Max => limit.max.replace(whole(option, value)?).is_some(),
+        Setting::Shards => limit.shards.replace(whole(option, value)?).is_some(),
         Setting::Ttl => return Err(unknown()),
     };
     if again {
@@ -150,9 +155,10 @@ impl fmt::Display for Limit {
     /// The canonical form: the options in the grammar's order, defaults left out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.algorithm.holds() {
-            return write!(f, "{} {} ttl {}", self.algorithm, self.rate, Period(self.period));
+            write!(f, "{} {} ttl {}", self.algorithm, self.rate, Period(self.period))?;
+        } else {
+            write!(f, "{} {}/{}", self.algorithm, self.rate, Period(self.period))?;
         }
-        write!(f, "{} {}/{}", self.algorithm, self.rate, Period(self.period))?;
         if self.capacity != self.rate {
             write!(f, " burst {}", self.capacity)?;
         }
@@ -169,6 +175,9 @@ impl fmt::Display for Limit {
         }
         if self.max != super::LOG_MAX {
             write!(f, " max {}", self.max)?;
+        }
+        if self.shards() > 1 {
+            write!(f, " shards {}", self.shards())?;
         }
         Ok(())
     }

@@ -6,6 +6,8 @@ use crate::decision::Decision;
 use crate::decision::RetryAfter;
 use crate::error::Error;
 use crate::limit::Limit;
+#[cfg(feature = "embedded")]
+use crate::limit::exact::EXACT;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
 use crate::script::Mode;
@@ -28,14 +30,17 @@ impl Limiter {
                 let limit = rule.limits().map(Limit::capacity).min().unwrap_or_default();
                 let granted = match mode {
                     Mode::Peek => 0,
-                    Mode::AtMost => request.cost.min(limit),
-                    _ => request.cost,
+                    Mode::AtMost => request.units(rule).min(limit),
+                    _ => request.units(rule),
                 };
                 let decision = Decision::by_policy(limit, granted, error);
                 Ok(if mode == Mode::AtMost || may_fit(rule, request, mode) { decision } else { decision.never() })
             }
             #[cfg(feature = "embedded")]
-            OnError::Local { processes } => match self.decide_locally(rule, processes, request, mode).await {
+            OnError::Local { processes } => match self
+                .decide_locally(rule, processes, &refused_or_not(rule, request, mode), mode)
+                .await
+            {
                 // The share could never admit what the rule may.
                 Ok(decision) if decision.retry_after == RetryAfter::Never && may_fit(rule, request, mode) => Err(error),
                 Ok(decision) => Ok(decision.instead_of(error)),
@@ -46,8 +51,15 @@ impl Limiter {
     }
 }
 
+/// What no shard of the rule could ever admit, the share of it that is decided by here doesn't either.
+#[cfg(feature = "embedded")]
+fn refused_or_not<'a>(rule: &Rule, request: &Request<'a>, mode: Mode) -> Request<'a> {
+    let refused = mode != Mode::AtMost && !may_fit(rule, request, mode);
+    if refused { request.cost(request.units(rule).max(2 * EXACT)) } else { *request }
+}
+
 /// Whether the rule could ever admit this.
 fn may_fit(rule: &Rule, request: &Request<'_>, mode: Mode) -> bool {
-    let most = |limit: &Limit| limit.capacity() + if mode == Mode::Reserve { limit.max_debt() } else { 0 };
-    rule.limits().all(|limit| request.cost <= most(limit))
+    let cost = request.units(rule);
+    rule.limits().all(|limit| cost <= limit.largest_cost(mode == Mode::Reserve))
 }

@@ -3,6 +3,7 @@
 use futures_util::future::{join, join_all};
 
 use super::Limiter;
+use super::sharded::Place;
 use crate::batch::Ask;
 use crate::decision::Decision;
 use crate::denials::Sighting;
@@ -44,9 +45,10 @@ impl Limiter {
         }
         let (replies, alone) = join(self.engine.acquire_all(asks), join_all(alone)).await;
         let together = places.into_iter().zip(replies).map(|((at, sighting), reply)| {
-            let decision = reply.and_then(|reply| self.decision_of_one(rule, &requests[at], &reply));
+            let decision =
+                reply.and_then(|reply| self.decision_of_ask(rule, rule.counts()[0].whole(), &requests[at], &reply));
             if let (Some(cache), Some(sighting), Ok(decision)) = (&self.denials, sighting, &decision) {
-                cache.remember(sighting, requests[at].cost, decision);
+                cache.remember(sighting, requests[at].units(rule), decision);
             }
             (at, decision)
         });
@@ -67,10 +69,18 @@ impl Limiter {
     }
 
     fn ask_or_recall(&self, rule: &Rule, request: &Request<'_>) -> Result<Asked, Error> {
-        let Some(ask) = self.ask(rule, request)? else { return Ok(Asked::Alone) };
+        let [count] = rule.counts() else { return Ok(Asked::Alone) };
+        let target = match count.limit.shards() {
+            1 => count.whole(),
+            _ => match self.place(rule, count, request, Mode::Acquire) {
+                Place::One(number) => count.shard(number),
+                Place::OneOf(..) | Place::All => return Ok(Asked::Alone),
+            },
+        };
+        let Some(ask) = self.ask(rule, target, request)? else { return Ok(Asked::Alone) };
         let Some(cache) = &self.denials else { return Ok(Asked::Together(ask, None)) };
         let Some(sighting) = self.sight(cache, rule, request)? else { return Ok(Asked::Together(ask, None)) };
-        Ok(match cache.recall(&sighting, request.cost) {
+        Ok(match cache.recall(&sighting, request.units(rule)) {
             Some(denial) => Asked::Recalled(Box::new(denial)),
             None => Asked::Together(ask, Some(sighting)),
         })

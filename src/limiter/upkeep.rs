@@ -11,7 +11,7 @@ use crate::engine::{Swept, Which};
 use crate::error::{Error, Kind};
 use crate::key;
 use crate::request::Request;
-use crate::rule::Rule;
+use crate::rule::{Count, Rule};
 use crate::script::Mode;
 
 /// What a key's state means, and what it consists of.
@@ -82,7 +82,8 @@ impl Limiter {
         Ok(so_far.forgotten)
     }
 
-    /// What the state of each of the rule's limits means, in their order. A round trip for each.
+    /// What the state of each of the rule's limits means, in their order, and of each shard of one that has shards. A
+    /// round trip for each.
     ///
     /// # Errors
     ///
@@ -90,8 +91,8 @@ impl Limiter {
     pub async fn inspect<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Vec<State>, Error> {
         let request = request.into();
         let mut states = Vec::new();
-        for count in rule.counts() {
-            let part = self.part(rule, count, &request, b"")?;
+        for target in rule.counts().iter().flat_map(Count::targets) {
+            let (count, part) = (target.count, self.part(rule, target, &request, b"")?);
             let reply = self.run(rule, part.script, std::slice::from_ref(&part), None, &request, Mode::Inspect).await?;
             let names = count.limit.algorithm().state_fields();
             let read = match reply.appended.as_slice() {

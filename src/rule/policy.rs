@@ -48,7 +48,7 @@ impl Rule {
     }
 
     /// Itself, if its policy can be followed.
-    pub(super) fn checked(self) -> Result<Self, RuleError> {
+    pub(super) fn can_follow_policy(self) -> Result<Self, RuleError> {
         if let OnError::Local { processes } = self.on_error {
             if !crate::LOCAL_ENGINE {
                 let why = "which needs the feature embedded";

@@ -18,6 +18,8 @@ struct Table {
     limits: Vec<Entry>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tag: Option<String>,
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    cost: u64,
     #[serde(default, skip_serializing_if = "is_default")]
     on_change: Change,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -36,6 +38,14 @@ enum Policy {
     Closed,
     Open,
     Local,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn is_one(cost: &u64) -> bool {
+    *cost == 1
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -67,8 +77,8 @@ impl Serialize for Rule {
             OnError::Open => (Policy::Open, None),
             OnError::Local { processes } => (Policy::Local, Some(processes)),
         };
-        let (on_change, overage) = (self.on_change, self.counts_denials);
-        Table { name, limits, tag, on_change, overage, on_error, processes }.serialize(serializer)
+        let (on_change, overage, cost) = (self.on_change, self.counts_denials, self.cost);
+        Table { name, limits, tag, cost, on_change, overage, on_error, processes }.serialize(serializer)
     }
 }
 
@@ -118,7 +128,7 @@ impl Table {
                 Some(part) => rule.and_by(&part, limit)?,
             };
         }
-        rule.on_change(on_change).count_denials(overage).on_error(on_error)
+        rule.on_change(on_change).count_denials(overage).cost(self.cost)?.on_error(on_error)
     }
 }
 

@@ -25,6 +25,7 @@ mod redis;
 mod replies;
 mod server;
 mod several;
+mod shards;
 mod subject;
 mod supply;
 mod text;

@@ -92,6 +92,9 @@ async fn everything(limiter: &Limiter) -> Result<(), Error> {
     limiter.acquire(&several, Request::new("acme").id("both")).await?;
     limiter.cancel(&several, Request::new("acme").id("both")).await?;
     limiter.acquire_wait(&rule("gcra 10/1s burst 0 max-debt 9"), "waits", PATIENCE).await?;
+    let split = rule("sliding-log 1000/1d shards 8");
+    limiter.peek(&split, "hot").await?;
+    limiter.acquire(&split, "hot").await?;
     let hot = rule("token-bucket 1000/1d");
     limiter.lease(&hot, "hot", NonZeroU32::MIN)?.acquire(1).await?;
     Ok(())

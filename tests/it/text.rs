@@ -5,10 +5,11 @@ use serde_json::json;
 use tollgate::{Limit, Rule};
 
 use crate::limits::any_limit;
+use crate::shards::sharded;
 
 proptest! {
     #[test]
-    fn what_is_printed_is_read_back(limit in any_limit()) {
+    fn what_is_printed_is_read_back(limit in prop_oneof![any_limit(), sharded()]) {
         let text = limit.to_string();
         let read: Limit = text.parse().expect("its own text");
         prop_assert_eq!(&read, &limit);
@@ -48,6 +49,8 @@ fn any_text() -> impl Strategy<Value = String> {
         "start",
         "max",
         "ttl",
+        "shards",
+        "shards 2",
         "none",
         "first-hit",
         "spread",
@@ -79,14 +82,15 @@ fn any_text() -> impl Strategy<Value = String> {
             Just(None),
         ],
     );
-    let mutated = (any_limit(), proptest::collection::vec(change, 1..=3)).prop_map(|(limit, changes)| {
-        let mut text: Vec<char> = limit.to_string().chars().collect();
-        for (at, new) in changes {
-            let at = at.index(text.len());
-            text.splice(at..=at, new);
-        }
-        text.into_iter().collect()
-    });
+    let mutated =
+        (prop_oneof![any_limit(), sharded()], proptest::collection::vec(change, 1..=3)).prop_map(|(limit, changes)| {
+            let mut text: Vec<char> = limit.to_string().chars().collect();
+            for (at, new) in changes {
+                let at = at.index(text.len());
+                text.splice(at..=at, new);
+            }
+            text.into_iter().collect()
+        });
     prop_oneof![1 => any::<String>(), 2 => words, 4 => mutated]
 }
 
@@ -105,6 +109,10 @@ fn the_canonical_form_has_one_unit_and_leaves_defaults_out() {
         ("  gcra   100/s\tcapacity 100 max-debt 0", "gcra 100/1s"),
         ("gcra 1/1s burst 0 max-debt none", "gcra 1/1s burst 0 max-debt none"),
         ("gcra 1/1500us", "gcra 1/1500us"),
+        ("gcra 100/s shards 4 burst 20", "gcra 100/1s burst 20 shards 4"),
+        ("fixed-window 100/1h shards 8 start 8m", "fixed-window 100/1h start 8m shards 8"),
+        ("sliding-window 100/1h shards 1", "sliding-window 100/1h"),
+        ("concurrency 8 shards 2 ttl 30s", "concurrency 8 ttl 30s shards 2"),
     ] {
         assert_eq!(text.parse::<Limit>().expect(text).to_string(), canonical);
     }
@@ -138,6 +146,7 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
     for more in [
         json!({"on_change": "as-is", "overage": true}),
         json!({"on_error": "open"}),
+        json!({"cost": 3}),
         json!({"on_error": "local", "processes": 4}),
     ] {
         let mut rule = json!({"name": "jobs", "limits": ["concurrency 8 ttl 30s"]});
@@ -159,6 +168,12 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
         ),
         (json!({"name": "a", "limits": ["gcra 5/1s"], "on_error": "shut"}), "unknown variant `shut`"),
         (json!({"name": "a", "limits": ["gcra 5/1s"], "on_error": "local"}), "expected processes beside"),
+        (json!({"name": "a", "limits": ["gcra 5/1s"], "cost": 6}), "cost: expected at most 5"),
+        (
+            json!({"name": "a", "limits": ["gcra 5/1s shards 2"], "cost": 3}),
+            "cost: expected at most 2, the smallest share",
+        ),
+        (json!({"name": "a", "limits": ["gcra 5/1s shards 2", "gcra 5/1m"]}), "with shards to be alone"),
         (json!({"name": "a", "limits": ["gcra 5/1s"], "processes": 2}), "beside processes = 2"),
         (json!({"name": "a", "limits": ["gcra 5/1s"], "on_error": "local", "processes": 6}), "a burst of at least 6"),
         (json!(5), "a limit's line, or a table"),

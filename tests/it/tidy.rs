@@ -13,6 +13,9 @@ use crate::subject::time;
 
 const SECTIONS: [&str; 8] = ["KEYS", "ARGV", "Reply", "Formula", "Source", "Commands", "Expiry", "A deny writes"];
 
+/// What decides by the scripts of the algorithms, whose text comes before it.
+const COMPOSED: [&str; 2] = ["all_or_nothing", "two_choices"];
+
 /// What follows the limit's own arguments, in every script.
 const LAST: [&str; 3] = ["cost", "mode", "now_us"];
 
@@ -22,6 +25,26 @@ fn every_script_opens_with_the_same_sections_in_the_same_order() {
         assert!(header[0].starts_with(&format!("-- {name}: ")), "{name}: {}", header[0]);
         let titles: Vec<_> = header.windows(2).filter(|pair| pair[0] == "--").map(|pair| &pair[1][3..]).collect();
         assert_eq!(titles, SECTIONS, "{name}");
+    }
+}
+
+#[test]
+fn what_is_composed_opens_like_the_scripts_and_holds_back_every_write_of_theirs() {
+    let commands = scripts().flat_map(|text| text.section("Commands")).collect::<Vec<_>>().join(" ");
+    let called: BTreeSet<_> = commands.split(|c: char| !c.is_alphabetic()).filter(|word| is_upper(word)).collect();
+    let reads = ["TIME", "GET", "GETRANGE", "MGET", "STRLEN", "EXISTS", "PTTL", "ZRANGE", "ZCOUNT", "ZSCORE"];
+    for name in COMPOSED {
+        let text = read(&format!("lua/{name}.lua"));
+        let header: Vec<_> = text.lines().take_while(|line| line.starts_with("--")).collect();
+        assert!(header[0].starts_with(&format!("-- {name}: ")), "{name}: {}", header[0]);
+        let titles: Vec<_> = header.windows(2).filter(|pair| pair[0] == "--").map(|pair| &pair[1][3..]).collect();
+        assert_eq!(titles, SECTIONS, "{name}");
+        let held: BTreeSet<_> = text.split("command == '").skip(1).filter_map(|rest| rest.split('\'').next()).collect();
+        let expected: BTreeSet<_> = called.iter().copied().filter(|word| !reads.contains(word)).collect();
+        let held: BTreeSet<_> = held.into_iter().filter(|word| *word != "TIME").collect();
+        assert_eq!(held, expected, "{name}");
+        assert!(read("lua/README.md").contains(&format!("`{name}` decides ")), "lua/README.md: {name}");
+        assert_eq!(text.matches("redis.call('TIME')").count(), 1, "{name}: TIME is called once");
     }
 }
 
@@ -151,7 +174,7 @@ fn last_sent(redis: &mut tollgate::redis::Connection) -> Vec<Vec<u8>> {
 fn every_algorithm_has_a_script_and_a_vectors_file_and_nobody_else_has() {
     let mut expected: BTreeSet<_> = Algorithm::all().map(|algorithm| algorithm.script().name().to_owned()).collect();
     assert_eq!(stems("tests/vectors", "json"), expected);
-    expected.insert("all_or_nothing".into());
+    expected.extend(COMPOSED.map(str::to_owned));
     assert_eq!(stems("lua", "lua"), expected);
     for algorithm in Algorithm::all() {
         let script = algorithm.script();

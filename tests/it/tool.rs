@@ -22,7 +22,7 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-fn with_input(arguments: &[&str], input: &[u8]) -> Output {
+pub(crate) fn with_input(arguments: &[&str], input: &[u8]) -> Output {
     let pipes = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
     let [stdin, stdout, stderr] = pipes;
     let mut child = command(arguments).stdin(stdin).stdout(stdout).stderr(stderr).spawn().expect("the tool runs");

@@ -21,7 +21,7 @@ use tollgate::{Limiter, Rule};
 use crate::options::{self, Options};
 use crate::replay::{interrupted, own_prefix};
 use crate::{Failure, Outcome, failed};
-use audit::{Audit, SLACK};
+use audit::{Audit, SLACK, Standard};
 use clock::Timeline;
 use keys::{Keys, Spread};
 use ledger::Ledger;
@@ -93,7 +93,7 @@ const TICK: Duration = Duration::from_millis(200);
 
 impl Load {
     pub(crate) async fn run(self) -> Outcome {
-        let rule = self.options.follow_policy(options::rule(&self.rules)?)?;
+        let rule = options::at_cost(self.options.follow_policy(options::rule(&self.rules)?)?, self.cost)?;
         if let Some(address) = self.options.remote().filter(|_| !self.remote) {
             let expected = "expected a Redis on this machine (or --remote, to load another)";
             return Err(Failure::Told(format!("url: {expected}, got {address}")));
@@ -252,7 +252,8 @@ async fn judge(run: &Run, limiter: &Limiter) -> Result<Audit, String> {
     let total = ledger.as_ref().map_or(0, Ledger::total);
     let (calls, until) = ledger.map(Ledger::into_calls).unwrap_or_default();
     let bar = progress(calls.len() as u64, "{wide_bar} audited {human_pos} of {human_len} calls");
-    let audit = audit::audit(&run.rule, run.cost, &calls, until, |audited| bar.inc(audited as u64));
+    let standard = Standard::of(&run.rule).map_err(|error| error.to_string())?;
+    let audit = audit::audit(&standard, run.cost, &calls, until, |audited| bar.inc(audited as u64));
     let audit = tokio::select! {
         biased;
         _ = interrupted() => Err("interrupted".to_owned()),

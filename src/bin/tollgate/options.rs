@@ -170,6 +170,12 @@ pub(crate) fn rule(limits: &[String]) -> Result<Rule, Failure> {
     Ok(rule)
 }
 
+/// The rule with what each call takes, if it has shards: then a cost that none of them admits is a mistake. Otherwise
+/// that is a denial, with "never".
+pub(crate) fn at_cost(rule: Rule, cost: u64) -> Result<Rule, Failure> {
+    if rule.limits().all(|limit| limit.shards() == 1) { Ok(rule) } else { Ok(rule.cost(cost)?) }
+}
+
 fn read(option: &str, path: &Path) -> Result<Vec<u8>, Failure> {
     std::fs::read(path).map_err(|error| Failure::Told(format!("{option} {}: {error}", path.display())))
 }

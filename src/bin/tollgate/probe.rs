@@ -56,6 +56,9 @@ impl Probe {
         let rules: Vec<_> = rules.iter().map(|rule| rule.to_string_lossy().into_owned()).collect();
         let rule = options::rule(&rules)?.on_change(self.on_change).count_denials(self.overage);
         let rule = self.options.follow_policy(rule)?;
+        // The others take or give back whatever is said.
+        let asks = matches!(self.op, Op::Acquire | Op::Peek | Op::Reserve);
+        let rule = if asks { options::at_cost(rule, self.cost)? } else { rule };
         self.op.check(self.id.is_some(), self.length.is_some()).map_err(|why| Failure::Told(format!("--{why}")))?;
         let limiter = self.options.limiter()?;
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());

@@ -14,6 +14,8 @@
 //!   sent. Calls that may have come between it and its answer take their cost each. A denial is false if there was
 //!   enough even so.
 //!
+//! A limit with shards is held against the whole limit, so its false denials are what the shards cost.
+//!
 //! Both rest on two laws of every limit but those that [`fits`] refuses: what is left grows with time while nobody
 //! takes, and a unit that is taken later leaves no more. The exact limiter is the embedded engine, which runs the
 //! scripts themselves on the times of the calls: there is no arithmetic of limits here.
@@ -21,7 +23,9 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use serde::Serialize;
-use tollgate::{Clock, Decision, Embedded, Error, Limiter, Request, RetryAfter, Rule, Start};
+use tollgate::{
+    Algorithm, Clock, Decision, Embedded, Error, Limit, Limiter, Request, RetryAfter, Rule, RuleError, Start,
+};
 
 use super::keys;
 use super::ledger::{Call, Verdict};
@@ -53,11 +57,39 @@ pub(crate) struct Audit {
     /// Of no key more could be left out, so the end of the run was.
     #[serde(skip)]
     pub(super) of_beginning: bool,
+    /// That one shard denies what others still had is what shards cost, and no fault.
+    #[serde(skip)]
+    pub(super) sharded: bool,
 }
 
 impl Audit {
     pub(super) fn found_faults(&self) -> bool {
-        self.over_admissions + self.false_denials > 0
+        self.over_admissions > 0 || (self.false_denials > 0 && !self.sharded)
+    }
+}
+
+/// What a rule is held against: one limiter, also where its limit is split into shards.
+pub(super) struct Standard {
+    rule: Rule,
+    /// The most that may be admitted: shards of a sliding window each round down what they estimate of the window
+    /// before, so together they may be a unit for each but one above the whole's estimate.
+    most: Rule,
+    sharded: bool,
+}
+
+impl Standard {
+    pub(super) fn of(rule: &Rule) -> Result<Self, RuleError> {
+        let Some(limit) = rule.limits().find(|limit| limit.shards() > 1) else {
+            return Ok(Self { rule: rule.clone(), most: rule.clone(), sharded: false });
+        };
+        let whole = Rule::new(rule.name(), limit.whole())?;
+        let most = if limit.algorithm() == Algorithm::SlidingWindow {
+            let units = limit.rate() + u64::from(limit.shards()) - 1;
+            Rule::new(rule.name(), Limit::of(limit.algorithm(), units, limit.period()).build()?)?
+        } else {
+            whole.clone()
+        };
+        Ok(Self { rule: whole, most, sharded: true })
     }
 }
 
@@ -81,18 +113,19 @@ pub(super) fn fits(rule: &Rule) -> Result<(), String> {
 /// Judges calls that are sorted by key and by the time at which they were sent. Every call that was sent until `until`
 /// is among them.
 pub(super) async fn audit(
-    rule: &Rule,
+    standard: &Standard,
     cost: u64,
     calls: &[Call],
     until: u64,
     mut progress: impl FnMut(usize),
 ) -> Result<Audit, Error> {
-    let mut audit = Audit::default();
+    let mut audit = Audit { sharded: standard.sharded, ..Audit::default() };
     // Its clock stands still: nothing expires but in the time of the calls.
     let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(UNIX_EPOCH)));
     for calls in calls.chunk_by(|one, other| one.key == other.key) {
         let name = calls.first().map(|call| keys::name(call.key)).unwrap_or_default();
-        let exact = Exact { limiter: &limiter, rule, key: &name, cost };
+        let exact = Exact { limiter: &limiter, rule: &standard.rule, key: &name, cost };
+        let most = Exact { rule: &standard.most, ..exact };
         let with = |verdict| calls.iter().filter(move |call| call.verdict == verdict).copied().map(Bounds::of);
         let (admitted, unknown): (Vec<_>, Vec<_>) =
             (with(Verdict::Allowed).collect(), with(Verdict::Unknown).collect());
@@ -102,7 +135,7 @@ pub(super) async fn audit(
         audit.calls += calls.len() as u64;
         audit.admitted += admitted.len() as u64;
         audit.exact_admitted += exact.admits(calls).await?;
-        audit.over_admissions += exact.over_admissions(admitted.clone()).await?;
+        audit.over_admissions += most.over_admissions(admitted.clone()).await?;
         audit.false_denials += exact.false_denials(admitted, &unknown, denied).await?;
         progress(calls.len());
         // Someone may want to interrupt.
@@ -126,6 +159,7 @@ impl Bounds {
 }
 
 /// The exact limiter, for one key.
+#[derive(Clone, Copy)]
 struct Exact<'a> {
     limiter: &'a Limiter,
     rule: &'a Rule,

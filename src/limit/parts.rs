@@ -1,0 +1,309 @@
+//! Parts of a limit: a share for each of several that decide by themselves, and its shards.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use super::exact::gcd;
+use super::{Debt, Limit, LimitBuilder};
+use crate::algorithm::Algorithm;
+use crate::error::RuleError;
+
+/// The parts of a limit that has shards, which together are the limit.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shards {
+    pub(super) count: u32,
+    /// Those that are equal stand once, with the number of the first of them.
+    runs: Arc<[(u32, Limit)]>,
+}
+
+impl Shards {
+    /// How many there are.
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The part of this number, from 0.
+    pub(crate) fn part(&self, number: u32) -> &Limit {
+        let after = self.runs.partition_point(|(first, _)| *first <= number);
+        &self.runs[after.max(1) - 1].1
+    }
+
+    /// The last part, of which no other has less.
+    pub(crate) fn smallest(&self) -> &Limit {
+        self.part(self.count - 1)
+    }
+
+    /// What the parts have together.
+    pub(super) fn sum(&self, units: impl Fn(&Limit) -> u64) -> u64 {
+        let ends = self.runs.iter().skip(1).map(|(first, _)| *first).chain([self.count]);
+        self.runs.iter().zip(ends).map(|((first, part), end)| u64::from(end - first) * units(part)).sum()
+    }
+}
+
+impl Limit {
+    /// What one of so many may admit by itself, so that all together never exceed this limit: an equal part of the
+    /// capacity and of the rate, rounded down.
+    ///
+    /// # Errors
+    ///
+    /// A part without a unit.
+    pub(crate) fn share(&self, of: NonZeroU32) -> Result<Self, RuleError> {
+        let of = u64::from(of.get());
+        if let Some((what, units)) = self.too_few_for(of) {
+            return Err(RuleError::new(format!(
+                "{self}: expected a {what} of at least {of}, one for each process, got {units}"
+            )));
+        }
+        if of == 1 && self.shards.is_none() {
+            return Ok(self.clone());
+        }
+        // What doesn't divide goes to the first ones.
+        let share = self.part(of - 1, of)?;
+        match &self.name {
+            Some(name) => share.named(name),
+            None => Ok(share),
+        }
+    }
+
+    /// So many parts that are this limit together: what doesn't divide goes to the first ones, one unit each.
+    pub(super) fn in_shards(&self, of: u64) -> Result<Shards, RuleError> {
+        if let Some((what, units)) = self.too_few_for(of) {
+            return Err(RuleError::new(format!(
+                "shards: expected a whole number from 1 to {units}, a unit of the {what} for each, got {of}"
+            )));
+        }
+        let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+        let rest = |units: u64| number(units % of);
+        let mut starts = vec![0, rest(self.rate), rest(self.capacity), rest(self.exact.max_debt)];
+        starts.sort_unstable();
+        starts.dedup();
+        let part = |first: u32| {
+            let part = self.part(first.into(), of);
+            let why = |error| RuleError::new(format!("shards: expected numbers that {of} can share, got {error}"));
+            part.map(|part| (first, part)).map_err(why)
+        };
+        Ok(Shards { count: number(of), runs: starts.into_iter().map(part).collect::<Result<_, _>>()? })
+    }
+
+    /// What there is too little of for a unit in each part, and how much there is.
+    fn too_few_for(&self, parts: u64) -> Option<(&'static str, u64)> {
+        let continuous = matches!(self.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
+        if !continuous && self.rate < parts {
+            Some(("rate", self.rate))
+        } else if self.capacity < parts && (self.capacity > 0 || self.max_debt() < parts) {
+            // A burst of 0 is one that only owes.
+            let all = if self.capacity > 0 { ("burst", self.capacity) } else { ("max-debt", self.max_debt()) };
+            Some(all)
+        } else {
+            None
+        }
+    }
+
+    fn part(&self, number: u64, of: u64) -> Result<Self, RuleError> {
+        let part = |units: u64| units / of + u64::from(number < units % of);
+        let mut builder = LimitBuilder {
+            algorithm: self.algorithm,
+            rate: part(self.rate),
+            period: self.period(),
+            capacity: None,
+            max_debt: None,
+            start: None,
+            max: None,
+            shards: None,
+        };
+        match self.algorithm {
+            Algorithm::TokenBucket | Algorithm::Gcra => {
+                // Units come evenly, so a fraction of the rate is as well said by a longer period: each part's is equal.
+                let shared = gcd(self.rate, of);
+                let longer = u32::try_from(of / shared).unwrap_or(u32::MAX);
+                (builder.rate, builder.period) = (self.rate / shared, self.period() * longer);
+                builder = builder.capacity(part(self.capacity));
+            }
+            Algorithm::FixedWindow => builder = builder.capacity(part(self.capacity)).start(self.start),
+            Algorithm::SlidingLog => builder = builder.max(self.max),
+            Algorithm::SlidingWindow | Algorithm::Concurrency => {}
+        }
+        match self.max_debt {
+            Debt::Units(0) => {}
+            Debt::Units(units) => builder = builder.max_debt(Debt::Units(part(units))),
+            Debt::Unbounded => builder = builder.max_debt(Debt::Unbounded),
+        }
+        builder.build()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn share(text: &str, of: u32) -> Result<String, String> {
+        let limit: Limit = text.parse().unwrap();
+        let share = limit.share(NonZeroU32::new(of).unwrap());
+        share.map(|share| share.to_string()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn all_shares_together_are_at_most_the_limit() {
+        for (text, of, expected) in [
+            ("token-bucket 100/1m burst 200", 1, "token-bucket 100/1m burst 200"),
+            ("token-bucket 100/1m burst 200", 3, "token-bucket 100/3m burst 66"),
+            ("gcra 5/1h burst 100", 10, "gcra 1/2h burst 10"),
+            ("token-bucket 10/1s max-debt 50", 4, "token-bucket 5/2s burst 2 max-debt 12"),
+            ("fixed-window 100/1h burst 300 start 8m", 7, "fixed-window 14/1h burst 42 start 8m"),
+            ("fixed-window 100/1h start first-hit", 2, "fixed-window 50/1h start first-hit"),
+            ("sliding-window 1000/1h", 3, "sliding-window 333/1h"),
+            ("sliding-log 50000/1d max 50000", 2, "sliding-log 25000/1d max 50000"),
+            ("concurrency 8 ttl 30s", 3, "concurrency 2 ttl 30s"),
+            // Of all of it: a process that decides alone has no shards to spread over.
+            ("gcra 100/1s shards 8", 1, "gcra 100/1s"),
+            ("gcra 100/1s shards 8", 4, "gcra 25/1s"),
+        ] {
+            assert_eq!(share(text, of), Ok(expected.into()), "{text} of {of}");
+        }
+    }
+
+    #[test]
+    fn a_share_without_a_unit_is_refused() {
+        for (text, of, expected) in [
+            ("gcra 5/1s", 6, "gcra 5/1s: expected a burst of at least 6, one for each process, got 5"),
+            (
+                "gcra 10/1s burst 3 max-debt 50",
+                10,
+                "gcra 10/1s burst 3 max-debt 50: expected a burst of at least 10, one for each process, got 3",
+            ),
+            ("sliding-log 5/1s", 6, "sliding-log 5/1s: expected a rate of at least 6, one for each process, got 5"),
+            (
+                "fixed-window 9/1s burst 90",
+                10,
+                "fixed-window 9/1s burst 90: expected a rate of at least 10, one for each process, got 9",
+            ),
+        ] {
+            assert_eq!(share(text, of), Err(expected.into()));
+        }
+    }
+
+    fn shards(text: &str) -> Result<Vec<String>, String> {
+        let limit: Limit = text.parse().map_err(|error: RuleError| error.to_string())?;
+        let parts = limit.parts().unwrap();
+        Ok((0..limit.shards()).map(|number| parts.part(number).to_string()).collect())
+    }
+
+    #[test]
+    fn what_does_not_divide_goes_to_the_first_shards() {
+        for (text, expected) in [
+            (
+                "token-bucket 100/1m burst 11 max-debt 4 shards 3",
+                &[
+                    "token-bucket 100/3m burst 4 max-debt 2",
+                    "token-bucket 100/3m burst 4 max-debt 1",
+                    "token-bucket 100/3m burst 3 max-debt 1",
+                ][..],
+            ),
+            ("gcra 6/1s burst 8 shards 4", &["gcra 3/2s burst 2"; 4]),
+            // A burst of 0 only owes.
+            (
+                "gcra 10/1s burst 0 max-debt 3 shards 2",
+                &["gcra 5/1s burst 0 max-debt 2", "gcra 5/1s burst 0 max-debt 1"],
+            ),
+            (
+                "fixed-window 7/1h burst 10 max-debt 1 start spread shards 3",
+                &[
+                    "fixed-window 3/1h burst 4 max-debt 1 start spread",
+                    "fixed-window 2/1h burst 3 start spread",
+                    "fixed-window 2/1h burst 3 start spread",
+                ],
+            ),
+            ("sliding-window 5/1m shards 2", &["sliding-window 3/1m", "sliding-window 2/1m"]),
+            (
+                "sliding-log 20001/1d max 20001 shards 2",
+                &["sliding-log 10001/1d max 20001", "sliding-log 10000/1d max 20001"],
+            ),
+            ("concurrency 5 ttl 30s shards 2", &["concurrency 3 ttl 30s", "concurrency 2 ttl 30s"]),
+            // Longer than 71 years for each, if it weren't reduced.
+            ("token-bucket 1024/30d burst 2048 shards 1024", &["token-bucket 1/30d burst 2"; 1024]),
+        ] {
+            assert_eq!(
+                shards(text).as_deref(),
+                Ok(expected.iter().map(|part| (*part).to_owned()).collect::<Vec<_>>().as_slice())
+            );
+        }
+    }
+
+    /// In units and in units per microsecond, cross-multiplied: nothing is rounded away.
+    #[test]
+    fn shards_are_the_limit_together_and_the_last_is_the_smallest() {
+        for (numbers, max) in [
+            ("1000/1s", ""),
+            ("1000/1h", "burst 4321"),
+            ("1031/7s", "burst 1033 max-debt 1039"),
+            ("2000/1m", "max-debt none"),
+        ] {
+            for algorithm in Algorithm::all() {
+                let options =
+                    if algorithm.row().options.contains(&crate::algorithm::Setting::MaxDebt) { max } else { "" };
+                let numbers = if algorithm.holds() { "1000 ttl 30s" } else { numbers };
+                for count in [2, 3, 7, 10, 64, 999, 1000] {
+                    let limit: Limit = format!("{algorithm} {numbers} {options} shards {count}").parse().unwrap();
+                    let parts: Vec<_> = (0..count).map(|number| limit.parts().unwrap().part(number)).collect();
+                    let sum = |units: fn(&Limit) -> u64| parts.iter().map(|part| units(part)).sum::<u64>();
+                    assert_eq!(
+                        (sum(Limit::capacity), sum(Limit::max_debt)),
+                        (limit.capacity(), limit.max_debt()),
+                        "{limit}"
+                    );
+                    let period = parts[0].period();
+                    assert!(parts.iter().all(|part| part.period() == period));
+                    let product = |rate: u64, period: Duration| u128::from(rate) * period.as_micros();
+                    assert_eq!(product(sum(Limit::rate), limit.period()), product(limit.rate(), period), "{limit}");
+                    let smallest = limit.parts().unwrap().smallest();
+                    let of = |part: &Limit| [part.rate(), part.capacity(), part.largest_cost(true)];
+                    assert!(
+                        parts
+                            .iter()
+                            .all(|part| of(part).iter().zip(of(smallest)).all(|(units, least)| *units >= least))
+                    );
+                    assert_eq!(limit.largest_cost(true), smallest.capacity() + smallest.max_debt());
+                    assert_eq!(limit.whole().shards(), 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shards_without_a_unit_are_refused() {
+        for (text, expected) in [
+            (
+                "gcra 100/1s burst 5 shards 6",
+                "shards: expected a whole number from 1 to 5, a unit of the burst for each, got 6",
+            ),
+            (
+                "sliding-log 5/1s shards 6",
+                "shards: expected a whole number from 1 to 5, a unit of the rate for each, got 6",
+            ),
+            (
+                "fixed-window 5/1s burst 60 shards 6",
+                "shards: expected a whole number from 1 to 5, a unit of the rate for each, got 6",
+            ),
+            (
+                "gcra 9/1s burst 0 max-debt 5 shards 6",
+                "shards: expected a whole number from 1 to 5, a unit of the max-debt for each, got 6",
+            ),
+            ("gcra 5000/1s shards 0", "shards: expected a whole number from 1 to 1024, got 0"),
+            ("gcra 5000/1s shards 1025", "shards: expected a whole number from 1 to 1024, got 1025"),
+            ("gcra 5000/1s shards 8 shards 8", "shards: expected it once, got it again with \"8\""),
+            (
+                "fixed-window 10/1s start first-hit shards 2",
+                "shards: expected windows that all shards have in common, at an offset or spread, got start first-hit",
+            ),
+            (
+                "token-bucket 1021/300d shards 1019",
+                "shards: expected numbers that 1019 can share, got period: expected whole microseconds, from 1us to 71 years, got 305700d",
+            ),
+        ] {
+            assert_eq!(shards(text), Err(expected.into()));
+        }
+        assert_eq!("gcra 5/1s shards 1".parse::<Limit>().unwrap().to_string(), "gcra 5/1s");
+    }
+}

@@ -1,0 +1,130 @@
+//! How a request is put to a script: keys, arguments, and who holds what it takes.
+
+use std::sync::Arc;
+
+use super::Limiter;
+use crate::batch::Ask;
+use crate::error::{Error, Kind};
+use crate::key;
+use crate::limit::exact::EXACT;
+use crate::random::unique_id;
+use crate::request::Request;
+use crate::rule::{Count, Rule, Target};
+use crate::script::{Marker, Mode, Part};
+
+impl Limiter {
+    /// An acquire as the script's packed form decides it with others, if that can say all that is asked.
+    pub(super) fn ask(&self, rule: &Rule, target: Target<'_>, request: &Request<'_>) -> Result<Option<Ask>, Error> {
+        let Some(numbers) = target.limit.packed().filter(|_| request.id.is_none() && rule.options().is_empty()) else {
+            return Ok(None);
+        };
+        Ok(Some(Ask {
+            script: target.limit.algorithm().script(),
+            numbers: Arc::clone(numbers),
+            key: self.state_key(rule, target, request)?,
+            cost: request.units(rule),
+            now_us: request.now_us()?,
+            most_keys: target.limit.algorithm().row().most_keys(),
+            slot: None,
+        }))
+    }
+
+    /// By what this call is remembered, if it has an id. Permits alone remember it themselves.
+    pub(super) fn marker(
+        &self,
+        rule: &Rule,
+        targets: &[Target<'_>],
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> Result<Option<Marker>, Error> {
+        let remembers = !matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Renew);
+        let Some(id) = request.id.filter(|_| remembers) else { return Ok(None) };
+        if rule.limits().all(|limit| limit.algorithm().holds()) {
+            return Ok(None);
+        }
+        let got = request.units(rule);
+        if got > EXACT {
+            return Err(Error::new(Kind::Input, format!("cost: with an id, expected at most {EXACT}, got {got}")));
+        }
+        let tag = match rule.tag() {
+            None => request.key,
+            Some(tag) => request.counted(rule, Some(tag))?,
+        };
+        let tag = (tag, targets.first().and_then(|target| target.shard));
+        let key = key::marker_key(&self.prefix, tag, request.key, &rule.marker(), id)?;
+        Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()? }))
+    }
+
+    /// The limits as a script is called for this request.
+    pub(super) fn parts<'r>(
+        &self,
+        rule: &Rule,
+        targets: &[Target<'r>],
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> Result<Vec<Part<'r>>, Error> {
+        let holder = holder(targets, request, mode)?;
+        targets.iter().map(|target| self.part(rule, *target, request, &holder)).collect()
+    }
+
+    /// One limit of a rule, as a script is called for this request.
+    pub(super) fn part<'r>(
+        &self,
+        rule: &Rule,
+        target: Target<'r>,
+        request: &Request<'_>,
+        holder: &[u8],
+    ) -> Result<Part<'r>, Error> {
+        let key = request.counted(rule, target.count.by.as_deref())?;
+        let limit = target.limit;
+        Ok(Part {
+            key: self.state_key(rule, target, request)?,
+            script: limit.algorithm().script(),
+            arguments: limit.arguments(),
+            replaced: match (limit.spread(), limit.holder()) {
+                (Some((at, period)), _) => Some((at, key::spread_offset(key, period).to_string().into_bytes())),
+                (None, Some(at)) => Some((at, holder.to_vec())),
+                (None, None) => None,
+            },
+        })
+    }
+
+    pub(super) fn state_key(&self, rule: &Rule, target: Target<'_>, request: &Request<'_>) -> Result<Vec<u8>, Error> {
+        let Target { count, shard, .. } = target;
+        let key = request.counted(rule, count.by.as_deref())?;
+        let tag = match rule.tag() {
+            None => key,
+            Some(tag) => request.counted(rule, Some(tag))?,
+        };
+        key::state_key(&self.prefix, (tag, shard), key, &count.suffix)
+    }
+}
+
+/// The limits that such a call is about.
+pub(super) fn concerned(rule: &Rule, mode: Mode) -> Result<Vec<Target<'_>>, Error> {
+    let (which, expected): (fn(&Count) -> bool, _) = match mode {
+        Mode::Block => (|count| count.by.is_none(), "a limit that counts the request's key"),
+        Mode::Renew | Mode::Release => (|count| count.limit.algorithm().holds(), "a concurrency limit"),
+        _ => (|_| true, "a limit"),
+    };
+    let targets: Vec<_> = rule.counts().iter().filter(|count| which(count)).map(Count::whole).collect();
+    if targets.is_empty() {
+        return Err(Error::new(Kind::Input, format!("{}: expected {expected}, got {rule}", mode.text())));
+    }
+    Ok(targets)
+}
+
+/// By whom permits are held: the request's id, or a name that nobody else has.
+fn holder(targets: &[Target<'_>], request: &Request<'_>, mode: Mode) -> Result<Vec<u8>, Error> {
+    if targets.iter().all(|target| target.limit.holder().is_none()) {
+        return Ok(Vec::new());
+    }
+    match request.id {
+        Some(id) => key::holder(id),
+        None if matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Reset) => Ok(Vec::new()),
+        None if mode == Mode::Refund => {
+            Err(Error::new(Kind::Input, "refund: expected the id that holds the permits, got none"))
+        }
+        None => Ok(unique_id("held").into_bytes()),
+    }
+}

@@ -1,0 +1,206 @@
+//! A limit that is split into shards: which of them a call is about.
+//!
+//! What a call takes is taken from one shard, as if that were the limit. Where one call can look at any two shards, two
+//! are drawn by chance and the better one is taken; elsewhere one is. What must be found again has a shard by its id.
+
+use futures_util::future::join_all;
+
+use super::Limiter;
+use super::asking::concerned;
+use crate::algorithm::TWO_CHOICES;
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::key;
+use crate::random::random;
+use crate::request::Request;
+use crate::rule::{Count, Rule};
+use crate::script::Mode;
+
+/// The shards that a call is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    One(u32),
+    /// The better of two.
+    OneOf(u32, u32),
+    All,
+}
+
+impl Limiter {
+    /// Where such a call is decided.
+    pub(super) fn place(&self, rule: &Rule, count: &Count, request: &Request<'_>, mode: Mode) -> Place {
+        let cost = request.units(rule);
+        let never = match mode {
+            Mode::Acquire | Mode::Peek => cost > count.limit.largest_cost(false),
+            Mode::Reserve => cost > count.limit.largest_cost(true),
+            _ => false,
+        };
+        let shards = count.limit.shards();
+        match (mode, request.id) {
+            (Mode::Reset | Mode::Block, _) => Place::All,
+            // A larger one might admit it: the answer must not depend on chance.
+            _ if never => Place::One(shards - 1),
+            (_, Some(id)) => Place::One(key::shard_of(id, shards)),
+            _ if self.engine.has_one_node() => two_of(shards),
+            _ => Place::One(one_of(shards)),
+        }
+    }
+
+    /// By the limit's shards.
+    pub(super) async fn decide_sharded(
+        &self,
+        rule: &Rule,
+        count: &Count,
+        request: &Request<'_>,
+        mode: Mode,
+        place: Place,
+    ) -> Result<Decision, Error> {
+        // What such a call isn't about, as a renewal of what isn't held, is told as ever.
+        concerned(rule, mode)?;
+        match place {
+            Place::One(number) => self.decide_one(rule, count.shard(number), request, mode).await,
+            Place::OneOf(one, other) => {
+                let targets = [count.shard(one), count.shard(other)];
+                let parts = self.parts(rule, &targets, request, mode)?;
+                let reply = self.run(rule, &TWO_CHOICES, &parts, None, request, mode).await?;
+                self.decision(rule, &targets[..1], request, mode, &reply)
+            }
+            Place::All => {
+                let all = count.targets().map(|target| self.decide_one(rule, target, request, mode));
+                let answers = join_all(all).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+                let most_used = answers.into_iter().min_by_key(|answer| (answer.remaining, answer.limit));
+                most_used.ok_or_else(super::garbled)
+            }
+        }
+    }
+}
+
+fn one_of(shards: u32) -> u32 {
+    below(random() >> 32, shards)
+}
+
+fn two_of(shards: u32) -> Place {
+    let drawn = random();
+    let (one, step) = (below(drawn >> 32, shards), 1 + below(drawn & u64::from(u32::MAX), shards - 1));
+    Place::OneOf(one, (one + step) % shards)
+}
+
+/// A number of 32 bits, brought below the bound.
+fn below(drawn: u64, bound: u32) -> u32 {
+    u32::try_from((drawn * u64::from(bound)) >> 32).unwrap_or(0)
+}
+
+#[cfg(all(test, feature = "embedded"))]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+    use crate::engine::embedded::{Clock, Embedded};
+
+    /// How calls come: at what time, in microseconds, and at what cost.
+    type Traffic = fn(f64, u64) -> Vec<(u64, u64)>;
+
+    /// So many units a second, of 1000 that the limit admits.
+    const LOADS: [f64; 5] = [0.5, 0.9, 1.0, 1.1, 2.0];
+    const RATE: f64 = 1000.0;
+
+    fn limiter() -> Limiter {
+        Limiter::new(Embedded::with_clock(Clock::set_to(UNIX_EPOCH)))
+    }
+
+    fn rule(text: &str) -> Rule {
+        text.parse().unwrap()
+    }
+
+    /// From 0 to 1, the same each time for the same number.
+    fn drawn(number: u64) -> f64 {
+        let hash = sha1_smol::Sha1::from(number.to_le_bytes()).digest().bytes();
+        f64::from(u32::from_le_bytes([hash[0], hash[1], hash[2], hash[3]])) / f64::from(u32::MAX)
+    }
+
+    /// Calls of cost 1 at random times.
+    fn even(load: f64, calls: u64) -> Vec<(u64, u64)> {
+        let mut now = 0.0;
+        let next = |number| {
+            now -= (1.0 - drawn(number)).max(1e-9).ln() * 1e6 / (RATE * load);
+            (now as u64, 1)
+        };
+        (0..calls).map(next).collect()
+    }
+
+    /// Calls of cost 1 to 10 that come 20 at a time.
+    fn uneven(load: f64, calls: u64) -> Vec<(u64, u64)> {
+        let mut now = 0.0;
+        let next = |number: u64| {
+            if number.is_multiple_of(20) {
+                now -= (1.0 - drawn(number)).max(1e-9).ln() * 20.0 * 5.5 * 1e6 / (RATE * load);
+            }
+            (now as u64, 1 + (drawn(number + (1 << 32)) * 9.999) as u64)
+        };
+        (0..calls).map(next).collect()
+    }
+
+    /// What shards cost, in hundredths.
+    #[derive(Clone, Copy, Debug, Default)]
+    struct Price {
+        /// Units that one limiter would have admitted more, of those that it admits.
+        units: f64,
+        /// Calls that were denied though one limiter that had admitted the same calls before would have admitted them.
+        false_denials: f64,
+    }
+
+    async fn price(text: &str, shards: u32, choices: u32, traffic: &[(u64, u64)]) -> Price {
+        let (limiter, after, alone) = (limiter(), limiter(), limiter());
+        let (sharded, whole) = (rule(&format!("{text} shards {shards}")), rule(text));
+        let count = sharded.sharded().unwrap();
+        let (mut found, mut admitted, mut of_one) = (0, 0, 0);
+        for &(now, cost) in traffic {
+            let request = Request::new("key").cost(cost).at(UNIX_EPOCH + Duration::from_micros(now));
+            let place = if choices == 2 { two_of(shards) } else { Place::One(one_of(shards)) };
+            let decision = limiter.decide_sharded(&sharded, count, &request, Mode::Acquire, place).await.unwrap();
+            let would = if decision.allowed {
+                after.acquire(&whole, request).await.unwrap()
+            } else {
+                after.peek(&whole, request).await.unwrap()
+            };
+            assert!(would.allowed || !decision.allowed, "{text}: above the limit");
+            found += u32::from(would.allowed && !decision.allowed);
+            admitted += decision.granted;
+            of_one += alone.acquire(&whole, request).await.unwrap().granted;
+        }
+        let units = (of_one as f64 - admitted as f64) / of_one as f64 * 100.0;
+        Price { units, false_denials: f64::from(found) / traffic.len() as f64 * 100.0 }
+    }
+
+    /// The tables of the guide, with more calls: `SHARDS_CALLS=20000 cargo test --release --features embedded --lib
+    /// the_better_of_two -- --nocapture`.
+    #[tokio::test]
+    async fn the_better_of_two_denies_less_that_one_limiter_admits_than_one_by_chance() {
+        let calls = std::env::var("SHARDS_CALLS").map_or(1500, |calls| calls.parse().unwrap());
+        let of_traffic: [(&str, Traffic, u64); 2] = [("even", even, calls), ("uneven", uneven, calls / 4)];
+        for text in ["gcra 1000/1s burst 400", "fixed-window 1000/1s"] {
+            for (name, traffic, calls) in of_traffic {
+                println!("{text}, {name}: units less, and false denials, in %, by the better of two (by one)");
+                let mut sums: BTreeMap<_, f64> = BTreeMap::new();
+                for load in LOADS {
+                    let traffic = traffic(load, calls);
+                    print!("| {load:.1} |");
+                    for shards in [2, 8, 32] {
+                        let two = price(text, shards, 2, &traffic).await;
+                        let one = price(text, shards, 1, &traffic).await;
+                        print!(
+                            " {:.1} ({:.1}) / {:.1} ({:.1}) |",
+                            two.units, one.units, two.false_denials, one.false_denials
+                        );
+                        *sums.entry((shards, 2)).or_default() += two.units;
+                        *sums.entry((shards, 1)).or_default() += one.units;
+                    }
+                    println!();
+                }
+                for shards in [8, 32] {
+                    assert!(sums[&(shards, 2)] < sums[&(shards, 1)], "{text}, {name}: {sums:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,480 @@
+//! Limits that are split into shards: together never above the limit, found again by an id, and evenly used.
+
+mod beside;
+
+use std::collections::HashSet;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tollgate::redis::cmd;
+use tollgate::{Algorithm, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule, State};
+
+use crate::laws::everywhere;
+use crate::limits::{any_limit, beginning, steps};
+use crate::oracle::{Oracle, Spec};
+use crate::server::Server;
+use crate::subject::{Engine, Micros, micros, spec, time};
+
+const NOW: Micros = 1 << 50;
+const MINUTE: Duration = Duration::from_secs(60);
+
+const SIX: [&str; 6] = [
+    "token-bucket 40/1h shards 4",
+    "fixed-window 40/1h shards 4",
+    "sliding-window 40/1h shards 4",
+    "sliding-log 40/1h shards 4",
+    "gcra 40/1h shards 4",
+    "concurrency 40 ttl 1h shards 4",
+];
+
+fn rule(text: &str) -> Rule {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn request(key: &str, now: Micros) -> Request<'_> {
+    Request::new(key).at(time(now))
+}
+
+/// The same limit in so many shards, as far as it can be.
+fn split(limit: &Limit, shards: u64) -> Option<Limit> {
+    (2..=shards).rev().find_map(|shards| format!("{} shards {shards}", limit.whole()).parse().ok())
+}
+
+/// Any limit with shards.
+pub(crate) fn sharded() -> impl Strategy<Value = Limit> {
+    (any_limit(), prop_oneof![Just(2_u64), 3_u64..=9, Just(1024)])
+        .prop_filter_map("has shards", |(limit, shards)| split(&limit, shards))
+}
+
+impl Engine {
+    fn call<T, E: std::fmt::Debug>(&self, call: impl Future<Output = Result<T, E>>) -> T {
+        self.runtime.block_on(call).expect("an answer")
+    }
+
+    fn states(&self, rule: &Rule, key: &str, now: Micros) -> Vec<State> {
+        self.call(self.limiter.inspect(rule, request(key, now)))
+    }
+
+    /// What is left of all shards.
+    fn left(&self, rule: &Rule, key: &str, now: Micros) -> u64 {
+        self.states(rule, key, now).iter().map(|state| state.decision.remaining).sum()
+    }
+}
+
+fn both() -> [Engine; 2] {
+    [Engine::embedded(), Engine::redis()]
+}
+
+/// What one limiter admits at most beside which the shards are held: shards of a sliding window may be a unit each but
+/// one above the whole's estimate.
+fn most(limit: &Limit) -> Oracle {
+    match spec(limit) {
+        Spec::SlidingWindow { limit: units, period_us, tick_us } => {
+            Oracle::new(Spec::SlidingWindow { limit: units + u64::from(limit.shards()) - 1, period_us, tick_us })
+        }
+        spec => Oracle::new(spec),
+    }
+}
+
+#[test]
+fn whatever_shards_admit_one_limiter_would_have_admitted() {
+    everywhere((sharded(), beginning(), steps(1..=60)), |engine, (limit, begin, steps)| {
+        let key = engine.fresh_key();
+        let aimed = engine.subject(limit.whole());
+        let rule = Rule::new("shards", limit.clone()).expect("a rule");
+        let (mut exact, mut in_window) = (most(&limit), (0, 0));
+        let (mut now, share) = (begin, limit.capacity() / u64::from(limit.shards()));
+        for step in steps {
+            let (cost, then) = step.aim(&aimed, now);
+            now = now.max(then);
+            let cost = cost % (share + 1);
+            aimed.acquire(cost, now);
+            let decision = engine.call(engine.limiter.acquire(&rule, request(&key, now).cost(cost)));
+            prop_assert!(decision.limit <= share + 1 && decision.remaining <= decision.limit);
+            if !decision.allowed {
+                prop_assert!(decision.retry_after != RetryAfter::Never);
+                continue;
+            }
+            let answer = exact.acquire(cost, now);
+            prop_assert!(answer.allowed, "{limit}: {cost} at {now}: {answer:?}");
+            // A window that shards have in common is exactly the limit's.
+            let window = now / micros(limit.period());
+            in_window = (window, cost + if in_window.0 == window { in_window.1 } else { 0 });
+            if limit.algorithm() == Algorithm::SlidingWindow {
+                prop_assert!(in_window.1 <= limit.rate());
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn all_of_the_limit_can_be_had_and_not_one_more() {
+    for engine in both() {
+        for text in SIX.into_iter().chain([
+            "gcra 43/1h shards 4",
+            "sliding-log 7/1h shards 7",
+            "fixed-window 9/1h burst 11 shards 2",
+        ]) {
+            let (rule, key) = (rule(text), engine.fresh_key());
+            let capacity = rule.limits().map(Limit::capacity).sum();
+            let mut admitted = 0;
+            for _ in 0..60 {
+                admitted += u64::from(engine.call(engine.limiter.acquire(&rule, request(&key, NOW))).allowed);
+            }
+            assert_eq!(admitted + engine.left(&rule, &key, NOW), capacity, "{text}: units were lost");
+            // Drawn often enough, each shard gives what it has.
+            for _ in 0..400 {
+                admitted += u64::from(engine.call(engine.limiter.acquire(&rule, request(&key, NOW))).allowed);
+            }
+            assert_eq!((admitted, engine.left(&rule, &key, NOW)), (capacity, 0), "{text}");
+        }
+    }
+}
+
+/// One by chance would differ by about three times the root of what each has, which is 30 here.
+#[test]
+fn the_better_of_two_keeps_shards_even() {
+    for engine in both() {
+        for text in SIX {
+            let text = text.replace("40", "1600").replace("shards 4", "shards 16");
+            let (rule, key) = (rule(&text), engine.fresh_key());
+            for _ in 0..800 {
+                assert!(engine.call(engine.limiter.acquire(&rule, request(&key, NOW))).allowed);
+            }
+            let left: Vec<_> = engine.states(&rule, &key, NOW).iter().map(|state| state.decision.remaining).collect();
+            let (least, most) = (left.iter().min().expect("some"), left.iter().max().expect("some"));
+            assert_eq!((left.len(), left.iter().sum::<u64>()), (16, 800), "{text}");
+            assert!(most - least <= 8, "{text}: {left:?}");
+
+            // Back again: what is given back goes where most is missing.
+            if !text.starts_with("concurrency") {
+                for _ in 0..640 {
+                    engine.call(engine.limiter.refund(&rule, request(&key, NOW)));
+                }
+                assert_eq!(engine.left(&rule, &key, NOW), 1440, "{text}: given back to one that was full");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_penalty_and_what_there_is_at_most_go_to_the_better_one_too() {
+    for engine in both() {
+        for text in SIX {
+            if text.starts_with("concurrency") {
+                continue;
+            }
+            let text = text.replace("shards 4", "shards 2");
+            let (rule, key) = (rule(&text), engine.fresh_key());
+            let call = |units| request(&key, NOW).cost(units);
+            assert_eq!(engine.call(engine.limiter.penalty(&rule, call(5))).remaining, 15, "{text}");
+            assert_eq!(engine.call(engine.limiter.penalty(&rule, call(8))).remaining, 12, "{text}");
+            assert_eq!(engine.call(engine.limiter.peek(&rule, call(1))).remaining, 15, "{text}");
+            assert_eq!(engine.call(engine.limiter.at_most(&rule, call(30))).granted, 15, "{text}");
+            assert_eq!(engine.call(engine.limiter.at_most(&rule, call(30))).granted, 12, "{text}");
+            assert_eq!(engine.call(engine.limiter.at_most(&rule, call(30))).granted, 0, "{text}");
+            assert_eq!(engine.call(engine.limiter.refund(&rule, call(3))).remaining, 3, "{text}");
+            assert_eq!(engine.call(engine.limiter.refund(&rule, call(9))).remaining, 9, "{text}: to the emptier one");
+        }
+    }
+}
+
+#[test]
+fn a_reservation_goes_to_who_is_served_sooner() {
+    for engine in both() {
+        for text in ["token-bucket 2/2s burst 2 max-debt 20 shards 2", "gcra 2/2s burst 2 max-debt 20 shards 2"] {
+            let (rule, key) = (rule(text), engine.fresh_key());
+            let waits: Vec<_> = (0..6)
+                .map(|_| engine.call(engine.limiter.reserve(&rule, request(&key, NOW))))
+                .map(|decision| decision.retry_after.duration().expect("a wait").as_secs())
+                .collect();
+            assert_eq!(waits, [0, 0, 2, 2, 4, 4], "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_denial_tells_the_shorter_wait_of_the_two() {
+    for engine in both() {
+        let (rule, key) = (rule("sliding-log 4/10s shards 2"), engine.fresh_key());
+        // An id takes from the same shard on every key.
+        let shard = |id: &str| {
+            let key = engine.fresh_key();
+            engine.call(engine.limiter.acquire(&rule, request(&key, NOW).id(id)));
+            engine.states(&rule, &key, NOW).iter().position(|state| state.exists).expect("one of them")
+        };
+        let ids: Vec<_> = (0..20).map(|id| format!("id-{id}")).collect();
+        let of = |number| ids.iter().filter(move |id| shard(id) == number).take(2);
+        let second = 1_000_000;
+        for (id, at) in of(0).zip([0, 5]).chain(of(1).zip([1, 4])) {
+            let call = request(&key, NOW + at * second).id(id);
+            assert!(engine.call(engine.limiter.acquire(&rule, call)).allowed);
+        }
+        for _ in 0..10 {
+            let denied = engine.call(engine.limiter.acquire(&rule, request(&key, NOW + 6 * second)));
+            // The other is sooner as if never used.
+            assert_eq!(denied.retry_after, RetryAfter::After(Duration::from_secs(4)));
+        }
+    }
+}
+
+#[test]
+fn law_1_a_denial_and_a_peek_write_nothing() {
+    everywhere((sharded(), beginning(), steps(1..=12)), |engine, (limit, begin, steps)| {
+        let (key, aimed) = (engine.fresh_key(), engine.subject(limit.whole()));
+        // Few shards, so that all can be seen.
+        let limit = split(&limit, 4).expect("fewer than it has");
+        let rule = Rule::new("shards", limit.clone()).expect("a rule");
+        let mut now = begin;
+        let fields = |now| engine.states(&rule, &key, now).into_iter().map(|state| (state.exists, state.fields));
+        for step in steps {
+            let (cost, then) = step.aim(&aimed, now);
+            now = now.max(then);
+            let before: Vec<_> = fields(now).collect();
+            engine.call(engine.limiter.peek(&rule, request(&key, now).cost(cost)));
+            prop_assert_eq!(&fields(now).collect::<Vec<_>>(), &before, "a peek wrote");
+            let decision = engine.call(engine.limiter.acquire(&rule, request(&key, now).cost(cost)));
+            let after: Vec<_> = fields(now).collect();
+            let changed = before.iter().zip(&after).filter(|(before, after)| before != after).count();
+            prop_assert!(changed <= usize::from(decision.allowed && cost > 0), "{} shards changed", changed);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn law_4_every_shard_expires_and_is_then_as_if_never_used() {
+    let engine = Engine::redis();
+    let mut redis = engine.server.as_ref().expect("redis").connection();
+    for text in SIX {
+        let (rule, key) = (rule(text), engine.fresh_key());
+        for _ in 0..30 {
+            engine.call(engine.limiter.acquire(&rule, key.as_str()));
+            engine.call(engine.limiter.penalty(&rule, Request::new(&key).id("p").cost(1)));
+        }
+        let states = engine.call(engine.limiter.inspect(&rule, key.as_str()));
+        assert!(states.iter().filter(|state| state.exists).count() == 4, "{text}");
+        for state in &states {
+            let ttl: i64 = cmd("PTTL").arg(&state.key).query(&mut redis).expect("a time");
+            let (least, most) =
+                (state.decision.reset_after, 2 * rule.limits().map(Limit::longest_reset).sum::<Duration>());
+            // Shards that don't divide take at most a unit's time longer.
+            let (ttl, most) = (Duration::from_millis(u64::try_from(ttl).expect("an expiry")), most + 2 * MINUTE);
+            assert!(ttl + Duration::from_secs(1) >= least && ttl <= most, "{text}: {ttl:?} of {least:?} to {most:?}");
+        }
+        let key = engine.fresh_key();
+        let resets = (0..30).map(|_| engine.call(engine.limiter.acquire(&rule, request(&key, NOW))).reset_after);
+        let latest = NOW + micros(resets.max().expect("some"));
+        assert_eq!(engine.left(&rule, &key, latest), 40, "{text}");
+        assert!(engine.left(&rule, &key, latest - 1) < 40, "{text}");
+    }
+}
+
+#[test]
+fn an_id_finds_its_shard_again() {
+    for engine in both() {
+        for text in SIX {
+            if text.starts_with("concurrency") {
+                continue;
+            }
+            let (rule, key) = (rule(&text.replace("40", "400")), engine.fresh_key());
+            let ids: Vec<_> = (0..12).map(|id| format!("call-{id}")).collect();
+            for (number, id) in ids.iter().enumerate() {
+                let call = request(&key, NOW).id(id).cost(2);
+                let first = engine.call(engine.limiter.acquire(&rule, call));
+                let again = engine.call(engine.limiter.acquire(&rule, call));
+                assert!(
+                    first.allowed && (first.remaining, first.granted) == (again.remaining, again.granted),
+                    "{text}"
+                );
+                assert_eq!(engine.left(&rule, &key, NOW), 400 - 2 * (number as u64 + 1), "{text}: charged twice");
+                if number % 2 == 0 {
+                    engine.call(engine.limiter.cancel(&rule, call));
+                    engine.runtime.block_on(engine.limiter.settle(&rule, call)).expect_err("forgotten");
+                    engine.call(engine.limiter.acquire(&rule, call));
+                }
+                engine.call(engine.limiter.settle(&rule, request(&key, NOW).id(id).cost(1)));
+                engine.call(engine.limiter.cancel(&rule, call));
+                assert_eq!(engine.left(&rule, &key, NOW), 400 - 2 * number as u64, "{text}");
+                engine.call(engine.limiter.acquire(&rule, call));
+            }
+            let used = engine.states(&rule, &key, NOW).iter().filter(|state| state.exists).count();
+            assert!(used > 1, "{text}: all ids in one shard");
+            for id in &ids {
+                engine.call(engine.limiter.cancel(&rule, request(&key, NOW).id(id)));
+            }
+            assert_eq!(engine.left(&rule, &key, NOW), 400, "{text}");
+            let more = request(&key, NOW).id("one");
+            engine.call(engine.limiter.acquire(&rule, more));
+            engine.call(engine.limiter.settle(&rule, more.cost(130)));
+            assert_eq!(engine.left(&rule, &key, NOW), 300, "{text}: a settlement beyond the share is its shard's");
+        }
+    }
+}
+
+#[tokio::test]
+async fn permits_are_renewed_and_released_where_they_are_held() {
+    let server = Server::start();
+    for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("a good address"))] {
+        let limiter = limiter.deadline(MINUTE);
+        let rule = rule("concurrency 40 ttl 1h shards 4");
+        let left = async || {
+            let states = limiter.inspect(&rule, "key").await.expect("states");
+            states.iter().map(|state| state.decision.remaining).sum::<u64>()
+        };
+        let mut permits = Vec::new();
+        while permits.len() < 20 {
+            permits.extend(limiter.hold(&rule, "key").await.expect("a decision").permit);
+        }
+        assert_eq!(left().await, 20);
+        for permit in permits {
+            permit.renew().await.expect("held");
+            permit.release().await.expect("given back");
+        }
+        assert_eq!(left().await, 40);
+        let by_id = Request::new("key").id("worker-7").cost(3);
+        assert!(limiter.acquire(&rule, by_id).await.expect("a decision").allowed);
+        limiter.renew(&rule, by_id).await.expect("held");
+        assert_eq!(left().await, 37);
+        limiter.refund(&rule, by_id.cost(1)).await.expect("given back");
+        limiter.release(&rule, by_id).await.expect("given back");
+        assert_eq!(left().await, 40);
+        assert!(limiter.renew(&rule, by_id).await.unwrap_err().is_unknown_id());
+        let waited = limiter.hold_wait(&rule, "key", MINUTE).await.expect("a decision");
+        assert!(waited.permit.is_some());
+    }
+}
+
+#[test]
+fn a_block_and_a_reset_are_of_all_shards() {
+    for engine in both() {
+        for text in SIX {
+            let (rule, key) = (rule(text), engine.fresh_key());
+            for _ in 0..20 {
+                engine.call(engine.limiter.acquire(&rule, request(&key, NOW)));
+            }
+            let blocked = engine.call(engine.limiter.block(&rule, request(&key, NOW), MINUTE));
+            assert!(blocked.blocked, "{text}");
+            for _ in 0..40 {
+                let denied = engine.call(engine.limiter.acquire(&rule, request(&key, NOW + 1)));
+                assert!(!denied.allowed && denied.blocked, "{text}");
+            }
+            engine.call(engine.limiter.unblock(&rule, request(&key, NOW + 1)));
+            assert!(engine.states(&rule, &key, NOW + 1).iter().all(|state| !state.decision.blocked), "{text}");
+            assert!(engine.left(&rule, &key, NOW + 1) <= 21, "{text}: a block forgave");
+            let reset = engine.call(engine.limiter.reset(&rule, key.as_str()));
+            assert_eq!((reset.remaining, reset.limit), (10, 10), "{text}");
+            assert!(engine.states(&rule, &key, NOW + 1).iter().all(|state| !state.exists), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_cost_above_the_smallest_share_is_refused_or_always_denied() {
+    let text = "token-bucket 100/1h burst 11 shards 4";
+    for (text, cost, expected) in [
+        (text, 3, format!("cost: expected at most 2, the smallest share of {text}, got 3")),
+        ("gcra 10/1s", 11, "cost: expected at most 10, all that is ever admitted by gcra 10/1s, got 11".into()),
+        (
+            "gcra 10/1s burst 0 max-debt 4",
+            5,
+            "cost: expected at most 4, all that is ever admitted by gcra 10/1s burst 0 max-debt 4, got 5".into(),
+        ),
+    ] {
+        assert_eq!(rule(text).cost(cost).expect_err("too much").to_string(), expected);
+        assert!(rule(text).cost(cost - 1).is_ok());
+    }
+    let ten = rule("gcra 10/1s").cost(10).expect("fits");
+    let error = ten.and("fixed-window 9/1d".parse().expect("a limit")).expect_err("too much");
+    assert!(error.to_string().contains("cost: expected at most 9"), "{error}");
+    for engine in both() {
+        for calls in 0..12 {
+            let (rule, key) = (rule(text), engine.fresh_key());
+            // Three of four shards hold 3.
+            let call = request(&key, NOW).cost(3);
+            let id = format!("call-{calls}");
+            for call in [call, call.id(&id)] {
+                let denied = engine.call(engine.limiter.acquire(&rule, call));
+                assert_eq!((denied.allowed, denied.retry_after, denied.limit), (false, RetryAfter::Never, 2));
+            }
+            assert_eq!(engine.call(engine.limiter.peek(&rule, call)).retry_after, RetryAfter::Never);
+            assert_eq!(engine.left(&rule, &key, NOW), 11);
+        }
+    }
+}
+
+#[test]
+fn a_rules_cost_is_what_a_request_takes_that_does_not_say() {
+    for engine in both() {
+        for rule in [
+            rule("gcra 40/1h"),
+            rule("gcra 40/1h shards 2"),
+            rule("sliding-log 40/1h").and("gcra 40/1h".parse().expect("a limit")).expect("a rule"),
+        ] {
+            let (rule, key) = (rule.cost(5).expect("fits"), engine.fresh_key());
+            let used = |now| {
+                40 - if rule.limits().len() > 1 {
+                    engine.call(engine.limiter.peek(&rule, request(&key, now))).remaining
+                } else {
+                    engine.left(&rule, &key, now)
+                }
+            };
+            assert_eq!(engine.call(engine.limiter.acquire(&rule, request(&key, NOW))).granted, 5);
+            assert_eq!(used(NOW), 5);
+            engine.call(engine.limiter.acquire(&rule, request(&key, NOW).cost(1)));
+            assert_eq!(used(NOW), 6);
+            engine.call(engine.limiter.refund(&rule, request(&key, NOW)));
+            assert_eq!(used(NOW), 1);
+            let many = engine
+                .runtime
+                .block_on(engine.limiter.acquire_many(&rule, [request(&key, NOW), request(&key, NOW).cost(2)]));
+            assert!(many.iter().all(|decision| decision.as_ref().is_ok_and(|decision| decision.allowed)));
+            assert_eq!(used(NOW), 8);
+        }
+    }
+}
+
+#[test]
+fn shards_are_alone_in_their_rule_and_have_no_lease() {
+    let sharded: Limit = "gcra 40/1s shards 4".parse().expect("a limit");
+    let other: Limit = "fixed-window 1000/1d".parse().expect("a limit");
+    for (first, second) in [(sharded.clone(), other.clone()), (other, sharded.clone())] {
+        let error = Rule::new("api", first).and_then(|rule| rule.and(second)).expect_err("two limits");
+        assert!(error.to_string().contains("expected a limit with shards to be alone"), "{error}");
+    }
+    let limiter = Limiter::new(Embedded::new());
+    let error = limiter.lease(&Rule::new("api", sharded).expect("a rule"), "key", NonZeroU32::MIN).expect_err("shards");
+    assert!(error.is_input() && error.to_string().contains("a limit without shards"), "{error}");
+}
+
+#[test]
+fn shards_lie_in_slots_of_their_own_under_names_of_nobody_elses() {
+    let engine = Engine::redis();
+    let rule = rule("gcra 2000/1s shards 1000").named("hot").expect("a name");
+    let keys: Vec<_> = engine.states(&rule, "user:42", NOW).into_iter().map(|state| state.key).collect();
+    assert_eq!(keys[3], "tollgate:{user:42%s3}:hot/gcra-1s");
+    assert_eq!(keys.iter().collect::<HashSet<_>>().len(), 1000);
+    let slots: HashSet<_> = keys.iter().map(|key| slot(key)).collect();
+    assert!(slots.len() > 900, "{} slots", slots.len());
+    for key in ["user:42%s3", "user:42s3", "user:42"] {
+        let alone = engine.call(engine.limiter.inspect(&rule.clone(), key));
+        assert!(key == "user:42" || alone.iter().all(|state| !keys.contains(&state.key)), "{key}");
+    }
+    // All are forgotten with their rule.
+    for _ in 0..50 {
+        engine.call(engine.limiter.acquire(&rule, "user:42"));
+    }
+    assert!(engine.call(engine.limiter.reset_all("hot", |_| ())) > 30);
+    assert!(engine.states(&rule, "user:42", NOW).iter().all(|state| !state.exists));
+}
+
+/// As Redis Cluster does: CRC16 (XMODEM) of what stands in the braces.
+fn slot(key: &str) -> u16 {
+    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).expect("a tag").0;
+    tag.bytes().fold(0_u16, |crc, byte| {
+        (0..8)
+            .fold(crc ^ (u16::from(byte) << 8), |crc, _| if crc & 0x8000 > 0 { (crc << 1) ^ 0x1021 } else { crc << 1 })
+    }) % 16384
+}
