@@ -7,6 +7,7 @@ mod differential;
 mod doctor;
 mod expiry;
 mod faults;
+mod fleet;
 mod hostile;
 mod ids;
 mod keys;
