@@ -12,7 +12,7 @@ use crate::script::{Reply, Script};
 const LARGEST_COST: u64 = 1 << 53;
 
 /// An acquire of one limit, and no more than that.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) script: &'static Script,
     /// The limit's numbers, as the script's packed form takes them.
@@ -23,6 +23,8 @@ pub(crate) struct Ask {
     pub(crate) now_us: Option<u64>,
     /// Keys in one call of the script, so that it doesn't hold Redis for long.
     pub(crate) most_keys: usize,
+    /// The key's, where only keys of one slot can be decided together.
+    pub(crate) slot: Option<u16>,
 }
 
 /// One call of a script in its packed form.
@@ -31,6 +33,8 @@ pub(crate) struct Batch<'a> {
     pub(crate) script: &'static Script,
     numbers: &'a Arc<[u8]>,
     now_us: Option<u64>,
+    /// The batch of the same slot that was begun before this one.
+    before: Option<usize>,
     lots: Vec<Lot<'a>>,
     /// Where a key's last lot stands.
     places: HashMap<&'a [u8], usize>,
@@ -73,7 +77,7 @@ struct Record {
 impl<'a> Batch<'a> {
     /// The batch of this ask alone.
     pub(crate) fn of_one(ask: &'a Ask) -> Self {
-        let mut batch = Self::empty(ask);
+        let mut batch = Self::empty(ask, None);
         batch.lots.push(Lot { key: &ask.key, cost: ask.cost, calls: 1 });
         batch
     }
@@ -81,10 +85,15 @@ impl<'a> Batch<'a> {
     /// As few batches as these asks can be made in, and the place of each. Asks of one key keep their order.
     pub(crate) fn of(asks: &'a [Ask]) -> (Vec<Self>, Vec<Place>) {
         let mut batches: Vec<Self> = Vec::new();
+        // The last batch of each slot: there may be as many as asks.
+        let mut last: HashMap<Option<u16>, usize> = HashMap::new();
         let places = asks.iter().map(|ask| {
-            let at = batches.iter().rposition(|batch| batch.is_for(ask)).filter(|at| batches[*at].has_room(ask));
+            let before = last.get(&ask.slot).copied();
+            let mut of_slot = std::iter::successors(before, |at| batches[*at].before);
+            let at = of_slot.find(|at| batches[*at].is_for(ask)).filter(|at| batches[*at].has_room(ask));
             let batch = at.unwrap_or_else(|| {
-                batches.push(Self::empty(ask));
+                batches.push(Self::empty(ask, before));
+                last.insert(ask.slot, batches.len() - 1);
                 batches.len() - 1
             });
             let (lot, before) = batches[batch].add(ask);
@@ -94,9 +103,9 @@ impl<'a> Batch<'a> {
         (batches, places)
     }
 
-    fn empty(ask: &'a Ask) -> Self {
+    fn empty(ask: &'a Ask, before: Option<usize>) -> Self {
         let Ask { script, numbers, now_us, .. } = ask;
-        Self { script, numbers, now_us: *now_us, lots: Vec::new(), places: HashMap::new() }
+        Self { script, numbers, now_us: *now_us, before, lots: Vec::new(), places: HashMap::new() }
     }
 
     fn is_for(&self, ask: &Ask) -> bool {
@@ -219,7 +228,7 @@ mod tests {
 
     fn ask(numbers: &Arc<[u8]>, key: &str, cost: u64) -> Ask {
         let (script, numbers) = (Algorithm::Gcra.script(), Arc::clone(numbers));
-        Ask { script, numbers, key: key.into(), cost, now_us: None, most_keys: MOST_KEYS }
+        Ask { script, numbers, key: key.into(), cost, now_us: None, most_keys: MOST_KEYS, slot: None }
     }
 
     fn arguments(batch: &Batch<'_>) -> Vec<Vec<u8>> {

@@ -1,11 +1,13 @@
 //! The seam: run this script, with this key and these arguments.
 
+pub(crate) mod cluster;
 #[cfg(feature = "embedded")]
 pub(crate) mod embedded;
 pub(crate) mod redis;
 
 use std::time::Duration;
 
+use self::redis::address;
 use crate::batch::Ask;
 use crate::decision::By;
 use crate::error::Error;
@@ -15,9 +17,19 @@ use crate::script::{Call, Reply};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Engine {
-    /// One Redis.
+    /// One Redis, or the primary that Sentinels know of.
     Redis(redis::Redis),
+    /// The nodes of a Redis Cluster.
+    Cluster(cluster::Cluster),
     /// This process.
+    #[cfg(feature = "embedded")]
+    Embedded(embedded::Embedded),
+}
+
+/// What keeps keys, to be looked through.
+#[derive(Debug)]
+pub(crate) enum Part {
+    Redis(redis::Redis),
     #[cfg(feature = "embedded")]
     Embedded(embedded::Embedded),
 }
@@ -41,10 +53,39 @@ pub(crate) struct Swept {
 }
 
 impl Engine {
+    /// What this address leads to: a [`Redis`](redis::Redis), also one that Sentinels know, or a
+    /// [`Cluster`](cluster::Cluster) at `redis-cluster://...`. Connects later.
+    ///
+    /// # Errors
+    ///
+    /// An address that can't be read.
+    pub fn open(url: &str) -> Result<Self, Error> {
+        if address::is_of_cluster(url) {
+            cluster::Cluster::open(url).map(Self::from)
+        } else {
+            redis::Redis::open(url).map(Self::from)
+        }
+    }
+
+    /// The same by TLS, with authorities or a client's certificate of the caller's own.
+    ///
+    /// # Errors
+    ///
+    /// An address that can't be read, or that isn't one of TLS.
+    #[cfg(feature = "tls")]
+    pub fn open_with_tls(url: &str, tls: &redis::tls::Tls) -> Result<Self, Error> {
+        if address::is_of_cluster(url) {
+            cluster::Cluster::open_with_tls(url, tls).map(Self::from)
+        } else {
+            redis::Redis::open_with_tls(url, tls).map(Self::from)
+        }
+    }
+
     /// Runs the script and ends by the deadline.
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         match self {
             Self::Redis(redis) => redis.run(call, deadline).await,
+            Self::Cluster(cluster) => Box::pin(cluster.run(call, deadline)).await,
             #[cfg(feature = "embedded")]
             Self::Embedded(embedded) => embedded.run(call),
         }
@@ -54,6 +95,7 @@ impl Engine {
     pub(crate) async fn acquire(&self, ask: Ask, deadline: Duration) -> Result<Reply, Error> {
         match self {
             Self::Redis(redis) => redis.acquire(ask, deadline).await,
+            Self::Cluster(cluster) => cluster.acquire(ask, deadline).await,
             #[cfg(feature = "embedded")]
             Self::Embedded(embedded) => embedded.acquire(&ask),
         }
@@ -63,6 +105,7 @@ impl Engine {
     pub(crate) async fn acquire_all(&self, asks: Vec<(Ask, Duration)>) -> Vec<Result<Reply, Error>> {
         match self {
             Self::Redis(redis) => redis.acquire_all(asks).await,
+            Self::Cluster(cluster) => cluster.acquire_all(asks).await,
             #[cfg(feature = "embedded")]
             Self::Embedded(embedded) => {
                 let asks: Vec<_> = asks.into_iter().map(|(ask, _)| ask).collect();
@@ -71,6 +114,26 @@ impl Engine {
         }
     }
 
+    /// Those of which each keeps keys of its own, and all of them together all keys.
+    pub(crate) async fn parts(&self, deadline: Duration) -> Result<Vec<Part>, Error> {
+        match self {
+            Self::Redis(redis) => Ok(vec![Part::Redis(redis.clone())]),
+            Self::Cluster(cluster) => Ok(cluster.primaries(deadline).await?.into_iter().map(Part::Redis).collect()),
+            #[cfg(feature = "embedded")]
+            Self::Embedded(embedded) => Ok(vec![Part::Embedded(embedded.clone())]),
+        }
+    }
+
+    pub(crate) fn by(&self) -> By {
+        match self {
+            Self::Redis(_) | Self::Cluster(_) => By::Redis,
+            #[cfg(feature = "embedded")]
+            Self::Embedded(_) => By::Embedded,
+        }
+    }
+}
+
+impl Part {
     /// How many keys there are.
     pub(crate) async fn size(&self, deadline: Duration) -> Result<u64, Error> {
         match self {
@@ -88,19 +151,17 @@ impl Engine {
             Self::Embedded(embedded) => Ok(embedded.sweep(which)),
         }
     }
-
-    pub(crate) fn by(&self) -> By {
-        match self {
-            Self::Redis(_) => By::Redis,
-            #[cfg(feature = "embedded")]
-            Self::Embedded(_) => By::Embedded,
-        }
-    }
 }
 
 impl From<redis::Redis> for Engine {
     fn from(redis: redis::Redis) -> Self {
         Self::Redis(redis)
+    }
+}
+
+impl From<cluster::Cluster> for Engine {
+    fn from(cluster: cluster::Cluster) -> Self {
+        Self::Cluster(cluster)
     }
 }
 

@@ -41,6 +41,18 @@ pub struct Error {
     message: String,
     charged: Charged,
     stage: Stage,
+    detour: Option<Box<Detour>>,
+}
+
+/// Where a node of a cluster says to ask instead. The call certainly didn't run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Detour {
+    /// The slot is another node's.
+    Moved { to: String },
+    /// The slot is moving, and this call's keys are there already, or will be.
+    Ask { to: String },
+    /// Some of the call's keys have moved, and some have not.
+    Again,
 }
 
 /// How far a call came.
@@ -102,7 +114,16 @@ impl Error {
             Kind::Deadline { sent: true } | Kind::Disconnected | Kind::Garbled => Charged::Unknown,
             _ => Charged::No,
         };
-        Self { kind, message, charged, stage: Stage::Asked }
+        Self { kind, message, charged, stage: Stage::Asked, detour: None }
+    }
+
+    pub(crate) fn by(mut self, detour: Option<Detour>) -> Self {
+        self.detour = detour.map(Box::new);
+        self
+    }
+
+    pub(crate) fn detour(&self) -> Option<&Detour> {
+        self.detour.as_deref()
     }
 
     /// What a script says with the code BADID, without the code and its own name.

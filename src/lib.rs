@@ -37,14 +37,15 @@
 //! - `wait`: waiting until a request is allowed. `hold`: permits for as long as a value lives.
 //! - [`Lease`]: units of a hot limit, taken in batches and spent in the process.
 //! - `random`: jitter and names by chance.
-//! - `engine`: the seam that runs a script, and behind it [`Redis`] (`Tls`: whom it trusts) and the embedded
-//!   engine.
+//! - `engine`: the seam that runs a script, and behind it [`Redis`] (`Tls`: whom it trusts), a [`Cluster`] of them,
+//!   and the embedded engine.
 //!
 //! # Invariants
 //!
 //! - The core (everything but `engine`, `limiter`, `hold`, `wait`, `lease` and `denials`) does no I/O, knows no async
 //!   runtime and names no feature but `serde`.
-//! - Arrows point to the core: engines know scripts, never rules, and never each other.
+//! - Arrows point to the core: engines know scripts, never rules, and never each other, but that each node of a cluster
+//!   is a `Redis`.
 //! - A decision is one round trip.
 //! - The limiter arithmetic is Lua's alone. Rust prepares a rule's arguments and reads replies.
 //! - An algorithm is one script, one row of `algorithm`, one vectors file and one section of the guide.
@@ -93,6 +94,7 @@ pub use algorithm::Algorithm;
 pub use decision::{By, Decision, Denied, LimitDecision, RetryAfter};
 pub use denials::DenialCache;
 pub use engine::Engine;
+pub use engine::cluster::Cluster;
 #[cfg(feature = "embedded")]
 pub use engine::embedded::{Clock, Embedded};
 pub use engine::redis::Redis;

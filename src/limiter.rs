@@ -360,6 +360,7 @@ impl Limiter {
             cost: request.cost,
             now_us: request.now_us()?,
             most_keys: count.limit.algorithm().row().most_keys(),
+            slot: None,
         }))
     }
 

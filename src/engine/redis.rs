@@ -1,13 +1,15 @@
 //! One Redis, by EVALSHA over one shared connection.
 //!
 //! deadpool-redis makes the connections. Getting one from the pool costs a round trip each time, so one is taken out
-//! of it and kept: redis-rs pipelines the calls of all tasks over it. A broken one is replaced through the pool.
+//! of it and kept: redis-rs pipelines the calls of all tasks over it. A broken one is replaced through the pool, or, where
+//! Sentinel says which Redis it is, by one to the primary of then.
 
-mod address;
+pub(crate) mod address;
 pub(crate) mod breaker;
 mod connecting;
 mod departures;
 mod errors;
+mod sentinel;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 
@@ -17,9 +19,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::ConnectionLike;
+use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{
-    self, AsyncConnectionConfig, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value,
+    self, AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value,
 };
 use deadpool_redis::{Manager, Pool, Runtime};
 
@@ -31,12 +33,14 @@ use crate::script::{Call, Reply, Script};
 use address::{address, by_tls};
 use breaker::{Breaker, Entry, Guard};
 use connecting::{Connecting, Held};
+pub(super) use departures::LONGEST_DEADLINE;
 use departures::Line;
 use errors::from_answer;
+use sentinel::Sentinels;
 #[cfg(feature = "tls")]
 use tls::Tls;
 
-/// A Redis (7.0 or newer) or Valkey (7.2 or newer), by address or by a pool of the caller's own.
+/// A Redis (7.0 or newer) or Valkey (7.2 or newer), by address, by its Sentinels, or by a pool of the caller's own.
 ///
 /// Connects at the first decision, and again after the connection broke.
 #[derive(Clone, Debug)]
@@ -45,8 +49,8 @@ pub struct Redis {
 }
 
 struct Shared {
-    pool: Pool,
-    /// Where the pool connects to, for messages.
+    way: Way,
+    /// Where that leads to, for messages.
     address: String,
     /// Whether it was opened by an address that says so.
     #[cfg_attr(not(feature = "tls"), expect(dead_code))]
@@ -59,6 +63,13 @@ struct Shared {
     line: Mutex<Line>,
     guard: Guard,
     connecting: Mutex<Connecting>,
+}
+
+/// How it is connected to.
+enum Way {
+    /// By this address, unless the pool is the caller's.
+    Pool(Pool, Option<Box<ConnectionInfo>>),
+    Sentinels(Sentinels),
 }
 
 impl fmt::Debug for Shared {
@@ -78,19 +89,28 @@ const TELLING_DEADLINE: Duration = Duration::from_millis(20);
 
 impl Redis {
     /// The Redis at `redis://[user:password@]host[:port][/db]`, `unix:///path/of.sock`, with `?protocol=resp3` at
-    /// will. Connects later.
+    /// will; or the primary of this name that the Sentinels know of (one of them suffices, as long as it is up) at
+    /// `redis-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db]`. Connects later.
     ///
-    /// With the feature `tls` also at `rediss://...`, if its certificate is for this host and by one of the platform's
-    /// authorities; `open_with_tls` says otherwise.
+    /// User and password are the primary's; the Sentinels' own are `?sentinel-user=...&sentinel-password=...`. The primary
+    /// is looked up whenever a connection has broken, was given up or has turned out to be a replica's, and it must say
+    /// of itself that it is one.
+    ///
+    /// With the feature `tls` also at `rediss://...` and `rediss-sentinel://...`, if its certificate is for this host and
+    /// by one of the platform's authorities; `open_with_tls` says otherwise.
     ///
     /// # Errors
     ///
     /// An address that can't be read, or one that ends in `#insecure`: no certificate goes unchecked.
     pub fn open(url: &str) -> Result<Self, Error> {
+        if address::is_of_sentinels(url) {
+            return Self::watched(address::sentinels(url)?);
+        }
         Self::at(address(url)?)
     }
 
-    /// The Redis at `rediss://...`, with authorities or a client's certificate of the caller's own. Connects later.
+    /// The Redis at `rediss://...` or `rediss-sentinel://...`, with authorities or a client's certificate of the caller's
+    /// own. Connects later.
     ///
     /// Where the program has set no [`CryptoProvider`](rustls::crypto::CryptoProvider) by the first decision, it will be
     /// aws-lc-rs.
@@ -100,22 +120,30 @@ impl Redis {
     /// An address that can't be read, or that isn't one of TLS.
     #[cfg(feature = "tls")]
     pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, Error> {
-        let info = address(url)?;
-        if !by_tls(&info) {
-            let message = format!("url: expected rediss://... for TLS, got {:?}", address::without_password(url));
-            return Err(Error::new(Kind::Input, message));
+        if address::is_of_sentinels(url) {
+            let mut watched = address::sentinels(url)?;
+            watched.primary = tls.applied_to(watched.primary, url)?;
+            for sentinel in &mut watched.sentinels {
+                *sentinel = tls.applied_to(sentinel.clone(), url)?;
+            }
+            watched.tls = Some(tls.certificates());
+            return Self::watched(watched);
         }
-        Self::at(tls.applied_to(info)?)
+        Self::at(tls.applied_to(address(url)?, url)?)
     }
 
-    fn at(info: ConnectionInfo) -> Result<Self, Error> {
+    pub(super) fn at(info: ConnectionInfo) -> Result<Self, Error> {
         let (address, by_tls) = (info.addr().to_string(), by_tls(&info));
-        // The deadline of each decision bounds these.
-        let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let unusable = |why: String| Error::new(Kind::Input, format!("url: {why}"));
-        let manager = Manager::new_with_config(info, patient).map_err(|error| unusable(error.to_string()))?;
+        let manager =
+            Manager::new_with_config(info.clone(), patient()).map_err(|error| unusable(&error.to_string()))?;
         let pool = Pool::builder(manager).max_size(2).runtime(Runtime::Tokio1).build();
-        Ok(Self::new(pool.map_err(|error| unusable(error.to_string()))?, address, by_tls))
+        let pool = pool.map_err(|error| unusable(&error.to_string()))?;
+        Ok(Self::new(Way::Pool(pool, Some(Box::new(info))), address, by_tls))
+    }
+
+    fn watched(watched: address::Watched) -> Result<Self, Error> {
+        let (address, by_tls) = (watched.to_string(), by_tls(&watched.primary));
+        Ok(Self::new(Way::Sentinels(Sentinels::new(watched)?), address, by_tls))
     }
 
     /// The Redis that this pool connects to. One connection is taken out of it and kept.
@@ -123,15 +151,44 @@ impl Redis {
     /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`].
     #[must_use]
     pub fn with_pool(pool: Pool) -> Self {
-        Self::new(pool, "the pool's address".into(), false)
+        Self::new(Way::Pool(pool, None), "the pool's address".into(), false)
     }
 
-    fn new(pool: Pool, address: String, by_tls: bool) -> Self {
+    fn new(way: Way, address: String, by_tls: bool) -> Self {
         let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), Mutex::default());
         let (process, restarts) = (Mutex::default(), AtomicU64::new(0));
         let (line, guard) = (Mutex::default(), Guard::default());
-        let shared = Shared { pool, address, by_tls, current, made, process, restarts, line, guard, connecting };
+        let shared = Shared { way, address, by_tls, current, made, process, restarts, line, guard, connecting };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// A client of redis-rs to the same Redis (to the primary of now, if it is found by Sentinels), for what isn't decided
+    /// here.
+    ///
+    /// # Errors
+    ///
+    /// Sentinels that know of no primary by the deadline; a pool of the caller's own, which doesn't tell its address.
+    pub async fn client(&self, deadline: Duration) -> Result<Client, Error> {
+        #[cfg(feature = "tls")]
+        if self.shared.by_tls {
+            tls::have_a_provider();
+        }
+        match &self.shared.way {
+            Way::Pool(_, Some(info)) => {
+                Client::open(info.as_ref().clone()).map_err(|error| unusable(&error.to_string()))
+            }
+            Way::Pool(_, None) => Err(unusable("expected a Redis that was opened by address, got a pool")),
+            Way::Sentinels(sentinels) => {
+                let found = tokio::time::timeout(deadline, sentinels.primary()).await;
+                found.unwrap_or_else(|_| Err(Error::deadline(deadline, false)))
+            }
+        }
+    }
+
+    /// Where it is, for messages: without user and password.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.shared.address
     }
 
     /// Whether it is asked at present.
@@ -154,7 +211,12 @@ impl Redis {
     }
 
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
-        let answer = self.guarded(deadline, self.call(|how| of_call(call, how), deadline)).await;
+        self.run_as(Guest::No, call, deadline).await
+    }
+
+    /// The same of a slot that is on its way to this node, or that it has.
+    pub(super) async fn run_as(&self, guest: Guest, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
+        let answer = self.guarded(deadline, self.call(guest, |how| of_call(call, how), deadline)).await;
         let several = call.limits.len() > 1 || call.marker.is_some();
         decode(
             answer.map_err(|error| if several && errors::is_of_a_script(&error) { error.half_way() } else { error })?,
@@ -162,18 +224,17 @@ impl Redis {
     }
 
     /// Calls a script, which `command` spells.
-    async fn call(&self, command: impl Fn(How) -> Cmd, deadline: Duration) -> Result<Value, Error> {
+    async fn call(&self, guest: Guest, command: impl Fn(How) -> Cmd, deadline: Duration) -> Result<Value, Error> {
         let mut sent = false;
         let answer = tokio::time::timeout(deadline, async {
             let mut waits = WAITS.into_iter();
             loop {
                 let Held { number, mut connection } = self.connection().await?;
                 sent = true;
-                let mut answer =
-                    connection.req_packed_command(&command(How::ByDigest)).await.and_then(Value::extract_error);
+                let mut answer = sent_as(guest, &mut connection, command(How::ByDigest)).await;
                 if answer.as_ref().is_err_and(is_noscript) {
                     // Loads and decides in the same round trip.
-                    answer = connection.req_packed_command(&command(How::ByText)).await.and_then(Value::extract_error);
+                    answer = sent_as(guest, &mut connection, command(How::ByText)).await;
                 }
                 let answer = answer.map_err(|error| self.told(&error, number));
                 let (true, Some(wait)) = (answer.as_ref().is_err_and(Error::is_not_now), waits.next()) else {
@@ -226,18 +287,37 @@ impl Redis {
         scan.arg(from).arg("MATCH").arg(which.glob).arg("COUNT").arg(STEP);
         let (next, keys): (u64, Vec<Vec<u8>>) = self.ask(&scan, deadline).await?;
         let keys: Vec<_> = keys.into_iter().filter(|key| (which.exactly)(which, key)).collect();
-        let removed = if keys.is_empty() { 0 } else { self.ask(redis::cmd("UNLINK").arg(keys), deadline).await? };
+        let removed = if keys.is_empty() { 0 } else { self.remove(keys, deadline).await? };
         Ok(Swept { next, looked_at: STEP, removed })
     }
 
+    /// Each by itself, since a cluster's node removes no keys of two slots at once.
+    async fn remove(&self, keys: Vec<Vec<u8>>, deadline: Duration) -> Result<u64, Error> {
+        let mut pipeline = redis::Pipeline::with_capacity(keys.len());
+        for key in keys {
+            pipeline.cmd("UNLINK").arg(key);
+        }
+        let removed: Vec<u64> =
+            self.asked(deadline, async |mut connection| pipeline.query_async(&mut connection).await).await?;
+        Ok(removed.into_iter().sum())
+    }
+
     /// A command that decides nothing.
-    async fn ask<T: redis::FromRedisValue>(&self, command: &Cmd, deadline: Duration) -> Result<T, Error> {
+    pub(super) async fn ask<T: redis::FromRedisValue>(&self, command: &Cmd, deadline: Duration) -> Result<T, Error> {
+        self.asked(deadline, async |mut connection| command.query_async(&mut connection).await).await
+    }
+
+    async fn asked<T>(
+        &self,
+        deadline: Duration,
+        ask: impl AsyncFnOnce(MultiplexedConnection) -> Result<T, RedisError>,
+    ) -> Result<T, Error> {
         self.guarded(deadline, async {
             let mut sent = false;
             let answer = tokio::time::timeout(deadline, async {
-                let Held { number, mut connection } = self.connection().await?;
+                let Held { number, connection } = self.connection().await?;
                 sent = true;
-                command.query_async(&mut connection).await.map_err(|error| self.told(&error, number))
+                ask(connection).await.map_err(|error| self.told(&error, number))
             });
             match answer.await {
                 Ok(result) => result,
@@ -246,6 +326,35 @@ impl Redis {
         })
         .await
     }
+}
+
+/// Whether a call is let into a slot that is on its way to this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Guest {
+    No,
+    Yes,
+}
+
+/// Sends a command; that of a guest in one pipeline with ASKING, which holds for the next command alone.
+async fn sent_as(guest: Guest, connection: &mut impl ConnectionLike, command: Cmd) -> Result<Value, RedisError> {
+    let answer = match guest {
+        Guest::No => connection.req_packed_command(&command).await?,
+        Guest::Yes => {
+            let mut pipeline = redis::Pipeline::with_capacity(2);
+            pipeline.cmd("ASKING").add_command(command);
+            connection.req_packed_commands(&pipeline, 1, 1).await?.pop().unwrap_or(Value::Nil)
+        }
+    };
+    answer.extract_error()
+}
+
+/// The deadline of each decision bounds what a connection may take.
+fn patient() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
+}
+
+fn unusable(why: &str) -> Error {
+    Error::new(Kind::Input, format!("url: {why}"))
 }
 
 #[derive(Clone, Copy)]

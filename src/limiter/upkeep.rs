@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
+
 use super::{Limiter, decided_at};
 use crate::decision::{Answered, Decision};
 use crate::denials::DenialCache;
@@ -56,19 +58,28 @@ impl Limiter {
         let glob = key::glob_of_rule(prefix, rule);
         let which =
             Which { glob: &glob, exactly: |which, key| key::is_of_rule(key, which.prefix, which.rule), prefix, rule };
-        let mut so_far = Progress { keys: self.engine.size(self.deadline).await?, looked_at: 0, forgotten: 0 };
-        let mut from = 0;
-        loop {
-            let _changing = self.denials.as_ref().map(DenialCache::changing_any);
-            let Swept { next, looked_at, removed } = self.engine.sweep(from, &which, self.deadline).await?;
-            so_far.looked_at = if next == 0 { so_far.keys } else { (so_far.looked_at + looked_at).min(so_far.keys) };
-            so_far.forgotten += removed;
-            progress(so_far);
-            if next == 0 {
-                return Ok(so_far.forgotten);
+        let parts = self.engine.parts(self.deadline).await?;
+        let sizes = parts.iter().map(|part| part.size(self.deadline));
+        let sizes = try_join_all(sizes).await?;
+        let mut so_far = Progress { keys: sizes.iter().sum(), looked_at: 0, forgotten: 0 };
+        let mut before = 0;
+        for (part, size) in parts.iter().zip(sizes) {
+            let mut from = 0;
+            loop {
+                let _changing = self.denials.as_ref().map(DenialCache::changing_any);
+                let Swept { next, looked_at, removed } = part.sweep(from, &which, self.deadline).await?;
+                so_far.looked_at =
+                    before + if next == 0 { size } else { (so_far.looked_at - before + looked_at).min(size) };
+                so_far.forgotten += removed;
+                progress(so_far);
+                if next == 0 {
+                    break;
+                }
+                from = next;
             }
-            from = next;
+            before += size;
         }
+        Ok(so_far.forgotten)
     }
 
     /// What the state of each of the rule's limits means, in their order. A round trip for each.

@@ -76,7 +76,7 @@ fn every_line_is_an_object_with_the_same_names_in_the_same_order() {
     assert!(lines(&output).len() > 12);
     for line in stdout(&output).lines() {
         let mut rest = line;
-        for name in ["{\"check\":\"", "\"level\":\"", "\"found\":\"", "\"advice\":[", "\"numbers\":{"] {
+        for name in ["{\"check\":\"", "\"level\":\"", "\"found\":\"", "\"advice\":[", "\"numbers\":{", "\"node\":\""] {
             let at = rest.find(name).unwrap_or_else(|| panic!("{name} in its place in {line}"));
             rest = &rest[at..];
         }

@@ -9,6 +9,7 @@ mod report;
 use std::process::ExitCode;
 
 use clap::Args;
+use tollgate::Engine;
 
 use crate::options::Options;
 use crate::{Failure, Outcome};
@@ -25,14 +26,24 @@ pub(crate) struct Doctor {
 
 impl Doctor {
     pub(crate) async fn run(self) -> Outcome {
-        let Some(client) = self.options.client()? else {
-            let expected = "expected the Redis to examine, such as redis://127.0.0.1:6379 (--url or TOLLGATE_URL)";
-            return Err(Failure::Told(format!("url: {expected}, got none")));
+        let deadline = self.options.deadline();
+        let nodes = match self.options.redis()? {
+            Some(Engine::Redis(redis)) => vec![redis],
+            Some(Engine::Cluster(cluster)) => cluster.primaries(deadline).await?,
+            _ => {
+                let expected = "expected the Redis to examine, such as redis://127.0.0.1:6379 (--url or TOLLGATE_URL)";
+                return Err(Failure::Told(format!("url: {expected}, got none")));
+            }
         };
-        let facts = gather::gather(self.options.limiter()?, &client, &self.prefix, self.options.deadline()).await?;
-        let findings = judge::judge(&facts);
-        report::print(anstream::stdout(), self.options.shape(), &facts, &findings)?;
-        Ok(match findings.iter().map(|finding| finding.level).max() {
+        let mut examined = Vec::with_capacity(nodes.len());
+        for redis in nodes {
+            let facts = gather::gather(redis, &self.prefix, deadline).await?;
+            let findings = judge::judge(&facts);
+            examined.push((facts.address, findings));
+        }
+        report::print(anstream::stdout(), self.options.shape(), &examined)?;
+        let findings = examined.iter().flat_map(|(_, findings)| findings);
+        Ok(match findings.map(|finding| finding.level).max() {
             Some(Level::Unfit) => ExitCode::from(2),
             Some(Level::Warning) => ExitCode::from(1),
             _ => ExitCode::SUCCESS,

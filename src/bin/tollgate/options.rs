@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use tollgate::redis::{Client, ConnectionAddr, IntoConnectionInfo};
-use tollgate::{By, Embedded, Limit, Limiter, OnError, Redis, Rule, Tls};
+use tollgate::{By, Embedded, Engine, Limit, Limiter, OnError, Rule, Tls};
 
 use crate::Failure;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The Redis that decides, such as redis://127.0.0.1:6379 or unix:///run/redis.sock; without one, an engine in this
-    /// process.
+    /// The Redis that decides, such as redis://127.0.0.1:6379, unix:///run/redis.sock,
+    /// redis-sentinel://host:26379,host:26379/primary or redis-cluster://host:7000,host:7001; without one, an engine in
+    /// this process.
     #[arg(long, env = "TOLLGATE_URL", hide_env_values = true)]
     url: Option<String>,
     /// The authorities to trust at rediss://..., in PEM, instead of the platform's.
@@ -67,17 +67,15 @@ impl Options {
         self.deadline
     }
 
-    /// The address of the Redis, without a password, if it isn't on this machine.
+    /// The host that isn't this machine, if one of the address isn't: with its port, and without a password.
     pub(crate) fn remote(&self) -> Option<String> {
-        // What can't be read is told by whoever opens it.
-        let info = self.url()?.into_connection_info().ok()?;
-        let local = match info.addr() {
-            ConnectionAddr::Tcp(host, _) => is_this_machine(host),
-            ConnectionAddr::TcpTls { host, .. } => is_this_machine(host),
-            ConnectionAddr::Unix(_) => true,
-            _ => false,
-        };
-        (!local).then(|| info.addr().to_string())
+        let (scheme, rest) = self.url()?.split_once("://")?;
+        if scheme == "unix" {
+            return None;
+        }
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
+        hosts.split(',').find(|host| !is_this_machine(without_port(host))).map(str::to_owned)
     }
 
     /// Who decides, unless somebody answers in its place.
@@ -87,14 +85,9 @@ impl Options {
 
     /// A limiter on the engine that was asked for.
     pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
-        let limiter = match (self.url(), self.tls()?) {
-            (Some(url), Some(tls)) => Limiter::new(Redis::open_with_tls(url, &tls)?),
-            (Some(url), None) => Limiter::new(Redis::open(url)?),
-            (None, Some(_)) => {
-                let message = "--tls-ca, --tls-cert: expected --url rediss://... with them, got no --url";
-                return Err(Failure::Told(message.into()));
-            }
-            (None, None) => {
+        let limiter = match self.redis()? {
+            Some(redis) => Limiter::new(redis),
+            None => {
                 eprintln!("tollgate: no --url, so the embedded engine decides: its state ends with this command");
                 Limiter::new(Embedded::new())
             }
@@ -102,16 +95,17 @@ impl Options {
         Ok(limiter.deadline(self.deadline))
     }
 
-    /// A client of redis-rs, for what a limiter doesn't say.
-    pub(crate) fn client(&self) -> Result<Option<Client>, Failure> {
-        let Some(url) = self.url() else { return Ok(None) };
-        // Tells what is wrong with the address.
-        Redis::open(url)?;
-        let client = match self.tls()? {
-            Some(tls) => tls.client(url)?,
-            None => Client::open(url).map_err(|error| Failure::Told(format!("url: {error}")))?,
-        };
-        Ok(Some(client))
+    /// The Redis that was asked for, if any.
+    pub(crate) fn redis(&self) -> Result<Option<Engine>, Failure> {
+        Ok(match (self.url(), self.tls()?) {
+            (Some(url), Some(tls)) => Some(Engine::open_with_tls(url, &tls)?),
+            (Some(url), None) => Some(Engine::open(url)?),
+            (None, Some(_)) => {
+                let message = "--tls-ca, --tls-cert: expected --url rediss://... with them, got no --url";
+                return Err(Failure::Told(message.into()));
+            }
+            (None, None) => None,
+        })
     }
 
     /// The rule, with what was asked for where Redis is away.
@@ -180,6 +174,13 @@ fn limit(text: &str) -> Result<Limit, Failure> {
     })
 }
 
+fn without_port(host: &str) -> &str {
+    match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').map_or(rest, |(host, _)| host),
+        None => host.split_once(':').map_or(host, |(host, _)| host),
+    }
+}
+
 /// By its name alone: nobody is asked what another name stands for.
 fn is_this_machine(host: &str) -> bool {
     let address = host.parse::<IpAddr>().map(|address| address.to_canonical());
@@ -235,14 +236,18 @@ mod tests {
             "redis://[::ffff:127.0.0.1]",
             "rediss://localhost:6380",
             "unix:///run/redis.sock",
+            "redis-cluster://u:s3cret@127.0.0.1:7000,localhost:7001,[::1]:7002",
+            "redis-sentinel://localhost,127.0.0.1:26380/main/1",
         ] {
             assert_eq!(remote(url), "", "{url}");
         }
         for (url, address) in [
-            ("redis://user:s3cret@redis.example.com/0", "redis.example.com:6379"),
-            ("redis://localhost.example.com", "localhost.example.com:6379"),
+            ("redis://user:s3cret@redis.example.com/0", "redis.example.com"),
+            ("redis://localhost.example.com", "localhost.example.com"),
             ("redis://10.0.0.1:7000", "10.0.0.1:7000"),
             ("rediss://10.0.0.1:7000", "10.0.0.1:7000"),
+            ("redis-cluster://127.0.0.1:7000,10.0.0.2:7000", "10.0.0.2:7000"),
+            ("redis-sentinel://u:s3cret@sentinel.example.com:26379/main", "sentinel.example.com:26379"),
         ] {
             assert_eq!(remote(url), address);
         }

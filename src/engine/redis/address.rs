@@ -1,11 +1,41 @@
 //! Addresses, read and shown.
 
+use std::fmt;
+
+#[cfg(feature = "tls")]
+use deadpool_redis::redis::TlsCertificates;
 use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::error::{Error, Kind};
 
-/// What an address says, to be sent to at once.
-pub(super) fn address(url: &str) -> Result<ConnectionInfo, Error> {
+/// Sentinels, and the name by which they know the primary.
+#[derive(Clone)]
+pub(super) struct Watched {
+    pub(super) sentinels: Vec<ConnectionInfo>,
+    pub(super) name: String,
+    /// How the primary is connected to, wherever it is.
+    pub(super) primary: ConnectionInfo,
+    #[cfg(feature = "tls")]
+    pub(super) tls: Option<TlsCertificates>,
+}
+
+impl fmt::Display for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sentinels: Vec<_> = self.sentinels.iter().map(|sentinel| sentinel.addr().to_string()).collect();
+        write!(f, "primary {} of the sentinels at {}", self.name, sentinels.join(", "))
+    }
+}
+
+pub(super) fn is_of_sentinels(url: &str) -> bool {
+    url.split_once("://").is_some_and(|(scheme, _)| scheme.ends_with("-sentinel"))
+}
+
+pub(crate) fn is_of_cluster(url: &str) -> bool {
+    url.split_once("://").is_some_and(|(scheme, _)| scheme.ends_with("-cluster"))
+}
+
+/// What an address says of one Redis, to be sent to at once.
+pub(crate) fn address(url: &str) -> Result<ConnectionInfo, Error> {
     let malformed = |why: &str| {
         let expected = "expected redis[s]://[user:password@]host[:port][/db] or unix:///path/of.sock";
         Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
@@ -21,20 +51,133 @@ pub(super) fn address(url: &str) -> Result<ConnectionInfo, Error> {
     Ok(info.set_tcp_settings(at_once))
 }
 
-pub(super) fn by_tls(info: &ConnectionInfo) -> bool {
+/// The nodes that are named of a cluster.
+pub(crate) fn cluster(url: &str) -> Result<Vec<ConnectionInfo>, Error> {
+    let expected = "expected redis[s]-cluster://[user:password@]host[:port][,host[:port]...]";
+    let parts = Parts::of(url, "cluster").ok_or_else(|| unusable(url, expected))?;
+    if !matches!(parts.path, "" | "0") {
+        return Err(unusable(url, "expected no database but 0, which is all that a cluster has"));
+    }
+    parts.nodes(parts.user, 6379, "", parts.query).map_err(|()| unusable(url, expected))
+}
+
+/// The sentinels that are named, of which primary, and how to connect to it.
+pub(super) fn sentinels(url: &str) -> Result<Watched, Error> {
+    let expected = "expected redis[s]-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db]";
+    let unusable = |()| unusable(url, expected);
+    let parts = Parts::of(url, "sentinel").ok_or(()).map_err(unusable)?;
+    let (name, db) = parts.path.split_once('/').unwrap_or((parts.path, ""));
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+    if name.is_empty() || !name.bytes().all(plain) {
+        return Err(unusable(()));
+    }
+    // Of the options, two are for the sentinels alone.
+    let option = |name: &str| parts.query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+    let (user, password) = (option("sentinel-user"), option("sentinel-password"));
+    let user = match (user, password) {
+        (None, None) => None,
+        (user, password) => Some(format!("{}:{}", user.unwrap_or_default(), password.unwrap_or_default())),
+    };
+    let others: Vec<_> = parts.query.split('&').filter(|pair| !pair.starts_with("sentinel-")).collect();
+    let others = others.join("&");
+    let sentinels = parts.nodes(user.as_deref(), 26379, "", "").map_err(unusable)?;
+    let primaries = parts.nodes(parts.user, 6379, db, &others).map_err(unusable)?;
+    let primary = primaries.into_iter().next().ok_or(()).map_err(unusable)?;
+    Ok(Watched {
+        sentinels,
+        name: name.to_owned(),
+        primary,
+        #[cfg(feature = "tls")]
+        tls: None,
+    })
+}
+
+/// The parts of an address with several hosts.
+struct Parts<'a> {
+    tls: bool,
+    user: Option<&'a str>,
+    hosts: &'a str,
+    path: &'a str,
+    query: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(url: &'a str, kind: &str) -> Option<Self> {
+        let (scheme, rest) = url.split_once("://")?;
+        let tls = match scheme.strip_suffix(kind)? {
+            "redis-" | "valkey-" => false,
+            "rediss-" | "valkeys-" => true,
+            _ => return None,
+        };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (user, hosts) = authority.rsplit_once('@').map_or((None, authority), |(user, hosts)| (Some(user), hosts));
+        (!query.contains('#') && !path.contains('#')).then_some(Self { tls, user, hosts, path, query })
+    }
+
+    fn nodes(&self, user: Option<&str>, port: u16, db: &str, query: &str) -> Result<Vec<ConnectionInfo>, ()> {
+        let scheme = if self.tls { "rediss" } else { "redis" };
+        let user = user.map(|user| format!("{user}@")).unwrap_or_default();
+        let ask = if query.is_empty() { "" } else { "?" };
+        let node = |host: &str| {
+            let named = !host.ends_with(']') && host.contains(':');
+            let port = if named { String::new() } else { format!(":{port}") };
+            let usable = !host.is_empty() && !host.starts_with(':');
+            let url = format!("{scheme}://{user}{host}{port}/{db}{ask}{query}");
+            address(&url).ok().filter(|_| usable).ok_or(())
+        };
+        self.hosts.split(',').map(node).collect()
+    }
+}
+
+fn unusable(url: &str, expected: &str) -> Error {
+    let for_tls = url.starts_with("rediss-") || url.starts_with("valkeys-");
+    let lacking = for_tls && !cfg!(feature = "tls");
+    let why = if lacking { ", which is TLS: this program was built without tollgate's feature \"tls\"" } else { "" };
+    Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
+}
+
+/// The same way to another host: user, protocol, and whom to trust.
+pub(crate) fn elsewhere(info: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
+    let host = host.to_owned();
+    let there = match info.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    info.clone().set_addr(there)
+}
+
+/// The host and the port of `host:port`, as a cluster's nodes name each other; no host is that of who answered.
+pub(crate) fn host_and_port(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    Some((host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?))
+}
+
+pub(crate) fn host_of(info: &ConnectionInfo) -> &str {
+    match info.addr() {
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
+        _ => "",
+    }
+}
+
+pub(crate) fn by_tls(info: &ConnectionInfo) -> bool {
     matches!(info.addr(), ConnectionAddr::TcpTls { .. })
 }
 
-/// The scheme, the host and the port of an address, so far as they can't be part of a password.
+/// The scheme, the hosts and their ports of an address, so far as they can't be part of a password.
 pub(super) fn without_password(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (scheme, rest));
     let (secret, shown) = rest.rsplit_once('@').map_or(("", rest), |(_, host)| ("***@", host));
     let shown = shown.split(['/', '?', '#']).next().unwrap_or_default();
-    let (host, port) = shown.split_once(':').unwrap_or((shown, ""));
     let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
-    let clear = plain(host) && port.bytes().all(|byte| byte.is_ascii_digit()) && port.len() <= 5;
+    let clear = |host: &str| {
+        let (host, port) = host.split_once(':').unwrap_or((host, ""));
+        plain(host) && port.bytes().all(|byte| byte.is_ascii_digit()) && port.len() <= 5
+    };
     let slashes = if scheme.is_empty() { "" } else { "://" };
-    format!("{scheme}{slashes}{secret}{}", if clear { shown } else { "***" })
+    format!("{scheme}{slashes}{secret}{}", if shown.split(',').all(clear) { shown } else { "***" })
 }
 
 #[cfg(test)]
@@ -77,7 +220,7 @@ mod tests {
         {
             let secured = address("rediss://127.0.0.1").expect("an address");
             assert!(secured.tcp_settings().nodelay());
-            assert!(crate::Tls::new().applied_to(secured).expect("an address").tcp_settings().nodelay());
+            assert!(crate::Tls::new().applied_to(secured, "").expect("an address").tcp_settings().nodelay());
         }
     }
 }

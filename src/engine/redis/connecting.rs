@@ -8,8 +8,8 @@ use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{self, ErrorKind, ServerErrorKind, Value};
 use deadpool_redis::{Connection, PoolError};
 
-use super::Redis;
 use super::errors::from_connecting;
+use super::{Redis, Way, patient};
 use crate::error::{Error, Kind};
 
 /// The connection that calls go over, and which one it is: a caller who saw it break must not drop its successor.
@@ -70,11 +70,17 @@ impl Redis {
         if self.shared.by_tls {
             super::tls::have_a_provider();
         }
-        let pooled = self.shared.pool.get().await.map_err(|error| match error {
-            PoolError::Backend(error) => from_connecting(&error, address),
-            other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
-        })?;
-        let mut connection = Connection::take(pooled);
+        let mut connection = match &self.shared.way {
+            Way::Pool(pool, _) => Connection::take(pool.get().await.map_err(|error| match error {
+                PoolError::Backend(error) => from_connecting(&error, address),
+                other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
+            })?),
+            Way::Sentinels(sentinels) => {
+                let primary = sentinels.primary().await?;
+                let connected = primary.get_multiplexed_async_connection_with_config(&patient()).await;
+                connected.map_err(|error| from_connecting(&error, address))?
+            }
+        };
         check_version(&mut connection, address).await?;
         self.notice_restart(&mut connection).await;
         let held = Held { number: self.shared.made.fetch_add(1, Ordering::Relaxed), connection };

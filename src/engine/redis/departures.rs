@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{Held, How, Redis, Shared, TELLING_DEADLINE, WAITS, is_noscript, of_batch, records};
+use super::{Guest, Held, How, Redis, Shared, TELLING_DEADLINE, WAITS, is_noscript, of_batch, records};
 use crate::batch::{Ask, Batch, Records};
 use crate::error::{Error, Kind};
 use crate::random::jittered;
@@ -29,7 +29,7 @@ const MOST_CALLERS: usize = 1024;
 /// by itself would take the square of their number.
 const GRAIN: Duration = Duration::from_millis(1);
 /// A deadline beyond this is as good as none, and an instant so far ahead can be told.
-const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
+pub(in crate::engine) const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
 /// Who stands in line, in the order in which they came.
 #[derive(Debug, Default)]
@@ -96,9 +96,16 @@ impl Redis {
 
     async fn alone(&self, ask: Ask, turn: Option<Turn>, deadline: Duration) -> Result<Reply, Error> {
         let batch = Batch::of_one(&ask);
-        let answer = self.call(|how| of_batch(&batch, how), deadline).await;
+        let answer = self.call(Guest::No, |how| of_batch(&batch, how), deadline).await;
         drop(turn);
         records(answer?, &batch)?.only(ask.script)
+    }
+
+    /// Decides this ask of a slot that is on its way to this node, or that it has.
+    pub(in crate::engine) async fn acquire_as_guest(&self, ask: &Ask, deadline: Duration) -> Result<Reply, Error> {
+        let batch = Batch::of_one(ask);
+        let call = self.call(Guest::Yes, |how| of_batch(&batch, how), deadline);
+        records(self.guarded(deadline, call).await?, &batch)?.only(ask.script)
     }
 
     /// Decides all of these together, each by itself and by its deadline.

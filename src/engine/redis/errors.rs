@@ -2,7 +2,7 @@
 
 use deadpool_redis::redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use crate::error::{Error, Kind};
+use crate::error::{Detour, Error, Kind};
 
 pub(super) fn from_connecting(error: &RedisError, address: &str) -> Error {
     let kind = match (error.kind(), error.code()) {
@@ -55,9 +55,22 @@ pub(super) fn from_answer(error: &RedisError) -> Error {
         Kind::Unsupported => "redis version: expected Redis 7.0 or newer",
         Kind::Garbled => "an answer that can't be read",
         Kind::NotNow => "redis runs no script now",
+        _ if error.redirect_node().is_some() => {
+            "redis refused, as a node of a cluster does (expected redis-cluster://... as the url)"
+        }
         _ => "redis refused",
     };
-    Error::new(kind, format!("{what}: {}", described(error)))
+    Error::new(kind, format!("{what}: {}", described(error))).by(detour(error))
+}
+
+fn detour(error: &RedisError) -> Option<Detour> {
+    let to = error.redirect_node().map(|(to, _)| to.to_owned());
+    match (error.kind(), to) {
+        (ErrorKind::Server(ServerErrorKind::Moved), Some(to)) => Some(Detour::Moved { to }),
+        (ErrorKind::Server(ServerErrorKind::Ask), Some(to)) => Some(Detour::Ask { to }),
+        (ErrorKind::Server(ServerErrorKind::TryAgain), _) => Some(Detour::Again),
+        _ => None,
+    }
 }
 
 /// Whether a script had begun when it met this: what Redis says then names the script.

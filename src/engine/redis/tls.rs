@@ -10,6 +10,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 
+use super::address::{by_tls, without_password};
 use crate::error::{Error, Kind};
 
 /// Whom to trust at the other end of a `rediss://` address, and how to say who asks: see
@@ -76,26 +77,21 @@ impl Tls {
         Ok(self)
     }
 
-    /// The same address, with this as what it trusts and shows.
-    /// A client of redis-rs that connects so to `rediss://...`, for what isn't decided here.
-    ///
-    /// # Errors
-    ///
-    /// An address that can't be read.
-    pub fn client(&self, url: &str) -> Result<Client, Error> {
-        have_a_provider();
-        let opened = Client::open(self.applied_to(super::address(url)?)?);
-        opened.map_err(|error| Error::new(Kind::Input, format!("tls: {error}")))
-    }
-
-    pub(super) fn applied_to(&self, info: ConnectionInfo) -> Result<ConnectionInfo, Error> {
-        let client =
-            |(pem, key): &(Vec<u8>, Vec<u8>)| ClientTlsConfig { client_cert: pem.clone(), client_key: key.clone() };
-        let certificates =
-            TlsCertificates { client_tls: self.certificate.as_ref().map(client), root_cert: self.authority.clone() };
-        let client = Client::build_with_tls(info, certificates);
+    /// The same address, which must be one of TLS, with this as what it trusts and shows.
+    pub(crate) fn applied_to(&self, info: ConnectionInfo, url: &str) -> Result<ConnectionInfo, Error> {
+        if !by_tls(&info) {
+            let message = format!("url: expected rediss://... for TLS, got {:?}", without_password(url));
+            return Err(Error::new(Kind::Input, message));
+        }
+        let client = Client::build_with_tls(info, self.certificates());
         let info = client.map(|client| client.get_connection_info().clone());
         info.map_err(|error| Error::new(Kind::Input, format!("tls: {error}")))
+    }
+
+    pub(super) fn certificates(&self) -> TlsCertificates {
+        let client =
+            |(pem, key): &(Vec<u8>, Vec<u8>)| ClientTlsConfig { client_cert: pem.clone(), client_key: key.clone() };
+        TlsCertificates { client_tls: self.certificate.as_ref().map(client), root_cert: self.authority.clone() }
     }
 }
 

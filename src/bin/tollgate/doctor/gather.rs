@@ -8,7 +8,7 @@ use tollgate::redis::aio::{ConnectionLike, MultiplexedConnection};
 use tollgate::redis::{
     AsyncConnectionConfig, Client, Cmd, FromRedisValue, Pipeline, RedisError, Value, cmd, from_redis_value,
 };
-use tollgate::{Algorithm, Limiter, Request, Rule};
+use tollgate::{Algorithm, Limiter, Redis, Request, Rule};
 
 use super::commands;
 use super::facts::{Clock, Facts, Fields, Known, Latency, Missing, Refusal, Trial, Why};
@@ -65,14 +65,10 @@ struct Asked {
     until: Instant,
 }
 
-pub(super) async fn gather(
-    limiter: Limiter,
-    client: &Client,
-    prefix: &str,
-    deadline: Duration,
-) -> Result<Facts, Failure> {
+pub(super) async fn gather(redis: Redis, prefix: &str, deadline: Duration) -> Result<Facts, Failure> {
     let scratch = format!("{prefix}{}", own_prefix("doctor").trim_start_matches("tollgate"));
-    let limiter = limiter.prefix(&scratch)?;
+    let client = &redis.client(deadline).await?;
+    let limiter = Limiter::new(redis).deadline(deadline).prefix(&scratch)?;
     // Connects as decisions do, and ends here if nobody answers.
     if let Err(error) = limiter.peek(&rule("gcra 5/10s")?, "user:1").await
         && (error.is_unreachable() || error.is_authentication() || error.is_deadline() || error.is_disconnected())

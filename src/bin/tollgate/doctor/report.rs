@@ -3,8 +3,9 @@
 use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style};
+use serde::Serialize;
 
-use super::facts::{Facts, Finding, Level};
+use super::facts::{Finding, Level};
 use crate::options::Shape;
 use crate::output::{QUIET, RIGHT, WRONG, json};
 
@@ -16,20 +17,35 @@ const WIDEST: usize = 120;
 /// Where what was found begins: after the level and the check.
 const INDENT: usize = 22;
 
-pub(super) fn print(mut out: impl Write, shape: Shape, facts: &Facts, findings: &[Finding]) -> io::Result<()> {
+/// Of each node by its address.
+pub(super) fn print(mut out: impl Write, shape: Shape, examined: &[(String, Vec<Finding>)]) -> io::Result<()> {
     match shape {
-        Shape::Jsonl => findings.iter().try_for_each(|finding| json(&mut out, finding))?,
+        Shape::Jsonl => {
+            for (node, findings) in examined {
+                findings.iter().try_for_each(|finding| json(&mut out, &Line { finding, node }))?;
+            }
+        }
         Shape::Table => {
             let width = console::Term::stdout().size_checked().map_or(WIDTH, |(_, columns)| usize::from(columns));
-            table(&mut out, width.min(WIDEST), facts, findings)?;
+            for (node, findings) in examined {
+                table(&mut out, width.min(WIDEST), node, findings)?;
+            }
+            verdict(&mut out, examined)?;
         }
     }
     out.flush()
 }
 
-fn table(out: &mut impl Write, width: usize, facts: &Facts, findings: &[Finding]) -> io::Result<()> {
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    finding: &'a Finding,
+    node: &'a str,
+}
+
+fn table(out: &mut impl Write, width: usize, node: &str, findings: &[Finding]) -> io::Result<()> {
     let width = width.saturating_sub(INDENT).max(30);
-    writeln!(out, "{QUIET}{}{QUIET:#}", facts.address)?;
+    writeln!(out, "{QUIET}{node}{QUIET:#}")?;
     for Finding { check, level, found, advice, .. } in findings {
         let style = style(*level);
         let mut lines = wrapped(found, width).into_iter();
@@ -45,7 +61,12 @@ fn table(out: &mut impl Write, width: usize, facts: &Facts, findings: &[Finding]
             }
         }
     }
-    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
+    Ok(())
+}
+
+fn verdict(out: &mut impl Write, examined: &[(String, Vec<Finding>)]) -> io::Result<()> {
+    let findings = || examined.iter().flat_map(|(_, findings)| findings);
+    let count = |level| findings().filter(|finding| finding.level == level).count();
     let (unfit, warnings, notes) = (count(Level::Unfit), count(Level::Warning), count(Level::Note));
     let plural = |count, word| if count == 1 { format!("1 {word}") } else { format!("{count} {word}s") };
     let (worst, verdict) = match (unfit, warnings) {

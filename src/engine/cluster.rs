@@ -1,0 +1,306 @@
+//! A Redis Cluster: every call goes to the node that has its keys' slot, which is a Redis like any other.
+//!
+//! Each node has its own connection, line of callers and breaker, so that a dead one harms nobody but those who count by
+//! its keys. redis-rs's cluster client isn't between: it keeps all callers waiting while it asks a node which has what,
+//! however long that takes to answer, and sends one call at a time.
+
+mod slots;
+mod topology;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+use tokio::time::Instant;
+
+use super::redis::address;
+use super::redis::breaker::Breaker;
+#[cfg(feature = "tls")]
+use super::redis::tls::Tls;
+use super::redis::{Guest, LONGEST_DEADLINE, Redis};
+use crate::batch::Ask;
+use crate::error::{Detour, Error, Kind};
+use crate::random::jittered;
+use crate::script::{Call, Reply};
+use slots::slot_of;
+use topology::{Node, Topology};
+
+/// How often nodes may name each other for one call.
+const MOST_DETOURS: u32 = 8;
+/// From the second detour on they don't agree yet: so long is waited, and as long again for each further one.
+const DISAGREEMENT: Duration = Duration::from_millis(5);
+
+/// A Redis Cluster (7.0 or newer) or one of Valkey (7.2 or newer), by the addresses of some of its nodes.
+///
+/// Connects to each node at the first decision on one of its keys. Which node has which slot is asked of one node at the
+/// first decision, and again when a node says that a slot has moved, or doesn't answer: once at a time, with pauses of
+/// 100 ms to 1 s for as long as nothing changes. It takes one round trip, which decisions don't wait for but the first.
+///
+/// What a node says of a slot that has moved (MOVED), that is moving (ASK, followed in one pipeline with ASKING), or whose
+/// keys are in two places (TRYAGAIN) is followed within the deadline, at a round trip each; nothing is sent twice that may
+/// have run. Decisions on keys of several nodes go to all of them at the same time, and only those on keys of one slot
+/// share a call of a script: the others are pipelined.
+#[derive(Clone)]
+pub struct Cluster {
+    topology: Arc<Topology>,
+}
+
+/// What is asked of a node.
+#[derive(Clone, Copy)]
+enum Question<'a> {
+    Call(&'a Call<'a>),
+    Ask(&'a Ask),
+}
+
+/// How long a call may take, and until when that is.
+#[derive(Clone, Copy)]
+struct Until {
+    deadline: Duration,
+    at: Instant,
+}
+
+impl Cluster {
+    /// The cluster that these nodes belong to: `redis-cluster://[user:password@]host[:port][,host[:port]...]`, with
+    /// `?protocol=resp3` at will; user and password are those of every node. One node suffices, as long as it is up
+    /// when the first decision is made. Connects later.
+    ///
+    /// With the feature `tls` also at `rediss-cluster://...`, if each node's certificate is for the host by which the
+    /// others know it, and by one of the platform's authorities; `open_with_tls` says otherwise.
+    ///
+    /// # Errors
+    ///
+    /// An address that can't be read, or one that ends in `#insecure`: no certificate goes unchecked.
+    pub fn open(url: &str) -> Result<Self, Error> {
+        Self::of(address::cluster(url)?)
+    }
+
+    /// The cluster at `rediss-cluster://...`, with authorities or a client's certificate of the caller's own; see
+    /// [`Redis::open_with_tls`].
+    ///
+    /// # Errors
+    ///
+    /// An address that can't be read, or that isn't one of TLS.
+    #[cfg(feature = "tls")]
+    pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, Error> {
+        let nodes = address::cluster(url)?.into_iter().map(|node| tls.applied_to(node, url));
+        Self::of(nodes.collect::<Result<_, _>>()?)
+    }
+
+    fn of(seeds: Vec<deadpool_redis::redis::ConnectionInfo>) -> Result<Self, Error> {
+        Ok(Self { topology: Arc::new(Topology::new(seeds)?) })
+    }
+
+    /// The nodes that have slots, each as a Redis that decides on its own keys alone, by address.
+    ///
+    /// # Errors
+    ///
+    /// No node says by the deadline who they are.
+    pub async fn primaries(&self, deadline: Duration) -> Result<Vec<Redis>, Error> {
+        let until = Until::in_(deadline);
+        let known = tokio::time::timeout_at(until.at, self.topology.primaries()).await;
+        known.unwrap_or_else(|_| Err(Error::deadline(deadline, false)))
+    }
+
+    /// Whether each known node is asked at present, by address.
+    #[must_use]
+    pub fn breakers(&self) -> Vec<(String, Breaker)> {
+        self.topology.nodes().map(|node| (node.redis.address().to_owned(), node.redis.breaker())).collect()
+    }
+
+    /// Connections made so far to the nodes that are known; see [`Redis::connections`].
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.topology.nodes().map(|node| node.redis.connections()).sum()
+    }
+
+    /// How often a new connection to one of the nodes that are known found another server process than the last one;
+    /// see [`Redis::restarts`].
+    #[must_use]
+    pub fn restarts(&self) -> u64 {
+        self.topology.nodes().map(|node| node.redis.restarts()).sum()
+    }
+
+    /// How often a node was asked which node has which slot.
+    #[must_use]
+    pub fn refreshes(&self) -> u64 {
+        self.topology.refreshes()
+    }
+
+    pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
+        let slot = slot_of_all(call)?;
+        self.ask(Question::Call(call), slot, Until::in_(deadline)).await
+    }
+
+    /// Decides this ask, alone or with others of its slot.
+    pub(crate) async fn acquire(&self, mut ask: Ask, deadline: Duration) -> Result<Reply, Error> {
+        let slot = slot_of(&ask.key);
+        ask.slot = Some(slot);
+        let Some(node) = self.topology.owner(slot) else {
+            return Box::pin(self.ask(Question::Ask(&ask), slot, Until::in_(deadline))).await;
+        };
+        let until = Until::in_(deadline);
+        let answer = node.redis.acquire(ask.clone(), deadline).await;
+        match answer {
+            // Boxed, so that the others, of whom there may be thousands, stay small.
+            Err(error) => Box::pin(self.after(error, node, Question::Ask(&ask), slot, until)).await,
+            answer => answer,
+        }
+    }
+
+    /// Decides all of these at the same time, each by itself and by its deadline.
+    pub(crate) async fn acquire_all(&self, asks: Vec<(Ask, Duration)>) -> Vec<Result<Reply, Error>> {
+        let began = Instant::now();
+        let of = |(mut ask, deadline): (Ask, Duration)| {
+            let slot = slot_of(&ask.key);
+            ask.slot = Some(slot);
+            (ask, slot, Until::from(began, deadline))
+        };
+        let asks: Vec<_> = asks.into_iter().map(of).collect();
+        let mut of_nodes: Vec<(Arc<Node>, Vec<usize>)> = Vec::new();
+        let mut of_nobody = Vec::new();
+        for (at, (_, slot, _)) in asks.iter().enumerate() {
+            let Some(node) = self.topology.owner(*slot) else {
+                of_nobody.push(at);
+                continue;
+            };
+            match of_nodes.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &node)) {
+                Some((_, asks)) => asks.push(at),
+                None => of_nodes.push((node, vec![at])),
+            }
+        }
+        let asks = &asks;
+        let at_nodes = of_nodes.iter().map(|(node, of_node)| {
+            node.redis.acquire_all(of_node.iter().map(|at| (asks[*at].0.clone(), asks[*at].2.deadline)).collect())
+        });
+        let at_last = of_nobody.iter().map(|at| {
+            let (ask, slot, until) = &asks[*at];
+            self.ask(Question::Ask(ask), *slot, *until)
+        });
+        let (answers, at_last) = join(join_all(at_nodes), join_all(at_last)).await;
+        let answered = of_nodes.into_iter().zip(answers).flat_map(|((node, of_node), answers)| {
+            of_node.into_iter().zip(answers).map(move |(at, answer)| (at, Arc::clone(&node), answer))
+        });
+        let followed = answered.map(|(at, node, answer)| async move {
+            let (ask, slot, until) = &asks[at];
+            let answer = match answer {
+                Err(error) => self.after(error, node, Question::Ask(ask), *slot, *until).await,
+                answer => answer,
+            };
+            (at, answer)
+        });
+        let mut all = join_all(followed).await;
+        all.extend(of_nobody.into_iter().zip(at_last));
+        all.sort_unstable_by_key(|(at, _)| *at);
+        all.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    /// Asks whoever has the slot.
+    async fn ask(&self, question: Question<'_>, slot: u16, until: Until) -> Result<Reply, Error> {
+        let node = self.owner(slot, until).await?;
+        match question.put_to(&node, Guest::No, until).await {
+            Err(error) => self.after(error, node, question, slot, until).await,
+            answer => answer,
+        }
+    }
+
+    async fn owner(&self, slot: u16, until: Until) -> Result<Arc<Node>, Error> {
+        if let Some(node) = self.topology.owner(slot) {
+            return Ok(node);
+        }
+        let known = tokio::time::timeout_at(until.at, self.topology.owner_at_last(slot)).await;
+        known.unwrap_or_else(|_| Err(Error::deadline(until.deadline, false)))
+    }
+
+    /// What becomes of a question that this node answered with this: asked elsewhere, if it certainly didn't run and there
+    /// is where to.
+    async fn after(
+        &self,
+        mut error: Error,
+        mut node: Arc<Node>,
+        question: Question<'_>,
+        slot: u16,
+        until: Until,
+    ) -> Result<Reply, Error> {
+        let mut detours = 0;
+        loop {
+            let (next, guest) = match error.detour() {
+                Some(Detour::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Guest::No),
+                Some(Detour::Ask { to }) => (self.topology.learn(to, &node, None)?, Guest::Yes),
+                // The node has waited for it already.
+                Some(Detour::Again) => (self.owner(slot, until).await?, Guest::No),
+                None => {
+                    if error.is_outage() {
+                        self.topology.refresh_soon();
+                    }
+                    // Others may have learned meanwhile who is in its place.
+                    let other = self.topology.owner(slot).filter(|owner| !Arc::ptr_eq(owner, &node));
+                    match other {
+                        Some(other) if error.is_unreachable() => (other, Guest::No),
+                        _ => return Err(error),
+                    }
+                }
+            };
+            if until.at <= Instant::now() {
+                return Err(Error::deadline(until.deadline, false));
+            }
+            if !matches!(error.detour(), Some(Detour::Again)) {
+                detours += 1;
+                if detours > MOST_DETOURS {
+                    let why = format!("the nodes of the cluster named each other {MOST_DETOURS} times for slot {slot}");
+                    return Err(Error::new(Kind::NotNow, why));
+                }
+                if detours > 1 {
+                    let wait = jittered(DISAGREEMENT * (detours - 1), 50);
+                    tokio::time::sleep_until((Instant::now() + wait).min(until.at)).await;
+                }
+            }
+            match question.put_to(&next, guest, until).await {
+                Err(another) => (error, node) = (another, next),
+                answer => return answer,
+            }
+        }
+    }
+}
+
+impl Question<'_> {
+    async fn put_to(self, node: &Node, guest: Guest, until: Until) -> Result<Reply, Error> {
+        let left = until.at.saturating_duration_since(Instant::now());
+        match (self, guest) {
+            (Self::Call(call), guest) => node.redis.run_as(guest, call, left).await,
+            (Self::Ask(ask), Guest::No) => node.redis.acquire(ask.clone(), left).await,
+            (Self::Ask(ask), Guest::Yes) => node.redis.acquire_as_guest(ask, left).await,
+        }
+    }
+}
+
+impl Until {
+    fn in_(deadline: Duration) -> Self {
+        Self::from(Instant::now(), deadline)
+    }
+
+    fn from(began: Instant, deadline: Duration) -> Self {
+        Self { deadline, at: began + deadline.min(LONGEST_DEADLINE) }
+    }
+}
+
+/// The slot that all keys of the call are in.
+fn slot_of_all(call: &Call<'_>) -> Result<u16, Error> {
+    let mut slots = call.keys().map(|key| (slot_of(key), key));
+    let Some((slot, first)) = slots.next() else { return Ok(0) };
+    match slots.find(|(other, _)| *other != slot) {
+        None => Ok(slot),
+        Some((other, key)) => {
+            let [first, key] = [first, key].map(String::from_utf8_lossy);
+            let why =
+                format!("expected the keys of one decision in one slot, got {first} in {slot} and {key} in {other}");
+            Err(Error::new(Kind::Input, format!("keys: {why}")))
+        }
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("nodes", &self.breakers()).finish_non_exhaustive()
+    }
+}

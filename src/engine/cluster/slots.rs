@@ -1,0 +1,114 @@
+//! Which of a cluster's 16,384 slots a key is in, and which node has which slot.
+
+use crc::{CRC_16_XMODEM, Crc};
+use deadpool_redis::redis::Value;
+
+/// Slots of a cluster.
+pub(super) const SLOTS: usize = 16_384;
+
+static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
+
+/// The slot of this key: of what stands between its first brace and the next closing one, if anything does.
+pub(super) fn slot_of(key: &[u8]) -> u16 {
+    let tag = || {
+        let open = key.iter().position(|byte| *byte == b'{')? + 1;
+        let length = key[open..].iter().position(|byte| *byte == b'}')?;
+        (length > 0).then(|| &key[open..open + length])
+    };
+    CRC.checksum(tag().unwrap_or(key)) % 16_384
+}
+
+/// A run of slots, and the nodes that have them: the primary first.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) first: u16,
+    pub(super) last: u16,
+    pub(super) nodes: Vec<(String, u16)>,
+}
+
+/// What CLUSTER SLOTS answers; `asked` is the host of who answered. None if it is nothing of the kind.
+pub(super) fn read(answer: &Value, asked: &str) -> Option<Vec<Run>> {
+    let Value::Array(runs) = answer else { return None };
+    runs.iter().map(|run| read_run(run, asked)).collect()
+}
+
+fn read_run(run: &Value, asked: &str) -> Option<Run> {
+    let Value::Array(fields) = run else { return None };
+    let [first, last, nodes @ ..] = fields.as_slice() else { return None };
+    let slot = |value: &Value| match value {
+        Value::Int(slot) => u16::try_from(*slot).ok().filter(|slot| usize::from(*slot) < SLOTS),
+        _ => None,
+    };
+    let (first, last) = (slot(first)?, slot(last)?);
+    Some(Run { first, last, nodes: nodes.iter().filter_map(|node| read_node(node, asked)).collect() })
+}
+
+/// None for a node whose address isn't known.
+fn read_node(node: &Value, asked: &str) -> Option<(String, u16)> {
+    let Value::Array(fields) = node else { return None };
+    let [host, Value::Int(port), ..] = fields.as_slice() else { return None };
+    let host = match host {
+        Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
+        Value::SimpleString(host) => host.clone(),
+        // The node doesn't know how it is reached: as it was.
+        Value::Nil => asked.to_owned(),
+        _ => return None,
+    };
+    let port = u16::try_from(*port).ok()?;
+    (!host.is_empty() && host != "?").then_some((host, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    /// The values are of a redis-server's CLUSTER KEYSLOT.
+    #[test]
+    fn keys_are_in_the_slots_that_redis_says() {
+        for (key, slot) in [
+            ("", 0),
+            ("123456789", 12_739),
+            ("tollgate:{user:42}:cli/gcra-1s", 15_880),
+            ("{user:42}", 15_880),
+            ("user:42", 15_880),
+            ("{}foo", 9_500),
+            ("foo{bar", 15_278),
+            ("a{b}{c}", 3_300),
+            ("foo{{bar}}zap", 4_015),
+        ] {
+            assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
+        }
+    }
+
+    #[test]
+    fn runs_are_read_with_their_nodes() {
+        let node = |host, port| Value::Array(vec![host, Value::Int(port), text("id"), Value::Array(Vec::new())]);
+        let run =
+            |first, last, nodes: Vec<Value>| Value::Array([vec![Value::Int(first), Value::Int(last)], nodes].concat());
+        let answer = Value::Array(vec![
+            run(0, 5460, vec![node(text("10.0.0.1"), 7000), node(text(""), 7003)]),
+            run(5461, 5461, vec![node(Value::Nil, 7001), node(text("?"), 7004), node(text("replica"), 7005)]),
+        ]);
+        let expected = [
+            Run { first: 0, last: 5460, nodes: vec![("10.0.0.1".into(), 7000)] },
+            Run { first: 5461, last: 5461, nodes: vec![("asked".into(), 7001), ("replica".into(), 7005)] },
+        ];
+        assert_eq!(read(&answer, "asked").as_deref(), Some(&expected[..]));
+    }
+
+    #[test]
+    fn nonsense_is_no_map() {
+        for nonsense in [
+            Value::Nil,
+            Value::Array(vec![Value::Int(1)]),
+            Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(16_384)])]),
+            Value::Array(vec![Value::Array(vec![Value::Int(-1), Value::Int(1)])]),
+        ] {
+            assert_eq!(read(&nonsense, "asked"), None, "{nonsense:?}");
+        }
+    }
+}

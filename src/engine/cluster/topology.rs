@@ -1,0 +1,307 @@
+//! Which nodes there are, which has which slot, and how that is found out: by one task at a time, however many callers
+//! notice that it has changed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use deadpool_redis::redis::{ConnectionInfo, Value, cmd};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::slots::{self, Run, SLOTS};
+use crate::engine::redis::Redis;
+use crate::engine::redis::address::{elsewhere, host_and_port, host_of};
+use crate::engine::redis::breaker::Breaker;
+use crate::error::{Error, Kind};
+use crate::random::{jittered, random};
+
+/// Between two looks, at first; twice as long after each that finds nothing new.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Up to so many hundredths more, so that not all processes look at once.
+const JITTER: u8 = 50;
+/// How long one node may take to answer before another is asked.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// A look that has taken as long belongs to a runtime that nobody drives any more.
+const LONGEST_LOOK: Duration = Duration::from_secs(10);
+/// Instead of a node, of a slot that none has.
+const NOBODY: u16 = u16::MAX;
+
+pub(super) struct Topology {
+    seeds: Vec<ConnectionInfo>,
+    known: watch::Sender<Known>,
+    looking: Mutex<Looking>,
+    looks: AtomicU64,
+}
+
+/// A node, which keeps its connection and its breaker for as long as it is known.
+pub(super) struct Node {
+    host: String,
+    port: u16,
+    pub(super) redis: Redis,
+}
+
+struct Known {
+    map: Map,
+    /// Whether any node has said so; until then there are but the seeds.
+    said: bool,
+    /// Why the first look was in vain, and when the next one may begin.
+    failed: Option<(Error, Instant)>,
+}
+
+#[derive(Clone)]
+struct Map {
+    /// Of each slot, its primary's place among the nodes.
+    owners: Vec<u16>,
+    nodes: Vec<Arc<Node>>,
+}
+
+#[derive(Default)]
+struct Looking {
+    /// Since when somebody looks.
+    since: Option<Instant>,
+    number: u64,
+    pause: Duration,
+    next: Option<Instant>,
+}
+
+/// A look that is under way. Dropped, in whatever way, it leaves that to others.
+struct Look {
+    topology: Arc<Topology>,
+    number: u64,
+}
+
+impl Topology {
+    pub(super) fn new(seeds: Vec<ConnectionInfo>) -> Result<Self, Error> {
+        let nodes = seeds.iter().map(|seed| node(seed.clone())).collect::<Result<Vec<_>, _>>()?;
+        let map = Map { owners: vec![NOBODY; SLOTS], nodes };
+        let known = watch::Sender::new(Known { map, said: false, failed: None });
+        Ok(Self { seeds, known, looking: Mutex::default(), looks: AtomicU64::new(0) })
+    }
+
+    /// Who has the slot, as far as is known.
+    pub(super) fn owner(&self, slot: u16) -> Option<Arc<Node>> {
+        self.known.borrow().map.owner(slot).cloned()
+    }
+
+    /// The same, after the first look if there was none. Takes as long as that does.
+    pub(super) async fn owner_at_last(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, Error> {
+        let of_nobody = || Error::new(Kind::NotNow, format!("no node of the cluster has slot {slot} now"));
+        let owner = self.at_last(|map| map.owner(slot).cloned()).await?;
+        owner.ok_or_else(|| {
+            self.refresh_soon();
+            of_nobody()
+        })
+    }
+
+    pub(super) async fn primaries(self: &Arc<Self>) -> Result<Vec<Redis>, Error> {
+        self.at_last(Map::primaries).await
+    }
+
+    pub(super) fn nodes(&self) -> impl Iterator<Item = Arc<Node>> {
+        self.known.borrow().map.nodes.clone().into_iter()
+    }
+
+    pub(super) fn refreshes(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
+    }
+
+    /// Something of the map, once there is one.
+    async fn at_last<T>(self: &Arc<Self>, of: impl Fn(&Map) -> T) -> Result<T, Error> {
+        let mut known = self.known.subscribe();
+        let read = |known: &Known| match &known.failed {
+            _ if known.said => Some(Ok(of(&known.map))),
+            Some((error, next)) => Some(Err((error.clone(), next.saturating_duration_since(Instant::now())))),
+            None => None,
+        };
+        match read(&known.borrow_and_update()) {
+            Some(Ok(found)) => return Ok(found),
+            Some(Err((error, wait))) if !wait.is_zero() => return Err(error.for_unsent(wait)),
+            _ => {}
+        }
+        self.refresh_soon();
+        loop {
+            if known.changed().await.is_err() {
+                return Err(Error::new(Kind::Unreachable, "no node of the cluster was asked"));
+            }
+            match read(&known.borrow_and_update()) {
+                Some(Ok(found)) => return Ok(found),
+                Some(Err((error, _))) => return Err(error),
+                None => {}
+            }
+        }
+    }
+
+    /// Notes that a node named another, for good if it named a slot, and who that is.
+    pub(super) fn learn(self: &Arc<Self>, named: &str, by: &Node, slot: Option<u16>) -> Result<Arc<Node>, Error> {
+        let bad = || Error::new(Kind::Garbled, format!("expected another node's host:port from redis, got {named:?}"));
+        let (host, port) = host_and_port(named).ok_or_else(bad)?;
+        let host = if host.is_empty() { by.host.as_str() } else { host };
+        let mut found = self.known.borrow().map.at(host, port);
+        if found.is_none() || slot.is_some() {
+            let new = node(elsewhere(&self.seeds[0], host, port))?;
+            self.known.send_modify(|known| {
+                let at = known.map.at(host, port).unwrap_or_else(|| {
+                    known.map.nodes.push(new);
+                    known.map.nodes.len() - 1
+                });
+                if let (Some(slot), Ok(owner)) = (slot, u16::try_from(at)) {
+                    known.map.owners[usize::from(slot)] = owner;
+                }
+                found = Some(at);
+            });
+        }
+        if slot.is_some() {
+            self.refresh_soon();
+        }
+        found.and_then(|at| self.known.borrow().map.nodes.get(at).cloned()).ok_or_else(bad)
+    }
+
+    /// Looks who has what, unless somebody does, or did a moment ago.
+    pub(super) fn refresh_soon(self: &Arc<Self>) {
+        let (number, at) = {
+            let (mut looking, now) = (self.looking(), Instant::now());
+            if looking.since.is_some_and(|since| now - since < LONGEST_LOOK) {
+                return;
+            }
+            if looking.next.is_none_or(|next| now > next + LONGEST_PAUSE) {
+                looking.pause = FIRST_PAUSE;
+            }
+            let at = looking.next.map_or(now, |next| next.max(now));
+            looking.since = Some(at);
+            looking.number += 1;
+            (looking.number, at)
+        };
+        tokio::spawn(Look { topology: Arc::clone(self), number }.begin(at));
+    }
+
+    /// Asks one node after the other until one says who has what: first those that have answered of late.
+    async fn look(&self) -> Result<Map, Error> {
+        let mut nodes: Vec<_> = self.nodes().collect();
+        nodes.sort_by_cached_key(|node| (node.redis.breaker() != Breaker::Closed, random()));
+        let unknown = |seed: &&ConnectionInfo| {
+            !nodes.iter().any(|node| (node.host.as_str(), Some(node.port)) == (host_of(seed), port_of(seed)))
+        };
+        let seeds = self.seeds.iter().filter(unknown).map(|seed| node(seed.clone()));
+        let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
+        let mut why = None;
+        for node in nodes.iter().chain(&seeds) {
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            match node.redis.ask::<Value>(cmd("CLUSTER").arg("SLOTS"), PATIENCE).await {
+                Ok(answer) => match slots::read(&answer, &node.host) {
+                    Some(runs) if !runs.is_empty() => return self.map_of(&runs),
+                    Some(_) => why = Some(Error::new(Kind::NotNow, "the cluster's slots have no nodes yet")),
+                    None => why = Some(Error::new(Kind::Garbled, "expected the cluster's slots, got something else")),
+                },
+                Err(error) => why = Some(said_of_a_cluster(error, node)),
+            }
+        }
+        Err(why.unwrap_or_else(|| Error::new(Kind::Unreachable, "no node of the cluster is known")))
+    }
+
+    fn map_of(&self, runs: &[Run]) -> Result<Map, Error> {
+        let before = self.known.borrow().map.clone();
+        let mut map = Map { owners: vec![NOBODY; SLOTS], nodes: Vec::new() };
+        for Run { first, last, nodes } in runs {
+            for (place, (host, port)) in nodes.iter().enumerate() {
+                let at = match map.at(host, *port) {
+                    Some(at) => at,
+                    None => {
+                        let known = before.at(host, *port).map(|at| Arc::clone(&before.nodes[at]));
+                        map.nodes.push(known.map_or_else(|| node(elsewhere(&self.seeds[0], host, *port)), Ok)?);
+                        map.nodes.len() - 1
+                    }
+                };
+                if let (0, Ok(owner)) = (place, u16::try_from(at)) {
+                    map.owners[usize::from(*first)..=usize::from(*last)].fill(owner);
+                }
+            }
+        }
+        Ok(map)
+    }
+
+    fn looking(&self) -> MutexGuard<'_, Looking> {
+        self.looking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Look {
+    async fn begin(self, at: Instant) {
+        tokio::time::sleep_until(at).await;
+        let found = tokio::time::timeout(LONGEST_LOOK, self.topology.look()).await;
+        let found = found.unwrap_or_else(|_| Err(Error::deadline(LONGEST_LOOK, false)));
+        let mut changed = false;
+        let next = |changed: bool| {
+            let mut looking = self.topology.looking();
+            looking.pause = if changed { FIRST_PAUSE } else { (looking.pause * 2).min(LONGEST_PAUSE) };
+            let next = Instant::now() + jittered(looking.pause, JITTER);
+            looking.next = Some(next);
+            next
+        };
+        self.topology.known.send_modify(|known| match found {
+            Ok(map) => {
+                changed = !known.said || !map.is_as(&known.map);
+                (known.map, known.said, known.failed) = (map, true, None);
+                next(changed);
+            }
+            Err(error) => known.failed = Some((error, next(false))),
+        });
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        let mut looking = self.topology.looking();
+        if looking.number == self.number {
+            looking.since = None;
+        }
+    }
+}
+
+impl Map {
+    fn owner(&self, slot: u16) -> Option<&Arc<Node>> {
+        self.nodes.get(usize::from(*self.owners.get(usize::from(slot))?))
+    }
+
+    fn at(&self, host: &str, port: u16) -> Option<usize> {
+        self.nodes.iter().position(|node| node.port == port && node.host == host)
+    }
+
+    fn primaries(&self) -> Vec<Redis> {
+        let has_slots = |at: &usize| self.owners.iter().any(|owner| usize::from(*owner) == *at);
+        let mut primaries: Vec<_> = (0..self.nodes.len()).filter(has_slots).map(|at| &self.nodes[at]).collect();
+        primaries.sort_by_key(|node| (&node.host, node.port));
+        primaries.into_iter().map(|node| node.redis.clone()).collect()
+    }
+
+    fn is_as(&self, other: &Self) -> bool {
+        let same = |(one, another): (&u16, &u16)| match (
+            self.nodes.get(usize::from(*one)),
+            other.nodes.get(usize::from(*another)),
+        ) {
+            (Some(one), Some(another)) => Arc::ptr_eq(one, another),
+            (None, None) => true,
+            _ => false,
+        };
+        self.owners.iter().zip(&other.owners).all(same)
+    }
+}
+
+fn node(info: ConnectionInfo) -> Result<Arc<Node>, Error> {
+    let (host, port) = (host_of(&info).to_owned(), port_of(&info).unwrap_or_default());
+    Ok(Arc::new(Node { host, port, redis: Redis::at(info)? }))
+}
+
+fn port_of(info: &ConnectionInfo) -> Option<u16> {
+    host_and_port(&info.addr().to_string()).map(|(_, port)| port)
+}
+
+/// A Redis that isn't of a cluster refuses the question.
+fn said_of_a_cluster(error: Error, node: &Node) -> Error {
+    if error.is_refused() && error.to_string().contains("cluster support disabled") {
+        let got = node.redis.address();
+        return Error::new(Kind::Input, format!("url: expected nodes of a cluster, got {got}, which is in none"));
+    }
+    error
+}
