@@ -1,11 +1,15 @@
-//! Faults of one Redis, or of a primary with a replica, each made on real servers. Nothing hangs past a deadline, nothing is
-//! charged twice, and every answer that didn't come from Redis says so. The guide lists them.
+//! Faults of one Redis, of a primary with replicas, and of a cluster, each made on real servers. Nothing hangs past a
+//! deadline, nothing is charged twice, and every answer that didn't come from Redis says so. The guide lists them.
 
 mod away;
+mod callers;
+mod cluster;
 mod cut;
 mod failover;
 mod proxy;
 mod refusing;
+mod sentinel;
+mod shards;
 mod soak;
 mod tool;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tollgate::redis::{Client, RedisResult, Value, cmd};
 
-pub(crate) use cluster::{ClusterServers, SLOTS};
+pub(crate) use cluster::ClusterServers;
 pub(crate) use sentinels::Sentinels;
 
 use crate::server::Server;

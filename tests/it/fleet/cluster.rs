@@ -7,7 +7,7 @@ use tollgate::redis::from_redis_value;
 use super::{ordered, told, wait_for};
 use crate::server::{Server, free_port, spawn};
 
-pub(crate) const SLOTS: u16 = 16384;
+const SLOTS: u16 = 16384;
 const PRIMARIES: usize = 3;
 /// How long a node may be silent before the others count it as failed, in milliseconds. A busy machine may keep one
 /// waiting for some hundreds.
@@ -16,6 +16,8 @@ const NODE_TIMEOUT: &str = "1000";
 /// Nodes 0, 1 and 2 begin as primaries, each with a third of the slots; nodes 3, 4 and 5 as their replicas.
 pub(crate) struct ClusterServers {
     nodes: Vec<Server>,
+    /// Where the nodes talk to each other.
+    buses: Vec<String>,
     ids: Vec<String>,
 }
 
@@ -32,14 +34,14 @@ impl ClusterServers {
     fn of(count: usize) -> Self {
         let (nodes, buses): (Vec<_>, Vec<_>) = (0..count).map(|_| node()).unzip();
         let ids = nodes.iter().map(|node| told(node, &["CLUSTER", "MYID"])).collect();
-        let cluster = Self { nodes, ids };
+        let cluster = Self { nodes, buses, ids };
         for (at, node) in cluster.nodes.iter().enumerate() {
             ordered(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
             if at < PRIMARIES {
                 let Range { start, end } = first_slots(at);
                 ordered(node, &["CLUSTER", "ADDSLOTSRANGE", &start.to_string(), &(end - 1).to_string()]);
             }
-            for (other, bus) in cluster.nodes.iter().zip(&buses).skip(at + 1) {
+            for (other, bus) in cluster.nodes.iter().zip(&cluster.buses).skip(at + 1) {
                 ordered(node, &["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string(), bus]);
             }
         }
@@ -47,17 +49,25 @@ impl ClusterServers {
         for (replica, primary) in cluster.nodes.iter().skip(PRIMARIES).zip(&cluster.ids) {
             ordered(replica, &["CLUSTER", "REPLICATE", primary]);
         }
+        cluster.wait_until_whole();
+        cluster
+    }
+
+    /// Waits until every slot is served, as every node knows, and replicas have caught up.
+    pub(crate) fn wait_until_whole(&self) {
         wait_for("the cluster is whole", || {
-            let whole = |node| {
+            let serves_all = |node| {
                 let info = told(node, &["CLUSTER", "INFO"]);
                 info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384")
             };
-            let replicas = count - PRIMARIES;
-            cluster.nodes.iter().all(whole)
-                && cluster.everywhere(|nodes| nodes.matches("slave").count() == replicas)
-                && cluster.nodes.iter().skip(PRIMARIES).all(is_synced)
+            let replicas = self.nodes.len() - PRIMARIES;
+            let is_synced = |node| {
+                let info = told(node, &["INFO", "replication"]);
+                info.contains("role:master") || info.contains("master_link_status:up")
+            };
+            self.nodes.iter().all(|node| serves_all(node) && is_synced(node))
+                && self.everywhere(|nodes| nodes.matches("slave").count() == replicas && !nodes.contains("fail"))
         });
-        cluster
     }
 
     /// With the addresses of all nodes.
@@ -76,6 +86,12 @@ impl ClusterServers {
 
     pub(crate) fn kill(&mut self, at: usize) {
         self.nodes[at].stop();
+    }
+
+    /// Starts one again that was killed, which is a replica then if another has taken its place.
+    pub(crate) fn start_again(&mut self, at: usize) {
+        let options = options(&self.buses[at]);
+        self.nodes[at].start_again(&options);
     }
 
     /// The node that began as the replica of this primary.
@@ -141,15 +157,6 @@ impl ClusterServers {
         wait_for("the nodes know the way", || self.everywhere(|nodes| nodes.contains(&address)));
     }
 
-    /// How often each node was asked one of these, since it was made to forget.
-    pub(crate) fn calls(&self, commands: &[&str]) -> Vec<u64> {
-        let of = |node: &Server| {
-            let counts = node.commands();
-            commands.iter().filter_map(|command| counts.get(*command)).map(|(calls, _)| calls).sum()
-        };
-        self.nodes.iter().map(of).collect()
-    }
-
     fn everywhere(&self, holds: impl Fn(&str) -> bool) -> bool {
         self.nodes.iter().all(|node| holds(&told(node, &["CLUSTER", "NODES"])))
     }
@@ -157,16 +164,28 @@ impl ClusterServers {
 
 /// A node, and the port of its own where other nodes talk to it.
 fn node() -> (Server, String) {
-    let bus = std::cell::Cell::new(0);
+    let bus = std::cell::RefCell::default();
     let server = Server::launched(|directory, port| {
-        bus.set(free_port());
-        let bus = bus.get().to_string();
-        let own = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", NODE_TIMEOUT];
-        let losses = ["--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0"];
-        let replicas = ["--cluster-allow-replica-migration", "no", "--repl-diskless-sync-delay", "0"];
-        spawn(directory, port, &[&own[..], &losses, &replicas].concat())
+        *bus.borrow_mut() = free_port().to_string();
+        spawn(directory, port, &options(&bus.borrow()))
     });
-    (server, bus.get().to_string())
+    (server, bus.into_inner())
+}
+
+fn options(bus: &str) -> [&str; 14] {
+    let [on, off] = ["yes", "no"];
+    [
+        ["--cluster-enabled", on],
+        ["--cluster-port", bus],
+        ["--cluster-node-timeout", NODE_TIMEOUT],
+        ["--cluster-require-full-coverage", off],
+        ["--cluster-replica-validity-factor", "0"],
+        ["--cluster-allow-replica-migration", off],
+        ["--repl-diskless-sync-delay", "0"],
+    ]
+    .as_flattened()
+    .try_into()
+    .expect("pairs")
 }
 
 fn first_slots(primary: usize) -> Range<u16> {
@@ -188,10 +207,6 @@ fn serves(line: &str, slot: u16) -> bool {
     })
 }
 
-fn is_synced(replica: &Server) -> bool {
-    told(replica, &["INFO", "replication"]).contains("master_link_status:up")
-}
-
 #[test]
 fn a_cluster_is_whole_moves_slots_and_replaces_its_primaries() {
     let mut cluster = ClusterServers::start();
@@ -207,4 +222,6 @@ fn a_cluster_is_whole_moves_slots_and_replaces_its_primaries() {
     cluster.kill(to);
     wait_for("the replica takes over", || cluster.primary_of(slot) == Some(cluster.replica_of(to)));
     assert_eq!(told(cluster.node(cluster.replica_of(to)), &["GET", "{user}"]), "1");
+    cluster.start_again(to);
+    cluster.wait_until_whole();
 }

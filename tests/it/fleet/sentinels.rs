@@ -64,10 +64,6 @@ impl Sentinels {
         format!("redis-sentinel://{}/{name}", ports.join(","))
     }
 
-    pub(crate) fn servers(&self) -> &[Server] {
-        &self.servers
-    }
-
     pub(crate) fn server(&self, at: usize) -> &Server {
         &self.servers[at]
     }
@@ -97,9 +93,11 @@ impl Sentinels {
         self.servers[at].stop();
     }
 
+    /// Starts one again that was killed and replaced, as a replica.
     pub(crate) fn start_again(&mut self, at: usize) {
-        // The sentinels make it a replica, as it was told before it died.
-        self.servers[at].start_again(&["--repl-diskless-sync-delay", "0"]);
+        let primary = self.primary().expect("another primary");
+        let primary = format!("127.0.0.1 {}", self.servers[primary].port());
+        self.servers[at].start_again(&["--replicaof", &primary, "--repl-diskless-sync-delay", "0"]);
     }
 
     pub(crate) fn kill_sentinel(&mut self, at: usize) {
@@ -117,4 +115,6 @@ fn sentinels_replace_a_primary_when_asked_to_and_when_it_dies() {
     let second = fleet.primary().expect("a primary");
     fleet.kill(second);
     wait_for("a third", || fleet.primary().is_some_and(|at| at != second));
+    fleet.start_again(second);
+    fleet.wait_until_whole();
 }
