@@ -6,7 +6,7 @@
 //! Error                a decision that could not be made
 //!   not charged        key, now, url, version, authentication, permission, connecting, state that can't be read,
 //!                      an id that nothing is remembered of, a server that refused, or not now
-//!   charged            units were taken and could not be given back
+//!   charged            units were taken and could not be given back, or too few replicas have it
 //!   unknown            no answer in time, the connection broke while waiting for it, or the answer is none that a
 //!                      script gives
 //! ```
@@ -102,6 +102,8 @@ pub(crate) enum Kind {
     NotNow,
     /// An answer that isn't a script's reply.
     Garbled,
+    /// Units were taken, and too few replicas have it.
+    Unconfirmed,
 }
 
 impl Error {
@@ -112,6 +114,7 @@ impl Error {
         }
         let charged = match kind {
             Kind::Deadline { sent: true } | Kind::Disconnected | Kind::Garbled => Charged::Unknown,
+            Kind::Unconfirmed => Charged::Yes,
             _ => Charged::No,
         };
         Self { kind, message, charged, stage: Stage::Asked, detour: None }
@@ -124,6 +127,11 @@ impl Error {
 
     pub(crate) fn detour(&self) -> Option<&Detour> {
         self.detour.as_deref()
+    }
+
+    /// Of replicas, as many as that.
+    pub(crate) fn unconfirmed(how_many: &str) -> Self {
+        Self::new(Kind::Unconfirmed, format!("units were taken, and too few replicas have it: {how_many}"))
     }
 
     /// What a script says with the code BADID, without the code and its own name.
@@ -203,11 +211,12 @@ impl Error {
 
     /// Whether a rule's [policy](crate::OnError) answers in place of this. Who is misused, or may not ask, is told so.
     pub(crate) fn goes_to_policy(&self) -> bool {
-        self.is_away() || matches!(self.kind, Kind::Refused | Kind::Unreadable)
+        self.is_away() || matches!(self.kind, Kind::Refused | Kind::Unreadable | Kind::Unconfirmed)
     }
 
     /// A word for what went wrong, for logs and metrics: `input`, `unreachable`, `authentication`, `permission`,
-    /// `unsupported`, `deadline`, `disconnected`, `unreadable-state`, `unknown-id`, `refused`, `not-now` or `garbled`.
+    /// `unsupported`, `deadline`, `disconnected`, `unreadable-state`, `unknown-id`, `refused`, `not-now`, `garbled` or
+    /// `unconfirmed`.
     #[must_use]
     pub fn class(&self) -> &'static str {
         match self.kind {
@@ -223,6 +232,7 @@ impl Error {
             Kind::Refused => "refused",
             Kind::NotNow => "not-now",
             Kind::Garbled => "garbled",
+            Kind::Unconfirmed => "unconfirmed",
         }
     }
 
@@ -286,6 +296,13 @@ impl Error {
     #[must_use]
     pub fn is_refused(&self) -> bool {
         matches!(self.kind, Kind::Refused | Kind::NotNow)
+    }
+
+    /// The units were taken, and fewer replicas than [asked for](crate::Redis::confirmed_by) have it: a failover could
+    /// forget it.
+    #[must_use]
+    pub fn is_unconfirmed(&self) -> bool {
+        self.kind == Kind::Unconfirmed
     }
 
     /// The server runs no script now, but may soon: it is loading, busy with another script, without its primary, or a

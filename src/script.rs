@@ -3,6 +3,8 @@
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
+use crate::error::Error;
+
 /// The text of one algorithm, as it stands in `lua/`.
 #[derive(Debug)]
 pub struct Script {
@@ -130,6 +132,11 @@ impl Mode {
         }
     }
 
+    /// Whether it takes units.
+    pub(crate) fn takes(self) -> bool {
+        matches!(self, Self::Acquire | Self::Reserve | Self::AtMost | Self::Penalty)
+    }
+
     /// Whether it may run where writes are refused.
     pub(crate) fn reads_only(self) -> bool {
         matches!(self, Self::Peek | Self::Inspect)
@@ -190,6 +197,14 @@ impl Call<'_> {
 }
 
 impl Reply {
+    /// The reply, if nothing is lacking of what it took.
+    pub(crate) fn unless(self, lacking: Option<Error>) -> Result<Self, Error> {
+        match lacking {
+            Some(error) if self.decision[0] == 1 => Err(error),
+            _ => Ok(self),
+        }
+    }
+
     /// The reply made of these integers; none if there are fewer than five.
     pub(crate) fn from_integers(integers: impl IntoIterator<Item = Option<i64>>) -> Option<Self> {
         let mut integers = integers.into_iter();

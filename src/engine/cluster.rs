@@ -18,7 +18,7 @@ use super::redis::address;
 use super::redis::breaker::Breaker;
 #[cfg(feature = "tls")]
 use super::redis::tls::Tls;
-use super::redis::{Guest, LONGEST_DEADLINE, Redis};
+use super::redis::{Confirm, Guest, LONGEST_DEADLINE, Redis};
 use crate::batch::Ask;
 use crate::error::{Detour, Error, Kind};
 use crate::random::jittered;
@@ -89,6 +89,18 @@ impl Cluster {
 
     fn of(seeds: Vec<deadpool_redis::redis::ConnectionInfo>) -> Result<Self, Error> {
         Ok(Self { topology: Arc::new(Topology::new(seeds)?) })
+    }
+
+    /// Lets an allowed call be an answer only when so many replicas of its node have what it took; see
+    /// [`Redis::confirmed_by`].
+    #[must_use]
+    pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
+        if let Some(confirm) = Confirm::by(replicas, within) {
+            // Who says it twice is held to the first.
+            let _ = self.topology.confirm.set(confirm);
+            self.topology.nodes().for_each(|node| node.redis.confirm(Some(confirm)));
+        }
+        self
     }
 
     /// The nodes that have slots, each as a Redis that decides on its own keys alone, by address.

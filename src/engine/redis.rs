@@ -9,6 +9,7 @@ pub(crate) mod breaker;
 mod connecting;
 mod departures;
 mod errors;
+mod sending;
 mod sentinel;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
@@ -16,7 +17,7 @@ pub(crate) mod tls;
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
@@ -29,13 +30,15 @@ use super::{Swept, Which};
 use crate::batch::{Batch, Records};
 use crate::error::{Error, Kind};
 use crate::random::jittered;
-use crate::script::{Call, Reply, Script};
+use crate::script::{Call, Reply};
 use address::{address, by_tls};
 use breaker::{Breaker, Entry, Guard};
 use connecting::{Connecting, Held};
 pub(super) use departures::LONGEST_DEADLINE;
 use departures::Line;
 use errors::from_answer;
+pub(super) use sending::{Confirm, Guest};
+use sending::{How, of_call, send};
 use sentinel::Sentinels;
 #[cfg(feature = "tls")]
 use tls::Tls;
@@ -63,6 +66,7 @@ struct Shared {
     line: Mutex<Line>,
     guard: Guard,
     connecting: Mutex<Connecting>,
+    confirm: OnceLock<Confirm>,
 }
 
 /// How it is connected to.
@@ -158,8 +162,29 @@ impl Redis {
         let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), Mutex::default());
         let (process, restarts) = (Mutex::default(), AtomicU64::new(0));
         let (line, guard) = (Mutex::default(), Guard::default());
-        let shared = Shared { way, address, by_tls, current, made, process, restarts, line, guard, connecting };
+        let confirm = OnceLock::new();
+        let shared =
+            Shared { way, address, by_tls, current, made, process, restarts, line, guard, connecting, confirm };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// Lets an allowed call be an answer only when so many replicas have what it took, so that no failover to one of them
+    /// forgets it: the primary is asked to WAIT for them, in the same pipeline and for so long at most. Where they are
+    /// fewer by then, the call ends in an [error](Error::is_unconfirmed) that says [charged](Error::charged), and the
+    /// rule's policy answers. Default: 0, none is waited for. Said once, before the first decision.
+    ///
+    /// Costs the round trip from the primary to its replicas, and holds up what else is on its way over the connection.
+    #[must_use]
+    pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
+        self.confirm(Confirm::by(replicas, within));
+        self
+    }
+
+    pub(super) fn confirm(&self, confirm: Option<Confirm>) {
+        if let Some(confirm) = confirm {
+            // Who says it twice is held to the first.
+            let _ = self.shared.confirm.set(confirm);
+        }
     }
 
     /// A client of redis-rs to the same Redis (to the primary of now, if it is found by Sentinels), for what isn't decided
@@ -216,27 +241,34 @@ impl Redis {
 
     /// The same of a slot that is on its way to this node, or that it has.
     pub(super) async fn run_as(&self, guest: Guest, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
-        let answer = self.guarded(deadline, self.call(guest, |how| of_call(call, how), deadline)).await;
+        let confirm = self.shared.confirm.get().filter(|_| call.mode.takes()).copied();
+        let answer = self.guarded(deadline, self.call(guest, confirm, |how| of_call(call, how), deadline)).await;
         let several = call.limits.len() > 1 || call.marker.is_some();
-        decode(
-            answer.map_err(|error| if several && errors::is_of_a_script(&error) { error.half_way() } else { error })?,
-        )
+        let (value, lacking) =
+            answer.map_err(|error| if several && errors::is_of_a_script(&error) { error.half_way() } else { error })?;
+        decode(value)?.unless(lacking)
     }
 
-    /// Calls a script, which `command` spells.
-    async fn call(&self, guest: Guest, command: impl Fn(How) -> Cmd, deadline: Duration) -> Result<Value, Error> {
+    /// Calls a script, which `command` spells. Besides its answer, what the replicas lack.
+    async fn call(
+        &self,
+        guest: Guest,
+        confirm: Option<Confirm>,
+        command: impl Fn(How) -> Cmd,
+        deadline: Duration,
+    ) -> Result<(Value, Option<Error>), Error> {
         let mut sent = false;
         let answer = tokio::time::timeout(deadline, async {
             let mut waits = WAITS.into_iter();
             loop {
                 let Held { number, mut connection } = self.connection().await?;
                 sent = true;
-                let mut answer = sent_as(guest, &mut connection, command(How::ByDigest)).await;
+                let (mut answer, mut lacking) = send_one(&mut connection, command(How::ByDigest), guest, confirm).await;
                 if answer.as_ref().is_err_and(is_noscript) {
                     // Loads and decides in the same round trip.
-                    answer = sent_as(guest, &mut connection, command(How::ByText)).await;
+                    (answer, lacking) = send_one(&mut connection, command(How::ByText), guest, confirm).await;
                 }
-                let answer = answer.map_err(|error| self.told(&error, number));
+                let answer = answer.map(|value| (value, lacking)).map_err(|error| self.told(&error, number));
                 let (true, Some(wait)) = (answer.as_ref().is_err_and(Error::is_not_now), waits.next()) else {
                     return answer;
                 };
@@ -328,26 +360,6 @@ impl Redis {
     }
 }
 
-/// Whether a call is let into a slot that is on its way to this node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Guest {
-    No,
-    Yes,
-}
-
-/// Sends a command; that of a guest in one pipeline with ASKING, which holds for the next command alone.
-async fn sent_as(guest: Guest, connection: &mut impl ConnectionLike, command: Cmd) -> Result<Value, RedisError> {
-    let answer = match guest {
-        Guest::No => connection.req_packed_command(&command).await?,
-        Guest::Yes => {
-            let mut pipeline = redis::Pipeline::with_capacity(2);
-            pipeline.cmd("ASKING").add_command(command);
-            connection.req_packed_commands(&pipeline, 1, 1).await?.pop().unwrap_or(Value::Nil)
-        }
-    };
-    answer.extract_error()
-}
-
 /// The deadline of each decision bounds what a connection may take.
 fn patient() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
@@ -357,53 +369,17 @@ fn unusable(why: &str) -> Error {
     Error::new(Kind::Input, format!("url: {why}"))
 }
 
-#[derive(Clone, Copy)]
-enum How {
-    ByDigest,
-    ByText,
-}
-
-fn of_call(call: &Call<'_>, how: How) -> Cmd {
-    let keys = call.key_count();
-    let bytes = call.keys().map(<[u8]>::len).sum::<usize>() + 96 * keys;
-    let mut command = opened(call.script, how, call.mode.reads_only(), keys, call.argument_count(), bytes);
-    for key in call.keys() {
-        command.arg(key);
+async fn send_one(
+    connection: &mut impl ConnectionLike,
+    command: Cmd,
+    guest: Guest,
+    confirm: Option<Confirm>,
+) -> (Result<Value, RedisError>, Option<Error>) {
+    if guest == Guest::No && confirm.is_none() {
+        return (connection.req_packed_command(&command).await.and_then(Value::extract_error), None);
     }
-    call.each_argument(|argument| {
-        command.arg(argument);
-    });
-    command
-}
-
-fn of_batch(batch: &Batch<'_>, how: How) -> Cmd {
-    let keys = batch.keys();
-    let bytes = batch.keys().map(<[u8]>::len).sum::<usize>() + 32 * keys.len() + 64;
-    let mut command = opened(batch.script, how, false, keys.len(), 4, bytes);
-    for key in keys {
-        command.arg(key);
-    }
-    batch.each_argument(|argument| {
-        command.arg(argument);
-    });
-    command
-}
-
-/// A call of a script as far as its keys, with room for them and the arguments.
-fn opened(script: &Script, how: How, reads_only: bool, keys: usize, arguments: usize, bytes: usize) -> Cmd {
-    let verb = match (how, reads_only) {
-        (How::ByDigest, false) => "EVALSHA",
-        (How::ByDigest, true) => "EVALSHA_RO",
-        (How::ByText, false) => "EVAL",
-        (How::ByText, true) => "EVAL_RO",
-    };
-    let script = match how {
-        How::ByDigest => script.digest(),
-        How::ByText => script.text(),
-    };
-    let mut command = Cmd::with_capacity(3 + keys + arguments, script.len() + 16 + bytes);
-    command.arg(verb).arg(script).arg(keys);
-    command
+    let (mut answers, lacking) = send(connection, [command], guest, confirm).await;
+    (answers.pop().unwrap_or(Ok(Value::Nil)), lacking)
 }
 
 fn is_noscript(error: &RedisError) -> bool {

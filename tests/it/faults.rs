@@ -6,6 +6,7 @@ mod callers;
 mod cluster;
 mod cut;
 mod failover;
+mod lost;
 mod proxy;
 mod refusing;
 mod sentinel;

@@ -2,7 +2,7 @@
 //! notice that it has changed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use deadpool_redis::redis::{ConnectionInfo, Value, cmd};
@@ -10,9 +10,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::slots::{self, Run, SLOTS};
-use crate::engine::redis::Redis;
 use crate::engine::redis::address::{elsewhere, host_and_port, host_of};
 use crate::engine::redis::breaker::Breaker;
+use crate::engine::redis::{Confirm, Redis};
 use crate::error::{Error, Kind};
 use crate::random::{jittered, random};
 
@@ -33,6 +33,8 @@ pub(super) struct Topology {
     known: watch::Sender<Known>,
     looking: Mutex<Looking>,
     looks: AtomicU64,
+    /// What every node's calls are confirmed by.
+    pub(super) confirm: OnceLock<Confirm>,
 }
 
 /// A node, which keeps its connection and its breaker for as long as it is known.
@@ -77,7 +79,7 @@ impl Topology {
         let nodes = seeds.iter().map(|seed| node(seed.clone())).collect::<Result<Vec<_>, _>>()?;
         let map = Map { owners: vec![NOBODY; SLOTS], nodes };
         let known = watch::Sender::new(Known { map, said: false, failed: None });
-        Ok(Self { seeds, known, looking: Mutex::default(), looks: AtomicU64::new(0) })
+        Ok(Self { seeds, known, looking: Mutex::default(), looks: AtomicU64::new(0), confirm: OnceLock::new() })
     }
 
     /// Who has the slot, as far as is known.
@@ -140,7 +142,7 @@ impl Topology {
         let host = if host.is_empty() { by.host.as_str() } else { host };
         let mut found = self.known.borrow().map.at(host, port);
         if found.is_none() || slot.is_some() {
-            let new = node(elsewhere(&self.seeds[0], host, port))?;
+            let new = self.node(host, port)?;
             self.known.send_modify(|known| {
                 let at = known.map.at(host, port).unwrap_or_else(|| {
                     known.map.nodes.push(new);
@@ -209,7 +211,7 @@ impl Topology {
                     Some(at) => at,
                     None => {
                         let known = before.at(host, *port).map(|at| Arc::clone(&before.nodes[at]));
-                        map.nodes.push(known.map_or_else(|| node(elsewhere(&self.seeds[0], host, *port)), Ok)?);
+                        map.nodes.push(known.map_or_else(|| self.node(host, *port), Ok)?);
                         map.nodes.len() - 1
                     }
                 };
@@ -219,6 +221,12 @@ impl Topology {
             }
         }
         Ok(map)
+    }
+
+    fn node(&self, host: &str, port: u16) -> Result<Arc<Node>, Error> {
+        let node = node(elsewhere(&self.seeds[0], host, port))?;
+        node.redis.confirm(self.confirm.get().copied());
+        Ok(node)
     }
 
     fn looking(&self) -> MutexGuard<'_, Looking> {

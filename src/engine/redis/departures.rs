@@ -8,14 +8,14 @@ use std::pin::pin;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::ConnectionLike;
-use deadpool_redis::redis::{self, RedisError, Value};
+use deadpool_redis::redis::{RedisError, Value};
 use futures_util::future::join_all;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{Guest, Held, How, Redis, Shared, TELLING_DEADLINE, WAITS, is_noscript, of_batch, records};
+use super::sending::{Confirm, Guest, How, of_batch, send};
+use super::{Held, Redis, Shared, TELLING_DEADLINE, WAITS, is_noscript, records};
 use crate::batch::{Ask, Batch, Records};
 use crate::error::{Error, Kind};
 use crate::random::jittered;
@@ -79,6 +79,8 @@ struct Turn {
     boarding: bool,
 }
 
+/// What was answered, and what the replicas lack of it.
+type Confirmed = (Records, Option<Error>);
 type Answered = oneshot::Receiver<Result<Reply, Error>>;
 
 impl Redis {
@@ -95,17 +97,24 @@ impl Redis {
     }
 
     async fn alone(&self, ask: Ask, turn: Option<Turn>, deadline: Duration) -> Result<Reply, Error> {
-        let batch = Batch::of_one(&ask);
-        let answer = self.call(Guest::No, |how| of_batch(&batch, how), deadline).await;
+        let answer = self.alone_as(Guest::No, &ask, deadline).await;
         drop(turn);
-        records(answer?, &batch)?.only(ask.script)
+        answer
+    }
+
+    async fn alone_as(&self, guest: Guest, ask: &Ask, deadline: Duration) -> Result<Reply, Error> {
+        let batch = Batch::of_one(ask);
+        let (value, lacking) = self.call(guest, self.confirms(), |how| of_batch(&batch, how), deadline).await?;
+        records(value, &batch)?.only(ask.script)?.unless(lacking)
+    }
+
+    fn confirms(&self) -> Option<Confirm> {
+        self.shared.confirm.get().copied()
     }
 
     /// Decides this ask of a slot that is on its way to this node, or that it has.
     pub(in crate::engine) async fn acquire_as_guest(&self, ask: &Ask, deadline: Duration) -> Result<Reply, Error> {
-        let batch = Batch::of_one(ask);
-        let call = self.call(Guest::Yes, |how| of_batch(&batch, how), deadline);
-        records(self.guarded(deadline, call).await?, &batch)?.only(ask.script)
+        self.guarded(deadline, self.alone_as(Guest::Yes, ask, deadline)).await
     }
 
     /// Decides all of these together, each by itself and by its deadline.
@@ -245,7 +254,9 @@ impl Redis {
         };
         for ((answer, ask), place) in answers.into_iter().zip(&asks).zip(places) {
             let reply = match &results[place.batch] {
-                Ok(records) => records.reply(place, ask.script),
+                Ok((records, lacking)) => {
+                    records.reply(place, ask.script).and_then(|reply| reply.unless(lacking.clone()))
+                }
                 Err(error) => Err(error.clone()),
             };
             if let Some(answer) = answer {
@@ -255,7 +266,7 @@ impl Redis {
     }
 
     /// One pipeline, another for what the server has no script of, and some more for what it doesn't run now.
-    async fn send(&self, held: Held, batches: &[Batch<'_>]) -> Vec<Result<Records, Error>> {
+    async fn send(&self, held: Held, batches: &[Batch<'_>]) -> Vec<Result<Confirmed, Error>> {
         let mut results = self.send_once(held, batches.iter()).await;
         for wait in WAITS {
             let put_off = |at: &usize| results[*at].as_ref().is_err_and(Error::is_not_now);
@@ -275,41 +286,25 @@ impl Redis {
         &self,
         held: Held,
         batches: impl IntoIterator<Item = &'a Batch<'a>>,
-    ) -> Vec<Result<Records, Error>> {
+    ) -> Vec<Result<Confirmed, Error>> {
         let Held { number, mut connection } = held;
         let batches: Vec<_> = batches.into_iter().collect();
-        let mut answers = pipeline(&mut connection, &batches, How::ByDigest).await;
+        let called = |batches: &[&Batch<'_>], how| batches.iter().map(|batch| of_batch(batch, how)).collect::<Vec<_>>();
+        let (mut answers, mut lacking) =
+            send(&mut connection, called(&batches, How::ByDigest), Guest::No, self.confirms()).await;
         let missing: Vec<_> = (0..batches.len()).filter(|at| answers[*at].as_ref().is_err_and(is_noscript)).collect();
         if !missing.is_empty() {
             let those: Vec<_> = missing.iter().map(|at| batches[*at]).collect();
-            let again = pipeline(&mut connection, &those, How::ByText).await;
+            let again = send(&mut connection, called(&those, How::ByText), Guest::No, self.confirms()).await;
+            let (again, still) = again;
+            lacking = lacking.or(still);
             missing.into_iter().zip(again).for_each(|(at, answer)| answers[at] = answer);
         }
         let read = |(answer, batch): (Result<Value, RedisError>, _)| match answer {
-            Ok(value) => records(value, batch),
+            Ok(value) => records(value, batch).map(|records| (records, lacking.clone())),
             Err(error) => Err(self.told(&error, number)),
         };
         answers.into_iter().zip(batches).map(read).collect()
-    }
-}
-
-/// Calls all of these in one round trip.
-async fn pipeline(
-    connection: &mut impl ConnectionLike,
-    batches: &[&Batch<'_>],
-    how: How,
-) -> Vec<Result<Value, RedisError>> {
-    let count = batches.len();
-    let mut pipeline = redis::Pipeline::with_capacity(count);
-    for batch in batches {
-        pipeline.add_command(of_batch(batch, how));
-    }
-    match connection.req_packed_commands(&pipeline, 0, count).await {
-        Ok(mut values) => {
-            values.resize(count, Value::Nil);
-            values.into_iter().map(Value::extract_error).collect()
-        }
-        Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
     }
 }
 

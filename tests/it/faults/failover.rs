@@ -5,9 +5,8 @@ use super::*;
 
 /// A server and a replica of it that has caught up.
 async fn pair() -> (Server, Server) {
-    let primary = Server::start();
-    let replica =
-        Server::with(&["--replicaof", &format!("127.0.0.1 {}", primary.port()), "--repl-diskless-sync-delay", "0"]);
+    let primary = Server::with(&["--repl-diskless-sync-delay", "0"]);
+    let replica = Server::with(&["--replicaof", &format!("127.0.0.1 {}", primary.port())]);
     until(|| info_says(&replica, "master_link_status:up")).await;
     (primary, replica)
 }

@@ -77,6 +77,9 @@ impl Proxy {
 
 async fn forward(client: TcpStream, ways: Arc<Ways>) {
     let Ok(server) = TcpStream::connect(("127.0.0.1", ways.to.load(Ordering::Relaxed))).await else { return };
+    for way in [&client, &server] {
+        way.set_nodelay(true).expect("a socket");
+    }
     let (mut requests, mut answers) = client.into_split();
     let (mut replies, mut server) = server.into_split();
     let there = async {

@@ -1,0 +1,131 @@
+//! How calls go over the connection: as commands, alone or in a pipeline.
+
+use std::time::Duration;
+
+use deadpool_redis::redis::aio::ConnectionLike;
+use deadpool_redis::redis::{self, Cmd, RedisError, Value};
+
+use crate::batch::Batch;
+use crate::error::Error;
+use crate::script::{Call, Script};
+
+/// Whether a call is let into a slot that is on its way to this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum Guest {
+    No,
+    Yes,
+}
+
+/// How many replicas must have what a call wrote, and how long that may take.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct Confirm {
+    replicas: u8,
+    within: Duration,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum How {
+    ByDigest,
+    ByText,
+}
+
+impl Confirm {
+    pub(in crate::engine) fn by(replicas: u8, within: Duration) -> Option<Self> {
+        (replicas > 0).then_some(Self { replicas, within })
+    }
+
+    fn command(self) -> Cmd {
+        // 0 would be for ever.
+        let ms = u64::try_from(self.within.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 31);
+        let mut command = redis::cmd("WAIT");
+        command.arg(self.replicas).arg(ms);
+        command
+    }
+
+    /// What is lacking, by what WAIT answered.
+    fn lacking(self, answer: Option<Value>) -> Option<Error> {
+        let Self { replicas, within } = self;
+        match answer.unwrap_or(Value::Nil).extract_error() {
+            Ok(Value::Int(had)) if had >= i64::from(replicas) => None,
+            Ok(Value::Int(had)) => Some(Error::unconfirmed(&format!("{had} of {replicas} within {within:?}"))),
+            Ok(_) => Some(Error::unconfirmed("unknown how many")),
+            Err(error) => Some(Error::unconfirmed(&error.to_string())),
+        }
+    }
+}
+
+/// Sends all of these in one pipeline: those of guests each after an ASKING, which holds for the next command alone.
+/// Besides their answers, what the replicas lack of what they wrote.
+pub(super) async fn send(
+    connection: &mut impl ConnectionLike,
+    commands: impl IntoIterator<Item = Cmd, IntoIter: ExactSizeIterator>,
+    guest: Guest,
+    confirm: Option<Confirm>,
+) -> (Vec<Result<Value, RedisError>>, Option<Error>) {
+    let commands = commands.into_iter();
+    let count = commands.len();
+    let each = if guest == Guest::Yes { 2 } else { 1 };
+    let all = each * count + usize::from(confirm.is_some());
+    let mut pipeline = redis::Pipeline::with_capacity(all);
+    for command in commands {
+        if guest == Guest::Yes {
+            pipeline.cmd("ASKING");
+        }
+        pipeline.add_command(command);
+    }
+    if let Some(confirm) = confirm {
+        pipeline.add_command(confirm.command());
+    }
+    match connection.req_packed_commands(&pipeline, 0, all).await {
+        Ok(mut values) => {
+            values.resize(all, Value::Nil);
+            let lacking = confirm.and_then(|confirm| confirm.lacking(values.pop()));
+            let own = values.into_iter().skip(each - 1).step_by(each);
+            (own.map(Value::extract_error).collect(), lacking)
+        }
+        Err(error) => ((0..count).map(|_| Err(error.clone())).collect(), None),
+    }
+}
+
+pub(super) fn of_call(call: &Call<'_>, how: How) -> Cmd {
+    let keys = call.key_count();
+    let bytes = call.keys().map(<[u8]>::len).sum::<usize>() + 96 * keys;
+    let mut command = opened(call.script, how, call.mode.reads_only(), keys, call.argument_count(), bytes);
+    for key in call.keys() {
+        command.arg(key);
+    }
+    call.each_argument(|argument| {
+        command.arg(argument);
+    });
+    command
+}
+
+pub(super) fn of_batch(batch: &Batch<'_>, how: How) -> Cmd {
+    let keys = batch.keys();
+    let bytes = batch.keys().map(<[u8]>::len).sum::<usize>() + 32 * keys.len() + 64;
+    let mut command = opened(batch.script, how, false, keys.len(), 4, bytes);
+    for key in keys {
+        command.arg(key);
+    }
+    batch.each_argument(|argument| {
+        command.arg(argument);
+    });
+    command
+}
+
+/// A call of a script as far as its keys, with room for them and the arguments.
+fn opened(script: &Script, how: How, reads_only: bool, keys: usize, arguments: usize, bytes: usize) -> Cmd {
+    let verb = match (how, reads_only) {
+        (How::ByDigest, false) => "EVALSHA",
+        (How::ByDigest, true) => "EVALSHA_RO",
+        (How::ByText, false) => "EVAL",
+        (How::ByText, true) => "EVAL_RO",
+    };
+    let script = match how {
+        How::ByDigest => script.digest(),
+        How::ByText => script.text(),
+    };
+    let mut command = Cmd::with_capacity(3 + keys + arguments, script.len() + 16 + bytes);
+    command.arg(verb).arg(script).arg(keys);
+    command
+}
