@@ -11,7 +11,6 @@ mod proxy;
 mod refusing;
 mod sentinel;
 mod shards;
-mod soak;
 mod tool;
 
 use std::num::NonZeroU32;

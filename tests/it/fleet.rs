@@ -17,7 +17,7 @@ use crate::server::Server;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Waits until this holds, which servers tell nobody.
-fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
         assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");

@@ -29,7 +29,7 @@ async fn a_primary_is_followed_through_a_failover_and_a_freeze_and_nobody_is_den
     let callers = Callers::start(8, &limiter, &rule, &keys);
     callers.answered(50).await;
 
-    fleet.begin_failover();
+    tokio::task::block_in_place(|| fleet.fail_over());
     let second = replaced(&fleet, 0, &callers).await;
     assert!(redis.restarts() >= 1, "it is another server");
     tokio::task::block_in_place(|| fleet.wait_until_whole());

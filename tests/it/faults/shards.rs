@@ -84,7 +84,7 @@ async fn a_shard_whose_replica_takes_over_answers_again_with_what_was_replicated
     elsewhere.answered(50).await;
     here.answered(300).await;
     servers.kill(0);
-    until(|| servers.primary_of(servers.slot_of(key)) == Some(servers.replica_of(0))).await;
+    until(|| servers.primary_of(servers.slot_of(key)) == Some(servers.partner_of(0))).await;
     let mut unknown = 0;
     let decision = at_last(async || match acquire(&limiter, &kept, key).await {
         Ok(decision) => Some(decision),
@@ -97,7 +97,7 @@ async fn a_shard_whose_replica_takes_over_answers_again_with_what_was_replicated
     assert!((6 - unknown..=6).contains(&decision.remaining), "what was replicated counts: {decision:?}");
     here.answered(600).await;
     // As if the promoted one had lost its scripts once more.
-    ordered(servers.node(servers.replica_of(0)), &["SCRIPT", "FLUSH"]);
+    ordered(servers.node(servers.partner_of(0)), &["SCRIPT", "FLUSH"]);
     here.answered(300).await;
     let (elsewhere, here) = (elsewhere.end().await, here.end().await);
     elsewhere.is_undisturbed(SOME_TIME);

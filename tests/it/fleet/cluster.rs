@@ -94,9 +94,9 @@ impl ClusterServers {
         self.nodes[at].start_again(&options);
     }
 
-    /// The node that began as the replica of this primary.
-    pub(crate) fn replica_of(&self, primary: usize) -> usize {
-        primary + PRIMARIES
+    /// The node that has the same slots as this one: its replica, or its primary.
+    pub(crate) fn partner_of(&self, at: usize) -> usize {
+        (at + PRIMARIES) % self.nodes.len()
     }
 
     /// The slot of a key of Redis, or of a limiter's key, whose tag it is.
@@ -220,8 +220,8 @@ fn a_cluster_is_whole_moves_slots_and_replaces_its_primaries() {
     assert_eq!(told(cluster.node(to), &["GET", "{user}"]), "1");
     assert_eq!(cluster.primary_of(slot), Some(to));
     cluster.kill(to);
-    wait_for("the replica takes over", || cluster.primary_of(slot) == Some(cluster.replica_of(to)));
-    assert_eq!(told(cluster.node(cluster.replica_of(to)), &["GET", "{user}"]), "1");
+    wait_for("the replica takes over", || cluster.primary_of(slot) == Some(cluster.partner_of(to)));
+    assert_eq!(told(cluster.node(cluster.partner_of(to)), &["GET", "{user}"]), "1");
     cluster.start_again(to);
     cluster.wait_until_whole();
 }

@@ -1,5 +1,7 @@
 //! A primary and two replicas under three sentinels.
 
+use std::time::{Duration, Instant};
+
 use tollgate::redis::from_redis_value;
 
 use super::{asked, ordered, told, wait_for};
@@ -85,8 +87,18 @@ impl Sentinels {
     }
 
     /// Has the sentinels put a replica in the primary's place, which is left well.
-    pub(crate) fn begin_failover(&self) {
-        wait_for("a failover", || asked(&self.sentinels[0], &["SENTINEL", "FAILOVER", NAME]).is_ok());
+    pub(crate) fn fail_over(&self) {
+        // They give up where they haven't heard of a replica for a moment.
+        const ATTEMPT: Duration = Duration::from_secs(3);
+        let before = self.primary();
+        let mut begun: Option<Instant> = None;
+        wait_for("another primary", || {
+            let due = begun.is_none_or(|at| at.elapsed() > ATTEMPT);
+            if due && asked(&self.sentinels[0], &["SENTINEL", "FAILOVER", NAME]).is_ok() {
+                begun = Some(Instant::now());
+            }
+            self.primary().is_some_and(|at| Some(at) != before)
+        });
     }
 
     pub(crate) fn kill(&mut self, at: usize) {
@@ -109,8 +121,7 @@ impl Sentinels {
 fn sentinels_replace_a_primary_when_asked_to_and_when_it_dies() {
     let mut fleet = Sentinels::start();
     assert_eq!(fleet.primary(), Some(0));
-    fleet.begin_failover();
-    wait_for("another primary", || fleet.primary().is_some_and(|at| at != 0));
+    fleet.fail_over();
     fleet.wait_until_whole();
     let second = fleet.primary().expect("a primary");
     fleet.kill(second);
