@@ -36,9 +36,12 @@ pub(crate) struct Batch<'a> {
     /// The batch of the same slot that was begun before this one.
     before: Option<usize>,
     lots: Vec<Lot<'a>>,
-    /// Where a key's last lot stands.
+    /// Where a key's last lot stands, once there are more than a few.
     places: HashMap<&'a [u8], usize>,
 }
+
+/// Lots that are looked through one by one: of a cluster's slot there is mostly one.
+const FEW: usize = 8;
 
 /// Asks alike that follow each other: of one key, at one cost.
 #[derive(Debug)]
@@ -120,7 +123,12 @@ impl<'a> Batch<'a> {
     /// The lot that the ask can join: its key's last one, if that is at its cost. To join an earlier one would be to
     /// overtake.
     fn lot_for(&self, ask: &Ask) -> Option<usize> {
-        let last = *self.places.get(ask.key.as_slice())?;
+        let key = ask.key.as_slice();
+        let last = if self.lots.len() > FEW {
+            *self.places.get(key)?
+        } else {
+            self.lots.iter().rposition(|lot| lot.key == key)?
+        };
         (self.lots[last].cost == ask.cost).then_some(last)
     }
 
@@ -131,8 +139,14 @@ impl<'a> Batch<'a> {
             return (at, lot.calls - 1);
         }
         self.lots.push(Lot { key: &ask.key, cost: ask.cost, calls: 1 });
-        self.places.insert(&ask.key, self.lots.len() - 1);
-        (self.lots.len() - 1, 0)
+        let last = self.lots.len() - 1;
+        match last {
+            // Later lots of a key overwrite its earlier ones.
+            FEW => self.places.extend(self.lots.iter().enumerate().map(|(at, lot)| (lot.key, at))),
+            at if at > FEW => _ = self.places.insert(&ask.key, at),
+            _ => {}
+        }
+        (last, 0)
     }
 
     /// KEYS in order.

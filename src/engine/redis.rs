@@ -210,6 +210,20 @@ impl Redis {
         }
     }
 
+    /// Where Sentinels find it: the name by which they know it, and a client of redis-rs to each that was named. None if it
+    /// is found otherwise.
+    #[must_use]
+    pub fn sentinels(&self) -> Option<(&str, Vec<Client>)> {
+        #[cfg(feature = "tls")]
+        if self.shared.by_tls {
+            tls::have_a_provider();
+        }
+        match &self.shared.way {
+            Way::Sentinels(sentinels) => Some(sentinels.themselves()),
+            Way::Pool(..) => None,
+        }
+    }
+
     /// Where it is, for messages: without user and password.
     #[must_use]
     pub fn address(&self) -> &str {

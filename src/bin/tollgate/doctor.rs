@@ -27,9 +27,9 @@ pub(crate) struct Doctor {
 impl Doctor {
     pub(crate) async fn run(self) -> Outcome {
         let deadline = self.options.deadline();
-        let nodes = match self.options.redis()? {
-            Some(Engine::Redis(redis)) => vec![redis],
-            Some(Engine::Cluster(cluster)) => cluster.primaries(deadline).await?,
+        let (nodes, of_cluster) = match self.options.redis()? {
+            Some(Engine::Redis(redis)) => (vec![redis], false),
+            Some(Engine::Cluster(cluster)) => (cluster.primaries(deadline).await?, true),
             _ => {
                 let expected = "expected the Redis to examine, such as redis://127.0.0.1:6379 (--url or TOLLGATE_URL)";
                 return Err(Failure::Told(format!("url: {expected}, got none")));
@@ -37,7 +37,7 @@ impl Doctor {
         };
         let mut examined = Vec::with_capacity(nodes.len());
         for redis in nodes {
-            let facts = gather::gather(redis, &self.prefix, deadline).await?;
+            let facts = gather::gather(redis, of_cluster, &self.prefix, deadline).await?;
             let findings = judge::judge(&facts);
             examined.push((facts.address, findings));
         }

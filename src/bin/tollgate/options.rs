@@ -37,6 +37,9 @@ pub(crate) struct Options {
     /// How many processes share a rule that is decided locally: this one decides by its part.
     #[arg(long, value_name = "N", default_value = "1")]
     processes: NonZeroU32,
+    /// How many replicas must have what a call took before it is allowed, waited for half the deadline at most.
+    #[arg(long, value_name = "N", default_value = "0")]
+    confirmed_by: u8,
     /// How to print. Default: a table on a terminal, else a JSON object per line.
     #[arg(long, value_enum)]
     format: Option<Shape>,
@@ -97,15 +100,21 @@ impl Options {
 
     /// The Redis that was asked for, if any.
     pub(crate) fn redis(&self) -> Result<Option<Engine>, Failure> {
-        Ok(match (self.url(), self.tls()?) {
-            (Some(url), Some(tls)) => Some(Engine::open_with_tls(url, &tls)?),
-            (Some(url), None) => Some(Engine::open(url)?),
+        let engine = match (self.url(), self.tls()?) {
+            (Some(url), Some(tls)) => Engine::open_with_tls(url, &tls)?,
+            (Some(url), None) => Engine::open(url)?,
             (None, Some(_)) => {
                 let message = "--tls-ca, --tls-cert: expected --url rediss://... with them, got no --url";
                 return Err(Failure::Told(message.into()));
             }
-            (None, None) => None,
-        })
+            (None, None) => return Ok(None),
+        };
+        let (replicas, within) = (self.confirmed_by, self.deadline / 2);
+        Ok(Some(match engine {
+            Engine::Redis(redis) => redis.confirmed_by(replicas, within).into(),
+            Engine::Cluster(cluster) => cluster.confirmed_by(replicas, within).into(),
+            other => other,
+        }))
     }
 
     /// The rule, with what was asked for where Redis is away.
@@ -223,7 +232,8 @@ mod tests {
         let remote = |url: &str| {
             let (on_error, processes, format) = (Policy::Closed, NonZeroU32::MIN, None);
             let (url, deadline, tls_ca, tls_cert, tls_key) = (Some(url.into()), Duration::ZERO, None, None, None);
-            let options = Options { url, tls_ca, tls_cert, tls_key, deadline, on_error, processes, format };
+            let options =
+                Options { url, tls_ca, tls_cert, tls_key, deadline, on_error, processes, confirmed_by: 0, format };
             options.remote().unwrap_or_default()
         };
         for url in [

@@ -40,6 +40,11 @@ impl Sentinels {
         Client::open(there).map_err(|error| self.told(&error))
     }
 
+    pub(super) fn themselves(&self) -> (&str, Vec<Client>) {
+        let clients = self.watched.sentinels.iter().filter_map(|sentinel| Client::open(sentinel.clone()).ok());
+        (&self.watched.name, clients.collect())
+    }
+
     fn told(&self, error: &RedisError) -> Error {
         if error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
             let why = "they know of none by this name that is up";

@@ -20,6 +20,10 @@ pub(super) struct Facts {
     pub(super) config: Known<Fields>,
     /// CLUSTER INFO.
     pub(super) cluster: Known<Fields>,
+    /// Whether all of its cluster is examined, not this node alone.
+    pub(super) of_cluster: bool,
+    /// What each Sentinel that was named says of this primary (SENTINEL MASTER); none if it was found otherwise.
+    pub(super) sentinels: Option<Vec<Known<Fields>>>,
     /// Whom the server takes this one for.
     pub(super) user: String,
     /// Commands that this user can't run, or this server doesn't have.
@@ -114,6 +118,12 @@ pub(super) struct Finding {
 }
 
 impl Fields {
+    /// Of a list in which each name is followed by its value.
+    pub(super) fn of_pairs(list: Vec<String>) -> Self {
+        let (pairs, _) = list.as_chunks::<2>();
+        Self(pairs.iter().map(|[name, value]| (name.clone(), value.clone())).collect())
+    }
+
     /// Of INFO's lines: `name:value`, and comments.
     pub(super) fn of_info(text: &str) -> Self {
         let pairs = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once(':'));

@@ -65,9 +65,10 @@ struct Asked {
     until: Instant,
 }
 
-pub(super) async fn gather(redis: Redis, prefix: &str, deadline: Duration) -> Result<Facts, Failure> {
+pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadline: Duration) -> Result<Facts, Failure> {
     let scratch = format!("{prefix}{}", own_prefix("doctor").trim_start_matches("tollgate"));
     let client = &redis.client(deadline).await?;
+    let sentinels = said_by_sentinels(&redis, deadline).await;
     let limiter = Limiter::new(redis).deadline(deadline).prefix(&scratch)?;
     // Connects as decisions do, and ends here if nobody answers.
     if let Err(error) = limiter.peek(&rule("gcra 5/10s")?, "user:1").await
@@ -102,7 +103,30 @@ pub(super) async fn gather(redis: Redis, prefix: &str, deadline: Duration) -> Re
     let after = asked.readings().await;
     let clock = before.and_then(|before| Ok(compared(&before, &after?)));
     let (address, prefix) = (address.addr().to_string(), prefix.to_owned());
-    Ok(Facts { address, prefix, deadline, info, config, cluster, user, missing, trials, clock, latency })
+    Ok(Facts {
+        address,
+        prefix,
+        deadline,
+        info,
+        config,
+        cluster,
+        of_cluster,
+        sentinels,
+        user,
+        missing,
+        trials,
+        clock,
+        latency,
+    })
+}
+
+async fn said_by_sentinels(redis: &Redis, deadline: Duration) -> Option<Vec<Known<Fields>>> {
+    let (name, clients) = redis.sentinels()?;
+    let said = clients.iter().map(async |client| {
+        let mut asked = Asked::connect(client, deadline).await?;
+        Ok(Fields::of_pairs(asked.ask(cmd("SENTINEL").arg("MASTER").arg(name)).await?))
+    });
+    Some(join_all(said).await)
 }
 
 impl Asked {

@@ -10,7 +10,7 @@ use super::facts::{Facts, Finding, Level};
 
 /// In the order in which they are told.
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
-    let one_each: [fn(&Facts) -> Option<Finding>; 17] = [
+    let one_each: [fn(&Facts) -> Option<Finding>; 18] = [
         version,
         loading,
         permissions::scripts,
@@ -23,6 +23,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         storage::saves,
         operation::replication,
         operation::cluster,
+        operation::sentinels,
         operation::clock,
         operation::latency,
         operation::connections,

@@ -1,5 +1,6 @@
 //! Whether it answers, in time and with the right time: replication, cluster, clock, latency, connections, settings.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use indicatif::HumanCount;
@@ -73,7 +74,7 @@ pub(super) fn replication(facts: &Facts) -> Option<Finding> {
         if needed == 0 && facts.setting("min-replicas-to-write").is_some() {
             let found = format!("{found}; cut off from them, it would go on deciding what a failover then forgets");
             let finding = Finding::new("replication", Level::Note, found).set("min-replicas-to-write", "1");
-            finding.set("min-replicas-max-lag", "10")
+            finding.set("min-replicas-max-lag", "2")
         } else {
             Finding::new("replication", Level::Ok, found)
         }
@@ -131,11 +132,50 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
     } else if covered < SLOTS {
         let found = format!("{found}: keys of the others can't be decided");
         Finding::new("cluster", Level::Warning, found).advise("redis-cli --cluster check, then --cluster fix")
+    } else if facts.setting("cluster-require-full-coverage") == Some("yes") {
+        let found = format!("{found}; if some slots lose their nodes, all others are refused as well (CLUSTERDOWN)");
+        Finding::new("cluster", Level::Warning, found).set("cluster-require-full-coverage", "no")
+    } else if facts.of_cluster {
+        Finding::new("cluster", Level::Ok, found)
     } else {
-        let found = format!("{found}; what is told here is this node's");
-        Finding::new("cluster", Level::Note, found).advise("run this for each primary")
+        let found = format!("{found}; what is told here is this node's, and keys of others are refused (MOVED)");
+        Finding::new("cluster", Level::Note, found).advise(format!("--url redis-cluster://{}", facts.address))
     };
     Some(finding.number("state", state).number("slots_ok", covered).number("nodes", nodes))
+}
+
+/// Whether they would find another primary if this one went.
+pub(super) fn sentinels(facts: &Facts) -> Option<Finding> {
+    let said = facts.sentinels.as_ref()?;
+    let answered: Vec<_> = said.iter().flatten().collect();
+    let most = |name| answered.iter().filter_map(|fields| fields.number(name)).max().unwrap_or(0);
+    let (all, quorum, replicas) = (most("num-other-sentinels") + 1, most("quorum"), most("num-slaves"));
+    let down_after = most("down-after-milliseconds");
+    let (here, named) = (answered.len() as u64, said.len());
+    let found = format!("{here} of the {named} that are named answer, and know of {all}, quorum {quorum}");
+    let addresses = answered.iter().map(|fields| (fields.text("ip"), fields.text("port")));
+    let agreed = addresses.collect::<BTreeSet<_>>().len() <= 1;
+    let silent = said.iter().find_map(|said| said.as_ref().err());
+    let finding = if !agreed {
+        let found = format!("{found}; they don't name the same primary");
+        Finding::new("sentinels", Level::Warning, found).advise("wait until a failover is over, and ask again")
+    } else if all < 3 || quorum > all || quorum == 0 {
+        let found =
+            format!("{found}: expected three or more, and a quorum that they can reach, to survive the loss of one");
+        Finding::new("sentinels", Level::Warning, found).advise("add Sentinels, on machines of their own")
+    } else if let Some(why) = silent {
+        let found = format!("{found}; of one: {why}");
+        Finding::new("sentinels", Level::Warning, found).advise("look into that Sentinel's log and its network")
+    } else if replicas == 0 {
+        Finding::new("sentinels", Level::Warning, format!("{found}; they have no replica to promote"))
+            .advise("add a replica")
+    } else {
+        let after = human(Duration::from_millis(down_after));
+        let found = format!("{found}; a primary that doesn't answer for {after} (down-after-milliseconds) is replaced");
+        Finding::new("sentinels", Level::Ok, found)
+    };
+    let finding = finding.number("answered", here).number("known", all).number("quorum", quorum);
+    Some(finding.number("replicas", replicas).number("down_after_ms", down_after))
 }
 
 pub(super) fn clock(facts: &Facts) -> Option<Finding> {

@@ -25,6 +25,8 @@ fn sound() -> Facts {
         info: Ok(Fields::of_info(INFO)),
         config: Ok(Fields::of_info(CONFIG)),
         cluster: Err("ERR This instance has cluster support disabled".into()),
+        of_cluster: false,
+        sentinels: None,
         user: "limiter".into(),
         missing: Vec::new(),
         trials: ["token_bucket", "gcra", "concurrency"].map(trial).to_vec(),
@@ -255,7 +257,37 @@ fn a_cluster_is_judged_by_its_state_and_its_slots() {
     assert_eq!(of("cluster_state:ok\ncluster_slots_ok:16384"), Level::Note);
     assert_eq!(of("cluster_state:ok\ncluster_slots_ok:16000"), Level::Warning);
     assert_eq!(of("cluster_state:fail\ncluster_slots_ok:5461"), Level::Unfit);
+    let mut facts = with("cluster_enabled:1", "");
+    (facts.cluster, facts.of_cluster) = (Ok(Fields::of_info("cluster_state:ok\ncluster_slots_ok:16384")), true);
+    assert_eq!(level(&facts, "cluster"), Level::Ok);
+    if let Ok(config) = &mut facts.config {
+        config.0.insert("cluster-require-full-coverage".into(), "yes".into());
+    }
+    assert_eq!(level(&facts, "cluster"), Level::Warning);
     assert!(judge(&sound()).iter().all(|finding| finding.check != "cluster"));
+}
+
+#[test]
+fn sentinels_are_judged_by_whether_they_could_replace_the_primary() {
+    let of = |said: &[Result<(u64, u64, u64, &str), &str>]| {
+        let fields = |(others, quorum, replicas, port): &(u64, u64, u64, &str)| {
+            let said = ["num-other-sentinels", "quorum", "num-slaves"].into_iter().zip([others, quorum, replicas]);
+            let said = said.map(|(name, number)| (name.to_owned(), number.to_string()));
+            Fields(said.chain([("port".to_owned(), (*port).to_owned())]).collect())
+        };
+        let mut facts = sound();
+        facts.sentinels =
+            Some(said.iter().map(|said| said.as_ref().map(fields).map_err(|why| (*why).into())).collect());
+        level(&facts, "sentinels")
+    };
+    let well = Ok((2, 2, 1, "6379"));
+    assert_eq!(of(&[well, well, well]), Level::Ok);
+    assert_eq!(of(&[well, Err("no answer"), well]), Level::Warning);
+    assert_eq!(of(&[well, Ok((2, 2, 1, "6380"))]), Level::Warning);
+    assert_eq!(of(&[Ok((1, 2, 1, "6379"))]), Level::Warning);
+    assert_eq!(of(&[Ok((2, 4, 1, "6379"))]), Level::Warning);
+    assert_eq!(of(&[Ok((2, 2, 0, "6379"))]), Level::Warning);
+    assert!(judge(&sound()).iter().all(|finding| finding.check != "sentinels"));
 }
 
 #[test]
