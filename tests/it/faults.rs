@@ -1,13 +1,16 @@
-//! Faults of one Redis, or of a primary with a replica, each made on real servers. Nothing hangs past a deadline, nothing is
-//! charged twice, and every answer that didn't come from Redis says so. The guide lists them.
+//! Faults of one Redis, of a primary with replicas, and of a cluster, each made on real servers. Nothing hangs past a
+//! deadline, nothing is charged twice, and every answer that didn't come from Redis says so. The guide lists them.
 
 mod away;
+mod callers;
+mod cluster;
 mod cut;
 mod failover;
 mod lost;
 mod proxy;
 mod refusing;
-mod soak;
+mod sentinel;
+mod shards;
 mod tool;
 
 use std::num::NonZeroU32;

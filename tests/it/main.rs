@@ -1,5 +1,6 @@
 //! One binary for all tests that need more than a single module. A missing redis-server is a failure, never a skip.
 
+mod chaos;
 mod concurrency;
 mod costs;
 mod denials;
@@ -7,6 +8,7 @@ mod differential;
 mod doctor;
 mod expiry;
 mod faults;
+mod fleet;
 mod hostile;
 mod ids;
 mod keys;

@@ -24,22 +24,34 @@ impl Server {
 
     /// With further options, as on redis-server's command line.
     pub(crate) fn with(options: &[&str]) -> Self {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let port = free_port();
-        let process = spawn(&directory, port, options);
-        let server = Self { process, directory, port };
-        server.wait_until_it_answers();
-        server
+        Self::launched(|directory, port| spawn(directory, port, options))
     }
 
     /// By this configuration file, but for where it listens.
     pub(crate) fn with_file(file: &str) -> Self {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let port = free_port();
-        let process = launch(&directory, port, &[file], &[]);
-        let server = Self { process, directory, port };
-        server.wait_until_it_answers();
-        server
+        Self::launched(|directory, port| launch(directory, port, &[file], &[]))
+    }
+
+    /// By the configuration that this writes into its directory, which it may rewrite.
+    pub(crate) fn with_text(text: &str, options: &[&str]) -> Self {
+        Self::launched(|directory, port| {
+            std::fs::write(directory.path().join("own.conf"), text).expect("a file");
+            launch(directory, port, &["own.conf"], options)
+        })
+    }
+
+    /// On another port where somebody else was quicker to take the one that was free, or one that an option names.
+    pub(crate) fn launched(launch: impl Fn(&TempDir, u16) -> Child) -> Self {
+        for _ in 0..5 {
+            let directory = tempfile::tempdir().expect("a temporary directory");
+            let port = free_port();
+            let process = launch(&directory, port);
+            let mut server = Self { process, directory, port };
+            if server.comes_up() {
+                return server;
+            }
+        }
+        panic!("redis-server ends as soon as it is started");
     }
 
     /// Stops it and starts an empty one in its place.
@@ -119,18 +131,13 @@ impl Server {
     }
 
     pub(crate) fn wait_until_it_answers(&self) {
-        let started = Instant::now();
-        let client = Client::open(self.url()).expect("an address");
-        loop {
-            let answer =
-                client.get_connection().and_then(|mut connection| redis::cmd("PING").query::<String>(&mut connection));
-            match answer {
-                Ok(_) => return,
-                Err(error) if error.code() == Some("NOAUTH") => return,
-                Err(_) if started.elapsed() < Duration::from_secs(20) => std::thread::sleep(Duration::from_millis(5)),
-                Err(error) => panic!("redis-server does not answer: {error}"),
-            }
-        }
+        answers_before(&self.url(), || false);
+    }
+
+    /// Whether it answers; if not, it has ended.
+    fn comes_up(&mut self) -> bool {
+        let (url, process) = (self.url(), &mut self.process);
+        answers_before(&url, || process.try_wait().expect("a state").is_some())
     }
 }
 
@@ -140,7 +147,24 @@ impl Drop for Server {
     }
 }
 
-fn spawn(directory: &TempDir, port: u16, options: &[&str]) -> Child {
+/// Waits until a server answers here, or it is over.
+fn answers_before(url: &str, mut over: impl FnMut() -> bool) -> bool {
+    let started = Instant::now();
+    let client = Client::open(url).expect("an address");
+    loop {
+        let answer =
+            client.get_connection().and_then(|mut connection| redis::cmd("PING").query::<String>(&mut connection));
+        match answer {
+            Ok(_) => return true,
+            Err(error) if error.code() == Some("NOAUTH") => return true,
+            Err(_) if over() => return false,
+            Err(_) if started.elapsed() < Duration::from_secs(20) => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => panic!("redis-server does not answer: {error}"),
+        }
+    }
+}
+
+pub(crate) fn spawn(directory: &TempDir, port: u16, options: &[&str]) -> Child {
     launch(directory, port, &[], &[&["--save", "", "--appendonly", "no", "--daemonize", "no"], options].concat())
 }
 
