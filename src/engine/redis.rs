@@ -73,7 +73,7 @@ struct Shared {
 enum Way {
     /// By this address, unless the pool is the caller's.
     Pool(Pool, Option<Box<ConnectionInfo>>),
-    Sentinels(Sentinels),
+    Sentinels(Box<Sentinels>),
 }
 
 impl fmt::Debug for Shared {
@@ -147,7 +147,7 @@ impl Redis {
 
     fn watched(watched: address::Watched) -> Result<Self, Error> {
         let (address, by_tls) = (watched.to_string(), by_tls(&watched.primary));
-        Ok(Self::new(Way::Sentinels(Sentinels::new(watched)?), address, by_tls))
+        Ok(Self::new(Way::Sentinels(Box::new(Sentinels::new(watched)?)), address, by_tls))
     }
 
     /// The Redis that this pool connects to. One connection is taken out of it and kept.
@@ -271,7 +271,7 @@ impl Redis {
         command: impl Fn(How) -> Cmd,
         deadline: Duration,
     ) -> Result<(Value, Option<Error>), Error> {
-        let mut sent = false;
+        let (mut sent, mut said) = (false, None);
         let answer = tokio::time::timeout(deadline, async {
             let mut waits = WAITS.into_iter();
             loop {
@@ -286,14 +286,16 @@ impl Redis {
                 let (true, Some(wait)) = (answer.as_ref().is_err_and(Error::is_not_now), waits.next()) else {
                     return answer;
                 };
-                sent = false;
+                (sent, said) = (false, answer.err());
                 tokio::time::sleep(jittered(wait, 50)).await;
             }
         });
-        match answer.await {
-            Ok(result) => result,
-            Err(_) => Err(Error::deadline(deadline, sent)),
-        }
+        let answer = answer.await;
+        answer.unwrap_or_else(|_| {
+            // It says more than that there was no time to ask again.
+            let said = said.filter(|_| !sent);
+            Err(said.unwrap_or_else(|| Error::deadline(deadline, sent)))
+        })
     }
 
     /// Asks if the breaker lets it, and tells the breaker what became of it.

@@ -141,7 +141,6 @@ async fn a_decision_whose_keys_are_at_two_nodes_is_tried_again_and_charged_once(
 }
 
 #[tokio::test]
-#[ignore = "TRYAGAIN opens the breaker of its node"]
 async fn a_decision_whose_keys_stay_at_two_nodes_is_answered_by_policy_and_holds_up_nobody_else() {
     let servers = ClusterServers::of_primaries();
     let keys = servers.keys_of(0, 1);

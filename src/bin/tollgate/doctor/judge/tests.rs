@@ -269,24 +269,22 @@ fn a_cluster_is_judged_by_its_state_and_its_slots() {
 
 #[test]
 fn sentinels_are_judged_by_whether_they_could_replace_the_primary() {
-    let of = |said: &[Result<(u64, u64, u64, &str), &str>]| {
-        let fields = |(others, quorum, replicas, port): &(u64, u64, u64, &str)| {
-            let said = ["num-other-sentinels", "quorum", "num-slaves"].into_iter().zip([others, quorum, replicas]);
-            let said = said.map(|(name, number)| (name.to_owned(), number.to_string()));
-            Fields(said.chain([("port".to_owned(), (*port).to_owned())]).collect())
-        };
-        let mut facts = sound();
-        facts.sentinels =
-            Some(said.iter().map(|said| said.as_ref().map(fields).map_err(|why| (*why).into())).collect());
+    let says = |numbers: [u64; 3], port: &str| {
+        let said = ["num-other-sentinels", "quorum", "num-slaves"].into_iter().zip(numbers);
+        let said = said.map(|(name, number)| (name.to_owned(), number.to_string()));
+        Ok(Fields(said.chain([("port".to_owned(), port.to_owned())]).collect()))
+    };
+    let of = |said: &[Known<Fields>]| {
+        let facts = Facts { sentinels: Some(said.to_vec()), ..sound() };
         level(&facts, "sentinels")
     };
-    let well = Ok((2, 2, 1, "6379"));
-    assert_eq!(of(&[well, well, well]), Level::Ok);
-    assert_eq!(of(&[well, Err("no answer"), well]), Level::Warning);
-    assert_eq!(of(&[well, Ok((2, 2, 1, "6380"))]), Level::Warning);
-    assert_eq!(of(&[Ok((1, 2, 1, "6379"))]), Level::Warning);
-    assert_eq!(of(&[Ok((2, 4, 1, "6379"))]), Level::Warning);
-    assert_eq!(of(&[Ok((2, 2, 0, "6379"))]), Level::Warning);
+    let well = || says([2, 2, 1], "6379");
+    assert_eq!(of(&[well(), well(), well()]), Level::Ok);
+    assert_eq!(of(&[well(), Err("no answer".into()), well()]), Level::Warning);
+    assert_eq!(of(&[well(), says([2, 2, 1], "6380")]), Level::Warning);
+    for numbers in [[1, 2, 1], [2, 4, 1], [2, 2, 0]] {
+        assert_eq!(of(&[says(numbers, "6379")]), Level::Warning, "{numbers:?}");
+    }
     assert!(judge(&sound()).iter().all(|finding| finding.check != "sentinels"));
 }
 
