@@ -197,9 +197,8 @@ mod tests {
                     }
                     println!();
                 }
-                for shards in [8, 32] {
-                    assert!(sums[&(shards, 2)] < sums[&(shards, 1)], "{text}, {name}: {sums:?}");
-                }
+                // Of fewer shards both may be next to nothing.
+                assert!(sums[&(32, 2)] * 1.2 < sums[&(32, 1)], "{text}, {name}: {sums:?}");
             }
         }
     }

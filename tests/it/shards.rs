@@ -17,6 +17,8 @@ use crate::server::Server;
 use crate::subject::{Engine, Micros, micros, spec, time};
 
 const NOW: Micros = 1 << 50;
+const SECOND: Micros = 1_000_000;
+const SECONDS: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
 const SIX: [&str; 6] = [
@@ -195,27 +197,46 @@ fn a_reservation_goes_to_who_is_served_sooner() {
     }
 }
 
+/// An id of each of the two shards, for each of these: an id takes from the same shard on every key.
+fn ids(engine: &Engine, rule: &Rule, shards: &[usize]) -> Vec<String> {
+    let shard = |id: &String| {
+        let key = engine.fresh_key();
+        engine.call(engine.limiter.acquire(rule, request(&key, NOW).id(id)));
+        engine.states(rule, &key, NOW).iter().position(|state| state.exists)
+    };
+    let found: Vec<_> = (0..40).map(|id| format!("id-{id}")).map(|id| (shard(&id), id)).collect();
+    let mut of = [0, 1].map(|number| found.iter().filter(move |(shard, _)| *shard == Some(number)));
+    shards.iter().map(|number| of[*number].next().expect("enough of them").1.clone()).collect()
+}
+
 #[test]
 fn a_denial_tells_the_shorter_wait_of_the_two() {
     for engine in both() {
         let (rule, key) = (rule("sliding-log 4/10s shards 2"), engine.fresh_key());
-        // An id takes from the same shard on every key.
-        let shard = |id: &str| {
-            let key = engine.fresh_key();
-            engine.call(engine.limiter.acquire(&rule, request(&key, NOW).id(id)));
-            engine.states(&rule, &key, NOW).iter().position(|state| state.exists).expect("one of them")
-        };
-        let ids: Vec<_> = (0..20).map(|id| format!("id-{id}")).collect();
-        let of = |number| ids.iter().filter(move |id| shard(id) == number).take(2);
-        let second = 1_000_000;
-        for (id, at) in of(0).zip([0, 5]).chain(of(1).zip([1, 4])) {
-            let call = request(&key, NOW + at * second).id(id);
+        for (id, second) in ids(&engine, &rule, &[0, 0, 1, 1]).iter().zip([0, 5, 1, 4]) {
+            let call = request(&key, NOW + second * SECOND).id(id);
             assert!(engine.call(engine.limiter.acquire(&rule, call)).allowed);
         }
         for _ in 0..10 {
-            let denied = engine.call(engine.limiter.acquire(&rule, request(&key, NOW + 6 * second)));
+            let denied = engine.call(engine.limiter.acquire(&rule, request(&key, NOW + 6 * SECOND)));
             // The other is sooner as if never used.
             assert_eq!(denied.retry_after, RetryAfter::After(Duration::from_secs(4)));
+        }
+    }
+}
+
+#[test]
+fn who_allows_goes_before_who_would_allow_sooner() {
+    for engine in both() {
+        for text in ["token-bucket 1/1s burst 2 max-debt 2 shards 2", "gcra 1/1s burst 2 max-debt 2 shards 2"] {
+            let (rule, key) = (rule(text), engine.fresh_key());
+            for (id, ms) in ids(&engine, &rule, &[0, 0, 1]).iter().zip([0, 0, 1000]) {
+                let call = request(&key, NOW + ms * 1000).id(id);
+                assert!(engine.call(engine.limiter.reserve(&rule, call)).allowed);
+            }
+            // One owes half a unit of the one that it may owe, and the other has nothing left.
+            let reserved = engine.call(engine.limiter.reserve(&rule, request(&key, NOW + SECOND)));
+            assert_eq!((reserved.allowed, reserved.retry_after), (true, RetryAfter::After(2 * SECONDS)), "{text}");
         }
     }
 }
@@ -401,37 +422,6 @@ fn a_cost_above_the_smallest_share_is_refused_or_always_denied() {
             }
             assert_eq!(engine.call(engine.limiter.peek(&rule, call)).retry_after, RetryAfter::Never);
             assert_eq!(engine.left(&rule, &key, NOW), 11);
-        }
-    }
-}
-
-#[test]
-fn a_rules_cost_is_what_a_request_takes_that_does_not_say() {
-    for engine in both() {
-        for rule in [
-            rule("gcra 40/1h"),
-            rule("gcra 40/1h shards 2"),
-            rule("sliding-log 40/1h").and("gcra 40/1h".parse().expect("a limit")).expect("a rule"),
-        ] {
-            let (rule, key) = (rule.cost(5).expect("fits"), engine.fresh_key());
-            let used = |now| {
-                40 - if rule.limits().len() > 1 {
-                    engine.call(engine.limiter.peek(&rule, request(&key, now))).remaining
-                } else {
-                    engine.left(&rule, &key, now)
-                }
-            };
-            assert_eq!(engine.call(engine.limiter.acquire(&rule, request(&key, NOW))).granted, 5);
-            assert_eq!(used(NOW), 5);
-            engine.call(engine.limiter.acquire(&rule, request(&key, NOW).cost(1)));
-            assert_eq!(used(NOW), 6);
-            engine.call(engine.limiter.refund(&rule, request(&key, NOW)));
-            assert_eq!(used(NOW), 1);
-            let many = engine
-                .runtime
-                .block_on(engine.limiter.acquire_many(&rule, [request(&key, NOW), request(&key, NOW).cost(2)]));
-            assert!(many.iter().all(|decision| decision.as_ref().is_ok_and(|decision| decision.allowed)));
-            assert_eq!(used(NOW), 8);
         }
     }
 }
