@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::super::facts::{Clock, Facts, Fields, Finding, Latency, Level, Missing, Refusal, Trial, Why};
+use super::super::facts::{Clock, Facts, Fields, Finding, Known, Latency, Level, Missing, Refusal, Trial, Why};
 use super::judge;
 
 const INFO: &str = "redis_version:7.0.15\nredis_mode:standalone\nuptime_in_seconds:60\nconnected_clients:2\n\
