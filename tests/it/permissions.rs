@@ -23,7 +23,7 @@ pub(crate) fn least() -> Vec<&'static str> {
 }
 
 /// What the documentation adds for some purpose, with the right that it names first.
-fn more(first: &'static str) -> Vec<&'static str> {
+pub(crate) fn more(first: &'static str) -> Vec<&'static str> {
     let (_, rest) = OPERATIONS.split_once(&format!("| `{first}")).expect("a row");
     let (others, _) = rest.split_once('`').expect("the end of the rights");
     [first].into_iter().chain(others.split_whitespace()).collect()

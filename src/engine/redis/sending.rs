@@ -80,8 +80,17 @@ pub(super) async fn send(
         Ok(mut values) => {
             values.resize(all, Value::Nil);
             let lacking = confirm.and_then(|confirm| confirm.lacking(values.pop()));
-            let own = values.into_iter().skip(each - 1).step_by(each);
-            (own.map(Value::extract_error).collect(), lacking)
+            let mut answers: Vec<_> = values.into_iter().map(Value::extract_error).collect();
+            if guest == Guest::Yes {
+                // Who may not ask is sent back to where it came from: the first says why.
+                let pairs = answers.chunks_exact_mut(2).map(|pair| {
+                    let [asking, own] = pair else { unreachable!("chunks of two") };
+                    let own = std::mem::replace(own, Ok(Value::Nil));
+                    own.map_err(|error| std::mem::replace(asking, Ok(Value::Nil)).err().unwrap_or(error))
+                });
+                answers = pairs.collect();
+            }
+            (answers, lacking)
         }
         Err(error) => ((0..count).map(|_| Err(error.clone())).collect(), None),
     }

@@ -1,0 +1,187 @@
+//! Beyond one Redis, while nothing fails: the tool and the library on a cluster, and on a primary that Sentinels know.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tollgate::redis::cmd;
+use tollgate::{Cluster, Engine, Limiter, Redis, Request, Rule};
+
+use crate::fleet::{ClusterServers, Sentinels, ordered};
+use crate::permissions::{least, more};
+use crate::tool::{code, lines, stderr, stdout, tollgate};
+
+/// Ends a test that would hang; no machine is so slow that it decides one.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn rule(text: &str) -> Rule {
+    text.parse().expect("a rule")
+}
+
+fn on(engine: impl Into<Engine>) -> Limiter {
+    Limiter::new(engine).deadline(PATIENCE)
+}
+
+fn on_cluster(servers: &ClusterServers) -> Limiter {
+    on(Cluster::open(&servers.url()).expect("a good address"))
+}
+
+/// Every command that takes an address.
+fn every_command_works(url: &str, primaries: usize) {
+    let probe = tollgate(&["probe", "gcra 3/1d", "user:1", "--count", "4", "--url", url]);
+    let allowed: Vec<_> = lines(&probe).iter().map(|line| line["allowed"] == true).collect();
+    assert_eq!((code(&probe), allowed), (1, vec![true, true, true, false]), "{}", stderr(&probe));
+    assert!(lines(&probe).iter().all(|line| line["by"] == "redis"));
+
+    let both = ["probe", "gcra 3/1d", "fixed-window 9/1d", "user:2", "--id", "call", "--url", url];
+    assert_eq!((code(&tollgate(&both)), code(&tollgate(&both))), (0, 0), "several limits and an id");
+
+    let state = tollgate(&["inspect", "gcra 3/1d", "user:1", "--url", url]);
+    assert_eq!((code(&state), &lines(&state)[0]["remaining"]), (0, &0.into()), "{}", stderr(&state));
+
+    let load = ["load", "gcra 5/1s", "--key-count", "30", "--rate", "300", "--warmup", "100ms"];
+    let load = tollgate(&[&load[..], &["--duration", "1s", "--url", url]].concat());
+    let report = &lines(&load)[0];
+    assert_eq!(code(&load), 0, "{report} {}", stderr(&load));
+    assert_eq!((&report["answered"], &report["audit"]["over_admissions"]), (&300.into(), &0.into()), "{report}");
+
+    let doctor = tollgate(&["doctor", "--url", url]);
+    let nodes: HashSet<_> = lines(&doctor).iter().map(|line| line["node"].to_string()).collect();
+    assert_eq!(nodes.len(), primaries, "{}{}", stdout(&doctor), stderr(&doctor));
+    assert!(code(&doctor) < 2, "{}", stdout(&doctor));
+
+    let records: String = (0..20).map(|n| format!("{{\"t_us\": {n}, \"key\": \"u{n}\"}}\n")).collect();
+    let replay = crate::tool::with_input(&["replay", "--rule", "gcra 1/1d", "-", "--url", url], records.as_bytes());
+    assert_eq!((code(&replay), lines(&replay).len()), (0, 20), "{}", stderr(&replay));
+
+    let reset = tollgate(&["reset", "--rule", "cli", "--url", url]);
+    assert_eq!(code(&reset), 0, "{}", stderr(&reset));
+    let probe = tollgate(&["probe", "gcra 3/1d", "user:1", "--url", url]);
+    assert_eq!(lines(&probe)[0]["remaining"], 2, "forgotten");
+}
+
+#[test]
+fn every_command_works_on_a_cluster_and_leaves_no_key() {
+    let servers = ClusterServers::of_primaries();
+    every_command_works(&servers.url(), 3);
+    let left = servers.nodes().iter().map(|node| cmd("DBSIZE").query::<u64>(&mut node.connection()).expect("a size"));
+    assert_eq!(left.sum::<u64>(), 1, "but that of the last probe");
+}
+
+#[test]
+fn every_command_works_on_a_primary_that_sentinels_know() {
+    let servers = Sentinels::start();
+    every_command_works(&servers.url(), 1);
+    let findings = lines(&tollgate(&["doctor", "--url", &servers.url()]));
+    let sentinels = findings.iter().find(|finding| finding["check"] == "sentinels").expect("a finding");
+    assert_eq!((&sentinels["level"], &sentinels["numbers"]["known"]), (&"ok".into(), &3.into()), "{sentinels}");
+}
+
+#[tokio::test]
+async fn keys_of_all_slots_are_decided_at_once_and_each_by_itself() {
+    let servers = ClusterServers::of_primaries();
+    let (limiter, rule) = (on_cluster(&servers), rule("gcra 2/1d"));
+    let keys: Vec<_> = (0..300).map(|key| format!("user:{key}")).collect();
+    for remaining in [1, 0] {
+        for decision in limiter.acquire_many(&rule, &keys).await {
+            let decision = decision.expect("a decision");
+            assert_eq!((decision.allowed, decision.remaining), (true, remaining));
+        }
+    }
+    for decision in join_all(keys.iter().map(|key| limiter.acquire(&rule, key))).await {
+        assert!(!decision.expect("a decision").allowed);
+    }
+    for node in servers.nodes() {
+        let calls = node.commands().get("evalsha").map_or(0, |(calls, _)| *calls);
+        assert!((100..600).contains(&calls), "{calls}: each node has its part, and calls of one slot go together");
+    }
+}
+
+/// One chosen by chance: two of them can't be looked at in one call.
+#[tokio::test]
+async fn shards_lie_on_several_nodes_and_admit_no_more_than_the_limit() {
+    let servers = ClusterServers::of_primaries();
+    let (limiter, rule) = (on_cluster(&servers), rule("gcra 100/1d shards 16"));
+    let alone = join_all((0..400).map(|_| limiter.acquire(&rule, "hot"))).await;
+    let many = limiter.acquire_many(&rule, vec!["hot"; 800]).await;
+    let allowed = alone.into_iter().chain(many).filter(|decision| decision.as_ref().expect("a decision").allowed);
+    // So many calls find every shard.
+    assert_eq!(allowed.count(), 100);
+    let with_keys =
+        servers.nodes().iter().filter(|node| cmd("DBSIZE").query::<u64>(&mut node.connection()).expect("a size") > 0);
+    assert!(with_keys.count() > 1);
+    let call = Request::new("hot").id("a call").cost(3);
+    limiter.reset(&rule, "hot").await.expect("forgotten");
+    limiter.acquire(&rule, call).await.expect("a decision");
+    limiter.cancel(&rule, call).await.expect("found by its id");
+    assert!(limiter.inspect(&rule, "hot").await.expect("states").iter().all(|state| !state.exists));
+}
+
+#[tokio::test]
+async fn several_limits_of_a_cluster_are_charged_all_or_none() {
+    let servers = ClusterServers::of_primaries();
+    let limiter = on_cluster(&servers);
+    let both = rule("gcra 10/1d").tagged("org").and_by("org", "fixed-window 3/1d".parse().expect("a limit"));
+    let both = both.expect("a rule");
+    for number in 0..30 {
+        let (org, user) = (format!("org {}", number % 6), format!("user {number}"));
+        let parts = [("org", org.as_bytes())];
+        let request = Request::new(&user).parts(&parts).id("call");
+        let decision = limiter.acquire(&both, request).await.expect("a decision");
+        assert_eq!(decision.allowed, number < 18, "{number}");
+    }
+}
+
+/// The documented rights suffice on a cluster, and none can be left out.
+#[tokio::test]
+async fn the_smallest_user_of_a_cluster_is_as_documented() {
+    let servers = ClusterServers::of_primaries();
+    let more = more("+cluster\\|slots");
+    let more: Vec<_> = more.iter().map(|right| right.replace('\\', "")).collect();
+    let url = servers.url().replace("://", "://limiter:secret@");
+    let allow = |rights: &[&str]| {
+        for node in servers.nodes() {
+            let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">secret"];
+            ordered(node, &[&user[..], &least(), rights].concat());
+        }
+    };
+    let all: Vec<_> = more.iter().map(String::as_str).collect();
+    allow(&all);
+    let slot = servers.slot_of("user:1");
+    let from = servers.primary_of(slot).expect("a node");
+    servers.begin_moving(slot, from, (from + 1) % 3);
+    let decide = async || {
+        let limiter = on(Cluster::open(&url).expect("a good address"));
+        limiter.acquire(&rule("gcra 9/1d"), "user:1").await
+    };
+    assert_eq!(decide().await.expect("a decision").remaining, 8);
+    for left_out in &more {
+        let rest: Vec<_> = all.iter().copied().filter(|right| right != left_out).collect();
+        allow(&rest);
+        let error = decide().await.expect_err(left_out);
+        assert!(error.is_permission(), "{left_out}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_waits_for_replicas_where_it_is_asked_to() {
+    let servers = Sentinels::start();
+    let limiter = |replicas, within| {
+        let redis = Redis::open(&servers.url()).expect("a good address");
+        on(redis.confirmed_by(replicas, within))
+    };
+    let rule = rule("gcra 5/1d");
+    assert_eq!(limiter(2, PATIENCE / 2).acquire(&rule, "key").await.expect("a decision").remaining, 4);
+    let lacking = limiter(3, Duration::from_millis(50));
+    let error = lacking.acquire(&rule, "key").await.expect_err("there are but two");
+    assert!(error.is_unconfirmed() && error.class() == "unconfirmed", "{error}");
+    assert_eq!(error.charged(), tollgate::Charged::Yes);
+    assert_eq!(lacking.peek(&rule, "key").await.expect("takes nothing").remaining, 3);
+    let answers = join_all((0..50).map(|_| lacking.acquire(&rule, "key"))).await;
+    let unconfirmed = answers.iter().filter(|answer| answer.as_ref().is_err_and(|error| error.is_unconfirmed()));
+    assert_eq!(unconfirmed.count(), 3, "denials need nobody's confirmation");
+    let open = rule.clone().on_error(tollgate::OnError::Open).expect("a rule");
+    lacking.reset(&rule, "key").await.expect("forgotten");
+    let decision = lacking.acquire(&open, "key").await.expect("by policy");
+    assert_eq!((decision.allowed, decision.by), (true, tollgate::By::Policy));
+}
