@@ -14,4 +14,5 @@ printf 'Machine: %s cores shared by client and server (%s), %s, %s. Load before 
     "$(getconf _NPROCESSORS_ONLN)" "${model:-unknown}" "$(redis-server --version | sed 's/.* v=\([0-9.]*\).*/Redis \1/')" \
     "$(rustc --version | cut -d ' ' -f 1,2)" "$(uptime | sed 's/.*load average[s]*: *//')"
 "$binaries/end_to_end" "$@"
+"$binaries/cluster" "$@"
 "$binaries/server" "$@"

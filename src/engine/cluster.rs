@@ -1,8 +1,9 @@
 //! A Redis Cluster: every call goes to the node that has its keys' slot, which is a Redis like any other.
 //!
 //! Each node has its own connection, line of callers and breaker, so that a dead one harms nobody but those who count by
-//! its keys. redis-rs's cluster client isn't between: it keeps all callers waiting while it asks a node which has what,
-//! however long that takes to answer, and sends one call at a time.
+//! its keys. redis-rs's cluster client (1.8) isn't between. With its retries on it sends again what may have run; with
+//! them off, a primary that was killed made calls to the other two fail as well, all of them after a few seconds, as it
+//! keeps everybody waiting while it looks for it. And it sends each call by itself.
 
 mod slots;
 mod topology;
