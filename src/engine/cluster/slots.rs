@@ -40,6 +40,7 @@ fn read_run(run: &Value, asked: &str) -> Option<Run> {
         _ => None,
     };
     let (first, last) = (slot(first)?, slot(last)?);
+    (first <= last).then_some(())?;
     Some(Run { first, last, nodes: nodes.iter().filter_map(|node| read_node(node, asked)).collect() })
 }
 
@@ -107,6 +108,7 @@ mod tests {
             Value::Array(vec![Value::Int(1)]),
             Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(16_384)])]),
             Value::Array(vec![Value::Array(vec![Value::Int(-1), Value::Int(1)])]),
+            Value::Array(vec![Value::Array(vec![Value::Int(2), Value::Int(1)])]),
         ] {
             assert_eq!(read(&nonsense, "asked"), None, "{nonsense:?}");
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use deadpool_redis::redis::{ConnectionInfo, Value, pipe};
+use futures_util::stream::{self, StreamExt};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -176,8 +177,9 @@ impl Topology {
         tokio::spawn(Look { topology: Arc::clone(self), number }.begin(at));
     }
 
-    /// Asks one node after the other until one says who has what: first those that have answered of late. One that finds
-    /// the cluster down, as who is cut off from the others does, is believed only if no other knows better.
+    /// Asks one node after the other until one says who has what, first those that have answered of late; or all that were
+    /// named at once, as long as nobody has said so. One that finds the cluster down, as who is cut off from the others
+    /// does, is believed only if no other knows better.
     async fn look(&self) -> Result<Map, Error> {
         let mut nodes: Vec<_> = self.nodes().collect();
         nodes.sort_by_cached_key(|node| (node.redis.breaker() != Breaker::Closed, random()));
@@ -187,9 +189,14 @@ impl Topology {
         let seeds = self.seeds.iter().filter(unknown).map(|seed| node(seed.clone()));
         let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
         let (mut doubtful, mut why) = (None, None);
-        for node in nodes.iter().chain(&seeds) {
+        let at_once = if self.known.borrow().said { 1 } else { nodes.len() };
+        let nodes = nodes.into_iter().chain(seeds).map(|node| {
             self.looks.fetch_add(1, Ordering::Relaxed);
-            match node.says().await {
+            async move { node.says().await }
+        });
+        let mut answers = stream::iter(nodes).buffer_unordered(at_once);
+        while let Some(answer) = answers.next().await {
+            match answer {
                 Ok((runs, true)) => return self.map_of(&runs),
                 Ok((runs, false)) => doubtful = doubtful.or(Some(runs)),
                 Err(error) => why = Some(error),
