@@ -7,10 +7,10 @@ mod cluster;
 mod cut;
 mod failover;
 mod lost;
+mod outage;
 mod proxy;
 mod refusing;
 mod sentinel;
-mod shards;
 mod tool;
 
 use std::num::NonZeroU32;
