@@ -270,7 +270,7 @@ async fn judge(run: &Run, limiter: &Limiter) -> Result<Audit, String> {
 async fn until_it_answers(timeline: &Timeline, limiter: &Limiter) {
     let until = Instant::now() + PATIENCE;
     loop {
-        if timeline.offset(limiter, PATIENCE).await.is_ok() || Instant::now() >= until {
+        if timeline.is_told(limiter).await || Instant::now() >= until {
             return;
         }
         tokio::time::sleep(TICK).await;
