@@ -53,6 +53,8 @@ pub(crate) enum Detour {
     Ask { to: String },
     /// Some of the call's keys have moved, and some have not.
     Again,
+    /// As far as it knows, no node has the slot.
+    Nobody,
 }
 
 /// How far a call came.

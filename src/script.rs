@@ -141,7 +141,7 @@ impl Mode {
 
     /// Whether it takes units.
     pub(crate) fn takes(self) -> bool {
-        matches!(self, Self::Acquire | Self::Reserve | Self::AtMost | Self::Penalty)
+        matches!(self, Self::Acquire | Self::Reserve | Self::AtMost | Self::Penalty | Self::Settle)
     }
 
     /// Whether it may run where writes are refused.

@@ -107,10 +107,10 @@ impl Limiter {
         loop {
             let decision = self.acquire(rule, request).await?;
             let left = max_wait.saturating_sub(started.elapsed());
-            // What Redis may have taken is not asked of it again.
-            let unknown = decision.error.as_ref().is_some_and(|error| error.charged() == Charged::Unknown);
+            // What Redis took, or may have taken, is not asked of it again.
+            let charged = decision.error.as_ref().is_some_and(|error| error.charged() != Charged::No);
             match decision.retry_after {
-                RetryAfter::After(wait) if !decision.allowed && !unknown && wait <= left => {
+                RetryAfter::After(wait) if !decision.allowed && !charged && wait <= left => {
                     tokio::time::sleep(jittered(wait, JITTER).min(left)).await;
                 }
                 _ => return Ok(decision),

@@ -54,6 +54,17 @@ enum Question<'a> {
     Ask(&'a Ask),
 }
 
+/// How it is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// With others of its slot, where that can be.
+    Along,
+    /// By a call of its own: of keys that share a slot, some may have moved and some not.
+    Apart,
+    /// The same, in a slot that is on its way to the node.
+    AsGuest,
+}
+
 /// How long a call may take, and until when that is.
 #[derive(Clone, Copy)]
 struct Until {
@@ -211,7 +222,7 @@ impl Cluster {
     /// Asks whoever has the slot.
     async fn ask(&self, question: Question<'_>, slot: u16, until: Until) -> Result<Reply, Error> {
         let node = self.owner(slot, until).await?;
-        match question.put_to(&node, Guest::No, until).await {
+        match question.put_to(&node, Manner::Along, until).await {
             Err(error) => self.after(error, node, question, slot, until).await,
             answer => answer,
         }
@@ -237,11 +248,15 @@ impl Cluster {
     ) -> Result<Reply, Error> {
         let mut detours = 0;
         loop {
-            let (next, guest) = match error.detour() {
-                Some(Detour::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Guest::No),
-                Some(Detour::Ask { to }) => (self.topology.learn(to, &node, None)?, Guest::Yes),
-                // The node has waited for it already.
-                Some(Detour::Again) => (self.owner(slot, until).await?, Guest::No),
+            let (next, manner) = match error.detour() {
+                Some(Detour::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Manner::Along),
+                Some(Detour::Ask { to }) => (self.topology.learn(to, &node, None)?, Manner::AsGuest),
+                // Of one key this isn't said, and a call of several has been asked again and again by the node's own way.
+                Some(Detour::Again) => (self.owner(slot, until).await?, Manner::Apart),
+                Some(Detour::Nobody) => {
+                    self.topology.refresh_soon();
+                    return Err(error);
+                }
                 None => {
                     if error.is_outage() {
                         self.topology.refresh_soon();
@@ -249,7 +264,7 @@ impl Cluster {
                     // Others may have learned meanwhile who is in its place.
                     let other = self.topology.owner(slot).filter(|owner| !Arc::ptr_eq(owner, &node));
                     match other {
-                        Some(other) if error.is_unreachable() => (other, Guest::No),
+                        Some(other) if error.is_unreachable() => (other, Manner::Along),
                         _ => return Err(error),
                     }
                 }
@@ -268,7 +283,7 @@ impl Cluster {
                     tokio::time::sleep_until((Instant::now() + wait).min(until.at)).await;
                 }
             }
-            match question.put_to(&next, guest, until).await {
+            match question.put_to(&next, manner, until).await {
                 Err(another) => (error, node) = (another, next),
                 answer => return answer,
             }
@@ -277,12 +292,13 @@ impl Cluster {
 }
 
 impl Question<'_> {
-    async fn put_to(self, node: &Node, guest: Guest, until: Until) -> Result<Reply, Error> {
+    async fn put_to(self, node: &Node, manner: Manner, until: Until) -> Result<Reply, Error> {
         let left = until.at.saturating_duration_since(Instant::now());
-        match (self, guest) {
-            (Self::Call(call), guest) => node.redis.run_as(guest, call, left).await,
-            (Self::Ask(ask), Guest::No) => node.redis.acquire(ask.clone(), left).await,
-            (Self::Ask(ask), Guest::Yes) => node.redis.acquire_as_guest(ask, left).await,
+        let guest = if manner == Manner::AsGuest { Guest::Yes } else { Guest::No };
+        match self {
+            Self::Call(call) => node.redis.run_as(guest, call, left).await,
+            Self::Ask(ask) if manner == Manner::Along => node.redis.acquire(ask.clone(), left).await,
+            Self::Ask(ask) => node.redis.acquire_apart(guest, ask, left).await,
         }
     }
 }

@@ -9,6 +9,7 @@ pub(crate) mod breaker;
 mod connecting;
 mod departures;
 mod errors;
+mod flight;
 mod sending;
 mod sentinel;
 #[cfg(feature = "tls")]
@@ -174,6 +175,8 @@ impl Redis {
     /// rule's policy answers. Default: 0, none is waited for. Said once, before the first decision.
     ///
     /// Costs the round trip from the primary to its replicas, and holds up what else is on its way over the connection.
+    /// Redis may look up to 100 ms too late whether the time is over, so it is cut to end as long before the deadline.
+    /// What gives back, and [blocks](crate::Limiter::block), isn't waited for.
     #[must_use]
     pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
         self.confirm(Confirm::by(replicas, within));
@@ -185,6 +188,10 @@ impl Redis {
             // Who says it twice is held to the first.
             let _ = self.shared.confirm.set(confirm);
         }
+    }
+
+    fn confirms(&self, left: Duration) -> Option<Confirm> {
+        self.shared.confirm.get().map(|confirm| confirm.before(left))
     }
 
     /// A client of redis-rs to the same Redis (to the primary of now, if it is found by Sentinels), for what isn't decided
@@ -255,7 +262,7 @@ impl Redis {
 
     /// The same of a slot that is on its way to this node, or that it has.
     pub(super) async fn run_as(&self, guest: Guest, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
-        let confirm = self.shared.confirm.get().filter(|_| call.mode.takes()).copied();
+        let confirm = self.confirms(deadline).filter(|_| call.mode.takes() && call.cost > 0);
         let answer = self.guarded(deadline, self.call(guest, confirm, |how| of_call(call, how), deadline)).await;
         let several = call.limits.len() > 1 || call.marker.is_some();
         let (value, lacking) =

@@ -4,21 +4,18 @@
 //! there leave together, as soon as those tasks have run that are ready to ask as well, and fewer than two flights are
 //! under way. Flights are tasks of their own, so that no caller who gives up holds up another.
 
-use std::pin::pin;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use deadpool_redis::redis::{RedisError, Value};
 use futures_util::future::join_all;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::sending::{Confirm, Guest, How, of_batch, send};
-use super::{Held, Redis, Shared, TELLING_DEADLINE, WAITS, is_noscript, records};
-use crate::batch::{Ask, Batch, Records};
+use super::sending::{Guest, of_batch};
+use super::{Redis, Shared, TELLING_DEADLINE, records};
+use crate::batch::{Ask, Batch};
 use crate::error::{Error, Kind};
-use crate::random::jittered;
 use crate::script::Reply;
 
 /// Flights under way at once: while one's answer travels, the server works on another. More would only be smaller.
@@ -27,7 +24,7 @@ const FLIGHTS: usize = 2;
 const MOST_CALLERS: usize = 1024;
 /// How late somebody may be told of a deadline. All whose deadlines lie as close are told at once, since to look at each
 /// by itself would take the square of their number.
-const GRAIN: Duration = Duration::from_millis(1);
+pub(super) const GRAIN: Duration = Duration::from_millis(1);
 /// A deadline beyond this is as good as none, and an instant so far ahead can be told.
 pub(in crate::engine) const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
@@ -47,16 +44,16 @@ pub(super) struct Line {
 }
 
 #[derive(Debug)]
-struct Caller {
-    ask: Ask,
-    answer: Answer,
+pub(super) struct Caller {
+    pub(super) ask: Ask,
+    pub(super) answer: Answer,
 }
 
 /// Where an answer goes, and until when it is of use.
 #[derive(Debug)]
-struct Answer {
+pub(super) struct Answer {
     to: oneshot::Sender<Result<Reply, Error>>,
-    until: Instant,
+    pub(super) until: Instant,
     deadline: Duration,
 }
 
@@ -79,8 +76,6 @@ struct Turn {
     boarding: bool,
 }
 
-/// What was answered, and what the replicas lack of it.
-type Confirmed = (Records, Option<Error>);
 type Answered = oneshot::Receiver<Result<Reply, Error>>;
 
 impl Redis {
@@ -104,17 +99,19 @@ impl Redis {
 
     async fn alone_as(&self, guest: Guest, ask: &Ask, deadline: Duration) -> Result<Reply, Error> {
         let batch = Batch::of_one(ask);
-        let (value, lacking) = self.call(guest, self.confirms(), |how| of_batch(&batch, how), deadline).await?;
+        let confirm = self.confirms(deadline).filter(|_| ask.cost > 0);
+        let (value, lacking) = self.call(guest, confirm, |how| of_batch(&batch, how), deadline).await?;
         records(value, &batch)?.only(ask.script)?.unless(lacking)
     }
 
-    fn confirms(&self) -> Option<Confirm> {
-        self.shared.confirm.get().copied()
-    }
-
-    /// Decides this ask of a slot that is on its way to this node, or that it has.
-    pub(in crate::engine) async fn acquire_as_guest(&self, ask: &Ask, deadline: Duration) -> Result<Reply, Error> {
-        self.guarded(deadline, self.alone_as(Guest::Yes, ask, deadline)).await
+    /// Decides this ask by a call of its own.
+    pub(in crate::engine) async fn acquire_apart(
+        &self,
+        guest: Guest,
+        ask: &Ask,
+        deadline: Duration,
+    ) -> Result<Reply, Error> {
+        self.guarded(deadline, self.alone_as(guest, ask, deadline)).await
     }
 
     /// Decides all of these together, each by itself and by its deadline.
@@ -215,97 +212,6 @@ impl Redis {
     fn line(&self) -> MutexGuard<'_, Line> {
         self.shared.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Sends these callers' asks, and gives each its answer.
-    async fn fly(&self, mut callers: Vec<Caller>) {
-        // Who gives up before there is a connection isn't sent.
-        let mut connecting = pin!(self.connection());
-        let held = loop {
-            let Some(first) = callers.iter().map(|caller| caller.answer.until).min() else { return };
-            if let Ok(held) = tokio::time::timeout_at(first.max(Instant::now() + GRAIN), &mut connecting).await {
-                break held;
-            }
-            let now = Instant::now();
-            callers.extract_if(.., |caller| caller.answer.until <= now).for_each(|caller| caller.answer.give_up(false));
-        };
-        let now = Instant::now();
-        callers.extract_if(.., |caller| caller.answer.until <= now).for_each(|caller| caller.answer.give_up(false));
-        callers.retain(|caller| !caller.answer.to.is_closed());
-        let (asks, mut answers): (Vec<_>, Vec<_>) =
-            callers.into_iter().map(|caller| (caller.ask, Some(caller.answer))).unzip();
-        let held = match held {
-            Ok(held) => held,
-            Err(error) => return answers.into_iter().flatten().for_each(|answer| answer.tell(Err(error.clone()))),
-        };
-
-        let (batches, places) = Batch::of(&asks);
-        let mut flight = pin!(self.send(held, &batches));
-        let results = loop {
-            let Some(first) = answers.iter().flatten().map(|answer| answer.until).min() else { return };
-            if let Ok(results) = tokio::time::timeout_at(first.max(Instant::now() + GRAIN), &mut flight).await {
-                break results;
-            }
-            let now = Instant::now();
-            for answer in &mut answers {
-                if let Some(late) = answer.take_if(|answer| answer.until <= now) {
-                    late.give_up(true);
-                }
-            }
-        };
-        for ((answer, ask), place) in answers.into_iter().zip(&asks).zip(places) {
-            let reply = match &results[place.batch] {
-                Ok((records, lacking)) => {
-                    records.reply(place, ask.script).and_then(|reply| reply.unless(lacking.clone()))
-                }
-                Err(error) => Err(error.clone()),
-            };
-            if let Some(answer) = answer {
-                answer.tell(reply);
-            }
-        }
-    }
-
-    /// One pipeline, another for what the server has no script of, and some more for what it doesn't run now.
-    async fn send(&self, held: Held, batches: &[Batch<'_>]) -> Vec<Result<Confirmed, Error>> {
-        let mut results = self.send_once(held, batches.iter()).await;
-        for wait in WAITS {
-            let put_off = |at: &usize| results[*at].as_ref().is_err_and(Error::is_not_now);
-            let put_off: Vec<_> = (0..batches.len()).filter(put_off).collect();
-            if put_off.is_empty() {
-                break;
-            }
-            tokio::time::sleep(jittered(wait, 50)).await;
-            let Ok(held) = self.connection().await else { break };
-            let again = self.send_once(held, put_off.iter().map(|at| &batches[*at])).await;
-            put_off.into_iter().zip(again).for_each(|(at, result)| results[at] = result);
-        }
-        results
-    }
-
-    async fn send_once<'a>(
-        &self,
-        held: Held,
-        batches: impl IntoIterator<Item = &'a Batch<'a>>,
-    ) -> Vec<Result<Confirmed, Error>> {
-        let Held { number, mut connection } = held;
-        let batches: Vec<_> = batches.into_iter().collect();
-        let called = |batches: &[&Batch<'_>], how| batches.iter().map(|batch| of_batch(batch, how)).collect::<Vec<_>>();
-        let (mut answers, mut lacking) =
-            send(&mut connection, called(&batches, How::ByDigest), Guest::No, self.confirms()).await;
-        let missing: Vec<_> = (0..batches.len()).filter(|at| answers[*at].as_ref().is_err_and(is_noscript)).collect();
-        if !missing.is_empty() {
-            let those: Vec<_> = missing.iter().map(|at| batches[*at]).collect();
-            let again = send(&mut connection, called(&those, How::ByText), Guest::No, self.confirms()).await;
-            let (again, still) = again;
-            lacking = lacking.or(still);
-            missing.into_iter().zip(again).for_each(|(at, answer)| answers[at] = answer);
-        }
-        let read = |(answer, batch): (Result<Value, RedisError>, _)| match answer {
-            Ok(value) => records(value, batch).map(|records| (records, lacking.clone())),
-            Err(error) => Err(self.told(&error, number)),
-        };
-        answers.into_iter().zip(batches).map(read).collect()
-    }
 }
 
 /// Tells those in line whose deadline passes that they were not sent. One timer for all of them: a timer each would cost
@@ -348,13 +254,22 @@ impl Caller {
 }
 
 impl Answer {
-    fn tell(self, reply: Result<Reply, Error>) {
+    pub(super) fn tell(self, reply: Result<Reply, Error>) {
         // Who gave up meanwhile needs no answer.
         let _ = self.to.send(reply);
     }
 
-    fn give_up(self, sent: bool) {
-        let late = Error::deadline(self.deadline, sent);
+    /// Whether nobody waits for it any more.
+    pub(super) fn is_unwanted(&self) -> bool {
+        self.to.is_closed()
+    }
+
+    pub(super) fn late(&self, sent: bool) -> Error {
+        Error::deadline(self.deadline, sent)
+    }
+
+    pub(super) fn give_up(self, sent: bool) {
+        let late = self.late(sent);
         self.tell(Err(late));
     }
 }

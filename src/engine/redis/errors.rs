@@ -30,8 +30,7 @@ pub(super) fn from_answer(error: &RedisError) -> Error {
         (_, "NOAUTH" | "WRONGPASS") => Kind::Authentication,
         (_, "NOPERM") => Kind::Permission,
         (_, "BADID") => Kind::UnknownId,
-        // Of one slot that nobody has, whatever else the node decides.
-        (_, "CLUSTERDOWN") if error.detail().is_some_and(|detail| detail.starts_with("Hash slot")) => Kind::Refused,
+        (_, "CLUSTERDOWN") if of_a_slot(error) => Kind::Refused,
         (_, "LOADING" | "BUSY" | "MASTERDOWN" | "READONLY" | "CLUSTERDOWN" | "TRYAGAIN") => Kind::NotNow,
         (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
             let says = |beginning| error.detail().is_some_and(|detail| detail.starts_with(beginning));
@@ -65,12 +64,18 @@ pub(super) fn from_answer(error: &RedisError) -> Error {
     Error::new(kind, format!("{what}: {}", described(error))).by(detour(error))
 }
 
+/// Whether a node that finds the cluster well says that nobody has a slot: `CLUSTERDOWN Hash slot not served`.
+fn of_a_slot(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.starts_with("Hash slot"))
+}
+
 fn detour(error: &RedisError) -> Option<Detour> {
     let to = error.redirect_node().map(|(to, _)| to.to_owned());
     match (error.kind(), to) {
         (ErrorKind::Server(ServerErrorKind::Moved), Some(to)) => Some(Detour::Moved { to }),
         (ErrorKind::Server(ServerErrorKind::Ask), Some(to)) => Some(Detour::Ask { to }),
         (ErrorKind::Server(ServerErrorKind::TryAgain), _) => Some(Detour::Again),
+        (ErrorKind::Server(ServerErrorKind::ClusterDown), _) if of_a_slot(error) => Some(Detour::Nobody),
         _ => None,
     }
 }

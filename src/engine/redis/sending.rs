@@ -9,6 +9,9 @@ use crate::batch::Batch;
 use crate::error::Error;
 use crate::script::{Call, Script};
 
+/// How often Redis looks whether a WAIT has lasted long enough, unless it is told otherwise (`hz`).
+const TICK: Duration = Duration::from_millis(100);
+
 /// Whether a call is let into a slot that is on its way to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Guest {
@@ -34,6 +37,11 @@ impl Confirm {
         (replicas > 0).then_some(Self { replicas, within })
     }
 
+    /// The same, for a call that has so much time left.
+    pub(super) fn before(self, left: Duration) -> Self {
+        Self { within: self.within.min(left.saturating_sub(TICK)), ..self }
+    }
+
     fn command(self) -> Cmd {
         // 0 would be for ever.
         let ms = u64::try_from(self.within.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 31);
@@ -44,7 +52,7 @@ impl Confirm {
 
     /// What is lacking, by what WAIT answered.
     fn lacking(self, answer: Option<Value>) -> Option<Error> {
-        let Self { replicas, within } = self;
+        let (Self { replicas, .. }, within) = (self, self.within.max(Duration::from_millis(1)));
         match answer.unwrap_or(Value::Nil).extract_error() {
             Ok(Value::Int(had)) if had >= i64::from(replicas) => None,
             Ok(Value::Int(had)) => Some(Error::unconfirmed(&format!("{had} of {replicas} within {within:?}"))),
