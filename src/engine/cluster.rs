@@ -194,27 +194,26 @@ impl Cluster {
             }
         }
         let asks = &asks;
-        let at_nodes = of_nodes.iter().map(|(node, of_node)| {
-            node.redis.acquire_all(of_node.iter().map(|at| (asks[*at].0.clone(), asks[*at].2.deadline)).collect())
-        });
-        let at_last = of_nobody.iter().map(|at| {
+        // Who has a detour to take doesn't wait for other nodes.
+        let at_node = async |(node, of_node): (Arc<Node>, Vec<usize>)| {
+            let asked = of_node.iter().map(|at| (asks[*at].0.clone(), asks[*at].2.deadline));
+            let answers = node.redis.acquire_all(asked.collect()).await;
+            let followed = of_node.into_iter().zip(answers).map(async |(at, answer)| {
+                let (ask, slot, until) = &asks[at];
+                let answer = match answer {
+                    Err(error) => self.after(error, Arc::clone(&node), Question::Ask(ask), *slot, *until).await,
+                    answer => answer,
+                };
+                (at, answer)
+            });
+            join_all(followed).await
+        };
+        let at_last = of_nobody.iter().map(async |at| {
             let (ask, slot, until) = &asks[*at];
-            self.ask(Question::Ask(ask), *slot, *until)
+            (*at, self.ask(Question::Ask(ask), *slot, *until).await)
         });
-        let (answers, at_last) = join(join_all(at_nodes), join_all(at_last)).await;
-        let answered = of_nodes.into_iter().zip(answers).flat_map(|((node, of_node), answers)| {
-            of_node.into_iter().zip(answers).map(move |(at, answer)| (at, Arc::clone(&node), answer))
-        });
-        let followed = answered.map(|(at, node, answer)| async move {
-            let (ask, slot, until) = &asks[at];
-            let answer = match answer {
-                Err(error) => self.after(error, node, Question::Ask(ask), *slot, *until).await,
-                answer => answer,
-            };
-            (at, answer)
-        });
-        let mut all = join_all(followed).await;
-        all.extend(of_nobody.into_iter().zip(at_last));
+        let (answered, at_last) = join(join_all(of_nodes.into_iter().map(at_node)), join_all(at_last)).await;
+        let mut all: Vec<_> = answered.into_iter().flatten().chain(at_last).collect();
         all.sort_unstable_by_key(|(at, _)| *at);
         all.into_iter().map(|(_, answer)| answer).collect()
     }

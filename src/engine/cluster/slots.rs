@@ -18,12 +18,19 @@ pub(super) fn slot_of(key: &[u8]) -> u16 {
     CRC.checksum(tag().unwrap_or(key)) % 16_384
 }
 
-/// A run of slots, and the nodes that have them: the primary first.
+/// A run of slots, and the nodes that have them. None for a primary whose address isn't known: no replica stands for it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) first: u16,
     pub(super) last: u16,
-    pub(super) nodes: Vec<(String, u16)>,
+    pub(super) primary: Option<Address>,
+    pub(super) replicas: Vec<Address>,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct Address {
+    pub(super) host: String,
+    pub(super) port: u16,
 }
 
 /// What CLUSTER SLOTS answers; `asked` is the host of who answered. None if it is nothing of the kind.
@@ -34,29 +41,31 @@ pub(super) fn read(answer: &Value, asked: &str) -> Option<Vec<Run>> {
 
 fn read_run(run: &Value, asked: &str) -> Option<Run> {
     let Value::Array(fields) = run else { return None };
-    let [first, last, nodes @ ..] = fields.as_slice() else { return None };
+    let [first, last, primary, replicas @ ..] = fields.as_slice() else { return None };
     let slot = |value: &Value| match value {
         Value::Int(slot) => u16::try_from(*slot).ok().filter(|slot| usize::from(*slot) < SLOTS),
         _ => None,
     };
     let (first, last) = (slot(first)?, slot(last)?);
     (first <= last).then_some(())?;
-    Some(Run { first, last, nodes: nodes.iter().filter_map(|node| read_node(node, asked)).collect() })
+    let address = |node| read_address(node, asked);
+    Some(Run { first, last, primary: address(primary), replicas: replicas.iter().filter_map(address).collect() })
 }
 
-/// None for a node whose address isn't known.
-fn read_node(node: &Value, asked: &str) -> Option<(String, u16)> {
+/// None where it isn't known.
+fn read_address(node: &Value, asked: &str) -> Option<Address> {
     let Value::Array(fields) = node else { return None };
     let [host, Value::Int(port), ..] = fields.as_slice() else { return None };
     let host = match host {
-        Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
-        Value::SimpleString(host) => host.clone(),
-        // The node doesn't know how it is reached: as it was.
-        Value::Nil => asked.to_owned(),
+        Value::BulkString(host) => std::str::from_utf8(host).ok()?,
+        Value::SimpleString(host) => host,
+        Value::Nil => "",
         _ => return None,
     };
-    let port = u16::try_from(*port).ok()?;
-    (!host.is_empty() && host != "?").then_some((host, port))
+    // A node that doesn't know how it is reached: as it was.
+    let host = if host.is_empty() { asked } else { host }.to_owned();
+    let port = u16::try_from(*port).ok().filter(|port| *port > 0)?;
+    (host != "?").then_some(Address { host, port })
 }
 
 #[cfg(test)]
@@ -93,10 +102,16 @@ mod tests {
         let answer = Value::Array(vec![
             run(0, 5460, vec![node(text("10.0.0.1"), 7000), node(text(""), 7003)]),
             run(5461, 5461, vec![node(Value::Nil, 7001), node(text("?"), 7004), node(text("replica"), 7005)]),
+            run(5462, 5470, vec![node(text("?"), 7006), node(text("replica"), 7007)]),
+            run(5471, 5471, vec![node(text("h"), 70_000)]),
         ]);
+        let at = |host: &str, port| Address { host: host.into(), port };
+        let run = |first, last, primary, replicas| Run { first, last, primary, replicas };
         let expected = [
-            Run { first: 0, last: 5460, nodes: vec![("10.0.0.1".into(), 7000)] },
-            Run { first: 5461, last: 5461, nodes: vec![("asked".into(), 7001), ("replica".into(), 7005)] },
+            run(0, 5460, Some(at("10.0.0.1", 7000)), vec![at("asked", 7003)]),
+            run(5461, 5461, Some(at("asked", 7001)), vec![at("replica", 7005)]),
+            run(5462, 5470, None, vec![at("replica", 7007)]),
+            run(5471, 5471, None, vec![]),
         ];
         assert_eq!(read(&answer, "asked").as_deref(), Some(&expected[..]));
     }
@@ -108,7 +123,7 @@ mod tests {
             Value::Array(vec![Value::Int(1)]),
             Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(16_384)])]),
             Value::Array(vec![Value::Array(vec![Value::Int(-1), Value::Int(1)])]),
-            Value::Array(vec![Value::Array(vec![Value::Int(2), Value::Int(1)])]),
+            Value::Array(vec![Value::Array(vec![Value::Int(2), Value::Int(1), Value::Array(vec![])])]),
         ] {
             assert_eq!(read(&nonsense, "asked"), None, "{nonsense:?}");
         }

@@ -1,6 +1,7 @@
 //! Which nodes there are, which has which slot, and how that is found out: by one task at a time, however many callers
 //! notice that it has changed.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use futures_util::stream::{self, StreamExt};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::slots::{self, Run, SLOTS};
+use super::slots::{self, Address, Run, SLOTS};
 use crate::engine::redis::address::{elsewhere, host_and_port, host_of};
 use crate::engine::redis::breaker::Breaker;
 use crate::engine::redis::{Confirm, Redis};
@@ -24,8 +25,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const JITTER: u8 = 50;
 /// How long one node may take to answer before another is asked.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// A look that has taken as long belongs to a runtime that nobody drives any more.
-const LONGEST_LOOK: Duration = Duration::from_secs(10);
+/// How long a look may take; and one that has taken as long without an end may belong to a runtime that nobody drives any
+/// more, so another begins.
+const LONGEST_LOOK: Duration = Duration::from_secs(2);
 /// Instead of a node, of a slot that none has.
 const NOBODY: u16 = u16::MAX;
 
@@ -123,15 +125,14 @@ impl Topology {
             Some(Err((error, wait))) if !wait.is_zero() => return Err(error.for_unsent(wait)),
             _ => {}
         }
-        self.refresh_soon();
         loop {
-            if known.changed().await.is_err() {
-                return Err(Error::new(Kind::Unreachable, "no node of the cluster was asked"));
-            }
+            self.refresh_soon();
+            // It ends, or is given up, or nobody drives it.
+            let _ = tokio::time::timeout(LONGEST_LOOK / 4, known.changed()).await;
             match read(&known.borrow_and_update()) {
                 Some(Ok(found)) => return Ok(found),
-                Some(Err((error, _))) => return Err(error),
-                None => {}
+                Some(Err((error, wait))) if !wait.is_zero() => return Err(error),
+                _ => {}
             }
         }
     }
@@ -212,20 +213,18 @@ impl Topology {
     fn map_of(&self, runs: &[Run]) -> Result<Map, Error> {
         let before = self.known.borrow().map.clone();
         let mut map = Map { owners: vec![NOBODY; SLOTS], nodes: Vec::new() };
-        for Run { first, last, nodes } in runs {
-            for (place, (host, port)) in nodes.iter().enumerate() {
-                let at = match map.nodes.iter().position(|node| node.is(host, *port)) {
-                    Some(at) => at,
-                    None => {
-                        let known = before.at(host, *port).cloned();
-                        map.nodes.push(known.map_or_else(|| self.node(host, *port), Ok)?);
-                        map.nodes.len() - 1
-                    }
-                };
-                if let (0, Ok(owner)) = (place, u16::try_from(at)) {
-                    map.owners[usize::from(*first)..=usize::from(*last)].fill(owner);
+        let mut places: HashMap<&Address, usize> = HashMap::new();
+        for Run { first, last, primary, replicas } in runs {
+            for address in primary.iter().chain(replicas) {
+                if !places.contains_key(address) {
+                    let Address { host, port } = address;
+                    let known = before.at(host, *port).cloned();
+                    map.nodes.push(known.map_or_else(|| self.node(host, *port), Ok)?);
+                    places.insert(address, map.nodes.len() - 1);
                 }
             }
+            let owner = primary.as_ref().and_then(|primary| u16::try_from(places[primary]).ok());
+            map.owners[usize::from(*first)..=usize::from(*last)].fill(owner.unwrap_or(NOBODY));
         }
         Ok(map)
     }
@@ -267,10 +266,14 @@ impl Look {
 
 impl Drop for Look {
     fn drop(&mut self) {
-        let mut looking = self.topology.looking();
-        if looking.number == self.number {
-            looking.since = None;
+        {
+            let mut looking = self.topology.looking();
+            if looking.number == self.number {
+                looking.since = None;
+            }
         }
+        // Who waits for it may have to look itself.
+        self.topology.known.send_modify(|_| ());
     }
 }
 
