@@ -67,11 +67,33 @@ impl Limit {
 
     /// So many parts that are this limit together: what doesn't divide goes to the first ones, one unit each.
     pub(super) fn in_shards(&self, of: u64) -> Result<Shards, RuleError> {
+        if self.algorithm == Algorithm::SlidingWindow {
+            return self.in_shards_of_estimates(of);
+        }
         if let Some((what, units)) = self.too_few_for(of) {
             return Err(RuleError::new(format!(
                 "shards: expected a whole number from 1 to {units}, a unit of the {what} for each, got {of}"
             )));
         }
+        self.divided(of)
+    }
+
+    /// Each estimates its own part of the window before, and rounds it down. Were they the limit together, these could
+    /// admit a unit for each but one above the whole's estimate: with P and C what all of them have of the window before,
+    /// weighted, and of the current one, each keeps `p + c < l + 1`, so together `P + C < L + N` where the l are L in sum.
+    /// So `N - 1` units are kept back, and `floor(P) + C` is the limit at most.
+    fn in_shards_of_estimates(&self, of: u64) -> Result<Shards, RuleError> {
+        let kept_back = of - 1;
+        if self.rate < of + kept_back {
+            let most = self.rate.div_ceil(2);
+            let why = "a unit of the rate for each, beside one for each but one that their estimates keep back";
+            return Err(RuleError::new(format!("shards: expected a whole number from 1 to {most}, {why}, got {of}")));
+        }
+        let rate = self.rate - kept_back;
+        Self { rate, capacity: rate, ..self.clone() }.divided(of)
+    }
+
+    fn divided(&self, of: u64) -> Result<Shards, RuleError> {
         let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
         let rest = |units: u64| number(units % of);
         let mut starts = vec![0, rest(self.rate), rest(self.capacity), rest(self.exact.max_debt)];
@@ -215,7 +237,7 @@ mod tests {
                     "fixed-window 2/1h burst 3 start spread",
                 ],
             ),
-            ("sliding-window 5/1m shards 2", &["sliding-window 3/1m", "sliding-window 2/1m"]),
+            ("sliding-window 6/1m shards 2", &["sliding-window 3/1m", "sliding-window 2/1m"]),
             (
                 "sliding-log 20001/1d max 20001 shards 2",
                 &["sliding-log 10001/1d max 20001", "sliding-log 10000/1d max 20001"],
@@ -244,19 +266,25 @@ mod tests {
                 let options =
                     if algorithm.row().options.contains(&crate::algorithm::Setting::MaxDebt) { max } else { "" };
                 let numbers = if algorithm.holds() { "1000 ttl 30s" } else { numbers };
+                let estimates = algorithm == Algorithm::SlidingWindow;
                 for count in [2, 3, 7, 10, 64, 999, 1000] {
+                    if estimates && count > 500 {
+                        continue;
+                    }
+                    let kept_back = if estimates { u64::from(count) - 1 } else { 0 };
                     let limit: Limit = format!("{algorithm} {numbers} {options} shards {count}").parse().unwrap();
                     let parts: Vec<_> = (0..count).map(|number| limit.parts().unwrap().part(number)).collect();
                     let sum = |units: fn(&Limit) -> u64| parts.iter().map(|part| units(part)).sum::<u64>();
                     assert_eq!(
                         (sum(Limit::capacity), sum(Limit::max_debt)),
-                        (limit.capacity(), limit.max_debt()),
+                        (limit.capacity() - kept_back, limit.max_debt()),
                         "{limit}"
                     );
                     let period = parts[0].period();
                     assert!(parts.iter().all(|part| part.period() == period));
                     let product = |rate: u64, period: Duration| u128::from(rate) * period.as_micros();
-                    assert_eq!(product(sum(Limit::rate), limit.period()), product(limit.rate(), period), "{limit}");
+                    let whole = product(limit.rate() - kept_back, period);
+                    assert_eq!(product(sum(Limit::rate), limit.period()), whole, "{limit}");
                     let smallest = limit.parts().unwrap().smallest();
                     let of = |part: &Limit| [part.rate(), part.capacity(), part.largest_cost(true)];
                     assert!(
@@ -281,6 +309,11 @@ mod tests {
             (
                 "sliding-log 5/1s shards 6",
                 "shards: expected a whole number from 1 to 5, a unit of the rate for each, got 6",
+            ),
+            (
+                "sliding-window 5/1s shards 4",
+                "shards: expected a whole number from 1 to 3, a unit of the rate for each, beside one for each but one \
+                 that their estimates keep back, got 4",
             ),
             (
                 "fixed-window 5/1s burst 60 shards 6",

@@ -23,9 +23,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use serde::Serialize;
-use tollgate::{
-    Algorithm, Clock, Decision, Embedded, Error, Limit, Limiter, Request, RetryAfter, Rule, RuleError, Start,
-};
+use tollgate::{Clock, Decision, Embedded, Error, Limiter, Request, RetryAfter, Rule, RuleError, Start};
 
 use super::keys;
 use super::ledger::{Call, Verdict};
@@ -71,25 +69,15 @@ impl Audit {
 /// What a rule is held against: one limiter, also where its limit is split into shards.
 pub(super) struct Standard {
     rule: Rule,
-    /// The most that may be admitted: shards of a sliding window each round down what they estimate of the window
-    /// before, so together they may be a unit for each but one above the whole's estimate.
-    most: Rule,
     sharded: bool,
 }
 
 impl Standard {
     pub(super) fn of(rule: &Rule) -> Result<Self, RuleError> {
         let Some(limit) = rule.limits().find(|limit| limit.shards() > 1) else {
-            return Ok(Self { rule: rule.clone(), most: rule.clone(), sharded: false });
+            return Ok(Self { rule: rule.clone(), sharded: false });
         };
-        let whole = Rule::new(rule.name(), limit.whole())?;
-        let most = if limit.algorithm() == Algorithm::SlidingWindow {
-            let units = limit.rate() + u64::from(limit.shards()) - 1;
-            Rule::new(rule.name(), Limit::of(limit.algorithm(), units, limit.period()).build()?)?
-        } else {
-            whole.clone()
-        };
-        Ok(Self { rule: whole, most, sharded: true })
+        Ok(Self { rule: Rule::new(rule.name(), limit.whole())?, sharded: true })
     }
 }
 
@@ -125,7 +113,6 @@ pub(super) async fn audit(
     for calls in calls.chunk_by(|one, other| one.key == other.key) {
         let name = calls.first().map(|call| keys::name(call.key)).unwrap_or_default();
         let exact = Exact { limiter: &limiter, rule: &standard.rule, key: &name, cost };
-        let most = Exact { rule: &standard.most, ..exact };
         let with = |verdict| calls.iter().filter(move |call| call.verdict == verdict).copied().map(Bounds::of);
         let (admitted, unknown): (Vec<_>, Vec<_>) =
             (with(Verdict::Allowed).collect(), with(Verdict::Unknown).collect());
@@ -135,7 +122,7 @@ pub(super) async fn audit(
         audit.calls += calls.len() as u64;
         audit.admitted += admitted.len() as u64;
         audit.exact_admitted += exact.admits(calls).await?;
-        audit.over_admissions += most.over_admissions(admitted.clone()).await?;
+        audit.over_admissions += exact.over_admissions(admitted.clone()).await?;
         audit.false_denials += exact.false_denials(admitted, &unknown, denied).await?;
         progress(calls.len());
         // Someone may want to interrupt.

@@ -196,12 +196,3 @@ async fn shards_are_held_against_the_whole_limit_and_their_false_denials_are_no_
     let audit = audited("gcra 10/1s shards 5", 1, vec![taken; 11]).await;
     assert_eq!((audit.over_admissions, audit.found_faults()), (1, true));
 }
-
-#[tokio::test]
-async fn shards_of_a_sliding_window_may_be_a_unit_for_each_but_one_above_its_estimate() {
-    for (later, over) in [(7, 0), (8, 1)] {
-        // Of ten in the window before, seven count: three are left, and four for five shards.
-        let calls = [vec![admitted(100, 100); 10], vec![admitted(1250, 1250); later]].concat();
-        assert_eq!(faults("sliding-window 10/1s shards 5", calls).await, (over, 0));
-    }
-}
