@@ -131,9 +131,8 @@ impl Error {
         self.detour.as_deref()
     }
 
-    /// Of replicas, as many as that.
-    pub(crate) fn unconfirmed(how_many: &str) -> Self {
-        Self::new(Kind::Unconfirmed, format!("units were taken, and too few replicas have it: {how_many}"))
+    pub(crate) fn unconfirmed(why: &str) -> Self {
+        Self::new(Kind::Unconfirmed, format!("units were taken, and {why}"))
     }
 
     /// What a script says with the code BADID, without the code and its own name.

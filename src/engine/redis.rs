@@ -174,9 +174,11 @@ impl Redis {
     /// fewer by then, the call ends in an [error](Error::is_unconfirmed) that says [charged](Error::charged), and the
     /// rule's policy answers. Default: 0, none is waited for. Said once, before the first decision.
     ///
-    /// Costs the round trip from the primary to its replicas, and holds up what else is on its way over the connection.
-    /// Redis may look up to 100 ms too late whether the time is over, so it is cut to end as long before the deadline.
-    /// What gives back, and [blocks](crate::Limiter::block), isn't waited for.
+    /// Costs the round trip from the primary to its replicas. Redis waits on the connection that all share, so where
+    /// replicas are missing each flight of calls holds up the next, denials too, and most end at their deadline or by the
+    /// [breaker](Self::breaker), with the charge unknown. Redis may look up to 100 ms too late whether the time is over, so
+    /// it is cut to half of what the deadline leaves beside that. What gives back, and [blocks](crate::Limiter::block),
+    /// isn't waited for.
     #[must_use]
     pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
         self.confirm(Confirm::by(replicas, within));
@@ -348,24 +350,53 @@ impl Redis {
         for key in keys {
             unlink.cmd("UNLINK").arg(key);
         }
-        let removed: Vec<u64> = if unlink.is_empty() { Vec::new() } else { self.ask(&unlink, deadline).await? };
-        Ok(Swept { next, looked_at: STEP, removed: removed.into_iter().sum() })
+        let answers = match self.ask_each(&unlink, deadline).await {
+            Err(error) if error.detour().is_some() => Vec::new(),
+            answers => answers?,
+        };
+        let mut removed = 0;
+        for answer in answers {
+            match answer {
+                Ok(value) => removed += redis::from_redis_value::<u64>(value).unwrap_or_default(),
+                // It has moved to another node since.
+                Err(error) if error.redirect_node().is_some() => {}
+                Err(error) => return Err(from_answer(&error)),
+            }
+        }
+        Ok(Swept { next, looked_at: STEP, removed })
     }
 
-    /// Commands that decide nothing.
+    /// Commands that decide nothing: all answers, or the first that is an error.
     pub(super) async fn ask<T: redis::FromRedisValue>(
         &self,
         commands: &redis::Pipeline,
         deadline: Duration,
     ) -> Result<T, Error> {
+        let answers = self.ask_each(commands, deadline).await?.into_iter().collect::<Result<_, _>>();
+        let answers = answers.and_then(|all| Ok(redis::from_redis_value(Value::Array(all))?));
+        answers.map_err(|error| from_answer(&error))
+    }
+
+    async fn ask_each(
+        &self,
+        commands: &redis::Pipeline,
+        deadline: Duration,
+    ) -> Result<Vec<Result<Value, RedisError>>, Error> {
+        if commands.is_empty() {
+            return Ok(Vec::new());
+        }
         self.guarded(deadline, async {
             let mut sent = false;
             let answer = tokio::time::timeout(deadline, async {
                 let Held { number, mut connection } = self.connection().await?;
                 sent = true;
-                let answers = answers(&mut connection, commands).await;
-                let answers = answers.and_then(|all| Ok(redis::from_redis_value(all)?));
-                answers.map_err(|error| self.told(&error, number))
+                let answers = connection.req_packed_commands(commands, 0, commands.len()).await;
+                let answers = answers.map_err(|error| self.told(&error, number))?;
+                let answers: Vec<_> = answers.into_iter().map(Value::extract_error).collect();
+                match answers.first() {
+                    Some(Err(error)) if answers.iter().all(Result::is_err) => Err(self.told(error, number)),
+                    _ => Ok(answers),
+                }
             });
             match answer.await {
                 Ok(result) => result,
@@ -383,13 +414,6 @@ fn patient() -> AsyncConnectionConfig {
 
 fn unusable(why: &str) -> Error {
     Error::new(Kind::Input, format!("url: {why}"))
-}
-
-/// All answers, or the first that is an error.
-async fn answers(connection: &mut impl ConnectionLike, commands: &redis::Pipeline) -> Result<Value, RedisError> {
-    let values = connection.req_packed_commands(commands, 0, commands.len()).await?;
-    let answers = values.into_iter().map(Value::extract_error).collect::<Result<_, _>>()?;
-    Ok(Value::Array(answers))
 }
 
 async fn send_one(

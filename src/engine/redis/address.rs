@@ -37,7 +37,8 @@ pub(crate) fn is_of_cluster(url: &str) -> bool {
 /// What an address says of one Redis, to be sent to at once.
 pub(crate) fn address(url: &str) -> Result<ConnectionInfo, Error> {
     let malformed = |why: &str| {
-        let expected = "expected redis[s]://[user:password@]host[:port][/db] or unix:///path/of.sock";
+        let expected = "expected redis[s]://[user:password@]host[:port][/db] or unix:///path/of.sock \
+                        (redis-sentinel://..., redis-cluster://... for more than one)";
         Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
     };
     let for_tls = ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme));
@@ -53,8 +54,8 @@ pub(crate) fn address(url: &str) -> Result<ConnectionInfo, Error> {
 
 /// The nodes that are named of a cluster.
 pub(crate) fn cluster(url: &str) -> Result<Vec<ConnectionInfo>, Error> {
-    let expected = "expected redis[s]-cluster://[user:password@]host[:port][,host[:port]...]";
-    let parts = Parts::of(url, "cluster").ok_or_else(|| unusable(url, expected))?;
+    let expected = "expected redis[s]-cluster://[user:password@]host[:port][,host[:port]...][?protocol=resp3]";
+    let parts = Parts::of(url, "cluster", &["protocol"]).ok_or_else(|| unusable(url, expected))?;
     if !matches!(parts.path, "" | "0") {
         return Err(unusable(url, "expected no database but 0, which is all that a cluster has"));
     }
@@ -63,9 +64,11 @@ pub(crate) fn cluster(url: &str) -> Result<Vec<ConnectionInfo>, Error> {
 
 /// The sentinels that are named, of which primary, and how to connect to it.
 pub(super) fn sentinels(url: &str) -> Result<Watched, Error> {
-    let expected = "expected redis[s]-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db]";
+    let expected = "expected redis[s]-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db], \
+                    and of options protocol, sentinel-user and sentinel-password";
     let unusable = |()| unusable(url, expected);
-    let parts = Parts::of(url, "sentinel").ok_or(()).map_err(unusable)?;
+    let parts =
+        Parts::of(url, "sentinel", &["protocol", "sentinel-user", "sentinel-password"]).ok_or(()).map_err(unusable)?;
     let (name, db) = parts.path.split_once('/').unwrap_or((parts.path, ""));
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
     if name.is_empty() || !name.bytes().all(plain) {
@@ -102,7 +105,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    fn of(url: &'a str, kind: &str) -> Option<Self> {
+    fn of(url: &'a str, kind: &str, options: &[&str]) -> Option<Self> {
         let (scheme, rest) = url.split_once("://")?;
         let tls = match scheme.strip_suffix(kind)? {
             "redis-" | "valkey-" => false,
@@ -112,7 +115,11 @@ impl<'a> Parts<'a> {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (user, hosts) = authority.rsplit_once('@').map_or((None, authority), |(user, hosts)| (Some(user), hosts));
-        (!query.contains('#') && !path.contains('#')).then_some(Self { tls, user, hosts, path, query })
+        // A host that looks like one of several users would be nobody's.
+        let clear = !query.contains('#') && !path.contains('#') && !user.is_some_and(|user| user.contains('@'));
+        let known =
+            query.split('&').all(|pair| pair.is_empty() || options.contains(&pair.split('=').next().unwrap_or(pair)));
+        (clear && known).then_some(Self { tls, user, hosts, path, query })
     }
 
     fn nodes(&self, user: Option<&str>, port: u16, db: &str, query: &str) -> Result<Vec<ConnectionInfo>, ()> {
@@ -169,14 +176,20 @@ pub(crate) fn by_tls(info: &ConnectionInfo) -> bool {
 /// The scheme, the hosts and their ports of an address, so far as they can't be part of a password.
 pub(super) fn without_password(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (scheme, rest));
-    let (secret, shown) = rest.rsplit_once('@').map_or(("", rest), |(_, host)| ("***@", host));
-    let shown = shown.split(['/', '?', '#']).next().unwrap_or_default();
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let (secret, shown) = match authority.rsplit_once('@') {
+        Some((_, hosts)) => ("***@", hosts),
+        // Perhaps a password goes on for longer.
+        None if rest.contains('@') => ("", "***"),
+        None => ("", authority),
+    };
     let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
     let clear = |host: &str| {
         let (host, port) = host.split_once(':').unwrap_or((host, ""));
         plain(host) && port.bytes().all(|byte| byte.is_ascii_digit()) && port.len() <= 5
     };
     let slashes = if scheme.is_empty() { "" } else { "://" };
+    let scheme = if scheme.contains('@') { "***" } else { scheme };
     format!("{scheme}{slashes}{secret}{}", if shown.split(',').all(clear) { shown } else { "***" })
 }
 
@@ -192,7 +205,11 @@ mod tests {
             ("redis://:hunter2", "redis://***"),
             ("redis://user:hunter2", "redis://***"),
             ("redis://u:hunter2%40h", "redis://***"),
-            ("redis:/hunter2@h", "***@h"),
+            ("redis:/hunter2@h", "***"),
+            ("redis-sentinel://h:1/?sentinel-password=a@hunter2", "redis-sentinel://***"),
+            ("redis-cluster://h:1,g:2/hunter2@x", "redis-cluster://***"),
+            ("redis-cluster://u:hunter2@h:1,g:2/3", "redis-cluster://***@h:1,g:2"),
+            ("redis-cluster://u:hunter2,h", "redis-cluster://***"),
             ("rediss://localhost:6379/x", "rediss://localhost:6379"),
             ("", ""),
         ] {

@@ -37,9 +37,10 @@ impl Confirm {
         (replicas > 0).then_some(Self { replicas, within })
     }
 
-    /// The same, for a call that has so much time left.
+    /// The same, for a call that has so much time left: it may have to wait twice, since a server that has lost the script
+    /// makes it wait for what others wrote before.
     pub(super) fn before(self, left: Duration) -> Self {
-        Self { within: self.within.min(left.saturating_sub(TICK)), ..self }
+        Self { within: self.within.min(left.saturating_sub(TICK) / 2), ..self }
     }
 
     fn command(self) -> Cmd {
@@ -55,9 +56,11 @@ impl Confirm {
         let (Self { replicas, .. }, within) = (self, self.within.max(Duration::from_millis(1)));
         match answer.unwrap_or(Value::Nil).extract_error() {
             Ok(Value::Int(had)) if had >= i64::from(replicas) => None,
-            Ok(Value::Int(had)) => Some(Error::unconfirmed(&format!("{had} of {replicas} within {within:?}"))),
-            Ok(_) => Some(Error::unconfirmed("unknown how many")),
-            Err(error) => Some(Error::unconfirmed(&error.to_string())),
+            Ok(Value::Int(had)) => {
+                Some(Error::unconfirmed(&format!("too few replicas have it: {had} of {replicas} within {within:?}")))
+            }
+            Ok(_) => Some(Error::unconfirmed("how many replicas have it can't be read")),
+            Err(error) => Some(Error::unconfirmed(&format!("redis doesn't say how many replicas have it: {error}"))),
         }
     }
 }

@@ -154,7 +154,8 @@ async fn a_decision_whose_keys_stay_at_two_nodes_is_answered_by_policy_and_holds
         for answer in futures_util::future::join_all((0..8).map(|_| acquire(&limiter, &two, &keys[0]))).await {
             let error = answer.expect_err("split");
             assert!(["not-now", "deadline"].contains(&error.class()), "{round}: {error}");
-            assert_eq!(error.charged(), Charged::No, "{round}: {error}");
+            // The last of its attempts may be under way as the deadline passes.
+            assert!(error.charged() == Charged::No || error.is_deadline(), "{round}: {error}");
         }
         for other in &others {
             let decision = acquire(&limiter, &elsewhere, other).await;
