@@ -6,12 +6,17 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+usage='Usage: bash tests/chaos.sh [--seconds N] [--seed N]
+  --seconds N  how long servers fail in all, 6 or more (60): a sixth of it for each load, in whose time events are told
+  --seed N     draws the same events again (by chance, and printed)'
+
 fail() { printf 'tests/chaos.sh: %s\n' "$*" >&2; exit 2; }
 
 seconds=60
 seed=$((RANDOM * 32768 + RANDOM))
 while [ $# -gt 0 ]; do
     case "$1" in
+        --help | -h) printf '%s\n' "$usage"; exit 0 ;;
         --seconds) seconds=${2-} ;;
         --seed) seed=${2-} ;;
         *) fail "expected --seconds N or --seed N, got $1" ;;

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate::redis::cmd;
-use tollgate::{Cluster, Engine, Limiter, Redis, Request, Rule};
+use tollgate::{By, Charged, Cluster, Engine, Limiter, OnError, Redis, Request, Rule};
 
-use crate::fleet::{ClusterServers, Sentinels, ordered};
+use crate::fleet::{ClusterServers, Sentinels, ordered, told, wait_for};
 use crate::permissions::{least, more};
+use crate::server::Server;
 use crate::tool::{code, lines, stderr, stdout, tollgate};
 
 /// Ends a test that would hang; no machine is so slow that it decides one.
@@ -175,13 +176,74 @@ async fn an_answer_waits_for_replicas_where_it_is_asked_to() {
     let lacking = limiter(3, Duration::from_millis(50));
     let error = lacking.acquire(&rule, "key").await.expect_err("there are but two");
     assert!(error.is_unconfirmed() && error.class() == "unconfirmed", "{error}");
-    assert_eq!(error.charged(), tollgate::Charged::Yes);
+    assert_eq!(error.charged(), Charged::Yes);
     assert_eq!(lacking.peek(&rule, "key").await.expect("takes nothing").remaining, 3);
     let answers = join_all((0..50).map(|_| lacking.acquire(&rule, "key"))).await;
     let unconfirmed = answers.iter().filter(|answer| answer.as_ref().is_err_and(|error| error.is_unconfirmed()));
     assert_eq!(unconfirmed.count(), 3, "denials need nobody's confirmation");
-    let open = rule.clone().on_error(tollgate::OnError::Open).expect("a rule");
+    let open = rule.clone().on_error(OnError::Open).expect("a rule");
     lacking.reset(&rule, "key").await.expect("forgotten");
     let decision = lacking.acquire(&open, "key").await.expect("by policy");
-    assert_eq!((decision.allowed, decision.by), (true, tollgate::By::Policy));
+    assert_eq!((decision.allowed, decision.by), (true, By::Policy));
+}
+
+/// One node that has met nobody doesn't know its own address.
+#[tokio::test]
+async fn a_cluster_of_one_node_is_a_cluster() {
+    let server = Server::with(&["--cluster-enabled", "yes"]);
+    ordered(&server, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    wait_for("the node is well", || told(&server, &["CLUSTER", "INFO"]).contains("cluster_state:ok"));
+    let url = format!("redis-cluster://127.0.0.1:{}", server.port());
+    let limiter = on(Cluster::open(&url).expect("a good address"));
+    assert_eq!(limiter.acquire(&rule("gcra 2/1d"), "key").await.expect("a decision").remaining, 1);
+}
+
+#[tokio::test]
+async fn a_seed_that_is_silent_doesnt_hold_up_the_first_call() {
+    let servers = ClusterServers::of_primaries();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = silent.local_addr().expect("its address").port();
+    let url = servers.url().replace("://", &format!("://127.0.0.1:{port},"));
+    for _ in 0..5 {
+        let limiter = Limiter::new(Cluster::open(&url).expect("a good address"));
+        limiter.acquire(&rule("gcra 9/1d"), "key").await.expect("a decision");
+    }
+}
+
+/// What was taken once isn't taken again while the caller waits for its turn.
+#[tokio::test]
+async fn who_waits_isnt_charged_again_for_what_no_replica_confirmed() {
+    let server = Server::start();
+    let redis = Redis::open(&server.url()).expect("a good address").confirmed_by(1, Duration::from_millis(20));
+    let limiter = Limiter::new(redis);
+    let local = OnError::Local { processes: 2.try_into().expect("two") };
+    // Of Redis's four units two are left, of this process's two none.
+    let rule = rule("sliding-window 4/1s").on_error(local).expect("a rule");
+    limiter.acquire(&rule, Request::new("key").cost(2)).await.expect("by policy");
+    server.forget_commands();
+    let waited = limiter.acquire_wait(&rule, Request::new("key").cost(1), PATIENCE).await.expect("by policy");
+    let calls: u64 = ["evalsha", "eval"]
+        .iter()
+        .filter_map(|name| server.commands().get(*name).copied())
+        .map(|(calls, failed)| calls - failed)
+        .sum();
+    assert_eq!((waited.by, waited.allowed, calls), (By::Local, false, 1), "{waited:?}");
+}
+
+/// It looks at each node's own keys, whatever its user may ask about the cluster.
+#[test]
+fn the_doctor_needs_no_more_of_a_cluster_than_its_smallest_user_may() {
+    let servers = ClusterServers::of_primaries();
+    for node in servers.nodes() {
+        let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">secret"];
+        ordered(node, &[&user[..], &least(), &["+cluster|slots", "+cluster|info", "+asking"]].concat());
+    }
+    let output = tollgate(&["doctor", "--url", &servers.url().replace("://", "://limiter:secret@")]);
+    assert!(code(&output) < 2, "{}{}", stdout(&output), stderr(&output));
+    servers.node(0).signal("-STOP");
+    let output = tollgate(&["doctor", "--url", &servers.url(), "--deadline", "300ms"]);
+    servers.node(0).signal("-CONT");
+    let unfit: Vec<_> = lines(&output).into_iter().filter(|finding| finding["level"] == "unfit").collect();
+    assert_eq!((code(&output), unfit.len()), (2, 1), "one of three: {}", stdout(&output));
+    assert_eq!(unfit[0]["check"], "reachable");
 }

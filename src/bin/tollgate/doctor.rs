@@ -13,7 +13,7 @@ use tollgate::Engine;
 
 use crate::options::Options;
 use crate::{Failure, Outcome};
-use facts::Level;
+use facts::{Finding, Level};
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
@@ -37,9 +37,18 @@ impl Doctor {
         };
         let mut examined = Vec::with_capacity(nodes.len());
         for redis in nodes {
-            let facts = gather::gather(redis, of_cluster, &self.prefix, deadline).await?;
-            let findings = judge::judge(&facts);
-            examined.push((facts.address, findings));
+            let address = redis.address().to_owned();
+            match gather::gather(redis, of_cluster, &self.prefix, deadline).await {
+                Ok(facts) => {
+                    let findings = judge::judge(&facts);
+                    examined.push((facts.address, findings));
+                }
+                // The others are of interest all the same.
+                Err(Failure::Told(why)) if of_cluster => {
+                    examined.push((address, vec![Finding::new("reachable", Level::Unfit, why)]));
+                }
+                Err(failure) => return Err(failure),
+            }
         }
         report::print(anstream::stdout(), self.options.shape(), &examined)?;
         let findings = examined.iter().flat_map(|(_, findings)| findings);

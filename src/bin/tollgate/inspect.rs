@@ -34,6 +34,9 @@ struct Report<'a> {
     rule: &'a str,
     limit_text: String,
     redis_key: &'a str,
+    /// From 1, of a limit that has some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shard: Option<usize>,
     exists: bool,
     ttl_ms: Option<u64>,
     limit: u64,
@@ -51,11 +54,32 @@ impl Inspect {
         let limiter = self.options.limiter()?;
         let key = self.key.as_encoded_bytes();
         let shape = self.options.shape();
-        for state in limiter.inspect(&rule, key).await? {
+        let states = limiter.inspect(&rule, key).await?;
+        let count = states.len();
+        for (at, state) in states.iter().enumerate() {
+            let shard = (count > 1).then_some(at + 1);
             match shape {
-                Shape::Jsonl => json(anstream::stdout(), &report(&rule, String::from_utf8_lossy(key), &state))?,
-                Shape::Table => facts(anstream::stdout(), &explained(&rule, &state))?,
+                Shape::Jsonl => {
+                    let report = Report { shard, ..report(&rule, String::from_utf8_lossy(key), state) };
+                    json(anstream::stdout(), &report)?;
+                }
+                Shape::Table => {
+                    let mut lines = explained(&rule, state);
+                    if let Some(shard) = shard {
+                        lines.insert(1, ("shard", format!("{shard} of {count}")));
+                    }
+                    facts(anstream::stdout(), &lines)?;
+                    if count > 1 {
+                        anstream::println!();
+                    }
+                }
             }
+        }
+        if count > 1 && shape == Shape::Table {
+            let sum = |units: fn(&State) -> u64| states.iter().map(units).sum::<u64>();
+            let (remaining, limit) = (sum(|state| state.decision.remaining), sum(|state| state.decision.limit));
+            let all = format!("{remaining} of {limit} units remain, over {count} shards");
+            facts(anstream::stdout(), &[("all", all)])?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -67,6 +91,7 @@ fn report<'a>(rule: &'a Rule, key: Cow<'a, str>, state: &'a State) -> Report<'a>
         rule: rule.name(),
         limit_text: rule.to_string(),
         redis_key: &state.key,
+        shard: None,
         exists: state.exists,
         ttl_ms: state.expires_after.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
         limit: state.decision.limit,

@@ -107,6 +107,9 @@ impl Options {
                 let message = "--tls-ca, --tls-cert: expected --url rediss://... with them, got no --url";
                 return Err(Failure::Told(message.into()));
             }
+            (None, None) if self.confirmed_by > 0 => {
+                return Err(Failure::Told("--confirmed-by: expected --url with it, got no --url".into()));
+            }
             (None, None) => return Ok(None),
         };
         let (replicas, within) = (self.confirmed_by, self.deadline / 2);

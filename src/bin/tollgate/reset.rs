@@ -29,7 +29,7 @@ impl Reset {
     pub(crate) async fn run(self) -> Outcome {
         let limiter = self.options.limiter()?;
         let style = ProgressStyle::with_template("{wide_bar} {human_pos} of {human_len} keys, {msg} forgotten");
-        let bar = ProgressBar::new(0).with_style(style.expect("a well-formed template"));
+        let bar = ProgressBar::new(0).with_message("0").with_style(style.expect("a well-formed template"));
         let forgotten = limiter.reset_all(&self.rule, |progress| {
             bar.set_length(progress.keys);
             bar.set_position(progress.looked_at);

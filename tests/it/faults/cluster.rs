@@ -167,6 +167,50 @@ async fn a_decision_whose_keys_stay_at_two_nodes_is_answered_by_policy_and_holds
     assert!(instead.by == By::Policy && instead.error.is_some(), "{instead:?}");
 }
 
+/// Callers of one organisation's keys leave in calls of several keys, which neither node decides while the slot moves.
+#[tokio::test]
+async fn keys_that_share_a_slot_are_decided_one_by_one_while_it_moves() {
+    let servers = ClusterServers::of_primaries();
+    let tag = &servers.keys_of(0, 1)[0];
+    let (cluster, limiter) = of(&servers);
+    let (limiter, rule) = (limiter.deadline(PATIENCE), rule("gcra 12/1d", OnError::Closed).tagged("org"));
+    let users: Vec<_> = (0..20).map(|user| format!("of one organisation {user}")).collect();
+    let parts = [("org", tag.as_bytes())];
+    let all = async || {
+        let requests = users.iter().map(|user| Request::new(user).parts(&parts));
+        let alone = futures_util::future::join_all(requests.clone().map(|request| limiter.acquire(&rule, request)));
+        let answers = alone.await.into_iter().chain(limiter.acquire_many(&rule, requests).await);
+        answers.map(|answer| answer.expect("a decision").remaining).max()
+    };
+    assert_eq!(all().await, Some(11));
+    let slot = servers.slot_of(tag);
+    servers.begin_moving(slot, 0, 1);
+    let keys = ordered(servers.node(0), &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "10"]);
+    let keys: Vec<String> = tollgate::redis::from_redis_value(keys).expect("keys");
+    keys.iter().for_each(|key| servers.move_key(key, 0, 1));
+    for remaining in [9, 7, 5] {
+        assert_eq!(all().await, Some(remaining));
+    }
+    assert!(cluster.breakers().iter().all(|(_, breaker)| *breaker == Breaker::Closed));
+}
+
+/// A node that has been taken out of the cluster knows nobody, and says so of every slot.
+#[tokio::test]
+async fn a_node_that_was_taken_out_of_the_cluster_is_asked_no_more() {
+    let servers = ClusterServers::of_primaries();
+    let (cluster, limiter) = of(&servers);
+    let (key, rule) = (&servers.keys_of(0, 1)[0], rule("gcra 9/1d", OnError::Closed));
+    acquire(&limiter, &rule, key).await.expect("a decision");
+    let slot = servers.slot_of(key);
+    servers.begin_moving(slot, 0, 1);
+    servers.move_keys(slot, 0, 1);
+    servers.finish_moving(slot, 0, 1);
+    run(servers.node(0), &["FLUSHALL"]);
+    run(servers.node(0), &["CLUSTER", "RESET", "HARD"]);
+    assert_eq!(answered_again(&limiter, &rule, key).await.remaining, 7);
+    assert!(cluster.refreshes() > 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_moves_under_load_admits_exactly_the_limit_without_an_error() {
     const UNITS: u64 = 3000;

@@ -93,7 +93,7 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
     let user = user.and_then(read::<String>).unwrap_or_else(|_| named.unwrap_or_else(|| "default".into()));
     let cluster = cluster.and_then(read::<String>).map(|text| Fields::of_info(&text));
 
-    let clustered = info.as_ref().is_ok_and(|info| info.number("cluster_enabled") == Some(1));
+    let clustered = of_cluster || info.as_ref().is_ok_and(|info| info.number("cluster_enabled") == Some(1));
     let key = if clustered { asked.key_of_this_node(&scratch).await } else { candidate(1) };
     let missing = asked.missing(&format!("{scratch}:{{{key}}}:cli")).await;
     let before = asked.readings().await;
@@ -123,8 +123,11 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
 async fn said_by_sentinels(redis: &Redis, deadline: Duration) -> Option<Vec<Known<Fields>>> {
     let (name, clients) = redis.sentinels()?;
     let said = clients.iter().map(async |client| {
-        let mut asked = Asked::connect(client, deadline).await?;
-        Ok(Fields::of_pairs(asked.ask(cmd("SENTINEL").arg("MASTER").arg(name)).await?))
+        let said = async {
+            let mut asked = Asked::connect(client, deadline).await?;
+            Ok::<_, String>(Fields::of_pairs(asked.ask(cmd("SENTINEL").arg("MASTER").arg(name)).await?))
+        };
+        said.await.map_err(|why| format!("{}: {why}", client.get_connection_info().addr()))
     });
     Some(join_all(said).await)
 }

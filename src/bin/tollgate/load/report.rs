@@ -247,6 +247,9 @@ impl Report<'_> {
             ("", format!("in {calls}{of} calls on {keys} {on}{sample}, warm-up included")),
             ("", format!("{admitted} admitted; an exact limiter, about {exact_admitted}")),
         ];
+        if audit.sharded && false_denials > 0 {
+            lines.push(("", "of shards: others had what one lacked".to_owned()));
+        }
         if left_out > 0 {
             lines.push(("", format!("{left_out} more left out, which {} certainly didn't decide", self.by)));
         }

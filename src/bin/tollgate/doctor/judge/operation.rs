@@ -141,6 +141,8 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
         let found = format!("{found}; what is told here is this node's, and keys of others are refused (MOVED)");
         Finding::new("cluster", Level::Note, found).advise(format!("--url redis-cluster://{}", facts.address))
     };
+    let alone = finding.level > Level::Note && !facts.of_cluster;
+    let finding = if alone { finding.advise(format!("--url redis-cluster://{}", facts.address)) } else { finding };
     Some(finding.number("state", state).number("slots_ok", covered).number("nodes", nodes))
 }
 
@@ -164,7 +166,7 @@ pub(super) fn sentinels(facts: &Facts) -> Option<Finding> {
             format!("{found}: expected three or more, and a quorum that they can reach, to survive the loss of one");
         Finding::new("sentinels", Level::Warning, found).advise("add Sentinels, on machines of their own")
     } else if let Some(why) = silent {
-        let found = format!("{found}; of one: {why}");
+        let found = format!("{found}; not {why}");
         Finding::new("sentinels", Level::Warning, found).advise("look into that Sentinel's log and its network")
     } else if replicas == 0 {
         Finding::new("sentinels", Level::Warning, format!("{found}; they have no replica to promote"))
