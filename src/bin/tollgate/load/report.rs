@@ -191,6 +191,9 @@ impl Report<'_> {
         if tally.has_stand_ins() {
             let by = tally.by.iter().map(|(by, count)| format!("{count} by {by}"));
             lines.push(("decided", by.collect::<Vec<_>>().join(", ")));
+            if tally.errors.total() == 0 {
+                lines.push(("", tally.first_error.as_ref().map(|why| format!("first: {why}")).unwrap_or_default()));
+            }
         } else {
             lines.push(("decided by", self.by.clone()));
         }
@@ -204,7 +207,7 @@ impl Report<'_> {
             lines.push(("unsent", format!("{WRONG}{}{WRONG:#}, since too many were waiting", tally.unsent)));
         }
         if tally.errors.total() > 0 || tally.has_stand_ins() {
-            lines.push(("longest call", format!("{}, answered or not", human(tally.longest))));
+            lines.push(("longest call", format!("{} from being sent, answered or not", human(tally.longest))));
         }
         let Warmup { answered, errors, unsent } = tally.warmup;
         if errors + unsent > 0 {

@@ -171,6 +171,9 @@ impl Tally {
         record(&mut self.lateness, sent.saturating_duration_since(due));
         match answer {
             Ok(decision) => {
+                if let Some(error) = &decision.error {
+                    self.first_error.get_or_insert_with(|| error.to_string());
+                }
                 match self.by.iter_mut().find(|(by, _)| *by == decision.by) {
                     Some((_, count)) => *count += 1,
                     None => self.by.push((decision.by, 1)),
