@@ -218,7 +218,7 @@ async fn who_waits_isnt_charged_again_for_what_no_replica_confirmed() {
     let limiter = Limiter::new(redis);
     let local = OnError::Local { processes: 2.try_into().expect("two") };
     // Of Redis's four units two are left, of this process's two none.
-    let rule = rule("sliding-window 4/1s").on_error(local).expect("a rule");
+    let rule = rule("sliding-log 4/20s").on_error(local).expect("a rule");
     limiter.acquire(&rule, Request::new("key").cost(2)).await.expect("by policy");
     server.forget_commands();
     let waited = limiter.acquire_wait(&rule, Request::new("key").cost(1), PATIENCE).await.expect("by policy");
