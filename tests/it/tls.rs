@@ -1,5 +1,7 @@
 //! Redis by TLS: whom the client trusts, what it shows, and what it says when that fails.
 
+mod beyond;
+
 use std::time::Duration;
 
 use tollgate::redis::cmd;
