@@ -1,6 +1,7 @@
 //! One binary for all tests that need more than a single module. A missing redis-server is a failure, never a skip.
 
 mod beyond;
+mod certificates;
 mod chaos;
 mod concurrency;
 mod costs;

@@ -15,6 +15,8 @@ pub(crate) struct Server {
     process: Child,
     directory: TempDir,
     port: u16,
+    /// What it wants to know of who looks behind the scenes.
+    password: Option<String>,
 }
 
 impl Server {
@@ -33,11 +35,18 @@ impl Server {
     }
 
     /// By the configuration that this writes into its directory, which it may rewrite.
-    pub(crate) fn with_text(text: &str, options: &[&str]) -> Self {
+    pub(crate) fn with_text(text: &str, options: impl Fn(u16) -> Vec<String>) -> Self {
         Self::launched(|directory, port| {
             std::fs::write(directory.path().join("own.conf"), text).expect("a file");
-            launch(directory, port, &["own.conf"], options)
+            let options = options(port);
+            launch(directory, port, &["own.conf"], &options.iter().map(String::as_str).collect::<Vec<_>>())
         })
+    }
+
+    /// Looked behind by this password, if any.
+    pub(crate) fn known_by(mut self, password: Option<&str>) -> Self {
+        self.password = password.map(str::to_owned);
+        self
     }
 
     /// On another port where somebody else was quicker to take the one that was free, or one that an option names.
@@ -46,7 +55,7 @@ impl Server {
             let directory = tempfile::tempdir().expect("a temporary directory");
             let port = free_port();
             let process = launch(&directory, port);
-            let mut server = Self { process, directory, port };
+            let mut server = Self { process, directory, port, password: None };
             if server.comes_up() {
                 return server;
             }
@@ -83,7 +92,8 @@ impl Server {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("unix://{}", self.socket())
+        let password = self.password.as_ref().map(|password| format!("?pass={password}")).unwrap_or_default();
+        format!("unix://{}{password}", self.socket())
     }
 
     /// The same server by TCP.

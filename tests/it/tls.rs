@@ -1,84 +1,36 @@
-//! Redis by TLS: whom the client trusts, what it shows, and what it says when that fails. All certificates are made here.
+//! Redis by TLS: whom the client trusts, what it shows, and what it says when that fails.
+
+mod beyond;
 
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use tempfile::TempDir;
 use tollgate::redis::cmd;
 use tollgate::{Charged, Error, Limiter, Redis, Rule, Tls};
 
+use crate::certificates::{Authority, Pair, Papers};
 use crate::server::{Server, free_port};
 use crate::tool::{code, command, stderr, stdout};
 
 /// Ends a test that would hang; no machine is so slow that it decides one.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Who signs certificates.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
-
-/// A certificate and its key, as PEM.
-struct Pair {
-    certificate: String,
-    key: String,
-}
-
-impl Authority {
-    fn new(name: &str) -> Self {
-        let mut params = CertificateParams::new([]).expect("no names");
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("a certificate"))
-    }
-
-    fn pem(&self) -> String {
-        self.0.pem()
-    }
-
-    /// A certificate for a host or an address.
-    fn signs(&self, name: &str) -> Pair {
-        let key = KeyPair::generate().expect("a key");
-        let mut params = CertificateParams::new([name.to_owned()]).expect("a name");
-        params.distinguished_name.push(DnType::CommonName, name);
-        let certificate = params.signed_by(&key, &self.0).expect("a certificate").pem();
-        Pair { certificate, key: key.serialize_pem() }
-    }
-
-    fn trusted(&self) -> Tls {
-        Tls::new().authority(self.pem().as_bytes()).expect("an authority")
-    }
-}
-
 /// A server that listens by TLS too, and the files that it was given.
 struct Secured {
     server: Server,
-    files: TempDir,
+    papers: Papers,
     port: u16,
 }
 
 impl Secured {
-    fn start(authority: &Authority, name: &str, clients: &str) -> Self {
-        Self::showing(authority.signs(name), authority, clients)
+    fn start(authority: &Authority, name: &str, clients: &'static str) -> Self {
+        Self::showing(authority.signs(&[name]), authority, clients)
     }
 
-    fn showing(Pair { certificate, key }: Pair, authority: &Authority, clients: &str) -> Self {
-        let (files, port) = (tempfile::tempdir().expect("a temporary directory"), free_port());
-        let path = |file: &str| files.path().join(file).display().to_string();
-        for (file, text) in [("ca.pem", authority.pem()), ("server.pem", certificate), ("server.key", key)] {
-            std::fs::write(path(file), text).expect("written");
-        }
-        let server = Server::with(&[
-            "--tls-port",
-            &port.to_string(),
-            "--tls-ca-cert-file",
-            &path("ca.pem"),
-            "--tls-cert-file",
-            &path("server.pem"),
-            "--tls-key-file",
-            &path("server.key"),
-            "--tls-auth-clients",
-            clients,
-        ]);
-        Self { server, files, port }
+    fn showing(pair: Pair, authority: &Authority, clients: &'static str) -> Self {
+        let (papers, port) = (Papers::of(authority, pair, clients), free_port());
+        let options = papers.at(port);
+        let server = Server::with(&options.iter().map(String::as_str).collect::<Vec<_>>());
+        Self { server, papers, port }
     }
 
     fn url(&self) -> String {
@@ -87,10 +39,6 @@ impl Secured {
 
     fn limiter(&self, tls: &Tls) -> Limiter {
         Limiter::new(Redis::open_with_tls(&self.url(), tls).expect("a good address")).deadline(PATIENCE)
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.files.path().join(name).display().to_string()
     }
 }
 
@@ -149,8 +97,7 @@ async fn a_certificate_for_another_host_is_refused() {
 #[tokio::test]
 async fn an_authoritys_own_certificate_is_refused() {
     let authority = Authority::new("ours");
-    let own = Pair { certificate: authority.pem(), key: authority.0.key().serialize_pem() };
-    let secured = Secured::showing(own, &authority, "no");
+    let secured = Secured::showing(authority.itself(), &authority, "no");
     let error = refused(&secured.limiter(&authority.trusted())).await;
     assert!(error.is_unreachable() && error.to_string().contains("CaUsedAsEndEntity"), "{error:?}");
 }
@@ -159,13 +106,9 @@ async fn an_authoritys_own_certificate_is_refused() {
 async fn a_server_that_asks_who_calls_is_shown_a_certificate() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let secured = Secured::start(&ours, "127.0.0.1", "yes");
-    let shown = |by: &Authority| {
-        let Pair { certificate, key } = by.signs("limiter");
-        ours.trusted().certificate(certificate.as_bytes(), key.as_bytes()).expect("a certificate")
-    };
-    let limiter = secured.limiter(&shown(&ours));
+    let limiter = secured.limiter(&ours.trusted_by(&ours));
     assert!(limiter.acquire(&rule(), "key").await.expect("a decision").allowed);
-    for tls in [ours.trusted(), shown(&theirs)] {
+    for tls in [ours.trusted(), ours.trusted_by(&theirs)] {
         // The server closes as it says why, so its reason may be lost.
         let error = refused(&secured.limiter(&tls)).await;
         assert!(error.is_unreachable() && !error.is_deadline() && error.charged() == Charged::No, "{error:?}");
@@ -175,7 +118,7 @@ async fn a_server_that_asks_who_calls_is_shown_a_certificate() {
 #[test]
 fn what_is_no_certificate_and_no_key_is_told_at_once() {
     let authority = Authority::new("ours");
-    let (one, other) = (authority.signs("one"), authority.signs("other"));
+    let (one, other) = (authority.signs(&["one"]), authority.signs(&["other"]));
     let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     for (pem, got) in [("", "none"), (one.key.as_str(), "none"), (&one.key[..40], "something else"), (broken, "")] {
         let error = Tls::new().authority(pem.as_bytes()).unwrap_err();
@@ -225,12 +168,12 @@ fn no_address_leaves_a_certificate_unchecked() {
 fn the_tool_decides_by_tls() {
     let authority = Authority::new("ours");
     let secured = Secured::start(&authority, "127.0.0.1", "yes");
-    let Pair { certificate, key } = authority.signs("tool");
+    let Pair { certificate, key } = authority.signs(&["tool"]);
     for (file, text) in [("tool.pem", &certificate), ("tool.key", &key)] {
-        std::fs::write(secured.file(file), text).expect("written");
+        secured.papers.write(file, text);
     }
-    let (url, ca) = (secured.url(), secured.file("ca.pem"));
-    let (cert, key) = (secured.file("tool.pem"), secured.file("tool.key"));
+    let (url, ca) = (secured.url(), secured.papers.file("ca.pem"));
+    let (cert, key) = (secured.papers.file("tool.pem"), secured.papers.file("tool.key"));
     let probe = |options: &[&str]| {
         let mut command = command(&[&["probe", "gcra 5/30d", "key", "--deadline", "30s"], options].concat());
         for variable in ["TOLLGATE_TLS_CA", "TOLLGATE_TLS_CERT", "TOLLGATE_TLS_KEY"] {
@@ -253,7 +196,7 @@ fn the_tool_decides_by_tls() {
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert!(stdout(&output).contains("\"remaining\":3"));
 
-    let missing = secured.file("missing.pem");
+    let missing = secured.papers.file("missing.pem");
     for (options, told) in [
         (vec!["--url", &url, "--tls-ca", &missing], format!("--tls-ca {missing}: No such file")),
         (vec!["--url", &url, "--tls-ca", &key], format!("--tls-ca {key}: authority: expected")),

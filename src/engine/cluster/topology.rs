@@ -200,6 +200,8 @@ impl Topology {
             match answer {
                 Ok((runs, true)) => return self.map_of(&runs),
                 Ok((runs, false)) => doubtful = doubtful.or(Some(runs)),
+                // Who refuses a password tells more than who is away.
+                Err(_) if why.as_ref().is_some_and(Error::is_authentication) => {}
                 Err(error) => why = Some(error),
             }
         }

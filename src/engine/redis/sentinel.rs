@@ -5,11 +5,12 @@ use std::fmt;
 #[cfg(feature = "tls")]
 use deadpool_redis::redis::TlsMode;
 use deadpool_redis::redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
-use deadpool_redis::redis::{Client, ConnectionInfo, ErrorKind, RedisError};
-use futures_util::future::select_ok;
+use deadpool_redis::redis::{Client, ConnectionInfo, ErrorKind, RedisError, Value, cmd};
+use futures_util::stream::{self, StreamExt};
 use tokio::sync::Mutex;
 
 use super::address::Watched;
+use super::errors::from_connecting;
 use super::unusable;
 use crate::error::{Error, Kind};
 
@@ -33,11 +34,48 @@ impl Sentinels {
     }
 
     /// How to connect to the primary: where the first Sentinel to answer says, if who is there says the same of itself.
+    /// If none does and one was refused, that is why: nobody takes a wrong password for an outage because another
+    /// Sentinel is down.
     pub(super) async fn primary(&self) -> Result<Client, Error> {
-        let lookups = self.each.iter().map(|client| Box::pin(async { client.lock().await.async_get_client().await }));
-        let found = select_ok(lookups).await.map_err(|error| self.told(&error))?.0;
-        let there = self.watched.primary.clone().set_addr(found.get_connection_info().addr().clone());
-        Client::open(there).map_err(|error| self.told(&error))
+        let lookups = (0..self.each.len()).map(|at| self.lookup(at));
+        let mut lookups = stream::iter(lookups).buffer_unordered(self.each.len());
+        let mut why = None;
+        while let Some(found) = lookups.next().await {
+            match found {
+                Ok(found) => {
+                    let there = self.watched.primary.clone().set_addr(found.get_connection_info().addr().clone());
+                    return Client::open(there).map_err(|error| self.told(&error));
+                }
+                Err(_) if why.as_ref().is_some_and(Error::is_authentication) => {}
+                Err(error) => why = Some(error),
+            }
+        }
+        Err(why.unwrap_or_else(|| Error::new(Kind::Unreachable, format!("no {}", self.watched))))
+    }
+
+    async fn lookup(&self, at: usize) -> Result<Client, Error> {
+        let found = self.each[at].lock().await.async_get_client().await;
+        let error = match found {
+            Ok(found) => return Ok(found),
+            Err(error) => self.told(&error),
+        };
+        if !error.is_authentication() {
+            return Err(error);
+        }
+        // redis-rs doesn't say whether the Sentinel refused or the primary.
+        Err(self.refused(&self.watched.sentinels[at]).await.unwrap_or(error))
+    }
+
+    /// What this Sentinel says if it is the one that refuses.
+    async fn refused(&self, sentinel: &ConnectionInfo) -> Option<Error> {
+        let asked = async {
+            let client = Client::open(sentinel.clone())?;
+            let mut connection = client.get_multiplexed_async_connection().await?;
+            cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&self.watched.name).query_async(&mut connection).await
+        };
+        let answer: Result<Value, RedisError> = asked.await;
+        let error = from_connecting(&answer.err()?, &format!("sentinel {}", sentinel.addr()));
+        error.is_authentication().then_some(error)
     }
 
     pub(super) fn themselves(&self) -> (&str, Vec<Client>) {
@@ -50,7 +88,7 @@ impl Sentinels {
             let why = "they know of none by this name that is up";
             return Error::new(Kind::Unreachable, format!("no {}: {why}", self.watched));
         }
-        super::errors::from_connecting(error, &self.watched.to_string())
+        from_connecting(error, &self.watched.to_string())
     }
 }
 

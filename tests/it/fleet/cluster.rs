@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tollgate::redis::from_redis_value;
 
-use super::{ordered, told, wait_for};
+use super::{Setup, ordered, told, wait_for, words};
 use crate::server::{Server, free_port, spawn};
 
 const SLOTS: u16 = 16384;
@@ -19,22 +19,27 @@ pub(crate) struct ClusterServers {
     /// Where the nodes talk to each other.
     buses: Vec<String>,
     ids: Vec<String>,
+    setup: Setup,
 }
 
 impl ClusterServers {
     pub(crate) fn start() -> Self {
-        Self::of(2 * PRIMARIES)
+        Self::of(2 * PRIMARIES, Setup::default())
     }
 
     /// Without replicas: a primary that is lost isn't replaced.
     pub(crate) fn of_primaries() -> Self {
-        Self::of(PRIMARIES)
+        Self::of_primaries_with(Setup::default())
     }
 
-    fn of(count: usize) -> Self {
-        let (nodes, buses): (Vec<_>, Vec<_>) = (0..count).map(|_| node()).unzip();
+    pub(crate) fn of_primaries_with(setup: Setup) -> Self {
+        Self::of(PRIMARIES, setup)
+    }
+
+    fn of(count: usize, setup: Setup) -> Self {
+        let (nodes, buses): (Vec<_>, Vec<_>) = (0..count).map(|_| node(&setup)).unzip();
         let ids = nodes.iter().map(|node| told(node, &["CLUSTER", "MYID"])).collect();
-        let cluster = Self { nodes, buses, ids };
+        let cluster = Self { nodes, buses, ids, setup };
         for (at, node) in cluster.nodes.iter().enumerate() {
             ordered(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
             if at < PRIMARIES {
@@ -73,7 +78,7 @@ impl ClusterServers {
     /// With the addresses of all nodes.
     pub(crate) fn url(&self) -> String {
         let ports: Vec<_> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-        format!("redis-cluster://{}", ports.join(","))
+        format!("{}-cluster://{}", self.setup.scheme(), ports.join(","))
     }
 
     pub(crate) fn nodes(&self) -> &[Server] {
@@ -90,8 +95,8 @@ impl ClusterServers {
 
     /// Starts one again that was killed, which is a replica then if another has taken its place.
     pub(crate) fn start_again(&mut self, at: usize) {
-        let options = options(&self.buses[at]);
-        self.nodes[at].start_again(&options);
+        let of_setup = self.setup.of_server(self.nodes[at].port());
+        self.nodes[at].start_again(&words(&options(&self.buses[at]), &of_setup));
     }
 
     /// The node that has the same slots as this one: its replica, or its primary.
@@ -163,13 +168,13 @@ impl ClusterServers {
 }
 
 /// A node, and the port of its own where other nodes talk to it.
-fn node() -> (Server, String) {
+fn node(setup: &Setup) -> (Server, String) {
     let bus = std::cell::RefCell::default();
     let server = Server::launched(|directory, port| {
         *bus.borrow_mut() = free_port().to_string();
-        spawn(directory, port, &options(&bus.borrow()))
+        spawn(directory, port, &words(&options(&bus.borrow()), &setup.of_server(port)))
     });
-    (server, bus.into_inner())
+    (server.known_by(setup.password), bus.into_inner())
 }
 
 fn options(bus: &str) -> [&str; 14] {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tollgate::redis::from_redis_value;
 
-use super::{asked, ordered, told, wait_for};
+use super::{Setup, asked, ordered, server, told, wait_for, words};
 use crate::server::Server;
 
 /// What the sentinels call the primary.
@@ -14,21 +14,32 @@ const NAME: &str = "main";
 pub(crate) struct Sentinels {
     servers: Vec<Server>,
     sentinels: Vec<Server>,
+    setup: Setup,
 }
 
 impl Sentinels {
     pub(crate) fn start() -> Self {
-        let first = Server::with(&["--repl-diskless-sync-delay", "0"]);
+        Self::with(Setup::default())
+    }
+
+    pub(crate) fn with(setup: Setup) -> Self {
+        let first = server(&setup, &["--repl-diskless-sync-delay", "0"]);
         let primary = format!("127.0.0.1 {}", first.port());
-        let replica = || Server::with(&["--replicaof", &primary, "--repl-diskless-sync-delay", "0"]);
+        let replica = || server(&setup, &["--replicaof", &primary, "--repl-diskless-sync-delay", "0"]);
         let servers = vec![first, replica(), replica()];
+        // Those who want a password give it to each other, too.
+        let own = setup.of_sentinels.map(|word| format!("requirepass {word}\n")).unwrap_or_default();
+        let primarys = setup.password.map(|word| format!("sentinel auth-pass {NAME} {word}\n")).unwrap_or_default();
         let text = format!(
             "sentinel monitor {NAME} {primary} 2\n\
              sentinel down-after-milliseconds {NAME} 500\n\
              sentinel failover-timeout {NAME} 2000\n\
-             sentinel parallel-syncs {NAME} 2\n"
+             sentinel parallel-syncs {NAME} 2\n\
+             {primarys}{own}"
         );
-        let sentinels: Vec<_> = (0..3).map(|_| Server::with_text(&text, &["--sentinel"])).collect();
+        let options = |port| [vec!["--sentinel".to_owned()], setup.of_sentinel(port)].concat();
+        let sentinel = || Server::with_text(&text, options).known_by(setup.of_sentinels);
+        let sentinels: Vec<_> = std::iter::repeat_with(sentinel).take(3).collect();
         for sentinel in &sentinels {
             // They look and talk some times as often as they would. A replica of which a sentinel has heard nothing for
             // three times the first, or five times the second, isn't promoted.
@@ -36,7 +47,7 @@ impl Sentinels {
                 ordered(sentinel, &["SENTINEL", "DEBUG", &format!("{what}-PERIOD"), ms]);
             }
         }
-        let fleet = Self { servers, sentinels };
+        let fleet = Self { servers, sentinels, setup };
         fleet.wait_until_whole();
         fleet
     }
@@ -63,7 +74,7 @@ impl Sentinels {
 
     pub(crate) fn url_of(&self, name: &str) -> String {
         let ports: Vec<_> = self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
-        format!("redis-sentinel://{}/{name}", ports.join(","))
+        format!("{}-sentinel://{}/{name}", self.setup.scheme(), ports.join(","))
     }
 
     pub(crate) fn server(&self, at: usize) -> &Server {
@@ -109,7 +120,9 @@ impl Sentinels {
     pub(crate) fn start_again(&mut self, at: usize) {
         let primary = self.primary().expect("another primary");
         let primary = format!("127.0.0.1 {}", self.servers[primary].port());
-        self.servers[at].start_again(&["--replicaof", &primary, "--repl-diskless-sync-delay", "0"]);
+        let of_setup = self.setup.of_server(self.servers[at].port());
+        let options = words(&["--replicaof", &primary, "--repl-diskless-sync-delay", "0"], &of_setup);
+        self.servers[at].start_again(&options);
     }
 
     pub(crate) fn kill_sentinel(&mut self, at: usize) {
