@@ -345,25 +345,38 @@ impl Redis {
         scan.cmd("SCAN").arg(from).arg("MATCH").arg(which.glob).arg("COUNT").arg(STEP);
         let ((next, keys),): ((u64, Vec<Vec<u8>>),) = self.ask(&scan, deadline).await?;
         let keys: Vec<_> = keys.into_iter().filter(|key| (which.exactly)(which, key)).collect();
-        // Each by itself, since a cluster's node removes no keys of two slots at once.
-        let mut unlink = redis::Pipeline::with_capacity(keys.len());
-        for key in keys {
-            unlink.cmd("UNLINK").arg(key);
+        let (mut removed, elsewhere) = self.remove(Guest::No, keys, deadline).await?;
+        if !elsewhere.is_empty() {
+            // On their way to this node. Any others have gone from it.
+            removed += self.remove(Guest::Yes, elsewhere, deadline).await?.0;
         }
-        let answers = match self.ask_each(&unlink, deadline).await {
-            Err(error) if error.detour().is_some() => Vec::new(),
-            answers => answers?,
+        Ok(Swept { next, looked_at: STEP, removed })
+    }
+
+    /// How many of these keys it removed, and those that are another node's. Each by itself, since a cluster's node removes
+    /// no keys of two slots at once.
+    async fn remove(&self, guest: Guest, keys: Vec<Vec<u8>>, deadline: Duration) -> Result<(u64, Vec<Vec<u8>>), Error> {
+        let each = if guest == Guest::Yes { 2 } else { 1 };
+        let mut commands = redis::Pipeline::with_capacity(each * keys.len());
+        for key in &keys {
+            if guest == Guest::Yes {
+                commands.cmd("ASKING");
+            }
+            commands.cmd("UNLINK").arg(key);
+        }
+        let answers = match self.ask_each(&commands, deadline).await {
+            Err(error) if error.detour().is_some() => return Ok((0, keys)),
+            answers => answers?.into_iter().skip(each - 1).step_by(each),
         };
-        let mut removed = 0;
-        for answer in answers {
+        let (mut removed, mut elsewhere) = (0, Vec::new());
+        for (answer, key) in answers.zip(keys) {
             match answer {
                 Ok(value) => removed += redis::from_redis_value::<u64>(value).unwrap_or_default(),
-                // It has moved to another node since.
-                Err(error) if error.redirect_node().is_some() => {}
+                Err(error) if error.redirect_node().is_some() => elsewhere.push(key),
                 Err(error) => return Err(from_answer(&error)),
             }
         }
-        Ok(Swept { next, looked_at: STEP, removed })
+        Ok((removed, elsewhere))
     }
 
     /// Commands that decide nothing: all answers, or the first that is an error.

@@ -49,16 +49,18 @@ impl Limit {
     /// A part without a unit.
     pub(crate) fn share(&self, of: NonZeroU32) -> Result<Self, RuleError> {
         let of = u64::from(of.get());
-        if let Some((what, units)) = self.too_few_for(of) {
+        let (spread, kept_back) = self.but_for_estimates(of);
+        if let Some((what, units)) = spread.too_few_for(of) {
+            let (least, units) = (of + kept_back, units + kept_back);
             return Err(RuleError::new(format!(
-                "{self}: expected a {what} of at least {of}, one for each process, got {units}"
+                "{self}: expected a {what} of at least {least}, one for each process, got {units}"
             )));
         }
         if of == 1 && self.shards.is_none() {
             return Ok(self.clone());
         }
         // What doesn't divide goes to the first ones.
-        let share = self.part(of - 1, of)?;
+        let share = spread.part(of - 1, of)?;
         match &self.name {
             Some(name) => share.named(name),
             None => Ok(share),
@@ -67,30 +69,30 @@ impl Limit {
 
     /// So many parts that are this limit together: what doesn't divide goes to the first ones, one unit each.
     pub(super) fn in_shards(&self, of: u64) -> Result<Shards, RuleError> {
-        if self.algorithm == Algorithm::SlidingWindow {
-            return self.in_shards_of_estimates(of);
-        }
-        if let Some((what, units)) = self.too_few_for(of) {
+        let (spread, kept_back) = self.but_for_estimates(of);
+        if let Some((what, units)) = spread.too_few_for(of) {
+            let (most, beside) = match kept_back {
+                0 => (units, ""),
+                _ => (self.rate.div_ceil(2), ", beside one for each but one that their estimates keep back"),
+            };
             return Err(RuleError::new(format!(
-                "shards: expected a whole number from 1 to {units}, a unit of the {what} for each, got {of}"
+                "shards: expected a whole number from 1 to {most}, a unit of the {what} for each{beside}, got {of}"
             )));
         }
-        self.divided(of)
+        spread.divided(of)
     }
 
-    /// Each estimates its own part of the window before, and rounds it down. Were they the limit together, these could
-    /// admit a unit for each but one above the whole's estimate: with P and C what all of them have of the window before,
-    /// weighted, and of the current one, each keeps `p + c < l + 1`, so together `P + C < L + N` where the l are L in sum.
-    /// So `N - 1` units are kept back, and `floor(P) + C` is the limit at most.
-    fn in_shards_of_estimates(&self, of: u64) -> Result<Shards, RuleError> {
-        let kept_back = of - 1;
-        if self.rate < of + kept_back {
-            let most = self.rate.div_ceil(2);
-            let why = "a unit of the rate for each, beside one for each but one that their estimates keep back";
-            return Err(RuleError::new(format!("shards: expected a whole number from 1 to {most}, {why}, got {of}")));
-        }
-        let rate = self.rate - kept_back;
-        Self { rate, capacity: rate, ..self.clone() }.divided(of)
+    /// What can be divided into so many parts, and the units that can't.
+    ///
+    /// Each part of a sliding window estimates what it had in the window before, and rounds that down. Were they the limit
+    /// together, these could admit a unit for each but one above the whole's estimate: with P and C what all of them have
+    /// of the window before, weighted, and of the current one, each keeps `p + c < l + 1`, so together `P + C < L + N`
+    /// where the l are L in sum. With `N - 1` units kept back, `floor(P) + C` is the limit at most.
+    fn but_for_estimates(&self, parts: u64) -> (Self, u64) {
+        let kept_back =
+            if self.algorithm == Algorithm::SlidingWindow { parts.saturating_sub(1).min(self.rate) } else { 0 };
+        let (rate, capacity) = (self.rate - kept_back, self.capacity - kept_back);
+        (Self { rate, capacity, ..self.clone() }, kept_back)
     }
 
     fn divided(&self, of: u64) -> Result<Shards, RuleError> {
@@ -175,7 +177,7 @@ mod tests {
             ("token-bucket 10/1s max-debt 50", 4, "token-bucket 5/2s burst 2 max-debt 12"),
             ("fixed-window 100/1h burst 300 start 8m", 7, "fixed-window 14/1h burst 42 start 8m"),
             ("fixed-window 100/1h start first-hit", 2, "fixed-window 50/1h start first-hit"),
-            ("sliding-window 1000/1h", 3, "sliding-window 333/1h"),
+            ("sliding-window 1000/1h", 3, "sliding-window 332/1h"),
             ("sliding-log 50000/1d max 50000", 2, "sliding-log 25000/1d max 50000"),
             ("concurrency 8 ttl 30s", 3, "concurrency 2 ttl 30s"),
             // Of all of it: a process that decides alone has no shards to spread over.

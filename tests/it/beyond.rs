@@ -247,3 +247,47 @@ fn the_doctor_needs_no_more_of_a_cluster_than_its_smallest_user_may() {
     assert_eq!((code(&output), unfit.len()), (2, 1), "one of three: {}", stdout(&output));
     assert_eq!(unfit[0]["check"], "reachable");
 }
+
+/// WAIT lasts for as long as the most patient of a flight has time, and replicas that are there need but a moment.
+#[tokio::test]
+async fn replicas_that_are_there_confirm_whatever_the_deadlines() {
+    let servers = Sentinels::start();
+    let redis = Redis::open(&servers.url()).expect("a good address").confirmed_by(1, PATIENCE);
+    let limiter = on(redis);
+    let rule = rule("gcra 100000/1d");
+    limiter.acquire(&rule, "first").await.expect("a decision");
+    for _ in 0..20 {
+        let calls = (0..100_u64).map(async |number| {
+            let (key, hasty) = (format!("user:{number}"), Duration::from_millis(60 + number));
+            let request = Request::new(&key);
+            let request = if number % 2 == 0 { request.deadline(hasty) } else { request };
+            limiter.acquire(&rule, request).await
+        });
+        for answer in join_all(calls).await {
+            // A busy machine may keep the hasty ones waiting.
+            assert!(
+                answer.as_ref().is_ok() || answer.as_ref().is_err_and(|error| !error.is_unconfirmed()),
+                "{answer:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_rule_is_forgotten_in_slots_that_are_moving_too() {
+    let servers = ClusterServers::of_primaries();
+    let (limiter, rule) = (on_cluster(&servers), rule("gcra 9/1d").named("moving").expect("a name"));
+    let tag = &servers.keys_of(0, 1)[0];
+    let tagged = rule.tagged("org");
+    let users: Vec<_> = (0..40).map(|user| format!("user:{user}")).collect();
+    let parts = [("org", tag.as_bytes())];
+    let requests = users.iter().map(|user| Request::new(user).parts(&parts));
+    let taken = limiter.acquire_many(&tagged, requests).await;
+    assert!(taken.iter().all(Result::is_ok));
+    let slot = servers.slot_of(tag);
+    servers.begin_moving(slot, 0, 1);
+    let keys = ordered(servers.node(0), &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "15"]);
+    let keys: Vec<String> = tollgate::redis::from_redis_value(keys).expect("keys");
+    keys.iter().for_each(|key| servers.move_key(key, 0, 1));
+    assert_eq!(limiter.reset_all("moving", |_| ()).await.expect("forgotten"), 40);
+}

@@ -77,6 +77,11 @@ pub(super) fn sentinels(url: &str) -> Result<Watched, Error> {
     // Of the options, two are for the sentinels alone.
     let option = |name: &str| parts.query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
     let (user, password) = (option("sentinel-user"), option("sentinel-password"));
+    // What would end it early must be encoded.
+    let whole = |text: &&str| !text.contains(['/', '?', '#', '@']);
+    if !user.iter().chain(&password).all(whole) || user.is_some_and(|user| user.contains(':')) {
+        return Err(unusable(()));
+    }
     let user = match (user, password) {
         (None, None) => None,
         (user, password) => Some(format!("{}:{}", user.unwrap_or_default(), password.unwrap_or_default())),
@@ -210,6 +215,8 @@ mod tests {
             ("redis-cluster://h:1,g:2/hunter2@x", "redis-cluster://***"),
             ("redis-cluster://u:hunter2@h:1,g:2/3", "redis-cluster://***@h:1,g:2"),
             ("redis-cluster://u:hunter2,h", "redis-cluster://***"),
+            ("redis-sentinel://h/main?sentinel-user=u&sentinel-password=1?hunter2", "redis-sentinel://h"),
+            ("redis-sentinel://h/main?sentinel-passwrd=hunter2", "redis-sentinel://h"),
             ("rediss://localhost:6379/x", "rediss://localhost:6379"),
             ("", ""),
         ] {

@@ -46,8 +46,8 @@ impl Redis {
         let mut under_way: Vec<_> = (0..batches.len()).collect();
         let mut waits = WAITS.into_iter();
         loop {
-            let Some(first) = passengers.first() else { return };
-            let confirm = self.confirms(first.saturating_duration_since(Instant::now()));
+            let Some(last) = passengers.deadlines().max() else { return };
+            let confirm = self.confirms(last.saturating_duration_since(Instant::now()));
             let those = under_way.iter().map(|at| &batches[*at]).collect();
             let sent = pin!(self.send_all(held, those, confirm));
             let Some(answered) = passengers.until(sent, |_, answer| answer.late(true)).await else { return };
@@ -107,8 +107,9 @@ impl Redis {
         let missing: Vec<_> = (0..batches.len()).filter(|at| answers[*at].as_ref().is_err_and(is_noscript)).collect();
         if !missing.is_empty() {
             let those: Vec<_> = missing.iter().map(|at| batches[*at]).collect();
-            let (again, still) = send(&mut connection, called(&those, How::ByText), Guest::No, confirm).await;
-            lacking = lacking.or(still);
+            let again;
+            // It tells of all that this connection has written.
+            (again, lacking) = send(&mut connection, called(&those, How::ByText), Guest::No, confirm).await;
             missing.into_iter().zip(again).for_each(|(at, answer)| answers[at] = answer);
         }
         let read = |(answer, batch): (Result<Value, RedisError>, _)| match answer {
@@ -120,9 +121,8 @@ impl Redis {
 }
 
 impl Passengers {
-    /// When the first of them gives up; none if nobody waits any more.
-    fn first(&self) -> Option<Instant> {
-        self.0.iter().flatten().map(|answer| answer.until).min()
+    fn deadlines(&self) -> impl Iterator<Item = Instant> {
+        self.0.iter().flatten().map(|answer| answer.until)
     }
 
     /// What comes of this, while those whose deadlines pass are told so; none if nobody waits any more.
@@ -132,7 +132,7 @@ impl Passengers {
         late: impl Fn(usize, &Answer) -> Error,
     ) -> Option<T> {
         loop {
-            let first = self.first()?;
+            let first = self.deadlines().min()?;
             if let Ok(done) = tokio::time::timeout_at(first.max(Instant::now() + GRAIN), &mut future).await {
                 return Some(done);
             }

@@ -38,9 +38,10 @@ impl Confirm {
     }
 
     /// The same, for a call that has so much time left: it may have to wait twice, since a server that has lost the script
-    /// makes it wait for what others wrote before.
+    /// makes it wait for what others wrote before. Replicas that are there get a quarter of it, however short it is.
     pub(super) fn before(self, left: Duration) -> Self {
-        Self { within: self.within.min(left.saturating_sub(TICK) / 2), ..self }
+        let most = (left / 2).saturating_sub(TICK).max(left / 4);
+        Self { within: self.within.min(most), ..self }
     }
 
     fn command(self) -> Cmd {
