@@ -57,3 +57,23 @@ where
         p99_us: microseconds(0.99),
     }
 }
+
+/// The slices of each variant, which have their turns one after the other in every round, after a short one each that isn't
+/// measured.
+pub async fn in_turn<V: Copy>(
+    variants: impl Iterator<Item = V> + Clone,
+    rounds: usize,
+    time: Duration,
+    slice: impl AsyncFn(V, Duration) -> Slice,
+) -> Vec<Vec<Slice>> {
+    for variant in variants.clone() {
+        slice(variant, Duration::from_millis(50)).await;
+    }
+    let mut slices: Vec<_> = variants.clone().map(|_| Vec::with_capacity(rounds)).collect();
+    for _ in 0..rounds {
+        for (slices, variant) in slices.iter_mut().zip(variants.clone()) {
+            slices.push(slice(variant, time).await);
+        }
+    }
+    slices
+}

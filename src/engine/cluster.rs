@@ -250,7 +250,8 @@ impl Cluster {
             let (next, manner) = match error.detour() {
                 Some(Detour::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Manner::Along),
                 Some(Detour::Ask { to }) => (self.topology.learn(to, &node, None)?, Manner::AsGuest),
-                // Of one key this isn't said, and a call of several has been asked again and again by the node's own way.
+                // An ask goes on by a call of its one key, of which this is never said; a call of several keys has been put
+                // again by the node's own waits.
                 Some(Detour::Again) => (self.owner(slot, until).await?, Manner::Apart),
                 Some(Detour::Nobody) => {
                     self.topology.refresh_soon();

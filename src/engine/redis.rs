@@ -77,6 +77,17 @@ enum Way {
     Sentinels(Box<Sentinels>),
 }
 
+impl Shared {
+    /// The way, which can be gone then.
+    fn way(&self) -> &Way {
+        #[cfg(feature = "tls")]
+        if self.by_tls {
+            tls::have_a_provider();
+        }
+        &self.way
+    }
+}
+
 impl fmt::Debug for Shared {
     /// Nothing of the pool, which knows the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -177,8 +188,8 @@ impl Redis {
     /// Costs the round trip from the primary to its replicas. Redis waits on the connection that all share, so where
     /// replicas are missing each flight of calls holds up the next, denials too, and most end at their deadline or by the
     /// [breaker](Self::breaker), with the charge unknown. Redis may look up to 100 ms too late whether the time is over, so
-    /// it is cut to half of what the deadline leaves beside that. What gives back, and [blocks](crate::Limiter::block),
-    /// isn't waited for.
+    /// it is cut to half of the time that is left, less 100 ms, or a quarter of it if that is more. What gives back, and
+    /// [blocks](crate::Limiter::block), isn't waited for.
     #[must_use]
     pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
         self.confirm(Confirm::by(replicas, within));
@@ -203,11 +214,7 @@ impl Redis {
     ///
     /// Sentinels that know of no primary by the deadline; a pool of the caller's own, which doesn't tell its address.
     pub async fn client(&self, deadline: Duration) -> Result<Client, Error> {
-        #[cfg(feature = "tls")]
-        if self.shared.by_tls {
-            tls::have_a_provider();
-        }
-        match &self.shared.way {
+        match self.shared.way() {
             Way::Pool(_, Some(info)) => {
                 Client::open(info.as_ref().clone()).map_err(|error| unusable(&error.to_string()))
             }
@@ -223,11 +230,7 @@ impl Redis {
     /// is found otherwise.
     #[must_use]
     pub fn sentinels(&self) -> Option<(&str, Vec<Client>)> {
-        #[cfg(feature = "tls")]
-        if self.shared.by_tls {
-            tls::have_a_provider();
-        }
-        match &self.shared.way {
+        match self.shared.way() {
             Way::Sentinels(sentinels) => Some(sentinels.themselves()),
             Way::Pool(..) => None,
         }

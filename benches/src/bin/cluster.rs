@@ -8,7 +8,7 @@ use tollgate::redis::cluster_async::ClusterConnection;
 use tollgate::redis::{self, Client, IntoConnectionInfo, Value};
 use tollgate::{Cluster, Limiter, Redis, Rule};
 use tollgate_benches::NO_OP;
-use tollgate_benches::callers::{Slice, callers};
+use tollgate_benches::callers::{Slice, callers, in_turn};
 use tollgate_benches::options::Options;
 use tollgate_benches::report::{header, median, row, short};
 use tollgate_benches::server;
@@ -58,15 +58,9 @@ async fn main() {
     let counts: Vec<_> = options.callers.iter().copied().filter(|count| *count != 16).collect();
     for count in &counts {
         eprintln!("cluster, callers: {count}");
-        for (variant, _) in VARIANTS {
-            bench.slice(variant, *count, Duration::from_millis(50)).await;
-        }
-        let mut slices = vec![Vec::with_capacity(options.rounds); VARIANTS.len()];
-        for _ in 0..options.rounds {
-            for (slices, (variant, _)) in slices.iter_mut().zip(VARIANTS) {
-                slices.push(bench.slice(variant, *count, options.slice).await);
-            }
-        }
+        let variants = VARIANTS.iter().map(|(variant, _)| *variant);
+        let slice = async |variant, time| bench.slice(variant, *count, time).await;
+        let slices = in_turn(variants, options.rounds, options.slice, slice).await;
         let of = |at: usize, what: fn(&Slice) -> f64| median(slices[at].iter().map(what));
         for (at, cells) in cells.iter_mut().enumerate() {
             let (per_second, p99_us) = (of(at, |slice| slice.per_second), of(at, |slice| slice.p99_us));

@@ -7,7 +7,7 @@ use throttled::{RateLimiter as _, RedisRateLimiter};
 use tollgate::redis::aio::{ConnectionLike, MultiplexedConnection};
 use tollgate::redis::{self, Client, IntoConnectionInfo, Value};
 use tollgate::{Algorithm, Limiter, Redis, Rule};
-use tollgate_benches::callers::{Slice, callers};
+use tollgate_benches::callers::{Slice, callers, in_turn};
 use tollgate_benches::options::Options;
 use tollgate_benches::report::{Targets, header, median, row, short};
 use tollgate_benches::server::Server;
@@ -86,15 +86,9 @@ async fn main() {
     let mut cells: Vec<Vec<String>> = VARIANTS.iter().map(|(_, name)| vec![(*name).to_owned()]).collect();
     for count in &options.callers {
         eprintln!("end to end, callers: {count}");
-        for (variant, _) in VARIANTS {
-            bench.slice(variant, *count, Duration::from_millis(50)).await;
-        }
-        let mut slices = vec![Vec::with_capacity(options.rounds); VARIANTS.len()];
-        for _ in 0..options.rounds {
-            for (slices, (variant, _)) in slices.iter_mut().zip(VARIANTS) {
-                slices.push(bench.slice(variant, *count, options.slice).await);
-            }
-        }
+        let variants = VARIANTS.iter().map(|(variant, _)| *variant);
+        let slice = async |variant, time| bench.slice(variant, *count, time).await;
+        let slices = in_turn(variants, options.rounds, options.slice, slice).await;
         let of = |variant: Variant, what: fn(&Slice) -> f64| {
             let at = VARIANTS.iter().position(|(one, _)| *one == variant).expect("a variant of the list");
             median(slices[at].iter().map(what))

@@ -37,7 +37,7 @@ pub(crate) struct Options {
     /// How many processes share a rule that is decided locally: this one decides by its part.
     #[arg(long, value_name = "N", default_value = "1")]
     processes: NonZeroU32,
-    /// How many replicas must have what a call took before it is allowed, waited for half the deadline at most.
+    /// How many replicas must have what a call took before it is allowed, waited for less than half the deadline.
     #[arg(long, value_name = "N", default_value = "0")]
     confirmed_by: u8,
     /// How to print. Default: a table on a terminal, else a JSON object per line.

@@ -66,11 +66,7 @@ impl Redis {
 
     async fn connect(&self) -> Result<Held, Error> {
         let address = &self.shared.address;
-        #[cfg(feature = "tls")]
-        if self.shared.by_tls {
-            super::tls::have_a_provider();
-        }
-        let mut connection = match &self.shared.way {
+        let mut connection = match self.shared.way() {
             Way::Pool(pool, _) => Connection::take(pool.get().await.map_err(|error| match error {
                 PoolError::Backend(error) => from_connecting(&error, address),
                 other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
