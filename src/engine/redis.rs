@@ -37,7 +37,7 @@ use breaker::{Breaker, Entry, Guard};
 use connecting::{Connecting, Held};
 pub(super) use departures::LONGEST_DEADLINE;
 use departures::Line;
-use errors::from_answer;
+use errors::{Called, from_answer, from_call};
 pub(super) use sending::{Confirm, Guest};
 use sending::{How, of_call, send};
 use sentinel::Sentinels;
@@ -268,10 +268,9 @@ impl Redis {
     /// The same of a slot that is on its way to this node, or that it has.
     pub(super) async fn run_as(&self, guest: Guest, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         let confirm = self.confirms(deadline).filter(|_| call.mode.takes() && call.cost > 0);
-        let answer = self.guarded(deadline, self.call(guest, confirm, |how| of_call(call, how), deadline)).await;
-        let several = call.limits.len() > 1 || call.marker.is_some();
-        let (value, lacking) =
-            answer.map_err(|error| if several && errors::is_of_a_script(&error) { error.half_way() } else { error })?;
+        let called = Called { script: call.script, writes_several: call.key_count() > 1 };
+        let asked = self.call(guest, confirm, called, |how| of_call(call, how), deadline);
+        let (value, lacking) = self.guarded(deadline, asked).await?;
         decode(value)?.unless(lacking)
     }
 
@@ -280,6 +279,7 @@ impl Redis {
         &self,
         guest: Guest,
         confirm: Option<Confirm>,
+        called: Called,
         command: impl Fn(How) -> Cmd,
         deadline: Duration,
     ) -> Result<(Value, Option<Error>), Error> {
@@ -294,7 +294,7 @@ impl Redis {
                     // Loads and decides in the same round trip.
                     (answer, lacking) = send_one(&mut connection, command(How::ByText), guest, confirm).await;
                 }
-                let answer = answer.map(|value| (value, lacking)).map_err(|error| self.told(&error, number));
+                let answer = answer.map(|value| (value, lacking)).map_err(|error| self.told_of(called, &error, number));
                 let (true, Some(wait)) = (answer.as_ref().is_err_and(Error::is_not_now), waits.next()) else {
                     return answer;
                 };
@@ -329,11 +329,21 @@ impl Redis {
 
     /// What went wrong on this connection, which is dropped if it is of no more use.
     fn told(&self, error: &RedisError, number: u64) -> Error {
+        self.drop_if_broken(error, number);
+        from_answer(error)
+    }
+
+    /// The same of a script's call.
+    fn told_of(&self, called: Called, error: &RedisError, number: u64) -> Error {
+        self.drop_if_broken(error, number);
+        from_call(error, Some(called))
+    }
+
+    fn drop_if_broken(&self, error: &RedisError, number: u64) {
         // What has become a replica may have a successor at the same address.
         if error.is_unrecoverable_error() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
             self.drop_connection(number);
         }
-        from_answer(error)
     }
 
     pub(crate) async fn size(&self, deadline: Duration) -> Result<u64, Error> {

@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::errors::Called;
 use super::sending::{Guest, of_batch};
 use super::{Redis, Shared, TELLING_DEADLINE, records};
 use crate::batch::{Ask, Batch};
@@ -100,7 +101,8 @@ impl Redis {
     async fn alone_as(&self, guest: Guest, ask: &Ask, deadline: Duration) -> Result<Reply, Error> {
         let batch = Batch::of_one(ask);
         let confirm = self.confirms(deadline).filter(|_| ask.cost > 0);
-        let (value, lacking) = self.call(guest, confirm, |how| of_batch(&batch, how), deadline).await?;
+        let called = Called::of_batch(&batch);
+        let (value, lacking) = self.call(guest, confirm, called, |how| of_batch(&batch, how), deadline).await?;
         records(value, &batch)?.only(ask.script)?.unless(lacking)
     }
 

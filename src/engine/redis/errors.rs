@@ -1,8 +1,12 @@
 //! What redis-rs says went wrong, as what that means for a decision.
 
+use std::borrow::Cow;
+
 use deadpool_redis::redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use crate::batch::Batch;
 use crate::error::{Detour, Error, Kind};
+use crate::script::Script;
 
 pub(super) fn from_connecting(error: &RedisError, address: &str) -> Error {
     let kind = match (error.kind(), error.code()) {
@@ -23,7 +27,26 @@ pub(super) fn from_connecting(error: &RedisError, address: &str) -> Error {
     Error::new(kind, format!("{what} at {address}: {}", described(error)))
 }
 
+/// What was called, where that was a script.
+#[derive(Clone, Copy)]
+pub(super) struct Called {
+    pub(super) script: &'static Script,
+    /// Whether it writes more than one key, so that it may have written some when it met an error.
+    pub(super) writes_several: bool,
+}
+
+impl Called {
+    pub(super) fn of_batch(batch: &Batch<'_>) -> Self {
+        Self { script: batch.script, writes_several: batch.keys().len() > 1 }
+    }
+}
+
 pub(super) fn from_answer(error: &RedisError) -> Error {
+    from_call(error, None)
+}
+
+/// The same of a script's call, which names what a script lacks.
+pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     let kind = match (error.kind(), error.code().unwrap_or_default()) {
         (ErrorKind::Io, _) => Kind::Disconnected,
         (_, "WRONGTYPE" | "BADSTATE") => Kind::Unreadable,
@@ -33,11 +56,10 @@ pub(super) fn from_answer(error: &RedisError) -> Error {
         (_, "CLUSTERDOWN") if of_a_slot(error) => Kind::Refused,
         (_, "LOADING" | "BUSY" | "MASTERDOWN" | "READONLY" | "CLUSTERDOWN" | "TRYAGAIN") => Kind::NotNow,
         (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
-            let says = |beginning| error.detail().is_some_and(|detail| detail.starts_with(beginning));
-            if says("unknown command") || says("Unknown Redis command called from script") {
+            // Within a script neither has a code of its own.
+            if says(error, &["unknown command", "Unknown Redis command", "Unknown command"]) {
                 Kind::Unsupported
-            } else if says("The user executing the script can't") {
-                // Redis 7.0 has no code for what a user may not run within a script.
+            } else if says(error, &FORBIDDEN_IN_SCRIPT) {
                 Kind::Permission
             } else {
                 Kind::Refused
@@ -48,20 +70,65 @@ pub(super) fn from_answer(error: &RedisError) -> Error {
     if kind == Kind::UnknownId {
         return Error::unknown_id(&described(error));
     }
-    let what = match kind {
-        Kind::Disconnected => "the connection to redis broke before its answer",
-        Kind::Unreadable => "expected the limit's state, which a reset would restore",
-        Kind::Authentication => "redis refused the user or the password",
-        Kind::Permission => "redis doesn't let this user decide",
-        Kind::Unsupported => "redis version: expected Redis 7.0 or newer",
-        Kind::Garbled => "an answer that can't be read",
-        Kind::NotNow => "redis runs no script now",
-        _ if error.redirect_node().is_some() => {
-            "redis refused, as a node of a cluster does (expected redis-cluster://... as the url)"
+    let command = || named_by(error, called.map(|called| called.script));
+    let what: Cow<'static, str> = match kind {
+        Kind::Disconnected => "the connection to redis broke before its answer".into(),
+        Kind::Unreadable => "expected the limit's state, which a reset would restore".into(),
+        Kind::Authentication => "redis refused the user or the password".into(),
+        Kind::Permission if is_of_a_key(error) => {
+            "redis doesn't let this user have these keys (ACL SETUSER ... ~PREFIX:*)".into()
         }
-        _ => "redis refused",
+        Kind::Permission => match command() {
+            Some(command) => format!("redis doesn't let this user run '{command}' (ACL SETUSER ... +{command})").into(),
+            None => "redis doesn't let this user decide".into(),
+        },
+        Kind::Unsupported => match command() {
+            Some(command) => {
+                format!("redis has no command '{command}': expected Redis 7.0 or newer, none renamed").into()
+            }
+            None => "redis version: expected Redis 7.0 or newer".into(),
+        },
+        Kind::Garbled => "an answer that can't be read".into(),
+        Kind::NotNow => "redis runs no script now".into(),
+        _ if error.redirect_node().is_some() => {
+            "redis refused, as a node of a cluster does (expected redis-cluster://... as the url)".into()
+        }
+        _ => "redis refused".into(),
     };
-    Error::new(kind, format!("{what}: {}", described(error))).by(detour(error))
+    let told = Error::new(kind, format!("{what}: {}", described(error))).by(detour(error));
+    let begun = error.detail().is_some_and(|detail| detail.contains(" script: ") || detail.contains(" command: "));
+    // A script reads, and finds what it can't read, before it writes.
+    let writing = matches!(kind, Kind::Permission | Kind::Unsupported | Kind::Refused);
+    if called.is_some_and(|called| called.writes_several) && begun && writing { told.half_way() } else { told }
+}
+
+/// How Redis 7.0, and newer ones and Valkey, begin to say that a user may not do what a script calls.
+const FORBIDDEN_IN_SCRIPT: [&str; 2] = ["The user executing the script can't", "ACL failure in script"];
+
+fn says(error: &RedisError, beginnings: &[&str]) -> bool {
+    error.detail().is_some_and(|detail| beginnings.iter().any(|beginning| detail.starts_with(beginning)))
+}
+
+/// Whether it is a key that the user may not have, rather than a command.
+fn is_of_a_key(error: &RedisError) -> bool {
+    let refused = ["access a key", "access one of the keys", "access at least one of the keys"];
+    error.detail().is_some_and(|detail| refused.iter().any(|refused| detail.contains(refused)))
+}
+
+/// The command that a user may not run, or that the server doesn't have: as the error names it, or as the script calls it
+/// on the line that the error names.
+fn named_by(error: &RedisError, script: Option<&Script>) -> Option<String> {
+    let detail = error.detail()?;
+    if let Some((_, rest)) = detail.split_once("run the '").or_else(|| detail.split_once("unknown command '")) {
+        return rest.split_once('\'').map(|(command, _)| command.to_lowercase());
+    }
+    if let Some((_, command)) = detail.rsplit_once(" command: ") {
+        return Some(command.to_lowercase());
+    }
+    let (_, line) = detail.split_once("@user_script:")?;
+    let line: usize = line.split(|character: char| !character.is_ascii_digit()).next()?.parse().ok()?;
+    let (_, called) = script?.text().lines().nth(line.checked_sub(1)?)?.split_once("call('")?;
+    called.split_once('\'').map(|(command, _)| command.to_lowercase())
 }
 
 /// Whether a node that finds the cluster well says that nobody has a slot: `CLUSTERDOWN Hash slot not served`.
@@ -80,15 +147,83 @@ fn detour(error: &RedisError) -> Option<Detour> {
     }
 }
 
-/// Whether a script had begun when it met this: what Redis says then names the script.
-pub(super) fn is_of_a_script(error: &Error) -> bool {
-    (error.is_permission() || error.is_unsupported() || error.is_refused()) && error.to_string().contains(" script: ")
-}
-
 /// What the server or the system said. redis-rs puts no password into its errors.
 fn described(error: &RedisError) -> String {
     match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deadpool_redis::redis::parse_redis_value;
+
+    use super::*;
+    use crate::algorithm::Algorithm;
+    use crate::error::Charged;
+
+    /// What a server said, as redis-rs hands it on.
+    fn said(text: &str) -> RedisError {
+        parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap().extract_error().unwrap_err()
+    }
+
+    /// In the words of Redis 7.0.15 and 8.2.3, and of Valkey 8.1.8 and 9.1.2.
+    #[test]
+    fn what_a_user_may_not_do_and_what_a_server_lacks_is_named_on_every_version() {
+        let script = Algorithm::Gcra.script();
+        let line = 1 + script.text().lines().position(|line| line.contains("call('SET', ")).unwrap();
+        let old = "ERR The user executing the script can't run this command or subcommand";
+        let new = "ERR ACL failure in script: User limiter has no permissions to run the 'set' command";
+        let at_line = [
+            format!("script: bd6f3018b28bbdb36260f19d3c44afed740db987, on @user_script:{line}."),
+            format!("script: on @user_script:{line}."),
+        ];
+        let forbidden = "redis doesn't let this user run 'set' (ACL SETUSER ... +set): ";
+        let lacking = "redis has no command 'set': expected Redis 7.0 or newer, none renamed: ";
+        let keys = "redis doesn't let this user have these keys (ACL SETUSER ... ~PREFIX:*): ";
+        for (text, class, begins) in [
+            (format!("{old} {}", at_line[0]), "permission", forbidden),
+            (format!("{old} command: set"), "permission", forbidden),
+            (format!("{new} {}", at_line[0]), "permission", forbidden),
+            (format!("{new} {}", at_line[1]), "permission", forbidden),
+            (new.replace("limiter", "access"), "permission", forbidden),
+            ("NOPERM this user has no permissions to run the 'set' command".into(), "permission", forbidden),
+            ("NOPERM User u has no permissions to run the 'set' command".into(), "permission", forbidden),
+            (format!("ERR Unknown Redis command called from script {}", at_line[0]), "unsupported", lacking),
+            (format!("ERR Unknown command called from script {}", at_line[1]), "unsupported", lacking),
+            ("ERR unknown command 'SET', with args beginning with: 'a' ".into(), "unsupported", lacking),
+            (
+                "NOPERM this user has no permissions to access one of the keys used as arguments".into(),
+                "permission",
+                keys,
+            ),
+            ("NOPERM No permissions to access a key".into(), "permission", keys),
+            (format!("ERR ACL failure in script: No permissions to access a key {}", at_line[1]), "permission", keys),
+            (
+                "ERR The user executing the script can't access at least one of the keys mentioned in the command \
+                 arguments script: 6ffc, on @user_script:1."
+                    .into(),
+                "permission",
+                keys,
+            ),
+        ] {
+            let error = from_call(&said(&text), Some(Called { script, writes_several: false }));
+            assert_eq!((error.class(), error.goes_to_policy()), (class, false), "{text}");
+            assert_eq!(error.to_string(), format!("{begins}{text}"));
+        }
+    }
+
+    #[test]
+    fn what_stops_a_script_that_writes_several_keys_may_have_charged_some() {
+        let script = Algorithm::Gcra.script();
+        let charged =
+            |text: &str, writes_several| from_call(&said(text), Some(Called { script, writes_several })).charged();
+        let within =
+            "ERR ACL failure in script: User u has no permissions to run the 'set' command script: on @user_script:1.";
+        assert_eq!([false, true].map(|several| charged(within, several)), [Charged::No, Charged::Unknown]);
+        let before = "NOPERM User u has no permissions to run the 'evalsha' command";
+        let read = "WRONGTYPE Operation against a key holding the wrong kind of value script: a, on @user_script:1.";
+        assert_eq!([before, read].map(|text| charged(text, true)), [Charged::No; 2]);
     }
 }

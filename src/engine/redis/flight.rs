@@ -6,6 +6,7 @@ use deadpool_redis::redis::{RedisError, Value};
 use tokio::time::Instant;
 
 use super::departures::{Answer, Caller, GRAIN};
+use super::errors::Called;
 use super::sending::{Confirm, Guest, How, of_batch, send};
 use super::{Held, Redis, WAITS, is_noscript, records};
 use crate::batch::{Batch, Records};
@@ -112,9 +113,9 @@ impl Redis {
             (again, lacking) = send(&mut connection, called(&those, How::ByText), Guest::No, confirm).await;
             missing.into_iter().zip(again).for_each(|(at, answer)| answers[at] = answer);
         }
-        let read = |(answer, batch): (Result<Value, RedisError>, _)| match answer {
+        let read = |(answer, batch): (Result<Value, RedisError>, &Batch<'_>)| match answer {
             Ok(value) => records(value, batch).map(|records| (records, lacking.clone())),
-            Err(error) => Err(self.told(&error, number)),
+            Err(error) => Err(self.told_of(Called::of_batch(batch), &error, number)),
         };
         answers.into_iter().zip(batches).map(read).collect()
     }

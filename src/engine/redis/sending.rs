@@ -54,11 +54,11 @@ impl Confirm {
 
     /// What is lacking, by what WAIT answered.
     fn lacking(self, answer: Option<Value>) -> Option<Error> {
-        let (Self { replicas, .. }, within) = (self, self.within.max(Duration::from_millis(1)));
+        let replicas = self.replicas;
         match answer.unwrap_or(Value::Nil).extract_error() {
             Ok(Value::Int(had)) if had >= i64::from(replicas) => None,
             Ok(Value::Int(had)) => {
-                Some(Error::unconfirmed(&format!("too few replicas have it: {had} of {replicas} within {within:?}")))
+                Some(Error::unconfirmed(&format!("too few replicas have it in time: {had} of {replicas}")))
             }
             Ok(_) => Some(Error::unconfirmed("how many replicas have it can't be read")),
             Err(error) => Some(Error::unconfirmed(&format!("redis doesn't say how many replicas have it: {error}"))),
