@@ -102,11 +102,13 @@ pub enum By {
     Lease,
     /// The engine in this process, for Redis, which is away: [`OnError::Local`](crate::OnError::Local).
     Local,
-    /// The rule's policy, for Redis, which is away: [`OnError::Open`](crate::OnError::Open).
+    /// The rule's policy, for Redis, which is away: [`OnError::Open`](crate::OnError::Open). Nothing was taken, unless
+    /// [`Decision::error`] says otherwise; see [`Request::after`](crate::Request::after).
     Policy,
 }
 
-/// A denial as an error, for callers who use `?`.
+/// A denial as an error, for callers who use `?`. The message names what denied and no time, so that logs can be grouped
+/// by it; [`decision`](Self::decision) has the wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denied {
     decision: Box<Decision>,
@@ -192,8 +194,8 @@ impl Decision {
     }
 
     /// Allowed without knowing how things stand, since Redis is away.
-    pub(crate) fn by_policy(limit: u64, granted: u64, error: Error) -> Self {
-        Self { by: By::Policy, ..Self::leased(limit, 0, granted, Duration::ZERO) }.instead_of(error)
+    pub(crate) fn by_policy(limit: u64, granted: u64) -> Self {
+        Self { by: By::Policy, ..Self::leased(limit, 0, granted, Duration::ZERO) }
     }
 
     /// Denied, since no rule that it is of could ever admit it.
@@ -301,13 +303,15 @@ impl Denied {
 
 impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let (true, Some(wait)) = (self.decision.blocked, self.decision.retry_after.duration()) {
-            return write!(f, "denied: blocked, retry after {wait:?}");
+        let Decision { blocked, retry_after, limit, denied_by, .. } = &*self.decision;
+        f.write_str("denied")?;
+        if let Some(name) = denied_by {
+            write!(f, " by {name}")?;
         }
-        match self.decision.retry_after {
-            RetryAfter::Never => write!(f, "denied: the cost is above the limit of {}", self.decision.limit),
-            RetryAfter::After(wait) => write!(f, "denied: retry after {wait:?}"),
-            RetryAfter::Now => write!(f, "denied"),
+        match retry_after {
+            RetryAfter::Never => write!(f, ": the cost is above the limit of {limit}"),
+            _ if *blocked => f.write_str(": blocked"),
+            _ => Ok(()),
         }
     }
 }

@@ -34,13 +34,16 @@ impl std::error::Error for RuleError {}
 
 /// A decision that could not be made: something broke. A denial is no error, see [`Decision`](crate::Decision).
 ///
-/// The message is one line and never shows a password.
+/// The message is one line, never shows a password, and holds no number that changes from call to call, so that logs can
+/// be grouped by it: [`missed_deadline`](Error::missed_deadline) and [`retry_in`](Error::retry_in) have those.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     kind: Kind,
     message: String,
     charged: Charged,
     stage: Stage,
+    /// The deadline that passed, or how long Redis isn't asked.
+    time: Option<Duration>,
     detour: Option<Box<Detour>>,
 }
 
@@ -119,7 +122,7 @@ impl Error {
             Kind::Unconfirmed => Charged::Yes,
             _ => Charged::No,
         };
-        Self { kind, message, charged, stage: Stage::Asked, detour: None }
+        Self { kind, message, charged, stage: Stage::Asked, time: None, detour: None }
     }
 
     pub(crate) fn by(mut self, detour: Option<Detour>) -> Self {
@@ -141,10 +144,8 @@ impl Error {
     }
 
     pub(crate) fn deadline(after: Duration, sent: bool) -> Self {
-        // What is left of a deadline is no round number.
-        let after = rounded(after);
         let missing = if sent { "no answer from redis" } else { "redis could not be asked" };
-        Self::new(Kind::Deadline { sent }, format!("{missing} within the deadline of {after:?}"))
+        Self { time: Some(after), ..Self::new(Kind::Deadline { sent }, format!("{missing} within the deadline")) }
     }
 
     /// The same, before there was a connection.
@@ -175,7 +176,7 @@ impl Error {
 
     /// The same for a call that isn't sent, since others failed by this.
     pub(crate) fn for_unsent(&self, wait: Duration) -> Self {
-        self.unsent(&format!("redis isn't asked for another {:?}", rounded(wait)))
+        Self { time: Some(wait), ..self.unsent("redis isn't asked for a while") }
     }
 
     /// The same while another call sees whether Redis answers again.
@@ -197,6 +198,20 @@ impl Error {
         self.charged
     }
 
+    /// The deadline that passed, if that is what [went wrong](Self::is_deadline): what was left of it as this call was
+    /// made.
+    #[must_use]
+    pub fn missed_deadline(&self) -> Option<Duration> {
+        self.time.filter(|_| self.is_deadline())
+    }
+
+    /// For how long Redis isn't asked, since calls before this one failed; see [`Redis::breaker`](crate::Redis::breaker).
+    /// None if it was asked, or is being asked by another call.
+    #[must_use]
+    pub fn retry_in(&self) -> Option<Duration> {
+        self.time.filter(|_| self.is_unsent())
+    }
+
     /// Whether Redis, or the way to it, is what broke: another call would likely fare the same.
     pub(crate) fn is_outage(&self) -> bool {
         // It answered, and knows who would decide.
@@ -214,7 +229,7 @@ impl Error {
         )
     }
 
-    /// Whether a rule's [policy](crate::OnError) answers in place of this. Who is misused, or may not ask, is told so.
+    /// Whether a rule's [policy](crate::OnError) answers in place of this. Misuse and permission errors bypass the policy.
     pub(crate) fn goes_to_policy(&self) -> bool {
         self.is_away() || matches!(self.kind, Kind::Refused | Kind::Unreadable | Kind::Unconfirmed)
     }
@@ -241,7 +256,8 @@ impl Error {
         }
     }
 
-    /// The caller's own input can't be used: an empty key, a time out of range, a malformed address.
+    /// The caller's own input can't be used: an empty key, a time out of range, a malformed address, a rule without a
+    /// name.
     #[must_use]
     pub fn is_input(&self) -> bool {
         self.kind == Kind::Input
@@ -271,13 +287,13 @@ impl Error {
         self.kind == Kind::Authentication
     }
 
-    /// The server doesn't let this user run what a decision needs.
+    /// The server doesn't let this user run what a decision needs; the message names the command.
     #[must_use]
     pub fn is_permission(&self) -> bool {
         self.kind == Kind::Permission
     }
 
-    /// The server is older than Redis 7.0, or doesn't know a command.
+    /// The server is older than Redis 7.0, or doesn't know a command, which the message names.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         self.kind == Kind::Unsupported
@@ -315,14 +331,6 @@ impl Error {
     #[must_use]
     pub fn is_not_now(&self) -> bool {
         self.kind == Kind::NotNow
-    }
-}
-
-/// To the millisecond, from ten on.
-fn rounded(time: Duration) -> Duration {
-    match time.saturating_add(Duration::from_micros(500)).as_millis() {
-        ms @ 10.. => Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX)),
-        _ => time,
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::decision::{By, Decision, Denied};
+use crate::decision::{Decision, Denied};
 use crate::error::{Error, Kind};
 use crate::limiter::Limiter;
 use crate::random::{jittered, unique_id};
@@ -31,8 +31,6 @@ pub struct Permit {
     rule: Rule,
     request: OwnedRequest,
     held: bool,
-    /// How it was allowed, if nobody took anything for it.
-    by_policy: Option<Box<Decision>>,
     renewing: Option<JoinHandle<()>>,
     /// To give it back by, wherever it is dropped.
     runtime: Handle,
@@ -67,7 +65,7 @@ impl Limiter {
     /// use tollgate::{Embedded, Limiter, Rule};
     ///
     /// let limiter = Limiter::new(Embedded::new());
-    /// let rule: Rule = "concurrency 1 ttl 30s".parse()?;
+    /// let rule = "concurrency 1 ttl 30s".parse::<Rule>()?.named("reports")?;
     ///
     /// let permit = limiter.hold(&rule, "reports").await?.into_result()?;
     /// assert!(limiter.hold(&rule, "reports").await?.into_result().is_err());
@@ -86,20 +84,13 @@ impl Limiter {
         let own = unique_id("held");
         let request = if request.has_id() { request } else { request.id(&own) };
         // Made first: whatever happens to the call, what it took is given back.
-        let (limiter, rule, owned) = (self.clone(), rule.clone(), request.to_owned());
-        let mut permit = Permit {
-            limiter,
-            rule,
-            request: owned,
-            held: true,
-            by_policy: None,
-            renewing: None,
-            runtime: Handle::current(),
-        };
+        let (limiter, rule, owned) = (self.clone(), rule.clone(), request.into_owned());
+        let mut permit =
+            Permit { limiter, rule, request: owned, held: true, renewing: None, runtime: Handle::current() };
         let decision = self.acquire(&permit.rule, request).await?;
         // What was asked of Redis may have been charged there, whoever answered.
         permit.held = decision.allowed || decision.error.is_some();
-        permit.by_policy = (decision.by == By::Policy).then(|| Box::new(decision.clone()));
+        permit.request = request.after(&decision).into_owned();
         Ok(Held { permit: decision.allowed.then_some(permit), decision })
     }
 
@@ -149,11 +140,7 @@ impl Permit {
     ///
     /// [`Error::is_unknown_id`] if it has expired and may be somebody else's; no answer, see [`Error`].
     pub async fn renew(&self) -> Result<(), Error> {
-        let parts = self.request.parts();
-        match self.limiter.renew(&self.rule, self.request.borrowed(&parts)).await {
-            Err(_) if self.by_policy.is_some() => Ok(()),
-            answer => answer.map(|_| ()),
-        }
+        self.limiter.renew(&self.rule, &self.request).await.map(|_| ())
     }
 
     /// Renews it every third of the limit's ttl for as long as it is held, in a task of its own, which ends when the
@@ -164,10 +151,9 @@ impl Permit {
         let every = permits.map(|limit| limit.period() / 3).min().unwrap_or_default().max(Duration::from_millis(1));
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
         self.renewing = Some(tokio::spawn(async move {
-            let parts = request.parts();
             loop {
                 tokio::time::sleep(every).await;
-                let renewal = limiter.renew(&rule, request.borrowed(&parts)).await;
+                let renewal = limiter.renew(&rule, &request).await;
                 if renewal.is_err_and(|error| error.is_unknown_id()) {
                     return;
                 }
@@ -183,15 +169,10 @@ impl Permit {
     /// No answer: it is given back by the limit's ttl; see [`Error`].
     pub async fn release(mut self) -> Result<Decision, Error> {
         self.stop_renewing();
-        let request = self.request.clone();
-        let parts = request.parts();
-        let answer = self.limiter.release(&self.rule, request.borrowed(&parts)).await;
-        self.held = answer.is_err();
-        match (answer, self.by_policy.take()) {
-            // Nothing was taken that must be given back.
-            (Err(_), Some(decision)) => Ok(*decision),
-            (answer, _) => answer,
-        }
+        let answer = self.limiter.release(&self.rule, &self.request).await;
+        // Where a policy answered for Redis, dropping this tries once more.
+        self.held = answer.as_ref().map_or(true, |decision| decision.error.is_some());
+        answer
     }
 
     fn stop_renewing(&mut self) {
@@ -210,9 +191,8 @@ impl Drop for Permit {
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
         // Once the runtime has ended there is nothing left to send it by: the permit expires.
         self.runtime.spawn(async move {
-            let parts = request.parts();
-            // Whatever this answers, nobody is there to be told.
-            let _ = limiter.release(&rule, request.borrowed(&parts)).await;
+            // Nobody waits for this answer.
+            let _ = limiter.release(&rule, &request).await;
         });
     }
 }

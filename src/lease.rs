@@ -131,7 +131,7 @@ impl Limiter {
         if rule.counts_denials() {
             return Err(bad("a rule that doesn't count denials, which a batch's would be"));
         }
-        if request.has_id() || request.at.is_some() || request.has_cost() {
+        if request.has_id() || request.time().is_some() || request.has_cost() {
             let why = "expected a request without an id and a time, and the cost with each acquire";
             return Err(Error::new(Kind::Input, format!("lease: {why}")));
         }
@@ -141,8 +141,9 @@ impl Limiter {
             return Err(bad(&format!("a burst of at least twice the {processes} processes")));
         }
         let stock = Mutex::new(Stock::new(share, capacity - processes * share, Instant::now()));
-        let (limiter, rule, jitter, closed) = (self.clone(), rule.clone(), request.jitter, rule.clone().closed());
-        let (request, turns, runtime) = (request.to_owned(), Arc::default(), OnceLock::new());
+        let (limiter, rule, closed) = (self.clone(), rule.clone(), rule.clone().closed());
+        let (jitter, request) = (request.wait_jitter(), request.jitter(0).into_owned());
+        let (turns, runtime) = (Arc::default(), OnceLock::new());
         let shared = Shared { limiter, rule, closed, request, jitter, capacity, stock, turns, runtime };
         Ok(Lease { shared: Arc::new(shared) })
     }
@@ -165,7 +166,7 @@ impl Lease {
         if let Some(decision) = shared.spend(cost, begun) {
             return Ok(decision);
         }
-        let deadline = shared.request.deadline().unwrap_or(shared.limiter.deadline);
+        let deadline = shared.request().deadline_or(shared.limiter.deadline);
         let seen = shared.worth_a_refill(cost, begun);
         if let Some(seen) = seen {
             // Whatever becomes of this, half the deadline is left to ask directly.
@@ -210,6 +211,10 @@ impl Lease {
 }
 
 impl Shared {
+    fn request(&self) -> Request<'_> {
+        Request::from(&self.request)
+    }
+
     fn stock(&self) -> MutexGuard<'_, Stock> {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -272,24 +277,21 @@ impl Shared {
         let must_look = self.stock().must_look(Instant::now());
         if must_look {
             let (hot_below, sent) = (self.stock().hot_below, Instant::now());
-            let parts = self.request.parts();
-            let peek = self.limiter.peek(&self.closed, self.request.borrowed(&parts).cost(hot_below)).await?;
+            let peek = self.limiter.peek(&self.closed, self.request().cost(hot_below)).await?;
             if !self.stock().looked(&peek, sent, Instant::now()) {
                 return Ok(());
             }
         }
         let batch = self.stock().next_batch(cost, Instant::now());
         if batch > 0 {
-            let parts = self.request.parts();
-            let answer = self.limiter.at_most(&self.closed, self.request.borrowed(&parts).cost(batch)).await?;
+            let answer = self.limiter.at_most(&self.closed, self.request().cost(batch)).await?;
             self.stock().put(&answer, Instant::now());
         }
         Ok(())
     }
 
     async fn ask(&self, cost: u64, deadline: Duration) -> Result<Decision, Error> {
-        let parts = self.request.parts();
-        let request = self.request.borrowed(&parts).cost(cost).deadline(deadline).jitter(self.jitter);
+        let request = self.request().cost(cost).deadline(deadline).jitter(self.jitter);
         let decision = self.limiter.acquire(&self.rule, request).await?;
         if decision.error.is_none() {
             self.stock().answered(&decision, Instant::now());
@@ -330,7 +332,7 @@ impl Shared {
     async fn return_unused(&self) -> Result<u64, Error> {
         let unused = self.stock().unused(Instant::now());
         match unused {
-            Some(unused) => give(&self.limiter, &self.rule, &self.request, unused).await,
+            Some(unused) => give(&self.limiter, &self.closed, &self.request, unused).await,
             None => Ok(0),
         }
     }
@@ -338,8 +340,7 @@ impl Shared {
 
 async fn give(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, unused: Unused) -> Result<u64, Error> {
     let Unused { units, within } = unused;
-    let parts = request.parts();
-    let request = request.borrowed(&parts).cost(units).deadline(within.min(limiter.deadline));
+    let request = Request::from(request).cost(units).deadline(within.min(limiter.deadline));
     limiter.refund(rule, request).await.map(|_| units)
 }
 
@@ -348,7 +349,7 @@ impl Drop for Shared {
         let unused = self.stock().unused(Instant::now());
         // Once the runtime has ended there is nothing left to send it by: the units are lost until the limit refills.
         if let (Some(unused), Some(runtime)) = (unused, self.runtime.get()) {
-            let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
+            let (limiter, rule, request) = (self.limiter.clone(), self.closed.clone(), self.request.clone());
             // Whatever this answers, nobody is there to be told.
             runtime.spawn(async move { give(&limiter, &rule, &request, unused).await });
         }

@@ -8,7 +8,7 @@
 //!
 //! // Redis::open("redis://127.0.0.1/")? in a service; the embedded engine runs the same scripts without one.
 //! let limiter = Limiter::new(Embedded::new());
-//! let rule: Rule = "token-bucket 5/10s".parse()?;
+//! let rule = "token-bucket 5/10s".parse::<Rule>()?.named("api")?;
 //!
 //! let decision = limiter.acquire(&rule, "user:42").await?;
 //! assert!(decision.allowed);
@@ -106,6 +106,6 @@ pub use hold::{Held, Permit};
 pub use lease::Lease;
 pub use limit::{Debt, Limit, LimitBuilder, Start};
 pub use limiter::{Limiter, Progress, State};
-pub use request::Request;
+pub use request::{OwnedRequest, Request};
 pub use rule::{Change, OnError, Rule};
 pub use script::Script;

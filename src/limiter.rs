@@ -13,16 +13,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
-use crate::decision::{Answered, Decision, LimitDecision, count};
+use crate::decision::{Answered, By, Decision, LimitDecision, count};
 use crate::denials::{DenialCache, Sighting};
 use crate::engine::Engine;
 #[cfg(feature = "embedded")]
 use crate::engine::embedded::Embedded;
-use crate::error::{Error, Kind};
+use crate::error::{Charged, Error, Kind};
 use crate::key;
 use crate::limit::exact::LONGEST;
-use crate::request::Request;
-use crate::rule::{Rule, Target};
+use crate::request::{Earlier, Request};
+use crate::rule::{OnError, Rule, Target};
 use crate::script::{Call, Marker, Mode, Part, Reply, Script};
 
 use asking::concerned;
@@ -37,6 +37,7 @@ pub struct Limiter {
     engine: Engine,
     prefix: String,
     pub(crate) deadline: Duration,
+    on_error: OnError,
     denials: Option<DenialCache>,
     /// Decides where Redis is away and a rule says `local`; made when it is first needed.
     #[cfg(feature = "embedded")]
@@ -44,12 +45,13 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A limiter on this engine, with the prefix `tollgate` and a deadline of 500 ms.
+    /// A limiter on this engine, with the prefix `tollgate`, a deadline of 500 ms, and an error where Redis is away.
     pub fn new(engine: impl Into<Engine>) -> Self {
         Self {
             engine: engine.into(),
             prefix: "tollgate".into(),
             deadline: Duration::from_millis(500),
+            on_error: OnError::Closed,
             denials: None,
             #[cfg(feature = "embedded")]
             local: Arc::default(),
@@ -73,6 +75,26 @@ impl Limiter {
         self
     }
 
+    /// What is answered where Redis is away, for rules that [don't say](Rule::on_error). Default:
+    /// [closed](OnError::Closed), which is the error. A rule with less than a unit for each of the processes of
+    /// [`Local`](OnError::Local) is closed all the same.
+    ///
+    /// # Errors
+    ///
+    /// `Local` without the feature `embedded`.
+    ///
+    /// ```
+    /// use tollgate::{Limiter, OnError, Redis};
+    ///
+    /// let limiter = Limiter::new(Redis::open("redis://127.0.0.1/")?).on_error(OnError::Open)?;
+    /// # Ok::<(), tollgate::Error>(())
+    /// ```
+    pub fn on_error(mut self, on_error: OnError) -> Result<Self, Error> {
+        on_error.checked().map_err(|why| Error::new(Kind::Input, why))?;
+        self.on_error = on_error;
+        Ok(self)
+    }
+
     /// Denies in this process what Redis has just denied. Limiters may share a cache if they share their Redis and their
     /// prefix. Default: none.
     #[must_use]
@@ -85,7 +107,9 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// No decision could be made, and the rule's [policy](Rule::on_error) is the error; see [`Error`].
+    /// No decision could be made, and the rule's [policy](Rule::on_error) is the error; see [`Error`]. A rule without a
+    /// name; permits of a `concurrency` limit without an [id](Request::id) to give them back by: [`hold`](Self::hold)
+    /// makes one.
     pub async fn acquire<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.decide(rule, &request.into(), Mode::Acquire).await
     }
@@ -125,7 +149,7 @@ impl Limiter {
 
     /// Gives the cost back, never above full. In windows and logs the newest units go first, and what has expired gives
     /// nothing. Whose the units were isn't known: what is given back after it came back by itself counts twice, so give
-    /// back soon.
+    /// back soon, and say [after which decision](Request::after).
     ///
     /// # Errors
     ///
@@ -136,7 +160,7 @@ impl Limiter {
             let why = "expected a rule without permits beside other limits (settle or cancel the call instead)";
             return Err(Error::new(Kind::Input, format!("refund: {why}, got {rule}")));
         }
-        self.decide(rule, &request.into(), Mode::Refund).await
+        self.undo(rule, &request.into(), Mode::Refund).await
     }
 
     /// Takes the cost whether it is there or not. [`refund`](Self::refund) forgives it.
@@ -201,7 +225,7 @@ impl Limiter {
         if let Some(decision) = Box::pin(self.of_local_permit(rule, &request, mode)).await {
             return Ok(decision);
         }
-        self.decide(rule, &request, mode).await
+        self.undo(rule, &request, mode).await
     }
 
     /// Makes the cost what the call of this [id](Request::id) took in the end, once: more is charged, whether it is
@@ -231,7 +255,7 @@ impl Limiter {
             let why = format!("expected a limit that isn't concurrency, whose permits are released, got {rule}");
             return Err(Error::new(Kind::Input, format!("{what}: {why}")));
         }
-        self.decide(rule, &request, mode).await
+        self.undo(rule, &request, mode).await
     }
 
     /// Forgets the key, and the request's id if it has one. Repairs state that can't be read.
@@ -240,7 +264,36 @@ impl Limiter {
     ///
     /// No answer; see [`Error`].
     pub async fn reset<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.decide(rule, &request.into(), Mode::Reset).await
+        self.undo(rule, &request.into(), Mode::Reset).await
+    }
+
+    /// Gives back, keeps or forgets what an earlier call took, where that was taken.
+    async fn undo(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+        match request.earlier() {
+            Some(Earlier { by: By::Policy, charged }) => {
+                // Redis may have taken it although nobody had its answer. What can't be given back twice is asked for.
+                let asks = match charged {
+                    Charged::No => false,
+                    Charged::Yes => true,
+                    Charged::Unknown => request.has_id() || mode == Mode::Reset,
+                };
+                if asks {
+                    match self.decide(rule, request, mode).await {
+                        Err(error) if error.goes_to_policy() || error.is_unknown_id() => {}
+                        answer => return answer,
+                    }
+                }
+                Ok(Decision::by_policy(rule.capacity(), 0))
+            }
+            #[cfg(feature = "embedded")]
+            Some(Earlier { by: By::Local, .. }) => Box::pin(self.undo_locally(rule, request, mode)).await,
+            _ => self.decide(rule, request, mode).await,
+        }
+    }
+
+    /// What answers where Redis is away.
+    fn policy(&self, rule: &Rule) -> OnError {
+        rule.policy().unwrap_or(self.on_error)
     }
 
     async fn decide(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
@@ -252,7 +305,7 @@ impl Limiter {
             Ok(decision) => decision,
             Err(error) => Box::pin(self.answer_instead(error, rule, request, mode)).await?,
         };
-        Ok(decision.jittered(request.jitter))
+        Ok(decision.jittered(request.wait_jitter()))
     }
 
     async fn decide_or_recall(
@@ -285,7 +338,7 @@ impl Limiter {
     fn sight(&self, cache: &DenialCache, rule: &Rule, request: &Request<'_>) -> Result<Option<Sighting>, Error> {
         let holds = rule.limits().any(|limit| limit.algorithm().holds());
         // Of a sharded limit, the next call may find another shard.
-        if holds || rule.sharded().is_some() || rule.counts_denials() || request.has_id() || request.at.is_some() {
+        if holds || rule.sharded().is_some() || rule.counts_denials() || request.has_id() || request.time().is_some() {
             return Ok(None);
         }
         Ok(Some(cache.sight(self.state_keys(rule, request)?, rule.fingerprint())))
@@ -324,7 +377,7 @@ impl Limiter {
         if mode == Mode::Acquire
             && let Some(ask) = self.ask(rule, target, request)?
         {
-            let reply = self.engine.acquire(ask, request.deadline.unwrap_or(self.deadline)).await?;
+            let reply = self.engine.acquire(ask, request.deadline_or(self.deadline)).await?;
             return self.decision_of_ask(rule, target, request, &reply);
         }
         Box::pin(self.decide_in_full(rule, &[target], request, mode)).await
@@ -404,7 +457,7 @@ impl Limiter {
     ) -> Result<Reply, Error> {
         let (cost, options, now_us) = (request.units(rule), rule.options(), request.now_us()?);
         let call = Call { script, limits, marker, cost, mode, options, now_us };
-        self.engine.run(&call, request.deadline.unwrap_or(self.deadline)).await
+        self.engine.run(&call, request.deadline_or(self.deadline)).await
     }
 }
 
@@ -425,5 +478,5 @@ fn garbled() -> Error {
 }
 
 fn decided_at(request: &Request<'_>, reply: &Reply) -> SystemTime {
-    request.at.unwrap_or(reply.at)
+    request.time().unwrap_or(reply.at)
 }

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::error::{Error, Kind};
+use crate::decision::{By, Decision};
+use crate::error::{Charged, Error, Kind};
 use crate::rule::Rule;
 
 /// The last microsecond that a decision can be made at, since the epoch: the year 2112.
@@ -18,33 +19,74 @@ const ID_TTL: Duration = Duration::from_secs(600);
 ///
 /// let request = Request::new("user:42").cost(5);
 /// ```
+///
+/// It borrows its key, parts and id; [`into_owned`](Self::into_owned) copies them, for a function that returns a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     pub(crate) key: &'a [u8],
-    pub(crate) parts: &'a [(&'a str, &'a [u8])],
+    parts: Parts<'a>,
     pub(crate) id: Option<&'a [u8]>,
-    pub(crate) id_ttl: Duration,
-    /// What the rule says, if none.
+    terms: Terms,
+}
+
+/// A request that owns its key, parts and id. A reference to one is a [`Request`].
+///
+/// ```
+/// use tollgate::{OwnedRequest, Request};
+///
+/// struct Customer {
+///     user: String,
+///     org: String,
+/// }
+///
+/// fn request(customer: &Customer) -> OwnedRequest {
+///     let key = format!("user:{}", customer.user);
+///     Request::new(&key).parts(&[("org", customer.org.as_bytes())]).into_owned()
+/// }
+///
+/// let request = request(&Customer { user: "42".into(), org: "acme".into() });
+/// let of_cost_5 = Request::from(&request).cost(5);
+/// ```
+#[derive(Clone, Debug)]
+pub struct OwnedRequest {
+    key: Vec<u8>,
+    parts: Vec<(String, Vec<u8>)>,
+    id: Option<Vec<u8>>,
+    terms: Terms,
+}
+
+/// All of a request that isn't borrowed.
+#[derive(Clone, Copy, Debug)]
+struct Terms {
+    id_ttl: Duration,
+    /// The rule's, if none.
     cost: Option<u64>,
-    pub(crate) at: Option<SystemTime>,
-    pub(crate) deadline: Option<Duration>,
-    pub(crate) jitter: u8,
+    at: Option<SystemTime>,
+    deadline: Option<Duration>,
+    jitter: u8,
+    after: Option<Earlier>,
+}
+
+/// Who answered an earlier call, as far as it matters for a call that gives back what that one took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Earlier {
+    pub(crate) by: By,
+    /// Whether Redis took the units as well, where a policy answered in its place.
+    pub(crate) charged: Charged,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Parts<'a> {
+    Borrowed(&'a [(&'a str, &'a [u8])]),
+    Owned(&'a [(String, Vec<u8>)]),
 }
 
 impl<'a> Request<'a> {
     /// A request for this key, at the rule's cost. Any bytes will do, but not none.
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        Self {
-            key: key.as_ref(),
-            parts: &[],
-            id: None,
-            id_ttl: ID_TTL,
-            cost: None,
-            at: None,
-            deadline: None,
-            jitter: 0,
-        }
+        let terms = Terms { id_ttl: ID_TTL, cost: None, at: None, deadline: None, jitter: 0, after: None };
+        Self { key: key.as_ref(), parts: Parts::Borrowed(&[]), id: None, terms }
     }
 
     /// What limits count that don't count the key, by name; see [`Rule::and_by`].
@@ -56,7 +98,7 @@ impl<'a> Request<'a> {
     /// ```
     #[must_use]
     pub fn parts(mut self, parts: &'a [(&'a str, &'a [u8])]) -> Self {
-        self.parts = parts;
+        self.parts = Parts::Borrowed(parts);
         self
     }
 
@@ -73,21 +115,21 @@ impl<'a> Request<'a> {
     /// How long the id is remembered. Default: 10 minutes.
     #[must_use]
     pub fn id_ttl(mut self, ttl: Duration) -> Self {
-        self.id_ttl = ttl;
+        self.terms.id_ttl = ttl;
         self
     }
 
     /// Units that it takes; 0 takes nothing. Default: the [rule's](Rule::cost), which is 1 unless said.
     #[must_use]
     pub fn cost(mut self, units: u64) -> Self {
-        self.cost = Some(units);
+        self.terms.cost = Some(units);
         self
     }
 
     /// Decides as if it were this time, from 1970 to 2112. Default: the engine's own clock.
     #[must_use]
     pub fn at(mut self, now: SystemTime) -> Self {
-        self.at = Some(now);
+        self.terms.at = Some(now);
         self
     }
 
@@ -95,74 +137,93 @@ impl<'a> Request<'a> {
     /// together don't come back together. Default: 0, the exact wait.
     #[must_use]
     pub fn jitter(mut self, hundredths: u8) -> Self {
-        self.jitter = hundredths;
+        self.terms.jitter = hundredths;
         self
     }
 
     /// How long this call may take. Default: the limiter's deadline.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = Some(deadline);
+        self.terms.deadline = Some(deadline);
         self
     }
-}
 
-/// A request that outlives what it was made of.
-#[derive(Clone, Debug)]
-pub(crate) struct OwnedRequest {
-    key: Vec<u8>,
-    parts: Vec<(String, Vec<u8>)>,
-    id: Option<Vec<u8>>,
-    cost: Option<u64>,
-    at: Option<SystemTime>,
-    deadline: Option<Duration>,
-}
-
-impl OwnedRequest {
-    pub(crate) fn deadline(&self) -> Option<Duration> {
-        self.deadline
+    /// Gives back what the call with this decision took: for [`refund`](crate::Limiter::refund),
+    /// [`settle`](crate::Limiter::settle), [`cancel`](crate::Limiter::cancel), [`release`](crate::Limiter::release),
+    /// [`renew`](crate::Limiter::renew) and [`reset`](crate::Limiter::reset). Other calls ignore it.
+    ///
+    /// Where a [policy](crate::OnError) answered that call, nothing was taken, so nothing is given back and that is no
+    /// error: the answer is [`By::Policy`](crate::By::Policy). Where the engine in this process answered
+    /// ([`By::Local`](crate::By::Local)), it is given back there. Where Redis took the units although a policy answered,
+    /// or may have, it is asked to give back what can be given back once only: by an id, or by a reset.
+    ///
+    /// ```
+    /// use tollgate::{Decision, Request};
+    ///
+    /// /// What forgets this attempt to log in, and all before it.
+    /// fn forgotten<'a>(account: &'a str, attempt: &Decision) -> Request<'a> {
+    ///     Request::new(account).after(attempt)
+    /// }
+    /// ```
+    #[must_use]
+    pub fn after(mut self, decision: &Decision) -> Self {
+        let charged = decision.error.as_ref().map_or(Charged::No, |error| error.charged());
+        self.terms.after = Some(Earlier { by: decision.by, charged });
+        self
     }
 
-    pub(crate) fn parts(&self) -> Vec<(&str, &[u8])> {
-        self.parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect()
-    }
-
-    pub(crate) fn borrowed<'a>(&'a self, parts: &'a [(&'a str, &'a [u8])]) -> Request<'a> {
-        let Self { id, cost, at, deadline, .. } = self;
-        Request {
-            key: &self.key,
-            parts,
-            id: id.as_deref(),
-            id_ttl: ID_TTL,
-            cost: *cost,
-            at: *at,
-            deadline: *deadline,
-            jitter: 0,
-        }
+    /// The same, with copies of what it borrows.
+    #[must_use]
+    pub fn into_owned(self) -> OwnedRequest {
+        let parts = match self.parts {
+            Parts::Borrowed(parts) => parts.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect(),
+            Parts::Owned(parts) => parts.to_vec(),
+        };
+        OwnedRequest { key: self.key.to_vec(), parts, id: self.id.map(<[u8]>::to_vec), terms: self.terms }
     }
 }
 
 impl Request<'_> {
     /// The time to decide at, in microseconds since the epoch.
     pub(crate) fn now_us(&self) -> Result<Option<u64>, Error> {
-        self.at.map(microseconds).transpose()
+        self.terms.at.map(microseconds).transpose()
+    }
+
+    /// The time to decide at, unless it is the engine's.
+    pub(crate) fn time(&self) -> Option<SystemTime> {
+        self.terms.at
+    }
+
+    /// How long this call may take, by a limiter of this deadline.
+    pub(crate) fn deadline_or(&self, deadline: Duration) -> Duration {
+        self.terms.deadline.unwrap_or(deadline)
+    }
+
+    /// By how many hundredths the wait of a denial may be longer.
+    pub(crate) fn wait_jitter(&self) -> u8 {
+        self.terms.jitter
+    }
+
+    /// Whose units it gives back.
+    pub(crate) fn earlier(&self) -> Option<Earlier> {
+        self.terms.after
     }
 
     /// How long the id is remembered, in milliseconds.
     pub(crate) fn id_ttl_ms(&self) -> Result<u64, Error> {
-        let ttl_ms = u64::try_from(self.id_ttl.as_millis()).ok().filter(|ms| (1..=LAST_TIME).contains(ms));
-        let got = self.id_ttl;
+        let got = self.terms.id_ttl;
+        let ttl_ms = u64::try_from(got.as_millis()).ok().filter(|ms| (1..=LAST_TIME).contains(ms));
         ttl_ms.ok_or_else(|| Error::new(Kind::Input, format!("id_ttl: expected a millisecond or more, got {got:?}")))
     }
 
     /// Units that it takes by this rule.
     pub(crate) fn units(&self, rule: &Rule) -> u64 {
-        self.cost.unwrap_or(rule.default_cost())
+        self.terms.cost.unwrap_or(rule.default_cost())
     }
 
     /// Whether it says itself what it takes.
     pub(crate) fn has_cost(&self) -> bool {
-        self.cost.is_some()
+        self.terms.cost.is_some()
     }
 
     pub(crate) fn has_id(&self) -> bool {
@@ -170,31 +231,20 @@ impl Request<'_> {
     }
 
     /// Keeps the id at least as long as it is waited for.
-    pub(crate) fn id_remembered_beyond(mut self, wait: Duration) -> Self {
-        self.id_ttl = wait + ID_TTL;
-        self
-    }
-
-    pub(crate) fn to_owned(self) -> OwnedRequest {
-        OwnedRequest {
-            key: self.key.to_vec(),
-            parts: self.parts.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect(),
-            id: self.id.map(<[u8]>::to_vec),
-            cost: self.cost,
-            at: self.at,
-            deadline: self.deadline,
-        }
+    pub(crate) fn id_remembered_beyond(self, wait: Duration) -> Self {
+        self.id_ttl(wait + ID_TTL)
     }
 
     /// What a limit counts: the part of this name, or the key.
     pub(crate) fn counted(&self, rule: &Rule, part: Option<&str>) -> Result<&[u8], Error> {
         let Some(name) = part else { return Ok(self.key) };
-        let found = self.parts.iter().find(|(part, _)| *part == name).map(|(_, value)| *value);
+        let found = match self.parts {
+            Parts::Borrowed(parts) => parts.iter().find(|(part, _)| *part == name).map(|(_, value)| *value),
+            Parts::Owned(parts) => parts.iter().find(|(part, _)| part == name).map(|(_, value)| value.as_slice()),
+        };
         found.ok_or_else(|| {
-            Error::new(
-                Kind::Input,
-                format!("request: expected the part {name:?} that rule {} counts, got none", rule.name()),
-            )
+            let rule = rule.name().unwrap_or_default();
+            Error::new(Kind::Input, format!("request: expected the part {name:?} that rule {rule} counts, got none"))
         })
     }
 }
@@ -202,6 +252,13 @@ impl Request<'_> {
 impl<'a, K: AsRef<[u8]> + ?Sized> From<&'a K> for Request<'a> {
     fn from(key: &'a K) -> Self {
         Self::new(key)
+    }
+}
+
+impl<'a> From<&'a OwnedRequest> for Request<'a> {
+    fn from(owned: &'a OwnedRequest) -> Self {
+        let OwnedRequest { key, parts, id, terms } = owned;
+        Self { key, parts: Parts::Owned(parts), id: id.as_deref(), terms: *terms }
     }
 }
 

@@ -15,26 +15,27 @@ use crate::limit::Limit;
 
 pub use policy::OnError;
 
-/// A named limit, or several: then either each is charged, or none. The name tells its keys in Redis from those of
-/// other rules.
+/// A named limit, or several: then either each is charged, or none. The name keeps its keys in Redis apart from those of
+/// other rules, so a rule decides nothing until it has one.
 ///
 /// ```
 /// use tollgate::Rule;
 ///
-/// let rule: Rule = "gcra 100/1s burst 20".parse()?;
-/// assert_eq!(rule.name(), "default");
-/// let rule = rule.named("uploads")?.and("fixed-window 10000/1d".parse()?)?;
+/// let rule = "gcra 100/1s burst 20, fixed-window 10000/1d".parse::<Rule>()?.named("uploads")?;
+/// assert_eq!(rule.name(), Some("uploads"));
 /// assert_eq!(rule.to_string(), "gcra 100/1s burst 20, fixed-window 10000/1d");
 /// # Ok::<(), tollgate::RuleError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
-    name: String,
+    /// None of a rule that was read from its text: it can't decide yet.
+    name: Option<String>,
     counts: Vec<Count>,
     tag: Option<String>,
     on_change: Change,
     counts_denials: bool,
-    on_error: OnError,
+    /// The limiter's, if none.
+    on_error: Option<OnError>,
     cost: u64,
 }
 
@@ -57,7 +58,7 @@ pub(crate) struct Count {
     pub(crate) limit: Limit,
     /// The part of a request that it counts; its key if none.
     pub(crate) by: Option<String>,
-    /// `<rule>/<limit>`, the end of each key.
+    /// `<rule>/<limit>`, the end of each key; without a rule's name, `/<limit>`.
     pub(crate) suffix: String,
     /// What names it to people: its name, else its text.
     pub(crate) title: Arc<str>,
@@ -79,22 +80,26 @@ impl Rule {
     ///
     /// A name that isn't 1 to 64 letters, digits, `-`, `_` or `.`.
     pub fn new(name: &str, limit: Limit) -> Result<Self, RuleError> {
-        let name = key::checked_name(name)?.to_owned();
-        let first = Count::new(&name, limit, None);
-        let (on_change, on_error) = (Change::KeepUsed, OnError::Closed);
-        Ok(Self { name, counts: vec![first], tag: None, on_change, counts_denials: false, on_error, cost: 1 })
+        Self::unnamed(limit).named(name)
     }
 
-    /// The same limits under another name.
+    fn unnamed(limit: Limit) -> Self {
+        let counts = vec![Count::new("", limit, None)];
+        let (on_change, counts_denials) = (Change::KeepUsed, false);
+        Self { name: None, counts, tag: None, on_change, counts_denials, on_error: None, cost: 1 }
+    }
+
+    /// The same limits under this name.
     ///
     /// # Errors
     ///
     /// As [`Rule::new`].
     pub fn named(mut self, name: &str) -> Result<Self, RuleError> {
-        self.name = key::checked_name(name)?.to_owned();
+        let name = key::checked_name(name)?;
         for count in &mut self.counts {
-            *count = Count::new(&self.name, count.limit.clone(), count.by.take());
+            *count = Count::new(name, count.limit.clone(), count.by.take());
         }
+        self.name = Some(name.to_owned());
         Ok(self)
     }
 
@@ -127,7 +132,7 @@ impl Rule {
     pub fn and_by(self, part: &str, limit: Limit) -> Result<Self, RuleError> {
         if self.tag.is_none() {
             let why = "its limits count different keys, which must share a slot";
-            return Err(RuleError::new(format!("rule {}: expected a tag, since {why}, got none", self.name)));
+            return Err(self.error(&format!("expected a tag, since {why}, got none")));
         }
         self.with(limit, Some(part.to_owned()))
     }
@@ -176,15 +181,21 @@ impl Rule {
         self.checked()
     }
 
-    /// The name; `default` unless given. Rules of one name share the state of limits alike in algorithm and period.
+    /// The name; none of a rule that was read from its text and not yet [named](Self::named). Rules of one name share
+    /// the state of limits alike in algorithm and period.
     #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
     }
 
     /// What it admits.
     pub fn limits(&self) -> impl ExactSizeIterator<Item = &Limit> {
         self.counts.iter().map(|count| &count.limit)
+    }
+
+    /// The most that it could ever admit at one instant.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.limits().map(Limit::capacity).min().unwrap_or_default()
     }
 
     pub(crate) fn counts(&self) -> &[Count] {
@@ -209,7 +220,7 @@ impl Rule {
     pub(crate) fn marker(&self) -> String {
         let limits: Vec<_> = self.counts.iter().map(|count| count.suffix.as_str()).collect();
         let digest = sha1_smol::Sha1::from(limits.join(",")).digest().to_string();
-        format!("{}#{}-", self.name, &digest[..8])
+        format!("{}#{}-", self.name.as_deref().unwrap_or_default(), &digest[..8])
     }
 
     /// A hash of all that scripts are told of this rule, by which a changed rule is noticed.
@@ -250,16 +261,20 @@ impl Rule {
     }
 
     fn with(mut self, limit: Limit, by: Option<String>) -> Result<Self, RuleError> {
-        let count = Count::new(&self.name, limit, by);
+        let count = Count::new(self.name.as_deref().unwrap_or_default(), limit, by);
         if self.counts.iter().any(|other| other.suffix == count.suffix) {
-            let why = "two of them would share their state; name one";
-            return Err(RuleError::new(format!(
-                "rule {}: expected limits of different names, got {} twice: {why}",
-                self.name, count.suffix
-            )));
+            let (label, why) = (count.limit.label(), "the two would share their state; name one");
+            return Err(self.error(&format!("expected limits of different names, got {label} twice: {why}")));
         }
         self.counts.push(count);
         self.checked()
+    }
+
+    fn error(&self, expected: &str) -> RuleError {
+        match &self.name {
+            Some(name) => RuleError::new(format!("rule {name}: {expected}")),
+            None => RuleError::new(format!("rule: {expected}")),
+        }
     }
 
     /// Itself, if its limits go together, could admit its cost, and its policy can be followed.
@@ -268,10 +283,7 @@ impl Rule {
             let most = limit.largest_cost(true);
             if limit.shards() > 1 && self.counts.len() > 1 {
                 let why = "alone in its rule, since each of its shards has a slot of its own";
-                return Err(RuleError::new(format!(
-                    "rule {}: expected a limit with shards to be {why}, got {self}",
-                    self.name
-                )));
+                return Err(self.error(&format!("expected a limit with shards to be {why}, got {self}")));
             }
             if self.cost > most {
                 let what = if limit.shards() > 1 { "the smallest share of" } else { "all that is ever admitted by" };
@@ -337,9 +349,12 @@ impl fmt::Display for Change {
 impl FromStr for Rule {
     type Err = RuleError;
 
-    /// Named `default`: two rules of one algorithm and period need [names](Rule::named), or they share their state.
+    /// One limit, or several with commas between them, as [`Display`](fmt::Display) prints them. The rule has no name
+    /// yet: it gets one by [`Rule::named`].
     fn from_str(text: &str) -> Result<Self, RuleError> {
-        Self::new("default", text.parse()?)
+        let (first, others) = text.split_once(',').map_or((text, None), |(first, others)| (first, Some(others)));
+        let rule = Self::unnamed(first.parse()?);
+        others.into_iter().flat_map(|others| others.split(',')).try_fold(rule, |rule, limit| rule.and(limit.parse()?))
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::decision::{By, Decision, RetryAfter};
+use crate::decision::{Decision, RetryAfter};
 use crate::error::{Charged, Error, Kind};
 use crate::limiter::Limiter;
 use crate::random::{jittered, unique_id};
@@ -28,7 +28,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// A request with an id; no decision could be made, see [`Error`].
+    /// A request with an id; a rule with a `concurrency` limit, which [`hold_wait`](Self::hold_wait) is for; no decision
+    /// could be made, see [`Error`].
     pub async fn acquire_wait<'a>(
         &self,
         rule: &Rule,
@@ -39,6 +40,10 @@ impl Limiter {
         if request.has_id() {
             let why = "expected no id: a wait names its reservation itself";
             return Err(Error::new(Kind::Input, format!("acquire_wait: {why}, got one")));
+        }
+        if rule.limits().any(|limit| limit.algorithm().holds()) {
+            let why = "expected a rule without permits, which Limiter::hold_wait waits for";
+            return Err(Error::new(Kind::Input, format!("acquire_wait: {why}, got {rule}")));
         }
         if rule.limits().all(|limit| limit.max_debt() > 0) {
             self.wait_by_reservation(rule, request, max_wait).await
@@ -57,7 +62,7 @@ impl Limiter {
         // A reservation that nobody waits for any more must still be known when it is cancelled.
         let longest = rule.limits().map(|limit| limit.longest_reset()).max().unwrap_or_default();
         let request = request.id(&id).id_remembered_beyond(max_wait.min(longest));
-        let mut reservation = Reservation { limiter: self, rule, request, kept: false, by: By::Redis };
+        let mut reservation = Reservation { limiter: self, rule, request, kept: false };
         let mut decision = self.reserve(rule, request).await?;
         // Nobody can queue while the key is blocked.
         let started = Instant::now();
@@ -69,7 +74,7 @@ impl Limiter {
             tokio::time::sleep(blocked).await;
             decision = self.reserve(rule, request).await?;
         }
-        reservation.by = decision.by;
+        reservation.request = request.after(&decision);
         let max_wait = max_wait.saturating_sub(started.elapsed());
         let wait = decision.retry_after.duration();
         match wait {
@@ -80,7 +85,10 @@ impl Limiter {
                 Ok(decision)
             }
             _ if decision.allowed => {
-                let after = self.take_back(rule, request, decision.by).await.map_err(Error::after_charging)?;
+                let after = self.cancel(rule, reservation.request).await.map_err(Error::after_charging)?;
+                if let Some(error) = after.error {
+                    return Err(Error::clone(&error).after_charging());
+                }
                 reservation.keep();
                 Ok(after.denied_instead(&decision))
             }
@@ -90,15 +98,6 @@ impl Limiter {
                 reservation.keep();
                 Ok(decision)
             }
-        }
-    }
-
-    /// Cancels a reservation where it was made.
-    async fn take_back(&self, rule: &Rule, request: Request<'_>, by: By) -> Result<Decision, Error> {
-        match by {
-            #[cfg(feature = "embedded")]
-            By::Local => self.cancel_locally(rule, &request).await,
-            _ => self.cancel(rule, request).await,
         }
     }
 
@@ -125,8 +124,6 @@ struct Reservation<'a> {
     rule: &'a Rule,
     request: Request<'a>,
     kept: bool,
-    /// Who took it.
-    by: By,
 }
 
 impl Reservation<'_> {
@@ -140,13 +137,12 @@ impl Drop for Reservation<'_> {
         if self.kept {
             return;
         }
-        let (limiter, rule, request, by) = (self.limiter.clone(), self.rule.clone(), self.request.to_owned(), self.by);
+        let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.into_owned());
         // Without a runtime there is nothing left to send it by: the reservation stays charged.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
-                let parts = request.parts();
-                // Whatever this answers, nobody is there to be told.
-                let _ = limiter.take_back(&rule, request.borrowed(&parts), by).await;
+                // Nobody waits for this answer.
+                let _ = limiter.cancel(&rule, &request).await;
             });
         }
     }

@@ -7,7 +7,6 @@ use crate::batch::Ask;
 use crate::error::{Error, Kind};
 use crate::key;
 use crate::limit::exact::EXACT;
-use crate::random::unique_id;
 use crate::request::Request;
 use crate::rule::{Count, Rule, Target};
 use crate::script::{Marker, Mode, Part};
@@ -90,6 +89,10 @@ impl Limiter {
     }
 
     pub(super) fn state_key(&self, rule: &Rule, target: Target<'_>, request: &Request<'_>) -> Result<Vec<u8>, Error> {
+        if rule.name().is_none() {
+            let why = "rules without a name would share their keys (Rule::named)";
+            return Err(Error::new(Kind::Input, format!("rule {rule}: expected a name, got none: {why}")));
+        }
         let Target { count, shard, .. } = target;
         let key = request.counted(rule, count.by.as_deref())?;
         let tag = match rule.tag() {
@@ -114,17 +117,21 @@ pub(super) fn concerned(rule: &Rule, mode: Mode) -> Result<Vec<Target<'_>>, Erro
     Ok(targets)
 }
 
-/// By whom permits are held: the request's id, or a name that nobody else has.
+/// The id by which permits are held; empty where the call neither takes nor gives back any.
 fn holder(targets: &[Target<'_>], request: &Request<'_>, mode: Mode) -> Result<Vec<u8>, Error> {
-    if targets.iter().all(|target| target.limit.holder().is_none()) {
+    let Some(permits) = targets.iter().find(|target| target.limit.holder().is_some()) else {
         return Ok(Vec::new());
-    }
+    };
     match request.id {
         Some(id) => key::holder(id),
         None if matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Reset) => Ok(Vec::new()),
-        None if mode == Mode::Refund => {
-            Err(Error::new(Kind::Input, "refund: expected the id that holds the permits, got none"))
+        None => {
+            let expected = match mode {
+                Mode::Refund => "the id that holds the permits",
+                _ => "an id (Request::id) to give its permits back by, or a call of Limiter::hold, which makes one",
+            };
+            let (mode, limit) = (mode.text(), &permits.count.limit);
+            Err(Error::new(Kind::Input, format!("{mode} of {limit}: expected {expected}, got none")))
         }
-        None => Ok(unique_id("held").into_bytes()),
     }
 }

@@ -5,7 +5,6 @@ use crate::decision::Decision;
 #[cfg(feature = "embedded")]
 use crate::decision::RetryAfter;
 use crate::error::Error;
-use crate::limit::Limit;
 #[cfg(feature = "embedded")]
 use crate::limit::exact::EXACT;
 use crate::request::Request;
@@ -22,18 +21,21 @@ impl Limiter {
         mode: Mode,
     ) -> Result<Decision, Error> {
         let asks = matches!(mode, Mode::Acquire | Mode::Peek | Mode::Reserve | Mode::AtMost);
-        if !asks || !error.goes_to_policy() {
+        let gives_back = matches!(mode, Mode::Refund | Mode::Settle | Mode::Cancel | Mode::Release | Mode::Reset);
+        if !(asks || gives_back) || !error.goes_to_policy() {
             return Err(error);
         }
-        match rule.policy() {
+        match self.policy(rule) {
+            OnError::Open | OnError::Local { .. } if gives_back => {
+                Ok(Decision::by_policy(rule.capacity(), 0).instead_of(error))
+            }
             OnError::Open => {
-                let limit = rule.limits().map(Limit::capacity).min().unwrap_or_default();
                 let granted = match mode {
                     Mode::Peek => 0,
-                    Mode::AtMost => request.units(rule).min(limit),
+                    Mode::AtMost => request.units(rule).min(rule.capacity()),
                     _ => request.units(rule),
                 };
-                let decision = Decision::by_policy(limit, granted, error);
+                let decision = Decision::by_policy(rule.capacity(), granted).instead_of(error);
                 Ok(if mode == Mode::AtMost || may_fit(rule, request, mode) { decision } else { decision.never() })
             }
             #[cfg(feature = "embedded")]

@@ -28,17 +28,21 @@ impl Limiter {
         Ok(decision)
     }
 
-    /// Of a reservation that was made here.
-    pub(crate) async fn cancel_locally(&self, rule: &Rule, request: &Request<'_>) -> Result<Decision, Error> {
-        let OnError::Local { processes } = rule.policy() else {
-            return self.decide_exactly(rule, request, Mode::Cancel).await;
-        };
-        self.give_back(rule, processes, request, Mode::Cancel).await
+    /// Gives back, keeps or forgets what was taken here.
+    pub(super) async fn undo_locally(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+        match self.policy(rule) {
+            OnError::Local { processes } if request.has_id() || mode == Mode::Reset => {
+                self.give_back(rule, processes, request, mode).await
+            }
+            // Given back to Redis as well, it would be given twice.
+            OnError::Local { processes } => self.decide_locally(rule, processes, request, mode).await,
+            _ => self.decide(rule, request, mode).await,
+        }
     }
 
     /// What becomes of a permit that was taken here: none if it wasn't.
     pub(super) async fn of_local_permit(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Option<Decision> {
-        let OnError::Local { processes } = rule.policy() else { return None };
+        let OnError::Local { processes } = self.policy(rule) else { return None };
         self.local.get()?;
         let renewed = self.decide_locally(rule, processes, request, Mode::Renew).await.ok()?;
         match mode {

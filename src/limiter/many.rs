@@ -32,10 +32,10 @@ impl Limiter {
         let (mut decided, mut places, mut asks, mut alone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (at, request) in requests.iter().enumerate() {
             match self.ask_or_recall(rule, request) {
-                Ok(Asked::Recalled(denial)) => decided.push((at, Ok(denial.jittered(request.jitter)))),
+                Ok(Asked::Recalled(denial)) => decided.push((at, Ok(denial.jittered(request.wait_jitter())))),
                 Ok(Asked::Together(ask, sighting)) => {
                     places.push((at, sighting));
-                    asks.push((ask, request.deadline.unwrap_or(self.deadline)));
+                    asks.push((ask, request.deadline_or(self.deadline)));
                 }
                 Ok(Asked::Alone) => {
                     alone.push(async move { (at, self.decide(rule, request, Mode::Acquire).await) });
@@ -61,7 +61,7 @@ impl Limiter {
                 }
                 decided => decided,
             };
-            decided.push((at, decision.map(|decision| decision.jittered(requests[at].jitter))));
+            decided.push((at, decision.map(|decision| decision.jittered(requests[at].wait_jitter()))));
         }
         decided.extend(alone);
         decided.sort_unstable_by_key(|(at, _)| *at);

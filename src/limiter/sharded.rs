@@ -109,7 +109,7 @@ mod tests {
     }
 
     fn rule(text: &str) -> Rule {
-        text.parse().unwrap()
+        text.parse::<Rule>().unwrap().named("test").unwrap()
     }
 
     /// From 0 to 1, the same each time for the same number.

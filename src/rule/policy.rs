@@ -8,9 +8,10 @@ use crate::error::RuleError;
 
 /// What a rule answers where Redis is away, or its state can't be read.
 ///
-/// It is asked for acquires, peeks, reservations and at-mosts. Other calls, which give back or change something, are
-/// errors then, and so is every call that Redis refuses for its user, its password or its version: those stay closed
-/// until somebody puts them right.
+/// It answers acquires, peeks, reservations and at-mosts. `Open` and `Local` also answer what gives something back or
+/// forgets it (refund, settle, cancel, release, reset): nothing is given back, and that is no error, so that work that is
+/// done doesn't fail for it. Penalties, blocks and renewals are errors, and so is every call that Redis refuses for its
+/// user, its password or its version: those stay closed until somebody puts them right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnError {
@@ -28,8 +29,8 @@ pub enum OnError {
     /// deadline one at a time are decided here too, so a Redis that loses some of them for long may admit up to the rate
     /// beside the share's.
     ///
-    /// What is given back later goes to Redis, which did not take it: [`Decision::by`](crate::Decision::by) says what
-    /// to keep. Permits alone are released where they were taken.
+    /// What is given back later goes to Redis, which did not take it, unless the request says
+    /// [after which decision](crate::Request::after) it comes. Permits are released where they were taken.
     Local {
         /// How many processes decide by this rule.
         processes: NonZeroU32,
@@ -37,26 +38,22 @@ pub enum OnError {
 }
 
 impl Rule {
-    /// What is answered where Redis is away. Default: closed, which is the error.
+    /// What is answered where Redis is away. Default: the [limiter's](crate::Limiter::on_error).
     ///
     /// # Errors
     ///
     /// `Local` for a limit with less than a unit for each process, or without the feature `embedded`.
     pub fn on_error(mut self, on_error: OnError) -> Result<Self, RuleError> {
-        self.on_error = on_error;
+        self.on_error = Some(on_error);
         self.checked()
     }
 
     /// Itself, if its policy can be followed.
     pub(super) fn can_follow_policy(self) -> Result<Self, RuleError> {
-        if let OnError::Local { processes } = self.on_error {
-            if !crate::LOCAL_ENGINE {
-                let why = "which needs the feature embedded";
-                return Err(RuleError::new(format!(
-                    "rule {}: on-error: expected closed or open, got local, {why}",
-                    self.name
-                )));
-            }
+        if let Some(policy) = self.on_error {
+            policy.checked().map_err(|why| self.error(why))?;
+        }
+        if let Some(OnError::Local { processes }) = self.on_error {
             self.share(processes)?;
         }
         Ok(self)
@@ -64,10 +61,11 @@ impl Rule {
 
     /// The same, answered by an error where Redis is away.
     pub(crate) fn closed(self) -> Self {
-        Self { on_error: OnError::Closed, ..self }
+        Self { on_error: Some(OnError::Closed), ..self }
     }
 
-    pub(crate) fn policy(&self) -> OnError {
+    /// Its policy, if it says one.
+    pub(crate) fn policy(&self) -> Option<OnError> {
         self.on_error
     }
 
@@ -76,6 +74,18 @@ impl Rule {
         let share = |count: &Count| Ok(Count { limit: count.limit.share(processes)?, ..count.clone() });
         let counts = self.counts.iter().map(share).collect::<Result<_, RuleError>>()?;
         Ok(Self { counts, ..self.clone() })
+    }
+}
+
+impl OnError {
+    /// Why this build can't follow it, if so.
+    pub(crate) fn checked(self) -> Result<(), &'static str> {
+        match self {
+            Self::Local { .. } if !crate::LOCAL_ENGINE => {
+                Err("on-error: expected closed or open, got local, which needs the feature embedded")
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -14,7 +14,8 @@ use crate::error::RuleError;
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
-    name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
     limits: Vec<Entry>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tag: Option<String>,
@@ -24,17 +25,16 @@ struct Table {
     on_change: Change,
     #[serde(default, skip_serializing_if = "is_default")]
     overage: bool,
-    #[serde(default, skip_serializing_if = "is_default")]
-    on_error: Policy,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    on_error: Option<Policy>,
     /// How many there are to share a `local` rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     processes: Option<NonZeroU32>,
 }
 
-#[derive(Default, PartialEq, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Policy {
-    #[default]
     Closed,
     Open,
     Local,
@@ -73,9 +73,10 @@ impl Serialize for Rule {
         let limits = self.counts.iter().map(Entry::of).collect();
         let (name, tag) = (self.name.clone(), self.tag.clone());
         let (on_error, processes) = match self.on_error {
-            OnError::Closed => (Policy::Closed, None),
-            OnError::Open => (Policy::Open, None),
-            OnError::Local { processes } => (Policy::Local, Some(processes)),
+            None => (None, None),
+            Some(OnError::Closed) => (Some(Policy::Closed), None),
+            Some(OnError::Open) => (Some(Policy::Open), None),
+            Some(OnError::Local { processes }) => (Some(Policy::Local), Some(processes)),
         };
         let (on_change, overage, cost) = (self.on_change, self.counts_denials, self.cost);
         Table { name, limits, tag, cost, on_change, overage, on_error, processes }.serialize(serializer)
@@ -95,26 +96,27 @@ impl<'de> Deserialize<'de> for Rule {
 
 impl Table {
     fn rule(self) -> Result<Rule, RuleError> {
+        let subject = self.name.as_ref().map_or_else(|| "rule".to_owned(), |name| format!("rule {name}"));
+        let error = |expected: &str| Err(RuleError::new(format!("{subject}: expected {expected}")));
         let mut limits = self.limits.into_iter().map(Entry::limit);
-        let Some(first) = limits.next() else {
-            return Err(RuleError::new(format!("rule {}: expected at least one limit, got none", self.name)));
-        };
-        let (on_change, overage) = (self.on_change, self.overage);
+        let Some(first) = limits.next() else { return error("at least one limit, got none") };
         let on_error = match (self.on_error, self.processes) {
-            (Policy::Closed, None) => OnError::Closed,
-            (Policy::Open, None) => OnError::Open,
-            (Policy::Local, Some(processes)) => OnError::Local { processes },
-            (Policy::Local, None) => {
-                let why = "expected processes beside on_error = \"local\", which shares the rule among so many";
-                return Err(RuleError::new(format!("rule {}: {why}, got none", self.name)));
+            (None, None) => None,
+            (Some(Policy::Closed), None) => Some(OnError::Closed),
+            (Some(Policy::Open), None) => Some(OnError::Open),
+            (Some(Policy::Local), Some(processes)) => Some(OnError::Local { processes }),
+            (Some(Policy::Local), None) => {
+                return error("processes beside on_error = \"local\", which shares the rule among so many, got none");
             }
             (_, Some(processes)) => {
-                let why = "expected on_error = \"local\" beside processes";
-                return Err(RuleError::new(format!("rule {}: {why} = {processes}", self.name)));
+                return error(&format!("on_error = \"local\" beside processes = {processes}"));
             }
         };
         let (limit, by) = first?;
-        let mut rule = Rule::new(&self.name, limit)?;
+        let mut rule = Rule::unnamed(limit);
+        if let Some(name) = self.name {
+            rule = rule.named(&name)?;
+        }
         if let Some(tag) = self.tag {
             rule = rule.tagged(&tag);
         }
@@ -128,7 +130,11 @@ impl Table {
                 Some(part) => rule.and_by(&part, limit)?,
             };
         }
-        rule.on_change(on_change).count_denials(overage).cost(self.cost)?.on_error(on_error)
+        rule = rule.on_change(self.on_change).count_denials(self.overage).cost(self.cost)?;
+        match on_error {
+            Some(on_error) => rule.on_error(on_error),
+            None => Ok(rule),
+        }
     }
 }
 

@@ -5,19 +5,16 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate::redis::cmd;
-use tollgate::{By, Charged, Cluster, Engine, Limiter, OnError, Redis, Request, Rule};
+use tollgate::{By, Charged, Cluster, Engine, Limiter, OnError, Redis, Request};
 
 use crate::fleet::{ClusterServers, Sentinels, ordered, told, wait_for};
 use crate::permissions::{least, more};
+use crate::rule::rule;
 use crate::server::Server;
 use crate::tool::{code, lines, stderr, stdout, tollgate};
 
 /// Ends a test that would hang; no machine is so slow that it decides one.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-fn rule(text: &str) -> Rule {
-    text.parse().expect("a rule")
-}
 
 fn on(engine: impl Into<Engine>) -> Limiter {
     Limiter::new(engine).deadline(PATIENCE)

@@ -155,7 +155,7 @@ async fn assert_answers_are_the_callers_own(limiter: &Limiter) {
     for n in 1..=200_u64 {
         let limiter = limiter.clone();
         tasks.spawn(async move {
-            let rule: Rule = format!("gcra {n}/30d").parse().expect("a rule");
+            let rule = crate::rule::rule(&format!("gcra {n}/30d"));
             let decision = limiter.peek(&rule, Request::new(&n.to_string())).await.expect("a decision");
             assert_eq!((decision.limit, decision.remaining), (n, n));
         });

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::prelude::*;
-use tollgate::{Embedded, Limiter, Request, Rule};
+use tollgate::{Embedded, Limiter, Request};
 
 /// Each with its capacity and its longest reset, in seconds.
 const RULES: [(&str, u64, u64); 6] = [
@@ -36,7 +36,7 @@ fn admitted(rule: &str, event: Event, at: u64, begin: i64) -> u64 {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
         let limiter = Limiter::new(Embedded::new());
-        let rule: Rule = rule.parse().expect("a rule");
+        let rule = crate::rule::rule(rule);
         let (mut admitted, mut off) = (0, begin);
         for step in 0..STEPS {
             match event {

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use tollgate::redis::cmd;
 use tollgate::{By, Clock, Decision, DenialCache, Embedded, Limiter, Redis, Request, RetryAfter, Rule};
 
+use crate::rule::{by_own_id, rule};
 use crate::server::Server;
 use crate::subject::FIVE;
 
@@ -33,10 +34,6 @@ impl Pair {
     async fn acquire(&self, rule: &Rule, cost: u64) -> Decision {
         self.remembering.acquire(rule, Request::new("key").cost(cost)).await.expect("a decision")
     }
-}
-
-fn rule(text: &str) -> Rule {
-    text.parse().expect("a rule")
 }
 
 fn wait(decision: &Decision) -> Duration {
@@ -100,7 +97,7 @@ async fn what_this_process_gives_back_is_known_at_once() {
     limiter.cancel(&rule, request.id("held")).await.expect("an answer");
     check(&pair, &rule, "cancel").await;
     full().await;
-    limiter.reset_all("default", |_| ()).await.expect("an answer");
+    limiter.reset_all("test", |_| ()).await.expect("an answer");
     check(&pair, &rule, "reset_all").await;
     limiter.block(&rule, request, 60 * SECOND).await.expect("an answer");
     assert!(pair.acquire(&rule, 1).await.blocked);
@@ -156,9 +153,9 @@ async fn what_only_the_engine_can_answer_is_always_asked() {
         ),
     ];
     for (rule, request) in asked {
-        pair.remembering.acquire(&rule, Request::new("key")).await.expect("a decision");
+        pair.remembering.acquire(&rule, by_own_id(&rule, "key")).await.expect("a decision");
         for _ in 0..3 {
-            let decision = pair.remembering.acquire(&rule, request).await.expect("a decision");
+            let decision = pair.remembering.acquire(&rule, by_own_id(&rule, request)).await.expect("a decision");
             assert_eq!((decision.allowed, decision.by), (false, By::Embedded), "{rule}");
         }
     }

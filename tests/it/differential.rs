@@ -10,6 +10,7 @@ use tollgate::redis::{Connection, cmd};
 use tollgate::{Algorithm, By, Charged, Debt, Decision, Error, Limit, Request, Start, State};
 
 use crate::limits::{beginning, limit_of, steps, two_limits};
+use crate::rule::by_own_id;
 use crate::subject::{Engine, FIVE, Micros, Subject, limit, micros, time};
 
 #[test]
@@ -82,7 +83,7 @@ fn call(engine: &Engine, subject: &Subject<'_>, verb: Verb, cost: u64, now: Micr
     let request = Request::new(&subject.key).cost(cost).at(time(now));
     let rule = &subject.rule;
     let decision = match verb {
-        Verb::Acquire => runtime.block_on(limiter.acquire(rule, request)),
+        Verb::Acquire => runtime.block_on(limiter.acquire(rule, by_own_id(rule, request))),
         Verb::Peek => runtime.block_on(limiter.peek(rule, request)),
         Verb::Reset => runtime.block_on(limiter.reset(rule, request)),
         Verb::Inspect | Verb::Change => {

@@ -9,6 +9,7 @@ use tollgate::{Clock, Embedded, Limit, Limiter, Request, Rule};
 
 use crate::limits::{beginning, two_limits};
 use crate::oracle::Retry;
+use crate::rule::by_own_id;
 use crate::subject::{Micros, answer, micros, oracle, spec, time};
 
 /// How the clock moves before a call, and whether the rule changes after it.
@@ -57,7 +58,7 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
                 now += ahead;
             }
             let request = Request::new("key").cost(cost);
-            let decision = runtime.block_on(limiter.acquire(&rule, request)).expect("a decision");
+            let decision = runtime.block_on(limiter.acquire(&rule, by_own_id(&rule, request))).expect("a decision");
             prop_assert_eq!(
                 answer(&decision),
                 oracle.acquire(cost, now),
@@ -81,8 +82,8 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
                 oracle.change(spec(rule.limits().next().expect("a limit")));
                 // The first call after a change sees to the expiry.
                 let cost = rule.limits().next().expect("a limit").capacity();
-                let decision =
-                    runtime.block_on(limiter.acquire(&rule, Request::new("key").cost(cost))).expect("a decision");
+                let request = by_own_id(&rule, Request::new("key").cost(cost));
+                let decision = runtime.block_on(limiter.acquire(&rule, request)).expect("a decision");
                 prop_assert_eq!(
                     answer(&decision),
                     oracle.acquire(cost, now),
@@ -102,7 +103,7 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
 #[tokio::test]
 async fn after_the_largest_penalty_an_acquire_in_server_time_waits_as_its_peek_says() {
     for algorithm in ["gcra", "token-bucket"] {
-        let rule: Rule = format!("{algorithm} 5/1000003us burst 10").parse().expect("a rule");
+        let rule = crate::rule::rule(&format!("{algorithm} 5/1000003us burst 10"));
         let clock = Clock::set_to(time(1 << 50));
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         limiter.penalty(&rule, Request::new("key").cost(1 << 53)).await.expect("taken");

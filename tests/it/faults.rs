@@ -35,7 +35,7 @@ fn limiter(url: &str) -> Limiter {
 }
 
 fn rule(text: &str, on_error: OnError) -> Rule {
-    text.parse::<Rule>().and_then(|rule| rule.on_error(on_error)).expect("a rule")
+    crate::rule::rule(text).on_error(on_error).expect("a policy")
 }
 
 async fn in_time<T>(answer: impl Future<Output = T>) -> T {

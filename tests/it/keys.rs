@@ -21,7 +21,7 @@ fn hashed(name: &str) -> &str {
 fn key() -> impl Strategy<Value = Vec<u8>> {
     let telling = prop_oneof![
         proptest::sample::select(b"{}%#:/\0\xff\n a7bd".to_vec()).prop_map(|byte| vec![byte]),
-        proptest::sample::select(vec!["%7b", "%7d", "{a}", "}:b", ":default/gcra-1d", "#default", "user:42"])
+        proptest::sample::select(vec!["%7b", "%7d", "{a}", "}:b", ":test/gcra-1d", "#test", "user:42"])
             .prop_map(|text| text.as_bytes().to_vec()),
     ];
     let short = proptest::collection::vec(telling, 1..=4).prop_map(|pieces| pieces.concat());
@@ -43,7 +43,7 @@ fn attacks(on: &[u8]) -> Vec<Vec<u8>> {
         around(b"}{", b"}"),
         around(b"{}", b""),
         around(b"", b"}"),
-        around(b"", b"}:default/gcra-1d"),
+        around(b"", b"}:test/gcra-1d"),
         around(b"", b":"),
         around(b"", b"\0"),
         around(b"", b" "),
@@ -57,7 +57,7 @@ fn attacks(on: &[u8]) -> Vec<Vec<u8>> {
 #[test]
 fn no_two_keys_are_spelled_alike_and_no_key_steers_to_anothers_slot() {
     let engine = Engine::redis();
-    let rule: Rule = "gcra 100/1d".parse().expect("a rule");
+    let rule = crate::rule::rule("gcra 100/1d");
     let beside = rule.clone().tagged("org");
     let (names, tags) = (RefCell::new(HashMap::new()), RefCell::new(HashMap::new()));
     let spelled = |rule: &Rule, tag: Option<&[u8]>, key: &[u8]| {

@@ -9,15 +9,12 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tollgate::{By, Clock, Decision, Embedded, Lease, Limiter, Redis, Request, Rule};
 
+use crate::rule::rule;
 use crate::server::Server;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Ends a test that would hang; no machine is so slow that it decides one.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn rule(text: &str) -> Rule {
-    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
-}
 
 fn processes(count: u32) -> NonZeroU32 {
     NonZeroU32::new(count).expect("not zero")

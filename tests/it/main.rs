@@ -27,6 +27,7 @@ mod permits;
 mod poison;
 mod redis;
 mod replies;
+mod rule;
 mod server;
 mod several;
 mod shards;

@@ -11,6 +11,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tollgate::{Decision, Embedded, Error, Limiter, Redis, Request, Rule};
 
+use crate::rule::by_own_id;
 use crate::server::Server;
 use crate::subject::{Micros, answer, oracle, time};
 
@@ -108,7 +109,7 @@ fn play(
     key: &str,
     tasks: Vec<Vec<Ask>>,
 ) -> Result<(), TestCaseError> {
-    let rule: Rule = text.parse().expect("a rule");
+    let rule = crate::rule::rule(text);
     let limit = rule.limits().next().expect("a limit").clone();
     let (holds, bound) = (limit.algorithm().holds(), limit.capacity() + limit.max_debt());
     let (out, imposed) = (AtomicI64::new(0), AtomicI64::new(0));
@@ -180,7 +181,7 @@ impl Shared {
                     assert!(again.is_err_and(|error| error.is_unknown_id()), "given back once");
                 }
                 Ask::Penalty(cost) => {
-                    limiter.penalty(rule, self.request(cost)).await.expect("an answer");
+                    limiter.penalty(rule, by_own_id(rule, self.request(cost))).await.expect("an answer");
                     self.imposed.fetch_add(signed(cost), Ordering::SeqCst);
                 }
                 Ask::Block => {

@@ -151,7 +151,7 @@ fn a_penalty_is_taken_even_where_nothing_is_left_and_a_refund_forgives_it() {
 #[test]
 fn only_what_can_owe_can_be_reserved() {
     let engine = Engine::embedded();
-    let rule: tollgate::Rule = "sliding-log 5/1s".parse().expect("a rule");
+    let rule = crate::rule::rule("sliding-log 5/1s");
     let error = engine.runtime.block_on(engine.limiter.reserve(&rule, "key")).expect_err("a log can't owe");
     assert!(error.is_input() && error.to_string().contains("got sliding-log 5/1s"), "{error}");
 }

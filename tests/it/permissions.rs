@@ -7,6 +7,7 @@ use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 use tollgate::redis::cmd;
 use tollgate::{Change, Charged, Error, Limiter, Redis, Request, Rule};
 
+use crate::rule::{by_own_id, rule};
 use crate::server::Server;
 use crate::subject::time;
 
@@ -50,8 +51,8 @@ async fn everything(limiter: &Limiter) -> Result<(), Error> {
         for at in [Some(1 << 50), Some((1 << 50) + 1), None, None] {
             let request = at.map_or(Request::new("key"), |at| Request::new("key").at(time(at)));
             limiter.peek(&rule, request).await?;
-            limiter.acquire(&rule, request.cost(2)).await?;
-            limiter.at_most(&rule, request).await?;
+            limiter.acquire(&rule, by_own_id(&rule, request.cost(2))).await?;
+            limiter.at_most(&rule, by_own_id(&rule, request)).await?;
             limiter.inspect(&rule, request).await?;
             limiter.block(&rule, request, Duration::from_secs(9)).await?;
             limiter.unblock(&rule, request).await?;
@@ -73,13 +74,14 @@ async fn everything(limiter: &Limiter) -> Result<(), Error> {
         }
         // Many entries of a log, and many keys of others.
         for _ in 0..30 {
-            limiter.acquire(&rule, "long").await?;
+            limiter.acquire(&rule, by_own_id(&rule, "long")).await?;
         }
-        for decision in limiter.acquire_many(&rule, ["key", "long", "many", "many"]).await {
+        let many = ["key", "long", "many", "many"].map(|key| by_own_id(&rule, key));
+        for decision in limiter.acquire_many(&rule, many).await {
             decision?;
         }
         let counting = rule.clone().count_denials(true).on_change(Change::AsIs);
-        limiter.acquire(&counting, Request::new("long").cost(61)).await?;
+        limiter.acquire(&counting, by_own_id(&rule, Request::new("long").cost(61))).await?;
         limiter.reset(&rule, "long").await?;
     }
 
@@ -133,10 +135,10 @@ async fn whoever_forgets_a_whole_rule_needs_three_rights_more() {
     able.acquire(&rule, "key").await.expect("a decision");
     for (right, others) in each_left_out(&all).filter(|(right, _)| added.contains(right)) {
         let unable = limiter(&server.user("unable", &others.join(" ")));
-        let error = unable.reset_all(rule.name(), |_| ()).await.expect_err(right);
+        let error = unable.reset_all("test", |_| ()).await.expect_err(right);
         assert!(error.is_permission(), "without {right}: {error:?}");
     }
-    assert_eq!(able.reset_all(rule.name(), |_| ()).await.expect("forgotten"), 1);
+    assert_eq!(able.reset_all("test", |_| ()).await.expect("forgotten"), 1);
 }
 
 #[tokio::test]
@@ -200,8 +202,4 @@ fn forget(server: &Server) {
 
 fn limiter(url: &str) -> Limiter {
     Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE)
-}
-
-fn rule(text: &str) -> Rule {
-    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }

@@ -5,13 +5,10 @@ use std::time::{Duration, UNIX_EPOCH};
 use tollgate::redis::cmd;
 use tollgate::{Charged, Clock, Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
 
+use crate::rule::{by_own_id, rule};
 use crate::server::Server;
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-fn rule(text: &str) -> Rule {
-    text.parse().expect("a rule")
-}
 
 async fn held(limiter: &Limiter, rule: &Rule) -> Option<Permit> {
     limiter.hold(rule, "key").await.expect("a decision").permit
@@ -206,7 +203,7 @@ async fn what_has_no_permits_says_so() {
         ),
         (
             limiter.refund(&permits, "key").await.expect_err("no id"),
-            "refund: expected the id that holds the permits, got none",
+            "refund of concurrency 5 ttl 1s: expected the id that holds the permits, got none",
         ),
         (
             limiter.settle(&permits, request).await.expect_err("not settled"),
@@ -234,7 +231,7 @@ async fn what_another_program_wrote_is_no_set_of_permits() {
     let server = Server::start();
     let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
     let (rule, mut redis) = (rule("concurrency 5 ttl 10s"), server.connection());
-    let name = "tollgate:{key}:default/concurrency";
+    let name = "tollgate:{key}:test/concurrency";
     for poison in [
         &["SET", name, "5"][..],
         &["RPUSH", name, "a"],
@@ -246,13 +243,17 @@ async fn what_another_program_wrote_is_no_set_of_permits() {
         let mut command = cmd(poison[0]);
         command.arg(&poison[1..]).exec(&mut redis).expect("poisoned");
         let before: Vec<u8> = cmd("DUMP").arg(name).query(&mut redis).expect("a dump");
-        for error in [limiter.acquire(&rule, "key").await, limiter.peek(&rule, "key").await] {
+        for error in [limiter.acquire(&rule, by_own_id(&rule, "key")).await, limiter.peek(&rule, "key").await] {
             let error = error.expect_err("can't be read");
             assert!(error.is_unreadable_state() && error.charged() == Charged::No, "{poison:?}: {error:?}");
         }
         assert_eq!(cmd("DUMP").arg(name).query::<Vec<u8>>(&mut redis).expect("a dump"), before, "{poison:?}");
         limiter.reset(&rule, "key").await.expect("repaired");
-        assert_eq!(limiter.acquire(&rule, "key").await.expect("a decision").remaining, 4, "{poison:?}");
+        assert_eq!(
+            limiter.acquire(&rule, by_own_id(&rule, "key")).await.expect("a decision").remaining,
+            4,
+            "{poison:?}"
+        );
         limiter.reset(&rule, "key").await.expect("as before");
     }
 }
@@ -268,11 +269,38 @@ async fn permits_are_forgotten_after_they_have_expired_and_a_long_block_once_lif
     {
         let rule = rule(text);
         let name = limiter.inspect(&rule, "key").await.expect("a state").remove(0).key;
-        limiter.acquire(&rule, "key").await.expect("a decision");
+        limiter.acquire(&rule, by_own_id(&rule, "key")).await.expect("a decision");
         assert!((10_000..=41_000).contains(&ttl(&name)), "{text}: {}", ttl(&name));
         limiter.block(&rule, "key", 60 * MINUTE).await.expect("an answer");
         assert!((3_599_000..=3_701_000).contains(&ttl(&name)), "{text}: {}", ttl(&name));
         limiter.unblock(&rule, "key").await.expect("an answer");
         assert!(ttl(&name) <= 41_000, "{text}: {}", ttl(&name));
     }
+}
+
+/// Nobody could give such a permit back.
+#[tokio::test]
+async fn permits_are_taken_by_an_id_or_by_hold() {
+    let limiter = Limiter::new(Embedded::new());
+    let (permits, beside) = (rule("concurrency 2 ttl 30s"), rule("concurrency 2 ttl 30s, gcra 5/1s"));
+    for (rule, mode, answer) in [
+        (&permits, "acquire", limiter.acquire(&permits, "key").await),
+        (&permits, "at-most", limiter.at_most(&permits, "key").await),
+        (&permits, "penalty", limiter.penalty(&permits, "key").await),
+        (&permits, "acquire", limiter.acquire_many(&permits, ["key"]).await.remove(0)),
+        (&beside, "acquire", limiter.acquire(&beside, "key").await),
+    ] {
+        let error = answer.expect_err("no id");
+        let expected = format!(
+            "{mode} of concurrency 2 ttl 30s: expected an id (Request::id) to give its permits back by, \
+                                or a call of Limiter::hold, which makes one, got none"
+        );
+        assert!(error.is_input() && error.to_string() == expected, "{rule}: {error}");
+    }
+    let error = limiter.acquire_wait(&permits, "key", MINUTE).await.expect_err("no permit to give back");
+    assert!(error.is_input() && error.to_string().contains("Limiter::hold_wait"), "{error}");
+    assert_eq!(limiter.peek(&permits, "key").await.expect("a peek needs none").remaining, 2);
+    let decision = limiter.acquire(&permits, Request::new("key").id("mine")).await.expect("a decision");
+    assert_eq!((decision.allowed, decision.remaining), (true, 1));
+    assert!(limiter.hold(&permits, "key").await.expect("a decision").permit.is_some());
 }

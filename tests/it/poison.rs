@@ -5,6 +5,7 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::redis::{Connection, cmd};
 use tollgate::{Charged, Decision, Error, Limiter, Request, Rule};
 
+use crate::rule::by_own_id;
 use crate::subject::{Engine, Micros, micros, time};
 
 /// Long enough that nothing refills while a test looks on.
@@ -128,7 +129,7 @@ fn survive(
         match verb {
             Verb::Peek | Verb::Block => requests = vec![on(cost)],
             _ if of_an_id(verb, rule) => {}
-            _ => requests.push(on(cost)),
+            _ => requests.push(by_own_id(rule, on(cost))),
         }
         for request in requests {
             put(redis);
@@ -149,7 +150,10 @@ fn survive(
     put(redis);
     let (mut admitted, most) = (0, rule.limits().map(|limit| limit.capacity()).min().expect("a limit"));
     for _ in 0..8 {
-        for answer in [run.block_on(limiter.at_most(rule, on(most))), run.block_on(limiter.acquire(rule, on(1)))] {
+        for answer in [
+            run.block_on(limiter.at_most(rule, by_own_id(rule, on(most)))),
+            run.block_on(limiter.acquire(rule, by_own_id(rule, on(1)))),
+        ] {
             admitted += answer.map_or(0, |decision| decision.granted);
         }
     }
@@ -253,7 +257,7 @@ fn poisoned_strings(now: Option<Micros>) {
     let engine = Engine::redis();
     let redis = std::cell::RefCell::new(engine.server.as_ref().expect("a redis").connection());
     for text in RULES {
-        let rule: Rule = text.parse().expect("a rule");
+        let rule = crate::rule::rule(text);
         let mut redis = redis.borrow_mut();
         let valid = states(&engine, &mut redis, &rule, now);
         cmd("FLUSHALL").exec(&mut *redis).expect("flushed");
@@ -302,7 +306,7 @@ fn what_is_no_state_is_unreadable_by_every_verb() {
         &["ZADD", "", "-inf", "time"],
     ];
     for text in RULES.into_iter().chain(["concurrency 5 ttl 1d"]) {
-        let rule: Rule = text.parse().expect("a rule");
+        let rule = crate::rule::rule(text);
         cmd("FLUSHALL").exec(&mut redis).expect("flushed");
         let name = name(&engine, &rule);
         let verbs: &[Verb] = if text.starts_with("concurrency") { &PERMITS } else { &STRINGS };
@@ -314,7 +318,7 @@ fn what_is_no_state_is_unreadable_by_every_verb() {
             survive(&engine, &mut redis, &rule, verbs, None, put)
                 .unwrap_or_else(|error| panic!("{text}: {poison:?}: {error}"));
             put(&mut redis);
-            let request = Request::new(KEY);
+            let request = by_own_id(&rule, KEY);
             let error = engine.runtime.block_on(engine.limiter.acquire(&rule, request)).expect_err("no state");
             assert!(error.is_unreadable_state(), "{text}: {poison:?}: {error}");
         }
@@ -328,7 +332,7 @@ const PERMITS: [Verb; 8] =
 fn permits_that_were_harmed_are_unreadable_or_decide_within_bounds() {
     let engine = Engine::redis();
     let redis = std::cell::RefCell::new(engine.server.as_ref().expect("a redis").connection());
-    let rule: Rule = "concurrency 5 ttl 10s".parse().expect("a rule");
+    let rule = crate::rule::rule("concurrency 5 ttl 10s");
     let name = name(&engine, &rule);
     let member = proptest::sample::select(vec![
         "time", "blocked", "denied", "denials", "1:id", "2:id", "3:id", "4:id", "5:id", "6:id", "1:other", "2:other",
@@ -370,7 +374,7 @@ fn a_marker_that_was_harmed_is_unreadable_or_answers_within_bounds() {
     for texts in
         [&["gcra 5/1d"][..], &["token-bucket 5/1d", "sliding-log 7/1d"], &["gcra 5/1d", "concurrency 6 ttl 1d"]]
     {
-        let first: Rule = texts[0].parse().expect("a rule");
+        let first = crate::rule::rule(texts[0]);
         let rule =
             texts[1..].iter().fold(first, |rule, text| rule.and(text.parse().expect("a limit")).expect("a rule"));
         let mut redis = redis.borrow_mut();
@@ -419,7 +423,7 @@ fn a_marker_that_was_harmed_is_unreadable_or_answers_within_bounds() {
 fn a_window_before_all_time_is_no_state() {
     let engine = Engine::redis();
     let mut redis = engine.server.as_ref().expect("a redis").connection();
-    let rule: Rule = "fixed-window 5/3us".parse().expect("a rule");
+    let rule = crate::rule::rule("fixed-window 5/3us");
     let (name, request) = (name(&engine, &rule), Request::new(KEY).at(time(NOW)));
     let acquire = || engine.runtime.block_on(engine.limiter.acquire(&rule, request));
     acquire().expect("a decision");

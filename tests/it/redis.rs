@@ -8,9 +8,10 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 use tollgate::redis::cmd;
-use tollgate::{Charged, Limiter, Redis, Request, RetryAfter, Rule};
+use tollgate::{Charged, Limiter, Redis, Request, RetryAfter};
 
 use crate::limits::{any_limit, beginning, steps};
+use crate::rule::rule;
 use crate::server::{Server, fake_server, free_port};
 use crate::subject::{Engine, FIVE};
 
@@ -254,8 +255,7 @@ async fn keys_are_any_bytes_and_never_share_a_count() {
     for (units, key) in (1..).zip(&keys) {
         assert_eq!(limiter.peek(&rule, key).await.expect("a decision").remaining, 100 - units);
     }
-    let stored: Vec<Vec<u8>> =
-        cmd("KEYS").arg("tollgate:{*}:default/gcra-30d").query(&mut server.connection()).expect("");
+    let stored: Vec<Vec<u8>> = cmd("KEYS").arg("tollgate:{*}:test/gcra-30d").query(&mut server.connection()).expect("");
     assert_eq!(stored.len(), keys.len());
     assert!(stored.iter().all(|key| key.len() < 200 && key.iter().filter(|byte| b"{}".contains(byte)).count() == 2));
 
@@ -306,8 +306,4 @@ async fn in_real_time_a_bucket_refills_and_a_key_expires() {
 
 fn limiter(url: &str) -> Limiter {
     Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE)
-}
-
-fn rule(text: &str) -> Rule {
-    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tokio::runtime::Runtime;
-use tollgate::{Charged, Decision, Error, Limiter, Redis, Rule};
+use tollgate::{Charged, Decision, Error, Limiter, Redis};
 
+use crate::rule::rule;
 use crate::server::answering;
 
 const DEADLINE: Duration = Duration::from_millis(100);
@@ -75,10 +76,6 @@ enum Call {
     Several,
     /// Five integers and the state.
     Inspect,
-}
-
-fn rule(text: &str) -> Rule {
-    text.parse().expect("a rule")
 }
 
 fn packed(numbers: &[f64]) -> Vec<u8> {

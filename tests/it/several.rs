@@ -6,6 +6,7 @@ use tollgate::{Limit, Request, Rule};
 use crate::laws::everywhere;
 use crate::limits::{any_limit, beginning, steps};
 use crate::oracle::{Answer, Oracle, Retry};
+use crate::rule::by_own_id;
 use crate::subject::{Engine, answer, oracle, time};
 
 /// Rules of two to four limits of any algorithm.
@@ -33,7 +34,8 @@ fn either_every_limit_is_charged_or_none() {
             let (cost, then) = step.aim(&leader, now);
             leader.acquire(cost, then);
             let request = Request::new(&key).cost(cost).at(time(then));
-            let decision = engine.runtime.block_on(engine.limiter.acquire(&rule, request)).expect("a decision");
+            let decision =
+                engine.runtime.block_on(engine.limiter.acquire(&rule, by_own_id(&rule, request))).expect("a decision");
             let peeks: Vec<Answer> = oracles.iter().map(|oracle| oracle.peek(cost, then)).collect();
             let all = peeks.iter().all(|peek| peek.allowed);
             // A limit that denies is called, and may be brought back to now; one that would allow isn't touched.
@@ -76,7 +78,8 @@ fn what_one_limit_has_less_of_is_all_that_any_may_grant() {
         let rule = rule_of(&limits);
         let key = engine.fresh_key();
         let request = Request::new(&key).cost(most).at(time(now));
-        let decision = engine.runtime.block_on(engine.limiter.at_most(&rule, request)).expect("a decision");
+        let decision =
+            engine.runtime.block_on(engine.limiter.at_most(&rule, by_own_id(&rule, request))).expect("a decision");
         let least = limits.iter().map(Limit::capacity).min().expect("some");
         prop_assert_eq!(decision.granted, most.min(least));
         for (own, limit) in decision.limits.iter().zip(&limits) {
@@ -129,7 +132,7 @@ fn limits_may_count_different_keys_of_one_tag() {
 
 #[test]
 fn limits_that_would_share_their_state_are_refused() {
-    let rule: Rule = "gcra 5/1s".parse().expect("a rule");
+    let rule = crate::rule::rule("gcra 5/1s");
     let error = rule.and("gcra 50/1s".parse().expect("a limit")).expect_err("one state");
     assert!(error.to_string().contains("gcra-1s twice"), "{error}");
 }

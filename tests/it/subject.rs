@@ -6,6 +6,7 @@ use tokio::runtime::Runtime;
 use tollgate::{Algorithm, Change, Decision, Embedded, Error, Limit, Limiter, Redis, Request, RetryAfter, Rule, Start};
 
 use crate::oracle::{self, Answer, Oracle, Retry, Spec};
+use crate::rule::by_own_id;
 use crate::server::Server;
 
 /// An engine, and what it needs to live.
@@ -68,8 +69,7 @@ impl Engine {
 
 impl Subject<'_> {
     pub(crate) fn acquire(&self, cost: u64, now: Micros) -> Answer {
-        let call = self.engine.limiter.acquire(&self.rule, self.request(cost, now));
-        answer(&self.engine.runtime.block_on(call).expect("a decision"))
+        answer(&self.try_acquire(cost, now).expect("a decision"))
     }
 
     pub(crate) fn peek(&self, cost: u64, now: Micros) -> Answer {
@@ -83,7 +83,7 @@ impl Subject<'_> {
     }
 
     pub(crate) fn at_most(&self, cost: u64, now: Micros) -> (Answer, u64) {
-        let call = self.engine.limiter.at_most(&self.rule, self.request(cost, now));
+        let call = self.engine.limiter.at_most(&self.rule, self.taking(cost, now));
         let decision = self.engine.runtime.block_on(call).expect("a decision");
         (answer(&decision), decision.granted)
     }
@@ -94,7 +94,7 @@ impl Subject<'_> {
     }
 
     pub(crate) fn penalty(&self, cost: u64, now: Micros) -> Answer {
-        let call = self.engine.limiter.penalty(&self.rule, self.request(cost, now));
+        let call = self.engine.limiter.penalty(&self.rule, self.taking(cost, now));
         answer(&self.engine.runtime.block_on(call).expect("a decision"))
     }
 
@@ -139,7 +139,8 @@ impl Subject<'_> {
     }
 
     pub(crate) fn try_acquire(&self, cost: u64, now: Micros) -> Result<Decision, Error> {
-        self.engine.runtime.block_on(self.engine.limiter.acquire(&self.rule, self.request(cost, now)))
+        let call = self.engine.limiter.acquire(&self.rule, self.taking(cost, now));
+        self.engine.runtime.block_on(call)
     }
 
     /// The state, without what differs from call to call: its TTL and the decision's own clock.
@@ -163,6 +164,10 @@ impl Subject<'_> {
         (self.change, self.counting) = (change, counting);
         self.rule = self.rule.on_change(change).count_denials(counting);
         self
+    }
+
+    fn taking(&self, cost: u64, now: Micros) -> Request<'_> {
+        by_own_id(&self.rule, self.request(cost, now))
     }
 
     fn request(&self, cost: u64, now: Micros) -> Request<'_> {

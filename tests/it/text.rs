@@ -30,7 +30,14 @@ proptest! {
                 prop_assert!(error.contains(": expected ") && error.contains(", got "), "{:?}: {}", text, error);
             }
         }
-        prop_assert_eq!(text.parse::<Rule>().map(|rule| rule.to_string()), text.parse::<Limit>().map(|limit| limit.to_string()));
+        // A rule is its limits with commas between them.
+        let rule = text.parse::<Rule>().map(|rule| rule.to_string());
+        if !text.contains(',') {
+            prop_assert_eq!(&rule, &text.parse::<Limit>().map(|limit| limit.to_string()));
+        }
+        if let Ok(canonical) = rule {
+            prop_assert_eq!(canonical.parse::<Rule>().expect("its own text").to_string(), canonical);
+        }
     }
 }
 
@@ -43,6 +50,7 @@ fn any_text() -> impl Strategy<Value = String> {
         "sliding-window",
         "sliding-log",
         "concurrency",
+        ",",
         "burst",
         "capacity",
         "max-debt",
@@ -154,7 +162,7 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
         let read: Rule = serde_json::from_value(rule.clone()).expect("a rule");
         assert_eq!(serde_json::to_value(&read).expect("a value"), rule);
     }
-    assert_eq!(serde_json::from_value::<Rule>(json!("gcra 5/1s")).expect("a rule").name(), "default");
+    assert_eq!(serde_json::from_value::<Rule>(json!("gcra 5/1s")).expect("a rule").name(), None);
     for (value, expected) in [
         (json!({"name": "a", "limits": ["gcra 0/1s"]}), "got 0"),
         (json!({"name": "a b", "limits": ["gcra 5/1s"]}), "got \"a b\""),
@@ -181,4 +189,47 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
         let error = serde_json::from_value::<Rule>(value.clone()).expect_err("a mistake").to_string();
         assert!(error.contains(expected), "{value}: {error}");
     }
+}
+
+#[test]
+fn a_rule_is_read_as_it_is_printed_and_decides_once_it_has_a_name() {
+    for text in ["gcra 10/1s", "gcra 10/1s, fixed-window 250/1d", "concurrency 8 ttl 30s, gcra 1/1m, sliding-log 5/15m"]
+    {
+        let rule: Rule = text.parse().expect("a rule");
+        assert_eq!((rule.to_string().as_str(), rule.limits().len()), (text, text.split(',').count()));
+        assert_eq!(text.replace(", ", " ,").parse::<Rule>().expect("a rule"), rule, "spaces don't matter");
+        assert_eq!(rule.clone().named("api").expect("a name").name(), Some("api"));
+        let table = serde_json::to_value(&rule).expect("a table");
+        assert_eq!(serde_json::from_value::<Rule>(table).expect("its own table"), rule);
+    }
+    for (text, expected) in [
+        ("gcra 10/1s,", "rule: expected an algorithm and a rate"),
+        (", gcra 10/1s", "rule: expected an algorithm and a rate"),
+        ("gcra 10/1s, gcra 20/1s", "rule: expected limits of different names, got gcra-1s twice"),
+    ] {
+        let error = text.parse::<Rule>().expect_err(text).to_string();
+        assert!(error.starts_with(expected), "{text}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn rules_without_a_name_share_nothing_since_they_decide_nothing() {
+    let limiter = tollgate::Limiter::new(tollgate::Embedded::new());
+    let rule: Rule = "gcra 10/1s".parse().expect("a rule");
+    let expected =
+        "rule gcra 10/1s: expected a name, got none: rules without a name would share their keys (Rule::named)";
+    let request = tollgate::Request::new("key").id("id");
+    for answer in [
+        limiter.acquire(&rule, "key").await,
+        limiter.peek(&rule, "key").await,
+        limiter.acquire(&rule, request).await,
+        limiter.settle(&rule, request).await,
+        limiter.reset(&rule, "key").await,
+        limiter.acquire_wait(&rule, "key", std::time::Duration::ZERO).await,
+        limiter.acquire_many(&rule, ["key"]).await.remove(0),
+    ] {
+        let error = answer.expect_err("no name");
+        assert!(error.is_input() && error.to_string() == expected, "{error}");
+    }
+    assert!(limiter.inspect(&rule, "key").await.expect_err("no name").is_input());
 }

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use tollgate::redis::cmd;
-use tollgate::{Algorithm, Limiter, Redis, Request, Rule};
+use tollgate::{Algorithm, Limiter, Redis, Request};
 
 use crate::permissions::least;
+use crate::rule::by_own_id;
 use crate::server::Server;
 use crate::subject::time;
 
@@ -130,8 +131,9 @@ async fn rust_sends_the_arguments_that_the_header_lists() {
     let mut redis = server.connection();
     for (algorithm, text) in Algorithm::all().zip(scripts()) {
         let numbers = if algorithm.holds() { "5 ttl 10s" } else { "5/10s" };
-        let rule: Rule = format!("{algorithm} {numbers}").parse().expect("a rule");
+        let rule = crate::rule::rule(&format!("{algorithm} {numbers}"));
         let request = Request::new("key").cost(3).at(time(1 << 50));
+        let request = by_own_id(&rule, request);
         limiter.at_most(&rule, request).await.expect("a decision");
         let sent: Vec<_> =
             last_sent(&mut redis).into_iter().map(|word| String::from_utf8(word).expect("text")).collect();

@@ -47,7 +47,7 @@ async fn refused(limiter: &Limiter) -> Error {
 }
 
 fn rule() -> Rule {
-    "gcra 5/30d".parse().expect("a rule")
+    crate::rule::rule("gcra 5/30d")
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use tollgate::redis::cmd;
 use tollgate::{Charged, Decision, Error, Limiter, Redis, Request, RetryAfter, Rule};
 
+use crate::rule::rule;
 use crate::server::Server;
 
 /// Ends a test that would hang; no machine is so slow that it decides one.
@@ -16,10 +17,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 fn limiter(server: &Server) -> Limiter {
     Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE)
-}
-
-fn rule(text: &str) -> Rule {
-    text.parse().expect("a rule")
 }
 
 /// As many tasks as there are requests, all of which ask before any is answered; their answers, in that order.

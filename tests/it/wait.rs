@@ -4,15 +4,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tollgate::redis::cmd;
-use tollgate::{Charged, Embedded, Limiter, Redis, RetryAfter, Rule};
+use tollgate::{Charged, Embedded, Limiter, Redis, RetryAfter};
 
+use crate::rule::rule;
 use crate::server::Server;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn rule(text: &str) -> Rule {
-    text.parse().expect("a rule")
-}
 
 #[tokio::test(start_paused = true)]
 async fn callers_are_served_in_the_order_in_which_they_came() {

@@ -88,7 +88,7 @@ impl Inspect {
 fn report<'a>(rule: &'a Rule, key: Cow<'a, str>, state: &'a State) -> Report<'a> {
     Report {
         key,
-        rule: rule.name(),
+        rule: rule.name().unwrap_or_default(),
         limit_text: rule.to_string(),
         redis_key: &state.key,
         shard: None,

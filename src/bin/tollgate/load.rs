@@ -130,7 +130,7 @@ impl Load {
             Ok(()) => judge(&run, &patient).await,
             Err(why) => Err(why),
         };
-        let forgotten = patient.reset_all(run.rule.name(), |_| ()).await;
+        let forgotten = patient.reset_all(run.rule.name().unwrap_or_default(), |_| ()).await;
         let tally = run.tally();
         let mut code = ExitCode::SUCCESS;
         if let Err(error) = forgotten {

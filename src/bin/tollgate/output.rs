@@ -64,7 +64,7 @@ impl<'a> Line<'a> {
             op,
             key: String::from_utf8_lossy(key).into_owned(),
             cost,
-            rule: rule.name(),
+            rule: rule.name().unwrap_or_default(),
             allowed: decision.allowed,
             limit: decision.limit,
             remaining: decision.remaining,

@@ -153,7 +153,7 @@ async fn permits_that_were_taken_here_are_renewed_and_released_here() {
     assert_eq!(held.len(), 2);
     assert!(in_time(elsewhere.renew()).await.is_err(), "that one is Redis's");
     server.signal("-CONT");
-    answered_again(&limiter, &"gcra 5/1d".parse().expect("a rule"), "another").await;
+    answered_again(&limiter, &crate::rule::rule("gcra 5/1d"), "another").await;
     in_time(elsewhere.renew()).await.expect("renewed by redis");
     for permit in held {
         assert_eq!(in_time(permit.release()).await.expect("released").by, By::Local);
@@ -241,4 +241,170 @@ async fn whoever_has_nothing_to_ask_or_gives_up_leaves_the_look_to_others() {
         assert!(acquire(&limiter, &rule, "key").await.expect("a decision").allowed, "given up: {given_up}");
         assert_eq!(redis.breaker(), Breaker::Closed);
     }
+}
+
+/// Every call that gives back what an earlier one took, after this decision.
+async fn gives_back(
+    limiter: &Limiter,
+    rule: &Rule,
+    after: Option<&Decision>,
+) -> Vec<(&'static str, Result<Decision, Error>)> {
+    let request = Request::new("key").id("id");
+    let request = after.map_or(request, |decision| request.after(decision));
+    let without_id = after.map_or(Request::new("key"), |decision| Request::new("key").after(decision));
+    vec![
+        ("refund", in_time(limiter.refund(rule, without_id)).await),
+        ("settle", in_time(limiter.settle(rule, request.cost(2))).await),
+        ("cancel", in_time(limiter.cancel(rule, request)).await),
+        ("reset", in_time(limiter.reset(rule, request)).await),
+    ]
+}
+
+#[tokio::test]
+async fn what_is_given_back_while_redis_is_away_is_no_error_where_the_rule_is_open_or_local() {
+    let mut server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    server.stop();
+    for on_error in [OnError::Closed, OnError::Open, LOCAL] {
+        let rule = rule("gcra 10/1d", on_error);
+        for (what, answer) in gives_back(&limiter, &rule, None).await {
+            match on_error {
+                OnError::Closed => assert!(answer.expect_err(what).charged() != Charged::Yes),
+                _ => {
+                    let decision = answer.expect(what);
+                    assert_eq!(
+                        (decision.by, decision.granted, decision.error.is_some()),
+                        (By::Policy, 0, true),
+                        "{what}"
+                    );
+                }
+            }
+        }
+        // What imposes something must not seem to be done.
+        in_time(limiter.penalty(&rule, "key")).await.expect_err("not imposed");
+        in_time(limiter.block(&rule, "key", PATIENCE)).await.expect_err("not blocked");
+    }
+}
+
+#[tokio::test]
+async fn what_a_policy_admitted_is_not_given_back_to_redis() {
+    let mut server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    let open = rule("gcra 10/1d", OnError::Open);
+    for _ in 0..5 {
+        assert_eq!(acquire(&limiter, &open, "key").await.expect("a decision").by, By::Redis);
+    }
+    cmd("SAVE").exec(&mut server.connection()).expect("saved");
+    server.stop();
+    // The first may have been sent before the connection was seen to be broken.
+    acquire(&limiter, &open, "key").await.expect("open");
+    let request = Request::new("key").id("id");
+    let by_policy = in_time(limiter.acquire(&open, request)).await.expect("open");
+    assert_eq!((by_policy.by, by_policy.error.as_ref().expect("why").charged()), (By::Policy, Charged::No));
+    server.start_again(&[]);
+    server.wait_until_it_answers();
+    let before = answered_again(&limiter, &open, "key").await.remaining;
+    assert_eq!(before, 4, "as it was saved, and one more");
+    for (what, answer) in gives_back(&limiter, &open, Some(&by_policy)).await {
+        let decision = answer.expect(what);
+        assert_eq!((decision.by, decision.granted, decision.error), (By::Policy, 0, None), "{what}");
+    }
+    assert_eq!(in_time(limiter.peek(&open, "key")).await.expect("a peek").remaining, before);
+    // Said of a decision by Redis, it is given back there.
+    let by_redis = acquire(&limiter, &open, "key").await.expect("a decision");
+    in_time(limiter.refund(&open, Request::new("key").after(&by_redis))).await.expect("given back");
+    assert_eq!(in_time(limiter.peek(&open, "key")).await.expect("a peek").remaining, before);
+}
+
+#[tokio::test]
+async fn what_was_taken_here_is_given_back_here() {
+    let mut server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    server.stop();
+    let local = rule("gcra 10/1d", OnError::Local { processes: NonZeroU32::MIN });
+    let left = async || in_time(limiter.peek(&local, "key")).await.expect("decided here").remaining;
+    let taken = acquire(&limiter, &local, "key").await.expect("decided here");
+    assert_eq!((taken.by, left().await), (By::Local, 9));
+    let after = Request::new("key").after(&taken);
+    assert_eq!(in_time(limiter.refund(&local, after)).await.expect("given back here").by, By::Local);
+    assert_eq!(left().await, 10);
+    let call = Request::new("key").id("call");
+    let reserved = in_time(limiter.acquire(&local, call.cost(3))).await.expect("decided here");
+    in_time(limiter.settle(&local, call.cost(5).after(&reserved))).await.expect("settled here");
+    assert_eq!(left().await, 5);
+    in_time(limiter.cancel(&local, call.after(&reserved))).await.expect("cancelled here");
+    assert_eq!(left().await, 10);
+    let taken = in_time(limiter.acquire(&local, Request::new("key").cost(7))).await.expect("decided here");
+    in_time(limiter.reset(&local, Request::new("key").after(&taken))).await.expect("forgotten here");
+    assert_eq!(left().await, 10);
+}
+
+/// A reply that came too late: a policy answered, and Redis had taken the units all the same.
+#[tokio::test]
+async fn what_redis_took_although_a_policy_answered_is_settled_there_by_its_id() {
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    let open = rule("gcra 10/1d", OnError::Open);
+    // Loads the script.
+    in_time(limiter.acquire(&open, Request::new("key").id("first"))).await.expect("a decision");
+    server.signal("-STOP");
+    let call = Request::new("key").id("call").cost(3);
+    let by_policy = in_time(limiter.acquire(&open, call)).await.expect("open");
+    let charged = by_policy.error.as_ref().expect("why").charged();
+    assert_eq!((by_policy.by, charged), (By::Policy, Charged::Unknown));
+    server.signal("-CONT");
+    answered_again(&limiter, &open, "other").await;
+    assert_eq!(in_time(limiter.peek(&open, "key")).await.expect("a peek").remaining, 6, "it ran late");
+    // Without an id it could be given back twice.
+    let refund = in_time(limiter.refund(&open, Request::new("key").after(&by_policy))).await.expect("no error");
+    assert_eq!(refund.by, By::Policy);
+    let settled = in_time(limiter.settle(&open, call.cost(1).after(&by_policy))).await.expect("settled");
+    assert_eq!((settled.by, settled.remaining), (By::Redis, 8));
+}
+
+#[tokio::test]
+async fn a_limiter_answers_for_rules_that_dont_say() {
+    let mut server = Server::start();
+    let open = limiter(&server.tcp_url()).on_error(OnError::Open).expect("a policy");
+    server.stop();
+    let unsaid = crate::rule::rule("gcra 10/1d");
+    assert_eq!(acquire(&open, &unsaid, "key").await.expect("open").by, By::Policy);
+    let closed = rule("gcra 10/1d", OnError::Closed);
+    acquire(&open, &closed, "key").await.expect_err("the rule's own goes first");
+    let local = open.clone().on_error(LOCAL).expect("a policy");
+    assert_eq!(acquire(&local, &unsaid, "key").await.expect("here").by, By::Local);
+    acquire(&local, &crate::rule::rule("gcra 1/1d"), "key").await.expect_err("half a unit each");
+}
+
+#[tokio::test]
+async fn errors_and_policy_answers_are_told_in_the_same_words_each_time() {
+    let mut server = Server::start();
+    let redis = redis(&server.tcp_url());
+    let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
+    let closed = rule("gcra 10/1d", OnError::Closed);
+    acquire(&limiter, &closed, "key").await.expect("a decision");
+    server.signal("-STOP");
+    let late = acquire(&limiter, &closed, "key").await.expect_err("frozen");
+    assert_eq!(
+        (late.to_string().as_str(), late.missed_deadline()),
+        ("no answer from redis within the deadline", Some(DEADLINE))
+    );
+    let other =
+        in_time(limiter.acquire(&closed, Request::new("key").deadline(DEADLINE / 2))).await.expect_err("frozen");
+    assert_eq!((other.to_string(), other.missed_deadline()), (late.to_string(), Some(DEADLINE / 2)));
+    server.signal("-CONT");
+    answered_again(&limiter, &closed, "key").await;
+    server.stop();
+    let mut unsent = Vec::new();
+    while unsent.len() < 3 {
+        let error = acquire(&limiter, &closed, "key").await.expect_err("away");
+        if error.retry_in().is_some() {
+            unsent.push(error);
+            tokio::time::sleep(Duration::from_millis(7)).await;
+        }
+    }
+    let waits: std::collections::BTreeSet<_> = unsent.iter().map(|error| error.retry_in().expect("a wait")).collect();
+    let words: std::collections::BTreeSet<_> = unsent.iter().map(ToString::to_string).collect();
+    assert_eq!((waits.len(), words.len()), (3, 1), "{words:?}");
+    assert!(unsent[0].to_string().starts_with("redis isn't asked for a while, after: no connection"), "{}", unsent[0]);
 }

@@ -240,9 +240,11 @@ async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<T
     });
     let rules = rules.collect::<Result<Vec<_>, Failure>>()?;
     let tried = join_all(rules.iter().map(|(algorithm, rule)| async move {
+        // Permits are held by an id.
+        let one_of = |id| if algorithm.holds() { Request::new(key).id(id) } else { Request::new(key) };
         let took = async {
-            limiter.acquire(rule, key).await?;
-            limiter.acquire(rule, key).await
+            limiter.acquire(rule, one_of("first")).await?;
+            limiter.acquire(rule, one_of("second")).await
         };
         let took = took.await.map(drop).map_err(refusal);
         let looked = async {

@@ -77,7 +77,7 @@ impl Standard {
         let Some(limit) = rule.limits().find(|limit| limit.shards() > 1) else {
             return Ok(Self { rule: rule.clone(), sharded: false });
         };
-        Ok(Self { rule: Rule::new(rule.name(), limit.whole())?, sharded: true })
+        Ok(Self { rule: Rule::new(rule.name().unwrap_or_default(), limit.whole())?, sharded: true })
     }
 }
 
