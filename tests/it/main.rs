@@ -25,6 +25,7 @@ mod packed;
 mod permissions;
 mod permits;
 mod poison;
+mod recipes;
 mod redis;
 mod replies;
 mod rule;

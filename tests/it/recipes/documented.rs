@@ -1,0 +1,125 @@
+//! The recipes of the README and the guide, to the letter: `documented_recipes_are_those_that_are_tested` compares them.
+
+use std::error::Error;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use tollgate::{By, Charged, Decision, DenialCache, Limiter, Redis, Request, Rule};
+
+pub(super) async fn upload(limiter: &Limiter, user: &str, megabytes: u64) -> Result<(), Box<dyn Error>> {
+    let rule = "gcra 100/1m".parse::<Rule>()?.named("uploads")?;
+    limiter.acquire(&rule, Request::new(user).cost(megabytes)).await?.into_result()?;
+    println!("uploading {megabytes} MB");
+    Ok(())
+}
+
+pub(super) async fn call(limiter: &Limiter, user: &str, org: &str) -> Result<bool, Box<dyn Error>> {
+    let rule = "gcra 10/1s, fixed-window 250/1d".parse::<Rule>()?.named("api")?.tagged("org");
+    let rule = rule.and_by("org", "gcra 1000/1m".parse()?)?;
+
+    let decision = limiter.acquire(&rule, Request::new(user).parts(&[("org", org.as_bytes())])).await?;
+    if let Some(limit) = &decision.denied_by {
+        println!("denied by {limit}: retry after {:?}", decision.retry_after.duration());
+    }
+    Ok(decision.allowed)
+}
+
+pub(super) async fn report(limiter: &Limiter, customer: &str) -> Result<(), Box<dyn Error>> {
+    let rule = "concurrency 8 ttl 30s".parse::<Rule>()?.named("reports")?;
+    let permit = limiter.hold(&rule, customer).await?.into_result()?.renewed();
+    println!("working");
+    permit.release().await?;
+    Ok(())
+}
+
+pub(super) async fn report_in_turn(limiter: &Limiter, customer: &str) -> Result<(), Box<dyn Error>> {
+    let rule = "concurrency 8 ttl 30s".parse::<Rule>()?.named("reports")?;
+    // Waits for at most 5 s; renewed for as long as it is held.
+    let held = limiter.hold_wait(&rule, customer, Duration::from_secs(5)).await?;
+    let permit = held.into_result()?.renewed();
+    println!("working");
+    permit.release().await?;
+    Ok(())
+}
+
+pub(super) async fn batch(redis: Redis, keys: &[String]) -> Result<usize, Box<dyn Error>> {
+    let limiter = Limiter::new(redis).denial_cache(DenialCache::of_keys(50_000));
+    let rule = "gcra 100/1s burst 20".parse::<Rule>()?.named("api")?;
+    let mut allowed = 0;
+    for (key, decision) in keys.iter().zip(limiter.acquire_many(&rule, keys).await) {
+        let decision = decision?;
+        println!("{key}: {} by {}", decision.allowed, decision.by);
+        allowed += usize::from(decision.allowed);
+    }
+    Ok(allowed)
+}
+
+pub(super) async fn login(
+    limiter: &Limiter,
+    account: &str,
+    password_is_right: impl Future<Output = bool>,
+) -> Result<bool, Box<dyn Error>> {
+    let rule = "sliding-log 5/15m".parse::<Rule>()?.named("logins")?;
+    // Taken before the password is looked at: of guesses made at once, five get past this line.
+    let attempt = limiter.acquire(&rule, account).await?.into_result()?;
+    let right = password_is_right.await;
+    if right && let Err(error) = limiter.reset(&rule, Request::new(account).after(&attempt)).await {
+        eprintln!("the attempts of {account} stay counted: {error}");
+    }
+    Ok(right)
+}
+
+pub(super) async fn complete(
+    limiter: &Limiter,
+    id: &str,
+    estimate: u64,
+    model: impl Future<Output = (String, u64)>,
+) -> Result<String, Box<dyn Error>> {
+    let rule = "token-bucket 100000/1m max-debt 20000".parse::<Rule>()?.named("tokens")?;
+    let completion = Request::new("acme").id(id);
+    let reserved = limiter.reserve(&rule, completion.cost(estimate)).await?.into_result()?;
+    tokio::time::sleep(reserved.retry_after.duration().unwrap_or_default()).await;
+    let (text, used) = model.await;
+    if let Err(error) = limiter.settle(&rule, completion.cost(used).after(&reserved)).await {
+        eprintln!("completion {id} stays charged at its estimate: {error}");
+    }
+    Ok(text)
+}
+
+pub(super) async fn send_mail(limiter: &Limiter) -> Result<(), Box<dyn Error>> {
+    let rule = "gcra 10/1s burst 0 max-debt 100".parse::<Rule>()?.named("mails")?;
+    limiter.acquire_wait(&rule, "mailer", Duration::from_secs(5)).await?.into_result()?;
+    println!("sending");
+    Ok(())
+}
+
+pub(super) async fn pay(limiter: &Limiter, user: &str, payment: &str) -> Result<Decision, Box<dyn Error>> {
+    let rule = "gcra 10/1s".parse::<Rule>()?.named("payments")?;
+    let request = Request::new(user).id(payment);
+    Ok(match limiter.acquire(&rule, request).await {
+        Err(error) if error.charged() == Charged::Unknown => limiter.acquire(&rule, request).await?,
+        decided => decided?,
+    })
+}
+
+pub(super) async fn crawl(limiter: &Limiter, client: &str) -> Result<Decision, Box<dyn Error>> {
+    let rule = "gcra 1/1h".parse::<Rule>()?.named("crawlers")?.count_denials(true);
+    let decision = limiter.acquire(&rule, client).await?;
+    if decision.overage >= Some(10) {
+        limiter.block(&rule, client, Duration::from_secs(600)).await?;
+    }
+    Ok(decision)
+}
+
+pub(super) async fn export(limiter: &Limiter, processes: NonZeroU32, rows: u64) -> Result<u64, Box<dyn Error>> {
+    let rule = "fixed-window 100000/1d".parse::<Rule>()?.named("exports")?;
+    let lease = limiter.lease(&rule, "everybody", processes)?;
+    let mut without_a_call = 0;
+    for _ in 0..rows {
+        let decision = lease.acquire(1).await?.into_result()?;
+        without_a_call += u64::from(decision.by == By::Lease);
+    }
+    // Before the process ends, so that others have it at once.
+    lease.give_back().await?;
+    Ok(without_a_call)
+}
