@@ -160,8 +160,9 @@ mod tests {
     use deadpool_redis::redis::parse_redis_value;
 
     use super::*;
-    use crate::algorithm::Algorithm;
     use crate::error::Charged;
+
+    static SCRIPT: Script = Script::file("gcra", include_str!("../../../lua/gcra.lua"));
 
     /// What a server said, as redis-rs hands it on.
     fn said(text: &str) -> RedisError {
@@ -171,7 +172,7 @@ mod tests {
     /// In the words of Redis 7.0.15 and 8.2.3, and of Valkey 8.1.8 and 9.1.2.
     #[test]
     fn what_a_user_may_not_do_and_what_a_server_lacks_is_named_on_every_version() {
-        let script = Algorithm::Gcra.script();
+        let script = &SCRIPT;
         let line = 1 + script.text().lines().position(|line| line.contains("call('SET', ")).unwrap();
         let old = "ERR The user executing the script can't run this command or subcommand";
         let new = "ERR ACL failure in script: User limiter has no permissions to run the 'set' command";
@@ -216,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_stops_a_script_that_writes_several_keys_may_have_charged_some() {
-        let script = Algorithm::Gcra.script();
+        let script = &SCRIPT;
         let charged =
             |text: &str, writes_several| from_call(&said(text), Some(Called { script, writes_several })).charged();
         let within =
