@@ -73,7 +73,7 @@ async fn an_emptied_server_decides_as_for_new_keys() {
 /// What is evicted is as if never used: one capacity more, and only what has an expiry goes.
 #[tokio::test]
 async fn an_evicted_key_is_a_new_one() {
-    let server = Server::with(&["--maxmemory-policy", "volatile-ttl", "--maxmemory-samples", "200"]);
+    let server = Server::with(&["--maxmemory-policy", "volatile-ttl", "--maxmemory-samples", "64"]);
     let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
     let rule = rule("gcra 3/1h", OnError::Closed);
     for _ in 0..3 {
