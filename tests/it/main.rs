@@ -27,6 +27,7 @@ mod permits;
 mod poison;
 mod redis;
 mod replies;
+mod scripts;
 mod server;
 mod several;
 mod shards;
