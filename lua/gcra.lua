@@ -250,7 +250,9 @@ for index = 1, count do repeat
 
     if lead > tolerance then
       -- As far as a lead may go, so that it and the time to catch up with it stay exact.
-      lead = math.min(lead, (2^51 - 2^51 % tick) / tick * rate)
+      local rest = 2^51 % tick
+      local furthest = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))
+      lead = math.min(lead, furthest - furthest % period)
     end
 
     if time <= now then
@@ -297,8 +299,9 @@ for index = 1, count do repeat
       allowed, change = 1, -math.min(cost * period, lead)
     elseif mode == 'penalty' then
       -- As far as a lead may go, as above.
-      local furthest = math.min(2^53, (2^51 - 2^51 % tick) / tick * rate)
-      allowed, change = 1, math.min(cost * period, furthest - lead)
+      local rest = 2^51 % tick
+      local furthest = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))
+      allowed, change = 1, math.min(cost * period, furthest - furthest % period - lead)
     elseif mode == 'block' then
       allowed, change = 1, 0
     elseif blocked then

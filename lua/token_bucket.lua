@@ -249,7 +249,9 @@ for index = 1, count do repeat
 
     if level < 0 then
       -- As low as a level may be, so that it and the time to refill it stay exact.
-      level = math.max(level, full - math.min(2^53, (2^51 - 2^51 % tick) / tick * rate))
+      local rest = 2^51 % tick
+      local deepest = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))
+      level = math.max(level, full - deepest + deepest % period)
     end
 
     if time <= now then
@@ -295,8 +297,9 @@ for index = 1, count do repeat
       allowed, taken = 1, -math.min(cost * period, full - level)
     elseif mode == 'penalty' then
       -- As low as a level may be, as above.
-      local lowest = full - math.min(2^53, (2^51 - 2^51 % tick) / tick * rate)
-      allowed, taken = 1, math.min(cost * period, level - lowest)
+      local rest = 2^51 % tick
+      local deepest = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))
+      allowed, taken = 1, math.min(cost * period, level - (full - deepest + deepest % period))
     elseif mode == 'block' then
       allowed, taken = 1, 0
     elseif blocked then

@@ -580,11 +580,12 @@ mod tests {
             Rule::of(o.spec).used(&found.state, found.at)
         });
         for (spec, most) in [
-            (bucket(1, 3, 1, 1), two.pow(51)),
-            (Spec::Gcra { rate: 7, period_us: 3, capacity: 1, max_debt: 0, tick_us: 1 }, two.pow(53)),
-            // 2^51 us are 750599937895082 whole ticks of 3.
-            (bucket(2, 3, 1, 3), 1_501_199_875_790_164),
-            (bucket(2, 9, 1, 3), 1_501_199_875_790_164),
+            // 3 parts a unit: 2^51 is no multiple of 3, 2^51 - 2 is.
+            (bucket(1, 3, 1, 1), two.pow(51) - 2),
+            (Spec::Gcra { rate: 7, period_us: 3, capacity: 1, max_debt: 0, tick_us: 1 }, two.pow(53) - 2),
+            // 2^51 * 2 / 3 is 1501199875790165 and a third, an odd number of halves.
+            (bucket(2, 3, 1, 3), 1_501_199_875_790_165),
+            (bucket(2, 9, 1, 3), 1_501_199_875_790_163),
             (window(7, 1, 7, Start::At(0)), two.pow(53) - 7),
             (window(5, 1000, 7, Start::FirstHit), 2_251_799_813_685 * 5),
             (Spec::SlidingWindow { limit: 1, period_us: 10, tick_us: 5 }, two.pow(52) - 1),

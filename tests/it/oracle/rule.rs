@@ -246,7 +246,7 @@ impl Rule {
         let used = self.used(&found.state, found.at);
         let room = match self.settled(&found.state, found.at) {
             State::Bucket { .. } => {
-                exact.min(longest / self.tick * self.rate) - used
+                floor_to(exact.min(longest * self.rate / self.tick), self.parts()) - used
             }
             State::Window { .. } => (exact - self.rate).min(longest / self.period * self.rate) - used,
             // Only the current count: the previous one was bounded when it was current.
