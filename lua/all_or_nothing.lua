@@ -2,14 +2,14 @@
 -- it is charged once however often it is sent, and can be settled later.
 --
 -- KEYS
---   KEYS[i]  the i-th limit's state; no two alike
+--   KEYS[i]  the i-th limit's state; no two keys alike
 --   last     the id's marker, if id_ttl is not 0
 --
 -- ARGV
 --   for each limit, in the order of KEYS: its script's name, the count of its own arguments, the arguments
 --   then, for all of them:
---   id_ttl  ms     how long the id is remembered; 0 without an id
---   cost    units  0 ..
+--   id_ttl  ms     0 .. 2^52: how long the id is remembered; 0 without an id
+--   cost    units  0 .., with an id up to 2^53
 --   mode    -      acquire | peek | reserve | at-most | refund | penalty | block | renew | release | reset, or with an
 --                  id settle | cancel; and its options
 --   now_us  us     0 .. 2^52, or -1 for the server's time
@@ -44,27 +44,112 @@
 --   what the scripts that deny would write alone: nothing, but for the cases that they name.
 
 -- ALGORITHMS is filled in before this file: each script under its name, as function(KEYS, ARGV, redis).
-local id_ttl, cost, mode, now_us = ARGV[#ARGV - 3] + 0, ARGV[#ARGV - 2], ARGV[#ARGV - 1], ARGV[#ARGV]
-local options = string.match(mode, '%+.*') or ''
-mode = string.sub(mode, 1, #mode - #options)
-local count = id_ttl > 0 and #KEYS - 1 or #KEYS
-local marker = id_ttl > 0 and KEYS[#KEYS]
+local limits, count, at = {}, 0, 1
+while ALGORITHMS[ARGV[at]] do
+  local own = tonumber(ARGV[at + 1])
+  if not (own and own >= 2 and own <= #ARGV and own % 1 == 0) then break end
+  count = count + 1
+  limits[count] = { key = KEYS[count], script = ARGV[at], own = own, arguments = { unpack(ARGV, at + 2, at + 1 + own) },
+    writes = {} }
+  at = at + 2 + own
+end
+local id_ttl, cost, mode, now_us = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), ARGV[at + 2], tonumber(ARGV[at + 3])
 
 -- The marker: which operation it remembers and whether that was settled, the units it took, the caller's time if it was
--- given, and the answer.
+-- given, and one more, and the answer.
 local OPERATIONS = { acquire = 1, reserve = 2, ['at-most'] = 3, refund = 4, penalty = 5 }
 local REMEMBERED, SETTLED, HEADER = 96, 112, 15
-local virtual = now_us + 0 >= 0
-local operation, took
-local forgets, ends = mode == 'reset' or mode == 'release', mode == 'settle' or mode == 'cancel'
+local operation, took, marker, options, forgets, ends, fault
+if ALGORITHMS[ARGV[at]] then
+  fault = 'no count of arguments after ' .. ARGV[at]
+elseif count == 0 or #ARGV > at + 3 then
+  fault = 'no known script: ' .. (ARGV[at] or '')
+elseif not (id_ttl and cost and mode and now_us) then
+  for offset, name in ipairs({ 'id_ttl', 'cost', 'mode', 'now_us' }) do
+    local given = ARGV[at + offset - 1]
+    if not fault and not given then fault = 'missing ' .. name end
+    if not fault and name ~= 'mode' and not tonumber(given) then fault = name .. ' is no number' end
+  end
+else
+  options = string.match(mode, '%+.*') or ''
+  mode = string.sub(mode, 1, #mode - #options)
+  forgets, ends = mode == 'reset' or mode == 'release', mode == 'settle' or mode == 'cancel'
+  if id_ttl > 0 then marker = KEYS[#KEYS] end
+  local seen = {}
+  for index = 1, #KEYS do
+    if seen[KEYS[index]] then fault = 'two of KEYS are alike' end
+    seen[KEYS[index]] = true
+  end
+  if #KEYS ~= count + (id_ttl > 0 and 1 or 0) then
+    fault = #KEYS .. ' KEYS for ' .. count .. (id_ttl > 0 and ' limits and a marker' or ' limits')
+  elseif not (id_ttl >= 0 and id_ttl <= 2^52 and id_ttl % 1 == 0) then
+    fault = 'id_ttl is out of range'
+  elseif not (cost >= 0 and cost % 1 == 0 and (cost <= 2^53 or not marker)) then
+    fault = 'cost is out of range'
+  elseif not (now_us >= -1 and now_us <= 2^52 and now_us % 1 == 0) then
+    fault = 'now_us is out of range'
+  elseif ends and not marker then
+    fault = mode .. ' without an id'
+  elseif not (OPERATIONS[mode] or forgets or ends or mode == 'peek' or mode == 'block' or mode == 'renew') then
+    fault = 'no known mode: ' .. mode
+  end
+end
+if fault then
+  return redis.error_reply('BADARG all_or_nothing: expected of each limit its script, the count of its arguments and '
+    .. 'these, then id_ttl, cost, mode, now_us; ' .. string.gsub(fault, '[^ -~]', '?'))
+end
+
+local virtual = now_us >= 0
 if not (forgets or ends or OPERATIONS[mode]) then marker = nil end
+
+-- What Redis says of a command that it refused, its code first, and which it was: Redis 7.0 leaves that out.
+local function refusal(said, command)
+  return redis.error_reply(said .. ' command: ' .. string.lower(command))
+end
+
+-- A limit's script runs on this: all see one time, and writes are held back. What is called is noted until it is done.
+local clock, held, calling
+local recorder = { error_reply = redis.error_reply }
+function recorder.call(command, ...)
+  if command == 'TIME' and clock then return clock end
+  local writes = command ~= 'GET' and (command == 'SET' or command == 'SETRANGE' or command == 'DEL'
+    or command == 'PEXPIRE' or command == 'PEXPIREAT' or command == 'ZADD' or command == 'ZREM'
+    or command == 'ZREMRANGEBYSCORE')
+  if writes then
+    held[#held + 1] = { command, ... }
+    return
+  end
+  calling = command
+  local reply = redis.call(command, ...)
+  calling = nil
+  if command == 'TIME' then clock = reply end
+  return reply
+end
+
+-- Runs one limit's script; its writes are held in the list that `held` is then.
+local function decide(limit, units, as)
+  held = limit.writes
+  local arguments, own = limit.arguments, limit.own
+  arguments[own + 1], arguments[own + 2], arguments[own + 3] = units, as .. options, now_us
+  local done, reply = pcall(ALGORITHMS[limit.script], { limit.key }, arguments, recorder)
+  if done then return reply end
+  return calling and type(reply) == 'string' and refusal(reply, calling) or error(reply, 0)
+end
+
+-- Makes the writes, up to one that is refused.
+local function write()
+  for _, limit in ipairs(limits) do
+    for _, write in ipairs(limit.writes) do
+      local reply = redis.pcall(unpack(write))
+      if type(reply) == 'table' and reply.err then return refusal(reply.err, write[1]) end
+    end
+  end
+end
+
 local remembered
 if marker and not forgets then
-  if not (id_ttl % 1 == 0 and cost + 0 >= 0 and cost + 0 <= 2^53) then
-    return redis.error_reply('BADARG all_or_nothing: with an id, expected a whole id_ttl and a cost up to 2^53, got '
-      .. cost)
-  end
-  local memory = redis.call('GET', marker)
+  local memory = redis.pcall('GET', marker)
+  if type(memory) == 'table' then return refusal(memory.err, 'GET') end
   local settled = false
   if memory then
     local time
@@ -73,7 +158,7 @@ if marker and not forgets then
       operation, took, time = struct.unpack('<BI7I7', memory)
       settled = operation >= SETTLED
       operation = operation - (settled and SETTLED or REMEMBERED)
-      good = operation >= 1 and operation <= 5 and took <= 2^53 and time <= 2^52
+      good = operation >= 1 and operation <= 5 and took <= 2^53 and time <= 2^52 + 1
       -- Only what was allowed is remembered.
       for at = HEADER + 1, #memory, 35 do
         local allowed, limit, remaining, retry_after, reset_after = struct.unpack('<i7i7i7i7i7', memory, at)
@@ -85,69 +170,16 @@ if marker and not forgets then
       return redis.error_reply('BADSTATE all_or_nothing: the id\'s marker holds something else')
     end
     -- In the caller's own time, which Redis's expiry doesn't know.
-    if virtual and time > 0 and now_us - time >= id_ttl * 1000 then memory, operation = nil, nil end
+    if virtual and time > 0 and now_us - (time - 1) >= id_ttl * 1000 then memory, operation = nil, nil end
   end
   if ends and (not operation or operation == OPERATIONS.refund) then
     return redis.error_reply('BADID all_or_nothing: nothing that was taken is remembered of this id')
   elseif operation and not ends and operation ~= OPERATIONS[mode] then
     return redis.error_reply('BADARG all_or_nothing: expected an id of its own for each operation, got one of another')
   elseif operation and (not ends or (settled and mode == 'settle')) then
-    local answer = {}
-    for field = 1, count * 5 do answer[field] = struct.unpack('<i7', memory, HEADER + 1 + (field - 1) * 7) end
-    answer[#answer + 1] = took
-    remembered = answer
-  end
-end
-
--- Settling is a penalty or a refund of the difference, cancelling a refund of all.
-local units, as = cost, mode
-if mode == 'settle' then
-  local more = cost - took
-  as = more > 0 and 'penalty' or 'refund'
-  units = string.format('%d', math.abs(more))
-elseif mode == 'cancel' then
-  as, units, cost = 'refund', string.format('%d', took), '0'
-end
-
-local clock, held
-local recorder = { error_reply = redis.error_reply }
-function recorder.call(command, ...)
-  if command == 'TIME' then
-    clock = clock or redis.call('TIME')
-    return clock
-  end
-  local writes = command == 'SET' or command == 'SETRANGE' or command == 'DEL' or command == 'PEXPIRE'
-    or command == 'PEXPIREAT' or command == 'ZADD' or command == 'ZREM' or command == 'ZREMRANGEBYSCORE'
-  if not writes then return redis.call(command, ...) end
-  held[#held + 1] = { command, ... }
-end
-
--- Runs one limit's script; its writes are held in the list that `held` is then.
-local function decide(limit, units, as)
-  held = limit.writes
-  local arguments = limit.arguments
-  local count = #arguments
-  arguments[count + 1], arguments[count + 2], arguments[count + 3] = units, as .. options, now_us
-  local reply = ALGORITHMS[limit.script]({ limit.key }, arguments, recorder)
-  arguments[count + 1], arguments[count + 2], arguments[count + 3] = nil, nil, nil
-  return reply
-end
-
-local limits, seen, at = {}, {}, 1
-for index = 1, count do
-  local key = KEYS[index]
-  local script, own = ARGV[at], ARGV[at + 1] + 0
-  if seen[key] or not ALGORITHMS[script] then
-    return redis.error_reply('BADARG all_or_nothing: expected different keys and known scripts, got ' .. script)
-  end
-  seen[key] = true
-  limits[index] = { key = key, script = script, arguments = { unpack(ARGV, at + 2, at + 1 + own) }, writes = {} }
-  at = at + 2 + own
-end
-
-local function write()
-  for _, limit in ipairs(limits) do
-    for _, write in ipairs(limit.writes) do redis.call(unpack(write)) end
+    remembered = {}
+    for field = 1, count * 5 do remembered[field] = struct.unpack('<i7', memory, HEADER + 1 + (field - 1) * 7) end
+    remembered[#remembered + 1] = took
   end
 end
 
@@ -159,14 +191,20 @@ if remembered then
       if reply.err then remembered = nil end
     end
   end
-  if remembered then
-    write()
-    return remembered
-  end
+  if remembered then return write() or remembered end
   for _, limit in ipairs(limits) do limit.writes = {} end
 end
 
-local replies, allowed, granted = {}, true, cost + 0
+-- Settling is a penalty or a refund of the difference, cancelling a refund of all.
+local units, as = cost, mode
+if mode == 'settle' then
+  as = cost > took and 'penalty' or 'refund'
+  units = math.abs(cost - took)
+elseif mode == 'cancel' then
+  as, units, cost = 'refund', took, 0
+end
+
+local replies, allowed, granted = {}, true, cost
 for index, limit in ipairs(limits) do
   local reply = decide(limit, units, as)
   if reply.err then return reply end
@@ -180,7 +218,7 @@ if allowed and mode == 'at-most' then
   for index, limit in ipairs(limits) do
     if replies[index][6] > granted then
       limit.writes = {}
-      replies[index] = decide(limit, string.format('%d', granted), mode)
+      replies[index] = decide(limit, granted, mode)
     end
   end
 end
@@ -197,28 +235,32 @@ if not allowed then
   end
 end
 
-write()
+local refused = write()
+if refused then return refused end
 
-local answer, notes, noted = {}, {}, false
-for _, reply in ipairs(replies) do
-  for field = 1, 5 do answer[#answer + 1] = reply[field] end
-  -- Only at-most has a sixth of its own.
-  local own = #reply % 2 == 0 and 6 or 5
-  notes[#notes + 1], notes[#notes + 2] = reply[own + 1] or 0, reply[own + 2] or 0
-  noted = noted or #reply > own
+local answer, noted = {}, false
+-- Only at-most has a sixth of its own.
+local own = mode == 'at-most' and 6 or 5
+for index, reply in ipairs(replies) do
+  for field = 1, 5 do answer[index * 5 - 5 + field] = reply[field] end
+  noted = noted or reply[own + 1]
 end
 if not allowed or mode == 'refund' or mode == 'block' or mode == 'renew' or forgets then granted = 0 end
 if marker and (forgets or mode == 'cancel') then
-  redis.call('DEL', marker)
-elseif marker and allowed and mode ~= 'peek' then
+  local reply = redis.pcall('DEL', marker)
+  if type(reply) == 'table' then return refusal(reply.err, 'DEL') end
+elseif marker and allowed then
   local kind = mode == 'settle' and SETTLED + operation or REMEMBERED + OPERATIONS[mode]
-  local memory = struct.pack('<BI7I7', kind, granted, virtual and now_us or 0)
-  for field = 1, #answer do memory = memory .. struct.pack('<i7', answer[field]) end
+  local memory = struct.pack('<BI7I7', kind, granted, virtual and now_us + 1 or 0)
+  for at = 1, #answer, 5 do memory = memory .. struct.pack('<i7i7i7i7i7', unpack(answer, at, at + 4)) end
   local keep = virtual and math.max(id_ttl, 3600000) or id_ttl
-  redis.call('SET', marker, memory, 'PX', string.format('%d', keep))
+  local reply = redis.pcall('SET', marker, memory, 'PX', string.format('%d', keep))
+  if reply.err then return refusal(reply.err, 'SET') end
 end
 if marker or mode == 'at-most' then answer[#answer + 1] = granted end
 if noted then
-  for _, value in ipairs(notes) do answer[#answer + 1] = value end
+  for _, reply in ipairs(replies) do
+    answer[#answer + 1], answer[#answer + 2] = reply[own + 1] or 0, reply[own + 2] or 0
+  end
 end
 return answer

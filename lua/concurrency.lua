@@ -58,8 +58,22 @@
 --   nothing, but for two cases: the state's time lay too far ahead and is brought back to now; or +overage counts it.
 
 local key = KEYS[1]
-local limit, ttl, holder = ARGV[1] + 0, ARGV[2] + 0, ARGV[3]
-local cost, mode, now_us = ARGV[4] + 0, ARGV[5], ARGV[6] + 0
+-- An argument that is missing or no number fails here, without a check of each.
+local read, limit, ttl, holder, cost, mode, now_us = pcall(function(ARGV)
+  return ARGV[1] + 0, ARGV[2] + 0, ARGV[3], ARGV[4] + 0, ARGV[5], ARGV[6] + 0
+end, ARGV)
+
+if not read or not key then
+  local expected, fault, at = 'limit, ttl, holder, cost, mode, now_us', not key and 'missing KEYS[1]', 0
+  for name in string.gmatch(expected, '[%a_]+') do
+    at = at + 1
+    if not fault and not ARGV[at] then fault = 'missing ' .. name end
+    if not fault and name ~= 'holder' and name ~= 'mode' and not tonumber(ARGV[at]) then
+      fault = name .. ' is no number'
+    end
+  end
+  return redis.error_reply('BADARG concurrency: expected ' .. expected .. '; ' .. fault)
+end
 
 -- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
 local overage = false
@@ -213,8 +227,8 @@ if counted then
 end
 
 -- Lua passes some thousands of arguments at most.
-local function each_thousand(command, list)
-  for from = 1, #list, 1000 do redis.call(command, key, unpack(list, from, math.min(from + 999, #list))) end
+local function remove_all(list)
+  for from = 1, #list, 1000 do redis.call('ZREM', key, unpack(list, from, math.min(from + 999, #list))) end
 end
 
 local settles = take > 0 or give > 0 or renew or mode == 'block'
@@ -247,18 +261,18 @@ elseif settles or (rebased and writes) or counted then
     for member in pairs(given) do remove[#remove + 1] = member end
   end
   -- What only gives back goes through where Redis is out of memory, if it is removed first.
-  if give > 0 then each_thousand('ZREM', remove) end
-  each_thousand('ZADD', add)
-  if give == 0 then each_thousand('ZREM', remove) end
-  if settles or rebased or not exists then
-    if gap == 0 then redis.call('ZREMRANGEBYSCORE', key, '1', string.format('%d', passed)) end
-    local keep = math.max(2 * ttl, reset_after)
-    if server_time then
-      redis.call('PEXPIREAT', key, string.format('%d', (now_us + keep + -(now_us + keep) % 1000) / 1000))
-    else
-      -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
-      redis.call('PEXPIRE', key, string.format('%d', math.max(3600000, (keep + -keep % 1000) / 1000)))
-    end
+  if give > 0 then remove_all(remove) end
+  for from = 1, #add, 1000 do redis.call('ZADD', key, unpack(add, from, math.min(from + 999, #add))) end
+  if give == 0 then remove_all(remove) end
+  if gap == 0 and (settles or rebased or not exists) then
+    redis.call('ZREMRANGEBYSCORE', key, '1', string.format('%d', passed))
+  end
+  local keep = math.max(2 * ttl, reset_after)
+  if server_time then
+    redis.call('PEXPIREAT', key, string.format('%d', (now_us + keep + -(now_us + keep) % 1000) / 1000))
+  else
+    -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
+    redis.call('PEXPIRE', key, string.format('%d', math.max(3600000, (keep + -keep % 1000) / 1000)))
   end
 end
 

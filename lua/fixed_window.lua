@@ -1,7 +1,7 @@
 -- fixed_window: admits `rate` units in each window of `period`; unused ones roll over up to `capacity`.
 --
 -- KEYS
---   KEYS[1]  the limit's state; packed, one or more
+--   KEYS[1]  the limit's state; packed, up to 7999 keys, as many as Lua unpacks
 --
 -- ARGV
 --   ARGV[1] capacity  units  0 .. 2^53  the most that can be taken at one instant; rate: nothing rolls over
@@ -63,7 +63,7 @@
 --   The counter per window of Redis's INCR documentation; roll-over as in the Convex rate limiter.
 --
 -- Commands
---   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
+--   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
 --   SET arms it for twice the longest reset, or this one if a penalty or a block made it longer, and up to a second;
@@ -75,16 +75,35 @@
 --   +overage counts it.
 
 -- Packed, ARGV begins with the numbers as a state ends with them, and what is asked is to acquire.
-local packed = #ARGV < 5
-local numbers, layout, capacity, rate, period, start, max_debt, cost, mode, now_us, several
+local packed, given = #ARGV < 5, #KEYS
+local read, numbers, layout, capacity, rate, period, start, max_debt, cost, mode, now_us, several
 if packed then
-  numbers, mode, now_us, several = ARGV[1], 'acquire', (ARGV[2] or -1) + 0, ARGV[3]
-  layout, capacity, rate, period, start, max_debt, cost = struct.unpack('<BI7I7I7i7I7I7', numbers)
-  numbers = string.sub(numbers, 1, 22)
+  numbers, mode, now_us, several = ARGV[1], 'acquire', -1, ARGV[3]
+  if ARGV[2] then now_us = tonumber(ARGV[2]) end
+  if numbers and #numbers == 43 then
+    layout, capacity, rate, period, start, max_debt, cost = struct.unpack('<BI7I7I7i7I7I7', numbers)
+    numbers = string.sub(numbers, 1, 22)
+    read = now_us
+  end
 else
-  capacity, rate, period = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
-  start, max_debt = ARGV[4] + 0, ARGV[5] + 0
-  cost, mode, now_us = ARGV[6] + 0, ARGV[7], ARGV[8] + 0
+  -- An argument that is missing or no number fails here, without a check of each.
+  read, capacity, rate, period, start, max_debt, cost, mode, now_us = pcall(function(ARGV)
+    return ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0, ARGV[6] + 0, ARGV[7], ARGV[8] + 0
+  end, ARGV)
+end
+
+if not read or given == 0 then
+  local expected, fault, at = 'capacity, rate, period, start, max_debt, cost, mode, now_us', nil, 0
+  for name in string.gmatch(expected, '[%a_]+') do
+    at = at + 1
+    if not fault and not ARGV[at] then fault = 'missing ' .. name end
+    if not fault and name ~= 'mode' and not tonumber(ARGV[at]) then fault = name .. ' is no number' end
+  end
+  if packed and ARGV[1] and not tonumber(ARGV[1]) then
+    expected, fault = 'numbers, now_us, several', layout and 'now_us is no number' or 'numbers are not 43 bytes'
+  end
+  if given == 0 then fault = 'missing KEYS[1]' end
+  return redis.error_reply('BADARG fixed_window: expected ' .. expected .. '; ' .. fault)
 end
 
 -- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
@@ -99,10 +118,10 @@ end
 local server_time = now_us == -1
 local span = capacity + max_debt
 local longest = (span + -span % rate) / rate * period
-local good = period >= 1 and start >= -1 and start < period and span + rate <= 2^53 and longest <= 2^51
+local good = period >= 1 and start >= -1 and start < period and span <= 2^53 - rate and longest <= 2^51
   and (server_time or now_us >= 0 and now_us <= 2^52 and now_us % 1 == 0)
 if packed then
-  good = good and layout == 3 and (not several or #several == 10 * #KEYS)
+  good = good and layout == 3 and given <= 7999 and (not several or #several == 10 * given)
 else
   good = good and cost >= 0 and cost % 1 == 0 and capacity >= 0 and rate >= 1 and max_debt >= 0
     and capacity % 1 + rate % 1 + period % 1 + start % 1 + max_debt % 1 == 0
@@ -124,7 +143,7 @@ local current = aligned and now_us - (now_us - start) % period or now_us
 local plain = mode == 'acquire' and not overage
 local brief, latest = packed and server_time, now_us + 2 * longest + 1000000
 
-local count, calls = packed and #KEYS or 1, 1
+local count, calls = packed and given or 1, 1
 local answers, seen
 if count > 1 then answers, seen = redis.call('MGET', unpack(KEYS)), several and {} end
 for index = 1, count do repeat
@@ -195,11 +214,6 @@ for index = 1, count do repeat
         time = math.huge
       else
         -- Changed numbers: what was used stays used, placed at the state's own time. Nobody is put into debt by it.
-        if level < 0 then
-          -- As low as a level may be, so that it and the time to refill it stay exact.
-          local windows = 2^51 / period
-          level = math.max(level, capacity - math.min(2^53 - rate, (windows - windows % 1) * rate))
-        end
         local moved = was_period ~= period or (aligned and (window - start) % period ~= 0)
         if moved then window = aligned and time - (time - start) % period or time end
         if moved or was_capacity ~= capacity or was_rate ~= rate then
@@ -207,6 +221,9 @@ for index = 1, count do repeat
           if not as_is or level == was_capacity then level = capacity - (was_capacity - level) end
           level = afresh and capacity or math.min(capacity, math.max(level, lowest))
           changed = true
+        elseif level < 0 then
+          -- As low as a level may be, so that it and the time to refill it stay exact.
+          level = math.max(level, capacity - math.min(2^53 - rate, (2^51 - 2^51 % period) / period * rate))
         end
       end
     end
@@ -265,9 +282,8 @@ for index = 1, count do repeat
       allowed, taken = 1, -math.min(cost, capacity - level)
     elseif mode == 'penalty' then
       -- As low as a level may be, as above.
-      local windows = 2^51 / period
-      local deepest = capacity - math.min(2^53 - rate, (windows - windows % 1) * rate)
-      allowed, taken = 1, math.min(cost, level - deepest)
+      local lowest = capacity - math.min(2^53 - rate, (2^51 - 2^51 % period) / period * rate)
+      allowed, taken = 1, math.min(cost, level - lowest)
     elseif mode == 'block' then
       allowed, taken = 1, 0
     elseif blocked then
@@ -292,7 +308,7 @@ for index = 1, count do repeat
     remaining = level > 0 and level or 0
   end
   if allowed < calls and wanted > 0 then
-    local missing = wanted - level - debt
+    local missing = wanted - debt - level
     if wanted > most then
       retry_after = -1
     elseif missing > 0 then
@@ -308,9 +324,12 @@ for index = 1, count do repeat
 
   local settles = taken ~= 0 or mode == 'block'
   if settles or changed or rebased or counted then
-    -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
-    local last = now_us + math.max(2 * longest, reset_after)
-    local covered = server_time and armed * 1000000 >= now_us + reset_after
+    -- Whether the key's expiry lies between what it has to outlive, this reset and the time of counted denials, and the
+    -- longest that it may be armed for.
+    local keep, least = 2 * longest, now_us + reset_after
+    if reset_after > keep then keep = reset_after end
+    if denials > 0 and denied_since + longest > least then least = denied_since + longest end
+    local covered, last = server_time and armed * 1000000 >= least, now_us + keep
     if settles and used == 0 and tail == '' then
       redis.call('DEL', key)
     elseif settles or (rebased and writes) or (counted and not state) then
@@ -323,21 +342,23 @@ for index = 1, count do repeat
           at = armed * 1000
         else
           -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
-          armed = 0
-          expiry, at = 'PX', math.max(3600000, (2 * longest + -2 * longest % 1000) / 1000,
-            (reset_after + -reset_after % 1000) / 1000)
+          armed, expiry, at = 0, 'PX', math.max(3600000, (keep + -keep % 1000) / 1000)
         end
         redis.call('SET', key, struct.pack('<I7i7i7I5', time, window, level, armed) .. numbers .. tail, expiry,
           string.format('%d', at))
       end
     else
       if counted then redis.call('SETRANGE', key, '48', tail) end
-      if changed and not covered and server_time and writes then
-        -- Denied, and the key would expire before it resets under the new numbers.
-        armed = (last + 1000000 - last % 1000000) / 1000000
+      if (counted or (changed and server_time)) and not covered and writes then
+        -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
+        armed = server_time and (last + 1000000 - last % 1000000) / 1000000 or 0
         -- In this order, since Redis refuses a SETRANGE, but no PEXPIREAT, where it is out of memory.
         redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
-        redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+        if server_time then
+          redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+        else
+          redis.call('PEXPIRE', key, string.format('%d', math.max(3600000, (keep + -keep % 1000) / 1000)))
+        end
       end
     end
   end

@@ -1,7 +1,7 @@
 -- gcra: admits `rate` units per `period`, evenly, up to `capacity` at one instant: the token bucket by arrival time.
 --
 -- KEYS
---   KEYS[1]  the limit's state; packed, one or more
+--   KEYS[1]  the limit's state; packed, up to 7999 keys, as many as Lua unpacks
 --
 -- ARGV
 --   ARGV[1] capacity  units  0 .. 2^53  the burst: the most that can be taken at one instant
@@ -64,7 +64,7 @@
 --   ITU-T I.371, Generic Cell Rate Algorithm, virtual scheduling.
 --
 -- Commands
---   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
+--   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
 --   SET arms it for twice the longest reset, or this one if a penalty or a block made it longer, and up to a second;
@@ -76,16 +76,35 @@
 --   +overage counts it.
 
 -- Packed, ARGV begins with the numbers as a state ends with them, and what is asked is to acquire.
-local packed = #ARGV < 5
-local numbers, layout, capacity, rate, period, tick, max_debt, cost, mode, now_us, several
+local packed, given = #ARGV < 5, #KEYS
+local read, numbers, layout, capacity, rate, period, tick, max_debt, cost, mode, now_us, several
 if packed then
-  numbers, mode, now_us, several = ARGV[1], 'acquire', (ARGV[2] or -1) + 0, ARGV[3]
-  layout, capacity, rate, period, tick, max_debt, cost = struct.unpack('<BI7I7I7I3I7I7', numbers)
-  numbers = string.sub(numbers, 1, 25)
+  numbers, mode, now_us, several = ARGV[1], 'acquire', -1, ARGV[3]
+  if ARGV[2] then now_us = tonumber(ARGV[2]) end
+  if numbers and #numbers == 39 then
+    layout, capacity, rate, period, tick, max_debt, cost = struct.unpack('<BI7I7I7I3I7I7', numbers)
+    numbers = string.sub(numbers, 1, 25)
+    read = now_us
+  end
 else
-  capacity, rate, period = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
-  tick, max_debt = ARGV[4] + 0, ARGV[5] + 0
-  cost, mode, now_us = ARGV[6] + 0, ARGV[7], ARGV[8] + 0
+  -- An argument that is missing or no number fails here, without a check of each.
+  read, capacity, rate, period, tick, max_debt, cost, mode, now_us = pcall(function(ARGV)
+    return ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0, ARGV[6] + 0, ARGV[7], ARGV[8] + 0
+  end, ARGV)
+end
+
+if not read or given == 0 then
+  local expected, fault, at = 'capacity, rate, period, tick, max_debt, cost, mode, now_us', nil, 0
+  for name in string.gmatch(expected, '[%a_]+') do
+    at = at + 1
+    if not fault and not ARGV[at] then fault = 'missing ' .. name end
+    if not fault and name ~= 'mode' and not tonumber(ARGV[at]) then fault = name .. ' is no number' end
+  end
+  if packed and ARGV[1] and not tonumber(ARGV[1]) then
+    expected, fault = 'numbers, now_us, several', layout and 'now_us is no number' or 'numbers are not 39 bytes'
+  end
+  if given == 0 then fault = 'missing KEYS[1]' end
+  return redis.error_reply('BADARG gcra: expected ' .. expected .. '; ' .. fault)
 end
 
 -- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
@@ -100,10 +119,10 @@ end
 local server_time = now_us == -1
 local tolerance, span = capacity * period, (capacity + max_debt) * period
 local longest = (span + -span % rate) / rate * tick
-local good = period >= 1 and tick >= 1 and tick <= 1000000 and span + period + rate <= 2^53 and longest <= 2^51
+local good = period >= 1 and tick >= 1 and tick <= 1000000 and span <= 2^53 - period - rate and longest <= 2^51
   and (server_time or now_us >= 0 and now_us <= 2^52 and now_us % 1 == 0)
 if packed then
-  good = good and layout == 2 and (not several or #several == 10 * #KEYS)
+  good = good and layout == 2 and given <= 7999 and (not several or #several == 10 * given)
 else
   good = good and cost >= 0 and cost % 1 == 0 and capacity >= 0 and rate >= 1 and max_debt >= 0
     and capacity % 1 + rate % 1 + period % 1 + tick % 1 + max_debt % 1 == 0
@@ -124,7 +143,7 @@ local now = now_us - now_us % tick
 local plain = mode == 'acquire' and not overage
 local brief, latest = packed and server_time and tick == 1, now_us + 2 * longest + 1000000
 
-local count, calls = packed and #KEYS or 1, 1
+local count, calls = packed and given or 1, 1
 local answers, seen
 if count > 1 then answers, seen = redis.call('MGET', unpack(KEYS)), several and {} end
 for index = 1, count do repeat
@@ -145,7 +164,7 @@ for index = 1, count do repeat
   -- Most calls meet a state under these numbers and write in place, or nothing: what is said below, in fewer steps.
   if brief and state and calls == 1 and cost > 0 and #state == 44 and string.find(state, numbers, 20, true) then
     local time, lead, armed = struct.unpack('<I7I7I5', state)
-    if time <= now and lead <= 2^53 then
+    if time <= now and lead <= tolerance then
       local caught_up, answer = (now - time) * rate, nil
       lead = caught_up < lead and lead - caught_up or 0
       local early = lead - tolerance + cost * period
@@ -157,7 +176,7 @@ for index = 1, count do repeat
           answer = struct.pack('<ddddd', 1, capacity, (spare - spare % period) / period, 0, reset_after)
         end
       elseif cost <= capacity then
-        local spare = tolerance > lead and tolerance - lead or 0
+        local spare = tolerance - lead
         answer = struct.pack('<ddddd', 0, capacity, (spare - spare % period) / period, (early + -early % rate) / rate,
           (lead + -lead % rate) / rate)
       end
@@ -229,6 +248,13 @@ for index = 1, count do repeat
       break
     end
 
+    if lead > tolerance then
+      -- As far as a lead may go, so that it and the time to catch up with it stay exact.
+      local rest = 2^51 % tick
+      local furthest = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))
+      lead = math.min(lead, furthest - furthest % period)
+    end
+
     if time <= now then
       -- Inexact only where it is far above the lead.
       local caught_up = (now - time) / tick * rate
@@ -272,9 +298,10 @@ for index = 1, count do repeat
     if mode == 'refund' then
       allowed, change = 1, -math.min(cost * period, lead)
     elseif mode == 'penalty' then
-      -- As far as a lead may go, so that it and the time to catch up with it stay exact.
-      local furthest = math.min(2^53, 2^51 / tick * rate)
-      allowed, change = 1, math.min(cost * period, math.max(0, furthest - furthest % period - lead))
+      -- As far as a lead may go, as above.
+      local rest = 2^51 % tick
+      local furthest = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))
+      allowed, change = 1, math.min(cost * period, furthest - furthest % period - lead)
     elseif mode == 'block' then
       allowed, change = 1, 0
     elseif blocked then
@@ -301,14 +328,14 @@ for index = 1, count do repeat
     remaining = spare > 0 and (spare - spare % period) / period or 0
   end
   if allowed < calls and wanted > 0 then
-    local early = wanted * period - spare - debt
+    local early = wanted * period - debt - spare
     if wanted > most then
       retry_after = -1
     elseif early > 0 then
-      retry_after = time + (early + -early % rate) / rate * tick - now_us
+      retry_after = time + (early / rate + -early / rate % 1) * tick - now_us
     end
   end
-  if lead > 0 then reset_after = time + (lead + -lead % rate) / rate * tick - now_us end
+  if lead > 0 then reset_after = time + (lead / rate + -lead / rate % 1) * tick - now_us end
   if blocked then
     remaining, reset_after = 0, math.max(reset_after, blocked_until - now_us)
     if allowed == 0 and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
@@ -316,9 +343,12 @@ for index = 1, count do repeat
 
   local settles = change ~= 0 or mode == 'block'
   if settles or changed or rebased or counted then
-    -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
-    local last = now_us + math.max(2 * longest, reset_after)
-    local covered = server_time and armed * 1000000 >= now_us + reset_after
+    -- Whether the key's expiry lies between what it has to outlive, this reset and the time of counted denials, and the
+    -- longest that it may be armed for.
+    local keep, least = 2 * longest, now_us + reset_after
+    if reset_after > keep then keep = reset_after end
+    if denials > 0 and denied_since + longest > least then least = denied_since + longest end
+    local covered, last = server_time and armed * 1000000 >= least, now_us + keep
     if settles and lead == 0 and tail == '' then
       redis.call('DEL', key)
     elseif settles or (rebased and writes) or (counted and not state) then
@@ -331,21 +361,23 @@ for index = 1, count do repeat
           at = armed * 1000
         else
           -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
-          armed = 0
-          expiry, at = 'PX', math.max(3600000, (2 * longest + -2 * longest % 1000) / 1000,
-            (reset_after + -reset_after % 1000) / 1000)
+          armed, expiry, at = 0, 'PX', math.max(3600000, (keep + -keep % 1000) / 1000)
         end
         redis.call('SET', key, struct.pack('<I7I7I5', time, lead, armed) .. numbers .. tail, expiry,
           string.format('%d', at))
       end
     else
       if counted then redis.call('SETRANGE', key, '44', tail) end
-      if changed and not covered and server_time and writes then
-        -- Denied, and the key would expire before it resets under the new numbers.
-        armed = (last + 1000000 - last % 1000000) / 1000000
+      if (counted or (changed and server_time)) and not covered and writes then
+        -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
+        armed = server_time and (last + 1000000 - last % 1000000) / 1000000 or 0
         -- In this order, since Redis refuses a SETRANGE, but no PEXPIREAT, where it is out of memory.
         redis.call('SETRANGE', key, '14', struct.pack('<I5', armed))
-        redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+        if server_time then
+          redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+        else
+          redis.call('PEXPIRE', key, string.format('%d', math.max(3600000, (keep + -keep % 1000) / 1000)))
+        end
       end
     end
   end

@@ -2,7 +2,7 @@
 -- the current window's.
 --
 -- KEYS
---   KEYS[1]  the limit's state; packed, one or more
+--   KEYS[1]  the limit's state; packed, up to 7999 keys, as many as Lua unpacks
 --
 -- ARGV
 --   ARGV[1] limit   units  1 .. 2^53
@@ -63,7 +63,7 @@
 --   the waits are solved from it for whole ticks.
 --
 -- Commands
---   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
+--   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
 --   SET arms it for twice the longest reset, or this one if a block made it longer, and up to a second; SETRANGE keeps
@@ -75,15 +75,35 @@
 --   +overage counts it.
 
 -- Packed, ARGV begins with the numbers as a state ends with them, and what is asked is to acquire.
-local packed = #ARGV < 5
-local numbers, layout, limit, period, tick, cost, mode, now_us, several
+local packed, given = #ARGV < 5, #KEYS
+local read, numbers, layout, limit, period, tick, cost, mode, now_us, several
 if packed then
-  numbers, mode, now_us, several = ARGV[1], 'acquire', (ARGV[2] or -1) + 0, ARGV[3]
-  layout, limit, period, tick, cost = struct.unpack('<BI7I7I3I7', numbers)
-  numbers = string.sub(numbers, 1, 18)
+  numbers, mode, now_us, several = ARGV[1], 'acquire', -1, ARGV[3]
+  if ARGV[2] then now_us = tonumber(ARGV[2]) end
+  if numbers and #numbers == 25 then
+    layout, limit, period, tick, cost = struct.unpack('<BI7I7I3I7', numbers)
+    numbers = string.sub(numbers, 1, 18)
+    read = now_us
+  end
 else
-  limit, period, tick = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
-  cost, mode, now_us = ARGV[4] + 0, ARGV[5], ARGV[6] + 0
+  -- An argument that is missing or no number fails here, without a check of each.
+  read, limit, period, tick, cost, mode, now_us = pcall(function(ARGV)
+    return ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5], ARGV[6] + 0
+  end, ARGV)
+end
+
+if not read or given == 0 then
+  local expected, fault, at = 'limit, period, tick, cost, mode, now_us', nil, 0
+  for name in string.gmatch(expected, '[%a_]+') do
+    at = at + 1
+    if not fault and not ARGV[at] then fault = 'missing ' .. name end
+    if not fault and name ~= 'mode' and not tonumber(ARGV[at]) then fault = name .. ' is no number' end
+  end
+  if packed and ARGV[1] and not tonumber(ARGV[1]) then
+    expected, fault = 'numbers, now_us, several', layout and 'now_us is no number' or 'numbers are not 25 bytes'
+  end
+  if given == 0 then fault = 'missing KEYS[1]' end
+  return redis.error_reply('BADARG sliding_window_counter: expected ' .. expected .. '; ' .. fault)
 end
 
 -- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
@@ -101,7 +121,7 @@ local longest = 2 * length
 local good = limit >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and limit * period <= 2^53 - period
   and longest <= 2^51 and (server_time or now_us >= 0 and now_us <= 2^52 and now_us % 1 == 0)
 if packed then
-  good = good and layout == 4 and (not several or #several == 10 * #KEYS)
+  good = good and layout == 4 and given <= 7999 and (not several or #several == 10 * given)
 else
   good = good and cost >= 0 and cost % 1 == 0 and limit % 1 + period % 1 + tick % 1 == 0
     and (mode == 'acquire' or mode == 'peek' or mode == 'at-most' or mode == 'refund' or mode == 'penalty'
@@ -122,7 +142,7 @@ local begun = now - now % length
 local plain = mode == 'acquire' and not overage
 local brief, latest = packed and server_time and tick == 1, now_us + 2 * longest + 1000000
 
-local count, calls = packed and #KEYS or 1, 1
+local count, calls = packed and given or 1, 1
 local answers, seen
 if count > 1 then answers, seen = redis.call('MGET', unpack(KEYS)), several and {} end
 for index = 1, count do repeat
@@ -327,9 +347,12 @@ for index = 1, count do repeat
 
   local settles = change ~= 0 or mode == 'block'
   if settles or changed or counted then
-    -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
-    local last = now_us + math.max(2 * longest, reset_after)
-    local covered = server_time and armed * 1000000 >= now_us + reset_after
+    -- Whether the key's expiry lies between what it has to outlive, this reset and the time of counted denials, and the
+    -- longest that it may be armed for.
+    local keep, least = 2 * longest, now_us + reset_after
+    if reset_after > keep then keep = reset_after end
+    if denials > 0 and denied_since + longest > least then least = denied_since + longest end
+    local covered, last = server_time and armed * 1000000 >= least, now_us + keep
     if settles and used == 0 and tail == '' then
       redis.call('DEL', key)
     elseif settles or (rebased and writes) or (counted and not state) then
@@ -342,21 +365,23 @@ for index = 1, count do repeat
           at = armed * 1000
         else
           -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
-          armed = 0
-          expiry, at = 'PX', math.max(3600000, (2 * longest + -2 * longest % 1000) / 1000,
-            (reset_after + -reset_after % 1000) / 1000)
+          armed, expiry, at = 0, 'PX', math.max(3600000, (keep + -keep % 1000) / 1000)
         end
         redis.call('SET', key, struct.pack('<I7I7I7I5', time, previous, current, armed) .. numbers .. tail, expiry,
           string.format('%d', at))
       end
     else
       if counted then redis.call('SETRANGE', key, '44', tail) end
-      if changed and not covered and server_time and writes then
-        -- Denied, and the key would expire before it resets under the new numbers.
-        armed = (last + 1000000 - last % 1000000) / 1000000
+      if (counted or (changed and server_time)) and not covered and writes then
+        -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
+        armed = server_time and (last + 1000000 - last % 1000000) / 1000000 or 0
         -- In this order, since Redis refuses a SETRANGE, but no PEXPIREAT, where it is out of memory.
         redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
-        redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+        if server_time then
+          redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+        else
+          redis.call('PEXPIRE', key, string.format('%d', math.max(3600000, (keep + -keep % 1000) / 1000)))
+        end
       end
     end
   end

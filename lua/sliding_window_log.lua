@@ -26,7 +26,7 @@
 --   [6] granted         units  taken, of the cost at most
 --   inspect appends:
 --   [6] ttl_ms          ms     PTTL: -2 without a key
---   [7] time_us         us     when the state was written: its newest entry
+--   [7] time_us         us     when the state was written
 --   [8] entries         in the log, as written
 --   [9] used            units  in the log, as written
 --   [10] oldest_us      us     its oldest entry
@@ -49,7 +49,7 @@
 --   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
 --   refund     : of the newest entries; penalty: an entry of this cost, up to 2^39 units in all
 --   block      : denies every call until it ends; a refund or a penalty changes the log beneath it
---   changed numbers keep what was used; +as-is: what was left; +reset: nothing
+--   changed numbers keep what was used, of more than the limit the newest units; +as-is: what was left; +reset: nothing
 --   reset_after: newest + period - now
 --   calls of a key: as many as fit one after the other
 --   Reads O(1) entries where few have expired since the last write, else O(log n); writes one.
@@ -71,14 +71,34 @@
 --   +overage counts it.
 
 -- Packed, ARGV begins with the numbers as a state ends its header with them, and what is asked is to acquire.
-local packed = #ARGV < 5
-local layout, limit, period, cost, mode, now_us, several
+local packed, given = #ARGV < 5, #KEYS
+local read, numbers, layout, limit, period, cost, mode, now_us, several
 if packed then
-  layout, limit, period, cost = struct.unpack('<BI5I7I7', ARGV[1])
-  mode, now_us, several = 'acquire', (ARGV[2] or -1) + 0, ARGV[3]
+  numbers, mode, now_us, several = ARGV[1], 'acquire', -1, ARGV[3]
+  if ARGV[2] then now_us = tonumber(ARGV[2]) end
+  if numbers and #numbers == 20 then
+    layout, limit, period, cost = struct.unpack('<BI5I7I7', numbers)
+    read = now_us
+  end
 else
-  limit, period = ARGV[1] + 0, ARGV[2] + 0
-  cost, mode, now_us = ARGV[3] + 0, ARGV[4], ARGV[5] + 0
+  -- An argument that is missing or no number fails here, without a check of each.
+  read, limit, period, cost, mode, now_us = pcall(function(ARGV)
+    return ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4], ARGV[5] + 0
+  end, ARGV)
+end
+
+if not read or given == 0 then
+  local expected, fault, at = 'limit, period, cost, mode, now_us', nil, 0
+  for name in string.gmatch(expected, '[%a_]+') do
+    at = at + 1
+    if not fault and not ARGV[at] then fault = 'missing ' .. name end
+    if not fault and name ~= 'mode' and not tonumber(ARGV[at]) then fault = name .. ' is no number' end
+  end
+  if packed and ARGV[1] and not tonumber(ARGV[1]) then
+    expected, fault = 'numbers, now_us, several', layout and 'now_us is no number' or 'numbers are not 20 bytes'
+  end
+  if given == 0 then fault = 'missing KEYS[1]' end
+  return redis.error_reply('BADARG sliding_window_log: expected ' .. expected .. '; ' .. fault)
 end
 
 -- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
@@ -95,7 +115,7 @@ local longest = period
 local good = limit >= 1 and limit <= 2^39 and period >= 1 and longest <= 2^51
   and (server_time or now_us >= 0 and now_us <= 2^52 and now_us % 1 == 0)
 if packed then
-  good = good and layout == 6 and (not several or #several == 10 * #KEYS)
+  good = good and layout == 6 and (not several or #several == 10 * given)
 else
   good = good and cost >= 0 and cost % 1 == 0 and limit % 1 + period % 1 == 0
     and (mode == 'acquire' or mode == 'peek' or mode == 'at-most' or mode == 'refund' or mode == 'penalty'
@@ -114,8 +134,8 @@ local plain = mode == 'acquire' and not overage
 
 -- The state: a header of 54 bytes, then `slots` entries of 12. `head` is the slot after the newest entry. Of more
 -- than 17 slots, copies of 8 entries stand between, after the first one's slot, from 1, or 0: they save reading the
--- ring for each entry that expires. They hold while the oldest entry's is among them. Only a key that is blocked, or
--- whose denials are counted, has a tail, which holds the time of the last write beneath a block; its layout is 7 then.
+-- ring for each entry that expires. They hold while the oldest entry's is among them. Only a key that is blocked, whose
+-- denials are counted, or that was last written after its newest entry, by a refund, has a tail; its layout is 7 then.
 local HEADER, ENTRY, COPIES, TAIL, MODULUS = 54, 12, 96, 25, 2^40
 local SMALL, WIDE = 17, HEADER + 4 + COPIES
 
@@ -148,7 +168,7 @@ local function find(key, text, offset, ring, start, slots, first, last, time, cu
 end
 
 -- What is broken off before it is answered is unreadable.
-local keys, calls, answers, unreadable = packed and #KEYS or 1, 1, nil, nil
+local keys, calls, answers, unreadable = packed and given or 1, 1, nil, nil
 if keys > 1 then answers, unreadable = {}, struct.pack('<ddddd', -2, limit, 0, 0, 0) end
 for index = 1, keys do repeat
   local key, near = KEYS[index], nil
@@ -167,7 +187,7 @@ for index = 1, keys do repeat
   local newest, total, head, count, base, oldest, armed, slots = now_us, 0, 0, 0, 0, now_us, 0, 0
   local time, moment, ring, copies = now_us, now_us, HEADER, ''
   local changed, rebased, lump, unsure = false, false, false, false
-  -- Only a key that is blocked, or whose denials are counted, has this tail.
+  -- Only some keys have this tail, which holds the time of the last write too.
   local noted, blocked_until, denied_since, denials, written = false, 0, 0, 0, 0
   if near ~= '' or redis.call('EXISTS', key) == 1 then
     local version, was_limit, was_period
@@ -266,8 +286,16 @@ for index = 1, keys do repeat
     end
   end
 
-  local live, used = count - first, (total - base) % MODULUS
+  local used = (total - base) % MODULUS
   if used > 2^39 then break end
+  if changed and used > limit then
+    -- Of what was used before the limit was lowered the newest units stay, as many as it is now.
+    first, oldest = find(key, near, 0, ring, head - count, slots, first, count - 1, newest, cutoff, base,
+      used - limit + 1)
+    if not first then break end
+    base, used = (total - limit) % MODULUS, limit
+  end
+  local live = count - first
   local remaining = used < limit and limit - used or 0
   local wanted = cost
   if mode == 'at-most' then wanted = math.min(cost, math.max(remaining, 1)) end
@@ -339,14 +367,17 @@ for index = 1, keys do repeat
 
   local settles = change ~= 0 or mode == 'block'
   if settles or changed or counted then
+    if settles or rebased then written = moment end
     local tail = ''
-    if blocked or denials > 0 then
-      if settles or rebased then written = moment end
-      tail = struct.pack('<I7I7I4I7', blocked and blocked_until or 0, denied_since, denials, blocked and written or 0)
+    if blocked or denials > 0 or (used > 0 and written > (change > 0 and time or newest)) then
+      tail = struct.pack('<I7I7I4I7', blocked and blocked_until or 0, denied_since, denials, written)
     end
-    -- Whether the key's expiry lies between this reset and the longest that it may be armed for.
-    local last = now_us + math.max(2 * longest, reset_after)
-    local covered = server_time and armed * 1000000 >= now_us + reset_after
+    -- Whether the key's expiry lies between what it has to outlive, this reset and the time of counted denials, and the
+    -- longest that it may be armed for.
+    local keep, least = 2 * longest, now_us + reset_after
+    if reset_after > keep then keep = reset_after end
+    if denials > 0 and denied_since + longest > least then least = denied_since + longest end
+    local covered, last = server_time and armed * 1000000 >= least, now_us + keep
     if (settles or (rebased and writes)) and used == 0 and tail == '' then
       redis.call('DEL', key)
     elseif settles or (rebased and writes) or (counted and near == '') then
@@ -357,16 +388,14 @@ for index = 1, keys do repeat
       local expire, at = nil, 0
       if not server_time then
         -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
-        armed = 0
-        expire, at = 'PX', math.max(3600000, 2 * (longest + -longest % 1000) / 1000,
-          (reset_after + -reset_after % 1000) / 1000)
+        armed, expire, at = 0, 'PX', math.max(3600000, (keep + -keep % 1000) / 1000)
       elseif changed or not covered or armed * 1000000 > last + 1000000 then
         armed = (last + 1000000 - last % 1000000) / 1000000
         expire, at = 'PXAT', armed * 1000
       end
 
       local wasteful = expire and live * 4 + 16 < slots
-      if change ~= 0 and not (lump or wasteful or noted or tail ~= '') and (same or live < slots) then
+      if change ~= 0 and not (lump or wasteful or noted) and (tail == '' or change < 0) and (same or live < slots) then
         local slot = same and (head - 1) % slots or head
         if not same then head, live = (head + 1) % slots, live + 1 end
         local place, entry = ring + slot * ENTRY, struct.pack('<I7I5', time, total)
@@ -381,7 +410,11 @@ for index = 1, keys do repeat
             -- where it is out of memory.
             if unsure and redis.call('STRLEN', key) ~= ring + slots * ENTRY then break end
             redis.call('SETRANGE', key, at_place, entry)
-            redis.call(expire == 'PX' and 'PEXPIRE' or 'PEXPIREAT', key, string.format('%d', at))
+            if server_time then
+              redis.call('PEXPIREAT', key, string.format('%d', at))
+            else
+              redis.call('PEXPIRE', key, string.format('%d', at))
+            end
             start = start .. struct.pack('<I5I4BI5I7', armed, slots, 6, limit, period) .. copies
             redis.call('SETRANGE', key, '0', start)
           else
@@ -394,6 +427,10 @@ for index = 1, keys do repeat
             end
             redis.call('SETRANGE', key, at_place, entry)
           end
+        end
+        if tail ~= '' then
+          redis.call('SETRANGE', key, string.format('%d', ring + slots * ENTRY), tail)
+          redis.call('SETRANGE', key, '41', '\7')
         end
       else
         -- The ring is written anew, oldest first, with room for a fifth more.
@@ -427,12 +464,16 @@ for index = 1, keys do repeat
         redis.call('SETRANGE', key, string.format('%d', ring + slots * ENTRY), tail)
         redis.call('SETRANGE', key, '41', '\7')
       end
-      if changed and not covered and server_time and writes then
-        -- Denied, and the key would expire before it resets under the new numbers.
-        armed = (last + 1000000 - last % 1000000) / 1000000
+      if (counted or (changed and server_time)) and not covered and writes then
+        -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
+        armed = server_time and (last + 1000000 - last % 1000000) / 1000000 or 0
         -- In this order, since Redis refuses a SETRANGE, but no PEXPIREAT, where it is out of memory.
         redis.call('SETRANGE', key, '32', struct.pack('<I5', armed))
-        redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+        if server_time then
+          redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
+        else
+          redis.call('PEXPIRE', key, string.format('%d', math.max(3600000, (keep + -keep % 1000) / 1000)))
+        end
       end
     end
   end
@@ -447,10 +488,10 @@ for index = 1, keys do repeat
   if mode == 'at-most' then
     answer[6] = change
   elseif mode == 'inspect' then
-    local ttl_ms, written = redis.call('PTTL', key), { now_us, 0, 0, 0, 0, now_us, 0, 0, 6, limit, period }
-    if near ~= '' then written = { struct.unpack('<I7I5I4I4I5I7I5I4BI5I7', near) } end
-    local taken = (written[2] - written[5]) % MODULUS
-    for at, field in ipairs({ ttl_ms, written[1], written[4], taken, written[6], written[10], written[11] }) do
+    local ttl_ms, fields = redis.call('PTTL', key), { now_us, 0, 0, 0, 0, now_us, 0, 0, 6, limit, period }
+    if near ~= '' then fields = { struct.unpack('<I7I5I4I4I5I7I5I4BI5I7', near) } end
+    fields[1], fields[2] = math.max(fields[1], written), (fields[2] - fields[5]) % MODULUS
+    for at, field in ipairs({ ttl_ms, fields[1], fields[4], fields[2], fields[6], fields[10], fields[11] }) do
       answer[5 + at] = field
     end
   end

@@ -31,16 +31,21 @@ fn step() -> impl Strategy<Value = Step> {
 
 #[test]
 fn in_server_time_nothing_is_forgotten_before_it_resets() {
-    let cases = (two_limits(), beginning(), proptest::collection::vec(step(), 1..=30));
+    let cases = (two_limits(), beginning(), proptest::collection::vec(step(), 1..=30), any::<bool>());
     let config = Config { cases: 3000, failure_persistence: None, max_global_rejects: 100_000, ..Config::default() };
-    let outcome = TestRunner::new(config).run(&cases, |((limit, other), begin, steps)| {
+    let outcome = TestRunner::new(config).run(&cases, |((limit, other), begin, steps, counting)| {
         let clock = Clock::set_to(time(begin));
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        let named =
-            |limit: &Limit| limit.clone().named("limit").and_then(|limit| Rule::new("test", limit)).expect("names");
+        let named = |limit: &Limit| {
+            let rule = limit.clone().named("limit").and_then(|limit| Rule::new("test", limit)).expect("names");
+            rule.count_denials(counting)
+        };
         let (mut rule, mut next) = (named(&limit), named(&other));
         let mut oracle = oracle(&limit);
+        if counting {
+            oracle.count_denials();
+        }
         let mut now: Micros = begin;
         for (part, aim, hundredths, changes) in steps {
             let limit = rule.limits().next().expect("a limit");
@@ -114,6 +119,37 @@ async fn after_the_largest_penalty_an_acquire_in_server_time_waits_as_its_peek_s
             let denial = limiter.acquire(&rule, request).await.expect("a decision");
             assert!(!denial.allowed);
             assert_eq!((denial.retry_after, denial.reset_after), (peek.retry_after, peek.reset_after), "{step}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn denials_are_counted_for_their_time_whenever_the_key_was_armed() {
+    for text in ["sliding-window 2/1s", "sliding-log 2/1s", "fixed-window 2/1s", "gcra 2/1s", "concurrency 2 ttl 1s"] {
+        let rule: Rule = text.parse().and_then(|rule: Rule| rule.named("t")).expect("a rule");
+        let rule = rule.count_denials(true);
+        let longest = micros(rule.limits().next().expect("a limit").longest_reset());
+        // Whatever part of the longest reset lies between the key's first call and the first denial.
+        for part in 0..60 {
+            for server_time in [true, false] {
+                let clock = Clock::set_to(time(1 << 50));
+                let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
+                let mut now = 1 << 50;
+                let mut pass = |by: Micros| {
+                    clock.advance(Duration::from_micros(by));
+                    now += by;
+                    let request = Request::new("key").id("holder");
+                    if server_time { request } else { request.at(time(now)) }
+                };
+                let first = pass(0);
+                limiter.acquire(&rule, first).await.expect("a decision");
+                let then = pass(longest * part / 20);
+                limiter.acquire(&rule, then.id("other")).await.expect("a decision");
+                for (after, count) in [(0, 1), (longest - 1, 2), (1, 1)] {
+                    let denied = limiter.acquire(&rule, pass(after).id("third").cost(3)).await.expect("a decision");
+                    assert_eq!((denied.allowed, denied.overage), (false, Some(count)), "{text}: {part}, {after}");
+                }
+            }
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Every law of a decision, as a property, on both engines: the embedded one tries many histories, Redis some.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use tollgate::Limit;
+use tollgate::{Algorithm, Change, Debt, Limit};
 
 use crate::limits::{Step, any_limit, beginning, steps, two_limits};
-use crate::oracle::Retry;
+use crate::oracle::{self as oracles, Answer, Retry};
 use crate::subject::{Engine, Micros, Subject, micros, oracle, spec};
 
 /// Checks a property on many cases in the process, and on some with a real server.
@@ -284,6 +286,154 @@ fn law_10_an_entry_one_window_old_no_longer_counts() {
         prop_assert!(subject.acquire(limit.rate(), now).allowed);
         prop_assert_eq!(subject.peek(1, now + period - 1).remaining, 0);
         prop_assert_eq!(subject.peek(1, now + period).remaining, limit.rate());
+        Ok(())
+    });
+}
+
+/// A limit whose numbers are as large as they may be, or nearly.
+fn limit_at_the_bounds(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
+    let debts = algorithm.reserves();
+    let rate = if algorithm == Algorithm::SlidingLog { large(30).boxed() } else { large(1 << 53).boxed() };
+    let debt = prop_oneof![2 => Just(Debt::Unbounded), 2 => large(1 << 53).prop_map(Debt::Units)];
+    (rate, large(1 << 51), large(1 << 53), debt, 0..3_u64).prop_filter_map(
+        "can be built",
+        move |(rate, period, capacity, debt, less)| {
+            let mut limit = Limit::of(algorithm, rate, Duration::from_micros(period));
+            if debts {
+                limit = limit.capacity(if less == 0 { 0 } else { capacity }).max_debt(debt);
+            }
+            let limit = limit.build().ok()?;
+            let debt = limit.max_debt().saturating_sub(less);
+            if !debts || debt == 0 {
+                return Some(limit);
+            }
+            // What is unbounded comes to as much as fits, or one or two less.
+            let limit = Limit::of(algorithm, rate, Duration::from_micros(period)).capacity(limit.capacity());
+            limit.max_debt(Debt::Units(debt)).build().ok()
+        },
+    )
+}
+
+/// Numbers of any size up to this, most of them near a power of two.
+fn large(most: u64) -> impl Strategy<Value = u64> {
+    let bits = most.ilog2();
+    let near = (0..=bits, 0..4_u64).prop_map(|(bit, off)| (1 << bit) + 1 - off.min(1 << bit));
+    prop_oneof![2 => near, 1 => (0..=bits, any::<u64>()).prop_map(|(bit, noise)| noise >> (63 - bit))]
+        .prop_map(move |number| number.clamp(1, most))
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Verb {
+    Acquire,
+    Reserve,
+    AtMost,
+    Refund,
+    Penalty,
+    Block,
+    Change,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Clock {
+    Stay,
+    Forward(u64),
+    /// A little, or by any time.
+    Back(u64),
+    Retry(u64),
+    Reset(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Units {
+    Of(u64),
+    /// What the rule could lend at most, and so many more or less.
+    Span(i64),
+    /// What remains, and so many more.
+    Remaining(u64),
+}
+
+fn calls_at_the_bounds() -> impl Strategy<Value = Vec<(Verb, Clock, Units)>> {
+    use Verb::{Acquire, AtMost, Block, Change, Penalty, Refund, Reserve};
+    let verb = proptest::sample::select(vec![
+        Acquire, Acquire, Acquire, Reserve, Reserve, AtMost, Refund, Refund, Penalty, Penalty, Block, Change, Change,
+    ]);
+    let clock = prop_oneof![
+        3 => Just(Clock::Stay),
+        2 => large(1 << 50).prop_map(Clock::Forward),
+        2 => (1..10_u64).prop_map(Clock::Back),
+        1 => large(1 << 50).prop_map(Clock::Back),
+        3 => (0..2_u64).prop_map(Clock::Retry),
+        1 => (0..2_u64).prop_map(Clock::Reset),
+    ];
+    let units = prop_oneof![
+        3 => large(1 << 53).prop_map(Units::Of),
+        2 => (1..4_u64).prop_map(Units::Of),
+        3 => (-2..2_i64).prop_map(Units::Span),
+        2 => (0..2_u64).prop_map(Units::Remaining),
+    ];
+    proptest::collection::vec((verb, clock, units), 1..=12)
+}
+
+/// Debts and penalties as deep as they may be, numbers that change meanwhile, and clocks that step back a little.
+#[test]
+fn law_8_every_operation_is_exact_up_to_the_largest_numbers() {
+    let algorithms: Vec<_> = Algorithm::all().filter(|algorithm| !algorithm.holds()).collect();
+    let limits = proptest::sample::select(algorithms)
+        .prop_flat_map(|algorithm| (limit_at_the_bounds(algorithm), limit_at_the_bounds(algorithm)));
+    let strategy = proptest::sample::select(vec![
+        (Change::KeepUsed, oracles::Change::KeepUsed),
+        (Change::AsIs, oracles::Change::AsIs),
+        (Change::Reset, oracles::Change::Reset),
+    ]);
+    let cases = (limits, calls_at_the_bounds(), strategy, any::<bool>());
+    everywhere(cases, |engine, ((limit, other), calls, (change, of), counting)| {
+        let mut subject = engine.subject(limit.clone()).with(change, counting);
+        let mut oracle = oracle(&limit);
+        oracle.on_change(of);
+        if counting {
+            oracle.count_denials();
+        }
+        let (mut now, mut next): (Micros, _) = (1 << 50, other);
+        for (verb, clock, units) in calls {
+            let limit = subject.limit().clone();
+            let span = limit.capacity() + limit.max_debt();
+            let cost = match units {
+                Units::Of(units) => units,
+                Units::Span(more) => span.saturating_add_signed(more),
+                Units::Remaining(more) => oracle.peek(0, now).remaining + more,
+            };
+            let cost = cost.min(1 << 53);
+            let then = match (clock, oracle.peek(cost, now)) {
+                (Clock::Forward(by), _) => now + by,
+                (Clock::Back(by), _) => now.saturating_sub(by),
+                (Clock::Retry(early), Answer { retry: Retry::AfterUs(wait), .. }) => now + wait - early,
+                (Clock::Reset(early), Answer { reset_after_us: wait, .. }) if wait > 0 => now + wait - early,
+                _ => now,
+            };
+            now = if then < 1 << 51 { then } else { now };
+            let said = format!("{verb:?} {cost} at {now} under {}", subject.rule);
+            match verb {
+                Verb::Reserve if limit.algorithm().reserves() => {
+                    prop_assert_eq!(subject.reserve(cost, now), oracle.reserve(cost, now), "{}", said);
+                }
+                Verb::Acquire | Verb::Reserve => {
+                    prop_assert_eq!(subject.acquire(cost, now), oracle.acquire(cost, now), "{}", said);
+                }
+                Verb::AtMost => prop_assert_eq!(subject.at_most(cost, now), oracle.at_most(cost, now), "{}", said),
+                Verb::Refund => prop_assert_eq!(subject.refund(cost, now), oracle.refund(cost, now), "{}", said),
+                Verb::Penalty => prop_assert_eq!(subject.penalty(cost, now), oracle.penalty(cost, now), "{}", said),
+                Verb::Block => {
+                    let length = cost % (1 << 51);
+                    prop_assert_eq!(subject.block(length, now), oracle.block(length, now), "{}", said);
+                }
+                Verb::Change => {
+                    let was = std::mem::replace(&mut next, limit);
+                    subject = subject.changed(was.clone().named("limit").expect("a good name"));
+                    oracle.change(spec(&was));
+                }
+            }
+            prop_assert_eq!(subject.peek(1, now), oracle.peek(1, now), "peek after {}", said);
+        }
         Ok(())
     });
 }

@@ -29,6 +29,7 @@ mod recipes;
 mod redis;
 mod replies;
 mod rule;
+mod scripts;
 mod server;
 mod several;
 mod shards;

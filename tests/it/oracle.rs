@@ -196,8 +196,7 @@ impl Oracle {
             if self.denials(now_us) == 0 { self.denied.clear() }
             // A block that is over isn't written again.
             let until = if found.is_blocked(now_us) { found.until } else { 0 };
-            let state = if until > 0 { found.state.clone() } else { found.state.untouched() };
-            self.written = Some(Written { spec: self.spec, state, until });
+            self.written = Some(Written { spec: self.spec, state: found.state.clone(), until });
         }
         if self.counts_denials && !allowed {
             if self.denials(now_us) == 0 { self.denied.clear() }
@@ -205,7 +204,6 @@ impl Oracle {
             // Counting writes beside the state, where a block that is over is left out too.
             if let (false, Some(written)) = (found.is_blocked(now_us), &mut self.written) {
                 written.until = 0;
-                written.state = written.state.untouched();
             }
             // Even where so short a memory has forgotten it by the next call.
             return Answer { overage: self.denied.len() as u64, ..self.answer(found, allowed, retry, now_us) };
@@ -532,7 +530,8 @@ mod tests {
         calls(&mut o, &[
             (Acquire, 2, 1, Some(2), Now, 4, 10), (Acquire, 2, 5, Some(2), Now, 2, 10), (Acquire, 2, 8, Some(2), Now, 0, 10),
             // Those of 8, and one of those of 5, which is then the newest.
-            (Refund, 3, 9, Some(0), Now, 3, 6), (Acquire, 1, 6, Some(1), Now, 2, 10), (Refund, 1, 6, Some(0), Now, 3, 9),
+            // Its time is 9 all the same, so that at 6 it counts as 9.
+            (Refund, 3, 9, Some(0), Now, 3, 6), (Acquire, 1, 6, Some(1), Now, 2, 13), (Refund, 1, 6, Some(0), Now, 3, 9),
             // Those of 1 are gone, so one is left to give.
             (Refund, 3, 11, Some(0), Now, 6, 0),
         ]);

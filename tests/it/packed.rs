@@ -42,7 +42,7 @@ const SAMPLE: Numbers = Numbers { capacity: 5, rate: 5, period: 1_000_000, tick:
 impl Form {
     /// As the headers say it, such as `[1] numbers  struct's BI5I7I7: the layout (6), limit, period, cost`.
     fn all() -> Vec<Self> {
-        let packs = |algorithm: &Algorithm| algorithm.script().text().contains("local packed = ");
+        let packs = |algorithm: &Algorithm| !algorithm.holds();
         let form = |algorithm: Algorithm| {
             let (_, line) = algorithm.script().text().split_once("[1] numbers  struct's BI").expect("numbers");
             let (format, line) = line.split_once(": the layout (").expect("a format");

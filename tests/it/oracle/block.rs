@@ -32,7 +32,7 @@ impl Found {
         }
     }
 
-    /// To be written at `at` with nothing taken. A log's time is that of its newest entry, so an
+    /// To be written at `at` with nothing taken. A log's time is that of its last entry, so an
     /// entry of nothing tells it.
     pub(super) fn touch(&mut self, rule: &Rule) {
         // As taken at `at` itself: no unit is taken that a later date would have to make up for.

@@ -51,8 +51,16 @@ impl Rule {
                     self.place(kept, time)
                 }
             }
-            // Kept entries may exceed a lowered limit: they expire when they would have.
-            State::Log { .. } if same => state.clone(),
+            // Of entries that exceed a lowered limit the newest are kept, and expire when they would have.
+            State::Log { entries } if same => {
+                let mut room = self.capacity;
+                let mut entries = entries.clone();
+                for (_, cost) in entries.iter_mut().rev() {
+                    *cost = (*cost).min(room);
+                    room -= *cost;
+                }
+                State::Log { entries }
+            }
             State::Log { .. } => self.place(kept, time),
             // No permit outlives what this rule could have given by then.
             State::Permits { held, .. } => {

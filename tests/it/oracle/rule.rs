@@ -45,7 +45,8 @@ pub(super) enum State {
         start: i128,
         time: i128,
     },
-    /// Time and cost of each taking not given back, oldest first, never empty.
+    /// Time and cost of each taking not given back, oldest first, never empty. Where the last write took nothing, its
+    /// time is told by an entry of nothing, the last.
     Log {
         entries: Vec<(i128, i128)>,
     },
@@ -61,16 +62,6 @@ impl State {
             State::Bucket { time, .. } | State::Window { time, .. } => *time,
             State::Counter { time, .. } | State::Permits { time, .. } => *time,
             State::Log { entries } => entries.last().expect("never empty").0,
-        }
-    }
-
-    /// Without what only tells the time of a write beneath a block: a log's entries of nothing.
-    pub(super) fn untouched(&self) -> State {
-        match self {
-            State::Log { entries } if entries.iter().any(|(_, cost)| *cost > 0) => {
-                State::Log { entries: entries.iter().copied().filter(|(_, cost)| *cost > 0).collect() }
-            }
-            state => state.clone(),
         }
     }
 }
@@ -233,7 +224,7 @@ impl Rule {
             State::Log { entries } => {
                 entries.iter_mut().rev().for_each(|(_, cost)| less(cost));
                 entries.retain(|(_, cost)| *cost > 0);
-                if entries.is_empty() { state = self.place(0, at) }
+                entries.push((at, 0));
             }
             State::Permits { .. } => unreachable!("given back by an id"),
         }
