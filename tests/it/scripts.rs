@@ -145,7 +145,8 @@ fn products_of_just_more_than_can_be_counted_are_refused() {
         ("fixed_window", format!("{} 4 1 0 1", most - 5), format!("{} 5 1 0 1", most - 5)),
     ] {
         assert_eq!(answer(&mut redis, script, "fits", &format!("{fits} 1 peek {T}")).len(), 5, "{script}: {fits}");
-        let error = call(&mut redis, script, &["key"], &words(&format!("{one_more} 1 peek {T}"))).expect_err("too much");
+        let error =
+            call(&mut redis, script, &["key"], &words(&format!("{one_more} 1 peek {T}"))).expect_err("too much");
         assert_eq!(error.code(), Some("BADARG"), "{script}: {one_more}: {error}");
     }
 }
@@ -371,7 +372,8 @@ fn a_log_keeps_no_more_than_a_lowered_limit() {
     for (entries, limit) in [(10, 5), (60, 20)] {
         let key = format!("{entries}");
         for n in 0..entries {
-            let reply = answer(&mut redis, "sliding_window_log", &key, &format!("{entries} 10000000 1 acquire {}", now + n));
+            let reply =
+                answer(&mut redis, "sliding_window_log", &key, &format!("{entries} 10000000 1 acquire {}", now + n));
             assert_eq!(reply[0], 1);
         }
         let half = limit / 2;

@@ -80,9 +80,11 @@ fn every_script_binds_each_key_and_argument_once_and_first() {
 fn every_line_of_a_script_names_the_one_command_that_it_calls() {
     for Text { name, body, .. } in scripts() {
         for line in body {
-            let calls: Vec<_> = ["redis.call(", "redis.pcall("].iter().flat_map(|call| line.split(call).skip(1)).collect();
+            let calls: Vec<_> =
+                ["redis.call(", "redis.pcall("].iter().flat_map(|call| line.split(call).skip(1)).collect();
             assert!(calls.len() <= 1, "{name}: {line}");
-            let named = |call: &&str| call.strip_prefix('\'').and_then(|rest| rest.split('\'').next()).is_some_and(is_upper);
+            let named =
+                |call: &&str| call.strip_prefix('\'').and_then(|rest| rest.split('\'').next()).is_some_and(is_upper);
             assert!(calls.iter().all(named), "{name}: {line}");
         }
     }
