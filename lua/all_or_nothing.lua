@@ -17,8 +17,8 @@
 -- Reply
 --   for each limit, in the order of KEYS, the five integers of its script; where one denies, the others' are those of
 --   their untouched keys
---   at-most, and every call with an id, appends:
---   granted  units  taken from each
+--   at-most, and with an id every mode but peek, block and renew, appends:
+--   granted  units  taken from each, 0 of a denied call
 --   where a key is blocked, and with +overage, then for each limit:
 --   blocked_us, overage
 --
@@ -38,7 +38,8 @@
 --   TIME, and those of the scripts; with an id GET, SET; reset, release and cancel: DEL
 --
 -- Expiry
---   as the scripts'; the marker's is id_ttl, with now_us an hour at least
+--   as the scripts', but that a key which another limit's denial leaves as it is isn't kept longer after a change of
+--   numbers; the marker's is id_ttl, with now_us an hour at least
 --
 -- A deny writes
 --   what the scripts that deny would write alone: nothing, but for the cases that they name.
@@ -55,8 +56,8 @@ while ALGORITHMS[ARGV[at]] do
 end
 local id_ttl, cost, mode, now_us = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), ARGV[at + 2], tonumber(ARGV[at + 3])
 
--- The marker: which operation it remembers and whether that was settled, the units it took, the caller's time if it was
--- given, and one more, and the answer.
+-- The marker: which operation it remembers and whether that was settled, the units it took, a microsecond more than the
+-- caller's time or 0 if none was given, and the answer.
 local OPERATIONS = { acquire = 1, reserve = 2, ['at-most'] = 3, refund = 4, penalty = 5 }
 local REMEMBERED, SETTLED, HEADER = 96, 112, 15
 local operation, took, marker, options, forgets, ends, fault

@@ -42,6 +42,8 @@
 --   release    : gives back all that the holder has; refund: so many of them
 --   penalty    : so many more for the holder, up to 20000 permits in all
 --   block      : denies every call until it ends; permits are renewed and released beneath it
+--   Under a lowered limit a holder of more than it keeps them all while it renews them, or asks again for no more than
+--   the limit: nobody else gets one until fewer than the limit are held.
 --   After a change of ttl a permit lasts as long as it was given, but no longer than a ttl from the last write.
 --
 -- Source

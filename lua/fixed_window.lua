@@ -52,9 +52,11 @@
 --                is covered
 --   reserve    : cost <= level + max_debt
 --   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
---   refund     : level + cost, capacity at most; penalty: level - cost, as low as stays exact
+--   refund     : level + cost, capacity at most, whichever window it was taken in; penalty: level - cost, as low as
+--                stays exact: 2^53 - rate, or 2^51 us, below capacity
 --   block      : denies every call until it ends; a refund or a penalty moves the level beneath it
---   changed numbers keep what was used; +as-is: the level; +reset: nothing
+--   changed numbers keep what was used, up to capacity, or capacity + max_debt of a key that owes, so they forgive what
+--   a penalty took beyond; +as-is: the level; +reset: nothing
 --   reset_after: to the start of the window ceil((capacity - level) / rate) later
 --   A window from the first hit is followed by others of its length until the level is at capacity.
 --   calls of a key: as many as fit one after the other
@@ -63,16 +65,17 @@
 --   The counter per window of Redis's INCR documentation; roll-over as in the Convex rate limiter.
 --
 -- Commands
---   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
+--   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset, and a refund of all: DEL;
+--   inspect: PTTL
 --
 -- Expiry
 --   SET arms it for twice the longest reset, or this one if a penalty or a block made it longer, and up to a second;
---   SETRANGE keeps it while that covers this reset.
+--   SETRANGE keeps it while that covers this reset. A peek doesn't extend it after a change of numbers.
 --
 -- A deny writes
 --   nothing, but for three cases: the state's time lay too far ahead and is brought back to now; the numbers have
 --   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended; or
---   +overage counts it.
+--   +overage counts it, and the expiry is extended where it would end before the count does.
 
 -- Packed, ARGV begins with the numbers as a state ends with them, and what is asked is to acquire.
 local packed, given = #ARGV < 5, #KEYS
@@ -308,6 +311,7 @@ for index = 1, count do repeat
     remaining = level > 0 and level or 0
   end
   if allowed < calls and wanted > 0 then
+    -- In this order nothing passes 2^53.
     local missing = wanted - debt - level
     if wanted > most then
       retry_after = -1

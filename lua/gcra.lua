@@ -54,9 +54,11 @@
 --                it conforms
 --   reserve    : cost * period <= (capacity + max_debt) * period - lead
 --   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
---   refund     : lead - cost * period, 0 at least; penalty: lead + cost * period, as high as stays exact
+--   refund     : lead - cost * period, 0 at least; penalty: lead + cost * period, as high as stays exact: 2^53, or
+--                2^51 us
 --   block      : denies every call until it ends; a refund or a penalty moves the lead beneath it
---   changed numbers keep what was used; +as-is: the level; +reset: nothing
+--   changed numbers keep what was used, up to capacity, or capacity + max_debt of a key that owes, so they forgive what
+--   a penalty took beyond; +as-is: the level; +reset: nothing
 --   reset_after: ceil(lead / rate) ticks
 --   calls of a key: as many as fit one after the other
 --
@@ -64,16 +66,17 @@
 --   ITU-T I.371, Generic Cell Rate Algorithm, virtual scheduling.
 --
 -- Commands
---   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
+--   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset, and a refund of all: DEL;
+--   inspect: PTTL
 --
 -- Expiry
 --   SET arms it for twice the longest reset, or this one if a penalty or a block made it longer, and up to a second;
---   SETRANGE keeps it while that covers this reset.
+--   SETRANGE keeps it while that covers this reset. A peek doesn't extend it after a change of numbers.
 --
 -- A deny writes
 --   nothing, but for three cases: the state's time lay too far ahead and is brought back to now; the numbers have
 --   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended; or
---   +overage counts it.
+--   +overage counts it, and the expiry is extended where it would end before the count does.
 
 -- Packed, ARGV begins with the numbers as a state ends with them, and what is asked is to acquire.
 local packed, given = #ARGV < 5, #KEYS
@@ -328,6 +331,8 @@ for index = 1, count do repeat
     remaining = spare > 0 and (spare - spare % period) / period or 0
   end
   if allowed < calls and wanted > 0 then
+    -- The debt is subtracted first, and ceil(x / rate) is x / rate + -x / rate % 1: so nothing passes 2^53, and of whole
+    -- numbers up to there no quotient is rounded to a whole number that isn't one.
     local early = wanted * period - debt - spare
     if wanted > most then
       retry_after = -1

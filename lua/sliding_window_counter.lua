@@ -51,9 +51,10 @@
 --                R >= 0: W - floor(((R + 1) W - 1) / previous) - e
 --                else:   2 W - floor(((limit - cost + 1) W - 1) / current) - e
 --   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
---   refund     : from current, then from previous; penalty: current + cost, as much as stays exact
+--   refund     : from current, then from previous, whichever window it was taken in; penalty: current + cost, as much
+--                as stays exact
 --   block      : denies every call until it ends; a refund or a penalty moves the counts beneath it
---   changed numbers keep what was used; +as-is: what was left; +reset: nothing
+--   changed numbers keep what was used, up to limit; +as-is: what was left; +reset: nothing
 --   reset_after: current > 0:  2 W - floor((W - 1) / current) - e
 --                used > 0:    W - floor((W - 1) / previous) - e
 --   calls of a key: as many as fit one after the other
@@ -63,16 +64,17 @@
 --   the waits are solved from it for whole ticks.
 --
 -- Commands
---   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
+--   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset, and a refund of all: DEL;
+--   inspect: PTTL
 --
 -- Expiry
 --   SET arms it for twice the longest reset, or this one if a block made it longer, and up to a second; SETRANGE keeps
---   it while that covers this reset.
+--   it while that covers this reset. A peek doesn't extend it after a change of numbers.
 --
 -- A deny writes
 --   nothing, but for three cases: the state's time lay too far ahead and is brought back to now; the numbers have
 --   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended; or
---   +overage counts it.
+--   +overage counts it, and the expiry is extended where it would end before the count does.
 
 -- Packed, ARGV begins with the numbers as a state ends with them, and what is asked is to acquire.
 local packed, given = #ARGV < 5, #KEYS

@@ -63,12 +63,12 @@
 --
 -- Expiry
 --   SET or PEXPIREAT arms it for twice the period, or this reset if a block made it longer, and up to a second;
---   SETRANGE keeps it while that covers this reset.
+--   SETRANGE keeps it while that covers this reset. A peek doesn't extend it after a change of numbers.
 --
 -- A deny writes
 --   nothing, but for three cases: the state's time lay too far ahead and is brought back to now; the numbers have
 --   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended; or
---   +overage counts it.
+--   +overage counts it, and the expiry is extended where it would end before the count does.
 
 -- Packed, ARGV begins with the numbers as a state ends its header with them, and what is asked is to acquire.
 local packed, given = #ARGV < 5, #KEYS

@@ -15,8 +15,8 @@
 --   what the script of the chosen shard answers
 --
 -- Formula
---   Each shard's own script runs as it stands, as a function of KEYS, ARGV and redis. Its writes are held back, and those
---   of the chosen one are made. Both see one time. Chosen is, in this order: who allows; of whom more remains; who has
+--   Each shard's own script runs as it stands, as a function of KEYS, ARGV and redis. Its writes are held back, and
+--   those of the chosen one are made. Both see one time. Chosen is, in this order: who allows; of whom more remains; who has
 --   the shorter wait, or is sooner as if never used; the first. A refund goes to the one of which more is used.
 --
 -- Source
