@@ -42,3 +42,7 @@ cargo test --features cli --lib --bins --tests
 cargo test --features cli --doc
 # What a program without TLS is told.
 cargo test --no-default-features --lib engine::redis
+# What is published builds by itself, and passes its own tests.
+cargo package --quiet --allow-dirty --features cli
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+cargo test --manifest-path "target/package/tollgate-$version/Cargo.toml" --target-dir target --features cli --lib

@@ -21,6 +21,7 @@ mod load;
 mod mixed;
 mod operations;
 mod oracle;
+mod package;
 mod packed;
 mod permissions;
 mod permits;
