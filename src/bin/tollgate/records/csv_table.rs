@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     fn read(text: &[u8]) -> Result<Vec<Result<Record, Unreadable>>, String> {
-        super::super::read(super::super::Format::Csv, Default::default(), text)
+        super::super::read(super::super::Format::Csv, super::super::KeyField::Ip, text)
             .collect::<io::Result<_>>()
             .map_err(|e| e.to_string())
     }
@@ -274,7 +274,7 @@ mod tests {
             let expected = "header: expected the columns t_us and key, and optionally op, cost, id and for; ";
             assert_eq!(read(text.as_bytes()), Err(format!("{expected}{want}")));
         }
-        let mut records = super::super::read(super::super::Format::Csv, Default::default(), &b"a\n1\n2\n"[..]);
+        let mut records = super::super::read(super::super::Format::Csv, super::super::KeyField::Ip, &b"a\n1\n2\n"[..]);
         assert_eq!(records.next().unwrap().unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert!(records.next().is_none());
     }

@@ -29,6 +29,9 @@ pub(super) const OUTPUT: &[&str] = &[
     "overage",
 ];
 
+/// The one of them that only the tool's output has: its keys and ids are written as the tool shows them.
+pub(super) const OWN: &str = "rule";
+
 pub(super) const KEY: &str = "a non-empty string";
 
 /// How long a block lasts: `10m`.

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::field::{self, missing, quoted, shown, unexpected};
 use super::{Op, Record};
+use crate::escape::read_back;
 
 pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
     // Checked for the whole line, because serde_json doesn't look into strings that are passed over.
@@ -23,6 +24,10 @@ pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
         return Err(reason);
     }
 
+    // The tool's own lines have keys and ids as it shows them.
+    let own = fields.own;
+    let written = |text: String| if own { read_back(&text) } else { text.into_bytes() };
+
     let t_us = fields.t_us.ok_or_else(|| missing("t_us"))?;
     let t_us = field::whole("t_us", t_us.as_u64(), field::MAX_T_US, || got(&t_us))?;
     let op = match fields.op {
@@ -31,7 +36,7 @@ pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
         Some(other) => return Err(unexpected("op", "a string", &got(&other))),
     };
     let key = match fields.key.ok_or_else(|| missing("key"))? {
-        Value::String(key) if !key.is_empty() => key.into_bytes(),
+        Value::String(key) if !key.is_empty() => written(key),
         other => return Err(unexpected("key", field::KEY, &got(&other))),
     };
     let cost = match fields.cost {
@@ -40,7 +45,7 @@ pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
     };
     let id = match fields.id {
         None => None,
-        Some(Value::String(id)) if !id.is_empty() => Some(id.into_bytes()),
+        Some(Value::String(id)) if !id.is_empty() => Some(written(id)),
         Some(other) => return Err(unexpected("id", field::KEY, &got(&other))),
     };
     let length = match fields.length {
@@ -77,6 +82,8 @@ struct Fields {
     cost: Option<Value>,
     id: Option<Value>,
     length: Option<Value>,
+    /// Whether it is a line of replay's own output.
+    own: bool,
     refused: Option<String>,
 }
 
@@ -102,6 +109,7 @@ impl<'de> Deserialize<'de> for Fields {
                         "id" => &mut fields.id,
                         "for" => &mut fields.length,
                         other => {
+                            fields.own |= other == field::OWN;
                             if !field::OUTPUT.contains(&other) {
                                 fields.refused.get_or_insert_with(|| unknown(other));
                             }
