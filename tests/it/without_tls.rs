@@ -19,7 +19,7 @@ fn whoever_asks_for_tls_is_told_the_feature_and_how_to_install_it() {
             let told = stderr(&output);
             assert_eq!((code(&output), stdout(&output).as_str()), (2, ""), "{told}");
             let why = "and this tollgate was built without its feature tls";
-            assert_eq!(told, format!("error: {named}, {why}: cargo install --path . --features cli,tls\n"));
+            assert_eq!(told, format!("error: {named}, {why}: cargo install --locked --path . --features cli,tls\n"));
         }
     }
     let by_environment = command(&["probe", "gcra 5/1s", "k"]).env("TOLLGATE_TLS_CA", "ca.pem").output().expect("runs");

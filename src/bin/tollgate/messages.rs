@@ -7,18 +7,19 @@ use crate::output::WRONG;
 
 /// Something worth knowing.
 pub(crate) fn note(message: impl Display) {
-    say(&format!("tollgate: {message}\n"));
+    say("tollgate:", message);
 }
 
 pub(crate) fn warning(message: impl Display) {
-    say(&format!("{WRONG}warning:{WRONG:#} {message}\n"));
+    say(format_args!("{WRONG}warning:{WRONG:#}"), message);
 }
 
 pub(crate) fn error(message: impl Display) {
-    say(&format!("{WRONG}error:{WRONG:#} {message}\n"));
+    say(format_args!("{WRONG}error:{WRONG:#}"), message);
 }
 
-/// A whole line at once, so that lines of several tools don't mix.
-fn say(line: &str) {
-    let _ = anstream::stderr().write_all(line.as_bytes());
+/// One line, whatever the message quotes, and at once, so that lines of several tools don't mix.
+fn say(what: impl Display, message: impl Display) {
+    let message = message.to_string().replace(char::is_control, " ");
+    let _ = anstream::stderr().write_all(format!("{what} {message}\n").as_bytes());
 }

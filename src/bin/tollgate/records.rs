@@ -147,8 +147,8 @@ pub(crate) struct Record {
     pub(crate) op: Op,
     /// Whom it counts against: any bytes, at least one.
     pub(crate) key: Vec<u8>,
-    /// How much it asked for: less than 2^53.
-    pub(crate) cost: u64,
+    /// How much it asked for: less than 2^53; what the rule says, if none.
+    pub(crate) cost: Option<u64>,
     /// The name of the call, or of the one to settle: any bytes, at least one.
     pub(crate) id: Option<Vec<u8>>,
     /// How long a block lasts; zero lifts it.

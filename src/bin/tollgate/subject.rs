@@ -252,15 +252,21 @@ fn from_json(text: &str, name: Option<&str>) -> Result<Rule, Failure> {
         let expected = "expected {\"name\": \"api\", \"limits\": [\"gcra 10/1s\"]} or the like";
         told(format!("rule in JSON: {expected}, got one with a mistake: {error}"))
     };
-    let mut table: Value = serde_json::from_str(text).map_err(bad)?;
-    if let (Some(name), Some(table)) = (name, table.as_object_mut()) {
-        table.entry("name").or_insert_with(|| name.into());
-    }
-    let rule: Rule = serde_json::from_value(table).map_err(bad)?;
+    let rule: Rule = match (serde_json::from_str(text), name) {
+        (Err(error), Some(name)) => named_in_json(text, name).ok_or_else(|| bad(error))?,
+        (rule, _) => rule.map_err(bad)?,
+    };
     match name.filter(|name| *name != rule.name()) {
         Some(name) => Err(told(format!("--name: expected {}, as the rule in JSON says, got {name}", rule.name()))),
         None => Ok(rule),
     }
+}
+
+/// A rule in JSON that leaves its name out.
+fn named_in_json(text: &str, name: &str) -> Option<Rule> {
+    let mut table: Value = serde_json::from_str(text).ok()?;
+    let unnamed = table.as_object_mut()?.insert("name".into(), name.into()).is_none();
+    serde_json::from_value(table).ok().filter(|_| unnamed)
 }
 
 /// A rule of this name that has these limits.

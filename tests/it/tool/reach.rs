@@ -155,6 +155,9 @@ fn what_a_rule_in_json_says_holds_unless_an_option_says_otherwise() {
     assert_eq!(code(&tollgate(&[&["probe", rule, "k"], &away[..]].concat())), 0);
     assert_eq!(code(&tollgate(&[&["probe", rule, "k", "--on-error", "closed"], &away[..]].concat())), 2);
     assert_eq!(lines(&tollgate(&["probe", rule, "k", "--cost", "5"]))[0]["remaining"], 0);
+    let record = b"{\"t_us\":1,\"key\":\"k\"}\n{\"t_us\":1,\"key\":\"k\",\"cost\":1}\n";
+    let replayed = lines(&with_input(&["replay", "--rule", rule, "-"], record));
+    assert_eq!([&replayed[0]["cost"], &replayed[1]["cost"]], [3, 1]);
     let unnamed = r#"{"limits": ["gcra 5/1d"]}"#;
     assert_eq!(lines(&tollgate(&["probe", unnamed, "k", "--name", "jobs"]))[0]["rule"], "jobs");
 }
@@ -185,6 +188,8 @@ fn a_subject_with_a_mistake_is_one_line_that_says_what_to_give() {
         (&["gcra 5/1s", "--name", "a b"], "got \"a b\""),
         (&["gcra 5/1s", "--prefix", "a{b"], "got \"a{b\""),
         (&["gcra 5/1s,"], "got nothing"),
+        (&["{\"name\": \"a\", \"li\\nmits\": []}"], "unknown field `li mits`"),
+        (&[r#"{"name": "a", "name": "b", "limits": ["gcra 5/1s"]}"#], "duplicate field `name`"),
     ] {
         // The key stands before the options.
         let at = arguments.iter().position(|word| word.starts_with("--")).unwrap_or(arguments.len());

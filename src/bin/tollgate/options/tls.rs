@@ -82,7 +82,7 @@ impl TlsFiles {
         };
         if let Some(what) = what {
             let why = "needs TLS, and this tollgate was built without its feature tls";
-            let how = "cargo install --path . --features cli,tls";
+            let how = "cargo install --locked --path . --features cli,tls";
             return Err(Failure::Told(format!("{what} {why}: {how}")));
         }
         Ok(url.map(Engine::open).transpose()?)

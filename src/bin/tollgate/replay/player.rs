@@ -43,6 +43,7 @@ impl<W: Write> Player<W> {
             tokio::task::yield_now().await;
         }
         self.summary.touched(key);
+        let cost = cost.unwrap_or(self.subject.cost);
         // Permits are held by an id, the same one in every replay of the file.
         let own = (id.is_none() && op.takes() && self.subject.holds()).then(|| format!("replay-{t_us}-{line}"));
         let id = id.as_deref().or(own.as_deref().map(str::as_bytes));
