@@ -160,7 +160,7 @@ impl Rule {
         self
     }
 
-    /// Units that a request takes which [doesn't say](crate::Request::cost). Default: 1; 0 takes nothing.
+    /// Cost of a request that [doesn't set one](crate::Request::cost), in units. Default: 1; 0 takes nothing.
     ///
     /// # Errors
     ///
@@ -188,6 +188,23 @@ impl Rule {
         self.name.as_deref()
     }
 
+    /// The part of the request that its keys share as [hash tag](Self::tagged); their own keys if none.
+    #[must_use]
+    pub fn tag(&self) -> Option<&str> {
+        self.tag.as_deref()
+    }
+
+    /// What each limit counts, in their order: a [part](Self::and_by) of the request, or its key if none.
+    pub fn counted_parts(&self) -> impl ExactSizeIterator<Item = Option<&str>> {
+        self.counts.iter().map(|count| count.by.as_deref())
+    }
+
+    /// Cost of a request that [doesn't set one](crate::Request::cost).
+    #[must_use]
+    pub fn default_cost(&self) -> u64 {
+        self.cost
+    }
+
     /// What it admits.
     pub fn limits(&self) -> impl ExactSizeIterator<Item = &Limit> {
         self.counts.iter().map(|count| &count.limit)
@@ -200,11 +217,6 @@ impl Rule {
 
     pub(crate) fn counts(&self) -> &[Count] {
         &self.counts
-    }
-
-    /// Units that a request takes which doesn't say.
-    pub(crate) fn default_cost(&self) -> u64 {
-        self.cost
     }
 
     /// The only limit, if it has shards.
@@ -247,10 +259,6 @@ impl Rule {
 
     pub(crate) fn counts_denials(&self) -> bool {
         self.counts_denials
-    }
-
-    pub(crate) fn tag(&self) -> Option<&str> {
-        self.tag.as_deref()
     }
 
     /// Makes the first limit count this part of the request.

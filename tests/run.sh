@@ -38,7 +38,13 @@ echo "redis-server $version"
 for features in '' serde tls embedded embedded,serde; do
     cargo check --quiet --lib --no-default-features --features "$features"
 done
-cargo test --features cli --lib --bins --tests
-cargo test --features cli --doc
-# What a program without TLS is told.
+cargo check --quiet --bins --no-default-features --features cli
+cargo test --features cli,tls --lib --bins --tests
+cargo test --features cli,tls --doc
+# What a program without TLS is told, and the tool without it.
 cargo test --no-default-features --lib engine::redis
+cargo test --features cli --test it without_tls
+# What is published builds by itself, and passes its own tests.
+cargo package --quiet --allow-dirty --features cli,tls
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+cargo test --manifest-path "target/package/tollgate-$version/Cargo.toml" --target-dir target --features cli,tls --lib

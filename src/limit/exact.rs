@@ -1,6 +1,6 @@
 //! A limit's numbers as its script computes with them: reduced, in ticks, so that every product is exact.
 
-use super::{Debt, Limit, Start, text};
+use super::{Debt, Limit, Start};
 use crate::error::RuleError;
 
 /// The largest count and the largest product that the scripts compute with: doubles are exact up to here.
@@ -33,7 +33,18 @@ pub(crate) fn fit_bucket(limit: &Limit) -> Result<Exact, RuleError> {
         Debt::Units(units) => units,
         Debt::Unbounded => 0,
     };
-    let tick = finest_tick(limit, period, |period| units(bounded) * period + u128::from(rate))?;
+    // Of more units, all else alike.
+    let product = |span: u128, period: u128| (span + 1) * period + u128::from(rate);
+    let tick = finest_tick(
+        limit,
+        period,
+        units(bounded) - 1,
+        product,
+        match limit.max_debt {
+            Debt::Units(1..) => "burst and max-debt together",
+            _ => "burst",
+        },
+    )?;
     let period = period / tick;
     let max_debt = match limit.max_debt {
         Debt::Units(units) => units,
@@ -69,7 +80,7 @@ pub(crate) fn fit_window(limit: &Limit) -> Result<Exact, RuleError> {
 
 /// Sliding windows: a count times the window must be exact.
 pub(crate) fn fit_counter(limit: &Limit) -> Result<Exact, RuleError> {
-    let tick = finest_tick(limit, limit.period, |period| (u128::from(limit.rate) + 1) * period)?;
+    let tick = finest_tick(limit, limit.period, u128::from(limit.rate), |rate, period| (rate + 1) * period, "rate")?;
     let (rate, period) = (limit.rate, limit.period / tick);
     Ok(Exact { rate, period, tick, max_debt: 0, longest_reset: 2 * limit.period })
 }
@@ -118,18 +129,40 @@ fn number(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// The finest tick, in microseconds, at which the product is exact. Only a divisor of the period makes the product
-/// smaller, so only divisors are tried.
-fn finest_tick(limit: &Limit, period: u64, product: impl Fn(u128) -> u128) -> Result<u64, RuleError> {
-    let fits = |tick: u64| period.is_multiple_of(tick) && product(u128::from(period / tick)) <= u128::from(EXACT);
-    let least = u64::try_from(product(u128::from(period)) / u128::from(EXACT)).unwrap_or(u64::MAX).max(1);
+/// The finest tick, in microseconds, at which the product of these units and the period is exact. Only a divisor of the
+/// period makes the product smaller, so only divisors are tried.
+fn finest_tick(
+    limit: &Limit,
+    period: u64,
+    units: u128,
+    product: impl Fn(u128, u128) -> u128,
+    what: &str,
+) -> Result<u64, RuleError> {
+    let exact = |units: u128, tick: u64| product(units, u128::from(period / tick)) <= u128::from(EXACT);
+    let least = u64::try_from(product(units, u128::from(period)) / u128::from(EXACT)).unwrap_or(u64::MAX).max(1);
     let coarsest = COARSEST_TICK.min(limit.period / 100).max(1);
-    (least..=coarsest).find(|&tick| fits(tick)).ok_or_else(|| {
-        let most = text::Period(coarsest);
-        RuleError::new(format!(
-            "{limit}: its numbers multiply to more than 2^53 at every tick up to {most}; lower them"
-        ))
-    })
+    if let Some(tick) = (least..=coarsest).find(|&tick| period.is_multiple_of(tick) && exact(units, tick)) {
+        return Ok(tick);
+    }
+    // More fit at the coarsest tick than at any other.
+    let tick = (1..=coarsest).rev().find(|&tick| period.is_multiple_of(tick)).unwrap_or(1);
+    let (mut most, mut too_many) = (0, units);
+    while too_many - most > 1 {
+        let middle = u128::midpoint(most, too_many);
+        if exact(middle, tick) { most = middle } else { too_many = middle }
+    }
+    // And no more than are forgotten in time.
+    let most = most.min(u128::from(LONGEST) * u128::from(limit.rate) / u128::from(limit.period));
+    let (what, most, units) = if most > 0 { (what, most, units) } else { lower_rate(limit, coarsest) };
+    let why = "since its numbers must multiply to at most 2^53";
+    Err(RuleError::new(format!("{limit}: expected {what} at most {most} or a shorter period, {why}, got {units}")))
+}
+
+/// A rate that fits with as much burst, where the rate alone is too much.
+fn lower_rate(limit: &Limit, coarsest: u64) -> (&'static str, u128, u128) {
+    let tick = (1..=coarsest).rev().find(|&tick| limit.period.is_multiple_of(tick)).unwrap_or(1);
+    let period = u128::from(limit.period / tick);
+    ("rate", u128::from(EXACT).saturating_sub(period) / (period + 1), u128::from(limit.rate))
 }
 
 pub(super) fn gcd(mut a: u64, mut b: u64) -> u64 {
@@ -137,4 +170,31 @@ pub(super) fn gcd(mut a: u64, mut b: u64) -> u64 {
         (a, b) = (b, a % b);
     }
     a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_do_not_fit_are_told_with_those_that_would() {
+        for (text, fits, most) in [
+            ("sliding-window 9007199254740992/30d", "sliding-window {}/30d", Some(3_474_999_711)),
+            ("gcra 1/1s burst 9007199254740992", "gcra 1/1s burst {}", Some(2_251_799_813)),
+            ("token-bucket 7/1s burst 9007199254740992", "token-bucket 7/1s burst {}", None),
+            ("gcra 1/1s burst 1 max-debt 9007199254740992", "gcra 1/1s burst 0 max-debt {}", Some(2_251_799_813)),
+            ("gcra 1/1s burst 9007199254740992 max-debt none", "gcra 1/1s burst {} max-debt none", None),
+            ("gcra 9007199254740991/30d", "gcra {}/30d", None),
+            ("gcra 9007199254740991/1us", "gcra {}/1us", None),
+        ] {
+            let error = text.parse::<Limit>().unwrap_err().to_string();
+            let told = error.split(" at most ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
+            let number: u64 = told.parse().expect("a number");
+            assert!(most.is_none_or(|most| most == number), "{error}");
+            let limit = |number: u64| fits.replace("{}", &number.to_string()).parse::<Limit>();
+            limit(number).unwrap_or_else(|why| panic!("{error}, and then {why}"));
+            assert!(most.is_none() || limit(number + 1).is_err(), "{error}");
+            assert!(error.contains(", got ") && !error.contains('\n'), "{error}");
+        }
+    }
 }

@@ -15,31 +15,97 @@ pub(super) struct Period(pub(super) u64);
 const UNITS: [(&str, u64); 6] =
     [("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1)];
 
+/// What people write for a unit, and what it is called here.
+const OTHER_NAMES: [(&str, &[&str]); 6] = [
+    ("us", &["µs", "usec", "usecs", "micro", "micros", "microsecond", "microseconds"]),
+    ("ms", &["msec", "msecs", "milli", "millis", "millisecond", "milliseconds"]),
+    ("s", &["sec", "secs", "second", "seconds"]),
+    ("m", &["min", "mins", "minute", "minutes"]),
+    ("h", &["hr", "hrs", "hour", "hours"]),
+    ("d", &["day", "days"]),
+];
+
 impl FromStr for Limit {
     type Err = RuleError;
 
     fn from_str(text: &str) -> Result<Self, RuleError> {
-        let mut words = text.split_whitespace();
-        let Some(name) = words.next() else {
+        let words: Vec<_> = text.split_whitespace().collect();
+        let Some((name, words)) = words.split_first() else {
             return Err(RuleError::new(
                 "rule: expected an algorithm and a rate, such as token-bucket 10/1s, got nothing",
             ));
         };
-        let algorithm = Algorithm::named(name)?;
-        let rate = words.next().unwrap_or_default();
-        if algorithm.holds() {
-            return permits(algorithm, rate, &words.collect::<Vec<_>>())?.build();
+        if name.starts_with(|first: char| first.is_ascii_digit()) {
+            let rate = suggested_rate(&[&[*name], words].concat()).unwrap_or_else(|| "10/1s".into());
+            return Err(RuleError::new(format!(
+                "rule: expected an algorithm first, such as gcra {rate}, got {text:?}"
+            )));
         }
-        let Some((count, period)) = rate.split_once('/') else {
-            return Err(RuleError::new(format!("rate: expected units per period, such as 10/1s, got {rate:?}")));
-        };
-        let Period(period) = period.parse()?;
-        let mut limit = Limit::of(algorithm, whole("rate", count)?, Duration::from_micros(period));
-        while let Some(option) = words.next() {
-            limit = with_option(limit, option, words.next())?;
+        let algorithm = Algorithm::named(name)?;
+        if algorithm.holds() {
+            let Some((count, options)) = words.split_first() else {
+                let why = "how many may be held at once, and a ttl, such as 8 ttl 30s";
+                return Err(RuleError::new(format!("{algorithm}: expected {why}, got nothing after it")));
+            };
+            return permits(algorithm, count, options)?.build();
+        }
+        let (count, period, mut options) = rate(algorithm, words)?;
+        let mut limit = Limit::of(algorithm, count, Duration::from_micros(period.0));
+        while let Some((option, rest)) = options.split_first() {
+            limit = with_option(limit, option, rest.first().copied())?;
+            options = rest.get(1..).unwrap_or_default();
         }
         limit.build()
     }
+}
+
+/// `10/1s`, and the words after it.
+fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Period, &'w [&'t str]), RuleError> {
+    let expected = |example: &str, got: &str| {
+        RuleError::new(format!("rate: expected units per period, such as {example}, got {got}"))
+    };
+    let Some((rate, options)) = words.split_first() else {
+        return Err(expected("10/1s", &format!("nothing after {algorithm}")));
+    };
+    let meant = suggested_rate(words);
+    let example = meant.as_deref().unwrap_or("10/1s");
+    let Some((count, period)) = rate.split_once('/') else {
+        let got = if meant.is_some() { words.join(" ") } else { (*rate).to_owned() };
+        return Err(expected(example, &format!("{got:?}")));
+    };
+    if count.is_empty() || period.is_empty() {
+        let what = if count.is_empty() { "no units before the /" } else { "no period after the /" };
+        return Err(expected(example, &format!("{what} in {rate:?}")));
+    }
+    let count = whole("rate", count)?;
+    match (period.parse::<Period>(), meant) {
+        (Err(_), Some(meant)) => Err(expected(&meant, &format!("{rate:?}"))),
+        (period, _) => Ok((count, period?, options)),
+    }
+}
+
+/// The rate that is meant by `100/min`, `100/10 sec`, `100 per minute` or the like, as it is written here.
+fn suggested_rate(words: &[&str]) -> Option<String> {
+    let text = words.iter().map(|word| word.to_lowercase()).collect::<Vec<_>>().join(" ");
+    let (count, period) =
+        text.split_once('/').or_else(|| text.split_once(" per ")).or_else(|| text.split_once(" a "))?;
+    let (count, mut period) = (count.trim(), period.split_whitespace());
+    let first = period.next()?;
+    // A count may stand apart from its unit.
+    let period = suggested_period(first).or_else(|| suggested_period(&format!("{first}{}", period.next()?)))?;
+    (!count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit())).then(|| format!("{count}/{period}"))
+}
+
+/// The period that is meant by `min`, `10sec` or the like, as it is written here.
+fn suggested_period(text: &str) -> Option<String> {
+    let text = text.to_lowercase();
+    let (count, unit) = text.split_at(text.find(|character: char| !character.is_ascii_digit())?);
+    let (count, unit) = (if count.is_empty() { "1" } else { count }, unit.trim_end_matches('.'));
+    if let "week" | "weeks" | "w" = unit {
+        return Some(format!("{}d", count.parse::<u64>().ok()?.checked_mul(7)?));
+    }
+    let known = |(name, others): &&(&str, &[&str])| *name == unit || others.contains(&unit);
+    OTHER_NAMES.iter().find(known).map(|(name, _)| format!("{count}{name}"))
 }
 
 /// `concurrency 8 ttl 30s`: a count alone, and how long a permit lasts.
@@ -51,9 +117,10 @@ fn permits(algorithm: Algorithm, count: &str, options: &[&str]) -> Result<LimitB
             with_option(permits(algorithm, count, others)?, "shards", Some(shards))
         }
         _ => {
-            let got = options.join(" ");
+            let got =
+                if options.is_empty() { format!("none after {count}") } else { format!("{:?}", options.join(" ")) };
             let why = "a ttl, after which the permits of a holder that crashed expire, such as ttl 30s";
-            Err(RuleError::new(format!("{algorithm}: expected {why}, got {got:?}")))
+            Err(RuleError::new(format!("{algorithm}: expected {why}, got {got}")))
         }
     }
 }
@@ -118,8 +185,9 @@ impl FromStr for Period {
     /// `unit | N unit { N unit }`: `s`, `10s`, `1h30m`.
     fn from_str(text: &str) -> Result<Self, RuleError> {
         let bad = || {
+            let example = suggested_period(text).unwrap_or_else(|| "10s or 1h30m".into());
             RuleError::new(format!(
-                "period: expected a count and a unit (us ms s m h d), such as 10s or 1h30m, got {text:?}"
+                "period: expected a count and a unit (us ms s m h d), such as {example}, got {text:?}"
             ))
         };
         let mut rest = text;
@@ -233,5 +301,56 @@ mod serialized {
             let Table { name, limit } = Table::deserialize(MapAccessDeserializer::new(map))?;
             limit.parse().and_then(|limit: Limit| limit.named(&name)).map_err(A::Error::custom)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> String {
+        text.parse::<Limit>().expect_err(text).to_string()
+    }
+
+    #[test]
+    fn periods_as_people_write_them_are_told_as_they_are_written_here() {
+        for (rate, form) in [
+            ("100/min", "100/1m"),
+            ("100/minute", "100/1m"),
+            ("100/MINUTES", "100/1m"),
+            ("100 per minute", "100/1m"),
+            ("100 per 10 minutes", "100/10m"),
+            ("100 a day", "100/1d"),
+            ("100 / 1m", "100/1m"),
+            ("100/10 sec", "100/10s"),
+            ("100/sec", "100/1s"),
+            ("100/hour", "100/1h"),
+            ("100/day", "100/1d"),
+            ("100/2weeks", "100/14d"),
+            ("100/500msec", "100/500ms"),
+        ] {
+            let told = refused(&format!("gcra {rate} burst 20"));
+            assert!(told.starts_with(&format!("rate: expected units per period, such as {form}, got ")), "{told}");
+            assert!(format!("gcra {form}").parse::<Limit>().is_ok(), "{form}");
+            let told = refused(rate);
+            assert!(told.contains(&format!(" such as gcra {form}, got {rate:?}")), "{told}");
+        }
+        assert!(refused("concurrency 8 ttl 30sec").contains("such as 30s, got \"30sec\""));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        for (text, told) in [
+            ("", "rule: expected an algorithm and a rate, such as token-bucket 10/1s, got nothing"),
+            ("gcra", "rate: expected units per period, such as 10/1s, got nothing after gcra"),
+            ("gcra 5", "rate: expected units per period, such as 10/1s, got \"5\""),
+            ("gcra 5/", "rate: expected units per period, such as 10/1s, got no period after the / in \"5/\""),
+            ("gcra /1s", "rate: expected units per period, such as 10/1s, got no units before the / in \"/1s\""),
+            ("gcra 5/1s burst", "burst: expected a value after it, got nothing"),
+        ] {
+            assert_eq!(refused(text), told);
+        }
+        assert!(refused("concurrency").ends_with("such as 8 ttl 30s, got nothing after it"));
+        assert!(refused("concurrency 8").ends_with("such as ttl 30s, got none after 8"));
     }
 }

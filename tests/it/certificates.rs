@@ -2,6 +2,7 @@
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
+#[cfg(feature = "tls")]
 use tollgate::Tls;
 
 /// Who signs certificates.
@@ -46,11 +47,13 @@ impl Authority {
         Pair { certificate: self.pem(), key: self.0.key().serialize_pem() }
     }
 
+    #[cfg(feature = "tls")]
     pub(crate) fn trusted(&self) -> Tls {
         Tls::new().authority(self.pem().as_bytes()).expect("an authority")
     }
 
     /// The same, and a certificate by another to show.
+    #[cfg(feature = "tls")]
     pub(crate) fn trusted_by(&self, other: &Self) -> Tls {
         let Pair { certificate, key } = other.signs(&["limiter"]);
         self.trusted().certificate(certificate.as_bytes(), key.as_bytes()).expect("a certificate")

@@ -29,6 +29,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    #[cfg(feature = "tls")]
     pub(crate) fn by_tls(papers: Papers) -> Self {
         Self { papers: Some(papers), ..Self::default() }
     }

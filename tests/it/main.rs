@@ -1,6 +1,7 @@
 //! One binary for all tests that need more than a single module. A missing redis-server is a failure, never a skip.
 
 mod beyond;
+#[cfg_attr(not(feature = "tls"), allow(dead_code))]
 mod certificates;
 mod chaos;
 mod concurrency;
@@ -21,6 +22,7 @@ mod load;
 mod mixed;
 mod operations;
 mod oracle;
+mod package;
 mod packed;
 mod permissions;
 mod permits;
@@ -37,8 +39,11 @@ mod subject;
 mod supply;
 mod text;
 mod tidy;
+#[cfg(feature = "tls")]
 mod tls;
 mod together;
 mod tool;
 mod vectors;
 mod wait;
+#[cfg(not(feature = "tls"))]
+mod without_tls;

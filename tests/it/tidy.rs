@@ -358,7 +358,7 @@ fn is_upper(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
-fn root() -> &'static Path {
+pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
@@ -373,7 +373,7 @@ fn stems(folder: &str, ending: &str) -> BTreeSet<String> {
 }
 
 /// A module's file and those in its folder, or all of a folder's.
-fn rust_files(module: &str) -> Vec<String> {
+pub(crate) fn rust_files(module: &str) -> Vec<String> {
     let own = format!("{module}.rs");
     let mut found: Vec<_> = root().join(&own).exists().then_some(own).into_iter().collect();
     if root().join(module).is_dir() {

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use clap::Args;
 use tollgate::Engine;
 
-use crate::options::Options;
+use crate::options::{self, Options};
 use crate::{Failure, Outcome};
 use facts::{Finding, Level};
 
@@ -30,10 +30,7 @@ impl Doctor {
         let (nodes, of_cluster) = match self.options.redis()? {
             Some(Engine::Redis(redis)) => (vec![redis], false),
             Some(Engine::Cluster(cluster)) => (cluster.primaries(deadline).await?, true),
-            _ => {
-                let expected = "expected the Redis to examine, such as redis://127.0.0.1:6379 (--url or TOLLGATE_URL)";
-                return Err(Failure::Told(format!("url: {expected}, got none")));
-            }
+            _ => return Err(options::no_redis("examine")),
         };
         let mut examined = Vec::with_capacity(nodes.len());
         for redis in nodes {

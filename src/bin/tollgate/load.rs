@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
-use tollgate::{Limiter, Rule};
+use tollgate::{Limiter, Request};
 
 use crate::options::{self, Options};
-use crate::replay::{interrupted, own_prefix};
+use crate::replay::interrupted;
+use crate::subject::{About, GRAMMAR, Subject};
 use crate::{Failure, Outcome, failed};
 use audit::{Audit, SLACK, Standard};
 use clock::Timeline;
@@ -30,6 +31,7 @@ use run::{Bounds, Run};
 use tally::Tally;
 
 #[derive(Debug, Args)]
+#[command(after_long_help = GRAMMAR)]
 pub(crate) struct Load {
     /// The rule, such as "gcra 100/1s"; several are decided together, all or nothing.
     #[arg(value_name = "RULE", required = true)]
@@ -52,9 +54,9 @@ pub(crate) struct Load {
     /// How unevenly zipf spreads: the n-th key in proportion to 1 / n^S. Default: 1.
     #[arg(long, value_name = "S", value_parser = exponent, allow_negative_numbers = true)]
     zipf_exponent: Option<f64>,
-    /// Units that each call takes.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = options::units, allow_negative_numbers = true)]
-    cost: u64,
+    /// Units that each call takes. Default: 1, or what a rule in JSON says.
+    #[arg(long, value_name = "N", value_parser = options::units, allow_negative_numbers = true)]
+    cost: Option<u64>,
     /// How long to run before anything is measured; the audit counts these calls too.
     #[arg(long, value_name = "D", default_value = "1s", value_parser = length)]
     warmup: Duration,
@@ -75,6 +77,8 @@ pub(crate) struct Load {
     #[arg(long)]
     remote: bool,
     #[command(flatten)]
+    about: About,
+    #[command(flatten)]
     options: Options,
 }
 
@@ -93,29 +97,32 @@ const TICK: Duration = Duration::from_millis(200);
 
 impl Load {
     pub(crate) async fn run(self) -> Outcome {
-        let rule = options::at_cost(self.options.follow_policy(options::rule(&self.rules)?)?, self.cost)?;
+        let subject = self.about.subject(&self.rules)?.follow_policy(&self.options)?;
+        let cost = self.cost.unwrap_or(subject.cost);
+        let subject = subject.at_cost(cost)?;
         if let Some(address) = self.options.remote().filter(|_| !self.remote) {
             let expected = "expected a Redis on this machine (or --remote, to load another)";
             return Err(Failure::Told(format!("url: {expected}, got {address}")));
         }
         self.check_keys().map_err(Failure::Told)?;
-        let prefix = own_prefix("load");
+        let prefix = self.about.own_prefix("load");
         let limiter = self.options.limiter()?.prefix(&prefix)?;
+        self.options.say_who_decides();
         let patient = limiter.clone().deadline(PATIENCE);
         // Connects, and ends here if nobody answers.
-        patient.peek(&rule, &keys::name(0)).await?;
-        let timeline = Timeline::now();
-        let auditable = self.auditable(&rule, &timeline, &patient).await;
+        let first = keys::name(0);
+        patient.peek(&subject.rule, Request::new(&first).parts(&subject.parts())).await?;
+        let timeline = Timeline::now(subject.name());
+        let auditable = self.auditable(&subject, &timeline, &patient).await;
 
-        let holds = rule.limits().any(|limit| limit.algorithm().holds());
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1 << 53));
         let ledger = auditable.is_ok().then(|| Ledger::new(seed, Ledger::MOST));
         let duration = self.duration.or(self.count.is_none().then_some(DURATION));
         let run = Arc::new(Run {
             limiter,
-            holds,
-            rule,
-            cost: self.cost,
+            holds: subject.holds(),
+            subject,
+            cost,
             keys: Keys::new(self.keys, self.key_count(), self.zipf_exponent.unwrap_or(ZIPF_EXPONENT)),
             seed,
             bounds: Bounds { warmup: self.warmup, duration, count: self.count },
@@ -130,7 +137,7 @@ impl Load {
             Ok(()) => judge(&run, &patient).await,
             Err(why) => Err(why),
         };
-        let forgotten = patient.reset_all(run.rule.name().unwrap_or_default(), |_| ()).await;
+        let forgotten = patient.reset_all(run.subject.name(), |_| ()).await;
         let tally = run.tally();
         let mut code = ExitCode::SUCCESS;
         if let Err(error) = forgotten {
@@ -171,11 +178,11 @@ impl Load {
     }
 
     /// Or why not.
-    async fn auditable(&self, rule: &Rule, timeline: &Timeline, limiter: &Limiter) -> Result<(), String> {
+    async fn auditable(&self, subject: &Subject, timeline: &Timeline, limiter: &Limiter) -> Result<(), String> {
         if self.no_audit {
             return Err("--no-audit".into());
         }
-        audit::fits(rule)?;
+        audit::fits(subject)?;
         one_clock(timeline, limiter).await
     }
 
@@ -214,13 +221,13 @@ impl Load {
     fn report<'a>(&self, run: &Run, tally: &'a Tally, audit: &'a Result<Audit, String>) -> Report<'a> {
         let open = self.callers.is_none();
         Report {
-            rules: run.rule.limits().map(ToString::to_string).collect(),
+            rules: run.subject.rule.limits().map(ToString::to_string).collect(),
             by: self.options.engine().to_string(),
             mode: self.callers.map_or(Mode::Open { rate: self.rate }, |callers| Mode::Closed { callers }),
             keys: self.keys.name(),
             key_count: self.key_count(),
             zipf_exponent: (self.keys == Spread::Zipf).then_some(self.zipf_exponent.unwrap_or(ZIPF_EXPONENT)),
-            cost: self.cost,
+            cost: run.cost,
             seed: run.seed,
             tally,
             unreleased: run.holds.then_some(tally.unreleased),
@@ -252,7 +259,7 @@ async fn judge(run: &Run, limiter: &Limiter) -> Result<Audit, String> {
     let total = ledger.as_ref().map_or(0, Ledger::total);
     let (calls, until) = ledger.map(Ledger::into_calls).unwrap_or_default();
     let bar = progress(calls.len() as u64, "{wide_bar} audited {human_pos} of {human_len} calls");
-    let standard = Standard::of(&run.rule).map_err(|error| error.to_string())?;
+    let standard = Standard::of(&run.subject.rule).map_err(|error| error.to_string())?;
     let audit = audit::audit(&standard, run.cost, &calls, until, |audited| bar.inc(audited as u64));
     let audit = tokio::select! {
         biased;

@@ -5,14 +5,17 @@
 //! was misused.
 
 mod doctor;
+mod escape;
 mod inspect;
 mod load;
+mod messages;
 mod options;
 mod output;
 mod probe;
 mod records;
 mod replay;
 mod reset;
+mod subject;
 
 use std::io;
 use std::process::ExitCode;
@@ -24,6 +27,7 @@ use tollgate::Charged;
 /// A rate limiter: every decision is one atomic Lua script on Redis.
 #[derive(Debug, Parser)]
 #[command(name = "tollgate", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(after_long_help = subject::GRAMMAR)]
 struct Tollgate {
     #[command(subcommand)]
     command: Command,
@@ -90,7 +94,7 @@ async fn main() -> ExitCode {
 }
 
 fn failed(message: &str) -> ExitCode {
-    anstream::eprintln!("{}error:{:#} {message}", output::WRONG, output::WRONG);
+    messages::error(message);
     ExitCode::from(2)
 }
 

@@ -1,16 +1,17 @@
 //! What every command takes: where to decide, how long to wait, how to print.
 
-use std::ffi::OsString;
+mod tls;
+
 use std::io::IsTerminal;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use tollgate::{By, Embedded, Engine, Limit, Limiter, OnError, Rule, Tls};
+use tollgate::{By, Embedded, Engine, Limiter, OnError, Rule};
 
-use crate::Failure;
+use crate::{Failure, messages};
+use tls::TlsFiles;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -19,21 +20,15 @@ pub(crate) struct Options {
     /// this process.
     #[arg(long, env = "TOLLGATE_URL", hide_env_values = true)]
     url: Option<String>,
-    /// The authorities to trust at rediss://..., in PEM, instead of the platform's.
-    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CA")]
-    tls_ca: Option<OsString>,
-    /// The certificate to show at rediss://..., in PEM.
-    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CERT")]
-    tls_cert: Option<OsString>,
-    /// The private key of that certificate, in PEM.
-    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_KEY")]
-    tls_key: Option<OsString>,
+    #[command(flatten)]
+    tls: TlsFiles,
     /// How long one decision may take.
     #[arg(long, value_name = "D", default_value = "500ms", value_parser = duration)]
     deadline: Duration,
-    /// What is answered where Redis is away: closed (the error), open (allowed) or local (the engine in this process).
-    #[arg(long, value_enum, default_value = "closed", value_name = "HOW")]
-    on_error: Policy,
+    /// What is answered while Redis is away: closed (the error), open (allowed) or local (the engine in this process).
+    /// Default: closed, or what a rule in JSON says.
+    #[arg(long, value_enum, value_name = "HOW")]
+    on_error: Option<Policy>,
     /// How many processes share a rule that is decided locally: this one decides by its part.
     #[arg(long, value_name = "N", default_value = "1")]
     processes: NonZeroU32,
@@ -88,29 +83,32 @@ impl Options {
 
     /// A limiter on the engine that was asked for.
     pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
-        let limiter = match self.redis()? {
-            Some(redis) => Limiter::new(redis),
-            None => {
-                eprintln!("tollgate: no --url, so the embedded engine decides: its state ends with this command");
-                Limiter::new(Embedded::new())
-            }
-        };
+        let limiter = self.redis()?.map_or_else(|| Limiter::new(Embedded::new()), Limiter::new);
         Ok(limiter.deadline(self.deadline))
+    }
+
+    /// Says who decides, if it isn't a Redis.
+    pub(crate) fn say_who_decides(&self) {
+        if self.url().is_none() {
+            messages::note("no --url, so the embedded engine decides: its state ends with this command");
+        }
+    }
+
+    /// A limiter on the Redis that was asked for, which a command on its state can't do without.
+    pub(crate) fn limiter_on_redis(&self, to: &str) -> Result<Limiter, Failure> {
+        match self.redis()? {
+            Some(redis) => Ok(Limiter::new(redis).deadline(self.deadline)),
+            None => Err(no_redis(to)),
+        }
     }
 
     /// The Redis that was asked for, if any.
     pub(crate) fn redis(&self) -> Result<Option<Engine>, Failure> {
-        let engine = match (self.url(), self.tls()?) {
-            (Some(url), Some(tls)) => Engine::open_with_tls(url, &tls)?,
-            (Some(url), None) => Engine::open(url)?,
-            (None, Some(_)) => {
-                let message = "--tls-ca, --tls-cert: expected --url rediss://... with them, got no --url";
-                return Err(Failure::Told(message.into()));
-            }
-            (None, None) if self.confirmed_by > 0 => {
+        let Some(engine) = self.tls.open(self.url())? else {
+            if self.confirmed_by > 0 {
                 return Err(Failure::Told("--confirmed-by: expected --url with it, got no --url".into()));
             }
-            (None, None) => return Ok(None),
+            return Ok(None);
         };
         let (replicas, within) = (self.confirmed_by, self.deadline / 2);
         Ok(Some(match engine {
@@ -120,39 +118,15 @@ impl Options {
         }))
     }
 
-    /// The rule, with what was asked for where Redis is away.
+    /// The rule, with what was asked for while Redis is away.
     pub(crate) fn follow_policy(&self, rule: Rule) -> Result<Rule, Failure> {
         let policy = match self.on_error {
-            Policy::Closed => OnError::Closed,
-            Policy::Open => OnError::Open,
-            Policy::Local => OnError::Local { processes: self.processes },
+            None => return Ok(rule),
+            Some(Policy::Closed) => OnError::Closed,
+            Some(Policy::Open) => OnError::Open,
+            Some(Policy::Local) => OnError::Local { processes: self.processes },
         };
         Ok(rule.on_error(policy)?)
-    }
-
-    /// What the files say, if any is named.
-    fn tls(&self) -> Result<Option<Tls>, Failure> {
-        let named = |path: &Option<OsString>| path.clone().filter(|path| !path.is_empty()).map(PathBuf::from);
-        let (ca, cert, key) = (named(&self.tls_ca), named(&self.tls_cert), named(&self.tls_key));
-        if ca.is_none() && cert.is_none() && key.is_none() {
-            return Ok(None);
-        }
-        let mut tls = Tls::new();
-        if let Some(path) = ca {
-            let told = |error| Failure::Told(format!("--tls-ca {}: {error}", path.display()));
-            tls = tls.authority(&read("--tls-ca", &path)?).map_err(told)?;
-        }
-        match (cert, key) {
-            (Some(cert), Some(key)) => {
-                let files = format!("--tls-cert {} --tls-key {}", cert.display(), key.display());
-                let (pem, secret) = (read("--tls-cert", &cert)?, read("--tls-key", &key)?);
-                tls = tls.certificate(&pem, &secret).map_err(|error| Failure::Told(format!("{files}: {error}")))?;
-            }
-            (None, None) => {}
-            (Some(_), None) => return Err(Failure::Told("--tls-cert: expected --tls-key with it, got none".into())),
-            (None, Some(_)) => return Err(Failure::Told("--tls-key: expected --tls-cert with it, got none".into())),
-        }
-        Ok(Some(tls))
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -161,35 +135,10 @@ impl Options {
     }
 }
 
-/// A rule given on the command line as the text of its limits: its keys in Redis are those of the rule `cli`.
-pub(crate) fn rule(limits: &[String]) -> Result<Rule, Failure> {
-    let Some((first, others)) = limits.split_first() else {
-        return Err(Failure::Told("rule: expected at least one, such as \"token-bucket 5/10s\", got none".into()));
-    };
-    let mut rule = Rule::new("cli", limit(first)?)?;
-    for other in others {
-        rule = rule.and(limit(other)?)?;
-    }
-    Ok(rule)
-}
-
-/// The rule with what each call takes, if it has shards: then a cost that none of them admits is a mistake. Otherwise
-/// that is a denial, with "never".
-pub(crate) fn at_cost(rule: Rule, cost: u64) -> Result<Rule, Failure> {
-    if rule.limits().all(|limit| limit.shards() == 1) { Ok(rule) } else { Ok(rule.cost(cost)?) }
-}
-
-fn read(option: &str, path: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|error| Failure::Told(format!("{option} {}: {error}", path.display())))
-}
-
-/// One limit; whoever forgot to quote its words is told so.
-fn limit(text: &str) -> Result<Limit, Failure> {
-    text.parse().map_err(|error| {
-        let unquoted = !text.is_empty() && !text.contains(char::is_whitespace);
-        let hint = if unquoted { "; is a rule not quoted, as in \"token-bucket 5/10s\"?" } else { "" };
-        Failure::Told(format!("{error}{hint}"))
-    })
+/// There is no Redis to do this to.
+pub(crate) fn no_redis(to: &str) -> Failure {
+    let expected = format!("expected the Redis to {to}, such as redis://127.0.0.1:6379 (--url or TOLLGATE_URL)");
+    Failure::Told(format!("url: {expected}, got none"))
 }
 
 fn without_port(host: &str) -> &str {
@@ -239,10 +188,9 @@ mod tests {
     #[test]
     fn an_address_is_of_this_machine_if_it_says_so() {
         let remote = |url: &str| {
-            let (on_error, processes, format) = (Policy::Closed, NonZeroU32::MIN, None);
-            let (url, deadline, tls_ca, tls_cert, tls_key) = (Some(url.into()), Duration::ZERO, None, None, None);
-            let options =
-                Options { url, tls_ca, tls_cert, tls_key, deadline, on_error, processes, confirmed_by: 0, format };
+            let (url, tls, deadline) = (Some(url.into()), TlsFiles::default(), Duration::ZERO);
+            let (on_error, processes, confirmed_by, format) = (None, NonZeroU32::MIN, 0, None);
+            let options = Options { url, tls, deadline, on_error, processes, confirmed_by, format };
             options.remote().unwrap_or_default()
         };
         for url in [

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
-use tollgate::{Decision, RetryAfter, Rule};
+use tollgate::{Decision, LimitDecision, RetryAfter};
 
+use crate::escape::shown;
 use crate::options::Shape;
 use crate::records::Op;
+use crate::subject::Subject;
 
 pub(crate) const RIGHT: Style = AnsiColor::Green.on_default();
 pub(crate) const WRONG: Style = AnsiColor::Red.on_default();
@@ -30,6 +32,9 @@ pub(crate) struct Line<'a> {
     reset_after_us: u64,
     denied_by: Option<&'a str>,
     by: String,
+    /// Each limit's own, of a rule that has several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    limits: Vec<LimitLine<'a>>,
     /// What went wrong where Redis was asked, if somebody else answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'static str>,
@@ -49,6 +54,19 @@ pub(crate) struct Line<'a> {
     length: Option<String>,
 }
 
+/// One limit's part in a decision.
+#[derive(Debug, Serialize)]
+struct LimitLine<'a> {
+    name: &'a str,
+    /// What it counts.
+    key: String,
+    allowed: bool,
+    limit: u64,
+    remaining: u64,
+    retry_after_us: RetryAfter,
+    reset_after_us: u64,
+}
+
 /// Prints decisions as they come.
 #[derive(Debug)]
 pub(crate) struct Printer<W: Write> {
@@ -58,13 +76,14 @@ pub(crate) struct Printer<W: Write> {
 }
 
 impl<'a> Line<'a> {
-    pub(crate) fn new(rule: &'a Rule, op: Op, key: &[u8], cost: u64, decision: &'a Decision) -> Self {
+    pub(crate) fn new(subject: &'a Subject, op: Op, key: &[u8], cost: u64, decision: &'a Decision) -> Self {
+        let limits = decision.limits.iter().map(|limit| LimitLine::new(limit, subject.counted_by(limit, key)));
         Self {
             t_us: None,
             op,
-            key: String::from_utf8_lossy(key).into_owned(),
+            key: shown(key),
             cost,
-            rule: rule.name().unwrap_or_default(),
+            rule: subject.name(),
             allowed: decision.allowed,
             limit: decision.limit,
             remaining: decision.remaining,
@@ -72,6 +91,7 @@ impl<'a> Line<'a> {
             reset_after_us: micros(decision.reset_after),
             denied_by: decision.denied_by.as_deref(),
             by: decision.by.to_string(),
+            limits: limits.collect(),
             error: decision.error.as_ref().map(|error| error.class()),
             granted: (op == Op::AtMost).then_some(decision.granted),
             blocked: decision.blocked,
@@ -83,7 +103,7 @@ impl<'a> Line<'a> {
 
     /// With the name of the call.
     pub(crate) fn named(mut self, id: Option<&[u8]>) -> Self {
-        self.id = id.map(|id| String::from_utf8_lossy(id).into_owned());
+        self.id = id.map(shown);
         self
     }
 
@@ -98,6 +118,20 @@ impl<'a> Line<'a> {
     pub(crate) fn at(mut self, t_us: u64) -> Self {
         self.t_us = Some(t_us);
         self
+    }
+}
+
+impl<'a> LimitLine<'a> {
+    fn new(limit: &'a LimitDecision, key: &[u8]) -> Self {
+        Self {
+            name: &limit.name,
+            key: shown(key),
+            allowed: limit.allowed,
+            limit: limit.limit,
+            remaining: limit.remaining,
+            retry_after_us: limit.retry_after,
+            reset_after_us: micros(limit.reset_after),
+        }
     }
 }
 
@@ -136,23 +170,34 @@ impl<W: Write> Printer<W> {
             (false, _) if line.blocked => (WRONG, "blocked"),
             (false, _) => (WRONG, "denied"),
         };
-        let remaining = format!("{} / {}", line.remaining, line.limit);
-        let retry = match line.retry_after_us {
-            RetryAfter::Now => "-".to_owned(),
-            RetryAfter::After(wait) => human(wait),
-            RetryAfter::Never => "never".to_owned(),
-        };
-        let reset =
-            if line.reset_after_us == 0 { "-".to_owned() } else { human(Duration::from_micros(line.reset_after_us)) };
+        let numbers = numbers(line.remaining, line.limit, line.retry_after_us, line.reset_after_us);
         let time = line.t_us.map(time).unwrap_or_default();
         let overage = line.overage.map(|count| format!("{count:>9} ")).unwrap_or_default();
-        let key = line.key.escape_debug();
-        writeln!(
-            self.out,
-            "{time}{style}{verdict:<8}{style:#} {remaining:>15} {retry:>12} {reset:>12} {overage} {:<8} {key}",
-            line.by
-        )
+        let id = line.id.as_ref().map(|id| format!("  {QUIET}id {id}{QUIET:#}")).unwrap_or_default();
+        let (by, key) = (&line.by, &line.key);
+        writeln!(self.out, "{time}{style}{verdict:<8}{style:#} {numbers} {overage} {by:<8} {key}{id}")?;
+        // Below it, each limit's own.
+        let (time, overage) = (" ".repeat(time.len()), " ".repeat(overage.len()));
+        for limit in &line.limits {
+            let (style, verdict) = if limit.allowed { (QUIET, " allowed") } else { (WRONG, " denied") };
+            let numbers = self::numbers(limit.remaining, limit.limit, limit.retry_after_us, limit.reset_after_us);
+            let (name, key) = (limit.name, &limit.key);
+            writeln!(self.out, "{time}{style}{verdict:<8}{style:#} {numbers} {overage} {:<8}  {name} of {key}", "")?;
+        }
+        Ok(())
     }
+}
+
+/// What remains and the waits, in columns.
+fn numbers(remaining: u64, limit: u64, retry_after: RetryAfter, reset_after_us: u64) -> String {
+    let remaining = format!("{remaining} / {limit}");
+    let retry = match retry_after {
+        RetryAfter::Now => "-".to_owned(),
+        RetryAfter::After(wait) => human(wait),
+        RetryAfter::Never => "never".to_owned(),
+    };
+    let reset = if reset_after_us == 0 { "-".to_owned() } else { human(Duration::from_micros(reset_after_us)) };
+    format!("{remaining:>15} {retry:>12} {reset:>12}")
 }
 
 /// One JSON object on a line of its own.
@@ -168,6 +213,11 @@ pub(crate) fn facts(mut out: impl Write, facts: &[(&str, String)]) -> io::Result
         writeln!(out, "{QUIET}{name:<width$}{QUIET:#}  {value}")?;
     }
     Ok(())
+}
+
+/// `1 key`, `2 keys`.
+pub(crate) fn counted(count: u64, thing: &str) -> String {
+    if count == 1 { format!("1 {thing}") } else { format!("{count} {thing}s") }
 }
 
 /// A time of day in UTC, to the microsecond.

@@ -8,19 +8,19 @@ use clap::Args;
 use tollgate::{Change, Limiter, Request, Rule};
 
 use crate::options::{self, Options};
-use crate::output::{Line, Printer, WRONG};
+use crate::output::{Line, Printer};
 use crate::records::Op;
-use crate::{Failure, Outcome};
+use crate::subject::{About, GRAMMAR, RulesAndKey};
+use crate::{Failure, Outcome, messages};
 
 #[derive(Debug, Args)]
+#[command(after_long_help = GRAMMAR)]
 pub(crate) struct Probe {
-    /// The rule, such as "token-bucket 5/10s"; several are decided together, all or nothing. Then whom it counts, any
-    /// bytes.
-    #[arg(value_names = ["RULE", "KEY"], num_args = 2.., required = true)]
-    rules_and_key: Vec<OsString>,
-    /// Units that each request takes; 0 looks without taking.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = options::units, allow_negative_numbers = true)]
-    cost: u64,
+    #[command(flatten)]
+    whom: RulesAndKey,
+    /// Units that each request takes; 0 looks without taking. Default: 1, or what a rule in JSON says.
+    #[arg(long, value_name = "N", value_parser = options::units, allow_negative_numbers = true)]
+    cost: Option<u64>,
     /// How many requests.
     #[arg(long, value_name = "N", default_value = "1", value_parser = options::units, allow_negative_numbers = true)]
     count: u64,
@@ -31,53 +31,62 @@ pub(crate) struct Probe {
     /// release, settle, cancel or reset.
     #[arg(long, default_value = "acquire")]
     op: Op,
-    /// A name for the call: the same one is charged once, and can be settled. Permits are held, renewed and released by it.
+    /// A name for the call: the same one is charged once, and can be settled. Permits are held, renewed and released by
+    /// it; a call that takes some without an id gets one of its own, which is shown.
     #[arg(long, value_name = "ID")]
     id: Option<OsString>,
     /// How long a block lasts; 0s lifts it.
     #[arg(long = "for", value_name = "D", value_parser = options::duration)]
     length: Option<Duration>,
-    /// What becomes of the key's state where the rule's numbers have changed: keep-used, as-is or reset.
-    #[arg(long, value_name = "HOW", default_value = "keep-used")]
-    on_change: Change,
+    /// What becomes of the key's state where the rule's numbers have changed: keep-used, as-is or reset. Default:
+    /// keep-used, or what a rule in JSON says.
+    #[arg(long, value_name = "HOW")]
+    on_change: Option<Change>,
     /// Count denied calls too, and show them as overage.
     #[arg(long)]
     overage: bool,
+    #[command(flatten)]
+    about: About,
     #[command(flatten)]
     options: Options,
 }
 
 impl Probe {
     pub(crate) async fn run(self) -> Outcome {
-        let Some((key, rules)) = self.rules_and_key.split_last() else {
-            return Err(Failure::Told("expected a rule and a key, got nothing".into()));
-        };
-        let key = key.as_encoded_bytes();
-        let rules: Vec<_> = rules.iter().map(|rule| rule.to_string_lossy().into_owned()).collect();
-        let rule = options::rule(&rules)?.on_change(self.on_change).count_denials(self.overage);
-        let rule = self.options.follow_policy(rule)?;
+        let (rules, key) = self.whom.split()?;
+        let mut subject = self.about.subject(&rules)?.follow_policy(&self.options)?;
+        if let Some(on_change) = self.on_change {
+            subject.rule = subject.rule.on_change(on_change);
+        }
+        if self.overage {
+            subject.rule = subject.rule.count_denials(true);
+        }
+        let cost = self.cost.unwrap_or(subject.cost);
         // The others take or give back whatever is said.
         let asks = matches!(self.op, Op::Acquire | Op::Peek | Op::Reserve);
-        let rule = if asks { options::at_cost(rule, self.cost)? } else { rule };
+        let subject = if asks { subject.at_cost(cost)? } else { subject };
         self.op.check(self.id.is_some(), self.length.is_some()).map_err(|why| Failure::Told(format!("--{why}")))?;
-        let limiter = self.options.limiter()?;
+        let limiter = self.about.of_service(self.options.limiter()?)?;
+        self.options.say_who_decides();
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
+        let (parts, names_itself) = (subject.parts(), self.op.takes() && subject.holds());
         let mut denied = false;
         for number in 0..self.count {
             if let Some(interval) = self.interval.filter(|_| number > 0) {
                 tokio::time::sleep(interval).await;
             }
-            let mut request = Request::new(key).cost(self.cost);
-            if let Some(id) = &self.id {
-                request = request.id(id.as_encoded_bytes());
+            let own = names_itself.then(|| format!("probe-{:016x}", fastrand::u64(..)));
+            let id = self.id.as_deref().map(OsStr::as_encoded_bytes).or(own.as_deref().map(str::as_bytes));
+            let mut request = Request::new(key).parts(&parts).cost(cost);
+            if let Some(id) = id {
+                request = request.id(id);
             }
-            let decision = decide(&limiter, &rule, self.op, request, self.length).await?;
+            let decision = decide(&limiter, &subject.rule, self.op, request, self.length).await?;
             denied |= !decision.allowed;
             if let Some(error) = &decision.error {
-                anstream::eprintln!("{WRONG}warning:{WRONG:#} {error}; answered by {}", decision.by);
+                messages::warning(format!("{error}; answered by {}", decision.by));
             }
-            let id = self.id.as_deref().map(OsStr::as_encoded_bytes);
-            printer.print(&Line::new(&rule, self.op, key, self.cost, &decision).named(id).lasting(self.length))?;
+            printer.print(&Line::new(&subject, self.op, key, cost, &decision).named(id).lasting(self.length))?;
         }
         Ok(if denied { ExitCode::from(1) } else { ExitCode::SUCCESS })
     }

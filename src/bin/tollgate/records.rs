@@ -16,9 +16,12 @@ mod csv_table;
 mod field;
 mod jsonl;
 mod lines;
+mod looks;
 
+use clap::ValueEnum;
 use csv_table::Columns;
 use lines::Lines;
+pub(crate) use looks::{Looks, look};
 
 /// What a record asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -82,6 +85,11 @@ impl Op {
         }
     }
 
+    /// Whether it takes what there is of a limit, of which permits are then held by an id.
+    pub(crate) fn takes(self) -> bool {
+        matches!(self, Self::Acquire | Self::AtMost | Self::Penalty)
+    }
+
     /// The name in records, on the command line and in output.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -139,8 +147,8 @@ pub(crate) struct Record {
     pub(crate) op: Op,
     /// Whom it counts against: any bytes, at least one.
     pub(crate) key: Vec<u8>,
-    /// How much it asked for: less than 2^53.
-    pub(crate) cost: u64,
+    /// How much it asked for: less than 2^53; what the rule says, if none.
+    pub(crate) cost: Option<u64>,
     /// The name of the call, or of the one to settle: any bytes, at least one.
     pub(crate) id: Option<Vec<u8>>,
     /// How long a block lasts; zero lifts it.
@@ -148,22 +156,31 @@ pub(crate) struct Record {
 }
 
 /// How records are written down.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// One JSON object per line (the default). Replay's own output is readable too.
-    #[default]
+    /// A JSON object per line: t_us, key, and op and cost if not acquire and 1, id, and for of a block. Replay's own
+    /// output is readable too.
     Jsonl,
-    /// A header with the JSON names, then one row per record.
+    /// The same names in a header.
     Csv,
-    /// A web server's Combined or Common Log Format.
+    /// A web server's Combined (or Common) Log Format.
     Combined,
 }
 
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Jsonl => "jsonl",
+            Self::Csv => "csv",
+            Self::Combined => "combined",
+        })
+    }
+}
+
 /// The field of an access log's line that becomes the key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KeyField {
-    /// The client's address, or its host name if the server logs that (the default).
-    #[default]
+    /// The client's address, or its host name if the server logs that.
     Ip,
     /// The request's path without the query string.
     Path,

@@ -1,27 +1,29 @@
 //! `tollgate replay`: recorded traffic through a rule, on a clock taken from the records.
 
+mod player;
+mod source;
 mod summary;
+mod unreadable;
 
-use std::collections::HashSet;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::sync::mpsc;
-use tollgate::{Limiter, Request, Rule};
 
-use crate::options::{self, Options};
-use crate::output::{Line, Printer};
-use crate::probe::decide;
-use crate::records::{self, Format, KeyField, Record, Unreadable};
+use crate::options::Options;
+use crate::output::Printer;
+use crate::records::{Format, KeyField, Record, Unreadable};
+use crate::subject::{About, GRAMMAR};
 use crate::{Failure, Outcome};
-use summary::Summary;
+use player::Player;
+use source::Source;
+use summary::Order;
+use unreadable::Warnings;
 
 #[derive(Debug, Args)]
+#[command(after_long_help = GRAMMAR)]
 pub(crate) struct Replay {
     /// The rule, such as "sliding-log 60/1m"; given several times, all or nothing.
     #[arg(long, required = true)]
@@ -29,12 +31,12 @@ pub(crate) struct Replay {
     /// Count denied calls too, and show them as overage.
     #[arg(long)]
     overage: bool,
-    /// How the records are written down.
-    #[arg(long, value_enum, default_value_t = Input::Jsonl)]
-    input: Input,
+    /// How the records are written down. Default: as the beginning of the file looks.
+    #[arg(long, value_enum)]
+    input: Option<Format>,
     /// Which field of an access log's line to count by.
-    #[arg(long, value_enum, default_value_t = Key::Ip)]
-    key: Key,
+    #[arg(long, value_enum, default_value_t = KeyField::Ip)]
+    key: KeyField,
     /// Play a file as it stands, clocks that step back included, instead of sorted by time.
     #[arg(long)]
     unsorted: bool,
@@ -47,25 +49,9 @@ pub(crate) struct Replay {
     /// The records; - for standard input, whose clock is kept from stepping back.
     file: PathBuf,
     #[command(flatten)]
+    about: About,
+    #[command(flatten)]
     options: Options,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Input {
-    /// A JSON object per line: t_us, key, and op and cost if not acquire and 1, id, and for of a block.
-    Jsonl,
-    /// The same names in a header.
-    Csv,
-    /// Combined (or Common) Log Format.
-    Combined,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Key {
-    Ip,
-    Path,
-    Method,
-    User,
 }
 
 /// How many records make a progress bar worth its while.
@@ -73,13 +59,14 @@ const LONG: usize = 2000;
 
 impl Replay {
     pub(crate) async fn run(self) -> Outcome {
-        let rule = self.options.follow_policy(options::rule(&self.rule)?.count_denials(self.overage))?;
-        let prefix = own_prefix("replay");
+        let mut subject = self.about.subject(&self.rule)?.follow_policy(&self.options)?;
+        if self.overage {
+            subject.rule = subject.rule.count_denials(true);
+        }
+        let prefix = self.about.own_prefix("replay");
         let limiter = self.options.limiter()?.prefix(&prefix)?;
-        let stdout = anstream::stdout();
-        let printer = Printer::new(io::BufWriter::new(stdout), self.options.shape());
-        let (summary, quiet) = (Summary::default(), self.summary);
-        let mut player = Player { limiter, rule, printer, summary, quiet, played: 0, ids: HashSet::new() };
+        let printer = Printer::new(io::BufWriter::new(anstream::stdout()), self.options.shape());
+        let mut player = Player::new(limiter, subject, printer, self.summary);
         let played = tokio::select! {
             biased;
             told = interrupted() => told.map_err(Failure::from).and(Err(Failure::Told("interrupted".into()))),
@@ -94,110 +81,95 @@ impl Replay {
             (Err(Failure::Told(why)), Err(left)) => return Err(Failure::Told(format!("{why}; {left}"))),
             (Err(why), _) => return Err(why),
         }
-        player.printer.flush()?;
-        if player.summary.only_unreadable() {
-            let input = self.input.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-            eprintln!("tollgate: no line could be read as {input}: is --input right?");
-        }
+        player.flush()?;
         if self.summary {
-            player.summary.print(anstream::stdout(), self.options.shape())?;
+            player.summary.print(anstream::stdout(), self.options.shape(), self.order())?;
         }
         Ok(ExitCode::SUCCESS)
     }
 
     async fn play(&self, player: &mut Player<impl Write>) -> Result<(), Failure> {
-        if self.file.as_os_str() == "-" {
-            return self.play_stream(player).await;
+        let source = Source { path: &self.file, format: self.input, key: self.key, strict: self.strict };
+        if source.is_standard_input() {
+            let (mut records, mut warnings) = source.stream().await?;
+            let played = self.play_stream(player, &mut records, &mut warnings).await;
+            warnings.sum_up();
+            return played;
         }
-        let records = self.load(player)?;
+        let (records, mut warnings) = source.open()?;
+        let played = self.play_file(player, records, &mut warnings).await;
+        warnings.sum_up();
+        played
+    }
+
+    /// Plays standard input as it comes, on a clock that never steps back.
+    async fn play_stream(
+        &self,
+        player: &mut Player<impl Write>,
+        records: &mut source::Records,
+        warnings: &mut Warnings,
+    ) -> Result<(), Failure> {
+        let (mut latest, mut said) = (0, false);
+        while let Some(item) = records.recv().await {
+            let item = item.map_err(|error| warnings.broken(&error))?;
+            let Some(mut record) = readable(item, player, warnings)? else { continue };
+            if !std::mem::replace(&mut said, true) {
+                self.options.say_who_decides();
+            }
+            player.summary.in_order(record.t_us, latest);
+            latest = latest.max(record.t_us);
+            record.t_us = latest;
+            play_one(player, &record, warnings).await?;
+            player.flush()?;
+        }
+        warnings.end()
+    }
+
+    async fn play_file(
+        &self,
+        player: &mut Player<impl Write>,
+        records: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
+        warnings: &mut Warnings,
+    ) -> Result<(), Failure> {
+        let records = self.in_order_of_play(player, records, warnings)?;
+        self.options.say_who_decides();
         let progress = self.progress(records.len());
         for record in &records {
-            self.play_one(player, record, Some(&self.file.display())).await?;
+            play_one(player, record, warnings).await?;
             progress.inc(1);
         }
         progress.finish_and_clear();
         Ok(())
     }
 
-    /// Plays standard input as it comes, on a clock that never steps back.
-    async fn play_stream(&self, player: &mut Player<impl Write>) -> Result<(), Failure> {
-        let mut latest = 0;
-        let mut items = self.read_in_background();
-        while let Some(item) = items.recv().await {
-            let item = item.map_err(|error| Failure::Told(format!("standard input: {error}")))?;
-            let Some(mut record) = self.readable(item, player, None)? else { continue };
-            player.summary.in_order(record.t_us, latest);
-            latest = latest.max(record.t_us);
-            record.t_us = latest;
-            self.play_one(player, &record, None).await?;
-            player.printer.flush()?;
-        }
-        Ok(())
-    }
-
-    async fn play_one(
+    fn in_order_of_play(
         &self,
         player: &mut Player<impl Write>,
-        record: &Record,
-        file: Option<&dyn std::fmt::Display>,
-    ) -> Result<(), Failure> {
-        match player.play(record).await? {
-            None => Ok(()),
-            Some(unreadable) => self.readable(Err(unreadable), player, file).map(|_| ()),
-        }
-    }
-
-    /// Standard input can only be waited for by a thread, which ends with the process.
-    fn read_in_background(&self) -> mpsc::Receiver<io::Result<Result<Record, Unreadable>>> {
-        let (sender, receiver) = mpsc::channel(1024);
-        let (input, key) = (self.input, self.key);
-        std::thread::spawn(move || {
-            for item in read(input, key, io::stdin().lock()) {
-                if sender.blocking_send(item).is_err() {
-                    return;
-                }
-            }
-        });
-        receiver
-    }
-
-    /// All records of the file, in the order in which they are played.
-    fn load(&self, player: &mut Player<impl Write>) -> Result<Vec<Record>, Failure> {
-        let shown = self.file.display();
-        let file = File::open(&self.file).map_err(|error| Failure::Told(format!("{shown}: {error}")))?;
+        items: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
+        warnings: &mut Warnings,
+    ) -> Result<Vec<Record>, Failure> {
         let mut records = Vec::new();
         let mut latest = 0;
-        for item in read(self.input, self.key, BufReader::new(file)) {
-            let item = item.map_err(|error| Failure::Told(format!("{shown}: {error}")))?;
-            let Some(record) = self.readable(item, player, Some(&shown))? else { continue };
+        for item in items {
+            let item = item.map_err(|error| warnings.broken(&error))?;
+            let Some(record) = readable(item, player, warnings)? else { continue };
             player.summary.in_order(record.t_us, latest);
             latest = latest.max(record.t_us);
             records.push(record);
         }
+        warnings.end()?;
         if !self.unsorted {
             records.sort_by_key(|record| record.t_us);
         }
         Ok(records)
     }
 
-    /// The record, unless it could not be read: then that is told, and ends a strict replay.
-    fn readable(
-        &self,
-        item: Result<Record, Unreadable>,
-        player: &mut Player<impl Write>,
-        file: Option<&dyn std::fmt::Display>,
-    ) -> Result<Option<Record>, Failure> {
-        let unreadable = match item {
-            Ok(record) => return Ok(Some(record)),
-            Err(unreadable) => unreadable,
-        };
-        let told = file.map_or_else(|| unreadable.to_string(), |file| format!("{file}: {unreadable}"));
-        if self.strict {
-            return Err(Failure::Told(told));
+    fn order(&self) -> Order {
+        match (self.file.as_os_str() == "-", self.unsorted) {
+            (true, _) => Order::Clamped,
+            (false, true) => Order::AsItStands,
+            (false, false) => Order::Sorted,
         }
-        eprintln!("tollgate: {told}; skipped");
-        player.summary.unreadable();
-        Ok(None)
     }
 
     /// A bar on standard error, unless the decisions scroll by on the same terminal.
@@ -211,19 +183,30 @@ impl Replay {
     }
 }
 
-fn read(input: Input, key: Key, from: impl BufRead) -> impl Iterator<Item = io::Result<Result<Record, Unreadable>>> {
-    let format = match input {
-        Input::Jsonl => Format::Jsonl,
-        Input::Csv => Format::Csv,
-        Input::Combined => Format::Combined,
-    };
-    let key = match key {
-        Key::Ip => KeyField::Ip,
-        Key::Path => KeyField::Path,
-        Key::Method => KeyField::Method,
-        Key::User => KeyField::User,
-    };
-    records::read(format, key, from)
+async fn play_one(player: &mut Player<impl Write>, record: &Record, warnings: &mut Warnings) -> Result<(), Failure> {
+    match player.play(record).await? {
+        None => Ok(()),
+        Some(unreadable) => readable(Err(unreadable), player, warnings).map(|_| ()),
+    }
+}
+
+/// The record, unless it could not be read.
+fn readable(
+    item: Result<Record, Unreadable>,
+    player: &mut Player<impl Write>,
+    warnings: &mut Warnings,
+) -> Result<Option<Record>, Failure> {
+    match item {
+        Ok(record) => {
+            warnings.read();
+            Ok(Some(record))
+        }
+        Err(unreadable) => {
+            warnings.unreadable(unreadable)?;
+            player.summary.unreadable();
+            Ok(None)
+        }
+    }
 }
 
 /// Ends when the user or the system asks the tool to.
@@ -239,75 +222,4 @@ pub(crate) async fn interrupted() -> io::Result<()> {
     }
     #[cfg(not(unix))]
     tokio::signal::ctrl_c().await
-}
-
-/// Decides records one after the other.
-#[derive(Debug)]
-struct Player<W: Write> {
-    limiter: Limiter,
-    rule: Rule,
-    printer: Printer<W>,
-    summary: Summary,
-    /// Only the summary is wanted.
-    quiet: bool,
-    played: u64,
-    /// The ids that were given, and the keys they were given for.
-    ids: HashSet<(Vec<u8>, Vec<u8>)>,
-}
-
-/// After how many records a signal is looked for.
-const PLAYED_AT_A_TIME: u64 = 256;
-
-impl<W: Write> Player<W> {
-    /// Decides the record, unless it settles what is not remembered.
-    async fn play(&mut self, record: &Record) -> Result<Option<Unreadable>, Failure> {
-        let Record { line, t_us, op, ref key, cost, ref id, length } = *record;
-        // The embedded engine never waits, and signals arrive only while something does.
-        self.played += 1;
-        if self.played.is_multiple_of(PLAYED_AT_A_TIME) {
-            tokio::task::yield_now().await;
-        }
-        self.summary.touched(key);
-        let at = UNIX_EPOCH + Duration::from_micros(t_us);
-        let mut request = Request::new(key).cost(cost).at(at);
-        if let Some(id) = id {
-            request = request.id(id);
-            self.ids.insert((key.clone(), id.clone()));
-        }
-        let decision = match decide(&self.limiter, &self.rule, op, request, length).await {
-            // The fault of the record, as if it could not be read.
-            Err(error) if error.is_unknown_id() => {
-                return Ok(Some(Unreadable { line, reason: format!("id: {error}") }));
-            }
-            // An operation that the rule doesn't have.
-            Err(error) if error.is_input() => {
-                return Ok(Some(Unreadable { line, reason: error.to_string() }));
-            }
-            decision => decision?,
-        };
-        self.summary.decided(key, decision.allowed);
-        if !self.quiet {
-            self.printer.print(
-                &Line::new(&self.rule, op, key, cost, &decision).at(t_us).named(id.as_deref()).lasting(length),
-            )?;
-        }
-        Ok(None)
-    }
-
-    /// Removes what the replay wrote.
-    async fn forget_keys(&mut self) -> Result<(), tollgate::Error> {
-        for key in self.summary.keys() {
-            self.limiter.reset(&self.rule, key).await?;
-        }
-        for (key, id) in &self.ids {
-            self.limiter.reset(&self.rule, Request::new(key).id(id)).await?;
-        }
-        Ok(())
-    }
-}
-
-/// A prefix that no other run has, so that keys start empty.
-pub(crate) fn own_prefix(what: &str) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("tollgate:{what}-{}-{}", std::process::id(), now.as_nanos())
 }

@@ -13,9 +13,8 @@ use tollgate::{Algorithm, Limiter, Redis, Request, Rule};
 use super::commands;
 use super::facts::{Clock, Facts, Fields, Known, Latency, Missing, Refusal, Trial, Why};
 use crate::Failure;
-use crate::options;
 use crate::output::micros;
-use crate::replay::own_prefix;
+use crate::subject::{from_lines, own_prefix};
 
 /// Settings that bear on decisions.
 const SETTINGS: [&str; 19] = [
@@ -66,7 +65,7 @@ struct Asked {
 }
 
 pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadline: Duration) -> Result<Facts, Failure> {
-    let scratch = format!("{prefix}{}", own_prefix("doctor").trim_start_matches("tollgate"));
+    let scratch = own_prefix(prefix, "doctor");
     let client = &redis.client(deadline).await?;
     let sentinels = said_by_sentinels(&redis, deadline).await;
     let limiter = Limiter::new(redis).deadline(deadline).prefix(&scratch)?;
@@ -232,6 +231,9 @@ impl Asked {
     }
 }
 
+/// As long as the ids that holders are given.
+const HOLDERS: [&str; 2] = ["held-0000000000000000000000000000000000", "held-1111111111111111111111111111111111"];
+
 /// Calls each algorithm's script on a key of its own, as a limiter does, and removes the key.
 async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<Trial>, Failure> {
     let rules = Algorithm::all().map(|algorithm| {
@@ -240,13 +242,15 @@ async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<T
     });
     let rules = rules.collect::<Result<Vec<_>, Failure>>()?;
     let tried = join_all(rules.iter().map(|(algorithm, rule)| async move {
-        // Permits are held by an id.
-        let one_of = |id| if algorithm.holds() { Request::new(key).id(id) } else { Request::new(key) };
         let took = async {
-            limiter.acquire(rule, one_of("first")).await?;
-            limiter.acquire(rule, one_of("second")).await
+            for holder in HOLDERS {
+                // Permits alone are held by an id.
+                let request = Request::new(key);
+                limiter.acquire(rule, if algorithm.holds() { request.id(holder) } else { request }).await?;
+            }
+            Ok(())
         };
-        let took = took.await.map(drop).map_err(refusal);
+        let took = took.await.map_err(refusal);
         let looked = async {
             limiter.peek(rule, key).await?;
             limiter.inspect(rule, key).await
@@ -273,7 +277,7 @@ async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<T
 
 /// Two limits at once, remembered by an id.
 async fn together(limiter: &Limiter, key: &str) -> Result<Trial, Failure> {
-    let rule = options::rule(&["gcra 5/20s".into(), "fixed-window 5/20s".into()])?;
+    let rule = rule("gcra 5/20s, fixed-window 5/20s")?;
     let request = Request::new(key).id("doctor").id_ttl(Duration::from_secs(10));
     let took = async {
         limiter.acquire(&rule, request).await?;
@@ -310,7 +314,7 @@ impl Reading {
 }
 
 fn rule(text: &str) -> Result<Rule, Failure> {
-    options::rule(&[text.to_owned()])
+    from_lines(&[text.to_owned()], "cli")
 }
 
 fn candidate(number: usize) -> String {

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::facts::{Finding, Level};
 use crate::options::Shape;
-use crate::output::{QUIET, RIGHT, WRONG, json};
+use crate::output::{QUIET, RIGHT, WRONG, counted, json};
 
 const WORTH_KNOWING: Style = AnsiColor::Cyan.on_default();
 const CARE: Style = AnsiColor::Yellow.on_default();
@@ -68,7 +68,6 @@ fn verdict(out: &mut impl Write, examined: &[(String, Vec<Finding>)]) -> io::Res
     let findings = || examined.iter().flat_map(|(_, findings)| findings);
     let count = |level| findings().filter(|finding| finding.level == level).count();
     let (unfit, warnings, notes) = (count(Level::Unfit), count(Level::Warning), count(Level::Note));
-    let plural = |count, word| if count == 1 { format!("1 {word}") } else { format!("{count} {word}s") };
     let (worst, verdict) = match (unfit, warnings) {
         (0, 0) => (Level::Ok, "fit for limits"),
         (0, _) => (Level::Warning, "fit for limits, with warnings"),
@@ -77,8 +76,8 @@ fn verdict(out: &mut impl Write, examined: &[(String, Vec<Finding>)]) -> io::Res
     let style = style(worst);
     let counts = [
         (unfit > 0).then(|| format!("{unfit} unfit")),
-        (warnings > 0).then(|| plural(warnings, "warning")),
-        (notes > 0).then(|| plural(notes, "note")),
+        (warnings > 0).then(|| counted(warnings as u64, "warning")),
+        (notes > 0).then(|| counted(notes as u64, "note")),
         Some(format!("{} ok", count(Level::Ok))),
     ];
     let counts: Vec<_> = counts.into_iter().flatten().collect();

@@ -28,6 +28,7 @@ use tollgate::{Clock, Decision, Embedded, Error, Limiter, Request, RetryAfter, R
 use super::keys;
 use super::ledger::{Call, Verdict};
 use crate::output::micros;
+use crate::subject::Subject;
 
 /// By how much a decision may lie outside of its call's bounds: what the clock of Redis may differ from this
 /// process's. They are one clock on one machine, but each reads it in its own way, and a run ends unaudited if the two
@@ -82,8 +83,11 @@ impl Standard {
 }
 
 /// Whether the rule can be audited, or why not.
-pub(super) fn fits(rule: &Rule) -> Result<(), String> {
-    for limit in rule.limits() {
+pub(super) fn fits(subject: &Subject) -> Result<(), String> {
+    if let Some(limit) = subject.counts_a_part() {
+        return Err(format!("{limit}: it counts a part that all keys share, and the audit is of each key by itself"));
+    }
+    for limit in subject.rule.limits() {
         let why = if limit.algorithm().holds() {
             "permits are held and released, which the audit doesn't follow".to_owned()
         } else if limit.start() == Start::FirstHit {

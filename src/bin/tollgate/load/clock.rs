@@ -2,16 +2,17 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use tollgate::{Limiter, Rule};
+use tollgate::{Algorithm, Limit, Limiter, Rule};
 
-use crate::options;
 use crate::output::micros;
 
 /// The time of day as a run sees it: read once, then counted on by a clock that never steps.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Timeline {
     began: Instant,
     began_us: u64,
+    /// Of the rule to ask by: the run's own, so that its keys go with the run's.
+    name: String,
 }
 
 /// How often a clock is read, at most, to find a quick answer.
@@ -20,7 +21,7 @@ const TRIES: usize = 50;
 const KEYS: usize = 24;
 
 impl Timeline {
-    pub(super) fn now() -> Self {
+    pub(super) fn now(name: &str) -> Self {
         // Two clocks can't be read at one instant: of some readings, the two that were closest.
         let readings = (0..TRIES).map(|_| {
             let (began, time) = (Instant::now(), SystemTime::now());
@@ -28,7 +29,8 @@ impl Timeline {
         });
         let fallback = (Duration::ZERO, Instant::now(), SystemTime::now());
         let (_, began, time) = readings.min_by_key(|(apart, ..)| *apart).unwrap_or(fallback);
-        Self { began, began_us: micros(time.duration_since(UNIX_EPOCH).unwrap_or_default()) }
+        let began_us = micros(time.duration_since(UNIX_EPOCH).unwrap_or_default());
+        Self { began, began_us, name: name.to_owned() }
     }
 
     /// In microseconds since the epoch.
@@ -41,7 +43,7 @@ impl Timeline {
     ///
     /// A decision writes the time that it was made at, which lies between its being sent and answered.
     pub(super) async fn offset(&self, limiter: &Limiter, enough: Duration) -> Result<Duration, String> {
-        let rule = rule()?;
+        let rule = self.rule()?;
         let mut offsets = Vec::with_capacity(KEYS);
         for key in keys() {
             offsets.push(self.offset_by(limiter, &rule, &key, enough).await);
@@ -58,7 +60,7 @@ impl Timeline {
 
     /// Whether every clock would be told.
     pub(super) async fn is_told(&self, limiter: &Limiter) -> bool {
-        let Ok(rule) = rule() else { return false };
+        let Ok(rule) = self.rule() else { return false };
         for key in keys() {
             if limiter.acquire(&rule, &key).await.is_err() {
                 return false;
@@ -84,11 +86,11 @@ impl Timeline {
         }
         Ok(Duration::from_micros(least))
     }
-}
 
-/// Named as the run's own rule, so that its keys go with the run's.
-fn rule() -> Result<Rule, String> {
-    options::rule(&["gcra 1000000/1s".into()]).map_err(|_| "no rule to ask by".to_owned())
+    fn rule(&self) -> Result<Rule, String> {
+        let limit = Limit::of(Algorithm::Gcra, 1_000_000, Duration::from_secs(1)).build();
+        limit.and_then(|limit| Rule::new(&self.name, limit)).map_err(|error| error.to_string())
+    }
 }
 
 fn keys() -> impl Iterator<Item = String> {

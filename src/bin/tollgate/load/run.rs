@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use tokio::sync::Semaphore;
-use tollgate::{Decision, Error, Limiter, Request, Rule};
+use tollgate::{Decision, Error, Limiter, Request};
 
 use super::clock::Timeline;
 use super::keys::{self, Keys};
 use super::pace::Pace;
 use super::tally::{Tally, Times};
+use crate::subject::Subject;
 
 /// The most calls that wait for their answers at once: more are counted as unsent.
 const OUTSTANDING: usize = 100_000;
@@ -21,7 +22,7 @@ const OUTSTANDING: usize = 100_000;
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) limiter: Limiter,
-    pub(super) rule: Rule,
+    pub(super) subject: Subject,
     /// Whether calls hold permits, to be released.
     pub(super) holds: bool,
     pub(super) cost: u64,
@@ -120,16 +121,16 @@ impl Run {
     }
 
     async fn call(&self, key: u32, due: Option<Instant>, is_measured: bool) {
-        let name = keys::name(key);
-        let request = Request::new(&name).cost(self.cost);
+        let (name, rule, parts) = (keys::name(key), &self.subject.rule, self.subject.parts());
+        let request = Request::new(&name).parts(&parts).cost(self.cost);
         let sent = Instant::now();
         let (answer, permit) = if self.holds {
-            match self.limiter.hold(&self.rule, request).await {
+            match self.limiter.hold(rule, request).await {
                 Ok(held) => (Ok(held.decision), held.permit),
                 Err(error) => (Err(error), None),
             }
         } else {
-            (self.limiter.acquire(&self.rule, request).await, None)
+            (self.limiter.acquire(rule, request).await, None)
         };
         let times = Times { due: due.unwrap_or(sent), sent, answered: Instant::now() };
         self.count(key, times, is_measured, &answer);

@@ -28,7 +28,7 @@ pub(super) fn parse(line: u64, text: &[u8], by: KeyField) -> Result<Record, Stri
         KeyField::Method => format!("no method on this line: the request is {}", quoted(request)),
         KeyField::Path => format!("no path on this line: the request is {}", quoted(request)),
     })?;
-    Ok(Record { line, t_us, op: Op::Acquire, key: unescape(key), cost: 1, id: None, length: None })
+    Ok(Record { line, t_us, op: Op::Acquire, key: unescape(key), cost: None, id: None, length: None })
 }
 
 /// Host and user, and what follows them.
@@ -135,8 +135,15 @@ mod tests {
     #[test]
     fn any_of_its_fields_can_be_the_key() {
         let record = parse(9, COMBINED.as_bytes(), KeyField::Ip).unwrap();
-        let want =
-            Record { line: 9, t_us: T_US, op: Op::Acquire, key: b"1.2.3.4".to_vec(), cost: 1, id: None, length: None };
+        let want = Record {
+            line: 9,
+            t_us: T_US,
+            op: Op::Acquire,
+            key: b"1.2.3.4".to_vec(),
+            cost: None,
+            id: None,
+            length: None,
+        };
         assert_eq!(record, want);
         assert_eq!(key(COMBINED, KeyField::Path).unwrap(), "/a/b");
         assert_eq!(key(COMBINED, KeyField::Method).unwrap(), "GET");

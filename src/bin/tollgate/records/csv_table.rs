@@ -88,10 +88,10 @@ impl Columns {
             None => Op::default(),
             Some(name) => String::from_utf8_lossy(name).parse().map_err(|e| format!("op: {e}"))?,
         };
-        let key = cell(self.key).ok_or_else(|| unexpected("key", field::KEY, "\"\""))?.to_vec();
+        let key = cell(self.key).ok_or_else(|| unexpected("key", field::KEY, field::EMPTY))?.to_vec();
         let cost = match self.cost.and_then(cell) {
-            None => 1,
-            Some(cost) => whole("cost", cost, field::MAX_COST)?,
+            None => None,
+            Some(cost) => Some(whole("cost", cost, field::MAX_COST)?),
         };
         let id = self.id.and_then(cell).map(<[u8]>::to_vec);
         let length =
@@ -189,12 +189,12 @@ mod tests {
     use super::*;
 
     fn read(text: &[u8]) -> Result<Vec<Result<Record, Unreadable>>, String> {
-        super::super::read(super::super::Format::Csv, Default::default(), text)
+        super::super::read(super::super::Format::Csv, super::super::KeyField::Ip, text)
             .collect::<io::Result<_>>()
             .map_err(|e| e.to_string())
     }
 
-    fn record(line: u64, t_us: u64, op: Op, key: &[u8], cost: u64) -> Result<Record, Unreadable> {
+    fn record(line: u64, t_us: u64, op: Op, key: &[u8], cost: Option<u64>) -> Result<Record, Unreadable> {
         Ok(Record { line, t_us, op, key: key.to_vec(), cost, id: None, length: None })
     }
 
@@ -205,8 +205,11 @@ mod tests {
     #[test]
     fn columns_come_in_any_order_and_empty_cells_are_defaults() {
         let text = b"cost,key,rule,t_us,op\n2,u1,cli,5,peek\n,u\xff,,6,\n";
-        assert_eq!(read(text).unwrap(), [record(2, 5, Op::Peek, b"u1", 2), record(3, 6, Op::Acquire, b"u\xff", 1)]);
-        assert_eq!(read(b"key,t_us\nu1,5").unwrap(), [record(2, 5, Op::Acquire, b"u1", 1)]);
+        assert_eq!(
+            read(text).unwrap(),
+            [record(2, 5, Op::Peek, b"u1", Some(2)), record(3, 6, Op::Acquire, b"u\xff", None)]
+        );
+        assert_eq!(read(b"key,t_us\nu1,5").unwrap(), [record(2, 5, Op::Acquire, b"u1", None)]);
     }
 
     #[test]
@@ -217,9 +220,9 @@ mod tests {
             assert_eq!(
                 read(text.as_bytes()).unwrap(),
                 [
-                    record(3, 1, Op::Acquire, key.as_bytes(), 1),
-                    record(7, 2, Op::Acquire, b"c", 1),
-                    record(8, 3, Op::Acquire, b"d", 1),
+                    record(3, 1, Op::Acquire, key.as_bytes(), None),
+                    record(7, 2, Op::Acquire, b"c", None),
+                    record(8, 3, Op::Acquire, b"d", None),
                 ]
             );
         }
@@ -235,7 +238,7 @@ mod tests {
                 unreadable(2, "row: expected 4 fields, got 2"),
                 unreadable(3, "row: expected 4 fields, got 5"),
                 unreadable(4, "t_us: missing"),
-                unreadable(5, "key: expected a non-empty string, got \"\""),
+                unreadable(5, "key: expected a non-empty string, got an empty one"),
                 unreadable(6, "t_us: expected a whole number from 0 to 4503599627370496, got \"+1\""),
                 unreadable(
                     7,
@@ -243,7 +246,7 @@ mod tests {
                 ),
                 unreadable(8, &format!("{cost} \"-1\"")),
                 unreadable(9, &format!("{cost} \"1e3\"")),
-                record(10, 1, Op::Acquire, b"a", 1),
+                record(10, 1, Op::Acquire, b"a", None),
             ]
         );
     }
@@ -253,7 +256,7 @@ mod tests {
         assert_eq!(
             read(b"t_us,key\n1,a\n2,\"b\n3,c\n").unwrap(),
             [
-                record(2, 1, Op::Acquire, b"a", 1),
+                record(2, 1, Op::Acquire, b"a", None),
                 unreadable(3, "row: expected a closing quote, got the end of the file"),
             ]
         );
@@ -274,7 +277,7 @@ mod tests {
             let expected = "header: expected the columns t_us and key, and optionally op, cost, id and for; ";
             assert_eq!(read(text.as_bytes()), Err(format!("{expected}{want}")));
         }
-        let mut records = super::super::read(super::super::Format::Csv, Default::default(), &b"a\n1\n2\n"[..]);
+        let mut records = super::super::read(super::super::Format::Csv, super::super::KeyField::Ip, &b"a\n1\n2\n"[..]);
         assert_eq!(records.next().unwrap().unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert!(records.next().is_none());
     }

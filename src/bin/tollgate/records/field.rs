@@ -29,7 +29,12 @@ pub(super) const OUTPUT: &[&str] = &[
     "overage",
 ];
 
+/// The one of them that only the tool's output has: its keys and ids are written as the tool shows them.
+pub(super) const OWN: &str = "rule";
+
 pub(super) const KEY: &str = "a non-empty string";
+/// What is there instead, if nothing is.
+pub(super) const EMPTY: &str = "an empty one";
 
 /// How long a block lasts: `10m`.
 pub(super) fn length(text: &str) -> Result<Duration, String> {
@@ -41,7 +46,7 @@ pub(super) fn missing(field: &str) -> String {
     format!("{field}: missing")
 }
 
-/// `key: expected a non-empty string, got ""`
+/// `key: expected a non-empty string, got 5`
 pub(super) fn unexpected(field: &str, expected: &str, got: &str) -> String {
     format!("{field}: expected {expected}, got {got}")
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::field::{self, missing, quoted, shown, unexpected};
 use super::{Op, Record};
+use crate::escape::read_back;
 
 pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
     // Checked for the whole line, because serde_json doesn't look into strings that are passed over.
@@ -23,6 +24,10 @@ pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
         return Err(reason);
     }
 
+    // The tool's own lines have keys and ids as it shows them.
+    let own = fields.own;
+    let written = |text: String| if own { read_back(&text) } else { text.into_bytes() };
+
     let t_us = fields.t_us.ok_or_else(|| missing("t_us"))?;
     let t_us = field::whole("t_us", t_us.as_u64(), field::MAX_T_US, || got(&t_us))?;
     let op = match fields.op {
@@ -31,16 +36,16 @@ pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
         Some(other) => return Err(unexpected("op", "a string", &got(&other))),
     };
     let key = match fields.key.ok_or_else(|| missing("key"))? {
-        Value::String(key) if !key.is_empty() => key.into_bytes(),
+        Value::String(key) if !key.is_empty() => written(key),
         other => return Err(unexpected("key", field::KEY, &got(&other))),
     };
     let cost = match fields.cost {
-        None => 1,
-        Some(cost) => field::whole("cost", cost.as_u64(), field::MAX_COST, || got(&cost))?,
+        None => None,
+        Some(cost) => Some(field::whole("cost", cost.as_u64(), field::MAX_COST, || got(&cost))?),
     };
     let id = match fields.id {
         None => None,
-        Some(Value::String(id)) if !id.is_empty() => Some(id.into_bytes()),
+        Some(Value::String(id)) if !id.is_empty() => Some(written(id)),
         Some(other) => return Err(unexpected("id", field::KEY, &got(&other))),
     };
     let length = match fields.length {
@@ -54,6 +59,7 @@ pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
 
 fn got(value: &Value) -> String {
     match value {
+        Value::String(text) if text.is_empty() => field::EMPTY.into(),
         Value::String(text) => quoted(text.as_bytes()),
         other => shown(other.to_string().as_bytes()),
     }
@@ -77,6 +83,8 @@ struct Fields {
     cost: Option<Value>,
     id: Option<Value>,
     length: Option<Value>,
+    /// Whether it is a line of replay's own output.
+    own: bool,
     refused: Option<String>,
 }
 
@@ -102,6 +110,7 @@ impl<'de> Deserialize<'de> for Fields {
                         "id" => &mut fields.id,
                         "for" => &mut fields.length,
                         other => {
+                            fields.own |= other == field::OWN;
                             if !field::OUTPUT.contains(&other) {
                                 fields.refused.get_or_insert_with(|| unknown(other));
                             }
@@ -141,7 +150,7 @@ mod tests {
             t_us: 1_700_000_000_000_000,
             op: Op::Acquire,
             key: b"u1".to_vec(),
-            cost: 1,
+            cost: None,
             id: None,
             length: None,
         };
@@ -149,14 +158,14 @@ mod tests {
         let record = parse(7, br#" { "cost":0, "key":"u1", "op":"peek", "t_us":0 } "#).unwrap();
         assert_eq!(
             record,
-            Record { line: 7, t_us: 0, op: Op::Peek, key: b"u1".to_vec(), cost: 0, id: None, length: None }
+            Record { line: 7, t_us: 0, op: Op::Peek, key: b"u1".to_vec(), cost: Some(0), id: None, length: None }
         );
     }
 
     #[test]
     fn numbers_reach_their_limits_and_no_further() {
         let record = parse(1, br#"{"t_us":4503599627370496,"key":"k","cost":9007199254740991}"#).unwrap();
-        assert_eq!((record.t_us, record.cost), (1 << 52, (1 << 53) - 1));
+        assert_eq!((record.t_us, record.cost), (1 << 52, Some((1 << 53) - 1)));
 
         let t_us = "t_us: expected a whole number from 0 to 4503599627370496, got ";
         for (written, got) in [
@@ -186,7 +195,7 @@ mod tests {
         for (text, want) in [
             (r#"{"key":"k"}"#, "t_us: missing"),
             (r#"{"t_us":1}"#, "key: missing"),
-            (r#"{"t_us":1,"key":""}"#, "key: expected a non-empty string, got \"\""),
+            (r#"{"t_us":1,"key":""}"#, "key: expected a non-empty string, got an empty one"),
             (r#"{"t_us":1,"key":5}"#, "key: expected a non-empty string, got 5"),
             (
                 r#"{"t_us":1,"key":"k","op":"acquier"}"#,
@@ -221,7 +230,7 @@ mod tests {
             "limits":[{"name":"a"}],"granted":1}"#;
         assert_eq!(
             parse(1, text).unwrap(),
-            Record { line: 1, t_us: 5, op: Op::Reset, key: b"u1".to_vec(), cost: 2, id: None, length: None }
+            Record { line: 1, t_us: 5, op: Op::Reset, key: b"u1".to_vec(), cost: Some(2), id: None, length: None }
         );
     }
 

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use crate::escape::shown;
 use crate::options::Shape;
 use crate::output::{facts, json};
 
@@ -38,17 +39,20 @@ struct Busiest {
     denied: u64,
 }
 
+/// What becomes of records that are earlier than others before them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Order {
+    Sorted,
+    AsItStands,
+    Clamped,
+}
+
 /// How many of the keys that were denied most are named.
 const NAMED: usize = 10;
 
 impl Summary {
     pub(super) fn unreadable(&mut self) {
         self.unreadable += 1;
-    }
-
-    /// There were lines, and none of them was a record.
-    pub(super) fn only_unreadable(&self) -> bool {
-        self.unreadable > 0 && self.allowed + self.denied == 0
     }
 
     /// A record of this time follows others, the latest of which was at `latest`.
@@ -78,11 +82,11 @@ impl Summary {
         self.keys.keys()
     }
 
-    pub(super) fn print(&self, out: impl Write, shape: Shape) -> io::Result<()> {
+    pub(super) fn print(&self, out: impl Write, shape: Shape, order: Order) -> io::Result<()> {
         let totals = self.totals();
         match shape {
             Shape::Jsonl => json(out, &totals),
-            Shape::Table => facts(out, &totals.as_facts()),
+            Shape::Table => facts(out, &totals.as_facts(order)),
         }
     }
 
@@ -90,9 +94,7 @@ impl Summary {
         let mut denied: Vec<_> = self.keys.iter().filter(|(_, denied)| **denied > 0).collect();
         denied.sort_by_key(|(key, denied)| (Reverse(**denied), *key));
         let named = denied.iter().take(NAMED);
-        let busiest_denied = named
-            .map(|(key, denied)| Busiest { key: String::from_utf8_lossy(key).into_owned(), denied: **denied })
-            .collect();
+        let busiest_denied = named.map(|(key, denied)| Busiest { key: shown(key), denied: **denied }).collect();
         let Self { allowed, denied, unreadable, out_of_order, .. } = *self;
         Totals {
             records: allowed + denied,
@@ -107,18 +109,24 @@ impl Summary {
 }
 
 impl Totals {
-    fn as_facts(&self) -> Vec<(&'static str, String)> {
+    fn as_facts(&self, order: Order) -> Vec<(&'static str, String)> {
+        let why = match order {
+            _ if self.out_of_order == 0 => "",
+            Order::Sorted => ", earlier than a line before them: played sorted by time",
+            Order::AsItStands => ", earlier than a line before them: played so, with a clock that steps back",
+            Order::Clamped => ", earlier than a line before them: played at the latest time by then",
+        };
         let mut lines = vec![
             ("records", self.records.to_string()),
             ("allowed", self.allowed.to_string()),
             ("denied", self.denied.to_string()),
             ("unreadable", self.unreadable.to_string()),
-            ("out of order", self.out_of_order.to_string()),
+            ("out of order", format!("{}{why}", self.out_of_order)),
             ("keys", self.keys.to_string()),
         ];
         for (place, Busiest { key, denied }) in self.busiest_denied.iter().enumerate() {
             let name = if place == 0 { "busiest denied" } else { "" };
-            lines.push((name, format!("{denied:>8}  {}", key.escape_debug())));
+            lines.push((name, format!("{denied:>8}  {}", key)));
         }
         lines
     }

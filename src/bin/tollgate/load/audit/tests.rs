@@ -1,7 +1,6 @@
 use fastrand::Rng;
 
 use super::*;
-use crate::options;
 
 /// The start of a day, and so of every window that divides one.
 const START: u64 = 1_700_006_400_000_000;
@@ -18,8 +17,12 @@ const LIMITS: [&str; 8] = [
     "fixed-window 3/200ms, sliding-log 9/1s",
 ];
 
+fn subject(text: &str) -> Subject {
+    Subject::of_lines(text).unwrap()
+}
+
 fn rule(text: &str) -> Rule {
-    options::rule(&text.split(", ").map(str::to_owned).collect::<Vec<_>>()).unwrap()
+    subject(text).rule
 }
 
 /// From milliseconds after the start.
@@ -177,11 +180,11 @@ fn what_cannot_be_judged_says_why() {
         ("gcra 5/1s, fixed-window 5/1s start first-hit", "first-hit: where its windows start"),
         ("sliding-window 999999999/1d", "steps of"),
     ] {
-        let told = fits(&rule(limits)).unwrap_err();
+        let told = fits(&subject(limits)).unwrap_err();
         assert!(told.contains(why), "{told}");
     }
     for limits in LIMITS {
-        assert_eq!(fits(&rule(limits)), Ok(()));
+        assert_eq!(fits(&subject(limits)), Ok(()));
     }
 }
 

@@ -1,0 +1,96 @@
+//! Where records come from, and in which format.
+
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::path::Path;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::unreadable::Warnings;
+use crate::records::{self, Format, KeyField, Looks, Record, Unreadable};
+use crate::{Failure, messages};
+
+type Item = io::Result<Result<Record, Unreadable>>;
+pub(super) type Records = mpsc::Receiver<Item>;
+
+/// A file, or standard input.
+pub(super) struct Source<'a> {
+    pub(super) path: &'a Path,
+    /// As it looks, if none.
+    pub(super) format: Option<Format>,
+    pub(super) key: KeyField,
+    pub(super) strict: bool,
+}
+
+impl Source<'_> {
+    pub(super) fn is_standard_input(&self) -> bool {
+        self.path.as_os_str() == "-"
+    }
+
+    /// The file's records.
+    pub(super) fn open(&self) -> Result<(impl Iterator<Item = Item> + use<>, Warnings), Failure> {
+        let told = |error: io::Error| Failure::Told(format!("{}: {error}", self.path.display()));
+        let file = File::open(self.path).map_err(told)?;
+        let (looks, file) = records::look(BufReader::new(file), self.format.is_none()).map_err(told)?;
+        let format = self.settled(&looks)?;
+        let warnings = Warnings::new(&self.shown(), format, &looks, self.strict);
+        Ok((records::read(format, self.key, file), warnings))
+    }
+
+    /// Standard input's records. It can only be waited for by a thread, which ends with the process.
+    pub(super) async fn stream(&self) -> Result<(Records, Warnings), Failure> {
+        let (tell_looks, looks) = oneshot::channel();
+        let (tell_format, format) = oneshot::channel();
+        let (sender, records) = mpsc::channel(1024);
+        let (key, unsure) = (self.key, self.format.is_none());
+        std::thread::spawn(move || {
+            let input = match records::look(io::stdin().lock(), unsure) {
+                Ok((looks, input)) => {
+                    // Whoever waits for it has gone only if the tool ends.
+                    let _ = tell_looks.send(Ok(looks));
+                    input
+                }
+                Err(error) => return drop(tell_looks.send(Err(error))),
+            };
+            let Ok(format) = format.blocking_recv() else { return };
+            for item in records::read(format, key, input) {
+                if sender.blocking_send(item).is_err() {
+                    return;
+                }
+            }
+        });
+        let gone = |_| io::Error::other("its reader has ended");
+        let looks = looks.await.map_err(gone).and_then(|looks| looks);
+        let looks = looks.map_err(|error| Failure::Told(format!("{}: {error}", self.shown())))?;
+        let format = self.settled(&looks)?;
+        // A reader that has ended has sent why.
+        let _ = tell_format.send(format);
+        Ok((records, Warnings::new(&self.shown(), format, &looks, self.strict)))
+    }
+
+    /// The format to read: that which was given, or as it looks.
+    fn settled(&self, looks: &Looks) -> Result<Format, Failure> {
+        let shown = self.shown();
+        match (self.format, looks.format, &looks.begins) {
+            (Some(given), ..) => Ok(given),
+            (None, Some(format), _) => {
+                let what = match format {
+                    Format::Jsonl => "JSON lines",
+                    Format::Csv => "CSV",
+                    Format::Combined => "an access log",
+                };
+                messages::note(format!("{shown} looks like {what}: read as --input {format}"));
+                Ok(format)
+            }
+            (None, None, None) => Ok(Format::Jsonl),
+            (None, None, Some(begins)) => {
+                let why = "expected --input jsonl, csv or combined, since it looks like none of them";
+                Err(Failure::Told(format!("{shown}: {why}, got what begins with {begins}")))
+            }
+        }
+    }
+
+    fn shown(&self) -> String {
+        if self.is_standard_input() { "standard input".to_owned() } else { self.path.display().to_string() }
+    }
+}

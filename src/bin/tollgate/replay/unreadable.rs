@@ -1,0 +1,92 @@
+//! What is said of lines that can't be read: each, up to a bound, or that nothing could be read at all.
+
+use crate::output::counted;
+use crate::records::{Format, Looks, Unreadable};
+use crate::{Failure, messages};
+
+/// So many lines from the start can't be read, and none was: it is another format, or no records.
+const MISUSED: usize = 10;
+/// So many lines are told one by one.
+const TOLD: u64 = 20;
+
+/// Warns of lines that can't be read.
+#[derive(Debug)]
+pub(super) struct Warnings {
+    /// What is read.
+    source: String,
+    format: Format,
+    looks: Option<Format>,
+    strict: bool,
+    /// A line was read: it is the right format.
+    any_read: bool,
+    /// What isn't told until one was.
+    held: Vec<Unreadable>,
+    met: u64,
+}
+
+impl Warnings {
+    pub(super) fn new(source: &str, format: Format, looks: &Looks, strict: bool) -> Self {
+        let (source, looks) = (source.to_owned(), looks.format.filter(|looks| *looks != format));
+        Self { source, format, looks, strict, any_read: false, held: Vec::new(), met: 0 }
+    }
+
+    pub(super) fn read(&mut self) {
+        self.any_read = true;
+        for unreadable in std::mem::take(&mut self.held) {
+            self.tell(&unreadable);
+        }
+    }
+
+    /// One more, which is skipped, unless it shows that there is no use in going on.
+    pub(super) fn unreadable(&mut self, unreadable: Unreadable) -> Result<(), Failure> {
+        if self.any_read && self.strict {
+            return Err(Failure::Told(format!("{}: {unreadable}", self.source)));
+        }
+        if self.any_read {
+            self.tell(&unreadable);
+            return Ok(());
+        }
+        self.held.push(unreadable);
+        if self.strict || self.held.len() >= MISUSED { Err(self.nothing_read()) } else { Ok(()) }
+    }
+
+    /// All lines have been met.
+    pub(super) fn end(&self) -> Result<(), Failure> {
+        if self.held.is_empty() { Ok(()) } else { Err(self.nothing_read()) }
+    }
+
+    /// How many were not told.
+    pub(super) fn sum_up(&self) {
+        if let more @ 1.. = self.met.saturating_sub(TOLD) {
+            messages::note(format!("{}: {} more can't be read; skipped", self.source, counted(more, "line")));
+        }
+    }
+
+    /// The stream can't be read on.
+    pub(super) fn broken(&self, error: &std::io::Error) -> Failure {
+        let hint = if error.kind() == std::io::ErrorKind::InvalidData { self.hint() } else { String::new() };
+        Failure::Told(format!("{}: {error}{hint}", self.source))
+    }
+
+    fn tell(&mut self, unreadable: &Unreadable) {
+        self.met += 1;
+        if self.met <= TOLD {
+            messages::note(format!("{}: {unreadable}; skipped", self.source));
+        }
+    }
+
+    fn nothing_read(&self) -> Failure {
+        let Self { source, format, held, .. } = self;
+        let which = match held.len() {
+            1 => "its first line".to_owned(),
+            count => format!("none of its first {count} lines"),
+        };
+        let verb = if held.len() == 1 { "can't" } else { "can" };
+        let first = held.first().map(ToString::to_string).unwrap_or_default();
+        Failure::Told(format!("{source}: {which} {verb} be read as {format}: {first}{}", self.hint()))
+    }
+
+    fn hint(&self) -> String {
+        self.looks.map(|looks| format!("; it looks like {looks}: give --input {looks}")).unwrap_or_default()
+    }
+}

@@ -1,0 +1,279 @@
+//! What a command is about: a rule, where its keys are, and what its limits count.
+
+use std::ffi::OsString;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use tollgate::{Limit, LimitDecision, Limiter, Rule};
+
+use crate::Failure;
+use crate::escape::shown;
+use crate::options::Options;
+
+/// What a rule is called that is given without a name.
+pub(crate) const UNNAMED: &str = "cli";
+
+/// How rules are written, for the help of every command that takes one.
+pub(crate) const GRAMMAR: &str = "\
+Rules:
+  A RULE is a limit in one line:
+
+    ALGORITHM UNITS/PERIOD [burst N] [max-debt N|none] [start PERIOD|first-hit|spread] [max N] [shards N]
+    concurrency N ttl PERIOD [shards N]
+
+  Not every algorithm has every option; a PERIOD is in us, ms, s, m, h or d, such as 10s or 1h30m.
+
+    gcra 100/1s burst 20                    100 a second, up to 20 at once
+    token-bucket 100/1m burst 200           100 a minute, up to 200 at once
+    token-bucket 10/1s max-debt 50          reservations may owe up to 50 units
+    fixed-window 100/1h                     100 from each full hour on; start 8h | first-hit | spread
+    sliding-window 1000/1h                  an estimate that slides, in little memory
+    sliding-log 5/10s                       exactly 5 in any 10 seconds
+    concurrency 8 ttl 30s                   at most 8 held at once, each for 30 seconds unless renewed
+    gcra 100000/1s shards 8                 too hot for one node: in eight keys
+
+  Several limits, as further RULEs or after commas, are decided together, all or nothing. Their keys
+  in Redis are those of a rule called cli, or as --name says. A service's own rule, whatever it has,
+  is given as JSON:
+
+    {\"name\": \"api\", \"limits\": [\"gcra 10/1s\", {\"limit\": \"fixed-window 1000/1m\", \"key\": \"org\"}], \"tag\": \"org\"}
+
+  There a limit may have a name, and may count another part of the request (key) than the rest. The
+  rule's tag is the part that its keys share as hash tag. --part gives these parts. A rule may also
+  say cost, on_change, overage, on_error and processes.
+
+Examples:
+  tollgate probe \"token-bucket 5/10s\" user:42 --count 7
+  tollgate probe \"gcra 10/1s\" \"fixed-window 250/1d\" user:42 --name api --cost 3
+  tollgate probe '{\"name\": \"api\", \"limits\": [{\"limit\": \"gcra 9/1s\", \"key\": \"org\"}], \"tag\": \"org\"}' user:42 --part org=acme
+
+Keys:
+  A key is any bytes. It is shown as it is where it can be printed. \\xff stands for a byte that isn't
+  UTF-8, \\n or \\u{1b} for a character that can't be printed, and \\\\ for a backslash.
+";
+
+/// Rules, and whose key it is.
+#[derive(Debug, Args)]
+pub(crate) struct RulesAndKey {
+    /// The rule, such as "token-bucket 5/10s"; several are decided together, all or nothing. Then whom it counts, any
+    /// bytes.
+    // Options may stand between them, so clap takes them one by one: this is shown as <RULE> <KEY>...
+    #[arg(value_name = "RULE> <KEY", num_args = 1.., required = true)]
+    rules_and_key: Vec<OsString>,
+}
+
+impl RulesAndKey {
+    pub(crate) fn split(&self) -> Result<(Vec<String>, &[u8]), Failure> {
+        let Some((key, rules @ [_, ..])) = self.rules_and_key.split_last() else {
+            return Err(told("expected RULE... KEY, such as \"token-bucket 5/10s\" user:42, got only one of them"));
+        };
+        Ok((rules.iter().map(|rule| rule.to_string_lossy().into_owned()).collect(), key.as_encoded_bytes()))
+    }
+}
+
+/// The options that say whose keys a command is about.
+#[derive(Debug, Args)]
+pub(crate) struct About {
+    /// The rule's name, which its keys end with. Default: cli, or the name in its JSON.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// What the service's keys begin with. A replay or a load adds a name of its own, so that it starts with no keys,
+    /// touches no others, and can remove them at the end.
+    #[arg(long, default_value = "tollgate")]
+    prefix: String,
+    /// What limits count that don't count the key, and the tag; once for each part that the rule has.
+    #[arg(long = "part", value_name = "NAME=VALUE")]
+    parts: Vec<OsString>,
+}
+
+/// A rule, and what there is to know of it and of the request beside the key.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    pub(crate) rule: Rule,
+    /// What a request costs that doesn't say.
+    pub(crate) cost: u64,
+    /// The part that each limit counts, in the rule's order; its key if none.
+    counted: Vec<Option<String>>,
+    parts: Vec<(String, Vec<u8>)>,
+}
+
+impl About {
+    /// The rule that is written so, with the parts that its limits count.
+    pub(crate) fn subject(&self, rules: &[String]) -> Result<Subject, Failure> {
+        let rule = match rules {
+            [one] if is_json(one) => from_json(one, self.name.as_deref())?,
+            [] => return Err(told("rule: expected at least one, such as \"token-bucket 5/10s\", got none")),
+            lines => from_lines(lines, self.name.as_deref().unwrap_or(UNNAMED))?,
+        };
+        Subject::of(rule, self.given_parts()?)
+    }
+
+    /// The limiter, of the service's keys.
+    pub(crate) fn of_service(&self, limiter: Limiter) -> Result<Limiter, Failure> {
+        Ok(limiter.prefix(&self.prefix)?)
+    }
+
+    /// A prefix under the service's that no other run has.
+    pub(crate) fn own_prefix(&self, what: &str) -> String {
+        own_prefix(&self.prefix, what)
+    }
+
+    fn given_parts(&self) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+        let mut parts: Vec<(String, Vec<u8>)> = Vec::with_capacity(self.parts.len());
+        for part in &self.parts {
+            let bytes = part.as_encoded_bytes();
+            let shown = shown(bytes);
+            let at = bytes.iter().position(|byte| *byte == b'=');
+            let split = at.map(|at| (&bytes[..at], &bytes[at + 1..])).filter(|(name, _)| !name.is_empty());
+            let Some((name, value)) = split else {
+                return Err(told(format!("--part: expected NAME=VALUE, such as org=acme, got {shown}")));
+            };
+            if value.is_empty() {
+                return Err(told(format!("--part: expected at least one byte after the =, got {shown}")));
+            }
+            let name = String::from_utf8_lossy(name).into_owned();
+            if parts.iter().any(|(earlier, _)| *earlier == name) {
+                return Err(told(format!("--part: expected {name} once, got it again with {shown}")));
+            }
+            parts.push((name, value.to_vec()));
+        }
+        Ok(parts)
+    }
+}
+
+impl Subject {
+    fn of(rule: Rule, parts: Vec<(String, Vec<u8>)>) -> Result<Self, Failure> {
+        let counted: Vec<_> = rule.counted_parts().map(|part| part.map(str::to_owned)).collect();
+        let (tag, cost) = (rule.tag().map(str::to_owned), rule.default_cost());
+        let needed = counted.iter().flatten().chain(&tag);
+        if let Some(missing) = needed.clone().find(|name| !parts.iter().any(|(given, _)| given == *name)) {
+            let why = match counted.iter().position(|part| part.as_ref() == Some(missing)) {
+                Some(at) => format!("which {} counts", rule.limits().nth(at).map(title).unwrap_or_default()),
+                None => "the tag of its keys".to_owned(),
+            };
+            let name = rule.name().unwrap_or_default();
+            return Err(told(format!("rule {name}: expected --part {missing}=VALUE, {why}, got none")));
+        }
+        if let Some((unknown, _)) = parts.iter().find(|(given, _)| !needed.clone().any(|name| name == given)) {
+            let mut names: Vec<_> = needed.map(String::as_str).collect();
+            names.sort_unstable();
+            names.dedup();
+            let expected =
+                if names.is_empty() { "none, since it counts the key alone".to_owned() } else { names.join(", ") };
+            let name = rule.name().unwrap_or_default();
+            return Err(told(format!("--part: of rule {name}, expected {expected}, got {unknown}")));
+        }
+        Ok(Self { rule, cost, counted, parts })
+    }
+
+    /// A rule of these limits on the key.
+    #[cfg(test)]
+    pub(crate) fn of_lines(limits: &str) -> Result<Self, Failure> {
+        Self::of(from_lines(&[limits.to_owned()], UNNAMED)?, Vec::new())
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.rule.name().unwrap_or_default()
+    }
+
+    /// What the request has beside its key.
+    pub(crate) fn parts(&self) -> Vec<(&str, &[u8])> {
+        self.parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect()
+    }
+
+    /// The limit that counts something else than the key, if there is one.
+    pub(crate) fn counts_a_part(&self) -> Option<&Limit> {
+        self.rule.limits().zip(&self.counted).find(|(_, part)| part.is_some()).map(|(limit, _)| limit)
+    }
+
+    /// What this limit of the rule counts in a request of this key.
+    pub(crate) fn counted_by<'a>(&'a self, limit: &LimitDecision, key: &'a [u8]) -> &'a [u8] {
+        self.counted(self.rule.limits().position(|other| title(other) == *limit.name), key)
+    }
+
+    /// What the limit at this place in the rule counts in a request of this key.
+    pub(crate) fn counted<'a>(&'a self, at: Option<usize>, key: &'a [u8]) -> &'a [u8] {
+        let part = at.and_then(|at| self.counted.get(at)).and_then(Option::as_ref);
+        let value = part.and_then(|name| self.parts.iter().find(|(given, _)| given == name));
+        value.map_or(key, |(_, value)| value)
+    }
+
+    /// Whether calls of it hold permits, each by an id of its own.
+    pub(crate) fn holds(&self) -> bool {
+        self.rule.limits().any(|limit| limit.algorithm().holds())
+    }
+
+    /// With the policy that was asked for while Redis is away.
+    pub(crate) fn follow_policy(mut self, options: &Options) -> Result<Self, Failure> {
+        self.rule = options.follow_policy(self.rule)?;
+        Ok(self)
+    }
+
+    /// With what each call takes, if it has shards: then a cost that none of them admits is a mistake. Otherwise that is
+    /// a denial, with "never".
+    pub(crate) fn at_cost(mut self, cost: u64) -> Result<Self, Failure> {
+        if self.rule.limits().any(|limit| limit.shards() > 1) {
+            self.rule = self.rule.cost(cost)?;
+        }
+        Ok(self)
+    }
+}
+
+/// A prefix under this one that no other run has, so that keys start empty and no others are touched.
+pub(crate) fn own_prefix(prefix: &str, what: &str) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{prefix}:{what}-{}-{}", std::process::id(), now.as_nanos())
+}
+
+/// The name of a rule, whose text may be all of it.
+pub(crate) fn name_of(rule: &str) -> Result<String, Failure> {
+    if is_json(rule) { Ok(from_json(rule, None)?.name().unwrap_or_default().to_owned()) } else { Ok(rule.to_owned()) }
+}
+
+fn is_json(rule: &str) -> bool {
+    rule.trim_start().starts_with('{')
+}
+
+/// A rule in the form that a service's own has as JSON, under this name if it leaves it out.
+fn from_json(text: &str, name: Option<&str>) -> Result<Rule, Failure> {
+    let rule: Rule = serde_json::from_str(text).map_err(|error| {
+        let expected = "expected {\"name\": \"api\", \"limits\": [\"gcra 10/1s\"]} or the like";
+        told(format!("rule in JSON: {expected}, got one with a mistake: {error}"))
+    })?;
+    match (rule.name(), name) {
+        (Some(own), Some(name)) if own != name => {
+            Err(told(format!("--name: expected {own}, as the rule in JSON says, got {name}")))
+        }
+        (Some(_), _) => Ok(rule),
+        (None, name) => Ok(rule.named(name.unwrap_or(UNNAMED))?),
+    }
+}
+
+/// A rule of this name that has these limits.
+pub(crate) fn from_lines(rules: &[String], name: &str) -> Result<Rule, Failure> {
+    if let Some(json) = rules.iter().find(|rule| is_json(rule)) {
+        let why = "expected a rule in JSON alone, with all its limits in its list";
+        return Err(told(format!("rule: {why}, got others beside {}", json.trim())));
+    }
+    let mut limits = rules.iter().flat_map(|rule| rule.split(',')).map(limit);
+    let first = limits.next().ok_or_else(|| told("rule: expected a limit, got nothing"))??;
+    limits.try_fold(Rule::new(name, first)?, |rule, limit| Ok(rule.and(limit?)?))
+}
+
+/// One limit; whoever forgot to quote its words is told so.
+fn limit(text: &str) -> Result<Limit, Failure> {
+    text.parse().map_err(|error| {
+        let unquoted = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
+        let hint = if unquoted { "; is a rule not quoted, as in \"token-bucket 5/10s\"?" } else { "" };
+        told(format!("{error}{hint}"))
+    })
+}
+
+/// What a decision calls a limit.
+fn title(limit: &Limit) -> String {
+    limit.name().map_or_else(|| limit.to_string(), str::to_owned)
+}
+
+fn told(message: impl Into<String>) -> Failure {
+    Failure::Told(message.into())
+}
