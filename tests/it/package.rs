@@ -52,3 +52,13 @@ fn the_package_has_every_file_that_its_sources_include() {
     }
     assert!(included >= 12, "{included}");
 }
+
+/// Both take a large part of the time that a build takes.
+#[test]
+fn the_tool_is_built_without_tls_and_without_large_tables_of_unicode() {
+    let manifest = read("Cargo.toml");
+    let (_, after) = manifest.split_once("\ncli = [").expect("the tool's feature");
+    let cli = after.split(']').next().unwrap_or_default();
+    assert!(cli.contains("\"dep:clap\"") && !cli.contains("tls"), "{cli}");
+    assert!(!read("Cargo.lock").contains("name = \"icu_"), "cargo update -p idna_adapter --precise 1.1.0");
+}
