@@ -71,7 +71,8 @@
 --   +overage counts it, and the expiry is extended where it would end before the count does.
 
 -- Packed, ARGV begins with the numbers as a state ends its header with them, and what is asked is to acquire.
-local packed, given = #ARGV < 5, #KEYS
+local packed = #ARGV < 5
+local given = #KEYS
 local read, numbers, layout, limit, period, cost, mode, now_us, several
 if packed then
   numbers, mode, now_us, several = ARGV[1], 'acquire', -1, ARGV[3]

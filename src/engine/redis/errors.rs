@@ -80,9 +80,12 @@ fn detour(error: &RedisError) -> Option<Detour> {
     }
 }
 
-/// Whether a script had begun when it met this: what Redis says then names the script.
+/// Whether a script had begun when it met this: what Redis says then names the script, and what the scripts that decide
+/// for others say the command.
 pub(super) fn is_of_a_script(error: &Error) -> bool {
-    (error.is_permission() || error.is_unsupported() || error.is_refused()) && error.to_string().contains(" script: ")
+    let said = error.to_string();
+    let begun = said.contains(" script: ") || said.contains(" command: ");
+    (error.is_permission() || error.is_unsupported() || error.is_refused()) && begun
 }
 
 /// What the server or the system said. redis-rs puts no password into its errors.
