@@ -65,8 +65,7 @@
 --   The counter per window of Redis's INCR documentation; roll-over as in the Convex rate limiter.
 --
 -- Commands
---   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIRE, PEXPIREAT; reset, and a refund of all: DEL;
---   inspect: PTTL
+--   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
 --   SET arms it for twice the longest reset, or this one if a penalty or a block made it longer, and up to a second;
@@ -78,7 +77,8 @@
 --   +overage counts it, and the expiry is extended where it would end before the count does.
 
 -- Packed, ARGV begins with the numbers as a state ends with them, and what is asked is to acquire.
-local packed, given = #ARGV < 5, #KEYS
+local packed = #ARGV < 5
+local given = #KEYS
 local read, numbers, layout, capacity, rate, period, start, max_debt, cost, mode, now_us, several
 if packed then
   numbers, mode, now_us, several = ARGV[1], 'acquire', -1, ARGV[3]
@@ -352,17 +352,19 @@ for index = 1, count do repeat
           string.format('%d', at))
       end
     else
-      if counted then redis.call('SETRANGE', key, '48', tail) end
-      if (counted or (changed and server_time)) and not covered and writes then
+      if counted and not server_time then
+        -- As written, and kept for as long as anything that is decided at this time.
+        redis.call('SET', key, string.sub(state, 1, 21) .. '\0\0\0\0\0' .. string.sub(state, 27, 48) .. tail, 'PX',
+          string.format('%d', math.max(3600000, (keep + -keep % 1000) / 1000)))
+      elseif counted then
+        redis.call('SETRANGE', key, '48', tail)
+      end
+      if (changed or counted) and not covered and server_time and writes then
         -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
-        armed = server_time and (last + 1000000 - last % 1000000) / 1000000 or 0
+        armed = (last + 1000000 - last % 1000000) / 1000000
         -- In this order, since Redis refuses a SETRANGE, but no PEXPIREAT, where it is out of memory.
         redis.call('SETRANGE', key, '21', struct.pack('<I5', armed))
-        if server_time then
-          redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
-        else
-          redis.call('PEXPIRE', key, string.format('%d', math.max(3600000, (keep + -keep % 1000) / 1000)))
-        end
+        redis.call('PEXPIREAT', key, string.format('%d', armed * 1000))
       end
     end
   end

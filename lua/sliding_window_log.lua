@@ -71,7 +71,8 @@
 --   +overage counts it, and the expiry is extended where it would end before the count does.
 
 -- Packed, ARGV begins with the numbers as a state ends its header with them, and what is asked is to acquire.
-local packed, given = #ARGV < 5, #KEYS
+local packed = #ARGV < 5
+local given = #KEYS
 local read, numbers, layout, limit, period, cost, mode, now_us, several
 if packed then
   numbers, mode, now_us, several = ARGV[1], 'acquire', -1, ARGV[3]
@@ -395,7 +396,10 @@ for index = 1, keys do repeat
       end
 
       local wasteful = expire and live * 4 + 16 < slots
-      if change ~= 0 and not (lump or wasteful or noted) and (tail == '' or change < 0) and (same or live < slots) then
+      -- A long log's tail is written in place too, and goes when the expiry is next armed.
+      local ends = noted or tail ~= ''
+      local stays = not ends or (ring == WIDE and (tail ~= '' or not expire))
+      if change ~= 0 and not (lump or wasteful) and stays and (same or live < slots) then
         local slot = same and (head - 1) % slots or head
         if not same then head, live = (head + 1) % slots, live + 1 end
         local place, entry = ring + slot * ENTRY, struct.pack('<I7I5', time, total)
@@ -415,7 +419,7 @@ for index = 1, keys do repeat
             else
               redis.call('PEXPIRE', key, string.format('%d', at))
             end
-            start = start .. struct.pack('<I5I4BI5I7', armed, slots, 6, limit, period) .. copies
+            start = start .. struct.pack('<I5I4BI5I7', armed, slots, ends and 7 or 6, limit, period) .. copies
             redis.call('SETRANGE', key, '0', start)
           else
             if copies ~= '' then start = start .. string.sub(near, 33, HEADER) .. copies end
@@ -428,9 +432,10 @@ for index = 1, keys do repeat
             redis.call('SETRANGE', key, at_place, entry)
           end
         end
-        if tail ~= '' then
+        if ends then
+          if tail == '' then tail = string.rep('\0', TAIL) end
           redis.call('SETRANGE', key, string.format('%d', ring + slots * ENTRY), tail)
-          redis.call('SETRANGE', key, '41', '\7')
+          if not noted then redis.call('SETRANGE', key, '41', '\7') end
         end
       else
         -- The ring is written anew, oldest first, with room for a fifth more.

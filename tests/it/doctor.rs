@@ -262,7 +262,7 @@ fn who_cannot_be_reached_is_told_in_one_line() {
     for (arguments, expected) in [
         (vec!["--url", &nobody], nobody.trim_start_matches("redis://")),
         (vec!["--url", &wrong], "refused the user or the password"),
-        (vec!["--url", &stopped.tcp_url(), "--deadline", "200ms"], "within the deadline"),
+        (vec!["--url", &stopped.tcp_url(), "--deadline", "200ms"], "within the deadline of 200ms"),
         (vec!["--url", "http://localhost"], "expected redis[s]://"),
         (vec!["--url", &nobody, "--prefix", "{"], "prefix: expected some text without braces"),
         (vec![], "--url or TOLLGATE_URL"),

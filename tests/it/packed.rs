@@ -52,7 +52,9 @@ impl Form {
             assert_eq!((names.len(), names.last()), (widths.len(), Some(&"cost")), "{algorithm}");
             Self { algorithm, layout: layout.parse().expect("a byte"), names, widths }
         };
-        Algorithm::all().filter(packs).map(form).collect()
+        let forms: Vec<_> = Algorithm::all().filter(packs).map(form).collect();
+        assert_eq!(forms.len(), 5, "all but permits");
+        forms
     }
 
     /// The script's own arguments, as text.

@@ -283,7 +283,9 @@ fn a_reply_that_promises_too_much_ends_by_the_deadline() {
         &deep,
     ] {
         for call in [Call::Packed, Call::Flat] {
-            let error = impostor.told(reply, 3, call).expect_err("no decision");
+            // A busy machine may need longer than the deadline to connect.
+            let told = || impostor.told(reply, 3, call).expect_err("no decision");
+            let error = (0..20).map(|_| told()).find(|error| !error.is_unreachable()).expect("a call that was sent");
             assert_eq!(error.charged(), Charged::Unknown, "{:?}: {error}", &reply[..reply.len().min(30)]);
         }
     }

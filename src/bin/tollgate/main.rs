@@ -114,9 +114,10 @@ fn misused(error: &clap::Error) -> ExitCode {
 
 impl From<tollgate::Error> for Failure {
     fn from(error: tollgate::Error) -> Self {
+        let said = messages::in_full(&error);
         match error.charged() {
-            Charged::Unknown => Self::Told(format!("{error}; whether it took units can't be known")),
-            _ => Self::Told(error.to_string()),
+            Charged::Unknown => Self::Told(format!("{said}; whether it took units can't be known")),
+            _ => Self::Told(said),
         }
     }
 }

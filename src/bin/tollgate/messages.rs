@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::Write;
 
-use crate::output::WRONG;
+use crate::output::{WRONG, human};
 
 /// Something worth knowing.
 pub(crate) fn note(message: impl Display) {
@@ -16,6 +16,15 @@ pub(crate) fn warning(message: impl Display) {
 
 pub(crate) fn error(message: impl Display) {
     say(format_args!("{WRONG}error:{WRONG:#}"), message);
+}
+
+/// What went wrong, with the times that its own message leaves out.
+pub(crate) fn in_full(error: &tollgate::Error) -> String {
+    match (error.missed_deadline(), error.retry_in()) {
+        (Some(deadline), _) => format!("{error} of {}", human(deadline)),
+        (None, Some(wait)) => format!("{error}; it is asked again in {}", human(wait)),
+        (None, None) => error.to_string(),
+    }
 }
 
 /// One line, whatever the message quotes, and at once, so that lines of several tools don't mix.

@@ -84,7 +84,7 @@ impl Probe {
             let decision = decide(&limiter, &subject.rule, self.op, request, self.length).await?;
             denied |= !decision.allowed;
             if let Some(error) = &decision.error {
-                messages::warning(format!("{error}; answered by {}", decision.by));
+                messages::warning(format!("{}; answered by {}", messages::in_full(error), decision.by));
             }
             printer.print(&Line::new(&subject, self.op, key, cost, &decision).named(id).lasting(self.length))?;
         }
