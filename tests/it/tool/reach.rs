@@ -160,6 +160,7 @@ fn what_a_rule_in_json_says_holds_unless_an_option_says_otherwise() {
     assert_eq!([&replayed[0]["cost"], &replayed[1]["cost"]], [3, 1]);
     let unnamed = r#"{"limits": ["gcra 5/1d"]}"#;
     assert_eq!(lines(&tollgate(&["probe", unnamed, "k", "--name", "jobs"]))[0]["rule"], "jobs");
+    assert_eq!(lines(&tollgate(&["probe", unnamed, "k"]))[0]["rule"], "cli");
 }
 
 #[test]
@@ -181,7 +182,6 @@ fn a_subject_with_a_mistake_is_one_line_that_says_what_to_give() {
         (&[API, "--part", "org="], "--part: expected at least one byte after the =, got org="),
         (&[API, "--part", "org=a", "--name", "web"], "--name: expected api, as the rule in JSON says, got web"),
         (&[r#"{"name": "api", "limits": ["gcra 5/1s"]"#], "EOF while parsing an object"),
-        (&[r#"{"limits": ["gcra 5/1s"]}"#], "missing field `name`"),
         (&[r#"{"name": "api", "limit": "gcra 5/1s"}"#], "unknown field `limit`"),
         (&[r#"{"name": "api", "limits": ["gcra 5/1min"]}"#], "such as 5/1m, got \"5/1min\""),
         (&["gcra 5/1s", API], "expected a rule in JSON alone"),
