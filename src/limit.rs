@@ -284,13 +284,15 @@ impl LimitBuilder {
                 )));
             }
         }
-        within("rate", rate, 1, if algorithm.holds() { MOST_PERMITS } else { EXACT })?;
+        let (units, time, most) =
+            if algorithm.holds() { ("permits", "ttl", MOST_PERMITS) } else { ("rate", "period", EXACT) };
+        within(units, rate, 1, most)?;
         let sub_microsecond = period.subsec_nanos() % 1000 != 0;
         let period = u64::try_from(period.as_micros()).unwrap_or(u64::MAX);
         if period == 0 || sub_microsecond || period > LONGEST {
             let got = if sub_microsecond { format!("{:?}", self.period) } else { text::Period(period).to_string() };
             return Err(RuleError::new(format!(
-                "period: expected whole microseconds, from 1us to 71 years, got {got}"
+                "{time}: expected whole microseconds, from 1us to 71 years, got {got}"
             )));
         }
         let capacity = self.capacity.unwrap_or(rate);
@@ -365,5 +367,6 @@ fn within(name: &str, value: u64, least: u64, most: u64) -> Result<(), RuleError
     if (least..=most).contains(&value) {
         return Ok(());
     }
+    let most = if most == EXACT { "2^53".to_owned() } else { most.to_string() };
     Err(RuleError::new(format!("{name}: expected a whole number from {least} to {most}, got {value}")))
 }

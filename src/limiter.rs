@@ -258,7 +258,9 @@ impl Limiter {
         self.undo(rule, &request, mode).await
     }
 
-    /// Forgets the key, and the request's id if it has one. Repairs state that can't be read.
+    /// Forgets what each limit of the rule counts of this request, and the request's id if it has one. A limit that counts
+    /// a [part](Request::parts), such as an organisation, is forgotten for all who share that part: what must outlast a
+    /// reset is a rule of its own. Repairs state that can't be read.
     ///
     /// # Errors
     ///

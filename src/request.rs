@@ -213,7 +213,7 @@ impl Request<'_> {
     pub(crate) fn id_ttl_ms(&self) -> Result<u64, Error> {
         let got = self.terms.id_ttl;
         let ttl_ms = u64::try_from(got.as_millis()).ok().filter(|ms| (1..=LAST_TIME).contains(ms));
-        ttl_ms.ok_or_else(|| Error::new(Kind::Input, format!("id_ttl: expected a millisecond or more, got {got:?}")))
+        ttl_ms.ok_or_else(|| Error::new(Kind::Input, format!("id_ttl: expected 1ms to 2^52 ms, got {got:?}")))
     }
 
     /// Units that it takes by this rule.
@@ -242,6 +242,9 @@ impl Request<'_> {
             Parts::Borrowed(parts) => parts.iter().find(|(part, _)| *part == name).map(|(_, value)| *value),
             Parts::Owned(parts) => parts.iter().find(|(part, _)| part == name).map(|(_, value)| value.as_slice()),
         };
+        if found.is_some_and(<[u8]>::is_empty) {
+            return Err(Error::new(Kind::Input, format!("part {name}: expected at least one byte, got an empty one")));
+        }
         found.ok_or_else(|| {
             let rule = rule.name().unwrap_or_default();
             Error::new(Kind::Input, format!("request: expected the part {name:?} that rule {rule} counts, got none"))

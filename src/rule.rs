@@ -360,9 +360,16 @@ impl FromStr for Rule {
     /// One limit, or several with commas between them, as [`Display`](fmt::Display) prints them. The rule has no name
     /// yet: it gets one by [`Rule::named`].
     fn from_str(text: &str) -> Result<Self, RuleError> {
+        let several = text.contains(',');
+        let limit = |text: &str| {
+            text.parse().map_err(|error| match several {
+                true => RuleError::new(format!("{error} (a comma begins another limit)")),
+                false => error,
+            })
+        };
         let (first, others) = text.split_once(',').map_or((text, None), |(first, others)| (first, Some(others)));
-        let rule = Self::unnamed(first.parse()?);
-        others.into_iter().flat_map(|others| others.split(',')).try_fold(rule, |rule, limit| rule.and(limit.parse()?))
+        let rule = Self::unnamed(limit(first)?);
+        others.into_iter().flat_map(|others| others.split(',')).try_fold(rule, |rule, text| rule.and(limit(text)?))
     }
 }
 

@@ -110,7 +110,12 @@ fn suggested_period(text: &str) -> Option<String> {
 
 /// `concurrency 8 ttl 30s`: a count alone, and how long a permit lasts.
 fn permits(algorithm: Algorithm, count: &str, options: &[&str]) -> Result<LimitBuilder, RuleError> {
-    let units = whole("rate", count)?;
+    if count.contains('/') {
+        return Err(RuleError::new(format!(
+            "{algorithm}: expected permits and a ttl, such as 8 ttl 30s, got {count:?}"
+        )));
+    }
+    let units = whole("permits", count)?;
     match options {
         ["ttl", ttl] => Ok(Limit::of(algorithm, units, Duration::from_micros(ttl.parse::<Period>()?.0))),
         [others @ .., "shards", shards] | ["shards", shards, others @ ..] if others.len() == 2 => {
@@ -175,7 +180,7 @@ fn whole(name: &str, text: &str) -> Result<u64, RuleError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
         Ok(number) if digits => Ok(number),
-        _ => Err(RuleError::new(format!("{name}: expected a whole number from 0 to 2^53, got {text:?}"))),
+        _ => Err(RuleError::new(format!("{name}: expected a whole number up to 2^53, got {text:?}"))),
     }
 }
 

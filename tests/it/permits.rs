@@ -216,9 +216,9 @@ async fn what_has_no_permits_says_so() {
     assert!(limiter.renew(&permits, request).await.expect_err("nothing held").is_unknown_id());
     for (text, why) in [
         ("concurrency 5", "concurrency: expected a ttl, after which"),
-        ("concurrency 5/1s ttl 1s", "rate: expected a whole number"),
-        ("concurrency 10001 ttl 1s", "rate: expected a whole number from 1 to 10000, got 10001"),
-        ("concurrency 5 ttl 0s", "period: expected"),
+        ("concurrency 5/1s ttl 1s", "concurrency: expected permits and a ttl"),
+        ("concurrency 10001 ttl 1s", "permits: expected a whole number from 1 to 10000, got 10001"),
+        ("concurrency 5 ttl 0s", "ttl: expected"),
         ("concurrency 5 ttl 1s burst 3", "concurrency: expected a ttl"),
     ] {
         let error = text.parse::<Rule>().expect_err(text).to_string();

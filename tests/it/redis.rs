@@ -287,7 +287,9 @@ async fn in_real_time_a_bucket_refills_and_a_key_expires() {
     };
     assert!(denied.allowed && started.elapsed() >= Duration::from_millis(50));
 
-    for text in ["fixed-window 3/200ms start first-hit", "gcra 3/200ms", "sliding-window 3/200ms", "sliding-log 3/200ms"] {
+    for text in
+        ["fixed-window 3/200ms start first-hit", "gcra 3/200ms", "sliding-window 3/200ms", "sliding-log 3/200ms"]
+    {
         let rule = rule(text);
         assert!(limiter.acquire(&rule, "gone").await.expect("a decision").allowed);
         let key = limiter.inspect(&rule, "gone").await.expect("a state").remove(0).key;

@@ -118,7 +118,7 @@ fn bad_input_is_one_line_that_names_the_value_and_exits_with_two() {
     let port = free_port().to_string();
     let nobody = format!("redis://:s3cret@127.0.0.1:{port}");
     for (arguments, expected) in [
-        (vec!["probe", "token-bucket 0/1s", "k"], "rate: expected a whole number from 1 to 9007199254740992, got 0"),
+        (vec!["probe", "token-bucket 0/1s", "k"], "rate: expected a whole number from 1 to 2^53, got 0"),
         (vec!["probe", "token-bucket -5/1s", "k"], "got \"-5\""),
         (vec!["probe", "gcra 5/0s", "k"], "period: expected whole microseconds, from 1us to 71 years, got 0us"),
         (vec!["probe", "gcra 5/1x", "k"], "got \"1x\""),

@@ -108,7 +108,9 @@ fn misused(error: &clap::Error) -> ExitCode {
     }
     let text = error.to_string();
     let first = text.split("\n\n").next().unwrap_or_default();
-    let message = first.split_whitespace().collect::<Vec<_>>().join(" ");
+    // What is known instead, where clap has a guess.
+    let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: ")).map(|tip| format!("; {tip}"));
+    let message = first.split_whitespace().collect::<Vec<_>>().join(" ") + &tips.collect::<String>();
     failed(message.strip_prefix("error: ").unwrap_or(&message))
 }
 

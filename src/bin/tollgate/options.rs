@@ -30,10 +30,10 @@ pub(crate) struct Options {
     #[arg(long, value_enum, value_name = "HOW")]
     on_error: Option<Policy>,
     /// How many processes share a rule that is decided locally: this one decides by its part.
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = processes)]
     processes: NonZeroU32,
     /// How many replicas must have what a call took before it is allowed, waited for less than half the deadline.
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true)]
     confirmed_by: u8,
     /// How to print. Default: a table on a terminal, else a JSON object per line.
     #[arg(long, value_enum)]
@@ -58,7 +58,7 @@ enum Policy {
 
 impl Options {
     pub(crate) fn url(&self) -> Option<&str> {
-        self.url.as_deref().filter(|url| !url.is_empty())
+        self.url.as_deref()
     }
 
     pub(crate) fn deadline(&self) -> Duration {
@@ -173,6 +173,10 @@ pub(crate) fn units(text: &str) -> Result<u64, String> {
     const MOST: u64 = (1 << 53) - 1;
     let number = text.parse().ok().filter(|number| *number <= MOST);
     number.ok_or_else(|| format!("expected a whole number from 0 to {MOST}"))
+}
+
+fn processes(text: &str) -> Result<NonZeroU32, String> {
+    from_one::<u32, { u32::MAX as u64 }>(text).map(|count| NonZeroU32::new(count).unwrap_or(NonZeroU32::MIN))
 }
 
 /// A whole number from 1 up.

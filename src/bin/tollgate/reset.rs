@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use tollgate::Limiter;
+use tollgate::{Limiter, Rule};
 
 use crate::options::{Options, Shape};
 use crate::output::{counted, json};
@@ -34,6 +34,10 @@ impl Reset {
     pub(crate) async fn run(self) -> Outcome {
         let names = self.rules.iter().map(|rule| name_of(rule)).collect::<Result<Vec<_>, _>>()?;
         let limiter = self.options.limiter_on_redis("forget keys of")?.prefix(&self.prefix)?;
+        // All before any key is forgotten.
+        for name in &names {
+            "gcra 1/1s".parse::<Rule>()?.named(name)?;
+        }
         for name in &names {
             let report = Report { rule: name, forgotten: forget(&limiter, name).await? };
             match self.options.shape() {

@@ -146,14 +146,6 @@ impl Subject {
         let counted: Vec<_> = rule.counted_parts().map(|part| part.map(str::to_owned)).collect();
         let (tag, cost) = (rule.tag().map(str::to_owned), rule.default_cost());
         let needed = counted.iter().flatten().chain(&tag);
-        if let Some(missing) = needed.clone().find(|name| !parts.iter().any(|(given, _)| given == *name)) {
-            let why = match counted.iter().position(|part| part.as_ref() == Some(missing)) {
-                Some(at) => format!("which {} counts", rule.limits().nth(at).map(title).unwrap_or_default()),
-                None => "the tag of its keys".to_owned(),
-            };
-            let name = rule.name().unwrap_or_default();
-            return Err(told(format!("rule {name}: expected --part {missing}=VALUE, {why}, got none")));
-        }
         if let Some((unknown, _)) = parts.iter().find(|(given, _)| !needed.clone().any(|name| name == given)) {
             let mut names: Vec<_> = needed.map(String::as_str).collect();
             names.sort_unstable();
@@ -162,6 +154,14 @@ impl Subject {
                 if names.is_empty() { "none, since it counts the key alone".to_owned() } else { names.join(", ") };
             let name = rule.name().unwrap_or_default();
             return Err(told(format!("--part: of rule {name}, expected {expected}, got {unknown}")));
+        }
+        if let Some(missing) = needed.clone().find(|name| !parts.iter().any(|(given, _)| given == *name)) {
+            let why = match counted.iter().position(|part| part.as_ref() == Some(missing)) {
+                Some(at) => format!("which {} counts", rule.limits().nth(at).map(title).unwrap_or_default()),
+                None => "the tag of its keys".to_owned(),
+            };
+            let name = rule.name().unwrap_or_default();
+            return Err(told(format!("rule {name}: expected --part {missing}=VALUE, {why}, got none")));
         }
         Ok(Self { rule, cost, counted, parts })
     }
@@ -231,7 +231,7 @@ pub(crate) fn name_of(rule: &str) -> Result<String, Failure> {
 }
 
 fn is_json(rule: &str) -> bool {
-    rule.trim_start().starts_with('{')
+    rule.trim_start().starts_with(['{', '['])
 }
 
 /// A rule in the form that a service's own has as JSON, under this name if it leaves it out.
