@@ -16,8 +16,8 @@ use tls::TlsFiles;
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The Redis that decides, such as redis://127.0.0.1:6379, unix:///run/redis.sock,
-    /// redis-sentinel://host:26379,host:26379/primary or redis-cluster://host:7000,host:7001; without one, an engine in
-    /// this process.
+    /// redis-sentinel://host:26379,host:26379/primary or redis-cluster://host:7000,host:7001. Without
+    /// one, probe, replay and load decide by an engine in this process; the others need a Redis.
     #[arg(long, env = "TOLLGATE_URL", hide_env_values = true)]
     url: Option<String>,
     #[command(flatten)]

@@ -7,10 +7,11 @@ use std::time::Duration;
 use clap::Args;
 use tollgate::{Change, Limiter, Request, Rule};
 
+use crate::escape::shown;
 use crate::options::{self, Options};
 use crate::output::{Line, Printer};
 use crate::records::Op;
-use crate::subject::{About, GRAMMAR, RulesAndKey};
+use crate::subject::{About, GRAMMAR, RulesAndKey, Subject};
 use crate::{Failure, Outcome, messages};
 
 #[derive(Debug, Args)]
@@ -70,6 +71,9 @@ impl Probe {
         self.options.say_who_decides();
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
         let (parts, names_itself) = (subject.parts(), self.op.takes() && subject.holds());
+        if self.options.url().is_some() && matches!(self.op, Op::Block | Op::Reset) {
+            self.warn_of_a_fresh_key(&limiter, &subject, Request::new(key).parts(&parts)).await;
+        }
         let mut denied = false;
         for number in 0..self.count {
             if let Some(interval) = self.interval.filter(|_| number > 0) {
@@ -89,6 +93,17 @@ impl Probe {
             printer.print(&Line::new(&subject, self.op, key, cost, &decision).named(id).lasting(self.length))?;
         }
         Ok(if denied { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    }
+}
+
+impl Probe {
+    /// Whoever blocks or forgets a key means one that a service uses: of none, another name or prefix is likely meant.
+    async fn warn_of_a_fresh_key(&self, limiter: &Limiter, subject: &Subject, request: Request<'_>) {
+        let Ok(states) = limiter.inspect(&subject.rule, request).await else { return };
+        if states.iter().all(|state| !state.exists) {
+            let first = states.first().map(|state| shown(state.key.as_bytes())).unwrap_or_default();
+            messages::note(format!("nobody has used this key yet: {first}; --name and --prefix choose others"));
+        }
     }
 }
 

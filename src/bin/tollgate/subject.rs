@@ -38,9 +38,10 @@ Rules:
 
     {\"name\": \"api\", \"limits\": [\"gcra 10/1s\", {\"limit\": \"fixed-window 1000/1m\", \"key\": \"org\"}], \"tag\": \"org\"}
 
-  There a limit may have a name, and may count another part of the request (key) than the rest. The
-  rule's tag is the part that its keys share as hash tag. --part gives these parts. A rule may also
-  say cost, on_change, overage, on_error and processes.
+  There a limit may have a name, and may count another part of the request (key) than the rest. tag
+  names the part whose value goes in the braces of every key, so that Redis Cluster keeps them
+  together. --part gives these parts. A rule may also say cost, on_change, overage, on_error and
+  processes.
 
 Examples:
   tollgate probe \"token-bucket 5/10s\" user:42 --count 7
@@ -55,8 +56,8 @@ Keys:
 /// Rules, and whose key it is.
 #[derive(Debug, Args)]
 pub(crate) struct RulesAndKey {
-    /// The rule, such as "token-bucket 5/10s"; several are decided together, all or nothing. Then whom it counts, any
-    /// bytes.
+    /// The rule, such as "token-bucket 5/10s"; several are decided together, all or nothing. Last, the key: who is
+    /// limited, such as user:42.
     // Options may stand between them, so clap takes them one by one: this is shown as <RULE> <KEY>...
     #[arg(value_name = "RULE> <KEY", num_args = 1.., required = true)]
     rules_and_key: Vec<OsString>,
@@ -255,13 +256,14 @@ pub(crate) fn from_lines(rules: &[String], name: &str) -> Result<Rule, Failure> 
         let why = "expected a rule in JSON alone, with all its limits in its list";
         return Err(told(format!("rule: {why}, got others beside {}", json.trim())));
     }
-    let mut limits = rules.iter().flat_map(|rule| rule.split(',')).map(limit);
-    let first = limits.next().ok_or_else(|| told("rule: expected a limit, got nothing"))??;
-    limits.try_fold(Rule::new(name, first)?, |rule, limit| Ok(rule.and(limit?)?))
+    let read = rules.iter().map(|rule| line(rule)).collect::<Result<Vec<_>, _>>()?;
+    let mut limits = read.iter().flat_map(Rule::limits).cloned();
+    let first = limits.next().ok_or_else(|| told("rule: expected a limit, got nothing"))?;
+    limits.try_fold(Rule::new(name, first)?, |rule, limit| Ok(rule.and(limit)?))
 }
 
-/// One limit; whoever forgot to quote its words is told so.
-fn limit(text: &str) -> Result<Limit, Failure> {
+/// One limit, or several with commas between them, with a hint where quotes seem to be missing.
+fn line(text: &str) -> Result<Rule, Failure> {
     text.parse().map_err(|error| {
         let unquoted = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
         let hint = if unquoted { "; is a rule not quoted, as in \"token-bucket 5/10s\"?" } else { "" };

@@ -237,3 +237,43 @@ fn a_replay_of_permits_names_each_call_and_names_it_so_again() {
         assert_eq!(keys(&server), [""; 0], "a replay removes its keys");
     }
 }
+
+#[test]
+fn whoever_blocks_or_forgets_a_key_that_nobody_has_used_is_warned() {
+    let server = Server::start();
+    let probe = |options: &[&str]| tollgate(&[&["probe", "gcra 5/1d", "k", "--url", &server.url()], options].concat());
+    let warned = |output: &std::process::Output| stderr(output).contains("nobody has used this key yet: ");
+    assert_eq!(stderr(&probe(&["--name", "api"])), "");
+    assert!(!warned(&probe(&["--name", "api", "--op", "block", "--for", "1m"])), "the service's own key");
+    let elsewhere = probe(&["--name", "api", "--prefix", "Shop", "--op", "block", "--for", "1m"]);
+    assert!(warned(&elsewhere) && stderr(&elsewhere).contains("Shop:{k}:api/gcra-1d"), "{}", stderr(&elsewhere));
+    assert!(warned(&probe(&["--name", "web", "--op", "reset"])));
+}
+
+#[test]
+fn a_reset_of_several_rules_forgets_none_if_one_cannot_be_meant() {
+    let server = Server::start();
+    let url = server.url();
+    tollgate(&["probe", "gcra 5/1d", "k", "--name", "api", "--url", &url]);
+    let output = tollgate(&["reset", "--rule", "api", "--rule", "b b", "--url", &url]);
+    assert_eq!((code(&output), stdout(&output).as_str()), (2, ""));
+    assert!(stderr(&output).contains("got \"b b\""), "{}", stderr(&output));
+    assert_eq!(lines(&tollgate(&["probe", "gcra 5/1d", "k", "--name", "api", "--url", &url]))[0]["remaining"], 3);
+}
+
+#[test]
+fn an_address_that_was_left_empty_decides_nothing_and_a_slip_is_told_with_what_is_known() {
+    for (arguments, told) in [
+        (&["probe", "gcra 5/1s", "k", "--url", ""][..], "url: expected redis"),
+        (&["porbe", "gcra 5/1s", "k"], "'probe'"),
+        (&["probe", "gcra 5/1s", "k", "--processes", "0"], "a whole number from 1 to"),
+        (&["probe", "gcra 1,000/1s", "k"], "(a comma begins another limit)"),
+        (&["probe", "[\"gcra 5/1s\"]", "k"], "rule in JSON"),
+        (&[API], "expected RULE... KEY"),
+    ] {
+        let output = tollgate(arguments);
+        let said = stderr(&output);
+        assert_eq!((code(&output), said.lines().count(), stdout(&output).as_str()), (2, 1, ""), "{said}");
+        assert!(said.contains(told), "{arguments:?}: {said}");
+    }
+}
