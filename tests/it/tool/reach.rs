@@ -269,7 +269,6 @@ fn an_address_that_was_left_empty_decides_nothing_and_a_slip_is_told_with_what_i
         (&["probe", "gcra 5/1s", "k", "--processes", "0"], "a whole number from 1 to"),
         (&["probe", "gcra 1,000/1s", "k"], "(a comma begins another limit)"),
         (&["probe", "[\"gcra 5/1s\"]", "k"], "rule in JSON"),
-        (&[API], "expected RULE... KEY"),
     ] {
         let output = tollgate(arguments);
         let said = stderr(&output);
