@@ -231,6 +231,8 @@ if not allowed then
       limit.writes = {}
       local untouched = decide(limit, cost, 'peek')
       untouched[1], untouched[4] = 1, 0
+      -- A peek has nothing to grant, where the others' replies say what they granted.
+      if mode == 'at-most' then table.insert(untouched, 6, 0) end
       replies[index] = untouched
     end
   end

@@ -265,16 +265,17 @@ elseif settles or (rebased and writes) or counted then
   -- What only gives back goes through where Redis is out of memory, if it is removed first.
   if give > 0 then remove_all(remove) end
   for from = 1, #add, 1000 do redis.call('ZADD', key, unpack(add, from, math.min(from + 999, #add))) end
-  if give == 0 then remove_all(remove) end
-  if gap == 0 and (settles or rebased or not exists) then
-    redis.call('ZREMRANGEBYSCORE', key, '1', string.format('%d', passed))
-  end
+  -- Before anything else can be refused, so that no permit is left without an expiry.
   local keep = math.max(2 * ttl, reset_after)
   if server_time then
     redis.call('PEXPIREAT', key, string.format('%d', (now_us + keep + -(now_us + keep) % 1000) / 1000))
   else
     -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
     redis.call('PEXPIRE', key, string.format('%d', math.max(3600000, (keep + -keep % 1000) / 1000)))
+  end
+  if give == 0 then remove_all(remove) end
+  if gap == 0 and (settles or rebased or not exists) then
+    redis.call('ZREMRANGEBYSCORE', key, '1', string.format('%d', passed))
   end
 end
 

@@ -55,8 +55,8 @@
 --   refund     : level + cost, capacity at most, whichever window it was taken in; penalty: level - cost, as low as
 --                stays exact: 2^53 - rate, or 2^51 us, below capacity
 --   block      : denies every call until it ends; a refund or a penalty moves the level beneath it
---   changed numbers keep what was used, up to capacity, or capacity + max_debt of a key that owes, so they forgive what
---   a penalty took beyond; +as-is: the level; +reset: nothing
+--   changed numbers keep what was used: at most capacity, or capacity + max_debt if the key is in debt. What a penalty
+--                took beyond that is forgiven. max_debt alone is no changed number. +as-is: the level; +reset: nothing
 --   reset_after: to the start of the window ceil((capacity - level) / rate) later
 --   A window from the first hit is followed by others of its length until the level is at capacity.
 --   calls of a key: as many as fit one after the other
@@ -159,7 +159,13 @@ for index = 1, count do repeat
   else
     -- MGET has nothing of a key of another type, nor what this call has written since.
     state = answers[index]
-    if not state or (seen and seen[key]) then state = redis.pcall('GET', key) end
+    if not state or (seen and seen[key]) then
+      state = redis.pcall('GET', key)
+      -- Of another type, it is unreadable; anything else that is refused, such as by a missing permission, ends the call.
+      if type(state) == 'table' and not string.find(state.err, '^WRONGTYPE') then
+        return redis.error_reply(state.err .. ' command: get')
+      end
+    end
     if seen then seen[key] = true end
   end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end

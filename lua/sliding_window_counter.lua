@@ -157,7 +157,13 @@ for index = 1, count do repeat
   else
     -- MGET has nothing of a key of another type, nor what this call has written since.
     state = answers[index]
-    if not state or (seen and seen[key]) then state = redis.pcall('GET', key) end
+    if not state or (seen and seen[key]) then
+      state = redis.pcall('GET', key)
+      -- Of another type, it is unreadable; anything else that is refused, such as by a missing permission, ends the call.
+      if type(state) == 'table' and not string.find(state.err, '^WRONGTYPE') then
+        return redis.error_reply(state.err .. ' command: get')
+      end
+    end
     if seen then seen[key] = true end
   end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end

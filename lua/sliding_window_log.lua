@@ -181,7 +181,11 @@ for index = 1, keys do repeat
     near = redis.call('GETRANGE', key, '0', '263')
   else
     near, answers[index] = redis.pcall('GETRANGE', key, '0', '263'), unreadable
-    if near.err then break end
+    if type(near) == 'table' then
+      -- Of another type, it is unreadable; anything else that is refused, such as by a missing permission, ends the call.
+      if string.find(near.err, '^WRONGTYPE') then break end
+      return redis.error_reply(near.err .. ' command: getrange')
+    end
   end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
 
@@ -399,7 +403,7 @@ for index = 1, keys do repeat
       -- A long log's tail is written in place too, and goes when the expiry is next armed.
       local ends = noted or tail ~= ''
       local stays = not ends or (ring == WIDE and (tail ~= '' or not expire))
-      if change ~= 0 and not (lump or wasteful) and stays and (same or live < slots) then
+      if change ~= 0 and used > 0 and not (lump or wasteful) and stays and (same or live < slots) then
         local slot = same and (head - 1) % slots or head
         if not same then head, live = (head + 1) % slots, live + 1 end
         local place, entry = ring + slot * ENTRY, struct.pack('<I7I5', time, total)

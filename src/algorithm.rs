@@ -155,7 +155,11 @@ static ROWS: [Row; 6] = [
     Row {
         algorithm: Algorithm::Concurrency,
         name: "concurrency",
-        script: Script::file("concurrency", include_str!("../lua/concurrency.lua")),
+        script: Script::file_in_steps(
+            "concurrency",
+            include_str!("../lua/concurrency.lua"),
+            &["pexpire", "pexpireat", "zrem", "zremrangebyscore"],
+        ),
         options: &[Setting::Ttl, Setting::Shards],
         fit: exact::fit_permits,
         arguments: exact::permits_arguments,

@@ -22,8 +22,8 @@ pub struct Held {
     pub permit: Option<Permit>,
 }
 
-/// Permits that are given back when this is dropped, by a task of its own. If the process ends without that, they
-/// expire after the limit's ttl.
+/// Permits that are given back when this is dropped, by a task of the runtime in which they were taken. If that runtime or
+/// the process has ended, they expire after the limit's ttl.
 #[derive(Debug)]
 #[must_use = "a permit that is dropped is given back"]
 pub struct Permit {
@@ -48,8 +48,7 @@ impl Limiter {
     /// all or nothing; the permits are held until the [`Permit`] is dropped, and for the limit's ttl unless it is
     /// renewed.
     ///
-    /// A dropped future gives back the permits that it may have taken; what it took of other limits stays taken. With
-    /// an
+    /// A dropped future gives back the permits that it may have taken; what it took of other limits stays taken. With an
     /// [id](Request::id) of the caller's, all who hold by it share its permits, and the first to go gives them back.
     ///
     /// A call that reaches Redis after its caller gave up may hold a permit until it expires.

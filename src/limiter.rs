@@ -6,6 +6,7 @@ mod instead;
 mod local;
 mod many;
 mod sharded;
+mod undo;
 mod upkeep;
 
 #[cfg(feature = "embedded")]
@@ -13,15 +14,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
-use crate::decision::{Answered, By, Decision, LimitDecision, count};
+use crate::decision::{Answered, Decision, LimitDecision, count};
 use crate::denials::{DenialCache, Sighting};
 use crate::engine::Engine;
 #[cfg(feature = "embedded")]
 use crate::engine::embedded::Embedded;
-use crate::error::{Charged, Error, Kind};
+use crate::error::{Error, Kind};
 use crate::key;
 use crate::limit::exact::LONGEST;
-use crate::request::{Earlier, Request};
+use crate::request::Request;
 use crate::rule::{OnError, Rule, Target};
 use crate::script::{Call, Marker, Mode, Part, Reply, Script};
 
@@ -148,8 +149,8 @@ impl Limiter {
     }
 
     /// Gives the cost back, never above full. In windows and logs the newest units go first, and what has expired gives
-    /// nothing. Whose the units were isn't known: what is given back after it came back by itself counts twice, so give
-    /// back soon, and say [after which decision](Request::after).
+    /// nothing. Redis doesn't know whose units they were: units that have refilled by themselves are given a second time,
+    /// so give back soon, and say [after which decision](Request::after).
     ///
     /// # Errors
     ///
@@ -160,7 +161,14 @@ impl Limiter {
             let why = "expected a rule without permits beside other limits (settle or cancel the call instead)";
             return Err(Error::new(Kind::Input, format!("refund: {why}, got {rule}")));
         }
-        self.undo(rule, &request.into(), Mode::Refund).await
+        let request = request.into();
+        match request.earlier() {
+            Some(earlier) => {
+                let cost = request.units(rule).min(earlier.granted);
+                self.undo(rule, &request.cost(cost), Mode::Refund).await
+            }
+            None => self.undo(rule, &request, Mode::Refund).await,
+        }
     }
 
     /// Takes the cost whether it is there or not. [`refund`](Self::refund) forgives it.
@@ -221,8 +229,11 @@ impl Limiter {
         if request.id.is_none() {
             return Err(Error::new(Kind::Input, format!("{what}: expected the id that holds the permits, got none")));
         }
+        // Unless the request says where they were taken, it is looked for here first.
         #[cfg(feature = "embedded")]
-        if let Some(decision) = Box::pin(self.of_local_permit(rule, &request, mode)).await {
+        if request.earlier().is_none()
+            && let Some(decision) = Box::pin(self.of_local_permit(rule, &request, mode)).await
+        {
             return Ok(decision);
         }
         self.undo(rule, &request, mode).await
@@ -267,30 +278,6 @@ impl Limiter {
     /// No answer; see [`Error`].
     pub async fn reset<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.undo(rule, &request.into(), Mode::Reset).await
-    }
-
-    /// Gives back, keeps or forgets what an earlier call took, where that was taken.
-    async fn undo(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
-        match request.earlier() {
-            Some(Earlier { by: By::Policy, charged }) => {
-                // Redis may have taken it although nobody had its answer. What can't be given back twice is asked for.
-                let asks = match charged {
-                    Charged::No => false,
-                    Charged::Yes => true,
-                    Charged::Unknown => request.has_id() || mode == Mode::Reset,
-                };
-                if asks {
-                    match self.decide(rule, request, mode).await {
-                        Err(error) if error.goes_to_policy() || error.is_unknown_id() => {}
-                        answer => return answer,
-                    }
-                }
-                Ok(Decision::by_policy(rule.capacity(), 0))
-            }
-            #[cfg(feature = "embedded")]
-            Some(Earlier { by: By::Local, .. }) => Box::pin(self.undo_locally(rule, request, mode)).await,
-            _ => self.decide(rule, request, mode).await,
-        }
     }
 
     /// What answers where Redis is away.

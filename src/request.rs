@@ -71,6 +71,8 @@ struct Terms {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Earlier {
     pub(crate) by: By,
+    /// Units that it took.
+    pub(crate) granted: u64,
     /// Whether Redis took the units as well, where a policy answered in its place.
     pub(crate) charged: Charged,
 }
@@ -152,10 +154,13 @@ impl<'a> Request<'a> {
     /// [`settle`](crate::Limiter::settle), [`cancel`](crate::Limiter::cancel), [`release`](crate::Limiter::release),
     /// [`renew`](crate::Limiter::renew) and [`reset`](crate::Limiter::reset). Other calls ignore it.
     ///
+    /// A refund gives back no more than was granted, so nothing of a call that was denied.
+    ///
     /// Where a [policy](crate::OnError) answered that call, nothing was taken, so nothing is given back and that is no
     /// error: the answer is [`By::Policy`](crate::By::Policy). Where the engine in this process answered
-    /// ([`By::Local`](crate::By::Local)), it is given back there. Where Redis took the units although a policy answered,
-    /// or may have, it is asked to give back what can be given back once only: by an id, or by a reset.
+    /// ([`By::Local`](crate::By::Local)), it is given back there. Where Redis may have taken the units although somebody
+    /// else answered, it is asked too to settle, cancel, release or reset, which can't give back what it didn't take; a
+    /// refund could.
     ///
     /// ```
     /// use tollgate::{Decision, Request};
@@ -168,7 +173,7 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn after(mut self, decision: &Decision) -> Self {
         let charged = decision.error.as_ref().map_or(Charged::No, |error| error.charged());
-        self.terms.after = Some(Earlier { by: decision.by, charged });
+        self.terms.after = Some(Earlier { by: decision.by, granted: decision.granted, charged });
         self
     }
 

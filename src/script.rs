@@ -10,6 +10,8 @@ use crate::error::Error;
 pub struct Script {
     name: &'static str,
     source: Source,
+    /// Commands that it calls after it has charged.
+    after_charging: &'static [&'static str],
     text: OnceLock<String>,
     digest: OnceLock<String>,
 }
@@ -92,11 +94,25 @@ pub(crate) struct Reply {
 
 impl Script {
     pub(crate) const fn file(name: &'static str, text: &'static str) -> Self {
-        Self { name, source: Source::File(text), text: OnceLock::new(), digest: OnceLock::new() }
+        Self::file_in_steps(name, text, &[])
+    }
+
+    /// The same for a script that calls these commands after it has charged: if one of them is refused, the units are taken.
+    pub(crate) const fn file_in_steps(
+        name: &'static str,
+        text: &'static str,
+        after_charging: &'static [&'static str],
+    ) -> Self {
+        Self { name, source: Source::File(text), after_charging, text: OnceLock::new(), digest: OnceLock::new() }
     }
 
     pub(crate) const fn composed(name: &'static str, compose: fn() -> String, remembers: Remembers) -> Self {
-        Self { name, source: Source::Composed(compose, remembers), text: OnceLock::new(), digest: OnceLock::new() }
+        let source = Source::Composed(compose, remembers);
+        Self { name, source, after_charging: &[], text: OnceLock::new(), digest: OnceLock::new() }
+    }
+
+    pub(crate) fn calls_after_charging(&self, command: &str) -> bool {
+        self.after_charging.contains(&command)
     }
 
     /// The file's name in `lua/`, without its ending.

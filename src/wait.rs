@@ -19,9 +19,8 @@ impl Limiter {
     /// is denied at once, with the wait in `retry_after`.
     ///
     /// Where every limit of the rule can be reserved from (a token bucket, gcra or fixed window with a `max-debt`),
-    /// callers are served in the order in which they came: one round trip, and one more to cancel or after each
-    /// block. Otherwise each comes
-    /// back after its `retry_after` and up to a tenth more, and whoever comes first is served.
+    /// callers are served in the order in which they came: one round trip, and one more to cancel or after each block.
+    /// Otherwise each comes back after its `retry_after` and up to a tenth more, and whoever comes first is served.
     ///
     /// Dropping the future charges nothing while it sleeps: a reservation is cancelled by a task of its own. An acquire
     /// without reservation that is dropped while its answer is on the way may stay charged.

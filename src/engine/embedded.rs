@@ -293,6 +293,7 @@ fn from_message(message: &str) -> Error {
     let kind = match message.split(' ').next() {
         Some("BADSTATE" | "WRONGTYPE") => Kind::Unreadable,
         Some("BADID") => return Error::unknown_id(message),
+        Some("BADARG") => Kind::Input,
         _ => Kind::Refused,
     };
     Error::new(kind, message)

@@ -268,8 +268,7 @@ impl Redis {
     /// The same of a slot that is on its way to this node, or that it has.
     pub(super) async fn run_as(&self, guest: Guest, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         let confirm = self.confirms(deadline).filter(|_| call.mode.takes() && call.cost > 0);
-        let called = Called { script: call.script, writes_several: call.key_count() > 1 };
-        let asked = self.call(guest, confirm, called, |how| of_call(call, how), deadline);
+        let asked = self.call(guest, confirm, Called::of(call), |how| of_call(call, how), deadline);
         let (value, lacking) = self.guarded(deadline, asked).await?;
         decode(value)?.unless(lacking)
     }

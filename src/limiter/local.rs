@@ -7,7 +7,7 @@ use futures_util::future::join;
 use super::Limiter;
 use crate::decision::{By, Decision};
 use crate::engine::embedded::Embedded;
-use crate::error::{Error, Kind};
+use crate::error::{Charged, Error, Kind};
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
 use crate::script::Mode;
@@ -29,14 +29,20 @@ impl Limiter {
     }
 
     /// Gives back, keeps or forgets what was taken here.
-    pub(super) async fn undo_locally(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+    pub(super) async fn undo_locally(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        mode: Mode,
+        charged: Charged,
+    ) -> Result<Decision, Error> {
         match self.policy(rule) {
-            OnError::Local { processes } if request.has_id() || mode == Mode::Reset => {
+            OnError::Local { processes } if super::undo::redis_is_asked(mode, charged) => {
                 self.give_back(rule, processes, request, mode).await
             }
-            // Given back to Redis as well, it would be given twice.
             OnError::Local { processes } => self.decide_locally(rule, processes, request, mode).await,
-            _ => self.decide(rule, request, mode).await,
+            // The rule has another policy by now.
+            _ => Ok(Decision::by_policy(rule.capacity(), 0)),
         }
     }
 
@@ -59,6 +65,6 @@ impl Limiter {
         request: &Request<'_>,
         mode: Mode,
     ) -> Result<Decision, Error> {
-        join(self.decide_locally(rule, processes, request, mode), self.decide_exactly(rule, request, mode)).await.0
+        join(self.decide_locally(rule, processes, request, mode), Box::pin(self.decide(rule, request, mode))).await.0
     }
 }

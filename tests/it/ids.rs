@@ -82,7 +82,7 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
                 (Verb::Settle, Some((_, answer, took, true))) => (answer, took),
                 (_, Some((was, _, _, _))) if was != verb => {
                     let error = told.expect_err("an id of another operation");
-                    prop_assert!(error.is_refused() && error.charged() == Charged::No, "{}", error);
+                    prop_assert!(error.is_input() && error.charged() == Charged::No, "{}", error);
                     continue;
                 }
                 (_, Some((_, answer, took, _))) => (answer, took),

@@ -210,3 +210,52 @@ fn forget(server: &Server) {
 fn limiter(url: &str) -> Limiter {
     Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE)
 }
+
+/// A permit is taken before what has expired is removed.
+#[tokio::test]
+async fn a_permit_that_was_taken_before_a_command_was_refused_may_be_charged_and_expires() {
+    let server = Server::start();
+    let admin = limiter(&server.url());
+    let rule = rule("concurrency 2 ttl 1h");
+    let some = limiter(&server.user("some", "+@all -zremrangebyscore ~*")).on_error(OnError::Open).expect("a policy");
+    let error = some.acquire(&rule, Request::new("key").id("mine")).await.expect_err("refused");
+    assert!(error.is_permission() && error.charged() == Charged::Unknown, "{error:?}");
+    let state = admin.inspect(&rule, "key").await.expect("a state").remove(0);
+    assert_eq!(state.decision.remaining, 1);
+    assert!(state.expires_after.is_some(), "{state:?}");
+}
+
+#[tokio::test]
+async fn who_may_not_wait_for_replicas_is_no_matter_of_policy() {
+    let server = Server::start();
+    let redis = Redis::open(&server.user("some", "+@all -wait ~*")).expect("a good address");
+    let redis = redis.confirmed_by(1, Duration::from_millis(20));
+    let limiter = Limiter::new(redis).deadline(PATIENCE).on_error(OnError::Open).expect("a policy");
+    let error = limiter.acquire(&rule("gcra 5/1d"), "key").await.expect_err("not confirmed");
+    assert!(error.is_permission() && error.charged() == Charged::Yes, "{error:?}");
+    assert!(
+        error.to_string().starts_with("redis doesn't let this user run 'wait' (ACL SETUSER ... +wait): "),
+        "{error}"
+    );
+}
+
+/// Many keys in one call of a script are each read again where the first look found nothing.
+#[tokio::test]
+async fn a_missing_right_to_read_closes_the_gate_for_many_keys_at_once_too() {
+    let server = Server::start();
+    for (command, text) in [
+        ("get", "token-bucket 5/1d"),
+        ("get", "fixed-window 5/1d"),
+        ("get", "sliding-window 5/1d"),
+        ("get", "gcra 5/1d"),
+        ("getrange", "sliding-log 5/1d"),
+    ] {
+        let open =
+            limiter(&server.user("some", &format!("+@all -{command} ~*"))).on_error(OnError::Open).expect("open");
+        for answer in open.acquire_many(&rule(text), ["a", "b", "c", "a"]).await {
+            let error = answer.expect_err("no decision");
+            let begins = format!("redis doesn't let this user run '{command}' (ACL SETUSER ... +{command}): ");
+            assert!(error.is_permission() && error.to_string().starts_with(&begins), "{text}: {error}");
+        }
+    }
+}

@@ -415,3 +415,21 @@ fn a_log_that_was_given_back_to_counts_from_then_where_the_clock_steps_back() {
         assert_eq!(at(19_000_001, 1, "acquire")[0], 1);
     }
 }
+
+/// Its tail outlasts the refund, and what it held must not.
+#[test]
+fn a_long_log_whose_denials_were_counted_is_as_new_once_all_is_given_back() {
+    let (_server, mut redis) = server();
+    let mut call = |cost: u64, mode: &str, after_us: u64| {
+        let now = 1_000_000_000_000_000 + after_us;
+        answer(&mut redis, "sliding_window_log", "log", &format!("100 1000000 {cost} {mode} {now}"))
+    };
+    for entry in 0..22 {
+        assert_eq!(call(1, "acquire", entry * 10_000)[0], 1);
+    }
+    assert_eq!(call(101, "acquire+overage", 700_000)[..4], [0, 100, 78, -1]);
+    assert_eq!(call(100, "refund", 700_001)[..3], [1, 100, 100]);
+    assert_eq!(call(99, "acquire", 700_002)[..3], [1, 100, 1]);
+    assert_eq!(call(23, "acquire", 1_255_000)[..3], [0, 100, 1], "99 of them half a second ago");
+    assert_eq!(call(1, "acquire", 1_255_000)[..3], [1, 100, 0]);
+}

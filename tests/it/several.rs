@@ -214,3 +214,20 @@ fn a_long_log_among_others_is_read_as_alone() {
         }
     }
 }
+
+#[test]
+fn what_was_counted_is_told_of_the_limit_that_counted_it_also_of_at_most() {
+    let engine = Engine::redis();
+    let rule = crate::rule::rule("gcra 5/1d, gcra 3/1h").count_denials(true);
+    let call = |cost| Request::new("key").cost(cost).at(time(1 << 50));
+    for cost in [9, 9, 3] {
+        engine.runtime.block_on(engine.limiter.acquire(&rule, call(cost))).expect("a decision");
+    }
+    let told = |decision: tollgate::Decision| -> Vec<_> {
+        decision.limits.iter().map(|limit| (limit.allowed, limit.blocked, limit.overage)).collect()
+    };
+    let granted = told(engine.runtime.block_on(engine.limiter.at_most(&rule, call(1))).expect("a decision"));
+    assert_eq!(granted, [(true, false, Some(2)), (false, false, Some(3))]);
+    let acquired = told(engine.runtime.block_on(engine.limiter.acquire(&rule, call(1))).expect("a decision"));
+    assert_eq!(acquired, [(true, false, Some(2)), (false, false, Some(4))]);
+}

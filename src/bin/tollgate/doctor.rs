@@ -12,7 +12,7 @@ use clap::Args;
 use tollgate::Engine;
 
 use crate::options::{self, Options};
-use crate::{Failure, Outcome};
+use crate::{Failure, Outcome, found};
 use facts::{Finding, Level};
 
 #[derive(Debug, Args)]
@@ -47,12 +47,12 @@ impl Doctor {
                 Err(failure) => return Err(failure),
             }
         }
-        report::print(anstream::stdout(), self.options.shape(), &examined)?;
         let findings = examined.iter().flat_map(|(_, findings)| findings);
-        Ok(match findings.map(|finding| finding.level).max() {
+        let code = match findings.map(|finding| finding.level).max() {
             Some(Level::Unfit) => ExitCode::from(2),
             Some(Level::Warning) => ExitCode::from(1),
             _ => ExitCode::SUCCESS,
-        })
+        };
+        found(code, report::print(anstream::stdout(), self.options.shape(), &examined))
     }
 }

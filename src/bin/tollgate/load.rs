@@ -21,7 +21,7 @@ use tollgate::{Limiter, Request};
 use crate::options::{self, Options};
 use crate::replay::interrupted;
 use crate::subject::{About, GRAMMAR, Subject};
-use crate::{Failure, Outcome, failed};
+use crate::{Failure, Outcome, failed, found};
 use audit::{Audit, SLACK, Standard};
 use clock::Timeline;
 use keys::{Keys, Spread};
@@ -147,7 +147,7 @@ impl Load {
             let why = "it ended before the warm-up did";
             return Err(Failure::Told(format!("no call was measured: {why}{}", tally.warmup)));
         }
-        self.report(&run, &tally, &audit).print(anstream::stdout(), self.options.shape())?;
+        found(code, self.report(&run, &tally, &audit).print(anstream::stdout(), self.options.shape()))?;
         if let Some(unanswered) = tally.unanswered() {
             let less = if self.callers.is_none() { "--rate" } else { "--callers" };
             let advice = if tally.errors.deadline + tally.unsent > 0 {
@@ -157,8 +157,8 @@ impl Load {
             };
             code = failed(&format!("{unanswered}{advice}"));
         }
-        let found = audit.is_ok_and(|audit| audit.found_faults());
-        Ok(if found { ExitCode::from(1) } else { code })
+        let faulty = audit.is_ok_and(|audit| audit.found_faults());
+        Ok(if faulty { ExitCode::from(1) } else { code })
     }
 
     fn key_count(&self) -> u32 {

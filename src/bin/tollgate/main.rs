@@ -114,6 +114,14 @@ fn misused(error: &clap::Error) -> ExitCode {
     failed(message.strip_prefix("error: ").unwrap_or(&message))
 }
 
+/// What was found, also if its reader has gone before the end.
+pub(crate) fn found(code: ExitCode, printed: io::Result<()>) -> Outcome {
+    match printed.map_err(Failure::from) {
+        Ok(()) | Err(Failure::ReaderGone) => Ok(code),
+        Err(failure) => Err(failure),
+    }
+}
+
 impl From<tollgate::Error> for Failure {
     fn from(error: tollgate::Error) -> Self {
         let said = messages::in_full(&error);

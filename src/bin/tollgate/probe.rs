@@ -12,7 +12,7 @@ use crate::options::{self, Options};
 use crate::output::{Line, Printer};
 use crate::records::Op;
 use crate::subject::{About, GRAMMAR, RulesAndKey, Subject};
-use crate::{Failure, Outcome, messages};
+use crate::{Failure, Outcome, found, messages};
 
 #[derive(Debug, Args)]
 #[command(after_long_help = GRAMMAR)]
@@ -90,10 +90,17 @@ impl Probe {
             if let Some(error) = &decision.error {
                 messages::warning(format!("{}; answered by {}", messages::in_full(error), decision.by));
             }
-            printer.print(&Line::new(&subject, self.op, key, cost, &decision).named(id).lasting(self.length))?;
+            let line = Line::new(&subject, self.op, key, cost, &decision).named(id).lasting(self.length);
+            if let Err(error) = printer.print(&line) {
+                return found(code(denied), Err(error));
+            }
         }
-        Ok(if denied { ExitCode::from(1) } else { ExitCode::SUCCESS })
+        Ok(code(denied))
     }
+}
+
+fn code(denied: bool) -> ExitCode {
+    if denied { ExitCode::from(1) } else { ExitCode::SUCCESS }
 }
 
 impl Probe {

@@ -6,7 +6,7 @@ use deadpool_redis::redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::batch::Batch;
 use crate::error::{Detour, Error, Kind};
-use crate::script::Script;
+use crate::script::{Call, Script};
 
 pub(super) fn from_connecting(error: &RedisError, address: &str) -> Error {
     let kind = match (error.kind(), error.code()) {
@@ -36,6 +36,10 @@ pub(super) struct Called {
 }
 
 impl Called {
+    pub(super) fn of(call: &Call<'_>) -> Self {
+        Self { script: call.script, writes_several: call.key_count() > 1 }
+    }
+
     pub(super) fn of_batch(batch: &Batch<'_>) -> Self {
         Self { script: batch.script, writes_several: batch.keys().len() > 1 }
     }
@@ -53,6 +57,8 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         (_, "NOAUTH" | "WRONGPASS") => Kind::Authentication,
         (_, "NOPERM") => Kind::Permission,
         (_, "BADID") => Kind::UnknownId,
+        // Misuse, such as an id of another operation, which must not open a gate.
+        (_, "BADARG") => Kind::Input,
         (_, "CLUSTERDOWN") if of_a_slot(error) => Kind::Refused,
         (_, "LOADING" | "BUSY" | "MASTERDOWN" | "READONLY" | "CLUSTERDOWN" | "TRYAGAIN") => Kind::NotNow,
         (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
@@ -90,6 +96,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         },
         Kind::Garbled => "an answer that can't be read".into(),
         Kind::NotNow => "redis runs no script now".into(),
+        Kind::Input => "a script refused its arguments".into(),
         _ if error.redirect_node().is_some() => {
             "redis refused, as a node of a cluster does (expected redis-cluster://... as the url)".into()
         }
@@ -99,7 +106,10 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     let begun = error.detail().is_some_and(|detail| detail.contains(" script: ") || detail.contains(" command: "));
     // A script reads, and finds what it can't read, before it writes.
     let writing = matches!(kind, Kind::Permission | Kind::Unsupported | Kind::Refused);
-    if called.is_some_and(|called| called.writes_several) && begun && writing { told.half_way() } else { told }
+    let charged = |called: Called| {
+        called.writes_several || command().is_some_and(|command| called.script.calls_after_charging(&command))
+    };
+    if begun && writing && called.is_some_and(charged) { told.half_way() } else { told }
 }
 
 /// How Redis 7.0, and newer ones and Valkey, begin to say that a user may not do what a script calls.

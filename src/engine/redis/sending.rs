@@ -5,6 +5,7 @@ use std::time::Duration;
 use deadpool_redis::redis::aio::ConnectionLike;
 use deadpool_redis::redis::{self, Cmd, RedisError, Value};
 
+use super::errors::from_answer;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::script::{Call, Script};
@@ -61,7 +62,14 @@ impl Confirm {
                 Some(Error::unconfirmed(&format!("too few replicas have it in time: {had} of {replicas}")))
             }
             Ok(_) => Some(Error::unconfirmed("how many replicas have it can't be read")),
-            Err(error) => Some(Error::unconfirmed(&format!("redis doesn't say how many replicas have it: {error}"))),
+            Err(error) => {
+                let refused = from_answer(&error);
+                Some(match refused.goes_to_policy() {
+                    true => Error::unconfirmed(&format!("redis doesn't say how many replicas have it: {error}")),
+                    // Somebody has to put right who may WAIT.
+                    false => refused.after_charging(),
+                })
+            }
         }
     }
 }

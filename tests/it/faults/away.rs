@@ -408,3 +408,91 @@ async fn errors_and_policy_answers_are_told_in_the_same_words_each_time() {
     assert_eq!((waits.len(), words.len()), (3, 1), "{words:?}");
     assert!(unsent[0].to_string().starts_with("redis isn't asked for a while, after: no connection"), "{}", unsent[0]);
 }
+
+#[tokio::test]
+async fn a_refund_gives_back_no_more_than_was_granted_and_never_what_redis_didnt_take() {
+    let mut server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    let local = rule("gcra 10/1d", OnError::Local { processes: NonZeroU32::MIN });
+    let left = async || {
+        answered_again(&limiter, &local, "spare").await.by == By::Redis
+            && in_time(limiter.peek(&local, "key")).await.expect("a peek").remaining == 0
+    };
+    in_time(limiter.acquire(&local, Request::new("key").cost(8))).await.expect("a decision");
+    let partial = in_time(limiter.at_most(&local, Request::new("key").cost(5))).await.expect("a decision");
+    let denied = acquire(&limiter, &local, "key").await.expect("a decision");
+    assert_eq!((partial.granted, denied.allowed), (2, false));
+    in_time(limiter.refund(&local, Request::new("key").cost(5).after(&denied))).await.expect("nothing");
+    assert!(left().await, "a denied call took nothing");
+    in_time(limiter.refund(&local, Request::new("key").cost(5).after(&partial))).await.expect("two");
+    assert_eq!(in_time(limiter.peek(&local, "key")).await.expect("a peek").remaining, 2);
+    in_time(limiter.acquire(&local, Request::new("key").cost(2))).await.expect("a decision");
+
+    cmd("SAVE").exec(&mut server.connection()).expect("saved");
+    server.stop();
+    acquire(&limiter, &local, "spare").await.expect("decided here");
+    let here = acquire(&limiter, &local, "key").await.expect("decided here");
+    assert_eq!((here.by, here.error.as_ref().expect("why").charged()), (By::Local, Charged::No));
+    server.start_again(&[]);
+    server.wait_until_it_answers();
+    assert!(left().await, "as it was saved");
+    in_time(limiter.refund(&local, Request::new("key").id("refund").after(&here))).await.expect("here");
+    assert!(left().await, "redis took nothing");
+}
+
+#[tokio::test]
+async fn misuse_of_an_id_opens_no_gate() {
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let open = rule("gcra 2/1d", OnError::Open);
+    in_time(limiter.penalty(&open, Request::new("key").id("pay").cost(2))).await.expect("taken");
+    let error =
+        in_time(limiter.acquire(&open, Request::new("key").id("pay"))).await.expect_err("another operation's id");
+    assert!(error.is_input() && error.charged() == Charged::No, "{error:?}");
+}
+
+#[tokio::test]
+async fn a_permit_is_renewed_where_the_decision_says_that_it_was_taken() {
+    let mut server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    let permits = rule("concurrency 1 ttl 2s", OnError::Local { processes: NonZeroU32::MIN });
+    let worker = Request::new("key").id("worker-1");
+    server.stop();
+    assert_eq!(in_time(limiter.acquire(&permits, worker)).await.expect("decided here").by, By::Local);
+    server.start_again(&[]);
+    server.wait_until_it_answers();
+    answered_again(&limiter, &rule("gcra 5/1d", LOCAL), "other").await;
+    let taken = in_time(limiter.acquire(&permits, worker)).await.expect("a decision");
+    assert_eq!(taken.by, By::Redis);
+    let renewed = in_time(limiter.renew(&permits, worker.after(&taken))).await.expect("renewed");
+    assert_eq!(renewed.by, By::Redis);
+    in_time(limiter.release(&permits, worker.after(&taken))).await.expect("released");
+    let error = in_time(limiter.renew(&permits, worker.after(&taken))).await.expect_err("nothing is held");
+    assert!(error.is_unknown_id(), "{error}");
+}
+
+#[tokio::test]
+async fn a_reset_after_a_local_decision_is_known_to_the_cache_of_denials() {
+    let mut server = Server::start();
+    let cache = tollgate::DenialCache::of_keys(100).longest(Duration::from_secs(60));
+    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE).denial_cache(cache);
+    let local = rule("gcra 2/1d", OnError::Local { processes: NonZeroU32::MIN });
+    server.stop();
+    let here = in_time(limiter.acquire(&local, Request::new("other").deadline(DEADLINE))).await.expect("decided here");
+    assert_eq!(here.by, By::Local);
+    // Redis may have been asked as well: whoever forgets the key does so there too.
+    server.start_again(&[]);
+    server.wait_until_it_answers();
+    answered_again(&limiter, &local, "key").await;
+    acquire(&limiter, &local, "key").await.expect("a decision");
+    assert!(!acquire(&limiter, &local, "key").await.expect("denied").allowed);
+    assert_eq!(acquire(&limiter, &local, "key").await.expect("denied").by, By::DenialCache);
+    server.signal("-STOP");
+    let unknown = in_time(limiter.acquire(&local, Request::new("third").deadline(DEADLINE))).await.expect("here");
+    server.signal("-CONT");
+    assert_eq!(unknown.error.as_ref().expect("why").charged(), Charged::Unknown);
+    answered_again(&limiter, &local, "fourth").await;
+    in_time(limiter.reset(&local, Request::new("key").after(&unknown))).await.expect("forgotten");
+    let decision = acquire(&limiter, &local, "key").await.expect("a decision");
+    assert_eq!((decision.by, decision.allowed), (By::Redis, true));
+}

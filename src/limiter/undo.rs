@@ -1,0 +1,41 @@
+//! Giving back what an earlier call took, where that was taken: in Redis, in this process, or nowhere.
+
+use super::Limiter;
+use crate::decision::{By, Decision};
+use crate::error::{Charged, Error};
+use crate::request::{Earlier, Request};
+use crate::rule::Rule;
+use crate::script::Mode;
+
+impl Limiter {
+    /// Gives back, keeps or forgets what an earlier call took, where that was taken.
+    pub(super) async fn undo(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+        match request.earlier() {
+            Some(Earlier { by: By::Policy, charged, .. }) => {
+                if redis_is_asked(mode, charged) {
+                    match self.decide(rule, request, mode).await {
+                        Err(error) if error.goes_to_policy() || error.is_unknown_id() => {}
+                        answer => return answer,
+                    }
+                }
+                Ok(Decision::by_policy(rule.capacity(), 0))
+            }
+            #[cfg(feature = "embedded")]
+            Some(Earlier { by: By::Local, charged, .. }) => {
+                Box::pin(self.undo_locally(rule, request, mode, charged)).await
+            }
+            _ => self.decide(rule, request, mode).await,
+        }
+    }
+}
+
+/// Whether Redis is asked to undo what somebody else answered in its place. It may have taken the units although nobody had
+/// its answer: then it knows by the id what to settle, cancel or release, while a refund could give back what it never
+/// took.
+pub(super) fn redis_is_asked(mode: Mode, charged: Charged) -> bool {
+    match charged {
+        Charged::No => false,
+        Charged::Yes => true,
+        Charged::Unknown => mode != Mode::Refund,
+    }
+}
