@@ -40,8 +40,11 @@ impl ClusterServers {
         let (nodes, buses): (Vec<_>, Vec<_>) = (0..count).map(|_| node(&setup)).unzip();
         let ids = nodes.iter().map(|node| told(node, &["CLUSTER", "MYID"])).collect();
         let cluster = Self { nodes, buses, ids, setup };
+        // Before any of them knows another, which is when a node takes an epoch.
         for (at, node) in cluster.nodes.iter().enumerate() {
             ordered(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
+        }
+        for (at, node) in cluster.nodes.iter().enumerate() {
             if at < PRIMARIES {
                 let Range { start, end } = first_slots(at);
                 ordered(node, &["CLUSTER", "ADDSLOTSRANGE", &start.to_string(), &(end - 1).to_string()]);
