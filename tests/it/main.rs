@@ -43,6 +43,8 @@ mod tidy;
 mod tls;
 mod together;
 mod tool;
+#[cfg(feature = "tls")]
+mod trust;
 mod vectors;
 mod wait;
 #[cfg(not(feature = "tls"))]

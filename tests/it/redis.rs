@@ -309,3 +309,20 @@ async fn in_real_time_a_bucket_refills_and_a_key_expires() {
 fn limiter(url: &str) -> Limiter {
     Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE)
 }
+
+/// By what the server says of itself, whichever is on the PATH.
+#[tokio::test]
+async fn a_server_that_is_too_old_is_refused_and_every_other_decides() {
+    let server = Server::start();
+    let info: String = cmd("INFO").arg("server").query(&mut server.connection()).expect("information");
+    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).expect("a version");
+    let decision = limiter(&server.url()).acquire(&rule("gcra 5/30d"), "key").await;
+    if version.starts_with(['2', '3', '4', '5', '6']) {
+        let error = decision.expect_err("too old");
+        let message = error.to_string();
+        assert!(error.is_unsupported() && message.contains("expected Redis 7.0 or newer"), "{message}");
+        assert!(message.ends_with(&format!("got {version}")), "{message}");
+    } else {
+        assert_eq!(decision.expect("a decision").remaining, 4);
+    }
+}
