@@ -158,6 +158,18 @@ impl ClusterServers {
         }
     }
 
+    /// Waits until every node knows by which epoch this one has its slots: a claim by an older one would lose to it later.
+    pub(crate) fn wait_until_known(&self, at: usize) {
+        let epoch = |nodes: &str| {
+            let line = nodes.lines().find(|line| line.starts_with(&self.ids[at])).unwrap_or_default().to_owned();
+            line.split(' ').nth(6).map(str::to_owned)
+        };
+        wait_for("every node knows the epoch", || {
+            let own = epoch(&told(&self.nodes[at], &["CLUSTER", "NODES"]));
+            own.is_some() && self.everywhere(|nodes| epoch(nodes) == own)
+        });
+    }
+
     /// Has the cluster tell everybody that this node is at that port, behind which it is to be.
     pub(crate) fn announce(&self, at: usize, port: u16) {
         ordered(&self.nodes[at], &["CONFIG", "SET", "cluster-announce-port", &port.to_string()]);

@@ -59,9 +59,11 @@ async fn keys_of_all_nodes_of_a_cluster_are_decided_by_tls_and_those_that_move_a
         for answer in ["errorstat_ASK:count=1\r", "errorstat_MOVED:count=1\r"] {
             assert!(said.contains(answer), "{said}");
         }
+        cluster.wait_until_known(1);
         cluster.begin_moving(slot, 1, 0);
         cluster.move_keys(slot, 1, 0);
         cluster.finish_moving(slot, 1, 0);
+        cluster.wait_until_known(0);
         limiter.reset(&rule(), key).await.expect("forgotten");
         assert_eq!(remaining(&limiter, key).await, 4);
     }
