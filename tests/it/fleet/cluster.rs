@@ -159,6 +159,7 @@ impl ClusterServers {
     }
 
     /// Waits until every node knows by which epoch this one has its slots: a claim by an older one would lose to it later.
+    #[cfg(feature = "tls")]
     pub(crate) fn wait_until_known(&self, at: usize) {
         let epoch = |nodes: &str| {
             let line = nodes.lines().find(|line| line.starts_with(&self.ids[at])).unwrap_or_default().to_owned();
