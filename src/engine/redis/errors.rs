@@ -49,7 +49,7 @@ pub(super) fn from_answer(error: &RedisError) -> Error {
     from_call(error, None)
 }
 
-/// The same of a script's call, which names what a script lacks.
+/// The same for a script's call: the message names the command that was refused.
 pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     let kind = match (error.kind(), error.code().unwrap_or_default()) {
         (ErrorKind::Io, _) => Kind::Disconnected,

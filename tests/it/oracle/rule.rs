@@ -45,8 +45,8 @@ pub(super) enum State {
         start: i128,
         time: i128,
     },
-    /// Time and cost of each taking not given back, oldest first, never empty. Where the last write took nothing, its
-    /// time is told by an entry of nothing, the last.
+    /// Time and cost of each taking not given back, oldest first, never empty. Where the last write took nothing, a last
+    /// entry of cost 0 holds its time.
     Log {
         entries: Vec<(i128, i128)>,
     },

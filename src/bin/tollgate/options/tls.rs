@@ -68,7 +68,7 @@ fn read(option: &str, path: &Path) -> Result<Vec<u8>, Failure> {
     std::fs::read(path).map_err(|error| Failure::Told(format!("{option} {}: {error}", path.display())))
 }
 
-/// The options are read all the same, so that whoever uses them is told what is missing.
+/// The options are parsed all the same, so that the error can name the feature that is missing.
 #[cfg(not(feature = "tls"))]
 impl TlsFiles {
     /// What is at this address, if there is one.

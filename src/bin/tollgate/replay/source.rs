@@ -46,7 +46,7 @@ impl Source<'_> {
         std::thread::spawn(move || {
             let input = match records::look(io::stdin().lock(), unsure) {
                 Ok((looks, input)) => {
-                    // Whoever waits for it has gone only if the tool ends.
+                    // The receiver is gone only if the tool is ending.
                     let _ = tell_looks.send(Ok(looks));
                     input
                 }

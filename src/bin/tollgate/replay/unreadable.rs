@@ -4,9 +4,9 @@ use crate::output::counted;
 use crate::records::{Format, Looks, Unreadable};
 use crate::{Failure, messages};
 
-/// So many lines from the start can't be read, and none was: it is another format, or no records.
+/// Unreadable lines from the start, with none readable before them, after which the input is taken to be another format.
 const MISUSED: usize = 10;
-/// So many lines are told one by one.
+/// Unreadable lines that are each reported; further ones are only counted.
 const TOLD: u64 = 20;
 
 /// Warns of lines that can't be read.
