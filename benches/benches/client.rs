@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tollgate::redis::{self, Client, Value};
 use tollgate::{Algorithm, Limiter, Redis, Rule};
-use tollgate_benches::{arguments, peers};
+use tollgate_benches::{arguments, peers, rule};
 
 const KEYS: usize = 1024;
 /// A packed decision: allowed, limit, remaining, retry_after_us, reset_after_us.
@@ -22,7 +22,7 @@ fn decisions(criterion: &mut Criterion) {
     let keys: Vec<String> = (0..KEYS).map(|key| format!("user:{key}")).collect();
 
     let limiter = Limiter::new(Redis::open(&url).expect("a good address")).deadline(Duration::from_secs(5));
-    let rule = "gcra 1000000/1s".parse::<Rule>().and_then(|rule| rule.named("bench")).expect("a good rule");
+    let rule = rule("gcra 1000000/1s");
     let client = Client::open(url).expect("a good address");
     let connection = runtime.block_on(client.get_multiplexed_async_connection()).expect("a connection");
     let script = Algorithm::Gcra.script();

@@ -1,5 +1,7 @@
 //! What the measurements share.
 
+use tollgate::Rule;
+
 pub mod arguments;
 pub mod callers;
 pub mod options;
@@ -11,6 +13,15 @@ pub mod server;
 /// Does nothing, and answers about as much as a decision. Called with one key and five arguments, it is what all else is
 /// compared with: ratios to it travel between machines, times don't.
 pub const NO_OP: &str = "return {1,2,3,4}";
+
+/// The rule of these limits.
+///
+/// # Panics
+/// If it can't be read.
+#[must_use]
+pub fn rule(text: &str) -> Rule {
+    text.parse::<Rule>().and_then(|rule| rule.named("bench")).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
 
 /// A stream of numbers by chance: xorshift, as cheap as can be, and the same in every run.
 #[derive(Clone, Debug)]

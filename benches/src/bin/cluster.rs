@@ -7,11 +7,11 @@ use tollgate::redis::cluster::ClusterClientBuilder;
 use tollgate::redis::cluster_async::ClusterConnection;
 use tollgate::redis::{self, Client, IntoConnectionInfo, Value};
 use tollgate::{Cluster, Limiter, Redis, Rule};
-use tollgate_benches::NO_OP;
 use tollgate_benches::callers::{Slice, callers, in_turn};
 use tollgate_benches::options::Options;
 use tollgate_benches::report::{header, median, row, short};
 use tollgate_benches::server;
+use tollgate_benches::{NO_OP, rule};
 
 const KEYS: usize = 10_000;
 
@@ -95,7 +95,6 @@ impl Bench {
         let mut cluster = cluster.get_async_connection().await.expect("connections");
         // Goes to every primary.
         load.query_async::<Value>(&mut cluster).await.expect("a digest");
-        let rule = |text: &str| text.parse().expect("a good rule");
         let limiter = |engine: tollgate::Engine| Limiter::new(engine).deadline(Duration::from_secs(5));
         Self {
             keys: (0..KEYS).map(|key| format!("user:{key}")).collect(),

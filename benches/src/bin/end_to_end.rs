@@ -11,7 +11,7 @@ use tollgate_benches::callers::{Slice, callers, in_turn};
 use tollgate_benches::options::Options;
 use tollgate_benches::report::{Targets, header, median, row, short};
 use tollgate_benches::server::Server;
-use tollgate_benches::{NO_OP, arguments, peers};
+use tollgate_benches::{NO_OP, arguments, peers, rule};
 
 const KEYS: usize = 10_000;
 /// Numbers of `gcra 1000000/1s` and of the token bucket alike, as the scripts take them.
@@ -156,7 +156,6 @@ impl Bench {
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let client = Client::open(info.set_tcp_settings(tcp)).expect("a good address");
         let mut shared = client.get_multiplexed_async_connection().await.expect("a connection");
-        let rule = |text: &str| text.parse().expect("a good rule");
         let words = |words: &[&str]| words.iter().map(|word| Vec::from(*word)).collect();
         let (gcra, token_bucket) = (Algorithm::Gcra.script(), Algorithm::TokenBucket.script());
         let [as_gcra, as_bucket] = [gcra, token_bucket].map(|script| arguments::acquire(script, &MILLION_A_SECOND, 1));
