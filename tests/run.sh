@@ -4,32 +4,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 fail() { printf 'tests/run.sh: %s\n' "$*" >&2; exit 1; }
+. tests/packages.sh
 
 command -v cargo >/dev/null || fail 'expected cargo on the PATH: install Rust 1.88 or newer'
 command -v cc >/dev/null || fail 'expected a C compiler (cc) on the PATH: the embedded engine builds Lua from source'
 
-install_redis() {
-    local as_root=()
-    if [ "$(id -u)" -ne 0 ]; then
-        command -v sudo >/dev/null || fail 'expected redis-server on the PATH: install Redis 7.0 or newer, or run this as root'
-        as_root=(sudo)
-    fi
-    if command -v apt-get >/dev/null; then
-        "${as_root[@]}" apt-get update -qq
-        # The package must not start a server of its own: tests start theirs.
-        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq redis-server >/dev/null
-    elif command -v dnf >/dev/null; then
-        "${as_root[@]}" dnf install -y -q redis
-    elif command -v apk >/dev/null; then
-        "${as_root[@]}" apk add -q redis
-    elif command -v brew >/dev/null; then
-        brew install -q redis
-    else
-        fail 'expected redis-server on the PATH, and know no package manager here: install Redis 7.0 or newer'
-    fi
-}
-
-command -v redis-server >/dev/null || install_redis
+command -v redis-server >/dev/null || install 'redis-server 7.0 or newer on the PATH' redis-server redis redis redis
 version=$(redis-server --version | sed -n 's/.*v=\([0-9.]*\).*/\1/p')
 [ "${version%%.*}" -ge 7 ] || fail "expected redis-server 7.0 or newer on the PATH, got $version"
 echo "redis-server $version"

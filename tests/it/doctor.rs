@@ -1,6 +1,6 @@
 //! The doctor, on real servers: a sound one, and one with each of what may be wrong with it.
 
-use std::process::Output;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -36,6 +36,11 @@ fn of_level(output: &Output, level: &str) -> Vec<String> {
     lines(output).iter().filter(|line| line["level"] == level).map(|line| text(line, "check").to_owned()).collect()
 }
 
+/// But for that on the server's version, which may have reached its end of life.
+fn notes(output: &Output) -> Vec<String> {
+    of_level(output, "note").into_iter().filter(|check| check != "version").collect()
+}
+
 fn set(server: &Server, setting: &str, value: &str) {
     cmd("CONFIG").arg("SET").arg(setting).arg(value).exec(&mut server.connection()).expect("set");
 }
@@ -67,6 +72,34 @@ fn a_server_as_it_comes_is_fit() {
         let latency = finding(&output, "latency");
         assert!(latency["numbers"]["p50_us"].as_u64() <= latency["numbers"]["p99_us"].as_u64(), "{latency}");
     }
+}
+
+/// By what it says on its command line, whichever is on the PATH.
+#[test]
+fn the_server_is_named_by_product_and_version() {
+    let said = Command::new("redis-server").arg("--version").output().expect("redis-server on the PATH");
+    let said = stdout(&said);
+    let (product, rest) = said.split_once(" server v=").expect("a version");
+    let version = rest.split_whitespace().next().expect("a version");
+    let server = Server::start();
+    let finding = finding(&examine(&server.url()), "version");
+    let numbers = &finding["numbers"];
+    assert_eq!((text(numbers, "product"), text(numbers, "version")), (product, version));
+    assert!(text(&finding, "found").starts_with(&format!("{product} {version}")), "{finding}");
+    if version.starts_with("7.0.") {
+        assert_eq!(finding["level"], "note");
+        assert!(text(&finding, "found").contains("end of life since 2024-07-29"), "{finding}");
+    }
+}
+
+#[test]
+fn scripts_that_were_dropped_are_told_where_the_server_drops_any() {
+    let server = Server::start();
+    let mut redis = server.connection();
+    (0..600).for_each(|n| cmd("EVAL").arg(format!("return {n}")).arg(0).exec(&mut redis).expect("an answer"));
+    let drops = info(&mut redis).contains("evicted_scripts:");
+    let output = examine(&server.url());
+    assert_eq!((code(&output), of_level(&output, "note").contains(&"script cache".to_owned())), (0, drops));
 }
 
 #[test]
@@ -302,7 +335,7 @@ fn the_users_of_the_redis_conf_can_do_what_they_are_there_for() {
     assert_eq!(least.split_whitespace().collect::<Vec<_>>(), permissions::least());
     let output = examine(&server.user("operator", all));
     assert_eq!(code(&output), 0, "{}", stdout(&output));
-    assert_eq!(of_level(&output, "note"), ["memory", "persistence"], "{}", stdout(&output));
+    assert_eq!(notes(&output), ["memory", "persistence"], "{}", stdout(&output));
 }
 
 #[test]
@@ -310,5 +343,5 @@ fn the_redis_conf_to_start_from_is_fit() {
     let server = Server::with_file(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/redis.conf"));
     let output = examine(&server.tcp_url());
     assert_eq!(code(&output), 0, "{}", stdout(&output));
-    assert_eq!(of_level(&output, "note"), Vec::<String>::new(), "{}", stdout(&output));
+    assert_eq!(notes(&output), Vec::<String>::new(), "{}", stdout(&output));
 }

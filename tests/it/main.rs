@@ -31,6 +31,7 @@ mod recipes;
 mod redis;
 mod replies;
 mod rule;
+mod script_cache;
 mod scripts;
 mod server;
 mod several;

@@ -117,10 +117,20 @@ async fn check_version(connection: &mut MultiplexedConnection, address: &str) ->
     };
     match answer {
         Ok(server) => {
-            let Some(Value::BulkString(version)) = server.get("version") else { return Ok(()) };
-            let version = String::from_utf8_lossy(version);
+            let text = |name| match server.get(name) {
+                Some(Value::BulkString(text)) => Some(String::from_utf8_lossy(text)),
+                _ => None,
+            };
+            let Some(version) = text("version") else { return Ok(()) };
             let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-            if major.is_some_and(|major| major < 7) { Err(too_old(&version)) } else { Ok(()) }
+            if major.is_none_or(|major| major >= 7) {
+                return Ok(());
+            }
+            // A proxy answers for itself.
+            match text("server").filter(|server| server != "redis") {
+                Some(server) => Err(too_old(&format!("{server} {version}"))),
+                None => Err(too_old(&version)),
+            }
         }
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(()),
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError) => {

@@ -63,7 +63,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         (_, "LOADING" | "BUSY" | "MASTERDOWN" | "READONLY" | "CLUSTERDOWN" | "TRYAGAIN") => Kind::NotNow,
         (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
             // Within a script neither has a code of its own.
-            if says(error, &["unknown command", "Unknown Redis command", "Unknown command"]) {
+            if is_unknown_command(error) || says(error, &FORBIDDEN_TO_SCRIPTS) {
                 Kind::Unsupported
             } else if says(error, &FORBIDDEN_IN_SCRIPT) {
                 Kind::Permission
@@ -88,6 +88,10 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
             Some(command) => format!("redis doesn't let this user run '{command}' (ACL SETUSER ... +{command})").into(),
             None => "redis doesn't let this user decide".into(),
         },
+        Kind::Unsupported if says(error, &FORBIDDEN_TO_SCRIPTS) => {
+            let what = command().map_or("what they need".into(), |command| format!("'{command}'"));
+            format!("this server lets no script run {what} (tollgate::operations lists servers that do)").into()
+        }
         Kind::Unsupported => match command() {
             Some(command) => {
                 format!("redis has no command '{command}': expected Redis 7.0 or newer, none renamed").into()
@@ -114,6 +118,17 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
 
 /// How Redis 7.0, and newer ones and Valkey, begin to say that a user may not do what a script calls.
 const FORBIDDEN_IN_SCRIPT: [&str; 2] = ["The user executing the script can't", "ACL failure in script"];
+
+/// How managed services begin to say that no script may do what this one does, whoever calls it: Amazon ElastiCache
+/// Serverless of TIME, in Redis's words and in Valkey's, and Alibaba Tair of keys it can't see.
+const FORBIDDEN_TO_SCRIPTS: [&str; 3] =
+    ["This Redis command is not allowed from script", "This command is not allowed from script", "bad lua script"];
+
+/// `unknown command 'X'`; within a script `Unknown Redis command called from script`, with the product's name or none.
+fn is_unknown_command(error: &RedisError) -> bool {
+    let within = |detail: &str| detail.starts_with("Unknown ") && detail.contains("command called from script");
+    says(error, &["unknown command"]) || error.detail().is_some_and(within)
+}
 
 fn says(error: &RedisError, beginnings: &[&str]) -> bool {
     error.detail().is_some_and(|detail| beginnings.iter().any(|beginning| detail.starts_with(beginning)))
@@ -179,7 +194,7 @@ mod tests {
         parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap().extract_error().unwrap_err()
     }
 
-    /// In the words of Redis 7.0.15 and 8.2.3, and of Valkey 8.1.8 and 9.1.2.
+    /// In the words of Redis 7.0.15 and 8.2.3, of Valkey 8.1.8 and 9.1.2, and of Redict 7.3.6.
     #[test]
     fn what_a_user_may_not_do_and_what_a_server_lacks_is_named_on_every_version() {
         let script = &SCRIPT;
@@ -203,6 +218,19 @@ mod tests {
             ("NOPERM User u has no permissions to run the 'set' command".into(), "permission", forbidden),
             (format!("ERR Unknown Redis command called from script {}", at_line[0]), "unsupported", lacking),
             (format!("ERR Unknown command called from script {}", at_line[1]), "unsupported", lacking),
+            (format!("ERR Unknown Redict command called from script {}", at_line[1]), "unsupported", lacking),
+            (
+                format!("ERR This Redis command is not allowed from script {}", at_line[0]),
+                "unsupported",
+                "this server lets no script run 'set' (tollgate::operations lists servers that do): ",
+            ),
+            (
+                "ERR bad lua script for redis cluster, all the keys that the script uses should be passed using the \
+                 KEYS array"
+                    .into(),
+                "unsupported",
+                "this server lets no script run what they need (tollgate::operations lists servers that do): ",
+            ),
             ("ERR unknown command 'SET', with args beginning with: 'a' ".into(), "unsupported", lacking),
             (
                 "NOPERM this user has no permissions to access one of the keys used as arguments".into(),

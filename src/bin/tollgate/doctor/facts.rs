@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use jiff::civil::Date;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -14,6 +15,7 @@ pub(super) struct Facts {
     pub(super) address: String,
     pub(super) prefix: String,
     pub(super) deadline: Duration,
+    pub(super) today: Date,
     /// INFO.
     pub(super) info: Known<Fields>,
     /// CONFIG GET, of what matters.

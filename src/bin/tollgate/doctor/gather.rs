@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
+use jiff::{Timestamp, tz::TimeZone};
 use tollgate::redis::aio::{ConnectionLike, MultiplexedConnection};
 use tollgate::redis::{
     AsyncConnectionConfig, Client, Cmd, FromRedisValue, Pipeline, RedisError, Value, cmd, from_redis_value,
@@ -106,6 +107,7 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
         address,
         prefix,
         deadline,
+        today: Timestamp::now().to_zoned(TimeZone::UTC).date(),
         info,
         config,
         cluster,

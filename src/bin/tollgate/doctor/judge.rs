@@ -2,6 +2,7 @@
 
 mod operation;
 mod permissions;
+mod product;
 mod storage;
 #[cfg(test)]
 mod tests;
@@ -10,8 +11,8 @@ use super::facts::{Facts, Finding, Level};
 
 /// In the order in which they are told.
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
-    let one_each: [fn(&Facts) -> Option<Finding>; 18] = [
-        version,
+    let one_each: [fn(&Facts) -> Option<Finding>; 19] = [
+        product::version,
         loading,
         permissions::scripts,
         permissions::commands,
@@ -28,31 +29,10 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         operation::latency,
         operation::connections,
         operation::settings,
+        operation::script_cache,
         operation::refused,
     ];
     one_each.iter().filter_map(|check| check(facts)).chain(unchecked(facts)).collect()
-}
-
-fn version(facts: &Facts) -> Option<Finding> {
-    let info = facts.info.as_ref().ok()?;
-    let valkey = info.text("valkey_version");
-    let (name, version, oldest) = match valkey {
-        Some(version) => ("Valkey", version, (7, 2)),
-        None => ("Redis", info.text("redis_version")?, (7, 0)),
-    };
-    let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
-    let number = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-    let found = format!("{name} {version}");
-    let finding = if info.text("redis_mode") == Some("sentinel") {
-        Finding::new("version", Level::Unfit, "a Sentinel, which keeps no keys: expected the Redis that it watches")
-            .advise("SENTINEL GET-MASTER-ADDR-BY-NAME <name> tells its address")
-    } else if number < oldest {
-        let found = format!("{found}: expected Redis 7.0 or newer, or Valkey 7.2 or newer");
-        Finding::new("version", Level::Unfit, found).advise("upgrade the server")
-    } else {
-        Finding::new("version", Level::Ok, found)
-    };
-    Some(finding.number("version", version).number("uptime_s", facts.count("uptime_in_seconds")))
 }
 
 /// Only while it lasts.

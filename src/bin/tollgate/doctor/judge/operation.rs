@@ -294,6 +294,19 @@ pub(super) fn settings(facts: &Facts) -> Option<Finding> {
     Some(Finding { found: told.join("; "), ..finding })
 }
 
+/// Only once some were: Redis 7.4, Valkey 8 and newer ones keep 500 of those that came by EVAL.
+pub(super) fn script_cache(facts: &Facts) -> Option<Finding> {
+    let evicted = facts.count("evicted_scripts");
+    let found = format!(
+        "{} scripts were dropped so far, since some program sends ever new ones by EVAL: after one of tollgate's was \
+         dropped, the next decision by it takes two round trips",
+        HumanCount(evicted)
+    );
+    let finding = Finding::new("script cache", Level::Note, found)
+        .advise("let that program pass its values as ARGV, not within the text of its scripts");
+    (evicted > 0).then(|| finding.number("evicted_scripts", evicted))
+}
+
 /// Errors that decisions, or other programs' writes, were answered with since the statistics began.
 pub(super) fn refused(facts: &Facts) -> Option<Finding> {
     facts.info.as_ref().ok()?;

@@ -1,9 +1,11 @@
 use std::time::Duration;
 
+use jiff::civil::date;
+
 use super::super::facts::{Clock, Facts, Fields, Finding, Known, Latency, Level, Missing, Refusal, Trial, Why};
 use super::judge;
 
-const INFO: &str = "redis_version:7.0.15\nredis_mode:standalone\nuptime_in_seconds:60\nconnected_clients:2\n\
+const INFO: &str = "redis_version:8.2.3\nredis_mode:standalone\nuptime_in_seconds:60\nconnected_clients:2\n\
                     maxclients:10000\nused_memory:2000000\nmem_not_counted_for_evict:0\n\
                     total_system_memory:8000000000\nmaxmemory:0\nmaxmemory_policy:noeviction\nloading:0\n\
                     rdb_changes_since_last_save:7\nrdb_last_bgsave_status:ok\nrdb_last_save_time:1700000000\n\
@@ -22,6 +24,7 @@ fn sound() -> Facts {
         address: "127.0.0.1:6379".into(),
         prefix: "tollgate".into(),
         deadline: Duration::from_millis(500),
+        today: date(2026, 11, 22),
         info: Ok(Fields::of_info(INFO)),
         config: Ok(Fields::of_info(CONFIG)),
         cluster: Err("ERR This instance has cluster support disabled".into()),
@@ -74,17 +77,43 @@ fn a_server_as_it_comes_has_notes_at_most() {
 }
 
 #[test]
-fn versions_are_those_that_the_scripts_need() {
-    for (info, expected) in [
-        ("redis_version:7.0.0", Level::Ok),
-        ("redis_version:8.2.1", Level::Ok),
-        ("redis_version:6.2.14", Level::Unfit),
-        ("redis_version:7.2.4\nvalkey_version:8.1.0", Level::Ok),
-        ("redis_version:7.2.4\nvalkey_version:7.2.5", Level::Ok),
-        ("redis_mode:sentinel", Level::Unfit),
+fn a_server_is_named_by_product_and_version_and_is_one_that_the_scripts_need() {
+    for (info, found, expected) in [
+        ("redis_version:7.2.0", "Redis 7.2.0", Level::Ok),
+        ("redis_version:8.10.2", "Redis 8.10.2", Level::Ok),
+        ("redis_version:6.2.14", "Redis 6.2.14: expected Redis 7.0 or newer", Level::Unfit),
+        ("redis_version:7.2.4\nvalkey_version:8.1.0", "Valkey 8.1.0", Level::Ok),
+        ("redis_version:7.2.4\nvalkey_version:7.2.5", "Valkey 7.2.5", Level::Ok),
+        ("redis_version:7.2.4\nredict_version:7.3.6", "Redict 7.3.6", Level::Ok),
+        ("redis_version:7.4.0\ndragonfly_version:df-v1.38.0", "Dragonfly 1.38.0, which tollgate isn't", Level::Note),
+        ("redis_mode:sentinel", "a Sentinel", Level::Unfit),
     ] {
-        assert_eq!(level(&with(info, ""), "version"), expected, "{info}");
+        let finding = finding(&with(info, ""), "version");
+        assert!(finding.level == expected && finding.found.starts_with(found), "{info}: {finding:?}");
     }
+    // Valkey's Sentinel has the mode by another name.
+    let mut sentinel = with("valkey_version:9.1.2\nserver_mode:sentinel", "");
+    sentinel.info.as_mut().expect("known").0.remove("redis_mode");
+    assert_eq!(level(&sentinel, "version"), Level::Unfit);
+}
+
+#[test]
+fn a_release_at_its_end_of_life_is_a_note_that_says_since_when() {
+    let of = |info: &str, today| finding(&Facts { today, ..with(info, "") }, "version");
+    let last = date(2024, 7, 29);
+    let ended = of("redis_version:7.0.15", date(2024, 7, 30));
+    assert_eq!(
+        ended.found,
+        "Redis 7.0.15; end of life since 2024-07-29: its project fixes no more vulnerabilities in 7.0"
+    );
+    assert_eq!((ended.level, ended.advice.len()), (Level::Note, 1));
+    assert_eq!(of("redis_version:7.0.15", last).level, Level::Ok);
+    let valkey = "redis_version:7.2.4\nvalkey_version:8.1.8";
+    assert_eq!(of(valkey, date(2030, 3, 31)).level, Level::Ok);
+    assert_eq!(of(valkey, date(2030, 4, 1)).level, Level::Note);
+    assert_eq!(of(valkey, last).numbers["end_of_life"], "2030-03-31");
+    // Nothing is known of what is newer.
+    assert_eq!(of("redis_version:9.0.0", date(2099, 1, 1)).level, Level::Ok);
 }
 
 #[test]
@@ -324,4 +353,13 @@ fn what_is_forbidden_is_a_note_with_the_right_that_it_takes() {
     let mut facts = with("maxmemory:100000000\nmaxmemory_policy:allkeys-lru", "");
     facts.config = Err("NOPERM".into());
     assert_eq!(level(&facts, "eviction"), Level::Warning);
+}
+
+#[test]
+fn scripts_that_were_dropped_are_a_note_that_says_what_they_cost() {
+    let findings = judge(&with("evicted_scripts:0", ""));
+    assert!(findings.iter().all(|finding| finding.check != "script cache"), "{findings:?}");
+    let dropped = finding(&with("evicted_scripts:1234", ""), "script cache");
+    assert_eq!((dropped.level, dropped.numbers["evicted_scripts"].as_u64()), (Level::Note, Some(1234)));
+    assert!(dropped.found.contains("1,234") && dropped.advice[0].contains("ARGV"), "{dropped:?}");
 }

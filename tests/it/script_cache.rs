@@ -1,0 +1,141 @@
+//! What a server costs that has lost scripts: a round trip more for each, and no decision.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tollgate::redis::{Connection, cmd};
+use tollgate::{Limiter, Redis};
+
+use crate::concurrency::THOUSAND;
+use crate::rule::{by_own_id, rule};
+use crate::server::Server;
+
+#[tokio::test]
+async fn a_server_that_lost_its_scripts_gets_each_one_back_with_one_eval() {
+    let server = Server::start();
+    let limiter = limiter(&server.url());
+    let rule = rule("gcra 5/30d");
+    limiter.acquire(&rule, "key").await.expect("a decision");
+    for (by_digest, by_text) in [("evalsha", "eval"), ("evalsha_ro", "eval_ro")] {
+        cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).expect("flushed");
+        server.forget_commands();
+        for calls in 1..=2 {
+            let decision = match by_digest {
+                "evalsha" => limiter.acquire(&rule, "key").await,
+                _ => limiter.peek(&rule, "key").await,
+            };
+            assert!(decision.expect("a decision").allowed);
+            let commands = server.commands();
+            assert_eq!((commands[by_digest], commands[by_text]), ((calls, 1), (1, 0)), "{by_digest}");
+        }
+    }
+    assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 2);
+}
+
+/// Redis 7.4 and Valkey 8, and newer ones, drop a script that came by EVAL once 500 others have come that way since it was
+/// last called. Redis 7.0 keeps them all.
+#[tokio::test]
+async fn scripts_that_make_room_for_600_others_cost_one_round_trip_more_and_no_decision() {
+    let server = Server::start();
+    let limiter = limiter(&server.url());
+    // Each has a script of its own.
+    let rules = [
+        "token-bucket 5/30d",
+        "fixed-window 5/30d start first-hit",
+        "sliding-window 5/30d",
+        "sliding-log 5/30d",
+        "gcra 5/30d",
+        "concurrency 5 ttl 30d",
+        "gcra 5/30d, fixed-window 5/30d",
+    ];
+    let rules = rules.map(|text| (text, rule(text)));
+    let all = rules.len() as u64;
+    // How many calls were made by digest and by text, and how many of each failed.
+    let take_of_each = async || {
+        server.forget_commands();
+        for (key, rule) in &rules {
+            let decision = limiter.acquire(rule, by_own_id(rule, *key)).await;
+            assert!(decision.expect("a decision").allowed, "{rule}");
+        }
+        let commands = server.commands();
+        (commands["evalsha"], commands.get("eval").copied().unwrap_or_default())
+    };
+    assert_eq!(take_of_each().await, ((all, all), (all, 0)), "the first call of each brings its script");
+    assert_eq!(take_of_each().await, ((all, 0), (0, 0)));
+
+    let evicted = evicted_by(&mut server.connection(), 0..600);
+    assert!(evicted == 0 || evicted >= all, "{evicted}");
+    let missing = all.min(evicted);
+    println!("{missing} of {all} scripts were dropped, which cost {missing} round trips more");
+    assert_eq!(take_of_each().await, ((all, missing), (missing, 0)));
+    assert_eq!(take_of_each().await, ((all, 0), (0, 0)));
+    for (key, rule) in &rules {
+        assert_eq!(limiter.peek(rule, *key).await.expect("a decision").remaining, 1, "{rule}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn scripts_that_make_room_for_others_in_mid_load_cost_no_error_and_no_unit() {
+    let server = Server::start();
+    for text in THOUSAND {
+        let mut from = 0;
+        a_thousand_are_admitted_while(&server, text, |redis| {
+            evicted_by(redis, from..from + 600);
+            from += 600;
+        });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_script_cache_flushed_in_mid_load_costs_no_error_and_no_unit() {
+    let server = Server::start();
+    for text in THOUSAND {
+        a_thousand_are_admitted_while(&server, text, |redis| cmd("SCRIPT").arg("FLUSH").exec(redis).expect("flushed"));
+    }
+}
+
+/// Until the limit is used up, and that was done a few times meanwhile.
+fn a_thousand_are_admitted_while(server: &Server, text: &'static str, mut disturb: impl FnMut(&mut Connection) + Send) {
+    let (limiter, rule) = (limiter(&server.url()), rule(text));
+    let disturbed = Arc::new(AtomicUsize::new(0));
+    let mut callers = JoinSet::new();
+    for _ in 0..400 {
+        let (limiter, rule, disturbed) = (limiter.clone(), rule.clone(), Arc::clone(&disturbed));
+        callers.spawn(async move {
+            let (mut asked, mut admitted) = (0, 0);
+            while asked < 3 || disturbed.load(Ordering::Relaxed) < 3 {
+                admitted += usize::from(limiter.acquire(&rule, text).await.expect("a decision").allowed);
+                asked += 1;
+            }
+            admitted
+        });
+    }
+    let mut redis = server.connection();
+    let admitted: usize = std::thread::scope(|scope| {
+        let callers = scope.spawn({
+            let runtime = tokio::runtime::Handle::current();
+            move || runtime.block_on(callers.join_all()).into_iter().sum()
+        });
+        while !callers.is_finished() {
+            disturb(&mut redis);
+            disturbed.fetch_add(1, Ordering::Relaxed);
+        }
+        callers.join().expect("every caller was answered")
+    });
+    assert_eq!(admitted, 1000, "{text}");
+}
+
+/// How many scripts the server has dropped, once this program has sent these as well.
+fn evicted_by(redis: &mut Connection, others: Range<u64>) -> u64 {
+    others.for_each(|n| cmd("EVAL").arg(format!("return {n}")).arg(0).exec(redis).expect("an answer"));
+    let statistics: String = cmd("INFO").arg("stats").query(redis).expect("statistics");
+    let evicted = statistics.lines().find_map(|line| line.strip_prefix("evicted_scripts:"));
+    evicted.map_or(0, |number| number.parse().expect("a number"))
+}
+
+fn limiter(url: &str) -> Limiter {
+    Limiter::new(Redis::open(url).expect("an address")).deadline(Duration::from_secs(60))
+}

@@ -1,0 +1,23 @@
+# Sourced by the scripts beside it, which say `fail`: installs what is missing with the system's package manager.
+
+# install NEEDED APT DNF APK BREW: what is needed, in words, and the package that has it for each package manager.
+install() {
+    local needed=$1 as_root=()
+    if [ "$(id -u)" -ne 0 ] && ! command -v brew >/dev/null; then
+        command -v sudo >/dev/null || fail "expected $needed: install it, or run this as root"
+        as_root=(sudo)
+    fi
+    if command -v apt-get >/dev/null; then
+        "${as_root[@]}" apt-get update -qq
+        # A package must not start a server of its own: tests start theirs.
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq "$2" >/dev/null
+    elif command -v dnf >/dev/null; then
+        "${as_root[@]}" dnf install -y -q "$3"
+    elif command -v apk >/dev/null; then
+        "${as_root[@]}" apk add -q "$4"
+    elif command -v brew >/dev/null; then
+        brew install -q "$5"
+    else
+        fail "expected $needed, and know no package manager here: install it"
+    fi
+}
