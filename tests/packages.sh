@@ -3,7 +3,7 @@
 # install NEEDED APT DNF APK BREW: what is needed, in words, and the package that has it for each package manager.
 install() {
     local needed=$1 as_root=()
-    if [ "$(id -u)" -ne 0 ] && ! command -v brew >/dev/null; then
+    if [ "$(id -u)" -ne 0 ] && command -v apt-get dnf apk >/dev/null; then
         command -v sudo >/dev/null || fail "expected $needed: install it, or run this as root"
         as_root=(sudo)
     fi

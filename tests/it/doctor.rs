@@ -36,7 +36,7 @@ fn of_level(output: &Output, level: &str) -> Vec<String> {
     lines(output).iter().filter(|line| line["level"] == level).map(|line| text(line, "check").to_owned()).collect()
 }
 
-/// But for that on the server's version, which may have reached its end of life.
+/// Without that on the server's version, which may have reached its end of life.
 fn notes(output: &Output) -> Vec<String> {
     of_level(output, "note").into_iter().filter(|check| check != "version").collect()
 }
@@ -88,12 +88,12 @@ fn the_server_is_named_by_product_and_version() {
     assert!(text(&finding, "found").starts_with(&format!("{product} {version}")), "{finding}");
     if version.starts_with("7.0.") {
         assert_eq!(finding["level"], "note");
-        assert!(text(&finding, "found").contains("end of life since 2024-07-29"), "{finding}");
+        assert!(text(&finding, "found").contains("end of life after 2024-07-29"), "{finding}");
     }
 }
 
 #[test]
-fn scripts_that_were_dropped_are_told_where_the_server_drops_any() {
+fn scripts_that_were_dropped_are_reported_where_the_server_drops_any() {
     let server = Server::start();
     let mut redis = server.connection();
     (0..600).for_each(|n| cmd("EVAL").arg(format!("return {n}")).arg(0).exec(&mut redis).expect("an answer"));

@@ -171,7 +171,7 @@ async fn a_server_older_than_redis_7_is_unsupported() {
     let six = "*4\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$6\r\n6.2.14\r\n";
     let proxy = "*4\r\n$6\r\nserver\r\n$17\r\nenvoy-redis-proxy\r\n$7\r\nversion\r\n$5\r\n6.0.0\r\n";
     let none = "-ERR unknown command `HELLO`, with args beginning with: \r\n";
-    for (hello, named) in [(six, "got 6.2.14"), (proxy, "got envoy-redis-proxy 6.0.0"), (none, "older than 6.0")] {
+    for (hello, named) in [(six, "got 6.2.14"), (proxy, "got envoy-redis-proxy 6.0.0"), (none, "older than 6.2")] {
         let limiter = limiter(&fake_server(hello));
         let error = limiter.acquire(&rule("gcra 5/10s"), "key").await.unwrap_err();
         assert!(error.is_unsupported() && error.charged() == Charged::No, "{error:?}");

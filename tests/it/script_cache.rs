@@ -1,10 +1,12 @@
-//! What a server costs that has lost scripts: a round trip more for each, and no decision.
+//! Servers that have lost scripts: each costs a round trip more, and no decision.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+use tokio::sync::RwLock;
 use tokio::task::JoinSet;
 use tollgate::redis::{Connection, cmd};
 use tollgate::{Limiter, Redis};
@@ -80,12 +82,17 @@ async fn scripts_that_make_room_for_600_others_cost_one_round_trip_more_and_no_d
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn scripts_that_make_room_for_others_in_mid_load_cost_no_error_and_no_unit() {
     let server = Server::start();
+    let (mut from, mut drops) = (0, false);
     for text in THOUSAND {
-        let mut from = 0;
-        a_thousand_are_admitted_while(&server, text, |redis| {
-            evicted_by(redis, from..from + 600);
+        server.forget_commands();
+        a_thousand_are_admitted_while(&server, text, |redis, asking| {
+            // A script that is called meanwhile stays.
+            let _nobody_asks = tokio::task::block_in_place(|| Handle::current().block_on(asking.write()));
+            drops = evicted_by(redis, from..from + 600) > 0;
             from += 600;
         });
+        let (_, failed) = server.commands()["evalsha"];
+        assert!(!drops || failed >= 3, "{text}: not dropped while it ran");
     }
 }
 
@@ -93,20 +100,29 @@ async fn scripts_that_make_room_for_others_in_mid_load_cost_no_error_and_no_unit
 async fn a_script_cache_flushed_in_mid_load_costs_no_error_and_no_unit() {
     let server = Server::start();
     for text in THOUSAND {
-        a_thousand_are_admitted_while(&server, text, |redis| cmd("SCRIPT").arg("FLUSH").exec(redis).expect("flushed"));
+        a_thousand_are_admitted_while(&server, text, |redis, _| {
+            cmd("SCRIPT").arg("FLUSH").exec(redis).expect("flushed")
+        });
     }
 }
 
 /// Until the limit is used up, and that was done a few times meanwhile.
-fn a_thousand_are_admitted_while(server: &Server, text: &'static str, mut disturb: impl FnMut(&mut Connection) + Send) {
+fn a_thousand_are_admitted_while(
+    server: &Server,
+    text: &'static str,
+    mut disturb: impl FnMut(&mut Connection, &RwLock<()>) + Send,
+) {
     let (limiter, rule) = (limiter(&server.url()), rule(text));
-    let disturbed = Arc::new(AtomicUsize::new(0));
+    let (asking, disturbed) = (Arc::new(RwLock::new(())), Arc::new(AtomicUsize::new(0)));
     let mut callers = JoinSet::new();
     for _ in 0..400 {
-        let (limiter, rule, disturbed) = (limiter.clone(), rule.clone(), Arc::clone(&disturbed));
+        let (limiter, rule) = (limiter.clone(), rule.clone());
+        let (asking, disturbed) = (Arc::clone(&asking), Arc::clone(&disturbed));
         callers.spawn(async move {
             let (mut asked, mut admitted) = (0, 0);
-            while asked < 3 || disturbed.load(Ordering::Relaxed) < 3 {
+            // Not for ever, should that fail.
+            while asked < 3 || (asked < 100_000 && disturbed.load(Ordering::Relaxed) < 3) {
+                let _asks = asking.read().await;
                 admitted += usize::from(limiter.acquire(&rule, text).await.expect("a decision").allowed);
                 asked += 1;
             }
@@ -116,11 +132,11 @@ fn a_thousand_are_admitted_while(server: &Server, text: &'static str, mut distur
     let mut redis = server.connection();
     let admitted: usize = std::thread::scope(|scope| {
         let callers = scope.spawn({
-            let runtime = tokio::runtime::Handle::current();
+            let runtime = Handle::current();
             move || runtime.block_on(callers.join_all()).into_iter().sum()
         });
         while !callers.is_finished() {
-            disturb(&mut redis);
+            disturb(&mut redis, &asking);
             disturbed.fetch_add(1, Ordering::Relaxed);
         }
         callers.join().expect("every caller was answered")

@@ -121,6 +121,10 @@ async fn check_version(connection: &mut MultiplexedConnection, address: &str) ->
                 Some(Value::BulkString(text)) => Some(String::from_utf8_lossy(text)),
                 _ => None,
             };
+            if text("mode").is_some_and(|mode| mode == "sentinel") {
+                let expected = "expected a Redis, or redis-sentinel://HOST:PORT/PRIMARY as the url";
+                return Err(Error::new(Kind::Unsupported, format!("{expected}, got a Sentinel at {address}")));
+            }
             let Some(version) = text("version") else { return Ok(()) };
             let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
             if major.is_none_or(|major| major >= 7) {
@@ -134,7 +138,7 @@ async fn check_version(connection: &mut MultiplexedConnection, address: &str) ->
         }
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(()),
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError) => {
-            Err(too_old("one without HELLO (older than 6.0)"))
+            Err(too_old("one that doesn't answer HELLO (older than 6.2, or HELLO is renamed)"))
         }
         Err(error) => Err(from_connecting(&error, address)),
     }

@@ -16,12 +16,19 @@ pub(super) fn from_connecting(error: &RedisError, address: &str) -> Error {
         // Of SELECT, redis-rs hands on the text alone.
         _ if error.to_string().contains("Authentication required") => Kind::Authentication,
         _ if error.to_string().contains("no permissions to run") => Kind::Permission,
+        // Of a database that isn't there, or a server that has one alone.
+        _ if ["DB index is out of range", "SELECT is not allowed", "unknown command"]
+            .iter()
+            .any(|said| error.to_string().contains(said)) =>
+        {
+            Kind::Unsupported
+        }
         _ => Kind::Unreachable,
     };
     let what = match kind {
         Kind::Authentication => "redis refused the user or the password",
         Kind::Permission => "redis doesn't let this user connect",
-        Kind::Unsupported => "redis version: expected Redis 7.0 or newer",
+        Kind::Unsupported => "redis refused the protocol or the database",
         _ => "no connection to redis",
     };
     Error::new(kind, format!("{what} at {address}: {}", described(error)))
@@ -53,6 +60,9 @@ pub(super) fn from_answer(error: &RedisError) -> Error {
 pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     let kind = match (error.kind(), error.code().unwrap_or_default()) {
         (ErrorKind::Io, _) => Kind::Disconnected,
+        (ErrorKind::Parse, _) if repeats_what_was_sent(error) => Kind::Unsupported,
+        // A cluster's node, of which the cluster engine follows the detour.
+        (_, "MOVED" | "ASK") => Kind::Unsupported,
         (_, "WRONGTYPE" | "BADSTATE") => Kind::Unreadable,
         (_, "NOAUTH" | "WRONGPASS") => Kind::Authentication,
         (_, "NOPERM") => Kind::Permission,
@@ -63,7 +73,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         (_, "LOADING" | "BUSY" | "MASTERDOWN" | "READONLY" | "CLUSTERDOWN" | "TRYAGAIN") => Kind::NotNow,
         (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
             // Within a script neither has a code of its own.
-            if is_unknown_command(error) || says(error, &FORBIDDEN_TO_SCRIPTS) {
+            if is_unknown_command(error) || is_forbidden_to_scripts(error) {
                 Kind::Unsupported
             } else if says(error, &FORBIDDEN_IN_SCRIPT) {
                 Kind::Permission
@@ -88,9 +98,12 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
             Some(command) => format!("redis doesn't let this user run '{command}' (ACL SETUSER ... +{command})").into(),
             None => "redis doesn't let this user decide".into(),
         },
-        Kind::Unsupported if says(error, &FORBIDDEN_TO_SCRIPTS) => {
+        Kind::Unsupported if is_forbidden_to_scripts(error) => {
             let what = command().map_or("what they need".into(), |command| format!("'{command}'"));
             format!("this server lets no script run {what} (tollgate::operations lists servers that do)").into()
+        }
+        Kind::Unsupported if error.redirect_node().is_some() => {
+            "redis refused, as a node of a cluster does (expected redis-cluster://... as the url)".into()
         }
         Kind::Unsupported => match command() {
             Some(command) => {
@@ -101,9 +114,6 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         Kind::Garbled => "an answer that can't be read".into(),
         Kind::NotNow => "redis runs no script now".into(),
         Kind::Input => "a script refused its arguments".into(),
-        _ if error.redirect_node().is_some() => {
-            "redis refused, as a node of a cluster does (expected redis-cluster://... as the url)".into()
-        }
         _ => "redis refused".into(),
     };
     let told = Error::new(kind, format!("{what}: {}", described(error))).by(detour(error));
@@ -119,15 +129,24 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
 /// How Redis 7.0, and newer ones and Valkey, begin to say that a user may not do what a script calls.
 const FORBIDDEN_IN_SCRIPT: [&str; 2] = ["The user executing the script can't", "ACL failure in script"];
 
-/// How managed services begin to say that no script may do what this one does, whoever calls it: Amazon ElastiCache
-/// Serverless of TIME, in Redis's words and in Valkey's, and Alibaba Tair of keys it can't see.
-const FORBIDDEN_TO_SCRIPTS: [&str; 3] =
-    ["This Redis command is not allowed from script", "This command is not allowed from script", "bad lua script"];
+/// Whether no script may do what this one does, whoever calls it: `This Redis command is not allowed from script`, with the
+/// product's name or none, as Amazon ElastiCache Serverless says of TIME; `bad lua script`, as Alibaba Tair says of keys
+/// that it can't see; and Valkey without its module of Lua.
+fn is_forbidden_to_scripts(error: &RedisError) -> bool {
+    let within = |detail: &str| detail.starts_with("This ") && detail.contains("command is not allowed from script");
+    says(error, &["bad lua script", "Could not find scripting engine"]) || error.detail().is_some_and(within)
+}
 
 /// `unknown command 'X'`; within a script `Unknown Redis command called from script`, with the product's name or none.
 fn is_unknown_command(error: &RedisError) -> bool {
     let within = |detail: &str| detail.starts_with("Unknown ") && detail.contains("command called from script");
-    says(error, &["unknown command"]) || error.detail().is_some_and(within)
+    says(error, &["unknown command"]) || error.detail().is_some_and(within) || repeats_what_was_sent(error)
+}
+
+/// A server says what it was sent along with a command that it doesn't know, and redis-rs reads no such line with bytes that
+/// are no text, as a script's packed numbers may be. No other answer has such a line.
+fn repeats_what_was_sent(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Parse && error.to_string().contains("utf-8")
 }
 
 fn says(error: &RedisError, beginnings: &[&str]) -> bool {
@@ -143,6 +162,9 @@ fn is_of_a_key(error: &RedisError) -> bool {
 /// The command that a user may not run, or that the server doesn't have: as the error names it, or as the script calls it
 /// on the line that the error names.
 fn named_by(error: &RedisError, script: Option<&Script>) -> Option<String> {
+    if repeats_what_was_sent(error) {
+        return Some("evalsha".into());
+    }
     let detail = error.detail()?;
     if let Some((_, rest)) = detail.split_once("run the '").or_else(|| detail.split_once("unknown command '")) {
         return rest.split_once('\'').map(|(command, _)| command.to_lowercase());
@@ -223,6 +245,16 @@ mod tests {
                 format!("ERR This Redis command is not allowed from script {}", at_line[0]),
                 "unsupported",
                 "this server lets no script run 'set' (tollgate::operations lists servers that do): ",
+            ),
+            (
+                format!("ERR This Valkey command is not allowed from script {}", at_line[1]),
+                "unsupported",
+                "this server lets no script run 'set' (tollgate::operations lists servers that do): ",
+            ),
+            (
+                "ERR Could not find scripting engine 'lua'".into(),
+                "unsupported",
+                "this server lets no script run what they need (tollgate::operations lists servers that do): ",
             ),
             (
                 "ERR bad lua script for redis cluster, all the keys that the script uses should be passed using the \

@@ -50,10 +50,14 @@ async fn a_primary_with_too_few_replicas_refuses() {
 
 /// Neither policy opens what the server forbids.
 async fn stays_closed(url: &str, class: &str) {
+    stays_closed_on(url, "key", class).await;
+}
+
+async fn stays_closed_on(url: &str, key: &str, class: &str) {
     for on_error in [OnError::Closed, OnError::Open, LOCAL] {
         let limiter = limiter(url);
         for _ in 0..7 {
-            let error = acquire(&limiter, &rule("gcra 5/1d", on_error), "key").await.expect_err("forbidden");
+            let error = acquire(&limiter, &rule("gcra 5/1d", on_error), key).await.expect_err("forbidden");
             assert_eq!((error.class(), error.charged()), (class, Charged::No), "{on_error}: {error}");
         }
     }
@@ -80,8 +84,16 @@ async fn what_is_forbidden_is_told_however_it_is_said() {
     let server = Server::start();
     let url = server.user("no-select", "+@all -select ~*");
     stays_closed(&format!("{url}/1"), "permission").await;
-    let renamed = Server::with(&["--rename-command", "TIME", "GONE"]);
-    stays_closed(&renamed.tcp_url(), "unsupported").await;
+    for command in ["TIME", "EVALSHA", "HELLO"] {
+        let renamed = Server::with(&["--rename-command", command, "GONE"]);
+        stays_closed(&renamed.tcp_url(), "unsupported").await;
+    }
+    stays_closed(&format!("{}/99", server.tcp_url()), "unsupported").await;
+    let cluster = crate::fleet::ClusterServers::of_primaries();
+    let elsewhere = cluster.keys_of(1, 1).remove(0);
+    stays_closed_on(&cluster.node(0).tcp_url(), &elsewhere, "unsupported").await;
+    let sentinels = crate::fleet::Sentinels::start();
+    stays_closed(&sentinels.sentinel(0).tcp_url(), "unsupported").await;
 }
 
 #[tokio::test]

@@ -11,8 +11,7 @@ use super::facts::{Facts, Finding, Level};
 
 /// In the order in which they are told.
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
-    let one_each: [fn(&Facts) -> Option<Finding>; 19] = [
-        product::version,
+    let one_each: [fn(&Facts) -> Option<Finding>; 18] = [
         loading,
         permissions::scripts,
         permissions::commands,
@@ -32,7 +31,16 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         operation::script_cache,
         operation::refused,
     ];
-    one_each.iter().filter_map(|check| check(facts)).chain(unchecked(facts)).collect()
+    let version = product::version(facts);
+    match version {
+        // All else that is found follows from it.
+        Some(unfit) if unfit.level == Level::Unfit => vec![unfit],
+        version => version
+            .into_iter()
+            .chain(one_each.iter().filter_map(|check| check(facts)))
+            .chain(unchecked(facts))
+            .collect(),
+    }
 }
 
 /// Only while it lasts.

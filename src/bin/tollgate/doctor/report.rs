@@ -6,6 +6,7 @@ use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 
 use super::facts::{Finding, Level};
+use crate::escape::shown;
 use crate::options::Shape;
 use crate::output::{QUIET, RIGHT, WRONG, counted, json};
 
@@ -47,15 +48,16 @@ fn table(out: &mut impl Write, width: usize, node: &str, findings: &[Finding]) -
     let width = width.saturating_sub(INDENT).max(30);
     writeln!(out, "{QUIET}{node}{QUIET:#}")?;
     for Finding { check, level, found, advice, .. } in findings {
+        // What a server says of itself must not steer the terminal.
         let style = style(*level);
-        let mut lines = wrapped(found, width).into_iter();
+        let mut lines = wrapped(&shown(found.as_bytes()), width).into_iter();
         let first = lines.next().unwrap_or_default();
         writeln!(out, "{style}{:<7}{style:#}  {check:<11}  {first}", level.name())?;
         for line in lines {
             writeln!(out, "{:INDENT$}{line}", "")?;
         }
         for step in advice {
-            for (at, line) in wrapped(step, width - 3).iter().enumerate() {
+            for (at, line) in wrapped(&shown(step.as_bytes()), width - 3).iter().enumerate() {
                 let arrow = if at == 0 { "->" } else { "  " };
                 writeln!(out, "{:INDENT$}{QUIET}{arrow}{QUIET:#} {line}", "")?;
             }

@@ -240,10 +240,10 @@ pub(super) fn connections(facts: &Facts) -> Option<Finding> {
         rejected => format!("; {} were rejected so far", HumanCount(rejected)),
     };
     let found = format!("{open} of maxclients {most}{before}");
-    let finding = if open * 100 >= most * 80 {
-        Finding::new("connections", Level::Warning, found).set("maxclients", &(most * 2).to_string())
+    let finding = if open / 4 >= most / 5 {
+        Finding::new("connections", Level::Warning, found).set("maxclients", &most.saturating_mul(2).to_string())
     } else if rejected > 0 {
-        Finding::new("connections", Level::Note, found).set("maxclients", &(most * 2).to_string())
+        Finding::new("connections", Level::Note, found).set("maxclients", &most.saturating_mul(2).to_string())
     } else {
         Finding::new("connections", Level::Ok, found)
     };
@@ -298,12 +298,12 @@ pub(super) fn settings(facts: &Facts) -> Option<Finding> {
 pub(super) fn script_cache(facts: &Facts) -> Option<Finding> {
     let evicted = facts.count("evicted_scripts");
     let found = format!(
-        "{} scripts were dropped so far, since some program sends ever new ones by EVAL: after one of tollgate's was \
+        "{} scripts were dropped so far, since more than 500 different ones came by EVAL: after one of tollgate's was \
          dropped, the next decision by it takes two round trips",
         HumanCount(evicted)
     );
     let finding = Finding::new("script cache", Level::Note, found)
-        .advise("let that program pass its values as ARGV, not within the text of its scripts");
+        .advise("let programs pass values as ARGV, not within the text of their scripts");
     (evicted > 0).then(|| finding.number("evicted_scripts", evicted))
 }
 

@@ -22,8 +22,7 @@ const PRODUCTS: [Product; 6] = [
     Product { name: "Redis", field: "redis_version", oldest: Some((7, 0)) },
 ];
 
-/// The last day on which a project fixes vulnerabilities of a release line, as far as it has named one; looked up in November
-/// 2026.
+/// The last day on which a project fixes vulnerabilities of a release line, where it is known; looked up in November 2026.
 ///
 /// Sources: for Redis, "Version management" on redis.io; 7.0 isn't listed there, and 8.0 has been left out of security
 /// releases since February 2026 (SECURITY.md of redis/redis, endoflife.date). For Valkey, "Releases" on valkey.io: three
@@ -63,11 +62,12 @@ pub(super) fn version(facts: &Facts) -> Option<Finding> {
     } else if let Some(ends) = ends.filter(|ends| *ends < facts.today) {
         let (major, minor) = line;
         let found =
-            format!("{found}; end of life since {ends}: its project fixes no more vulnerabilities in {major}.{minor}");
+            format!("{found}; end of life after {ends}: its project fixes no more vulnerabilities in {major}.{minor}");
         Finding::new("version", Level::Note, found)
-            .advise("upgrade to Redis 8.2 or newer, or to Valkey 8.1 or newer, unless your distribution fixes this one")
+            .advise("upgrade to a release that is supported, such as Redis 8.2 or Valkey 8.1, unless your distribution fixes this one")
     } else {
-        Finding::new("version", Level::Ok, found)
+        let until = ends.map(|ends| format!(", its vulnerabilities fixed until {ends}")).unwrap_or_default();
+        Finding::new("version", Level::Ok, found + &until)
     };
     let finding = match ends {
         Some(ends) => finding.number("end_of_life", ends.to_string()),

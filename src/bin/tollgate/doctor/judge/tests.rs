@@ -104,7 +104,7 @@ fn a_release_at_its_end_of_life_is_a_note_that_says_since_when() {
     let ended = of("redis_version:7.0.15", date(2024, 7, 30));
     assert_eq!(
         ended.found,
-        "Redis 7.0.15; end of life since 2024-07-29: its project fixes no more vulnerabilities in 7.0"
+        "Redis 7.0.15; end of life after 2024-07-29: its project fixes no more vulnerabilities in 7.0"
     );
     assert_eq!((ended.level, ended.advice.len()), (Level::Note, 1));
     assert_eq!(of("redis_version:7.0.15", last).level, Level::Ok);
