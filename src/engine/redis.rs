@@ -10,6 +10,7 @@ mod connecting;
 mod departures;
 mod errors;
 mod flight;
+mod link;
 mod sending;
 mod sentinel;
 #[cfg(feature = "tls")]
@@ -18,10 +19,9 @@ pub(crate) mod tls;
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::ConnectionLike;
 use deadpool_redis::redis::{
     self, AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value,
 };
@@ -33,11 +33,12 @@ use crate::error::{Error, Kind};
 use crate::random::jittered;
 use crate::script::{Call, Reply};
 use address::{address, by_tls};
-use breaker::{Breaker, Entry, Guard};
-use connecting::{Connecting, Held};
+use breaker::{Breaker, Guard};
+use connecting::Connecting;
 pub(super) use departures::LONGEST_DEADLINE;
 use departures::Line;
 use errors::{Called, from_answer, from_call};
+use link::Link;
 pub(super) use sending::{Confirm, Guest};
 use sending::{How, of_call, send};
 use sentinel::Sentinels;
@@ -59,7 +60,7 @@ struct Shared {
     /// Whether it was opened by an address that says so.
     #[cfg_attr(not(feature = "tls"), expect(dead_code))]
     by_tls: bool,
-    current: RwLock<Option<Held>>,
+    current: RwLock<Option<Link>>,
     made: AtomicU64,
     /// Which server process answered last, by its own name for itself.
     process: Mutex<Option<String>>,
@@ -100,8 +101,6 @@ impl fmt::Debug for Shared {
 
 /// What certainly didn't run is asked again after these waits, and up to half as long again.
 const WAITS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(60)];
-/// A shorter deadline that passes says little about Redis.
-const TELLING_DEADLINE: Duration = Duration::from_millis(20);
 
 impl Redis {
     /// The Redis at `redis://[user:password@]host[:port][/db]`, `unix:///path/of.sock`, with `?protocol=resp3` at
@@ -269,7 +268,7 @@ impl Redis {
     pub(super) async fn run_as(&self, guest: Guest, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         let confirm = self.confirms(deadline).filter(|_| call.mode.takes() && call.cost > 0);
         let asked = self.call(guest, confirm, Called::of(call), |how| of_call(call, how), deadline);
-        let (value, lacking) = self.guarded(deadline, asked).await?;
+        let (value, lacking) = self.guarded(asked).await?;
         decode(value)?.unless(lacking)
     }
 
@@ -286,15 +285,17 @@ impl Redis {
         let answer = tokio::time::timeout(deadline, async {
             let mut waits = WAITS.into_iter();
             loop {
-                let Held { number, mut connection } = self.connection().await?;
+                let link = self.connection().await?;
                 sent = true;
-                let (mut answer, mut lacking) = send_one(&mut connection, command(How::ByDigest), guest, confirm).await;
+                let (mut answer, mut lacking) = send_one(&link, command(How::ByDigest), guest, confirm).await;
                 if answer.as_ref().is_err_and(is_noscript) {
                     // Loads and decides in the same round trip.
-                    (answer, lacking) = send_one(&mut connection, command(How::ByText), guest, confirm).await;
+                    (answer, lacking) = send_one(&link, command(How::ByText), guest, confirm).await;
                 }
-                let answer = answer.map(|value| (value, lacking)).map_err(|error| self.told_of(called, &error, number));
+                let answer =
+                    answer.map(|value| (value, lacking)).map_err(|error| self.told_of(called, &error, link.number));
                 let (true, Some(wait)) = (answer.as_ref().is_err_and(Error::is_not_now), waits.next()) else {
+                    self.outcome(answer.as_ref().err());
                     return answer;
                 };
                 (sent, said) = (false, answer.err());
@@ -309,40 +310,59 @@ impl Redis {
         })
     }
 
-    /// Asks if the breaker lets it, and tells the breaker what became of it.
-    async fn guarded<T>(&self, deadline: Duration, asked: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        let entry = self.shared.guard.enter(deadline < TELLING_DEADLINE)?;
-        let outcome = asked.await;
-        self.tell_guard(&outcome, entry, deadline);
-        outcome
+    /// Asks if the breaker lets it.
+    async fn guarded<T>(&self, asked: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let _entry = self.shared.guard.enter()?;
+        asked.await
     }
 
-    fn tell_guard<T>(&self, outcome: &Result<T, Error>, entry: Entry<'_>, deadline: Duration) {
-        let telling = !outcome.as_ref().is_err_and(Error::is_deadline) || deadline >= TELLING_DEADLINE;
-        if telling && self.shared.guard.told(outcome, entry) {
-            // Perhaps it is the connection that has gone dead, and whoever waits for it has a longer deadline.
-            self.shared.current.write().unwrap_or_else(PoisonError::into_inner).take();
-            self.forsake();
+    /// What was answered to those who were sent together: nothing, or an error. Connections that can't be made, that break
+    /// or that fall silent are told of where that is seen, once each; and a deadline says something about its caller.
+    fn outcome(&self, error: Option<&Error>) {
+        match error {
+            Some(error) if error.is_disconnected() => {}
+            Some(error) if error.is_outage() => self.failed(error),
+            _ => self.shared.guard.answered(),
+        }
+    }
+
+    /// An attempt failed that stands for all who share it.
+    fn failed(&self, error: &Error) {
+        if error.is_outage() && !error.is_unsent() {
+            self.stop_asking(self.shared.guard.failed(error));
+        }
+    }
+
+    /// Nothing is answered, on no connection.
+    fn is_away(&self, error: &Error) {
+        self.stop_asking(self.shared.guard.away(error));
+    }
+
+    /// If the breaker opened, by what those fail who wait to be sent.
+    fn stop_asking(&self, opened: Option<Error>) {
+        if let Some(unsent) = opened {
+            self.current().take();
+            self.forsake(&unsent);
         }
     }
 
     /// What went wrong on this connection, which is dropped if it is of no more use.
     fn told(&self, error: &RedisError, number: u64) -> Error {
-        self.drop_if_broken(error, number);
-        from_answer(error)
+        self.seen(error, number, from_answer(error))
     }
 
     /// The same of a script's call.
     fn told_of(&self, called: Called, error: &RedisError, number: u64) -> Error {
-        self.drop_if_broken(error, number);
-        from_call(error, Some(called))
+        self.seen(error, number, from_call(error, Some(called)))
     }
 
-    fn drop_if_broken(&self, error: &RedisError, number: u64) {
+    fn seen(&self, said: &RedisError, number: u64, error: Error) -> Error {
         // What has become a replica may have a successor at the same address.
-        if error.is_unrecoverable_error() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
-            self.drop_connection(number);
+        let useless = said.is_unrecoverable_error() || said.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
+        if useless && self.drop_link(number) && error.is_disconnected() {
+            self.failed(&error);
         }
+        error
     }
 
     pub(crate) async fn size(&self, deadline: Duration) -> Result<u64, Error> {
@@ -410,18 +430,20 @@ impl Redis {
         if commands.is_empty() {
             return Ok(Vec::new());
         }
-        self.guarded(deadline, async {
+        self.guarded(async {
             let mut sent = false;
             let answer = tokio::time::timeout(deadline, async {
-                let Held { number, mut connection } = self.connection().await?;
+                let link = self.connection().await?;
                 sent = true;
-                let answers = connection.req_packed_commands(commands, 0, commands.len()).await;
-                let answers = answers.map_err(|error| self.told(&error, number))?;
+                let answers = link.pipeline(commands, commands.len()).await;
+                let answers = answers.map_err(|error| self.told(&error, link.number))?;
                 let answers: Vec<_> = answers.into_iter().map(Value::extract_error).collect();
-                match answers.first() {
-                    Some(Err(error)) if answers.iter().all(Result::is_err) => Err(self.told(error, number)),
+                let answers = match answers.first() {
+                    Some(Err(error)) if answers.iter().all(Result::is_err) => Err(self.told(error, link.number)),
                     _ => Ok(answers),
-                }
+                };
+                self.outcome(answers.as_ref().err());
+                answers
             });
             match answer.await {
                 Ok(result) => result,
@@ -442,15 +464,15 @@ fn unusable(why: &str) -> Error {
 }
 
 async fn send_one(
-    connection: &mut impl ConnectionLike,
+    link: &Link,
     command: Cmd,
     guest: Guest,
     confirm: Option<Confirm>,
 ) -> (Result<Value, RedisError>, Option<Error>) {
     if guest == Guest::No && confirm.is_none() {
-        return (connection.req_packed_command(&command).await.and_then(Value::extract_error), None);
+        return (link.command(&command).await, None);
     }
-    let (mut answers, lacking) = send(connection, [command], guest, confirm).await;
+    let (mut answers, lacking) = send(link, [command], guest, confirm).await;
     (answers.pop().unwrap_or(Ok(Value::Nil)), lacking)
 }
 

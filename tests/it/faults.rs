@@ -6,6 +6,7 @@ mod callers;
 mod cluster;
 mod cut;
 mod failover;
+mod impatient;
 mod lost;
 mod outage;
 mod proxy;

@@ -1,7 +1,7 @@
 //! The one connection that calls go over: made, kept, and replaced.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
@@ -9,15 +9,9 @@ use deadpool_redis::redis::{self, ErrorKind, ServerErrorKind, Value};
 use deadpool_redis::{Connection, PoolError};
 
 use super::errors::from_connecting;
-use super::{Redis, Way, patient};
+use super::link::Link;
+use super::{Confirm, LONGEST_DEADLINE, Redis, Way, patient};
 use crate::error::{Error, Kind};
-
-/// The connection that calls go over, and which one it is: a caller who saw it break must not drop its successor.
-#[derive(Clone)]
-pub(super) struct Held {
-    pub(super) number: u64,
-    pub(super) connection: MultiplexedConnection,
-}
 
 /// How long one attempt to connect may take, whatever the deadlines of those who wait for it.
 const LONGEST_CONNECT: Duration = Duration::from_secs(5);
@@ -40,7 +34,7 @@ impl Connecting {
 }
 
 impl Redis {
-    pub(super) async fn connection(&self) -> Result<Held, Error> {
+    pub(super) async fn connection(&self) -> Result<Link, Error> {
         if let Some(held) = self.held() {
             return Ok(held);
         }
@@ -56,15 +50,31 @@ impl Redis {
         // next one.
         let this = self.clone();
         let connect = tokio::spawn(async move {
-            let made = tokio::time::timeout(LONGEST_CONNECT, this.connect()).await;
+            let made = tokio::time::timeout(LONGEST_CONNECT, this.make()).await;
+            let made = made.unwrap_or_else(|_| Err(Error::deadline(LONGEST_CONNECT, false).at_connecting()));
+            match &made {
+                Ok(link) => this.hold(link.clone()),
+                Err(error) => this.failed(error),
+            }
             drop(connecting);
-            made.unwrap_or_else(|_| Err(Error::deadline(LONGEST_CONNECT, false))).map_err(Error::at_connecting)
+            made
         });
         let ended = || Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down");
         connect.await.unwrap_or_else(|_| Err(ended()))
     }
 
-    async fn connect(&self) -> Result<Held, Error> {
+    /// Another connection, which nobody uses yet.
+    pub(super) async fn make(&self) -> Result<Link, Error> {
+        let began = Instant::now();
+        let mut connection = self.connect().await.map_err(Error::at_connecting)?;
+        let took = began.elapsed();
+        self.notice_restart(&mut connection).await;
+        let number = self.shared.made.fetch_add(1, Ordering::Relaxed);
+        let longer = self.shared.confirm.get().map_or(Duration::ZERO, Confirm::longest);
+        Ok(Link::new(Arc::downgrade(&self.shared), number, connection, took, longer))
+    }
+
+    async fn connect(&self) -> Result<MultiplexedConnection, Error> {
         let address = &self.shared.address;
         let mut connection = match self.shared.way() {
             Way::Pool(pool, _) => Connection::take(pool.get().await.map_err(|error| match error {
@@ -77,11 +87,10 @@ impl Redis {
                 connected.map_err(|error| from_connecting(&error, address))?
             }
         };
+        // A pool's connections have redis-rs's own 500 ms unless they were told otherwise.
+        connection.set_response_timeout(LONGEST_DEADLINE);
         check_version(&mut connection, address).await?;
-        self.notice_restart(&mut connection).await;
-        let held = Held { number: self.shared.made.fetch_add(1, Ordering::Relaxed), connection };
-        *self.shared.current.write().unwrap_or_else(PoisonError::into_inner) = Some(held.clone());
-        Ok(held)
+        Ok(connection)
     }
 
     async fn notice_restart(&self, connection: &mut MultiplexedConnection) {
@@ -98,13 +107,33 @@ impl Redis {
         self.shared.connecting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn held(&self) -> Option<Held> {
+    pub(super) fn held(&self) -> Option<Link> {
         self.shared.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) fn drop_connection(&self, number: u64) {
-        let mut current = self.shared.current.write().unwrap_or_else(PoisonError::into_inner);
-        current.take_if(|held| held.number == number);
+    fn hold(&self, link: Link) {
+        *self.current() = Some(link);
+    }
+
+    pub(super) fn is_current(&self, link: &Link) -> bool {
+        self.held().is_some_and(|held| held.number == link.number)
+    }
+
+    /// Whether it was the one that calls go over.
+    pub(super) fn drop_link(&self, number: u64) -> bool {
+        self.current().take_if(|held| held.number == number).is_some()
+    }
+
+    /// Unless another has taken its place meanwhile.
+    pub(super) fn replace(&self, link: &Link, by: Link) {
+        let mut current = self.current();
+        if current.as_ref().is_none_or(|held| held.number == link.number) {
+            *current = Some(by);
+        }
+    }
+
+    pub(super) fn current(&self) -> RwLockWriteGuard<'_, Option<Link>> {
+        self.shared.current.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

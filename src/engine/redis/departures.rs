@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::errors::Called;
 use super::sending::{Guest, of_batch};
-use super::{Redis, Shared, TELLING_DEADLINE, records};
+use super::{Redis, Shared, records};
 use crate::batch::{Ask, Batch};
 use crate::error::{Error, Kind};
 use crate::script::Reply;
@@ -82,7 +82,7 @@ type Answered = oneshot::Receiver<Result<Reply, Error>>;
 impl Redis {
     /// Decides this ask, alone or with others.
     pub(crate) async fn acquire(&self, ask: Ask, deadline: Duration) -> Result<Reply, Error> {
-        self.guarded(deadline, async {
+        self.guarded(async {
             match self.place(ask, deadline) {
                 // Boxed, so that those who stand in line, of whom there may be thousands, stay small.
                 Place::Alone(ask, turn) => Box::pin(self.alone(ask, turn, deadline)).await,
@@ -113,14 +113,15 @@ impl Redis {
         ask: &Ask,
         deadline: Duration,
     ) -> Result<Reply, Error> {
-        self.guarded(deadline, self.alone_as(guest, ask, deadline)).await
+        self.guarded(self.alone_as(guest, ask, deadline)).await
     }
 
     /// Decides all of these together, each by itself and by its deadline.
     pub(crate) async fn acquire_all(&self, asks: Vec<(Ask, Duration)>) -> Vec<Result<Reply, Error>> {
-        let longest = asks.iter().map(|(_, deadline)| *deadline).max();
-        let Some(longest) = longest else { return Vec::new() };
-        let entry = match self.shared.guard.enter(longest < TELLING_DEADLINE) {
+        if asks.is_empty() {
+            return Vec::new();
+        }
+        let _entry = match self.shared.guard.enter() {
             Ok(entry) => entry,
             Err(error) => return asks.iter().map(|_| Err(error.clone())).collect(),
         };
@@ -148,13 +149,7 @@ impl Redis {
                 Place::InLine(answered) => received(answered).await,
             }
         };
-        let answers = join_all(places.into_iter().map(answer)).await;
-        // They are one call to the breaker: Redis was away if it answered none of them.
-        let telling = answers.iter().find(|answer| !answer.as_ref().is_err_and(Error::is_outage)).or(answers.first());
-        if let Some(outcome) = telling {
-            self.tell_guard(outcome, entry, longest);
-        }
-        answers
+        join_all(places.into_iter().map(answer)).await
     }
 
     /// Whether this ask may go at once, or its place in line.
@@ -189,17 +184,16 @@ impl Redis {
         runtime.spawn(Turn { redis: self.clone(), runtime: runtime.clone(), forsaken, boarding: true }.fly_on());
     }
 
-    /// Gives up those under way, whose connection may have gone dead, so that they hold up nobody else; and those in line,
-    /// who would have to wait for the breaker.
-    pub(super) fn forsake(&self) {
+    /// Gives up those under way, whose connection has fallen silent, so that they hold up nobody else; and tells those in
+    /// line, who would have to wait for the breaker.
+    pub(super) fn forsake(&self, unsent: &Error) {
         let waiting = {
             let mut line = self.line();
             line.forsaken += 1;
             (line.under_way, line.boarding) = (0, false);
             std::mem::take(&mut line.waiting)
         };
-        let Err(error) = self.shared.guard.check() else { return };
-        waiting.into_iter().for_each(|caller| caller.answer.tell(Err(error.clone())));
+        waiting.into_iter().for_each(|caller| caller.answer.tell(Err(unsent.clone())));
     }
 
     fn stand(&self, line: &mut Line, caller: Caller) {

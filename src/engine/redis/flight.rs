@@ -7,8 +7,9 @@ use tokio::time::Instant;
 
 use super::departures::{Answer, Caller, GRAIN};
 use super::errors::Called;
+use super::link::Link;
 use super::sending::{Confirm, Guest, How, of_batch, send};
-use super::{Held, Redis, WAITS, is_noscript, records};
+use super::{Redis, WAITS, is_noscript, records};
 use crate::batch::{Batch, Records};
 use crate::error::Error;
 use crate::random::jittered;
@@ -62,6 +63,7 @@ impl Redis {
                 wait.is_some() && result.as_ref().is_some_and(|result| result.as_ref().is_err_and(not_now))
             };
             under_way.retain(|at| put_off(&results[*at]));
+            self.outcome_of_all(results.iter().filter(|result| !put_off(result)).flatten());
             for ((answer, ask), place) in passengers.0.iter_mut().zip(&asks).zip(&places) {
                 let reply = match &results[place.batch] {
                     result if put_off(result) => continue,
@@ -94,28 +96,33 @@ impl Redis {
         }
     }
 
+    /// They are one attempt: Redis is away if it answered none of them.
+    fn outcome_of_all<'a>(&self, mut results: impl Iterator<Item = &'a Result<Confirmed, Error>> + Clone) {
+        let answered = results.clone().find(|result| !result.as_ref().is_err_and(Error::is_outage));
+        if let Some(result) = answered.or_else(|| results.next()) {
+            self.outcome(result.as_ref().err());
+        }
+    }
+
     /// One pipeline, and another for what the server has no script of.
     async fn send_all(
         &self,
-        held: Held,
+        link: Link,
         batches: Vec<&Batch<'_>>,
         confirm: Option<Confirm>,
     ) -> Vec<Result<Confirmed, Error>> {
-        let Held { number, mut connection } = held;
         let called = |batches: &[&Batch<'_>], how| batches.iter().map(|batch| of_batch(batch, how)).collect::<Vec<_>>();
-        let (mut answers, mut lacking) =
-            send(&mut connection, called(&batches, How::ByDigest), Guest::No, confirm).await;
-        let missing: Vec<_> = (0..batches.len()).filter(|at| answers[*at].as_ref().is_err_and(is_noscript)).collect();
+        let (answers, lacking) = send(&link, called(&batches, How::ByDigest), Guest::No, confirm).await;
+        let mut answers: Vec<_> = answers.into_iter().map(|answer| (answer, lacking.clone())).collect();
+        let missing: Vec<_> = (0..batches.len()).filter(|at| answers[*at].0.as_ref().is_err_and(is_noscript)).collect();
         if !missing.is_empty() {
             let those: Vec<_> = missing.iter().map(|at| batches[*at]).collect();
-            let again;
-            // It tells of all that this connection has written.
-            (again, lacking) = send(&mut connection, called(&those, How::ByText), Guest::No, confirm).await;
-            missing.into_iter().zip(again).for_each(|(at, answer)| answers[at] = answer);
+            let (again, lacking) = send(&link, called(&those, How::ByText), Guest::No, confirm).await;
+            missing.into_iter().zip(again).for_each(|(at, answer)| answers[at] = (answer, lacking.clone()));
         }
-        let read = |(answer, batch): (Result<Value, RedisError>, &Batch<'_>)| match answer {
-            Ok(value) => records(value, batch).map(|records| (records, lacking.clone())),
-            Err(error) => Err(self.told_of(Called::of_batch(batch), &error, number)),
+        let read = |((answer, lacking), batch): ((Result<Value, RedisError>, Option<Error>), &Batch<'_>)| match answer {
+            Ok(value) => records(value, batch).map(|records| (records, lacking)),
+            Err(error) => Err(self.told_of(Called::of_batch(batch), &error, link.number)),
         };
         answers.into_iter().zip(batches).map(read).collect()
     }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::ConnectionLike;
 use deadpool_redis::redis::{self, Cmd, RedisError, Value};
 
 use super::errors::from_answer;
+use super::link::Link;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::script::{Call, Script};
@@ -36,6 +36,11 @@ pub(super) enum How {
 impl Confirm {
     pub(in crate::engine) fn by(replicas: u8, within: Duration) -> Option<Self> {
         (replicas > 0).then_some(Self { replicas, within })
+    }
+
+    /// How long a connection may be kept waiting.
+    pub(super) fn longest(&self) -> Duration {
+        self.within + TICK
     }
 
     /// The same, for a call that has so much time left: it may have to wait twice, since a server that has lost the script
@@ -77,7 +82,7 @@ impl Confirm {
 /// Sends all of these in one pipeline: those of guests each after an ASKING, which holds for the next command alone.
 /// Besides their answers, what the replicas lack of what they wrote.
 pub(super) async fn send(
-    connection: &mut impl ConnectionLike,
+    link: &Link,
     commands: impl IntoIterator<Item = Cmd, IntoIter: ExactSizeIterator>,
     guest: Guest,
     confirm: Option<Confirm>,
@@ -96,7 +101,7 @@ pub(super) async fn send(
     if let Some(confirm) = confirm {
         pipeline.add_command(confirm.command());
     }
-    match connection.req_packed_commands(&pipeline, 0, all).await {
+    match link.pipeline(&pipeline, all).await {
         Ok(mut values) => {
             values.resize(all, Value::Nil);
             let lacking = confirm.and_then(|confirm| confirm.lacking(values.pop()));

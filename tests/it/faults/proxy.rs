@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -18,6 +19,10 @@ struct Ways {
     to: AtomicU16,
     /// Nothing passes, and nothing is closed.
     swallows: AtomicBool,
+    /// The same for the connections that were accepted before this one.
+    swallowed: AtomicU64,
+    /// How long each reply is held up, in milliseconds.
+    delay: AtomicU64,
     /// Bytes of replies that pass before a connection is closed.
     replies_left: AtomicU64,
     accepted: AtomicU64,
@@ -31,6 +36,8 @@ impl Proxy {
         let ways = Arc::new(Ways {
             to: AtomicU16::new(port),
             swallows: AtomicBool::new(false),
+            swallowed: AtomicU64::new(0),
+            delay: AtomicU64::new(0),
             replies_left: AtomicU64::new(u64::MAX),
             accepted: AtomicU64::new(0),
             requested: AtomicU64::new(0),
@@ -38,8 +45,8 @@ impl Proxy {
         let proxy = Self { port: listener.local_addr().expect("an address").port(), ways: Arc::clone(&ways) };
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                ways.accepted.fetch_add(1, Ordering::Relaxed);
-                tokio::spawn(forward(client, Arc::clone(&ways)));
+                let number = ways.accepted.fetch_add(1, Ordering::Relaxed);
+                tokio::spawn(forward(client, number, Arc::clone(&ways)));
             }
         });
         proxy
@@ -61,6 +68,15 @@ impl Proxy {
         self.ways.swallows.store(yes, Ordering::Relaxed);
     }
 
+    /// The connections that there are, and no others.
+    pub(super) fn swallow_those_there(&self) {
+        self.ways.swallowed.store(self.accepted(), Ordering::Relaxed);
+    }
+
+    pub(super) fn delay(&self, by: Duration) {
+        self.ways.delay.store(u64::try_from(by.as_millis()).expect("not long"), Ordering::Relaxed);
+    }
+
     pub(super) fn cut_after(&self, bytes: u64) {
         self.ways.replies_left.store(bytes, Ordering::Relaxed);
     }
@@ -75,7 +91,13 @@ impl Proxy {
     }
 }
 
-async fn forward(client: TcpStream, ways: Arc<Ways>) {
+impl Ways {
+    fn swallow(&self, number: u64) -> bool {
+        self.swallows.load(Ordering::Relaxed) || number < self.swallowed.load(Ordering::Relaxed)
+    }
+}
+
+async fn forward(client: TcpStream, number: u64, ways: Arc<Ways>) {
     let Ok(server) = TcpStream::connect(("127.0.0.1", ways.to.load(Ordering::Relaxed))).await else { return };
     for way in [&client, &server] {
         way.set_nodelay(true).expect("a socket");
@@ -86,7 +108,7 @@ async fn forward(client: TcpStream, ways: Arc<Ways>) {
         let mut bytes = [0; 4096];
         while let Ok(count @ 1..) = requests.read(&mut bytes).await {
             ways.requested.fetch_add(1, Ordering::Relaxed);
-            if !ways.swallows.load(Ordering::Relaxed) && server.write_all(&bytes[..count]).await.is_err() {
+            if !ways.swallow(number) && server.write_all(&bytes[..count]).await.is_err() {
                 return;
             }
         }
@@ -94,9 +116,10 @@ async fn forward(client: TcpStream, ways: Arc<Ways>) {
     let back = async {
         let mut bytes = [0; 4096];
         while let Ok(count @ 1..) = replies.read(&mut bytes).await {
-            if ways.swallows.load(Ordering::Relaxed) {
+            if ways.swallow(number) {
                 continue;
             }
+            tokio::time::sleep(Duration::from_millis(ways.delay.load(Ordering::Relaxed))).await;
             let wanted = count as u64;
             let left = ways.replies_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
                 (left < u64::MAX).then(|| left.saturating_sub(wanted))

@@ -1,0 +1,263 @@
+//! A connection that calls go over, and whether it still answers.
+//!
+//! Callers give up whenever they like, so what becomes of their calls says little about Redis. A connection is watched by
+//! itself: for as long as something is unanswered there, a task looks whether anything is answered at all. Where nothing is
+//! for a while, another connection is tried, which tells a dead connection from a Redis that is away, and from one that
+//! runs no script now and will.
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
+use deadpool_redis::redis::{self, Cmd, Pipeline, RedisError, Value};
+use futures_util::future::{Either, select};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::{Redis, Shared};
+use crate::error::{Error, Kind};
+
+/// How often it is looked whether something was answered.
+const TICK: Duration = Duration::from_millis(50);
+/// Silent for so long, or for four times as long as connecting took, a connection is doubted.
+const SILENCE: Duration = Duration::from_millis(250);
+/// While Redis is away, how often another connection is tried for whoever still waits on the one that fell silent.
+const AWAY: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    /// A caller who saw it break must not drop its successor.
+    pub(super) number: u64,
+    connection: MultiplexedConnection,
+    health: Arc<Health>,
+}
+
+#[derive(Debug)]
+struct Health {
+    owner: Weak<Shared>,
+    /// How long it may be silent.
+    patience: Duration,
+    began: Instant,
+    /// Requests handed over, and the latest of them that was answered: answers come in the order of the requests.
+    sent: AtomicU64,
+    answered: AtomicU64,
+    /// Callers who still wait.
+    waiting: AtomicUsize,
+    /// When its watch last looked, in milliseconds since it began, and one more; 0 while nobody watches.
+    watched: AtomicU64,
+    lost: AtomicBool,
+    losing: Notify,
+}
+
+/// What the silence of a connection means.
+#[derive(PartialEq, Eq)]
+enum Doubt {
+    /// It answers after all, or what is asked is held up elsewhere.
+    Unresolved,
+    /// Another connection is answered.
+    Dead,
+    /// No connection is.
+    Away,
+}
+
+/// A request that is under way.
+struct Request<'a> {
+    number: u64,
+    health: &'a Health,
+}
+
+impl Link {
+    /// To a Redis to which connecting took so long; commands may keep it waiting for so much longer (WAIT).
+    pub(super) fn new(
+        owner: Weak<Shared>,
+        number: u64,
+        connection: MultiplexedConnection,
+        took: Duration,
+        longer: Duration,
+    ) -> Self {
+        let health = Health {
+            owner,
+            patience: SILENCE.max(took * 4) + longer,
+            began: Instant::now(),
+            sent: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            watched: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            losing: Notify::new(),
+        };
+        Self { number, connection, health: Arc::new(health) }
+    }
+
+    /// The answer of each command, in one round trip.
+    pub(super) async fn pipeline(&self, commands: &Pipeline, count: usize) -> Result<Vec<Value>, RedisError> {
+        let mut connection = self.connection.clone();
+        self.answered(connection.req_packed_commands(commands, 0, count)).await
+    }
+
+    pub(super) async fn command(&self, command: &Cmd) -> Result<Value, RedisError> {
+        let mut connection = self.connection.clone();
+        self.answered(connection.req_packed_command(command)).await?.extract_error()
+    }
+
+    /// What is answered, unless the connection is given up before.
+    async fn answered<T>(&self, answer: impl Future<Output = Result<T, RedisError>>) -> Result<T, RedisError> {
+        let request = self.request();
+        let losing = pin!(self.health.losing.notified());
+        if self.is_lost() {
+            return Err(lost());
+        }
+        match select(pin!(answer), losing).await {
+            Either::Left((answer, _)) => {
+                // An error of the server's is an answer as well.
+                if answer.as_ref().err().is_none_or(|error| !error.is_io_error()) {
+                    self.health.answered.fetch_max(request.number, Ordering::Relaxed);
+                }
+                answer
+            }
+            Either::Right(_) => Err(lost()),
+        }
+    }
+
+    fn request(&self) -> Request<'_> {
+        let health = &*self.health;
+        health.waiting.fetch_add(1, Ordering::Relaxed);
+        let number = health.sent.fetch_add(1, Ordering::Relaxed) + 1;
+        if !health.is_watched() {
+            health.look();
+            tokio::spawn(self.clone().watch());
+        }
+        Request { number, health }
+    }
+
+    /// Whoever waits on it is told that it broke.
+    pub(super) fn lose(&self) {
+        self.health.lost.store(true, Ordering::Release);
+        self.health.losing.notify_waiters();
+    }
+
+    fn is_lost(&self) -> bool {
+        self.health.lost.load(Ordering::Acquire)
+    }
+
+    /// For as long as something is unanswered.
+    async fn watch(self) {
+        let health = &*self.health;
+        while !self.is_lost() {
+            health.look();
+            let (began, answered) = (Instant::now(), health.last_answered());
+            tokio::time::sleep(TICK).await;
+            if health.is_quiet() {
+                health.watched.store(0, Ordering::Relaxed);
+                // Whoever asked just now may have seen this watch.
+                if health.is_quiet() {
+                    return;
+                }
+            }
+            if health.last_answered() != answered {
+                continue;
+            }
+            // Its answer comes after all others, those of callers who gave up included. Any will do, a refusal too.
+            let hello = redis::cmd("HELLO");
+            match tokio::time::timeout(health.patience - TICK, self.command(&hello)).await {
+                Ok(Err(error)) if error.is_io_error() => return self.lose(),
+                Ok(_) => continue,
+                Err(_) => {}
+            }
+            // A runtime that stood still has seen nothing.
+            if health.last_answered() != answered || began.elapsed() > 2 * health.patience {
+                continue;
+            }
+            let Some(shared) = health.owner.upgrade() else { return self.lose() };
+            let redis = Redis { shared };
+            if !redis.is_current(&self) && health.waiting.load(Ordering::Relaxed) == 0 {
+                return self.lose();
+            }
+            if redis.doubt(&self, answered).await == Doubt::Away {
+                drop(redis);
+                let until = Instant::now() + AWAY;
+                while Instant::now() < until {
+                    tokio::time::sleep(TICK).await;
+                    health.look();
+                }
+            }
+        }
+    }
+}
+
+impl Redis {
+    /// Finds out by another connection what the silence of this one means.
+    async fn doubt(&self, link: &Link, answered: u64) -> Doubt {
+        let patience = link.health.patience;
+        let other = match self.held().filter(|other| other.number != link.number) {
+            Some(other) => Ok(other),
+            None => tokio::time::timeout(patience, self.make()).await.unwrap_or_else(|_| {
+                let why = "redis answers nothing, nor does another connection to it";
+                Err(Error::new(Kind::Unreachable, why))
+            }),
+        };
+        if let Ok(other) = &other {
+            // Whatever may write is held up where Redis pauses writes: then neither connection is to blame.
+            let mut nothing = redis::cmd("EVAL");
+            nothing.arg("return 1").arg(0);
+            match tokio::time::timeout(patience, other.command(&nothing)).await {
+                Ok(Err(error)) if error.is_io_error() => return Doubt::Unresolved,
+                Ok(_) => {}
+                Err(_) => return Doubt::Unresolved,
+            }
+        }
+        if link.health.last_answered() != answered {
+            return Doubt::Unresolved;
+        }
+        match other {
+            Ok(other) => self.replace(link, other),
+            Err(error) if error.is_outage() => {
+                self.is_away(&error);
+                return Doubt::Away;
+            }
+            // What refuses tells the next caller why.
+            Err(_) => _ = self.drop_link(link.number),
+        }
+        link.lose();
+        Doubt::Dead
+    }
+}
+
+impl Health {
+    fn last_answered(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    /// Whether everything is answered.
+    fn is_quiet(&self) -> bool {
+        self.last_answered() >= self.sent.load(Ordering::Relaxed)
+    }
+
+    fn look(&self) {
+        self.watched.store(self.now(), Ordering::Relaxed);
+    }
+
+    /// Not by a runtime that nobody drives any more.
+    fn is_watched(&self) -> bool {
+        let last = self.watched.load(Ordering::Relaxed);
+        let most = u64::try_from((4 * TICK + 2 * self.patience).as_millis()).unwrap_or(u64::MAX);
+        last > 0 && self.now().saturating_sub(last) < most
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
+    }
+}
+
+impl Drop for Request<'_> {
+    fn drop(&mut self) {
+        self.health.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn lost() -> RedisError {
+    let why = "nothing is answered on it any more, and another one is";
+    std::io::Error::new(std::io::ErrorKind::ConnectionAborted, why).into()
+}
