@@ -11,6 +11,7 @@ mod departures;
 mod errors;
 mod flight;
 mod link;
+mod local;
 mod sending;
 mod sentinel;
 #[cfg(feature = "tls")]
@@ -34,11 +35,10 @@ use crate::random::jittered;
 use crate::script::{Call, Reply};
 use address::{address, by_tls};
 use breaker::{Breaker, Guard};
-use connecting::Connecting;
 pub(super) use departures::LONGEST_DEADLINE;
-use departures::Line;
 use errors::{Called, from_answer, from_call};
 use link::Link;
+use local::Local;
 pub(super) use sending::{Confirm, Guest};
 use sending::{How, of_call, send};
 use sentinel::Sentinels;
@@ -60,14 +60,12 @@ struct Shared {
     /// Whether it was opened by an address that says so.
     #[cfg_attr(not(feature = "tls"), expect(dead_code))]
     by_tls: bool,
-    current: RwLock<Option<Link>>,
+    locals: RwLock<Vec<Arc<Local>>>,
     made: AtomicU64,
     /// Which server process answered last, by its own name for itself.
     process: Mutex<Option<String>>,
     restarts: AtomicU64,
-    line: Mutex<Line>,
     guard: Guard,
-    connecting: Mutex<Connecting>,
     confirm: OnceLock<Confirm>,
 }
 
@@ -170,12 +168,17 @@ impl Redis {
     }
 
     fn new(way: Way, address: String, by_tls: bool) -> Self {
-        let (current, made, connecting) = (RwLock::new(None), AtomicU64::new(0), Mutex::default());
-        let (process, restarts) = (Mutex::default(), AtomicU64::new(0));
-        let (line, guard) = (Mutex::default(), Guard::default());
-        let confirm = OnceLock::new();
-        let shared =
-            Shared { way, address, by_tls, current, made, process, restarts, line, guard, connecting, confirm };
+        let shared = Shared {
+            way,
+            address,
+            by_tls,
+            locals: RwLock::default(),
+            made: AtomicU64::new(0),
+            process: Mutex::default(),
+            restarts: AtomicU64::new(0),
+            guard: Guard::default(),
+            confirm: OnceLock::new(),
+        };
         Self { shared: Arc::new(shared) }
     }
 
@@ -267,7 +270,8 @@ impl Redis {
     /// The same of a slot that is on its way to this node, or that it has.
     pub(super) async fn run_as(&self, guest: Guest, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         let confirm = self.confirms(deadline).filter(|_| call.mode.takes() && call.cost > 0);
-        let asked = self.call(guest, confirm, Called::of(call), |how| of_call(call, how), deadline);
+        let local = self.local();
+        let asked = self.call(&local, guest, confirm, Called::of(call), |how| of_call(call, how), deadline);
         let (value, lacking) = self.guarded(asked).await?;
         decode(value)?.unless(lacking)
     }
@@ -275,6 +279,7 @@ impl Redis {
     /// Calls a script, which `command` spells. Besides its answer, what the replicas lack.
     async fn call(
         &self,
+        local: &Arc<Local>,
         guest: Guest,
         confirm: Option<Confirm>,
         called: Called,
@@ -285,15 +290,16 @@ impl Redis {
         let answer = tokio::time::timeout(deadline, async {
             let mut waits = WAITS.into_iter();
             loop {
-                let link = self.connection().await?;
+                let link = self.connection(local).await?;
                 sent = true;
                 let (mut answer, mut lacking) = send_one(&link, command(How::ByDigest), guest, confirm).await;
                 if answer.as_ref().is_err_and(is_noscript) {
                     // Loads and decides in the same round trip.
                     (answer, lacking) = send_one(&link, command(How::ByText), guest, confirm).await;
                 }
-                let answer =
-                    answer.map(|value| (value, lacking)).map_err(|error| self.told_of(called, &error, link.number));
+                let answer = answer
+                    .map(|value| (value, lacking))
+                    .map_err(|error| self.told_of(local, called, &error, link.number));
                 let (true, Some(wait)) = (answer.as_ref().is_err_and(Error::is_not_now), waits.next()) else {
                     self.outcome(answer.as_ref().err());
                     return answer;
@@ -341,25 +347,27 @@ impl Redis {
     /// If the breaker opened, by what those fail who wait to be sent.
     fn stop_asking(&self, opened: Option<Error>) {
         if let Some(unsent) = opened {
-            self.current().take();
-            self.forsake(&unsent);
+            for local in self.locals() {
+                local.current().take();
+                local.forsake(&unsent);
+            }
         }
     }
 
     /// What went wrong on this connection, which is dropped if it is of no more use.
-    fn told(&self, error: &RedisError, number: u64) -> Error {
-        self.seen(error, number, from_answer(error))
+    fn told(&self, local: &Local, error: &RedisError, number: u64) -> Error {
+        self.seen(local, error, number, from_answer(error))
     }
 
     /// The same of a script's call.
-    fn told_of(&self, called: Called, error: &RedisError, number: u64) -> Error {
-        self.seen(error, number, from_call(error, Some(called)))
+    fn told_of(&self, local: &Local, called: Called, error: &RedisError, number: u64) -> Error {
+        self.seen(local, error, number, from_call(error, Some(called)))
     }
 
-    fn seen(&self, said: &RedisError, number: u64, error: Error) -> Error {
+    fn seen(&self, local: &Local, said: &RedisError, number: u64, error: Error) -> Error {
         // What has become a replica may have a successor at the same address.
         let useless = said.is_unrecoverable_error() || said.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
-        if useless && self.drop_link(number) && error.is_disconnected() {
+        if useless && local.drop_link(number) && error.is_disconnected() {
             self.failed(&error);
         }
         error
@@ -430,16 +438,17 @@ impl Redis {
         if commands.is_empty() {
             return Ok(Vec::new());
         }
+        let local = &self.local();
         self.guarded(async {
             let mut sent = false;
             let answer = tokio::time::timeout(deadline, async {
-                let link = self.connection().await?;
+                let link = self.connection(local).await?;
                 sent = true;
                 let answers = link.pipeline(commands, commands.len()).await;
-                let answers = answers.map_err(|error| self.told(&error, link.number))?;
+                let answers = answers.map_err(|error| self.told(local, &error, link.number))?;
                 let answers: Vec<_> = answers.into_iter().map(Value::extract_error).collect();
                 let answers = match answers.first() {
-                    Some(Err(error)) if answers.iter().all(Result::is_err) => Err(self.told(error, link.number)),
+                    Some(Err(error)) if answers.iter().all(Result::is_err) => Err(self.told(local, error, link.number)),
                     _ => Ok(answers),
                 };
                 self.outcome(answers.as_ref().err());

@@ -11,6 +11,7 @@ mod lost;
 mod outage;
 mod proxy;
 mod refusing;
+mod runtimes;
 mod sentinel;
 mod tool;
 

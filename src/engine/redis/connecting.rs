@@ -1,7 +1,7 @@
 //! The one connection that calls go over: made, kept, and replaced.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
@@ -10,50 +10,32 @@ use deadpool_redis::{Connection, PoolError};
 
 use super::errors::from_connecting;
 use super::link::Link;
+use super::local::Local;
 use super::{Confirm, LONGEST_DEADLINE, Redis, Way, patient};
 use crate::error::{Error, Kind};
 
 /// How long one attempt to connect may take, whatever the deadlines of those who wait for it.
 const LONGEST_CONNECT: Duration = Duration::from_secs(5);
 
-/// Held while connecting, so that one task connects and all callers wait for what it gets.
-#[derive(Debug, Default)]
-pub(super) struct Connecting {
-    turn: Arc<tokio::sync::Mutex<()>>,
-    since: Option<Instant>,
-}
-
-impl Connecting {
-    /// Whose turn it was too long ago may belong to a runtime that nobody drives any more.
-    fn turn(&mut self) -> Arc<tokio::sync::Mutex<()>> {
-        if self.since.is_some_and(|since| since.elapsed() > LONGEST_CONNECT) && self.turn.try_lock().is_err() {
-            *self = Self::default();
-        }
-        Arc::clone(&self.turn)
-    }
-}
-
 impl Redis {
-    pub(super) async fn connection(&self) -> Result<Link, Error> {
-        if let Some(held) = self.held() {
+    pub(super) async fn connection(&self, local: &Arc<Local>) -> Result<Link, Error> {
+        if let Some(held) = local.held() {
             return Ok(held);
         }
-        let turn = self.connecting().turn();
-        let connecting = turn.lock_owned().await;
-        self.connecting().since = Some(Instant::now());
-        if let Some(held) = self.held() {
+        let connecting = Arc::clone(&local.connecting).lock_owned().await;
+        if let Some(held) = local.held() {
             return Ok(held);
         }
         // While this waited, others may have tried in vain.
         self.shared.guard.check()?;
         // A task of its own, so that a caller whose deadline is shorter than a connect takes leaves a connection to the
         // next one.
-        let this = self.clone();
+        let (this, local) = (self.clone(), Arc::clone(local));
         let connect = tokio::spawn(async move {
             let made = tokio::time::timeout(LONGEST_CONNECT, this.make()).await;
             let made = made.unwrap_or_else(|_| Err(Error::deadline(LONGEST_CONNECT, false).at_connecting()));
             match &made {
-                Ok(link) => this.hold(link.clone()),
+                Ok(link) => local.hold(link.clone()),
                 Err(error) => this.failed(error),
             }
             drop(connecting);
@@ -101,39 +83,6 @@ impl Redis {
         if last.replace(process.to_owned()).is_some_and(|last| last != process) {
             self.shared.restarts.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    fn connecting(&self) -> MutexGuard<'_, Connecting> {
-        self.shared.connecting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn held(&self) -> Option<Link> {
-        self.shared.current.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn hold(&self, link: Link) {
-        *self.current() = Some(link);
-    }
-
-    pub(super) fn is_current(&self, link: &Link) -> bool {
-        self.held().is_some_and(|held| held.number == link.number)
-    }
-
-    /// Whether it was the one that calls go over.
-    pub(super) fn drop_link(&self, number: u64) -> bool {
-        self.current().take_if(|held| held.number == number).is_some()
-    }
-
-    /// Unless another has taken its place meanwhile.
-    pub(super) fn replace(&self, link: &Link, by: Link) {
-        let mut current = self.current();
-        if current.as_ref().is_none_or(|held| held.number == link.number) {
-            *current = Some(by);
-        }
-    }
-
-    pub(super) fn current(&self) -> RwLockWriteGuard<'_, Option<Link>> {
-        self.shared.current.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

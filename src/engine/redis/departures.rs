@@ -13,8 +13,9 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::errors::Called;
+use super::local::Local;
 use super::sending::{Guest, of_batch};
-use super::{Redis, Shared, records};
+use super::{Redis, records};
 use crate::batch::{Ask, Batch};
 use crate::error::{Error, Kind};
 use crate::script::Reply;
@@ -32,8 +33,6 @@ pub(in crate::engine) const LONGEST_DEADLINE: Duration = Duration::from_secs(365
 /// Who stands in line, in the order in which they came.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    /// The runtime that those under way, and so those in line, belong to: it alone is known to be running.
-    runtime: Option<tokio::runtime::Id>,
     under_way: usize,
     /// How often those under way were given up: they no longer count.
     forsaken: u64,
@@ -61,8 +60,8 @@ pub(super) struct Answer {
 /// How an ask is decided.
 #[derive(Debug)]
 enum Place {
-    /// At once, on its own; with a turn unless it belongs to another runtime than those under way.
-    Alone(Ask, Option<Turn>),
+    /// At once, on its own.
+    Alone(Ask, Turn),
     InLine(Answered),
 }
 
@@ -70,6 +69,7 @@ enum Place {
 #[derive(Debug)]
 struct Turn {
     redis: Redis,
+    local: Arc<Local>,
     runtime: Handle,
     /// The line's, as it began.
     forsaken: u64,
@@ -92,17 +92,17 @@ impl Redis {
         .await
     }
 
-    async fn alone(&self, ask: Ask, turn: Option<Turn>, deadline: Duration) -> Result<Reply, Error> {
-        let answer = self.alone_as(Guest::No, &ask, deadline).await;
+    async fn alone(&self, ask: Ask, turn: Turn, deadline: Duration) -> Result<Reply, Error> {
+        let answer = self.alone_as(&turn.local, Guest::No, &ask, deadline).await;
         drop(turn);
         answer
     }
 
-    async fn alone_as(&self, guest: Guest, ask: &Ask, deadline: Duration) -> Result<Reply, Error> {
+    async fn alone_as(&self, local: &Arc<Local>, guest: Guest, ask: &Ask, deadline: Duration) -> Result<Reply, Error> {
         let batch = Batch::of_one(ask);
         let confirm = self.confirms(deadline).filter(|_| ask.cost > 0);
         let called = Called::of_batch(&batch);
-        let (value, lacking) = self.call(guest, confirm, called, |how| of_batch(&batch, how), deadline).await?;
+        let (value, lacking) = self.call(local, guest, confirm, called, |how| of_batch(&batch, how), deadline).await?;
         records(value, &batch)?.only(ask.script)?.unless(lacking)
     }
 
@@ -113,7 +113,7 @@ impl Redis {
         ask: &Ask,
         deadline: Duration,
     ) -> Result<Reply, Error> {
-        self.guarded(self.alone_as(guest, ask, deadline)).await
+        self.guarded(self.alone_as(&self.local(), guest, ask, deadline)).await
     }
 
     /// Decides all of these together, each by itself and by its deadline.
@@ -125,65 +125,52 @@ impl Redis {
             Ok(entry) => entry,
             Err(error) => return asks.iter().map(|_| Err(error.clone())).collect(),
         };
-        let runtime = Handle::current();
-        let (places, boards): (Vec<_>, _) = {
-            let mut line = self.line();
-            let forsaken = line.forsaken;
-            let ours = line.is_of(&runtime);
-            let place = |(ask, deadline): (Ask, _)| {
-                if !ours {
-                    return (Place::Alone(ask, None), deadline);
-                }
+        let local = self.local();
+        let (answers, boards): (Vec<_>, _) = {
+            let mut line = local.line();
+            let stand = |(ask, deadline)| {
                 let (caller, answered) = Caller::new(ask, deadline);
-                self.stand(&mut line, caller);
-                (Place::InLine(answered), deadline)
+                local.stand(&mut line, caller);
+                answered
             };
-            (asks.into_iter().map(place).collect(), (ours && line.boards()).then_some(forsaken))
+            (asks.into_iter().map(stand).collect(), line.boards().then_some(line.forsaken))
         };
         if let Some(forsaken) = boards {
-            self.launch(runtime, forsaken);
+            self.launch(local, Handle::current(), forsaken);
         }
-        let answer = |(place, deadline)| async move {
-            match place {
-                Place::Alone(ask, turn) => self.alone(ask, turn, deadline).await,
-                Place::InLine(answered) => received(answered).await,
-            }
-        };
-        join_all(places.into_iter().map(answer)).await
+        join_all(answers.into_iter().map(received)).await
     }
 
     /// Whether this ask may go at once, or its place in line.
     fn place(&self, ask: Ask, deadline: Duration) -> Place {
-        let runtime = Handle::current();
+        let local = self.local();
         // Before the lock, which others wait for.
         let (caller, answered) = Caller::new(ask, deadline);
         let boards = {
-            let mut line = self.line();
-            if !line.is_of(&runtime) {
-                return Place::Alone(caller.ask, None);
-            }
+            let mut line = local.line();
             if line.under_way == 0 {
                 line.under_way = 1;
-                let forsaken = line.forsaken;
-                return Place::Alone(
-                    caller.ask,
-                    Some(Turn { redis: self.clone(), runtime, forsaken, boarding: false }),
-                );
+                let (redis, runtime, forsaken) = (self.clone(), Handle::current(), line.forsaken);
+                let local = Arc::clone(&local);
+                return Place::Alone(caller.ask, Turn { redis, local, runtime, forsaken, boarding: false });
             }
-            self.stand(&mut line, caller);
+            local.stand(&mut line, caller);
             line.boards().then_some(line.forsaken)
         };
         if let Some(forsaken) = boards {
-            self.launch(runtime, forsaken);
+            self.launch(local, Handle::current(), forsaken);
         }
         Place::InLine(answered)
     }
 
     /// Sends off the flight that boards. Not under the line's lock: a runtime that has ended drops it at once.
-    fn launch(&self, runtime: Handle, forsaken: u64) {
-        runtime.spawn(Turn { redis: self.clone(), runtime: runtime.clone(), forsaken, boarding: true }.fly_on());
+    fn launch(&self, local: Arc<Local>, runtime: Handle, forsaken: u64) {
+        let redis = self.clone();
+        runtime.spawn(Turn { redis, local, runtime: runtime.clone(), forsaken, boarding: true }.fly_on());
     }
+}
 
+impl Local {
     /// Gives up those under way, whose connection has fallen silent, so that they hold up nobody else; and tells those in
     /// line, who would have to wait for the breaker.
     pub(super) fn forsake(&self, unsent: &Error) {
@@ -196,29 +183,29 @@ impl Redis {
         waiting.into_iter().for_each(|caller| caller.answer.tell(Err(unsent.clone())));
     }
 
-    fn stand(&self, line: &mut Line, caller: Caller) {
+    fn stand(self: &Arc<Self>, line: &mut Line, caller: Caller) {
         let until = caller.answer.until;
         line.waiting.push(caller);
         if line.watched.is_none_or(|watched| until < watched) {
             line.watched = Some(until);
-            tokio::spawn(watch(Arc::downgrade(&self.shared), until));
+            tokio::spawn(watch(Arc::downgrade(self), until));
         }
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
-        self.shared.line.lock().unwrap_or_else(PoisonError::into_inner)
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Tells those in line whose deadline passes that they were not sent. One timer for all of them: a timer each would cost
 /// more than the rest of what a caller does.
-async fn watch(shared: Weak<Shared>, mut at: Instant) {
+async fn watch(local: Weak<Local>, mut at: Instant) {
     loop {
         tokio::time::sleep_until(at).await;
         tokio::time::sleep(GRAIN).await;
-        let Some(shared) = shared.upgrade() else { return };
+        let Some(local) = local.upgrade() else { return };
         let (late, next) = {
-            let mut line = shared.line.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut line = local.line();
             let now = Instant::now();
             let late: Vec<_> = line.waiting.extract_if(.., |caller| caller.answer.until <= now).collect();
             // Unless somebody with an earlier deadline came and is looked after by another watch.
@@ -277,7 +264,7 @@ impl Turn {
             // Whoever is about to ask, as those that were just answered may be, comes along.
             tokio::task::yield_now().await;
             let callers = {
-                let mut line = self.redis.line();
+                let mut line = self.local.line();
                 if line.forsaken != self.forsaken {
                     return;
                 }
@@ -288,8 +275,8 @@ impl Turn {
             if callers.is_empty() {
                 return;
             }
-            self.redis.fly(callers).await;
-            let mut line = self.redis.line();
+            self.redis.fly(&self.local, callers).await;
+            let mut line = self.local.line();
             if line.forsaken != self.forsaken {
                 return;
             }
@@ -303,7 +290,7 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         let (boards, stranded) = {
-            let mut line = self.redis.line();
+            let mut line = self.local.line();
             if line.forsaken != self.forsaken {
                 return;
             }
@@ -317,22 +304,12 @@ impl Drop for Turn {
             caller.answer.tell(Err(Error::new(Kind::Unreachable, "redis was not asked: the runtime is shutting down")));
         }
         if boards {
-            self.redis.launch(self.runtime.clone(), self.forsaken);
+            self.redis.launch(Arc::clone(&self.local), self.runtime.clone(), self.forsaken);
         }
     }
 }
 
 impl Line {
-    /// Whether callers of this runtime may join; it becomes theirs while nobody is under way.
-    fn is_of(&mut self, runtime: &Handle) -> bool {
-        let id = Some(runtime.id());
-        if self.under_way == 0 && self.runtime != id {
-            // The other's watch may have ended with it.
-            (self.runtime, self.watched) = (id, None);
-        }
-        self.runtime == id
-    }
-
     /// As many as one flight takes. As many are likely to come after them.
     fn leave(&mut self) -> Vec<Caller> {
         let leaving = self.waiting.len().min(MOST_CALLERS);

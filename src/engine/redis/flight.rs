@@ -1,6 +1,7 @@
 //! A flight: the asks of callers who leave together, in one pipeline of as few calls as will do.
 
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 
 use deadpool_redis::redis::{RedisError, Value};
 use tokio::time::Instant;
@@ -8,6 +9,7 @@ use tokio::time::Instant;
 use super::departures::{Answer, Caller, GRAIN};
 use super::errors::Called;
 use super::link::Link;
+use super::local::Local;
 use super::sending::{Confirm, Guest, How, of_batch, send};
 use super::{Redis, WAITS, is_noscript, records};
 use crate::batch::{Batch, Records};
@@ -22,9 +24,9 @@ struct Passengers(Vec<Option<Answer>>);
 
 impl Redis {
     /// Sends these callers' asks, and gives each its answer as soon as there is one.
-    pub(super) async fn fly(&self, mut callers: Vec<Caller>) {
+    pub(super) async fn fly(&self, local: &Arc<Local>, mut callers: Vec<Caller>) {
         // Who gives up before there is a connection isn't sent.
-        let mut connecting = pin!(self.connection());
+        let mut connecting = pin!(self.connection(local));
         let held = loop {
             let Some(first) = callers.iter().map(|caller| caller.answer.until).min() else { return };
             if let Ok(held) = tokio::time::timeout_at(first.max(Instant::now() + GRAIN), &mut connecting).await {
@@ -51,7 +53,7 @@ impl Redis {
             let Some(last) = passengers.deadlines().max() else { return };
             let confirm = self.confirms(last.saturating_duration_since(Instant::now()));
             let those = under_way.iter().map(|at| &batches[*at]).collect();
-            let sent = pin!(self.send_all(held, those, confirm));
+            let sent = pin!(self.send_all(local, held, those, confirm));
             let Some(answered) = passengers.until(sent, |_, answer| answer.late(true)).await else { return };
 
             let wait = waits.next();
@@ -86,7 +88,7 @@ impl Redis {
             };
             let again = pin!(async {
                 tokio::time::sleep(jittered(wait, 50)).await;
-                self.connection().await
+                self.connection(local).await
             });
             held = match passengers.until(again, said).await {
                 Some(Ok(held)) => held,
@@ -107,6 +109,7 @@ impl Redis {
     /// One pipeline, and another for what the server has no script of.
     async fn send_all(
         &self,
+        local: &Local,
         link: Link,
         batches: Vec<&Batch<'_>>,
         confirm: Option<Confirm>,
@@ -122,7 +125,7 @@ impl Redis {
         }
         let read = |((answer, lacking), batch): ((Result<Value, RedisError>, Option<Error>), &Batch<'_>)| match answer {
             Ok(value) => records(value, batch).map(|records| (records, lacking)),
-            Err(error) => Err(self.told_of(Called::of_batch(batch), &error, link.number)),
+            Err(error) => Err(self.told_of(local, Called::of_batch(batch), &error, link.number)),
         };
         answers.into_iter().zip(batches).map(read).collect()
     }

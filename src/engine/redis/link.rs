@@ -16,6 +16,7 @@ use futures_util::future::{Either, select};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::local::Local;
 use super::{Redis, Shared};
 use crate::error::{Error, Kind};
 
@@ -172,11 +173,12 @@ impl Link {
             }
             let Some(shared) = health.owner.upgrade() else { return self.lose() };
             let redis = Redis { shared };
-            if !redis.is_current(&self) && health.waiting.load(Ordering::Relaxed) == 0 {
+            let local = redis.local();
+            if !local.is_current(&self) && health.waiting.load(Ordering::Relaxed) == 0 {
                 return self.lose();
             }
-            if redis.doubt(&self, answered).await == Doubt::Away {
-                drop(redis);
+            if redis.doubt(&local, &self, answered).await == Doubt::Away {
+                drop((redis, local));
                 let until = Instant::now() + AWAY;
                 while Instant::now() < until {
                     tokio::time::sleep(TICK).await;
@@ -189,9 +191,9 @@ impl Link {
 
 impl Redis {
     /// Finds out by another connection what the silence of this one means.
-    async fn doubt(&self, link: &Link, answered: u64) -> Doubt {
+    async fn doubt(&self, local: &Local, link: &Link, answered: u64) -> Doubt {
         let patience = link.health.patience;
-        let other = match self.held().filter(|other| other.number != link.number) {
+        let other = match local.held().filter(|other| other.number != link.number) {
             Some(other) => Ok(other),
             None => tokio::time::timeout(patience, self.make()).await.unwrap_or_else(|_| {
                 let why = "redis answers nothing, nor does another connection to it";
@@ -212,13 +214,13 @@ impl Redis {
             return Doubt::Unresolved;
         }
         match other {
-            Ok(other) => self.replace(link, other),
+            Ok(other) => local.replace(link, other),
             Err(error) if error.is_outage() => {
                 self.is_away(&error);
                 return Doubt::Away;
             }
             // What refuses tells the next caller why.
-            Err(_) => _ = self.drop_link(link.number),
+            Err(_) => _ = local.drop_link(link.number),
         }
         link.lose();
         Doubt::Dead
