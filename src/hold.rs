@@ -11,6 +11,7 @@ use crate::limiter::Limiter;
 use crate::random::{jittered, unique_id};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
+use crate::runtime;
 
 /// What [`Limiter::hold`] answers: a permit, or how things stand without one.
 #[derive(Debug)]
@@ -84,8 +85,8 @@ impl Limiter {
         let request = if request.has_id() { request } else { request.id(&own) };
         // Made first: whatever happens to the call, what it took is given back.
         let (limiter, rule, owned) = (self.clone(), rule.clone(), request.into_owned());
-        let mut permit =
-            Permit { limiter, rule, request: owned, held: true, renewing: None, runtime: Handle::current() };
+        let runtime = runtime::current()?;
+        let mut permit = Permit { limiter, rule, request: owned, held: true, renewing: None, runtime };
         let decision = self.acquire(&permit.rule, request).await?;
         // What was asked of Redis may have been charged there, whoever answered.
         permit.held = decision.allowed || decision.error.is_some();
@@ -106,6 +107,7 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Held, Error> {
         let request = request.into();
+        runtime::with_timers()?;
         let until = tokio::time::Instant::now() + max_wait.min(LONGEST_WAIT);
         let mut look = FIRST_LOOK;
         loop {
@@ -149,7 +151,7 @@ impl Permit {
         let permits = self.rule.limits().filter(|limit| limit.algorithm().holds());
         let every = permits.map(|limit| limit.period() / 3).min().unwrap_or_default().max(Duration::from_millis(1));
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
-        self.renewing = Some(tokio::spawn(async move {
+        self.renewing = Some(self.runtime.spawn(async move {
             loop {
                 tokio::time::sleep(every).await;
                 let renewal = limiter.renew(&rule, &request).await;

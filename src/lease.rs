@@ -32,6 +32,7 @@ use crate::limit::Start;
 use crate::limiter::Limiter;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
+use crate::runtime;
 use stock::{Stock, Unused};
 
 /// A process's share of a hot limit, spent without asking Redis: see [`Limiter::lease`]. Clones share it; when the last
@@ -167,6 +168,7 @@ impl Lease {
             return Ok(decision);
         }
         let deadline = shared.request().deadline_or(shared.limiter.deadline);
+        runtime::with_timers()?;
         let seen = shared.worth_a_refill(cost, begun);
         if let Some(seen) = seen {
             // Whatever becomes of this, half the deadline is left to ask directly.
@@ -198,10 +200,11 @@ impl Lease {
     /// No answer, see [`Error`]: the units may be lost, until the limit refills. If Redis runs the call all the same, but
     /// later than it would have refilled them, it gives them twice: at most a share.
     pub async fn give_back(&self) -> Result<u64, Error> {
+        let runtime = runtime::current()?;
         let turn = self.shared.turn().await;
         let shared = Arc::clone(&self.shared);
         // A task of its own holds the turn until the answer, even if the caller gives up.
-        let returned = tokio::spawn(async move {
+        let returned = runtime.spawn(async move {
             let _turn = turn;
             shared.return_unused().await
         });
@@ -231,8 +234,11 @@ impl Shared {
         }
         let (left, reset_after, low) = (stock.units(), stock.reset_after(now), stock.runs_low(now));
         drop(stock);
-        if low && let Ok(turn) = Arc::clone(&self.turns).try_lock_owned() {
-            tokio::spawn(Arc::clone(self).refill(1, turn));
+        if low
+            && let Ok(runtime) = runtime::current()
+            && let Ok(turn) = Arc::clone(&self.turns).try_lock_owned()
+        {
+            runtime.spawn(Arc::clone(self).refill(1, turn));
         }
         Some(Decision::leased(self.capacity, left, cost, reset_after))
     }

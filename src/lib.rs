@@ -66,6 +66,7 @@ mod limiter;
 mod random;
 mod request;
 mod rule;
+mod runtime;
 mod script;
 mod wait;
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::decision::{Decision, RetryAfter};
@@ -10,6 +11,7 @@ use crate::limiter::Limiter;
 use crate::random::{jittered, unique_id};
 use crate::request::Request;
 use crate::rule::Rule;
+use crate::runtime;
 
 /// A denied caller comes back later by up to so many hundredths of its wait, so that not all come back at once.
 const JITTER: u8 = 10;
@@ -61,7 +63,8 @@ impl Limiter {
         // A reservation that nobody waits for any more must still be known when it is cancelled.
         let longest = rule.limits().map(|limit| limit.longest_reset()).max().unwrap_or_default();
         let request = request.id(&id).id_remembered_beyond(max_wait.min(longest));
-        let mut reservation = Reservation { limiter: self, rule, request, kept: false };
+        let runtime = runtime::with_timers()?;
+        let mut reservation = Reservation { limiter: self, rule, request, kept: false, runtime };
         let mut decision = self.reserve(rule, request).await?;
         // Nobody can queue while the key is blocked.
         let started = Instant::now();
@@ -101,6 +104,7 @@ impl Limiter {
     }
 
     async fn wait_by_retry(&self, rule: &Rule, request: Request<'_>, max_wait: Duration) -> Result<Decision, Error> {
+        runtime::with_timers()?;
         let started = Instant::now();
         loop {
             let decision = self.acquire(rule, request).await?;
@@ -123,6 +127,8 @@ struct Reservation<'a> {
     rule: &'a Rule,
     request: Request<'a>,
     kept: bool,
+    /// By which it is cancelled, wherever this is dropped.
+    runtime: Handle,
 }
 
 impl Reservation<'_> {
@@ -137,12 +143,10 @@ impl Drop for Reservation<'_> {
             return;
         }
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.into_owned());
-        // Without a runtime there is nothing left to send it by: the reservation stays charged.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move {
-                // Nobody waits for this answer.
-                let _ = limiter.cancel(&rule, &request).await;
-            });
-        }
+        // Once the runtime has ended there is nothing left to send it by: the reservation stays charged.
+        self.runtime.spawn(async move {
+            // Nobody waits for this answer.
+            let _ = limiter.cancel(&rule, &request).await;
+        });
     }
 }

@@ -23,6 +23,7 @@ use super::redis::{Confirm, Guest, LONGEST_DEADLINE, Redis};
 use crate::batch::Ask;
 use crate::error::{Detour, Error, Kind};
 use crate::random::jittered;
+use crate::runtime;
 use crate::script::{Call, Reply};
 use slots::slot_of;
 use topology::{Node, Topology};
@@ -122,6 +123,7 @@ impl Cluster {
     /// No node says by the deadline who they are.
     pub async fn primaries(&self, deadline: Duration) -> Result<Vec<Redis>, Error> {
         let until = Until::in_(deadline);
+        runtime::with_timers()?;
         let known = tokio::time::timeout_at(until.at, self.topology.primaries()).await;
         known.unwrap_or_else(|_| Err(Error::deadline(deadline, false)))
     }
@@ -231,6 +233,7 @@ impl Cluster {
         if let Some(node) = self.topology.owner(slot) {
             return Ok(node);
         }
+        runtime::with_timers()?;
         let known = tokio::time::timeout_at(until.at, self.topology.owner_at_last(slot)).await;
         known.unwrap_or_else(|_| Err(Error::deadline(until.deadline, false)))
     }

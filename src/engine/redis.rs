@@ -270,7 +270,7 @@ impl Redis {
     /// The same of a slot that is on its way to this node, or that it has.
     pub(super) async fn run_as(&self, guest: Guest, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         let confirm = self.confirms(deadline).filter(|_| call.mode.takes() && call.cost > 0);
-        let local = self.local();
+        let local = self.local()?;
         let asked = self.call(&local, guest, confirm, Called::of(call), |how| of_call(call, how), deadline);
         let (value, lacking) = self.guarded(asked).await?;
         decode(value)?.unless(lacking)
@@ -438,7 +438,7 @@ impl Redis {
         if commands.is_empty() {
             return Ok(Vec::new());
         }
-        let local = &self.local();
+        let local = &self.local()?;
         self.guarded(async {
             let mut sent = false;
             let answer = tokio::time::timeout(deadline, async {

@@ -13,6 +13,7 @@ use super::link::Link;
 use super::local::Local;
 use super::{Confirm, LONGEST_DEADLINE, Redis, Way, patient};
 use crate::error::{Error, Kind};
+use crate::runtime;
 
 /// How long one attempt to connect may take, whatever the deadlines of those who wait for it.
 const LONGEST_CONNECT: Duration = Duration::from_secs(5);
@@ -41,8 +42,12 @@ impl Redis {
             drop(connecting);
             made
         });
-        let ended = || Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down");
-        connect.await.unwrap_or_else(|_| Err(ended()))
+        connect.await.unwrap_or_else(|ended| {
+            Err(match ended.is_panic() {
+                true => runtime::misused("one without I/O"),
+                false => Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down"),
+            })
+        })
     }
 
     /// Another connection, which nobody uses yet.

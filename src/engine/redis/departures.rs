@@ -83,7 +83,7 @@ impl Redis {
     /// Decides this ask, alone or with others.
     pub(crate) async fn acquire(&self, ask: Ask, deadline: Duration) -> Result<Reply, Error> {
         self.guarded(async {
-            match self.place(ask, deadline) {
+            match self.place(ask, deadline)? {
                 // Boxed, so that those who stand in line, of whom there may be thousands, stay small.
                 Place::Alone(ask, turn) => Box::pin(self.alone(ask, turn, deadline)).await,
                 Place::InLine(answered) => received(answered).await,
@@ -113,7 +113,8 @@ impl Redis {
         ask: &Ask,
         deadline: Duration,
     ) -> Result<Reply, Error> {
-        self.guarded(self.alone_as(&self.local(), guest, ask, deadline)).await
+        let local = self.local()?;
+        self.guarded(self.alone_as(&local, guest, ask, deadline)).await
     }
 
     /// Decides all of these together, each by itself and by its deadline.
@@ -121,11 +122,11 @@ impl Redis {
         if asks.is_empty() {
             return Vec::new();
         }
-        let _entry = match self.shared.guard.enter() {
-            Ok(entry) => entry,
+        let entered = self.local().and_then(|local| Ok((local, self.shared.guard.enter()?)));
+        let (local, _entry) = match entered {
+            Ok(entered) => entered,
             Err(error) => return asks.iter().map(|_| Err(error.clone())).collect(),
         };
-        let local = self.local();
         let (answers, boards): (Vec<_>, _) = {
             let mut line = local.line();
             let stand = |(ask, deadline)| {
@@ -142,8 +143,8 @@ impl Redis {
     }
 
     /// Whether this ask may go at once, or its place in line.
-    fn place(&self, ask: Ask, deadline: Duration) -> Place {
-        let local = self.local();
+    fn place(&self, ask: Ask, deadline: Duration) -> Result<Place, Error> {
+        let local = self.local()?;
         // Before the lock, which others wait for.
         let (caller, answered) = Caller::new(ask, deadline);
         let boards = {
@@ -152,7 +153,7 @@ impl Redis {
                 line.under_way = 1;
                 let (redis, runtime, forsaken) = (self.clone(), Handle::current(), line.forsaken);
                 let local = Arc::clone(&local);
-                return Place::Alone(caller.ask, Turn { redis, local, runtime, forsaken, boarding: false });
+                return Ok(Place::Alone(caller.ask, Turn { redis, local, runtime, forsaken, boarding: false }));
             }
             local.stand(&mut line, caller);
             line.boards().then_some(line.forsaken)
@@ -160,7 +161,7 @@ impl Redis {
         if let Some(forsaken) = boards {
             self.launch(local, Handle::current(), forsaken);
         }
-        Place::InLine(answered)
+        Ok(Place::InLine(answered))
     }
 
     /// Sends off the flight that boards. Not under the line's lock: a runtime that has ended drops it at once.

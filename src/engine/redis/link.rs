@@ -173,7 +173,7 @@ impl Link {
             }
             let Some(shared) = health.owner.upgrade() else { return self.lose() };
             let redis = Redis { shared };
-            let local = redis.local();
+            let Ok(local) = redis.local() else { return self.lose() };
             if !local.is_current(&self) && health.waiting.load(Ordering::Relaxed) == 0 {
                 return self.lose();
             }

@@ -5,17 +5,19 @@
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
-use tokio::runtime::{self, Handle};
+use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::Redis;
 use super::departures::Line;
 use super::link::Link;
+use crate::error::Error;
+use crate::runtime;
 
 #[derive(Debug)]
 pub(super) struct Local {
-    runtime: runtime::Id,
+    runtime: Id,
     current: RwLock<Option<Link>>,
     /// Held while connecting, so that one task connects and all callers wait for what it gets.
     pub(super) connecting: Arc<tokio::sync::Mutex<()>>,
@@ -27,21 +29,22 @@ pub(super) struct Local {
 
 impl Redis {
     /// That of the runtime that this is called on.
-    pub(super) fn local(&self) -> Arc<Local> {
-        let runtime = Handle::current();
+    pub(super) fn local(&self) -> Result<Arc<Local>, Error> {
+        let runtime = runtime::current()?;
         let id = runtime.id();
         let of_it = |locals: &[Arc<Local>]| locals.iter().find(|local| local.runtime == id).cloned();
         let locals = &self.shared.locals;
         if let Some(local) = of_it(&locals.read().unwrap_or_else(PoisonError::into_inner)) {
-            return local;
+            return Ok(local);
         }
+        let runtime = runtime::with_timers()?;
         let mut locals = locals.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(local) = of_it(&locals) {
-            return local;
+            return Ok(local);
         }
         locals.retain(|local| !local.lasts.is_finished());
         locals.push(Arc::new(Local::of(&runtime)));
-        locals[locals.len() - 1].clone()
+        Ok(Arc::clone(&locals[locals.len() - 1]))
     }
 
     pub(super) fn locals(&self) -> Vec<Arc<Local>> {

@@ -168,3 +168,39 @@ fn a_runtime_that_nobody_drives_any_more_keeps_nobody_from_connecting() {
     driven.block_on(answered_again(&limiter, &rule, "key"));
     drop(idle);
 }
+
+/// Of calls that leave together, one finds its script and is allowed, too few replicas have it, and as the other's script
+/// is sent the connection breaks.
+#[tokio::test]
+async fn a_pipeline_that_breaks_while_a_script_is_loaded_confirms_nothing() {
+    let allowed: Vec<u8> = [1.0_f64, 9.0, 8.0, 0.0, 1000.0].into_iter().flat_map(f64::to_le_bytes).collect();
+    let evalshas = std::sync::atomic::AtomicUsize::new(0);
+    let address = crate::server::answering(move |words| {
+        let word = words[0].to_ascii_uppercase();
+        match word.as_slice() {
+            b"HELLO" => Some(b"*4\r\n$7\r\nversion\r\n$5\r\n7.0.0\r\n$5\r\nproto\r\n:2\r\n".to_vec()),
+            // The fixed window's numbers have a layout of their own.
+            b"EVALSHA" if words.iter().any(|word| word.first() == Some(&3) && word.len() == 43) => {
+                Some(b"-NOSCRIPT No matching script. Please use EVAL.\r\n".to_vec())
+            }
+            b"EVALSHA" => {
+                if evalshas.fetch_add(1, Ordering::Relaxed) == 0 {
+                    // The one that is alone, while the others stand in line.
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Some([b"$40\r\n", allowed.as_slice(), b"\r\n"].concat())
+            }
+            b"EVAL" => None,
+            b"WAIT" => Some(b":0\r\n".to_vec()),
+            _ => Some(b"+OK\r\n".to_vec()),
+        }
+    });
+    let redis = redis(&address).confirmed_by(1, Duration::from_millis(10));
+    let limiter = Limiter::new(redis).deadline(PATIENCE);
+    let (found, missing) =
+        (rule("gcra 9/1d", OnError::Closed), rule("fixed-window 9/1d start first-hit", OnError::Closed));
+    let calls = [&found, &found, &missing].map(|rule| acquire(&limiter, rule, "key"));
+    let answers = futures_util::future::join_all(calls).await;
+    let classes: Vec<_> = answers.iter().map(|answer| answer.as_ref().expect_err("no confirmation").class()).collect();
+    assert_eq!(classes, ["unconfirmed", "unconfirmed", "disconnected"], "{answers:?}");
+}

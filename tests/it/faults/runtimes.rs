@@ -66,3 +66,68 @@ fn each_runtime_sends_its_callers_together() {
     // One alone, and its company in a flight or two; a call each would be 5,120.
     assert!(failed == 0 && calls <= 4 * 20 * 4, "{calls} calls, {failed} failed");
 }
+
+/// A decision that needs a runtime, on a thread that has none, and on one that can't wait or connect.
+#[test]
+fn a_call_without_a_runtime_that_can_wait_is_misuse() {
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    let open = rule("gcra 10/1d", OnError::Open);
+    let permits = rule("concurrency 10 ttl 1h", OnError::Open);
+    let bare = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let without_io = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let misused = |what: &str, answer: Result<(), Error>| {
+        let error = answer.expect_err(what);
+        assert!(
+            error.is_input() && error.to_string().contains("expected to be called within a tokio"),
+            "{what}: {error}"
+        );
+        assert_eq!(error.charged(), Charged::No);
+    };
+    let embedded = Limiter::new(tollgate::Embedded::new());
+    let queue = crate::rule::rule("gcra 1/1h burst 1 max-debt 5");
+    let calls = async || {
+        misused("acquire", limiter.acquire(&open, "key").await.map(drop));
+        misused("peek", limiter.peek(&open, "key").await.map(drop));
+        misused("many", limiter.acquire_many(&open, ["a", "b"]).await.remove(0).map(drop));
+        misused("hold", limiter.hold(&permits, "key").await.map(drop));
+        misused("hold wait", limiter.hold_wait(&permits, "key", PATIENCE).await.map(drop));
+        misused("wait", limiter.acquire_wait(&open, "key", PATIENCE).await.map(drop));
+    };
+    futures_util::FutureExt::now_or_never(calls()).expect("at once");
+    bare.block_on(calls());
+    misused("no I/O", without_io.block_on(limiter.acquire(&open, "key")).map(drop));
+    let waiting = futures_util::FutureExt::now_or_never(embedded.acquire_wait(&queue, "key", PATIENCE));
+    misused("wait here", waiting.expect("at once").map(drop));
+    // What decides in the process needs none.
+    let here = futures_util::FutureExt::now_or_never(embedded.acquire(&queue, "key")).expect("at once");
+    assert!(here.expect("a decision").allowed);
+}
+
+#[test]
+fn a_wait_that_is_dropped_beside_its_runtime_gives_back_what_it_reserved() {
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    let rule = rule("gcra 1/10s burst 1 max-debt 100", OnError::Closed);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    runtime.block_on(acquire(&limiter, &rule, "key")).expect("a decision");
+    for _ in 0..5 {
+        let mut waiting = Box::pin(limiter.acquire_wait(&rule, "key", Duration::from_secs(3600)));
+        runtime.block_on(async {
+            let reserved = async || {
+                let left = limiter.peek(&rule, "key").await.expect("a peek").reset_after;
+                (left > Duration::from_secs(10)).then_some(())
+            };
+            tokio::select! {
+                _ = &mut waiting => panic!("it waits"),
+                () = at_last(reserved) => {}
+            }
+        });
+        drop(waiting);
+        runtime.block_on(at_last(async || {
+            let left = limiter.peek(&rule, "key").await.expect("a peek").reset_after;
+            (left <= Duration::from_secs(10)).then_some(())
+        }));
+    }
+}
