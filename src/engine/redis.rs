@@ -1,4 +1,4 @@
-//! One Redis, by EVALSHA over one shared connection.
+//! One Redis, by EVALSHA over one connection that all callers of a runtime share.
 //!
 //! deadpool-redis makes the connections. Getting one from the pool costs a round trip each time, so one is taken out
 //! of it and kept: redis-rs pipelines the calls of all tasks over it. A broken one is replaced through the pool, or, where
@@ -18,7 +18,6 @@ mod sentinel;
 pub(crate) mod tls;
 
 use std::fmt;
-use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
@@ -34,9 +33,9 @@ use crate::error::{Error, Kind};
 use crate::random::jittered;
 use crate::script::{Call, Reply};
 use address::{address, by_tls};
-use breaker::{Breaker, Guard};
+use breaker::Breaker;
 pub(super) use departures::LONGEST_DEADLINE;
-use errors::{Called, from_answer, from_call};
+use errors::{Called, from_answer};
 use link::Link;
 use local::Local;
 pub(super) use sending::{Confirm, Guest};
@@ -65,7 +64,6 @@ struct Shared {
     /// Which server process answered last, by its own name for itself.
     process: Mutex<Option<String>>,
     restarts: AtomicU64,
-    guard: Guard,
     confirm: OnceLock<Confirm>,
 }
 
@@ -90,10 +88,7 @@ impl Shared {
 impl fmt::Debug for Shared {
     /// Nothing of the pool, which knows the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
-            .field("address", &self.address)
-            .field("breaker", &self.guard.look())
-            .finish_non_exhaustive()
+        f.debug_struct("Shared").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
@@ -176,7 +171,6 @@ impl Redis {
             made: AtomicU64::new(0),
             process: Mutex::default(),
             restarts: AtomicU64::new(0),
-            guard: Guard::default(),
             confirm: OnceLock::new(),
         };
         Self { shared: Arc::new(shared) }
@@ -244,13 +238,16 @@ impl Redis {
         &self.shared.address
     }
 
-    /// Whether it is asked at present.
+    /// Whether it is asked at present. Each runtime that asks has its own connection, and so its own view: here it isn't
+    /// asked as soon as one of them doesn't.
     #[must_use]
     pub fn breaker(&self) -> Breaker {
-        self.shared.guard.look()
+        let mut breakers = self.locals().into_iter().map(|local| local.guard.look());
+        breakers.find(|breaker| *breaker != Breaker::Closed).unwrap_or(Breaker::Closed)
     }
 
-    /// Connections made so far: one more for each time that one broke, or was given up.
+    /// Connections made so far: one for each runtime that asks, and one more for each time that one broke, was given up, or
+    /// was tried beside a silent one.
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.shared.made.load(Ordering::Relaxed)
@@ -271,8 +268,9 @@ impl Redis {
     pub(super) async fn run_as(&self, guest: Guest, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         let confirm = self.confirms(deadline).filter(|_| call.mode.takes() && call.cost > 0);
         let local = self.local()?;
+        let _entry = local.guard.enter()?;
         let asked = self.call(&local, guest, confirm, Called::of(call), |how| of_call(call, how), deadline);
-        let (value, lacking) = self.guarded(asked).await?;
+        let (value, lacking) = asked.await?;
         decode(value)?.unless(lacking)
     }
 
@@ -297,11 +295,10 @@ impl Redis {
                     // Loads and decides in the same round trip.
                     (answer, lacking) = send_one(&link, command(How::ByText), guest, confirm).await;
                 }
-                let answer = answer
-                    .map(|value| (value, lacking))
-                    .map_err(|error| self.told_of(local, called, &error, link.number));
+                let answer =
+                    answer.map(|value| (value, lacking)).map_err(|error| local.told_of(called, &error, link.number));
                 let (true, Some(wait)) = (answer.as_ref().is_err_and(Error::is_not_now), waits.next()) else {
-                    self.outcome(answer.as_ref().err());
+                    local.outcome(answer.as_ref().err());
                     return answer;
                 };
                 (sent, said) = (false, answer.err());
@@ -314,63 +311,6 @@ impl Redis {
             let said = said.filter(|_| !sent);
             Err(said.unwrap_or_else(|| Error::deadline(deadline, sent)))
         })
-    }
-
-    /// Asks if the breaker lets it.
-    async fn guarded<T>(&self, asked: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        let _entry = self.shared.guard.enter()?;
-        asked.await
-    }
-
-    /// What was answered to those who were sent together: nothing, or an error. Connections that can't be made, that break
-    /// or that fall silent are told of where that is seen, once each; and a deadline says something about its caller.
-    fn outcome(&self, error: Option<&Error>) {
-        match error {
-            Some(error) if error.is_disconnected() => {}
-            Some(error) if error.is_outage() => self.failed(error),
-            _ => self.shared.guard.answered(),
-        }
-    }
-
-    /// An attempt failed that stands for all who share it.
-    fn failed(&self, error: &Error) {
-        if error.is_outage() && !error.is_unsent() {
-            self.stop_asking(self.shared.guard.failed(error));
-        }
-    }
-
-    /// Nothing is answered, on no connection.
-    fn is_away(&self, error: &Error) {
-        self.stop_asking(self.shared.guard.away(error));
-    }
-
-    /// If the breaker opened, by what those fail who wait to be sent.
-    fn stop_asking(&self, opened: Option<Error>) {
-        if let Some(unsent) = opened {
-            for local in self.locals() {
-                local.current().take();
-                local.forsake(&unsent);
-            }
-        }
-    }
-
-    /// What went wrong on this connection, which is dropped if it is of no more use.
-    fn told(&self, local: &Local, error: &RedisError, number: u64) -> Error {
-        self.seen(local, error, number, from_answer(error))
-    }
-
-    /// The same of a script's call.
-    fn told_of(&self, local: &Local, called: Called, error: &RedisError, number: u64) -> Error {
-        self.seen(local, error, number, from_call(error, Some(called)))
-    }
-
-    fn seen(&self, local: &Local, said: &RedisError, number: u64, error: Error) -> Error {
-        // What has become a replica may have a successor at the same address.
-        let useless = said.is_unrecoverable_error() || said.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
-        if useless && local.drop_link(number) && error.is_disconnected() {
-            self.failed(&error);
-        }
-        error
     }
 
     pub(crate) async fn size(&self, deadline: Duration) -> Result<u64, Error> {
@@ -439,27 +379,22 @@ impl Redis {
             return Ok(Vec::new());
         }
         let local = &self.local()?;
-        self.guarded(async {
-            let mut sent = false;
-            let answer = tokio::time::timeout(deadline, async {
-                let link = self.connection(local).await?;
-                sent = true;
-                let answers = link.pipeline(commands, commands.len()).await;
-                let answers = answers.map_err(|error| self.told(local, &error, link.number))?;
-                let answers: Vec<_> = answers.into_iter().map(Value::extract_error).collect();
-                let answers = match answers.first() {
-                    Some(Err(error)) if answers.iter().all(Result::is_err) => Err(self.told(local, error, link.number)),
-                    _ => Ok(answers),
-                };
-                self.outcome(answers.as_ref().err());
-                answers
-            });
-            match answer.await {
-                Ok(result) => result,
-                Err(_) => Err(Error::deadline(deadline, sent)),
-            }
-        })
-        .await
+        let _entry = local.guard.enter()?;
+        let mut sent = false;
+        let answer = tokio::time::timeout(deadline, async {
+            let link = self.connection(local).await?;
+            sent = true;
+            let answers = link.pipeline(commands, commands.len()).await;
+            let answers = answers.map_err(|error| local.told(&error, link.number))?;
+            let answers: Vec<_> = answers.into_iter().map(Value::extract_error).collect();
+            let answers = match answers.first() {
+                Some(Err(error)) if answers.iter().all(Result::is_err) => Err(local.told(error, link.number)),
+                _ => Ok(answers),
+            };
+            local.outcome(answers.as_ref().err());
+            answers
+        });
+        answer.await.unwrap_or_else(|_| Err(Error::deadline(deadline, sent)))
     }
 }
 

@@ -1,12 +1,17 @@
 //! Addresses, read and shown.
 
 use std::fmt;
+use std::time::Duration;
 
 #[cfg(feature = "tls")]
 use deadpool_redis::redis::TlsCertificates;
+use deadpool_redis::redis::io::tcp::socket2::TcpKeepalive;
 use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::error::{Error, Kind};
+
+/// After so long without traffic, the system looks whether the other side is still there.
+const IDLE: Duration = Duration::from_secs(15);
 
 /// Sentinels, and the name by which they know the primary.
 #[derive(Clone)]
@@ -48,8 +53,12 @@ pub(crate) fn address(url: &str) -> Result<ConnectionInfo, Error> {
     if matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
         return Err(malformed(", whose #insecure would leave the server's certificate unchecked"));
     }
-    let at_once = info.tcp_settings().clone().set_nodelay(true);
-    Ok(info.set_tcp_settings(at_once))
+    let settings = info.tcp_settings().clone().set_nodelay(true);
+    // What the system finds out about a connection that nobody uses, or that carries nothing away.
+    let settings = settings.set_keepalive(TcpKeepalive::new().with_time(IDLE).with_interval(IDLE / 3));
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    let settings = settings.set_user_timeout(2 * IDLE);
+    Ok(info.set_tcp_settings(settings))
 }
 
 /// The nodes that are named of a cluster.

@@ -28,7 +28,7 @@ impl Redis {
             return Ok(held);
         }
         // While this waited, others may have tried in vain.
-        self.shared.guard.check()?;
+        local.guard.check()?;
         // A task of its own, so that a caller whose deadline is shorter than a connect takes leaves a connection to the
         // next one.
         let (this, local) = (self.clone(), Arc::clone(local));
@@ -37,7 +37,7 @@ impl Redis {
             let made = made.unwrap_or_else(|_| Err(Error::deadline(LONGEST_CONNECT, false).at_connecting()));
             match &made {
                 Ok(link) => local.hold(link.clone()),
-                Err(error) => this.failed(error),
+                Err(error) => local.failed(error),
             }
             drop(connecting);
             made

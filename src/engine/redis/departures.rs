@@ -82,14 +82,13 @@ type Answered = oneshot::Receiver<Result<Reply, Error>>;
 impl Redis {
     /// Decides this ask, alone or with others.
     pub(crate) async fn acquire(&self, ask: Ask, deadline: Duration) -> Result<Reply, Error> {
-        self.guarded(async {
-            match self.place(ask, deadline)? {
-                // Boxed, so that those who stand in line, of whom there may be thousands, stay small.
-                Place::Alone(ask, turn) => Box::pin(self.alone(ask, turn, deadline)).await,
-                Place::InLine(answered) => received(answered).await,
-            }
-        })
-        .await
+        let local = self.local()?;
+        let _entry = local.guard.enter()?;
+        match self.place(&local, ask, deadline) {
+            // Boxed, so that those who stand in line, of whom there may be thousands, stay small.
+            Place::Alone(ask, turn) => Box::pin(self.alone(ask, turn, deadline)).await,
+            Place::InLine(answered) => received(answered).await,
+        }
     }
 
     async fn alone(&self, ask: Ask, turn: Turn, deadline: Duration) -> Result<Reply, Error> {
@@ -114,7 +113,8 @@ impl Redis {
         deadline: Duration,
     ) -> Result<Reply, Error> {
         let local = self.local()?;
-        self.guarded(self.alone_as(&local, guest, ask, deadline)).await
+        let _entry = local.guard.enter()?;
+        self.alone_as(&local, guest, ask, deadline).await
     }
 
     /// Decides all of these together, each by itself and by its deadline.
@@ -122,10 +122,14 @@ impl Redis {
         if asks.is_empty() {
             return Vec::new();
         }
-        let entered = self.local().and_then(|local| Ok((local, self.shared.guard.enter()?)));
-        let (local, _entry) = match entered {
-            Ok(entered) => entered,
-            Err(error) => return asks.iter().map(|_| Err(error.clone())).collect(),
+        let all = |error: &Error| asks.iter().map(|_| Err(error.clone())).collect();
+        let local = match self.local() {
+            Ok(local) => local,
+            Err(error) => return all(&error),
+        };
+        let _entry = match local.guard.enter() {
+            Ok(entry) => entry,
+            Err(error) => return all(&error),
         };
         let (answers, boards): (Vec<_>, _) = {
             let mut line = local.line();
@@ -137,14 +141,13 @@ impl Redis {
             (asks.into_iter().map(stand).collect(), line.boards().then_some(line.forsaken))
         };
         if let Some(forsaken) = boards {
-            self.launch(local, Handle::current(), forsaken);
+            self.launch(Arc::clone(&local), Handle::current(), forsaken);
         }
         join_all(answers.into_iter().map(received)).await
     }
 
     /// Whether this ask may go at once, or its place in line.
-    fn place(&self, ask: Ask, deadline: Duration) -> Result<Place, Error> {
-        let local = self.local()?;
+    fn place(&self, local: &Arc<Local>, ask: Ask, deadline: Duration) -> Place {
         // Before the lock, which others wait for.
         let (caller, answered) = Caller::new(ask, deadline);
         let boards = {
@@ -152,16 +155,16 @@ impl Redis {
             if line.under_way == 0 {
                 line.under_way = 1;
                 let (redis, runtime, forsaken) = (self.clone(), Handle::current(), line.forsaken);
-                let local = Arc::clone(&local);
-                return Ok(Place::Alone(caller.ask, Turn { redis, local, runtime, forsaken, boarding: false }));
+                let local = Arc::clone(local);
+                return Place::Alone(caller.ask, Turn { redis, local, runtime, forsaken, boarding: false });
             }
             local.stand(&mut line, caller);
             line.boards().then_some(line.forsaken)
         };
         if let Some(forsaken) = boards {
-            self.launch(local, Handle::current(), forsaken);
+            self.launch(Arc::clone(local), Handle::current(), forsaken);
         }
-        Ok(Place::InLine(answered))
+        Place::InLine(answered)
     }
 
     /// Sends off the flight that boards. Not under the line's lock: a runtime that has ended drops it at once.

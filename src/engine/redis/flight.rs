@@ -65,7 +65,7 @@ impl Redis {
                 wait.is_some() && result.as_ref().is_some_and(|result| result.as_ref().is_err_and(not_now))
             };
             under_way.retain(|at| put_off(&results[*at]));
-            self.outcome_of_all(results.iter().filter(|result| !put_off(result)).flatten());
+            local.outcome_of_all(results.iter().filter(|result| !put_off(result)).flatten());
             for ((answer, ask), place) in passengers.0.iter_mut().zip(&asks).zip(&places) {
                 let reply = match &results[place.batch] {
                     result if put_off(result) => continue,
@@ -98,14 +98,6 @@ impl Redis {
         }
     }
 
-    /// They are one attempt: Redis is away if it answered none of them.
-    fn outcome_of_all<'a>(&self, mut results: impl Iterator<Item = &'a Result<Confirmed, Error>> + Clone) {
-        let answered = results.clone().find(|result| !result.as_ref().is_err_and(Error::is_outage));
-        if let Some(result) = answered.or_else(|| results.next()) {
-            self.outcome(result.as_ref().err());
-        }
-    }
-
     /// One pipeline, and another for what the server has no script of.
     async fn send_all(
         &self,
@@ -125,9 +117,19 @@ impl Redis {
         }
         let read = |((answer, lacking), batch): ((Result<Value, RedisError>, Option<Error>), &Batch<'_>)| match answer {
             Ok(value) => records(value, batch).map(|records| (records, lacking)),
-            Err(error) => Err(self.told_of(local, Called::of_batch(batch), &error, link.number)),
+            Err(error) => Err(local.told_of(Called::of_batch(batch), &error, link.number)),
         };
         answers.into_iter().zip(batches).map(read).collect()
+    }
+}
+
+impl Local {
+    /// They are one attempt: Redis is away if it answered none of them.
+    fn outcome_of_all<'a>(&self, mut results: impl Iterator<Item = &'a Result<Confirmed, Error>> + Clone) {
+        let answered = results.clone().find(|result| !result.as_ref().is_err_and(Error::is_outage));
+        if let Some(result) = answered.or_else(|| results.next()) {
+            self.outcome(result.as_ref().err());
+        }
     }
 }
 

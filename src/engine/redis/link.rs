@@ -163,7 +163,7 @@ impl Link {
             // Its answer comes after all others, those of callers who gave up included. Any will do, a refusal too.
             let hello = redis::cmd("HELLO");
             match tokio::time::timeout(health.patience - TICK, self.command(&hello)).await {
-                Ok(Err(error)) if error.is_io_error() => return self.lose(),
+                Ok(Err(error)) if error.is_io_error() => break,
                 Ok(_) => continue,
                 Err(_) => {}
             }
@@ -171,12 +171,13 @@ impl Link {
             if health.last_answered() != answered || began.elapsed() > 2 * health.patience {
                 continue;
             }
-            let Some(shared) = health.owner.upgrade() else { return self.lose() };
+            let Some(shared) = health.owner.upgrade() else { break };
             let redis = Redis { shared };
-            let Ok(local) = redis.local() else { return self.lose() };
+            let Ok(local) = redis.local() else { break };
             if !local.is_current(&self) && health.waiting.load(Ordering::Relaxed) == 0 {
-                return self.lose();
+                break;
             }
+            health.look();
             if redis.doubt(&local, &self, answered).await == Doubt::Away {
                 drop((redis, local));
                 let until = Instant::now() + AWAY;
@@ -185,6 +186,12 @@ impl Link {
                     health.look();
                 }
             }
+        }
+        self.lose();
+        if let Some(shared) = health.owner.upgrade()
+            && let Ok(local) = (Redis { shared }).local()
+        {
+            local.drop_link(self.number);
         }
     }
 }
@@ -216,7 +223,7 @@ impl Redis {
         match other {
             Ok(other) => local.replace(link, other),
             Err(error) if error.is_outage() => {
-                self.is_away(&error);
+                local.is_away(&error);
                 return Doubt::Away;
             }
             // What refuses tells the next caller why.

@@ -1,16 +1,19 @@
 //! What the callers of one runtime share.
 //!
 //! A connection is driven by the runtime that made it, so one that several runtimes shared would stand still whenever that
-//! one is blocked, isn't driven, or has ended.
+//! one is blocked, isn't driven, or has ended. And what one runtime can't reach, another may be connected to.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
+use deadpool_redis::redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::Redis;
+use super::breaker::Guard;
 use super::departures::Line;
+use super::errors::{Called, from_answer, from_call};
 use super::link::Link;
 use crate::error::Error;
 use crate::runtime;
@@ -22,6 +25,7 @@ pub(super) struct Local {
     /// Held while connecting, so that one task connects and all callers wait for what it gets.
     pub(super) connecting: Arc<tokio::sync::Mutex<()>>,
     pub(super) line: Mutex<Line>,
+    pub(super) guard: Guard,
     /// A task that lasts as long as the runtime does, and this.
     lasts: AbortHandle,
     over: Arc<Notify>,
@@ -58,7 +62,7 @@ impl Local {
         let until = Arc::clone(&over);
         let lasts = runtime.spawn(async move { until.notified().await }).abort_handle();
         let (current, connecting, line) = (RwLock::default(), Arc::default(), Mutex::default());
-        Self { runtime: runtime.id(), current, connecting, line, lasts, over }
+        Self { runtime: runtime.id(), current, connecting, line, guard: Guard::default(), lasts, over }
     }
 
     pub(super) fn held(&self) -> Option<Link> {
@@ -88,6 +92,57 @@ impl Local {
 
     pub(super) fn current(&self) -> RwLockWriteGuard<'_, Option<Link>> {
         self.current.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Local {
+    /// What was answered to those who were sent together: nothing, or an error. Connections that can't be made, that break
+    /// or that fall silent are reported where that is seen, once each; and a deadline says something about its caller.
+    pub(super) fn outcome(&self, error: Option<&Error>) {
+        match error {
+            Some(error) if error.is_disconnected() => {}
+            Some(error) if error.is_outage() => self.failed(error),
+            _ => self.guard.answered(),
+        }
+    }
+
+    /// An attempt failed that stands for all who share it.
+    pub(super) fn failed(&self, error: &Error) {
+        if error.is_outage() && !error.is_unsent() {
+            self.stop_asking(self.guard.failed(error));
+        }
+    }
+
+    /// Nothing is answered, on no connection.
+    pub(super) fn is_away(&self, error: &Error) {
+        self.stop_asking(self.guard.away(error));
+    }
+
+    /// If the breaker opened, by what those fail who wait to be sent.
+    fn stop_asking(&self, opened: Option<Error>) {
+        if let Some(unsent) = opened {
+            self.current().take();
+            self.forsake(&unsent);
+        }
+    }
+
+    /// What went wrong on this connection, which is dropped if it is of no more use.
+    pub(super) fn told(&self, error: &RedisError, number: u64) -> Error {
+        self.seen(error, number, from_answer(error))
+    }
+
+    /// The same of a script's call.
+    pub(super) fn told_of(&self, called: Called, error: &RedisError, number: u64) -> Error {
+        self.seen(error, number, from_call(error, Some(called)))
+    }
+
+    fn seen(&self, said: &RedisError, number: u64, error: Error) -> Error {
+        // What has become a replica may have a successor at the same address.
+        let useless = said.is_unrecoverable_error() || said.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
+        if useless && self.drop_link(number) && error.is_disconnected() {
+            self.failed(&error);
+        }
+        error
     }
 }
 

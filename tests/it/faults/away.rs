@@ -224,32 +224,6 @@ async fn a_permit_that_nobody_took_is_let_go_of() {
     assert_eq!(in_time(permit.release()).await.expect("nothing to release").by, By::Policy);
 }
 
-#[tokio::test]
-async fn whoever_has_nothing_to_ask_or_gives_up_leaves_the_look_to_others() {
-    let mut server = Server::start();
-    let redis = redis(&server.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
-    let rule = rule("gcra 1000/1d", OnError::Closed);
-    for given_up in [false, true] {
-        server.stop();
-        while redis.breaker() == Breaker::Closed {
-            acquire(&limiter, &rule, "key").await.expect_err("stopped");
-        }
-        server.start_again(&[]);
-        server.wait_until_it_answers();
-        until(|| redis.breaker() == Breaker::Open(Duration::ZERO)).await;
-        if given_up {
-            let mut look = Box::pin(limiter.acquire(&rule, "key"));
-            let polled = std::future::poll_fn(|context| std::task::Poll::Ready(look.as_mut().poll(context))).await;
-            assert!(polled.is_pending() && redis.breaker() == Breaker::Probing);
-        } else {
-            assert!(in_time(limiter.acquire_many(&rule, Vec::<&str>::new())).await.is_empty());
-        }
-        assert!(acquire(&limiter, &rule, "key").await.expect("a decision").allowed, "given up: {given_up}");
-        assert_eq!(redis.breaker(), Breaker::Closed);
-    }
-}
-
 /// Every call that gives back what an earlier one took, after this decision.
 async fn gives_back(
     limiter: &Limiter,
