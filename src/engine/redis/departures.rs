@@ -4,6 +4,7 @@
 //! there leave together, as soon as those tasks have run that are ready to ask as well, and fewer than two flights are
 //! under way. Flights are tasks of their own, so that no caller who gives up holds up another.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ pub(super) struct Line {
     forsaken: u64,
     /// Whether one of those under way has yet to take its callers.
     boarding: bool,
-    waiting: Vec<Caller>,
+    waiting: VecDeque<Caller>,
     /// When somebody next looks for those whose deadline has passed.
     watched: Option<Instant>,
 }
@@ -189,7 +190,7 @@ impl Local {
 
     fn stand(self: &Arc<Self>, line: &mut Line, caller: Caller) {
         let until = caller.answer.until;
-        line.waiting.push(caller);
+        line.waiting.push_back(caller);
         if line.watched.is_none_or(|watched| until < watched) {
             line.watched = Some(until);
             tokio::spawn(watch(Arc::downgrade(self), until));
@@ -211,7 +212,9 @@ async fn watch(local: Weak<Local>, mut at: Instant) {
         let (late, next) = {
             let mut line = local.line();
             let now = Instant::now();
-            let late: Vec<_> = line.waiting.extract_if(.., |caller| caller.answer.until <= now).collect();
+            let (late, waiting): (Vec<_>, VecDeque<_>) =
+                std::mem::take(&mut line.waiting).into_iter().partition(|caller| caller.answer.until <= now);
+            line.waiting = waiting;
             // Unless somebody with an earlier deadline came and is looked after by another watch.
             let next = line.waiting.iter().map(|caller| caller.answer.until).min().filter(|_| line.watched == Some(at));
             if line.watched == Some(at) {
@@ -301,7 +304,7 @@ impl Drop for Turn {
             line.under_way -= 1;
             line.boarding &= !self.boarding;
             // Its runtime has ended before it could leave, and another flight would get no further.
-            let stranded = if self.boarding { std::mem::take(&mut line.waiting) } else { Vec::new() };
+            let stranded = if self.boarding { std::mem::take(&mut line.waiting) } else { VecDeque::new() };
             (line.boards(), stranded)
         };
         for caller in stranded {
@@ -314,12 +317,10 @@ impl Drop for Turn {
 }
 
 impl Line {
-    /// As many as one flight takes. As many are likely to come after them.
+    /// As many as one flight takes.
     fn leave(&mut self) -> Vec<Caller> {
         let leaving = self.waiting.len().min(MOST_CALLERS);
-        let mut staying = Vec::with_capacity(self.waiting.len());
-        staying.extend(self.waiting.drain(leaving..));
-        std::mem::replace(&mut self.waiting, staying)
+        self.waiting.drain(..leaving).collect()
     }
 
     /// Whether a flight is to be launched for those in line: none boards yet, and another may be under way.
