@@ -1,8 +1,8 @@
 //! One Redis, by EVALSHA over one connection that all callers of a runtime share.
 //!
-//! deadpool-redis makes the connections. Getting one from the pool costs a round trip each time, so one is taken out
-//! of it and kept: redis-rs pipelines the calls of all tasks over it. A broken one is replaced through the pool, or, where
-//! Sentinel says which Redis it is, by one to the primary of then.
+//! redis-rs pipelines the calls of all tasks over it. A connection out of a pool of the caller's is kept, since getting one
+//! costs a round trip each time. Where Sentinel says which Redis it is, a broken one is replaced by one to the primary of
+//! then.
 
 pub(crate) mod address;
 pub(crate) mod breaker;
@@ -22,10 +22,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
+use deadpool_redis::Pool;
 use deadpool_redis::redis::{
     self, AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value,
 };
-use deadpool_redis::{Manager, Pool, Runtime};
 
 use super::{Swept, Which};
 use crate::batch::{Batch, Records};
@@ -69,8 +69,10 @@ struct Shared {
 
 /// How it is connected to.
 enum Way {
-    /// By this address, unless the pool is the caller's.
-    Pool(Pool, Option<Box<ConnectionInfo>>),
+    /// By an address.
+    Address(Box<Client>),
+    /// By a pool of the caller's.
+    Pool(Pool),
     Sentinels(Box<Sentinels>),
 }
 
@@ -142,11 +144,8 @@ impl Redis {
 
     pub(super) fn at(info: ConnectionInfo) -> Result<Self, Error> {
         let (address, by_tls) = (info.addr().to_string(), by_tls(&info));
-        let manager =
-            Manager::new_with_config(info.clone(), patient()).map_err(|error| unusable(&error.to_string()))?;
-        let pool = Pool::builder(manager).max_size(2).runtime(Runtime::Tokio1).build();
-        let pool = pool.map_err(|error| unusable(&error.to_string()))?;
-        Ok(Self::new(Way::Pool(pool, Some(Box::new(info))), address, by_tls))
+        let client = Client::open(info).map_err(|error| unusable(&error.to_string()))?;
+        Ok(Self::new(Way::Address(Box::new(client)), address, by_tls))
     }
 
     fn watched(watched: address::Watched) -> Result<Self, Error> {
@@ -154,12 +153,13 @@ impl Redis {
         Ok(Self::new(Way::Sentinels(Box::new(Sentinels::new(watched)?)), address, by_tls))
     }
 
-    /// The Redis that this pool connects to. One connection is taken out of it and kept.
+    /// The Redis that this pool connects to. One connection is taken out of it and kept for each runtime that asks, and one
+    /// more where that one falls silent.
     ///
     /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`].
     #[must_use]
     pub fn with_pool(pool: Pool) -> Self {
-        Self::new(Way::Pool(pool, None), "the pool's address".into(), false)
+        Self::new(Way::Pool(pool), "the pool's address".into(), false)
     }
 
     fn new(way: Way, address: String, by_tls: bool) -> Self {
@@ -211,10 +211,8 @@ impl Redis {
     /// Sentinels that know of no primary by the deadline; a pool of the caller's own, which doesn't tell its address.
     pub async fn client(&self, deadline: Duration) -> Result<Client, Error> {
         match self.shared.way() {
-            Way::Pool(_, Some(info)) => {
-                Client::open(info.as_ref().clone()).map_err(|error| unusable(&error.to_string()))
-            }
-            Way::Pool(_, None) => Err(unusable("expected a Redis that was opened by address, got a pool")),
+            Way::Address(client) => Ok(client.as_ref().clone()),
+            Way::Pool(_) => Err(unusable("expected a Redis that was opened by address, got a pool")),
             Way::Sentinels(sentinels) => {
                 let found = tokio::time::timeout(deadline, sentinels.primary()).await;
                 found.unwrap_or_else(|_| Err(Error::deadline(deadline, false)))
@@ -228,7 +226,7 @@ impl Redis {
     pub fn sentinels(&self) -> Option<(&str, Vec<Client>)> {
         match self.shared.way() {
             Way::Sentinels(sentinels) => Some(sentinels.themselves()),
-            Way::Pool(..) => None,
+            Way::Address(_) | Way::Pool(_) => None,
         }
     }
 

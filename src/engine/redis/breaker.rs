@@ -35,7 +35,7 @@ pub enum Breaker {
 #[must_use]
 pub(super) struct Entry<'a> {
     /// Of the one that sees whether Redis answers again. When it ends, the next may, if the breaker is still open.
-    probes: Option<&'a Guard>,
+    probes: Option<(&'a Guard, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -52,7 +52,9 @@ struct State {
     pause: Duration,
     /// Until when nobody asks, and by what the last attempt failed.
     open: Option<(Instant, Error)>,
-    probing: bool,
+    /// Which call sees whether it answers again, and how many have so far.
+    probing: Option<u64>,
+    probes: u64,
 }
 
 impl Guard {
@@ -67,11 +69,12 @@ impl Guard {
         if now < *until {
             return Err(error.for_unsent(*until - now));
         }
-        if state.probing {
+        if state.probing.is_some() {
             return Err(error.while_probed());
         }
-        state.probing = true;
-        Ok(Entry { probes: Some(self) })
+        state.probes += 1;
+        state.probing = Some(state.probes);
+        Ok(Entry { probes: Some((self, state.probes)) })
     }
 
     /// The same for who was let in, before it connects.
@@ -89,7 +92,8 @@ impl Guard {
     /// Redis answered.
     pub(super) fn answered(&self) {
         if self.troubled.load(Ordering::Relaxed) {
-            *self.state() = State::default();
+            let mut state = self.state();
+            *state = State { probes: state.probes, ..State::default() };
             self.troubled.store(false, Ordering::Relaxed);
         }
     }
@@ -100,8 +104,11 @@ impl Guard {
         let mut state = self.state();
         self.troubled.store(true, Ordering::Relaxed);
         state.failures = state.failures.saturating_add(1);
-        // What was on its way as the breaker opened says nothing new.
-        let counts = if state.open.is_some() { state.probing } else { state.failures >= FAILURES };
+        let counts = match &state.open {
+            // What was on its way as the breaker opened says nothing new.
+            Some((until, _)) => state.probing.is_some() || *until <= Instant::now(),
+            None => state.failures >= FAILURES,
+        };
         counts.then(|| state.open(error))
     }
 
@@ -117,7 +124,7 @@ impl Guard {
         let state = self.state();
         match &state.open {
             None => Breaker::Closed,
-            Some(_) if state.probing => Breaker::Probing,
+            Some(_) if state.probing.is_some() => Breaker::Probing,
             Some((until, _)) => Breaker::Open(until.saturating_duration_since(Instant::now())),
         }
     }
@@ -133,15 +140,15 @@ impl State {
         self.pause = if self.open.is_some() { (self.pause * 2).min(LONGEST_PAUSE) } else { FIRST_PAUSE };
         let pause = jittered(self.pause, JITTER);
         self.open = Some((Instant::now() + pause, error.clone()));
-        self.probing = false;
+        self.probing = None;
         error.for_unsent(pause)
     }
 }
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
-        if let Some(guard) = self.probes {
-            guard.state().probing = false;
+        if let Some((guard, number)) = self.probes {
+            guard.state().probing.take_if(|probing| *probing == number);
         }
     }
 }
@@ -199,7 +206,6 @@ mod tests {
         fail(&guard, 1000);
         assert!(matches!(guard.look(), Breaker::Open(pause) if pause <= FIRST_PAUSE * 5 / 4));
         tokio::time::advance(FIRST_PAUSE * 5 / 4).await;
-        fail(&guard, 1000);
         drop(guard.enter().expect("one may look"));
     }
 

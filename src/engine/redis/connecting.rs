@@ -1,5 +1,6 @@
 //! The one connection that calls go over: made, kept, and replaced.
 
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,12 +12,14 @@ use deadpool_redis::{Connection, PoolError};
 use super::errors::from_connecting;
 use super::link::Link;
 use super::local::Local;
-use super::{Confirm, LONGEST_DEADLINE, Redis, Way, patient};
+use super::{LONGEST_DEADLINE, Redis, Way, patient};
 use crate::error::{Error, Kind};
 use crate::runtime;
 
 /// How long one attempt to connect may take, whatever the deadlines of those who wait for it.
 const LONGEST_CONNECT: Duration = Duration::from_secs(5);
+/// After so long Redis counts as away, though the attempt goes on.
+const SLOW_CONNECT: Duration = Duration::from_secs(1);
 
 impl Redis {
     pub(super) async fn connection(&self, local: &Arc<Local>) -> Result<Link, Error> {
@@ -33,8 +36,18 @@ impl Redis {
         // next one.
         let (this, local) = (self.clone(), Arc::clone(local));
         let connect = tokio::spawn(async move {
-            let made = tokio::time::timeout(LONGEST_CONNECT, this.make()).await;
-            let made = made.unwrap_or_else(|_| Err(Error::deadline(LONGEST_CONNECT, false).at_connecting()));
+            let late = |after| Error::deadline(after, false).at_connecting();
+            let mut making = pin!(tokio::time::timeout(LONGEST_CONNECT, this.make()));
+            let soon = tokio::time::timeout(SLOW_CONNECT, &mut making).await;
+            let made = match soon {
+                Ok(made) => made,
+                Err(_) => {
+                    // Whoever comes from now on needn't wait for it.
+                    local.is_away(&late(SLOW_CONNECT));
+                    making.await
+                }
+            };
+            let made: Result<Link, Error> = made.unwrap_or_else(|_| Err(late(LONGEST_CONNECT)));
             match &made {
                 Ok(link) => local.hold(link.clone()),
                 Err(error) => local.failed(error),
@@ -57,25 +70,31 @@ impl Redis {
         let took = began.elapsed();
         self.notice_restart(&mut connection).await;
         let number = self.shared.made.fetch_add(1, Ordering::Relaxed);
-        let longer = self.shared.confirm.get().map_or(Duration::ZERO, Confirm::longest);
-        Ok(Link::new(Arc::downgrade(&self.shared), number, connection, took, longer))
+        Ok(Link::new(Arc::downgrade(&self.shared), number, connection, took))
     }
 
     async fn connect(&self) -> Result<MultiplexedConnection, Error> {
         let address = &self.shared.address;
         let mut connection = match self.shared.way() {
-            Way::Pool(pool, _) => Connection::take(pool.get().await.map_err(|error| match error {
-                PoolError::Backend(error) => from_connecting(&error, address),
-                other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
-            })?),
+            Way::Address(client) => {
+                let connected = client.get_multiplexed_async_connection_with_config(&patient()).await;
+                connected.map_err(|error| from_connecting(&error, address))?
+            }
+            Way::Pool(pool) => {
+                let mut connection = Connection::take(pool.get().await.map_err(|error| match error {
+                    PoolError::Backend(error) => from_connecting(&error, address),
+                    other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
+                })?);
+                // It has redis-rs's own 500 ms unless it was told otherwise.
+                connection.set_response_timeout(LONGEST_DEADLINE);
+                connection
+            }
             Way::Sentinels(sentinels) => {
                 let primary = sentinels.primary().await?;
                 let connected = primary.get_multiplexed_async_connection_with_config(&patient()).await;
                 connected.map_err(|error| from_connecting(&error, address))?
             }
         };
-        // A pool's connections have redis-rs's own 500 ms unless they were told otherwise.
-        connection.set_response_timeout(LONGEST_DEADLINE);
         check_version(&mut connection, address).await?;
         Ok(connection)
     }

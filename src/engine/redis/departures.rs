@@ -212,7 +212,7 @@ async fn watch(local: Weak<Local>, mut at: Instant) {
         let (late, next) = {
             let mut line = local.line();
             let now = Instant::now();
-            let (late, waiting): (Vec<_>, VecDeque<_>) =
+            let (late, waiting): (VecDeque<_>, _) =
                 std::mem::take(&mut line.waiting).into_iter().partition(|caller| caller.answer.until <= now);
             line.waiting = waiting;
             // Unless somebody with an earlier deadline came and is looked after by another watch.

@@ -16,6 +16,7 @@ use futures_util::future::{Either, select};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::errors::from_answer;
 use super::local::Local;
 use super::{Redis, Shared};
 use crate::error::{Error, Kind};
@@ -24,6 +25,9 @@ use crate::error::{Error, Kind};
 const TICK: Duration = Duration::from_millis(50);
 /// Silent for so long, or for four times as long as connecting took, a connection is doubted.
 const SILENCE: Duration = Duration::from_millis(250);
+const LONGEST_SILENCE: Duration = Duration::from_secs(2);
+/// However long it was told to wait for replicas.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// While Redis is away, how often another connection is tried for whoever still waits on the one that fell silent.
 const AWAY: Duration = Duration::from_secs(1);
 
@@ -38,8 +42,9 @@ pub(super) struct Link {
 #[derive(Debug)]
 struct Health {
     owner: Weak<Shared>,
-    /// How long it may be silent.
-    patience: Duration,
+    /// How long it may be silent, and how many milliseconds longer since it waits for replicas.
+    silence: Duration,
+    waits: AtomicU64,
     began: Instant,
     /// Requests handed over, and the latest of them that was answered: answers come in the order of the requests.
     sent: AtomicU64,
@@ -55,12 +60,12 @@ struct Health {
 /// What the silence of a connection means.
 #[derive(PartialEq, Eq)]
 enum Doubt {
-    /// It answers after all, or what is asked is held up elsewhere.
+    /// It answers after all, or nothing can be said.
     Unresolved,
     /// Another connection is answered.
     Dead,
-    /// No connection is.
-    Away,
+    /// No connection is, or no script runs now on any.
+    Waits,
 }
 
 /// A request that is under way.
@@ -70,17 +75,12 @@ struct Request<'a> {
 }
 
 impl Link {
-    /// To a Redis to which connecting took so long; commands may keep it waiting for so much longer (WAIT).
-    pub(super) fn new(
-        owner: Weak<Shared>,
-        number: u64,
-        connection: MultiplexedConnection,
-        took: Duration,
-        longer: Duration,
-    ) -> Self {
+    /// To a Redis to which connecting took so long.
+    pub(super) fn new(owner: Weak<Shared>, number: u64, connection: MultiplexedConnection, took: Duration) -> Self {
         let health = Health {
             owner,
-            patience: SILENCE.max(took * 4) + longer,
+            silence: SILENCE.max(took * 4).min(LONGEST_SILENCE),
+            waits: AtomicU64::new(0),
             began: Instant::now(),
             sent: AtomicU64::new(0),
             answered: AtomicU64::new(0),
@@ -101,6 +101,12 @@ impl Link {
     pub(super) async fn command(&self, command: &Cmd) -> Result<Value, RedisError> {
         let mut connection = self.connection.clone();
         self.answered(connection.req_packed_command(command)).await?.extract_error()
+    }
+
+    /// For replicas, which keeps all that is sent behind it waiting.
+    pub(super) fn may_wait(&self, time: Duration) {
+        let ms = u64::try_from(time.min(LONGEST_WAIT).as_millis()).unwrap_or(u64::MAX);
+        self.health.waits.fetch_max(ms, Ordering::Relaxed);
     }
 
     /// What is answered, unless the connection is given up before.
@@ -125,9 +131,8 @@ impl Link {
     fn request(&self) -> Request<'_> {
         let health = &*self.health;
         health.waiting.fetch_add(1, Ordering::Relaxed);
-        let number = health.sent.fetch_add(1, Ordering::Relaxed) + 1;
-        if !health.is_watched() {
-            health.look();
+        let number = health.sent.fetch_add(1, Ordering::SeqCst) + 1;
+        if health.begins_a_watch() {
             tokio::spawn(self.clone().watch());
         }
         Request { number, health }
@@ -145,13 +150,14 @@ impl Link {
 
     /// For as long as something is unanswered.
     async fn watch(self) {
-        let health = &*self.health;
+        let (health, mut broke) = (&*self.health, false);
         while !self.is_lost() {
             health.look();
             let (began, answered) = (Instant::now(), health.last_answered());
             tokio::time::sleep(TICK).await;
+            health.look();
             if health.is_quiet() {
-                health.watched.store(0, Ordering::Relaxed);
+                health.watched.store(0, Ordering::SeqCst);
                 // Whoever asked just now may have seen this watch.
                 if health.is_quiet() {
                     return;
@@ -162,13 +168,16 @@ impl Link {
             }
             // Its answer comes after all others, those of callers who gave up included. Any will do, a refusal too.
             let hello = redis::cmd("HELLO");
-            match tokio::time::timeout(health.patience - TICK, self.command(&hello)).await {
-                Ok(Err(error)) if error.is_io_error() => break,
+            match tokio::time::timeout(health.patience() - TICK, self.command(&hello)).await {
+                Ok(Err(error)) if error.is_io_error() => {
+                    broke = true;
+                    break;
+                }
                 Ok(_) => continue,
                 Err(_) => {}
             }
             // A runtime that stood still has seen nothing.
-            if health.last_answered() != answered || began.elapsed() > 2 * health.patience {
+            if health.last_answered() != answered || began.elapsed() > 2 * health.patience() {
                 continue;
             }
             let Some(shared) = health.owner.upgrade() else { break };
@@ -178,7 +187,7 @@ impl Link {
                 break;
             }
             health.look();
-            if redis.doubt(&local, &self, answered).await == Doubt::Away {
+            if redis.doubt(&local, &self, answered).await == Doubt::Waits {
                 drop((redis, local));
                 let until = Instant::now() + AWAY;
                 while Instant::now() < until {
@@ -191,7 +200,10 @@ impl Link {
         if let Some(shared) = health.owner.upgrade()
             && let Ok(local) = (Redis { shared }).local()
         {
-            local.drop_link(self.number);
+            let was_current = local.drop_link(self.number);
+            if was_current && broke {
+                local.failed(&from_answer(&lost()));
+            }
         }
     }
 }
@@ -199,7 +211,7 @@ impl Link {
 impl Redis {
     /// Finds out by another connection what the silence of this one means.
     async fn doubt(&self, local: &Local, link: &Link, answered: u64) -> Doubt {
-        let patience = link.health.patience;
+        let (patience, began) = (link.health.patience(), Instant::now());
         let other = match local.held().filter(|other| other.number != link.number) {
             Some(other) => Ok(other),
             None => tokio::time::timeout(patience, self.make()).await.unwrap_or_else(|_| {
@@ -214,17 +226,23 @@ impl Redis {
             match tokio::time::timeout(patience, other.command(&nothing)).await {
                 Ok(Err(error)) if error.is_io_error() => return Doubt::Unresolved,
                 Ok(_) => {}
-                Err(_) => return Doubt::Unresolved,
+                Err(_) => return Doubt::Waits,
             }
+            // Much may be under way on the one, and nothing on the other.
+            tokio::time::sleep(patience).await;
         }
-        if link.health.last_answered() != answered {
+        // A runtime that stood still has seen nothing.
+        if link.health.last_answered() != answered || began.elapsed() > 4 * patience {
             return Doubt::Unresolved;
         }
         match other {
-            Ok(other) => local.replace(link, other),
+            Ok(other) => {
+                local.replace(link, other);
+                local.failed(&from_answer(&lost()));
+            }
             Err(error) if error.is_outage() => {
                 local.is_away(&error);
-                return Doubt::Away;
+                return Doubt::Waits;
             }
             // What refuses tells the next caller why.
             Err(_) => _ = local.drop_link(link.number),
@@ -241,18 +259,23 @@ impl Health {
 
     /// Whether everything is answered.
     fn is_quiet(&self) -> bool {
-        self.last_answered() >= self.sent.load(Ordering::Relaxed)
+        self.last_answered() >= self.sent.load(Ordering::SeqCst)
+    }
+
+    fn patience(&self) -> Duration {
+        self.silence + Duration::from_millis(self.waits.load(Ordering::Relaxed))
     }
 
     fn look(&self) {
-        self.watched.store(self.now(), Ordering::Relaxed);
+        self.watched.store(self.now(), Ordering::SeqCst);
     }
 
-    /// Not by a runtime that nobody drives any more.
-    fn is_watched(&self) -> bool {
-        let last = self.watched.load(Ordering::Relaxed);
-        let most = u64::try_from((4 * TICK + 2 * self.patience).as_millis()).unwrap_or(u64::MAX);
-        last > 0 && self.now().saturating_sub(last) < most
+    /// Whether whoever asks is to watch: nobody does, or it is a runtime that nobody drives any more.
+    fn begins_a_watch(&self) -> bool {
+        let (last, now) = (self.watched.load(Ordering::SeqCst), self.now());
+        let longest = 4 * TICK + 4 * self.patience();
+        let stale = u128::from(now.saturating_sub(last)) > longest.as_millis();
+        (last == 0 || stale) && self.watched.compare_exchange(last, now, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     fn now(&self) -> u64 {

@@ -51,8 +51,10 @@ impl Redis {
         Ok(Arc::clone(&locals[locals.len() - 1]))
     }
 
+    /// Of the runtimes that haven't ended.
     pub(super) fn locals(&self) -> Vec<Arc<Local>> {
-        self.shared.locals.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let locals = self.shared.locals.read().unwrap_or_else(PoisonError::into_inner);
+        locals.iter().filter(|local| !local.lasts.is_finished()).cloned().collect()
     }
 }
 
@@ -138,7 +140,8 @@ impl Local {
 
     fn seen(&self, said: &RedisError, number: u64, error: Error) -> Error {
         // What has become a replica may have a successor at the same address.
-        let useless = said.is_unrecoverable_error() || said.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
+        let replica = said.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
+        let useless = said.is_unrecoverable_error() || said.is_io_error() || replica;
         if useless && self.drop_link(number) && error.is_disconnected() {
             self.failed(&error);
         }

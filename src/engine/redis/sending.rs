@@ -38,11 +38,6 @@ impl Confirm {
         (replicas > 0).then_some(Self { replicas, within })
     }
 
-    /// How long a connection may be kept waiting.
-    pub(super) fn longest(&self) -> Duration {
-        self.within + TICK
-    }
-
     /// The same, for a call that has so much time left: it may have to wait twice, since a server that has lost the script
     /// makes it wait for what others wrote before. Replicas that are there get a quarter of it, however short it is.
     pub(super) fn before(self, left: Duration) -> Self {
@@ -100,6 +95,7 @@ pub(super) async fn send(
     }
     if let Some(confirm) = confirm {
         pipeline.add_command(confirm.command());
+        link.may_wait(confirm.within.saturating_add(TICK));
     }
     match link.pipeline(&pipeline, all).await {
         Ok(mut values) => {

@@ -7,16 +7,15 @@ use deadpool_redis::redis::TlsMode;
 use deadpool_redis::redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use deadpool_redis::redis::{Client, ConnectionInfo, ErrorKind, RedisError, Value, cmd};
 use futures_util::stream::{self, StreamExt};
-use tokio::sync::Mutex;
 
 use super::address::Watched;
 use super::errors::from_connecting;
 use super::unusable;
 use crate::error::{Error, Kind};
 
-/// One client for each Sentinel, so that all are asked at once: a dead one delays nobody.
+/// All Sentinels are asked at once, so that a dead one delays nobody, and each by a connection of its own: one that was kept
+/// would be driven by the runtime that made it.
 pub(super) struct Sentinels {
-    each: Vec<Mutex<SentinelClient>>,
     watched: Watched,
 }
 
@@ -28,17 +27,18 @@ impl fmt::Debug for Sentinels {
 
 impl Sentinels {
     pub(super) fn new(watched: Watched) -> Result<Self, Error> {
-        let each = watched.sentinels.iter().map(|sentinel| client(sentinel, &watched).map(Mutex::new));
-        let each = each.collect::<Result<_, _>>().map_err(|error| unusable(&error.to_string()))?;
-        Ok(Self { each, watched })
+        for sentinel in &watched.sentinels {
+            client(sentinel, &watched).map_err(|error| unusable(&error.to_string()))?;
+        }
+        Ok(Self { watched })
     }
 
     /// How to connect to the primary: where the first Sentinel to answer says, if who is there says the same of itself.
     /// If none does and one was refused, that is why: nobody takes a wrong password for an outage because another
     /// Sentinel is down.
     pub(super) async fn primary(&self) -> Result<Client, Error> {
-        let lookups = (0..self.each.len()).map(|at| self.lookup(at));
-        let mut lookups = stream::iter(lookups).buffer_unordered(self.each.len());
+        let lookups = (0..self.watched.sentinels.len()).map(|at| self.lookup(at));
+        let mut lookups = stream::iter(lookups).buffer_unordered(self.watched.sentinels.len());
         let mut why = None;
         while let Some(found) = lookups.next().await {
             match found {
@@ -54,8 +54,9 @@ impl Sentinels {
     }
 
     async fn lookup(&self, at: usize) -> Result<Client, Error> {
-        let found = self.each[at].lock().await.async_get_client().await;
-        let error = match found {
+        let sentinel = &self.watched.sentinels[at];
+        let mut asked = client(sentinel, &self.watched).map_err(|error| self.told(&error))?;
+        let error = match asked.async_get_client().await {
             Ok(found) => return Ok(found),
             Err(error) => self.told(&error),
         };
@@ -63,7 +64,7 @@ impl Sentinels {
             return Err(error);
         }
         // redis-rs doesn't say whether the Sentinel refused or the primary.
-        Err(self.refused(&self.watched.sentinels[at]).await.unwrap_or(error))
+        Err(self.refused(sentinel).await.unwrap_or(error))
     }
 
     /// What this Sentinel says if it is the one that refuses.
