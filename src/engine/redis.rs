@@ -154,7 +154,8 @@ impl Redis {
     }
 
     /// The Redis that this pool connects to. One connection is taken out of it and kept for each runtime that asks, and one
-    /// more where that one falls silent.
+    /// more where that one falls silent. A runtime that isn't driven while it connects keeps its place in the pool, so the
+    /// pool should have room for one connection more than there are runtimes.
     ///
     /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`].
     #[must_use]

@@ -1,6 +1,5 @@
 //! The one connection that calls go over: made, kept, and replaced.
 
-use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,6 +7,7 @@ use std::time::{Duration, Instant};
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{self, ErrorKind, ServerErrorKind, Value};
 use deadpool_redis::{Connection, PoolError};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::errors::from_connecting;
 use super::link::Link;
@@ -36,18 +36,7 @@ impl Redis {
         // next one.
         let (this, local) = (self.clone(), Arc::clone(local));
         let connect = tokio::spawn(async move {
-            let late = |after| Error::deadline(after, false).at_connecting();
-            let mut making = pin!(tokio::time::timeout(LONGEST_CONNECT, this.make()));
-            let soon = tokio::time::timeout(SLOW_CONNECT, &mut making).await;
-            let made = match soon {
-                Ok(made) => made,
-                Err(_) => {
-                    // Whoever comes from now on needn't wait for it.
-                    local.is_away(&late(SLOW_CONNECT));
-                    making.await
-                }
-            };
-            let made: Result<Link, Error> = made.unwrap_or_else(|_| Err(late(LONGEST_CONNECT)));
+            let made = this.make_at_last(&local).await;
             match &made {
                 Ok(link) => local.hold(link.clone()),
                 Err(error) => local.failed(error),
@@ -61,6 +50,29 @@ impl Redis {
                 false => Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down"),
             })
         })
+    }
+
+    /// The first of several attempts, of which another is begun for each second that the others take: what one waits for
+    /// may never come, and the next be answered at once.
+    async fn make_at_last(&self, local: &Local) -> Result<Link, Error> {
+        let late = |after| Error::deadline(after, false).at_connecting();
+        let began = Instant::now();
+        let mut attempts = FuturesUnordered::new();
+        attempts.push(self.make());
+        loop {
+            match tokio::time::timeout(SLOW_CONNECT, attempts.next()).await {
+                Ok(Some(Ok(link))) => return Ok(link),
+                Ok(Some(Err(error))) if attempts.is_empty() => return Err(error),
+                Ok(Some(Err(_))) => {}
+                Ok(None) => return Err(late(began.elapsed())),
+                Err(_) if began.elapsed() >= LONGEST_CONNECT => return Err(late(LONGEST_CONNECT)),
+                Err(_) => {
+                    // Whoever comes from now on needn't wait for it.
+                    local.is_away(&late(SLOW_CONNECT));
+                    attempts.push(self.make());
+                }
+            }
+        }
     }
 
     /// Another connection, which nobody uses yet.

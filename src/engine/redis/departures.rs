@@ -5,12 +5,13 @@
 //! under way. Flights are tasks of their own, so that no caller who gives up holds up another.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{Either, join_all, select};
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use super::errors::Called;
@@ -192,8 +193,10 @@ impl Local {
         let until = caller.answer.until;
         line.waiting.push_back(caller);
         if line.watched.is_none_or(|watched| until < watched) {
-            line.watched = Some(until);
-            tokio::spawn(watch(Arc::downgrade(self), until));
+            match line.watched.replace(until) {
+                None => _ = tokio::spawn(watch(Arc::downgrade(self), Arc::clone(&self.earlier))),
+                Some(_) => self.earlier.notify_one(),
+            }
         }
     }
 
@@ -204,28 +207,27 @@ impl Local {
 
 /// Tells those in line whose deadline passes that they were not sent. One timer for all of them: a timer each would cost
 /// more than the rest of what a caller does.
-async fn watch(local: Weak<Local>, mut at: Instant) {
+async fn watch(local: Weak<Local>, earlier: Arc<Notify>) {
     loop {
-        tokio::time::sleep_until(at).await;
-        tokio::time::sleep(GRAIN).await;
+        let at = local.upgrade().and_then(|local| local.line().watched);
+        let Some(at) = at else { return };
+        if let Either::Right(_) = select(pin!(tokio::time::sleep_until(at + GRAIN)), pin!(earlier.notified())).await {
+            continue;
+        }
         let Some(local) = local.upgrade() else { return };
-        let (late, next) = {
+        let (late, over) = {
             let mut line = local.line();
             let now = Instant::now();
             let (late, waiting): (VecDeque<_>, _) =
                 std::mem::take(&mut line.waiting).into_iter().partition(|caller| caller.answer.until <= now);
             line.waiting = waiting;
-            // Unless somebody with an earlier deadline came and is looked after by another watch.
-            let next = line.waiting.iter().map(|caller| caller.answer.until).min().filter(|_| line.watched == Some(at));
-            if line.watched == Some(at) {
-                line.watched = next;
-            }
-            (late, next)
+            line.watched = line.waiting.iter().map(|caller| caller.answer.until).min();
+            (late, line.watched.is_none())
         };
         late.into_iter().for_each(|caller| caller.answer.give_up(false));
-        match next {
-            Some(next) => at = next,
-            None => return,
+        if over {
+            // Whoever stands in line from now on begins another watch.
+            return;
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::error::{Error, Kind};
 const TICK: Duration = Duration::from_millis(50);
 /// Silent for so long, or for four times as long as connecting took, a connection is doubted.
 const SILENCE: Duration = Duration::from_millis(250);
-const LONGEST_SILENCE: Duration = Duration::from_secs(2);
+const LONGEST_SILENCE: Duration = Duration::from_secs(1);
 /// However long it was told to wait for replicas.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// While Redis is away, how often another connection is tried for whoever still waits on the one that fell silent.
@@ -237,8 +237,8 @@ impl Redis {
         }
         match other {
             Ok(other) => {
+                local.fell_silent(&from_answer(&lost()));
                 local.replace(link, other);
-                local.failed(&from_answer(&lost()));
             }
             Err(error) if error.is_outage() => {
                 local.is_away(&error);

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::Redis;
-use super::breaker::Guard;
+use super::breaker::{Breaker, Guard};
 use super::departures::Line;
 use super::errors::{Called, from_answer, from_call};
 use super::link::Link;
@@ -29,6 +29,8 @@ pub(super) struct Local {
     /// A task that lasts as long as the runtime does, and this.
     lasts: AbortHandle,
     over: Arc<Notify>,
+    /// Somebody stands in line whose deadline is earlier than all others', or this is over.
+    pub(super) earlier: Arc<Notify>,
 }
 
 impl Redis {
@@ -64,7 +66,16 @@ impl Local {
         let until = Arc::clone(&over);
         let lasts = runtime.spawn(async move { until.notified().await }).abort_handle();
         let (current, connecting, line) = (RwLock::default(), Arc::default(), Mutex::default());
-        Self { runtime: runtime.id(), current, connecting, line, guard: Guard::default(), lasts, over }
+        Self {
+            runtime: runtime.id(),
+            current,
+            connecting,
+            line,
+            guard: Guard::default(),
+            lasts,
+            over,
+            earlier: Arc::default(),
+        }
     }
 
     pub(super) fn held(&self) -> Option<Link> {
@@ -115,6 +126,14 @@ impl Local {
         }
     }
 
+    /// Nothing is answered on a connection, and another one is answered.
+    pub(super) fn fell_silent(&self, error: &Error) {
+        match self.guard.look() {
+            Breaker::Closed => self.failed(error),
+            Breaker::Open(_) | Breaker::Probing => self.guard.answered(),
+        }
+    }
+
     /// Nothing is answered, on no connection.
     pub(super) fn is_away(&self, error: &Error) {
         self.stop_asking(self.guard.away(error));
@@ -152,5 +171,6 @@ impl Local {
 impl Drop for Local {
     fn drop(&mut self) {
         self.over.notify_one();
+        self.earlier.notify_one();
     }
 }
