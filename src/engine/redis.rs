@@ -157,7 +157,7 @@ impl Redis {
     /// more where that one falls silent. A runtime that isn't driven while it connects keeps its place in the pool, so the
     /// pool should have room for one connection more than there are runtimes.
     ///
-    /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`].
+    /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`](deadpool_redis::Manager::new_with_config).
     #[must_use]
     pub fn with_pool(pool: Pool) -> Self {
         Self::new(Way::Pool(pool), "the pool's address".into(), false)
