@@ -24,7 +24,7 @@ pub enum Breaker {
     /// It is.
     Closed,
     /// It isn't, for so long: five attempts have failed in a row, or nothing was answered for a while, not on a new
-    /// connection either. Who asks is answered by policy at once.
+    /// connection either. Calls are answered by policy at once.
     Open(Duration),
     /// One call is on its way to see whether it answers again.
     Probing,

@@ -138,7 +138,7 @@ impl Link {
         Request { number, health }
     }
 
-    /// Whoever waits on it is told that it broke.
+    /// Ends all calls that wait on it, as if it had broken.
     pub(super) fn lose(&self) {
         self.health.lost.store(true, Ordering::Release);
         self.health.losing.notify_waiters();

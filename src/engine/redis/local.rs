@@ -29,7 +29,7 @@ pub(super) struct Local {
     /// A task that lasts as long as the runtime does, and this.
     lasts: AbortHandle,
     over: Arc<Notify>,
-    /// Somebody stands in line whose deadline is earlier than all others', or this is over.
+    /// Wakes the watch of deadlines: there is an earlier one, or this is being dropped.
     pub(super) earlier: Arc<Notify>,
 }
 
@@ -139,7 +139,7 @@ impl Local {
         self.stop_asking(self.guard.away(error));
     }
 
-    /// If the breaker opened, by what those fail who wait to be sent.
+    /// Where the breaker opened: gives up the connection, and fails the calls that wait to be sent by this error.
     fn stop_asking(&self, opened: Option<Error>) {
         if let Some(unsent) = opened {
             self.current().take();

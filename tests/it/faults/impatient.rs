@@ -64,7 +64,7 @@ async fn a_killed_connection_under_many_callers_fails_those_on_the_wire_alone() 
         until(|| redis.connections() >= killed as u64).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
         run(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        until(|| redis.connections() > killed as u64).await;
         assert_eq!(redis.breaker(), Breaker::Closed);
     }
     over.store(true, Ordering::Relaxed);
