@@ -96,11 +96,11 @@ impl Cluster {
     /// An address that can't be read, or that isn't one of TLS.
     #[cfg(feature = "tls")]
     pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, Error> {
-        let nodes = address::cluster(url)?.into_iter().map(|node| tls.applied_to(node, url));
+        let nodes = address::cluster(url)?.into_iter().map(|node| node.by(tls, url));
         Self::of(nodes.collect::<Result<_, _>>()?)
     }
 
-    fn of(seeds: Vec<deadpool_redis::redis::ConnectionInfo>) -> Result<Self, Error> {
+    fn of(seeds: Vec<address::Endpoint>) -> Result<Self, Error> {
         Ok(Self { topology: Arc::new(Topology::new(seeds)?) })
     }
 

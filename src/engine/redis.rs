@@ -16,6 +16,7 @@ mod sending;
 mod sentinel;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
+mod transport;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,16 +24,14 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
 use deadpool_redis::Pool;
-use deadpool_redis::redis::{
-    self, AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value,
-};
+use deadpool_redis::redis::{self, Client, Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::{Swept, Which};
 use crate::batch::{Batch, Records};
 use crate::error::{Error, Kind};
 use crate::random::jittered;
 use crate::script::{Call, Reply};
-use address::{address, by_tls};
+use address::{Endpoint, address};
 use breaker::Breaker;
 pub(super) use departures::LONGEST_DEADLINE;
 use errors::{Called, from_answer};
@@ -56,9 +55,6 @@ struct Shared {
     way: Way,
     /// Where that leads to, for messages.
     address: String,
-    /// Whether it was opened by an address that says so.
-    #[cfg_attr(not(feature = "tls"), expect(dead_code))]
-    by_tls: bool,
     locals: RwLock<Vec<Arc<Local>>>,
     made: AtomicU64,
     /// Which server process answered last, by its own name for itself.
@@ -69,22 +65,10 @@ struct Shared {
 
 /// How it is connected to.
 enum Way {
-    /// By an address.
-    Address(Box<Client>),
+    Address(Box<Endpoint>),
     /// By a pool of the caller's.
     Pool(Pool),
     Sentinels(Box<Sentinels>),
-}
-
-impl Shared {
-    /// The way, which can be gone then.
-    fn way(&self) -> &Way {
-        #[cfg(feature = "tls")]
-        if self.by_tls {
-            tls::have_a_provider();
-        }
-        &self.way
-    }
 }
 
 impl fmt::Debug for Shared {
@@ -132,25 +116,23 @@ impl Redis {
     pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, Error> {
         if address::is_of_sentinels(url) {
             let mut watched = address::sentinels(url)?;
-            watched.primary = tls.applied_to(watched.primary, url)?;
-            for sentinel in &mut watched.sentinels {
-                *sentinel = tls.applied_to(sentinel.clone(), url)?;
-            }
-            watched.tls = Some(tls.certificates());
+            watched.primary = watched.primary.by(tls, url)?;
+            let sentinels = watched.sentinels.into_iter().map(|sentinel| sentinel.by(tls, url));
+            watched.sentinels = sentinels.collect::<Result<_, _>>()?;
             return Self::watched(watched);
         }
-        Self::at(tls.applied_to(address(url)?, url)?)
+        Self::at(address(url)?.by(tls, url)?)
     }
 
-    pub(super) fn at(info: ConnectionInfo) -> Result<Self, Error> {
-        let (address, by_tls) = (info.addr().to_string(), by_tls(&info));
-        let client = Client::open(info).map_err(|error| unusable(&error.to_string()))?;
-        Ok(Self::new(Way::Address(Box::new(client)), address, by_tls))
+    pub(super) fn at(endpoint: Endpoint) -> Result<Self, Error> {
+        Client::open(endpoint.info().clone()).map_err(|error| unusable(&error.to_string()))?;
+        let address = endpoint.to_string();
+        Ok(Self::new(Way::Address(Box::new(endpoint)), address))
     }
 
     fn watched(watched: address::Watched) -> Result<Self, Error> {
-        let (address, by_tls) = (watched.to_string(), by_tls(&watched.primary));
-        Ok(Self::new(Way::Sentinels(Box::new(Sentinels::new(watched)?)), address, by_tls))
+        let address = watched.to_string();
+        Ok(Self::new(Way::Sentinels(Box::new(Sentinels::new(watched)?)), address))
     }
 
     /// The Redis that this pool connects to. One connection is taken out of it and kept for each runtime that asks, and one
@@ -160,14 +142,13 @@ impl Redis {
     /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`](deadpool_redis::Manager::new_with_config).
     #[must_use]
     pub fn with_pool(pool: Pool) -> Self {
-        Self::new(Way::Pool(pool), "the pool's address".into(), false)
+        Self::new(Way::Pool(pool), "the pool's address".into())
     }
 
-    fn new(way: Way, address: String, by_tls: bool) -> Self {
+    fn new(way: Way, address: String) -> Self {
         let shared = Shared {
             way,
             address,
-            by_tls,
             locals: RwLock::default(),
             made: AtomicU64::new(0),
             process: Mutex::default(),
@@ -211,12 +192,13 @@ impl Redis {
     ///
     /// Sentinels that know of no primary by the deadline; a pool of the caller's own, which doesn't tell its address.
     pub async fn client(&self, deadline: Duration) -> Result<Client, Error> {
-        match self.shared.way() {
-            Way::Address(client) => Ok(client.as_ref().clone()),
+        match &self.shared.way {
+            Way::Address(endpoint) => endpoint.client().map_err(|error| unusable(&error.to_string())),
             Way::Pool(_) => Err(unusable("expected a Redis that was opened by address, got a pool")),
             Way::Sentinels(sentinels) => {
                 let found = tokio::time::timeout(deadline, sentinels.primary()).await;
-                found.unwrap_or_else(|_| Err(Error::deadline(deadline, false)))
+                let (primary, _) = found.unwrap_or_else(|_| Err(Error::deadline(deadline, false)))?;
+                primary.client().map_err(|error| unusable(&error.to_string()))
             }
         }
     }
@@ -225,7 +207,7 @@ impl Redis {
     /// is found otherwise.
     #[must_use]
     pub fn sentinels(&self) -> Option<(&str, Vec<Client>)> {
-        match self.shared.way() {
+        match &self.shared.way {
             Way::Sentinels(sentinels) => Some(sentinels.themselves()),
             Way::Address(_) | Way::Pool(_) => None,
         }
@@ -395,11 +377,6 @@ impl Redis {
         });
         answer.await.unwrap_or_else(|_| Err(Error::deadline(deadline, sent)))
     }
-}
-
-/// The deadline of each decision bounds what a connection may take.
-fn patient() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
 }
 
 fn unusable(why: &str) -> Error {

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use deadpool_redis::redis::{ConnectionInfo, Value, pipe};
+use deadpool_redis::redis::{Value, pipe};
 use futures_util::stream::{self, StreamExt};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::slots::{self, Address, Run, SLOTS};
-use crate::engine::redis::address::{elsewhere, host_and_port, host_of};
+use crate::engine::redis::address::{Endpoint, host_and_port};
 use crate::engine::redis::breaker::Breaker;
 use crate::engine::redis::{Confirm, Redis};
 use crate::error::{Error, Kind};
@@ -32,7 +32,7 @@ const LONGEST_LOOK: Duration = Duration::from_secs(2);
 const NOBODY: u16 = u16::MAX;
 
 pub(super) struct Topology {
-    seeds: Vec<ConnectionInfo>,
+    seeds: Vec<Endpoint>,
     known: watch::Sender<Known>,
     looking: Mutex<Looking>,
     looks: AtomicU64,
@@ -78,7 +78,7 @@ struct Look {
 }
 
 impl Topology {
-    pub(super) fn new(seeds: Vec<ConnectionInfo>) -> Result<Self, Error> {
+    pub(super) fn new(seeds: Vec<Endpoint>) -> Result<Self, Error> {
         let nodes = seeds.iter().map(|seed| node(seed.clone())).collect::<Result<Vec<_>, _>>()?;
         let map = Map { owners: vec![NOBODY; SLOTS], nodes };
         let known = watch::Sender::new(Known { map, said: false, failed: None });
@@ -184,9 +184,7 @@ impl Topology {
     async fn look(&self) -> Result<Map, Error> {
         let mut nodes: Vec<_> = self.nodes().collect();
         nodes.sort_by_cached_key(|node| (node.redis.breaker() != Breaker::Closed, random()));
-        let unknown = |seed: &&ConnectionInfo| {
-            !nodes.iter().any(|node| Some(node.port) == port_of(seed) && node.host == host_of(seed))
-        };
+        let unknown = |seed: &&Endpoint| !nodes.iter().any(|node| node.is(seed.host(), seed.port()));
         let seeds = self.seeds.iter().filter(unknown).map(|seed| node(seed.clone()));
         let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
         let (mut doubtful, mut why) = (None, None);
@@ -232,7 +230,7 @@ impl Topology {
     }
 
     fn node(&self, host: &str, port: u16) -> Result<Arc<Node>, Error> {
-        let node = node(elsewhere(&self.seeds[0], host, port))?;
+        let node = node(self.seeds[0].elsewhere(host, port))?;
         node.redis.confirm(self.confirm.get().copied());
         Ok(node)
     }
@@ -327,13 +325,9 @@ impl Map {
     }
 }
 
-fn node(info: ConnectionInfo) -> Result<Arc<Node>, Error> {
-    let (host, port) = (host_of(&info).to_owned(), port_of(&info).unwrap_or_default());
-    Ok(Arc::new(Node { host, port, redis: Redis::at(info)? }))
-}
-
-fn port_of(info: &ConnectionInfo) -> Option<u16> {
-    host_and_port(&info.addr().to_string()).map(|(_, port)| port)
+fn node(endpoint: Endpoint) -> Result<Arc<Node>, Error> {
+    let (host, port) = (endpoint.host().to_owned(), endpoint.port());
+    Ok(Arc::new(Node { host, port, redis: Redis::at(endpoint)? }))
 }
 
 /// A Redis that isn't of a cluster refuses the question.

@@ -3,30 +3,110 @@
 use std::fmt;
 use std::time::Duration;
 
-#[cfg(feature = "tls")]
-use deadpool_redis::redis::TlsCertificates;
 use deadpool_redis::redis::io::tcp::socket2::TcpKeepalive;
-use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use deadpool_redis::redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError};
 
+#[cfg(feature = "tls")]
+use super::tls::{self, Tls};
 use crate::error::{Error, Kind};
 
 /// After so long without traffic, the system looks whether the other side is still there.
 const IDLE: Duration = Duration::from_secs(15);
 
+/// One server: where it is, and how to connect to it.
+#[derive(Clone)]
+pub(crate) struct Endpoint {
+    info: ConnectionInfo,
+    #[cfg(feature = "tls")]
+    tls: Tls,
+}
+
+impl Endpoint {
+    fn of(info: ConnectionInfo) -> Self {
+        Self {
+            info,
+            #[cfg(feature = "tls")]
+            tls: Tls::new(),
+        }
+    }
+
+    pub(super) fn info(&self) -> &ConnectionInfo {
+        &self.info
+    }
+
+    /// The same server by TLS, with this as what it trusts and shows.
+    #[cfg(feature = "tls")]
+    pub(crate) fn by(self, tls: &Tls, url: &str) -> Result<Self, Error> {
+        Ok(Self { info: tls.applied_to(self.info, url)?, tls: tls.clone() })
+    }
+
+    #[cfg(feature = "tls")]
+    pub(super) fn tls(&self) -> &Tls {
+        &self.tls
+    }
+
+    /// A client of redis-rs to it.
+    pub(super) fn client(&self) -> Result<Client, RedisError> {
+        #[cfg(feature = "tls")]
+        if self.is_by_tls() {
+            tls::have_a_provider();
+        }
+        Client::open(self.info.clone())
+    }
+
+    /// Another server that is connected to alike: user, protocol, and whom to trust.
+    pub(crate) fn elsewhere(&self, host: &str, port: u16) -> Self {
+        let host = host.to_owned();
+        let there = match self.info.addr() {
+            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        let mut elsewhere = self.clone();
+        elsewhere.info = elsewhere.info.set_addr(there);
+        elsewhere
+    }
+
+    pub(crate) fn host(&self) -> &str {
+        match self.info.addr() {
+            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
+            _ => "",
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        match self.info.addr() {
+            ConnectionAddr::Tcp(_, port) | ConnectionAddr::TcpTls { port, .. } => *port,
+            _ => 0,
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    fn is_by_tls(&self) -> bool {
+        matches!(self.info.addr(), ConnectionAddr::TcpTls { .. })
+    }
+}
+
+/// For messages: without user and password.
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.info.addr().fmt(f)
+    }
+}
+
 /// Sentinels, and the name by which they know the primary.
 #[derive(Clone)]
 pub(super) struct Watched {
-    pub(super) sentinels: Vec<ConnectionInfo>,
+    pub(super) sentinels: Vec<Endpoint>,
     pub(super) name: String,
     /// How the primary is connected to, wherever it is.
-    pub(super) primary: ConnectionInfo,
-    #[cfg(feature = "tls")]
-    pub(super) tls: Option<TlsCertificates>,
+    pub(super) primary: Endpoint,
 }
 
 impl fmt::Display for Watched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sentinels: Vec<_> = self.sentinels.iter().map(|sentinel| sentinel.addr().to_string()).collect();
+        let sentinels: Vec<_> = self.sentinels.iter().map(Endpoint::to_string).collect();
         write!(f, "primary {} of the sentinels at {}", self.name, sentinels.join(", "))
     }
 }
@@ -40,7 +120,7 @@ pub(crate) fn is_of_cluster(url: &str) -> bool {
 }
 
 /// What an address says of one Redis, to be sent to at once.
-pub(crate) fn address(url: &str) -> Result<ConnectionInfo, Error> {
+pub(crate) fn address(url: &str) -> Result<Endpoint, Error> {
     let malformed = |why: &str| {
         let expected = "expected redis[s]://[user:password@]host[:port][/db] or unix:///path/of.sock \
                         (redis-sentinel://..., redis-cluster://... for more than one)";
@@ -58,11 +138,11 @@ pub(crate) fn address(url: &str) -> Result<ConnectionInfo, Error> {
     let settings = settings.set_keepalive(TcpKeepalive::new().with_time(IDLE).with_interval(IDLE / 3));
     #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
     let settings = settings.set_user_timeout(2 * IDLE);
-    Ok(info.set_tcp_settings(settings))
+    Ok(Endpoint::of(info.set_tcp_settings(settings)))
 }
 
 /// The nodes that are named of a cluster.
-pub(crate) fn cluster(url: &str) -> Result<Vec<ConnectionInfo>, Error> {
+pub(crate) fn cluster(url: &str) -> Result<Vec<Endpoint>, Error> {
     let expected = "expected redis[s]-cluster://[user:password@]host[:port][,host[:port]...][?protocol=resp3]";
     let parts = Parts::of(url, "cluster", &["protocol"]).ok_or_else(|| unusable(url, expected))?;
     if !matches!(parts.path, "" | "0") {
@@ -100,13 +180,7 @@ pub(super) fn sentinels(url: &str) -> Result<Watched, Error> {
     let sentinels = parts.nodes(user.as_deref(), 26379, "", "").map_err(unusable)?;
     let primaries = parts.nodes(parts.user, 6379, db, &others).map_err(unusable)?;
     let primary = primaries.into_iter().next().ok_or(()).map_err(unusable)?;
-    Ok(Watched {
-        sentinels,
-        name: name.to_owned(),
-        primary,
-        #[cfg(feature = "tls")]
-        tls: None,
-    })
+    Ok(Watched { sentinels, name: name.to_owned(), primary })
 }
 
 /// The parts of an address with several hosts.
@@ -136,7 +210,7 @@ impl<'a> Parts<'a> {
         (clear && known).then_some(Self { tls, user, hosts, path, query })
     }
 
-    fn nodes(&self, user: Option<&str>, port: u16, db: &str, query: &str) -> Result<Vec<ConnectionInfo>, ()> {
+    fn nodes(&self, user: Option<&str>, port: u16, db: &str, query: &str) -> Result<Vec<Endpoint>, ()> {
         let scheme = if self.tls { "rediss" } else { "redis" };
         let user = user.map(|user| format!("{user}@")).unwrap_or_default();
         let ask = if query.is_empty() { "" } else { "?" };
@@ -158,33 +232,10 @@ fn unusable(url: &str, expected: &str) -> Error {
     Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
 }
 
-/// The same way to another host: user, protocol, and whom to trust.
-pub(crate) fn elsewhere(info: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
-    let host = host.to_owned();
-    let there = match info.addr() {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
-        }
-        _ => ConnectionAddr::Tcp(host, port),
-    };
-    info.clone().set_addr(there)
-}
-
 /// The host and the port of `host:port`, as a cluster's nodes name each other; no host is that of who answered.
 pub(crate) fn host_and_port(address: &str) -> Option<(&str, u16)> {
     let (host, port) = address.rsplit_once(':')?;
     Some((host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?))
-}
-
-pub(crate) fn host_of(info: &ConnectionInfo) -> &str {
-    match info.addr() {
-        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
-        _ => "",
-    }
-}
-
-pub(crate) fn by_tls(info: &ConnectionInfo) -> bool {
-    matches!(info.addr(), ConnectionAddr::TcpTls { .. })
 }
 
 /// The scheme, the hosts and their ports of an address, so far as they can't be part of a password.
@@ -248,12 +299,12 @@ mod tests {
     #[test]
     fn an_address_is_sent_to_at_once_by_tls_too() {
         let plain = address("redis://127.0.0.1").expect("an address");
-        assert!(plain.tcp_settings().nodelay());
+        assert!(plain.info().tcp_settings().nodelay());
         #[cfg(feature = "tls")]
         {
             let secured = address("rediss://127.0.0.1").expect("an address");
-            assert!(secured.tcp_settings().nodelay());
-            assert!(crate::Tls::new().applied_to(secured, "").expect("an address").tcp_settings().nodelay());
+            assert!(secured.info().tcp_settings().nodelay());
+            assert!(secured.by(&Tls::new(), "").expect("an address").info().tcp_settings().nodelay());
         }
     }
 }

@@ -2,17 +2,19 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{self, ErrorKind, ServerErrorKind, Value};
 use deadpool_redis::{Connection, PoolError};
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::Instant;
 
 use super::errors::from_connecting;
 use super::link::Link;
 use super::local::Local;
-use super::{LONGEST_DEADLINE, Redis, Way, patient};
+use super::transport::{self, Opened, Wire};
+use super::{LONGEST_DEADLINE, Redis, Way};
 use crate::error::{Error, Kind};
 use crate::runtime;
 
@@ -62,7 +64,8 @@ impl Redis {
         loop {
             match tokio::time::timeout(SLOW_CONNECT, attempts.next()).await {
                 Ok(Some(Ok(link))) => return Ok(link),
-                Ok(Some(Err(error))) if attempts.is_empty() => return Err(error),
+                // What refuses will do so again.
+                Ok(Some(Err(error))) if attempts.is_empty() || !error.goes_to_policy() => return Err(error),
                 Ok(Some(Err(_))) => {}
                 Ok(None) => return Err(late(began.elapsed())),
                 Err(_) if began.elapsed() >= LONGEST_CONNECT => return Err(late(LONGEST_CONNECT)),
@@ -78,19 +81,20 @@ impl Redis {
     /// Another connection, which nobody uses yet.
     pub(super) async fn make(&self) -> Result<Link, Error> {
         let began = Instant::now();
-        let mut connection = self.connect().await.map_err(Error::at_connecting)?;
+        let (mut connection, wire) = self.connect().await.map_err(Error::at_connecting)?;
         let took = began.elapsed();
         self.notice_restart(&mut connection).await;
         let number = self.shared.made.fetch_add(1, Ordering::Relaxed);
-        Ok(Link::new(Arc::downgrade(&self.shared), number, connection, took))
+        Ok(Link::new(Arc::downgrade(&self.shared), number, (connection, wire), took))
     }
 
-    async fn connect(&self) -> Result<MultiplexedConnection, Error> {
+    async fn connect(&self) -> Result<(MultiplexedConnection, Option<Arc<Wire>>), Error> {
         let address = &self.shared.address;
-        let mut connection = match self.shared.way() {
-            Way::Address(client) => {
-                let connected = client.get_multiplexed_async_connection_with_config(&patient()).await;
-                connected.map_err(|error| from_connecting(&error, address))?
+        let (mut connection, wire) = match &self.shared.way {
+            Way::Address(endpoint) => {
+                let Opened { connection, wire } =
+                    transport::open(endpoint).await.map_err(|error| from_connecting(&error, address))?;
+                (connection, Some(wire))
             }
             Way::Pool(pool) => {
                 let mut connection = Connection::take(pool.get().await.map_err(|error| match error {
@@ -99,16 +103,15 @@ impl Redis {
                 })?);
                 // It has redis-rs's own 500 ms unless it was told otherwise.
                 connection.set_response_timeout(LONGEST_DEADLINE);
-                connection
+                (connection, None)
             }
             Way::Sentinels(sentinels) => {
-                let primary = sentinels.primary().await?;
-                let connected = primary.get_multiplexed_async_connection_with_config(&patient()).await;
-                connected.map_err(|error| from_connecting(&error, address))?
+                let (_, Opened { connection, wire }) = sentinels.primary().await?;
+                (connection, Some(wire))
             }
         };
         check_version(&mut connection, address).await?;
-        Ok(connection)
+        Ok((connection, wire))
     }
 
     async fn notice_restart(&self, connection: &mut MultiplexedConnection) {

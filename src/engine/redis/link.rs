@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::errors::from_answer;
 use super::local::Local;
+use super::transport::Wire;
 use super::{Redis, Shared};
 use crate::error::{Error, Kind};
 
@@ -36,6 +37,8 @@ pub(super) struct Link {
     /// A caller who saw it break must not drop its successor.
     pub(super) number: u64,
     connection: MultiplexedConnection,
+    /// None of a connection out of a pool.
+    wire: Option<Arc<Wire>>,
     health: Arc<Health>,
 }
 
@@ -76,7 +79,12 @@ struct Request<'a> {
 
 impl Link {
     /// To a Redis to which connecting took so long.
-    pub(super) fn new(owner: Weak<Shared>, number: u64, connection: MultiplexedConnection, took: Duration) -> Self {
+    pub(super) fn new(
+        owner: Weak<Shared>,
+        number: u64,
+        (connection, wire): (MultiplexedConnection, Option<Arc<Wire>>),
+        took: Duration,
+    ) -> Self {
         let health = Health {
             owner,
             silence: SILENCE.max(took * 4).min(LONGEST_SILENCE),
@@ -89,7 +97,7 @@ impl Link {
             lost: AtomicBool::new(false),
             losing: Notify::new(),
         };
-        Self { number, connection, health: Arc::new(health) }
+        Self { number, connection, wire, health: Arc::new(health) }
     }
 
     /// The answer of each command, in one round trip.
@@ -141,11 +149,30 @@ impl Link {
     /// Ends all calls that wait on it, as if it had broken.
     pub(super) fn lose(&self) {
         self.health.lost.store(true, Ordering::Release);
+        if let Some(wire) = &self.wire {
+            wire.close();
+        }
         self.health.losing.notify_waiters();
     }
 
-    fn is_lost(&self) -> bool {
-        self.health.lost.load(Ordering::Acquire)
+    /// Given up, or closed by the other side.
+    pub(super) fn is_lost(&self) -> bool {
+        self.health.lost.load(Ordering::Acquire) || self.wire.as_ref().is_some_and(|wire| wire.is_closed())
+    }
+
+    /// How much has been written so far, where that is counted.
+    pub(super) fn written(&self) -> Option<u64> {
+        self.wire.as_ref().map(|wire| wire.written())
+    }
+
+    /// Of a connection that is lost: whether nothing was written since so much was, so that no call since then can have
+    /// reached the server, or will.
+    pub(super) fn wrote_nothing_since(&self, written: Option<u64>) -> bool {
+        let closed = |wire: &Arc<Wire>| {
+            wire.close();
+            wire.written()
+        };
+        written.is_some() && self.wire.as_ref().map(closed) == written
     }
 
     /// For as long as something is unanswered.

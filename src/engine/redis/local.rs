@@ -78,8 +78,10 @@ impl Local {
         }
     }
 
+    /// Unless the other side has closed it, as some do with a connection that is idle.
     pub(super) fn held(&self) -> Option<Link> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let held = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        held.filter(|link| !link.is_lost())
     }
 
     pub(super) fn hold(&self, link: Link) {

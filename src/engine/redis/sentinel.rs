@@ -1,17 +1,19 @@
-//! The primary that Sentinels know of, by redis-rs's client of theirs.
+//! The primary that Sentinels know of.
 
 use std::fmt;
+use std::time::Duration;
 
-#[cfg(feature = "tls")]
-use deadpool_redis::redis::TlsMode;
-use deadpool_redis::redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
-use deadpool_redis::redis::{Client, ConnectionInfo, ErrorKind, RedisError, Value, cmd};
+use deadpool_redis::redis::{Client, ErrorKind, RedisError, ServerErrorKind, Value, cmd};
 use futures_util::stream::{self, StreamExt};
 
-use super::address::Watched;
+use super::address::{Endpoint, Watched};
 use super::errors::from_connecting;
+use super::transport::{self, Opened};
 use super::unusable;
 use crate::error::{Error, Kind};
+
+/// How long a Sentinel may take to answer. What the others say is told by then.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// All Sentinels are asked at once, so that a dead one delays nobody, and each by a connection of its own: one that was kept
 /// would be driven by the runtime that made it.
@@ -27,97 +29,67 @@ impl fmt::Debug for Sentinels {
 
 impl Sentinels {
     pub(super) fn new(watched: Watched) -> Result<Self, Error> {
-        for sentinel in &watched.sentinels {
-            client(sentinel, &watched).map_err(|error| unusable(&error.to_string()))?;
+        for endpoint in watched.sentinels.iter().chain([&watched.primary]) {
+            Client::open(endpoint.info().clone()).map_err(|error| unusable(&error.to_string()))?;
         }
         Ok(Self { watched })
     }
 
-    /// How to connect to the primary: where the first Sentinel to answer says, if who is there says the same of itself.
-    /// If none does and one was refused, that is why: nobody takes a wrong password for an outage because another
+    /// The primary, and a connection to it: where the first Sentinel to answer says, if who is there says the same of
+    /// itself. If none does and one was refused, that is why: nobody takes a wrong password for an outage because another
     /// Sentinel is down.
-    pub(super) async fn primary(&self) -> Result<Client, Error> {
-        let lookups = (0..self.watched.sentinels.len()).map(|at| self.lookup(at));
-        let mut lookups = stream::iter(lookups).buffer_unordered(self.watched.sentinels.len());
+    pub(super) async fn primary(&self) -> Result<(Endpoint, Opened), Error> {
+        let count = self.watched.sentinels.len();
+        let mut lookups = stream::iter((0..count).map(|at| self.lookup(at))).buffer_unordered(count);
         let mut why = None;
         while let Some(found) = lookups.next().await {
             match found {
-                Ok(found) => {
-                    let there = self.watched.primary.clone().set_addr(found.get_connection_info().addr().clone());
-                    return Client::open(there).map_err(|error| self.told(&error));
-                }
+                Ok(found) => return Ok(found),
                 Err(_) if why.as_ref().is_some_and(Error::is_authentication) => {}
                 Err(error) => why = Some(error),
             }
         }
-        Err(why.unwrap_or_else(|| Error::new(Kind::Unreachable, format!("no {}", self.watched))))
+        Err(why.unwrap_or_else(|| self.absent("no Sentinel is named")))
     }
 
-    async fn lookup(&self, at: usize) -> Result<Client, Error> {
+    async fn lookup(&self, at: usize) -> Result<(Endpoint, Opened), Error> {
         let sentinel = &self.watched.sentinels[at];
-        let mut asked = client(sentinel, &self.watched).map_err(|error| self.told(&error))?;
-        let error = match asked.async_get_client().await {
-            Ok(found) => return Ok(found),
-            Err(error) => self.told(&error),
+        let named = tokio::time::timeout(PATIENCE, self.ask(sentinel)).await;
+        let named = named.unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()));
+        let named = named.map_err(|error| from_connecting(&error, &format!("sentinel {sentinel}")))?;
+        let Some((host, port)) = named else { return Err(self.absent("they know of none by this name")) };
+        let primary = self.watched.primary.elsewhere(&host, port);
+        let opened = async {
+            let mut opened = transport::open(&primary).await?;
+            let role: Value = cmd("ROLE").query_async(&mut opened.connection).await?;
+            Ok((opened, role))
         };
-        if !error.is_authentication() {
-            return Err(error);
+        let (opened, role) = opened.await.map_err(|error: RedisError| match error.kind() {
+            ErrorKind::Server(ServerErrorKind::NoPerm) => Error::new(
+                Kind::Permission,
+                format!("redis doesn't let this user run 'role' (ACL SETUSER ... +role): {error}"),
+            ),
+            _ => from_connecting(&error, &self.watched.to_string()),
+        })?;
+        match role {
+            Value::Array(role) if role.first() == Some(&Value::BulkString(b"master".to_vec())) => Ok((primary, opened)),
+            _ => Err(self.absent("what they name is a replica")),
         }
-        // redis-rs doesn't say whether the Sentinel refused or the primary.
-        Err(self.refused(sentinel).await.unwrap_or(error))
     }
 
-    /// What this Sentinel says if it is the one that refuses.
-    async fn refused(&self, sentinel: &ConnectionInfo) -> Option<Error> {
-        let asked = async {
-            let client = Client::open(sentinel.clone())?;
-            let mut connection = client.get_multiplexed_async_connection().await?;
-            cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&self.watched.name).query_async(&mut connection).await
-        };
-        let answer: Result<Value, RedisError> = asked.await;
-        let error = from_connecting(&answer.err()?, &format!("sentinel {}", sentinel.addr()));
-        error.is_authentication().then_some(error)
+    /// Where this Sentinel says that the primary is, if it knows one by this name.
+    async fn ask(&self, sentinel: &Endpoint) -> Result<Option<(String, u16)>, RedisError> {
+        let mut opened = transport::open(sentinel).await?;
+        let mut question = cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.watched.name).query_async(&mut opened.connection).await
     }
 
     pub(super) fn themselves(&self) -> (&str, Vec<Client>) {
-        let clients = self.watched.sentinels.iter().filter_map(|sentinel| Client::open(sentinel.clone()).ok());
+        let clients = self.watched.sentinels.iter().filter_map(|sentinel| sentinel.client().ok());
         (&self.watched.name, clients.collect())
     }
 
-    fn told(&self, error: &RedisError) -> Error {
-        if error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
-            let why = "they know of none by this name that is up";
-            return Error::new(Kind::Unreachable, format!("no {}: {why}", self.watched));
-        }
-        from_connecting(error, &self.watched.to_string())
+    fn absent(&self, why: &str) -> Error {
+        Error::new(Kind::Unreachable, format!("no {}: {why}", self.watched))
     }
-}
-
-fn client(sentinel: &ConnectionInfo, watched: &Watched) -> Result<SentinelClient, RedisError> {
-    let (of_sentinel, of_primary) = (sentinel.redis_settings(), watched.primary.redis_settings());
-    let at = [sentinel.addr().clone()];
-    let mut builder = SentinelClientBuilder::new(at, &watched.name, SentinelServerType::Master)?
-        .set_client_to_sentinel_protocol(of_sentinel.protocol())
-        .set_client_to_redis_protocol(of_primary.protocol())
-        .set_client_to_redis_db(of_primary.db());
-    if let Some(user) = of_sentinel.username() {
-        builder = builder.set_client_to_sentinel_username(user);
-    }
-    if let Some(password) = of_sentinel.password() {
-        builder = builder.set_client_to_sentinel_password(password);
-    }
-    if let Some(user) = of_primary.username() {
-        builder = builder.set_client_to_redis_username(user);
-    }
-    if let Some(password) = of_primary.password() {
-        builder = builder.set_client_to_redis_password(password);
-    }
-    #[cfg(feature = "tls")]
-    if super::by_tls(&watched.primary) {
-        builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
-        if let Some(certificates) = &watched.tls {
-            builder = builder.set_client_to_redis_certificates(certificates.clone());
-        }
-    }
-    builder.build()
 }

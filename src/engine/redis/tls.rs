@@ -1,16 +1,17 @@
 //! Whom a connection by TLS trusts, and how it says who asks.
 
 use std::fmt;
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, OnceLock};
 
-use deadpool_redis::redis::{Client, ClientTlsConfig, ConnectionInfo, TlsCertificates};
-use rustls::RootCertStore;
+use deadpool_redis::redis::{Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, TlsCertificates};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, RootCertStore};
 
-use super::address::{by_tls, without_password};
+use super::address::without_password;
 use crate::error::{Error, Kind};
 
 /// Whom to trust at the other end of a `rediss://` address, and how to say who asks: see
@@ -34,6 +35,8 @@ use crate::error::{Error, Kind};
 pub struct Tls {
     authority: Option<Vec<u8>>,
     certificate: Option<(Vec<u8>, Vec<u8>)>,
+    /// What comes of it, made at the first connection: by then the program has chosen its provider.
+    config: Arc<OnceLock<Arc<ClientConfig>>>,
 }
 
 impl Tls {
@@ -48,13 +51,12 @@ impl Tls {
     /// # Errors
     ///
     /// A text without a certificate, or with one that can't be read.
-    pub fn authority(mut self, pem: &[u8]) -> Result<Self, Error> {
+    pub fn authority(self, pem: &[u8]) -> Result<Self, Error> {
         let mut roots = RootCertStore::empty();
         for certificate in certificates("authority", pem)? {
             roots.add(certificate).map_err(|error| input("authority", "an authority's certificate", &error))?;
         }
-        self.authority = Some(pem.to_vec());
-        Ok(self)
+        Ok(Self { authority: Some(pem.to_vec()), config: Arc::default(), ..self })
     }
 
     /// Shows this certificate to a server that asks for one: PEM texts of it, with those between it and an authority
@@ -63,23 +65,20 @@ impl Tls {
     /// # Errors
     ///
     /// A text that can't be read, or a key of another certificate. The message shows nothing of the key.
-    pub fn certificate(mut self, pem: &[u8], key: &[u8]) -> Result<Self, Error> {
+    pub fn certificate(self, pem: &[u8], key: &[u8]) -> Result<Self, Error> {
         let chain = certificates("certificate", pem)?;
         let expected = "a private key in PEM, not encrypted";
         let parsed = PrivateKeyDer::from_pem_slice(key).map_err(|error| unread("key", expected, &error))?;
-        let provider =
-            CryptoProvider::get_default().cloned().unwrap_or_else(|| Arc::new(aws_lc_rs::default_provider()));
-        CertifiedKey::from_der(chain, parsed, &provider).map_err(|error| match error {
+        CertifiedKey::from_der(chain, parsed, &provider()).map_err(|error| match error {
             rustls::Error::InvalidCertificate(why) => input("certificate", "a certificate that can be read", &why),
             error => input("key", "the private key of the certificate", &error),
         })?;
-        self.certificate = Some((pem.to_vec(), key.to_vec()));
-        Ok(self)
+        Ok(Self { certificate: Some((pem.to_vec(), key.to_vec())), config: Arc::default(), ..self })
     }
 
     /// The same address, which must be one of TLS, with this as what it trusts and shows.
     pub(crate) fn applied_to(&self, info: ConnectionInfo, url: &str) -> Result<ConnectionInfo, Error> {
-        if !by_tls(&info) {
+        if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
             let message = format!("url: expected rediss://... for TLS, got {:?}", without_password(url));
             return Err(Error::new(Kind::Input, message));
         }
@@ -88,7 +87,46 @@ impl Tls {
         info.map_err(|error| Error::new(Kind::Input, format!("tls: {error}")))
     }
 
-    pub(super) fn certificates(&self) -> TlsCertificates {
+    /// How rustls connects.
+    pub(super) fn config(&self) -> io::Result<Arc<ClientConfig>> {
+        match self.config.get() {
+            Some(config) => Ok(Arc::clone(config)),
+            None => {
+                let made = self.make_config().map_err(io::Error::other)?;
+                Ok(Arc::clone(self.config.get_or_init(|| Arc::new(made))))
+            }
+        }
+    }
+
+    fn make_config(&self) -> Result<ClientConfig, Box<dyn std::error::Error + Send + Sync>> {
+        let mut roots = RootCertStore::empty();
+        match &self.authority {
+            Some(pem) => {
+                for certificate in CertificateDer::pem_slice_iter(pem) {
+                    roots.add(certificate?)?;
+                }
+            }
+            None => {
+                let platform = rustls_native_certs::load_native_certs();
+                // Of some hundred, one may be past reading.
+                if let (true, Some(error)) = (platform.certs.is_empty(), platform.errors.into_iter().next()) {
+                    return Err(error.into());
+                }
+                roots.add_parsable_certificates(platform.certs);
+            }
+        }
+        let config = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+        let config = config.with_root_certificates(roots);
+        Ok(match &self.certificate {
+            Some((pem, key)) => {
+                let chain = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>()?;
+                config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(key)?)?
+            }
+            None => config.with_no_client_auth(),
+        })
+    }
+
+    fn certificates(&self) -> TlsCertificates {
         let client =
             |(pem, key): &(Vec<u8>, Vec<u8>)| ClientTlsConfig { client_cert: pem.clone(), client_key: key.clone() };
         TlsCertificates { client_tls: self.certificate.as_ref().map(client), root_cert: self.authority.clone() }
@@ -101,6 +139,11 @@ impl fmt::Debug for Tls {
         let (authority, certificate) = (self.authority.is_some(), self.certificate.is_some());
         f.debug_struct("Tls").field("authority", &authority).field("certificate", &certificate).finish()
     }
+}
+
+/// The process's, or aws-lc-rs.
+fn provider() -> Arc<CryptoProvider> {
+    CryptoProvider::get_default().cloned().unwrap_or_else(|| Arc::new(aws_lc_rs::default_provider()))
 }
 
 /// redis-rs takes the process's provider, and rustls panics where none is set and the program was built with several.

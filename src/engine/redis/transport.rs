@@ -1,0 +1,176 @@
+//! The bytes between here and a server: by TCP, by TLS, or by a Unix socket.
+//!
+//! It counts what was written. Of a call that fails because its connection is lost, that tells whether the server can have
+//! read any of it.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::io::tcp::TcpSettings;
+use deadpool_redis::redis::io::tcp::socket2::SockRef;
+use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionAddr, RedisError};
+use futures_util::future::select_ok;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::task::AbortHandle;
+
+use super::address::Endpoint;
+
+/// A connection, and what is known of its bytes.
+pub(super) struct Opened {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) wire: Arc<Wire>,
+}
+
+/// What is known of a connection's bytes. Dropped, it closes the connection.
+#[derive(Debug)]
+pub(super) struct Wire {
+    traffic: Arc<Mutex<Traffic>>,
+    driver: AbortHandle,
+}
+
+#[derive(Debug, Default)]
+struct Traffic {
+    written: u64,
+    /// Whether nothing more is written.
+    closed: bool,
+}
+
+/// A stream that counts what is written.
+struct Counted {
+    stream: Box<dyn Stream>,
+    traffic: Arc<Mutex<Traffic>>,
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// Connects, and says who asks. Takes as long as that does.
+pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened, RedisError> {
+    let traffic = Arc::default();
+    let stream = Counted { stream: connect(endpoint).await?, traffic: Arc::clone(&traffic) };
+    // The deadline of each decision bounds what a connection may take.
+    let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+    let settings = endpoint.info().redis_settings();
+    let (connection, driver) = MultiplexedConnection::new_with_config(settings, stream, patient).await?;
+    let driver = tokio::spawn(driver).abort_handle();
+    Ok(Opened { connection, wire: Arc::new(Wire { traffic, driver }) })
+}
+
+async fn connect(endpoint: &Endpoint) -> io::Result<Box<dyn Stream>> {
+    let (info, tcp) = (endpoint.info(), endpoint.info().tcp_settings());
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) => Ok(Box::new(tcp_stream(host, *port, tcp).await?)),
+        #[cfg(feature = "tls")]
+        ConnectionAddr::TcpTls { host, port, .. } => {
+            let name = rustls::pki_types::ServerName::try_from(host.clone()).map_err(io::Error::other)?;
+            let connector = tokio_rustls::TlsConnector::from(endpoint.tls().config()?);
+            Ok(Box::new(connector.connect(name, tcp_stream(host, *port, tcp).await?).await?))
+        }
+        #[cfg(unix)]
+        ConnectionAddr::Unix(path) => Ok(Box::new(tokio::net::UnixStream::connect(path).await?)),
+        other => Err(io::Error::new(io::ErrorKind::Unsupported, format!("this program can't connect to {other}"))),
+    }
+}
+
+/// To whichever of the host's addresses answers first.
+async fn tcp_stream(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStream> {
+    let attempts: Vec<_> = tokio::net::lookup_host((host, port)).await?.map(TcpStream::connect).map(Box::pin).collect();
+    if attempts.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "no address is known of this host"));
+    }
+    let (stream, _) = select_ok(attempts).await?;
+    stream.set_nodelay(settings.nodelay())?;
+    let socket = SockRef::from(&stream);
+    if let Some(keepalive) = settings.keepalive() {
+        socket.set_tcp_keepalive(keepalive)?;
+    }
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    socket.set_tcp_user_timeout(settings.user_timeout())?;
+    Ok(stream)
+}
+
+impl Wire {
+    /// Bytes so far.
+    pub(super) fn written(&self) -> u64 {
+        locked(&self.traffic).written
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        locked(&self.traffic).closed
+    }
+
+    /// From here on nothing more is written.
+    pub(super) fn close(&self) {
+        locked(&self.traffic).closed = true;
+        self.driver.abort();
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Counted {
+    /// Writes while nobody closes it, and counts.
+    fn write(
+        &mut self,
+        write: impl FnOnce(Pin<&mut dyn Stream>) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        let mut traffic = locked(&self.traffic);
+        if traffic.closed {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        let count = ready!(write(Pin::new(&mut *self.stream)))?;
+        traffic.written += count as u64;
+        Poll::Ready(Ok(count))
+    }
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.write(|stream| stream.poll_write(cx, bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.write(|stream| stream.poll_write_vectored(cx, bytes))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream).poll_shutdown(cx)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        locked(&self.traffic).closed = true;
+    }
+}
+
+fn locked(traffic: &Mutex<Traffic>) -> MutexGuard<'_, Traffic> {
+    traffic.lock().unwrap_or_else(PoisonError::into_inner)
+}
