@@ -1,23 +1,31 @@
-//! Decisions that are made together: keys of one limit in one call of its script, by the script's packed form, and calls
-//! alike on one key as one lot of them.
+//! Decisions that are made together: keys of one limit in one call of its script, by the script's packed form, and asks
+//! alike on one key as one group of it.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
+use hashbrown::{DefaultHashBuilder, HashTable};
+
 use crate::error::{Error, Kind};
+use crate::key::Key;
 use crate::script::{Reply, Script};
 
 /// As large as a cost needs to be: above every limit.
 const LARGEST_COST: u64 = 1 << 53;
+/// Keys in a batch, so that it doesn't hold Redis for long.
+const MOST_KEYS: usize = 1024;
+
+/// Seeded by chance for this process, so that nobody can send keys that all fall together.
+static HASHER: LazyLock<DefaultHashBuilder> = LazyLock::new(DefaultHashBuilder::default);
 
 /// An acquire of one limit, and no more than that.
 #[derive(Clone, Debug)]
-pub(crate) struct Ask {
+pub(crate) struct Ask<'a> {
     pub(crate) script: &'static Script,
     /// The limit's numbers, as the script's packed form takes them.
-    pub(crate) numbers: Arc<[u8]>,
-    pub(crate) key: Vec<u8>,
+    pub(crate) numbers: &'a Arc<[u8]>,
+    pub(crate) key: Key,
     pub(crate) cost: u64,
     /// Microseconds since the epoch; the server's time if none.
     pub(crate) now_us: Option<u64>,
@@ -27,139 +35,284 @@ pub(crate) struct Ask {
     pub(crate) slot: Option<u16>,
 }
 
-/// One call of a script in its packed form.
-#[derive(Debug)]
-pub(crate) struct Batch<'a> {
-    pub(crate) script: &'static Script,
-    numbers: &'a Arc<[u8]>,
-    now_us: Option<u64>,
-    /// The batch of the same slot that was begun before this one.
-    before: Option<usize>,
-    lots: Vec<Lot<'a>>,
-    /// Where a key's last lot stands, once there are more than a few.
-    places: HashMap<&'a [u8], usize>,
+/// Asks that go to Redis together: as few calls of scripts as will do. Asks of one key by the same numbers keep their order.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    calls: Vec<PackedCall>,
+    /// The bytes of all keys.
+    keys: Vec<u8>,
+    groups: usize,
+    /// The latest group of each key in its call.
+    by_key: HashTable<Place>,
+    /// The call that takes more keys, of each script, numbers, time and slot.
+    by_terms: HashTable<u32>,
 }
 
-/// Lots that are looked through one by one: of a cluster's slot there is mostly one.
-const FEW: usize = 8;
+/// One call of a script in its packed form.
+#[derive(Debug)]
+struct PackedCall {
+    script: &'static Script,
+    numbers: Arc<[u8]>,
+    now_us: Option<u64>,
+    slot: Option<u16>,
+    groups: Vec<Group>,
+}
 
 /// Asks alike that follow each other: of one key, at one cost.
 #[derive(Debug)]
-struct Lot<'a> {
-    key: &'a [u8],
+struct Group {
+    /// Where its key stands among those of the batch.
+    key: std::ops::Range<usize>,
+    hash: u64,
     cost: u64,
-    calls: u32,
+    /// How many ask for it still.
+    asks: u32,
 }
 
-/// Which place an ask has: its batch, the lot there, and how many of the lot came before it.
+/// Which group of which call an ask is in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
-    pub(crate) batch: usize,
-    lot: usize,
+    pub(crate) call: u32,
+    group: u32,
+}
+
+/// An ask that is sent: its place, and how many of its group came before it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Position {
+    pub(crate) place: Place,
     before: u32,
 }
 
-/// What a batch answers: a record of each lot.
+/// What a call answers: a record of each group.
 #[derive(Debug)]
 pub(crate) struct Records {
     records: Vec<Record>,
+    script: &'static Script,
     at: SystemTime,
+    /// What the replicas lack of what was taken.
+    lacking: Option<Error>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Record {
-    /// How many of the calls are allowed; -1 if the key is blocked, below that if its state can't be read.
+    /// How many of the asks are allowed; -1 if the key is blocked, below that if its state can't be read.
     allowed: i64,
     limit: i64,
     remaining: i64,
-    /// Of the first call that isn't allowed.
+    /// Of the first ask that isn't allowed.
     retry_after_us: i64,
     reset_after_us: i64,
+    /// Whether it takes anything.
+    costs: bool,
 }
 
-impl<'a> Batch<'a> {
-    /// The batch of this ask alone.
-    pub(crate) fn of_one(ask: &'a Ask) -> Self {
-        let mut batch = Self::empty(ask, None);
-        batch.lots.push(Lot { key: &ask.key, cost: ask.cost, calls: 1 });
-        batch
+/// One call of a script in its packed form, as it is sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packed<'a> {
+    script: &'static Script,
+    numbers: &'a Arc<[u8]>,
+    now_us: Option<u64>,
+    groups: &'a [Group],
+    keys: &'a [u8],
+}
+
+/// An ask that has a call of its own.
+#[derive(Debug)]
+pub(crate) struct Alone<'a> {
+    ask: &'a Ask<'a>,
+    group: Group,
+}
+
+impl Ask<'_> {
+    /// Of its key, for [`Batch::add`].
+    pub(crate) fn hash(&self) -> u64 {
+        HASHER.hash_one(self.key.as_slice())
     }
 
-    /// As few batches as these asks can be made in, and the place of each. Asks of one key keep their order.
-    pub(crate) fn of(asks: &'a [Ask]) -> (Vec<Self>, Vec<Place>) {
-        let mut batches: Vec<Self> = Vec::new();
-        // The last batch of each slot: there may be as many as asks.
-        let mut last: HashMap<Option<u16>, usize> = HashMap::new();
-        let places = asks.iter().map(|ask| {
-            let before = last.get(&ask.slot).copied();
-            let mut of_slot = std::iter::successors(before, |at| batches[*at].before);
-            let at = of_slot.find(|at| batches[*at].is_for(ask)).filter(|at| batches[*at].has_room(ask));
-            let batch = at.unwrap_or_else(|| {
-                batches.push(Self::empty(ask, before));
-                last.insert(ask.slot, batches.len() - 1);
-                batches.len() - 1
-            });
-            let (lot, before) = batches[batch].add(ask);
-            Place { batch, lot, before }
-        });
-        let places = places.collect();
-        (batches, places)
+    pub(crate) fn alone(&self) -> Alone<'_> {
+        Alone { ask: self, group: Group { key: 0..self.key.len(), hash: 0, cost: self.cost, asks: 1 } }
     }
 
-    fn empty(ask: &'a Ask, before: Option<usize>) -> Self {
-        let Ask { script, numbers, now_us, .. } = ask;
-        Self { script, numbers, now_us: *now_us, before, lots: Vec::new(), places: HashMap::new() }
+    fn terms_hash(&self) -> u64 {
+        terms_hash(self.script, self.numbers, self.now_us, self.slot)
+    }
+}
+
+impl Alone<'_> {
+    pub(crate) fn call(&self) -> Packed<'_> {
+        let Ask { script, numbers, now_us, .. } = *self.ask;
+        Packed { script, numbers, now_us, groups: std::slice::from_ref(&self.group), keys: &self.ask.key }
+    }
+}
+
+impl Batch {
+    /// Whether this ask, of this hash, is one more of a group, or there is room for another.
+    pub(crate) fn has_room(&self, ask: &Ask<'_>, hash: u64) -> bool {
+        self.groups < MOST_KEYS || self.latest(ask, hash).is_some_and(|place| self.group(place).cost == ask.cost)
     }
 
-    fn is_for(&self, ask: &Ask) -> bool {
-        let same_numbers = Arc::ptr_eq(self.numbers, &ask.numbers) || *self.numbers == ask.numbers;
-        same_numbers && std::ptr::eq(self.script, ask.script) && self.now_us == ask.now_us
+    pub(crate) fn add(&mut self, ask: &Ask<'_>, hash: u64) -> Place {
+        let latest = self.latest(ask, hash);
+        if let Some(place) = latest {
+            let group = self.group_mut(place);
+            // To join an earlier one would be to overtake.
+            if group.cost == ask.cost {
+                group.asks += 1;
+                return place;
+            }
+        }
+        let call = self.call_for(ask);
+        let key = self.keys.len()..self.keys.len() + ask.key.len();
+        self.keys.extend_from_slice(&ask.key);
+        let groups = &mut self.calls[call as usize].groups;
+        let place = Place { call, group: as_u32(groups.len()) };
+        groups.push(Group { key, hash, cost: ask.cost, asks: 1 });
+        self.groups += 1;
+        match latest {
+            // Later groups of a key take the place of earlier ones.
+            Some(before) => {
+                let found =
+                    self.by_key.find_mut(hash, |found| found.call == before.call && found.group == before.group);
+                if let Some(found) = found {
+                    *found = place;
+                }
+            }
+            None => {
+                let hash_of = |place: &Place| self.calls[place.call as usize].groups[place.group as usize].hash;
+                self.by_key.insert_unique(hash, place, hash_of);
+            }
+        }
+        place
     }
 
-    fn has_room(&self, ask: &Ask) -> bool {
-        self.lots.len() < ask.most_keys || self.lot_for(ask).is_some()
+    /// Takes back an ask that was added.
+    pub(crate) fn remove(&mut self, place: Place) {
+        self.group_mut(place).asks -= 1;
     }
 
-    /// The lot that the ask can join: its key's last one, if that is at its cost. To join an earlier one would be to
-    /// overtake.
-    fn lot_for(&self, ask: &Ask) -> Option<usize> {
-        let key = ask.key.as_slice();
-        let last = if self.lots.len() > FEW {
-            *self.places.get(key)?
-        } else {
-            self.lots.iter().rposition(|lot| lot.key == key)?
+    /// Positions of those that are sent, by their places in the order in which they were added. From here on none is added.
+    pub(crate) fn positions(&mut self, places: impl Iterator<Item = Option<Place>>) -> Vec<Option<Position>> {
+        self.calls.iter_mut().flat_map(|call| &mut call.groups).for_each(|group| group.asks = 0);
+        let mut position = |place: Place| {
+            let group = self.group_mut(place);
+            group.asks += 1;
+            Position { place, before: group.asks - 1 }
         };
-        (self.lots[last].cost == ask.cost).then_some(last)
+        places.map(|place| place.map(&mut position)).collect()
     }
 
-    fn add(&mut self, ask: &'a Ask) -> (usize, u32) {
-        if let Some(at) = self.lot_for(ask) {
-            let lot = &mut self.lots[at];
-            lot.calls += 1;
-            return (at, lot.calls - 1);
+    /// Its calls, by their numbers in places. Of those that nobody asks for still, none.
+    pub(crate) fn calls(&self) -> impl Iterator<Item = (usize, Packed<'_>)> {
+        let all = self.calls.iter().enumerate();
+        let asked = all.filter(|(_, call)| call.groups.iter().any(|group| group.asks > 0));
+        asked.map(|(at, call)| (at, call.packed(&self.keys)))
+    }
+
+    pub(crate) fn call_count(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Keeps its memory for the next.
+    pub(crate) fn clear(&mut self) {
+        self.calls.clear();
+        self.keys.clear();
+        self.by_key.clear();
+        self.by_terms.clear();
+        self.groups = 0;
+    }
+
+    fn latest(&self, ask: &Ask<'_>, hash: u64) -> Option<Place> {
+        let is_its = |place: &Place| {
+            let call = &self.calls[place.call as usize];
+            let group = &call.groups[place.group as usize];
+            group.hash == hash && self.keys[group.key.clone()] == *ask.key && call.is_for(ask)
+        };
+        self.by_key.find(hash, is_its).copied()
+    }
+
+    fn group(&self, place: Place) -> &Group {
+        &self.calls[place.call as usize].groups[place.group as usize]
+    }
+
+    fn group_mut(&mut self, place: Place) -> &mut Group {
+        &mut self.calls[place.call as usize].groups[place.group as usize]
+    }
+
+    /// The call that takes another key for this ask, which is mostly the last one.
+    fn call_for(&mut self, ask: &Ask<'_>) -> u32 {
+        let takes = |call: &PackedCall| call.is_for(ask) && call.groups.len() < ask.most_keys;
+        if self.calls.last().is_some_and(takes) {
+            return as_u32(self.calls.len() - 1);
         }
-        self.lots.push(Lot { key: &ask.key, cost: ask.cost, calls: 1 });
-        let last = self.lots.len() - 1;
-        match last {
-            // Later lots of a key overwrite its earlier ones.
-            FEW => self.places.extend(self.lots.iter().enumerate().map(|(at, lot)| (lot.key, at))),
-            at if at > FEW => _ = self.places.insert(&ask.key, at),
-            _ => {}
+        let hash = ask.terms_hash();
+        let found = self.by_terms.find_mut(hash, |at| self.calls[*at as usize].is_for(ask));
+        if let Some(at) = &found
+            && takes(&self.calls[**at as usize])
+        {
+            return **at;
         }
-        (last, 0)
+        let new = as_u32(self.calls.len());
+        match found {
+            Some(at) => *at = new,
+            None => _ = self.by_terms.insert_unique(hash, new, |at| self.calls[*at as usize].terms_hash()),
+        }
+        let Ask { script, numbers, now_us, slot, .. } = *ask;
+        self.calls.push(PackedCall { script, numbers: Arc::clone(numbers), now_us, slot, groups: Vec::new() });
+        new
+    }
+}
+
+fn as_u32(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+fn terms_hash(script: &'static Script, numbers: &[u8], now_us: Option<u64>, slot: Option<u16>) -> u64 {
+    let mut hasher = HASHER.build_hasher();
+    (std::ptr::from_ref(script), numbers, now_us, slot).hash(&mut hasher);
+    hasher.finish()
+}
+
+impl PackedCall {
+    fn is_for(&self, ask: &Ask<'_>) -> bool {
+        let same_numbers = Arc::ptr_eq(&self.numbers, ask.numbers) || self.numbers == *ask.numbers;
+        same_numbers && std::ptr::eq(self.script, ask.script) && self.now_us == ask.now_us && self.slot == ask.slot
+    }
+
+    fn terms_hash(&self) -> u64 {
+        terms_hash(self.script, &self.numbers, self.now_us, self.slot)
+    }
+
+    fn packed<'a>(&'a self, keys: &'a [u8]) -> Packed<'a> {
+        let Self { script, numbers, now_us, groups, .. } = self;
+        Packed { script, numbers, now_us: *now_us, groups, keys }
+    }
+}
+
+impl<'a> Packed<'a> {
+    pub(crate) fn script(self) -> &'static Script {
+        self.script
+    }
+
+    /// Those that anybody asks for still.
+    fn asked(self) -> impl Iterator<Item = &'a Group> + Clone {
+        self.groups.iter().filter(|group| group.asks > 0)
     }
 
     /// KEYS in order.
-    pub(crate) fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        self.lots.iter().map(|lot| lot.key)
+    pub(crate) fn keys(self) -> impl Iterator<Item = &'a [u8]> {
+        self.asked().map(move |group| &self.keys[group.key.clone()])
+    }
+
+    pub(crate) fn key_count(self) -> usize {
+        self.asked().count()
     }
 
     /// Hands over ARGV in order: the numbers and the cost, now where it is given or something follows it, and, where the
-    /// lots differ or a key has several, the cost and the calls of each.
-    pub(crate) fn each_argument(&self, mut give: impl FnMut(&[u8])) {
-        let first = self.lots.first().map_or(0, |lot| lot.cost);
-        // Lots at one cost are of different keys.
-        let alike = self.lots.iter().all(|lot| lot.calls == 1 && lot.cost == first);
+    /// groups differ or a key has several, the cost and the asks of each.
+    pub(crate) fn each_argument(self, mut give: impl FnMut(&[u8])) {
+        let first = self.asked().next().map_or(0, |group| group.cost);
+        // Groups at one cost are of different keys.
+        let alike = self.asked().all(|group| group.asks == 1 && group.cost == first);
         give(&[self.numbers, &packed_cost(first)[..]].concat());
         match self.now_us {
             Some(now_us) => give(now_us.to_string().as_bytes()),
@@ -167,22 +320,25 @@ impl<'a> Batch<'a> {
             None => {}
         }
         if !alike {
-            let lots = self.lots.iter();
-            let several = lots.flat_map(|Lot { cost, calls, .. }| {
-                let [calls @ .., _] = calls.to_le_bytes();
-                packed_cost(*cost).into_iter().chain(calls)
+            let several = self.asked().flat_map(|Group { cost, asks, .. }| {
+                let [asks @ .., _] = asks.to_le_bytes();
+                packed_cost(*cost).into_iter().chain(asks)
             });
             give(&several.collect::<Vec<u8>>());
         }
     }
 
-    /// What the script answered.
-    pub(crate) fn read(&self, answer: &[u8]) -> Result<Records, Error> {
-        let (records, rest) = answer.as_chunks::<40>();
-        let each = records.iter().zip(&self.lots).map(|(record, lot)| Record::read(record, lot.calls));
+    /// What the script answered, and what the replicas lack of it.
+    pub(crate) fn read(self, answer: &[u8], lacking: Option<Error>) -> Result<Records, Error> {
+        let (answered, rest) = answer.as_chunks::<40>();
+        let mut answers = answered.iter();
+        let each = self.groups.iter().map(|group| match group.asks {
+            0 => Some(Record::default()),
+            asks => Record::read(answers.next()?, asks, group.cost > 0),
+        });
         match each.collect::<Option<Vec<_>>>() {
-            Some(read) if records.len() == self.lots.len() && rest.is_empty() => {
-                Ok(Records { records: read, at: SystemTime::now() })
+            Some(records) if answers.next().is_none() && rest.is_empty() => {
+                Ok(Records { records, script: self.script, at: SystemTime::now(), lacking })
             }
             _ => Err(Error::new(Kind::Garbled, "expected a decision for each key from the script, got something else")),
         }
@@ -190,14 +346,14 @@ impl<'a> Batch<'a> {
 }
 
 impl Record {
-    /// None if it holds what a script doesn't say to so many calls.
-    fn read(bytes: &[u8; 40], calls: u32) -> Option<Self> {
+    /// None if it holds what a script doesn't say to so many asks.
+    fn read(bytes: &[u8; 40], asks: u32, costs: bool) -> Option<Self> {
         let whole = |number: f64| number.fract() == 0.0 && number.abs() <= LARGEST_COST as f64;
         let mut numbers = bytes.as_chunks::<8>().0.iter().map(|number| f64::from_le_bytes(*number));
         let mut next = || numbers.next().filter(|number| whole(*number)).map(|number| number as i64);
         let (allowed, limit, remaining) = (next()?, next()?, next()?);
-        let record = Self { allowed, limit, remaining, retry_after_us: next()?, reset_after_us: next()? };
-        (-2..=i64::from(calls)).contains(&allowed).then_some(record)
+        let record = Self { allowed, limit, remaining, retry_after_us: next()?, reset_after_us: next()?, costs };
+        (-2..=i64::from(asks)).contains(&allowed).then_some(record)
     }
 }
 
@@ -208,28 +364,36 @@ fn packed_cost(cost: u64) -> [u8; 7] {
 }
 
 impl Records {
-    /// The reply to the ask that had this place in this batch.
-    pub(crate) fn reply(&self, place: Place, script: &Script) -> Result<Reply, Error> {
-        let Record { allowed, limit, remaining, retry_after_us, reset_after_us } = self.records[place.lot];
+    /// The reply to the only ask.
+    pub(crate) fn only(&self) -> Result<Reply, Error> {
+        self.reply(Position { place: Place { call: 0, group: 0 }, before: 0 })
+    }
+
+    /// The reply to the ask that had this position in this call.
+    pub(crate) fn reply(&self, position: Position) -> Result<Reply, Error> {
+        let Record { allowed, limit, remaining, retry_after_us, reset_after_us, costs } =
+            self.records[position.place.group as usize];
         let reply = |allowed: bool, appended| {
             let wait = if allowed { 0 } else { retry_after_us };
             Reply { decision: [allowed.into(), limit, remaining, wait, reset_after_us], appended, at: self.at }
         };
         match allowed {
-            0.. => Ok(reply(i64::from(place.before) < allowed, Vec::new())),
+            0.. => {
+                let allowed = i64::from(position.before) < allowed;
+                match &self.lacking {
+                    Some(lacking) if allowed && costs => Err(lacking.clone()),
+                    _ => Ok(reply(allowed, Vec::new())),
+                }
+            }
             // That it is blocked, and no denials counted.
             -1 => Ok(reply(false, vec![1, 0])),
             _ => {
                 let what = "expected the limit's state, which a reset would restore";
-                let why = format!("BADSTATE {}: the key holds something else than this limit's state", script.name());
+                let name = self.script.name();
+                let why = format!("BADSTATE {name}: the key holds something else than this limit's state");
                 Err(Error::new(Kind::Unreadable, format!("{what}: {why}")))
             }
         }
-    }
-
-    /// The reply to the only ask.
-    pub(crate) fn only(&self, script: &Script) -> Result<Reply, Error> {
-        self.reply(Place { batch: 0, lot: 0, before: 0 }, script)
     }
 }
 
@@ -238,21 +402,31 @@ mod tests {
     use super::*;
     use crate::algorithm::Algorithm;
 
-    const MOST_KEYS: usize = 80;
+    const KEYS_IN_CALL: usize = 80;
 
-    fn ask(numbers: &Arc<[u8]>, key: &str, cost: u64) -> Ask {
-        let (script, numbers) = (Algorithm::Gcra.script(), Arc::clone(numbers));
-        Ask { script, numbers, key: key.into(), cost, now_us: None, most_keys: MOST_KEYS, slot: None }
+    fn ask<'a>(numbers: &'a Arc<[u8]>, key: &str, cost: u64) -> Ask<'a> {
+        let (script, key, most_keys) = (Algorithm::Gcra.script(), Key::from(key.as_bytes()), KEYS_IN_CALL);
+        Ask { script, numbers, key, cost, now_us: None, most_keys, slot: None }
     }
 
-    fn arguments(batch: &Batch<'_>) -> Vec<Vec<u8>> {
+    fn batch(asks: &[Ask<'_>]) -> (Batch, Vec<Place>) {
+        let mut batch = Batch::default();
+        let places = asks.iter().map(|ask| batch.add(ask, ask.hash())).collect();
+        (batch, places)
+    }
+
+    fn arguments(call: Packed<'_>) -> Vec<Vec<u8>> {
         let mut arguments = Vec::new();
-        batch.each_argument(|argument| arguments.push(argument.to_vec()));
+        call.each_argument(|argument| arguments.push(argument.to_vec()));
         arguments
     }
 
+    fn call(batch: &Batch, at: usize) -> Packed<'_> {
+        batch.calls().find(|(number, _)| *number == at).expect("it is asked for").1
+    }
+
     #[test]
-    fn asks_of_one_rule_go_in_one_call_and_asks_alike_in_one_lot() {
+    fn asks_of_one_rule_go_in_one_call_and_asks_alike_in_one_group() {
         let (one, other): (Arc<[u8]>, Arc<[u8]>) = (Arc::from([1]), Arc::from([2]));
         let equal: Arc<[u8]> = Arc::from([1]);
         let asks = [
@@ -264,38 +438,69 @@ mod tests {
             ask(&one, "a", 1),
             ask(&one, "a", 1),
         ];
-        let (batches, places) = Batch::of(&asks);
-        let keys: Vec<Vec<_>> = batches.iter().map(|batch| batch.keys().collect()).collect();
+        let (mut batch, places) = batch(&asks);
+        let positions = batch.positions(places.into_iter().map(Some));
+        let keys: Vec<Vec<_>> = batch.calls().map(|(_, call)| call.keys().collect()).collect();
         assert_eq!(keys, [vec![b"a", b"b", b"a", b"a"], vec![b"a"]]);
-        let seats: Vec<_> = places.iter().map(|place| (place.batch, place.lot, place.before)).collect();
-        assert_eq!(seats, [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 2, 0), (0, 3, 0), (0, 3, 1)]);
+        let of = |position: &Position| (position.place.call, position.place.group, position.before);
+        let positions: Vec<_> = positions.iter().flatten().map(of).collect();
+        assert_eq!(positions, [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 2, 0), (0, 3, 0), (0, 3, 1)]);
         let several: Vec<u8> = [(1, 2), (1, 1), (2, 1), (1, 2)]
             .into_iter()
             .flat_map(|(cost, calls)| [cost, 0, 0, 0, 0, 0, 0, calls, 0, 0])
             .collect();
-        assert_eq!(arguments(&batches[0]), [vec![1, 1, 0, 0, 0, 0, 0, 0], b"-1".to_vec(), several]);
-        assert_eq!(arguments(&batches[1]), [vec![2, 1, 0, 0, 0, 0, 0, 0]]);
+        assert_eq!(arguments(call(&batch, 0)), [vec![1, 1, 0, 0, 0, 0, 0, 0], b"-1".to_vec(), several]);
+        assert_eq!(arguments(call(&batch, 1)), [vec![2, 1, 0, 0, 0, 0, 0, 0]]);
     }
 
     #[test]
-    fn a_full_batch_takes_no_more_keys_and_still_asks_of_its_own() {
+    fn a_full_call_takes_no_more_keys_and_still_asks_of_its_own() {
         let numbers: Arc<[u8]> = Arc::from([1]);
-        let asks: Vec<_> = (0..=MOST_KEYS).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
-        assert_eq!(Batch::of(&asks).0.len(), 2);
-        let asks: Vec<_> = (0..MOST_KEYS).chain(0..5).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
-        assert_eq!(Batch::of(&asks).0.len(), 1);
+        let asks: Vec<_> = (0..=KEYS_IN_CALL).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
+        assert_eq!(batch(&asks).0.calls().count(), 2);
+        let asks: Vec<_> = (0..KEYS_IN_CALL).chain(0..5).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
+        assert_eq!(batch(&asks).0.calls().count(), 1);
     }
 
     #[test]
-    fn the_first_of_a_lot_are_allowed() {
+    fn a_full_batch_has_room_for_asks_alike_alone() {
         let numbers: Arc<[u8]> = Arc::from([1]);
-        let asks = [ask(&numbers, "a", 1), ask(&numbers, "a", 1)];
-        let (batches, places) = Batch::of(&asks);
+        let asks: Vec<_> = (0..MOST_KEYS).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
+        let (batch, _) = batch(&asks);
+        let has_room = |key: &str, cost| {
+            let ask = ask(&numbers, key, cost);
+            batch.has_room(&ask, ask.hash())
+        };
+        assert_eq!([has_room("7", 1), has_room("7", 2), has_room("other", 1)], [true, false, false]);
+    }
+
+    #[test]
+    fn the_first_of_a_group_are_allowed_of_those_who_did_not_give_up() {
+        let numbers: Arc<[u8]> = Arc::from([1]);
+        let (mut batch, places) =
+            batch(&[ask(&numbers, "gone", 1), ask(&numbers, "a", 1), ask(&numbers, "a", 1), ask(&numbers, "a", 1)]);
+        for gone in [0, 1] {
+            batch.remove(places[gone]);
+        }
+        let positions = batch.positions(places.iter().enumerate().map(|(at, place)| (at > 1).then_some(*place)));
+        let call = call(&batch, 0);
+        assert_eq!((call.keys().collect::<Vec<_>>(), call.key_count()), (vec![&b"a"[..]], 1));
         let answer: Vec<u8> = [1.0_f64, 5.0, 0.0, 7.0, 9.0].into_iter().flat_map(f64::to_le_bytes).collect();
-        let records = batches[0].read(&answer).unwrap();
-        let decisions: Vec<_> =
-            places.iter().map(|place| records.reply(*place, asks[0].script).unwrap().decision).collect();
+        let records = call.read(&answer, None).unwrap();
+        let decisions: Vec<_> = positions.iter().flatten().map(|at| records.reply(*at).unwrap().decision).collect();
         assert_eq!(decisions, [[1, 5, 0, 0, 9], [0, 5, 0, 7, 9]]);
-        assert!(batches[0].read(&answer[1..]).is_err());
+        assert!(call.read(&answer[1..], None).is_err());
+        let lacking = call.read(&answer, Some(Error::unconfirmed("no replica has it"))).unwrap();
+        let unconfirmed: Vec<_> = positions.iter().flatten().map(|at| lacking.reply(*at).is_err()).collect();
+        assert_eq!(unconfirmed, [true, false], "a denial took nothing");
+    }
+
+    #[test]
+    fn what_nobody_asks_for_still_is_not_sent() {
+        let numbers: Arc<[u8]> = Arc::from([1]);
+        let (mut batch, places) = batch(&[ask(&numbers, "a", 1)]);
+        batch.remove(places[0]);
+        batch.positions(places.iter().map(|_| None));
+        assert_eq!(batch.calls().count(), 0);
     }
 }

@@ -5,6 +5,8 @@ pub(crate) mod cluster;
 pub(crate) mod embedded;
 pub(crate) mod redis;
 
+use std::future::ready;
+use std::pin::Pin;
 use std::time::Duration;
 
 use self::redis::address;
@@ -92,25 +94,25 @@ impl Engine {
     }
 
     /// Decides this ask and ends by the deadline.
-    pub(crate) async fn acquire(&self, ask: Ask, deadline: Duration) -> Result<Reply, Error> {
+    pub(crate) async fn acquire(&self, ask: &Ask<'_>, deadline: Duration) -> Result<Reply, Error> {
         match self {
             Self::Redis(redis) => redis.acquire(ask, deadline).await,
-            Self::Cluster(cluster) => cluster.acquire(ask, deadline).await,
+            Self::Cluster(cluster) => Box::pin(cluster.acquire(ask, deadline)).await,
             #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => embedded.acquire(&ask),
+            Self::Embedded(embedded) => embedded.acquire(ask),
         }
     }
 
-    /// Decides all of these, each by itself and by its deadline.
-    pub(crate) async fn acquire_all(&self, asks: Vec<(Ask, Duration)>) -> Vec<Result<Reply, Error>> {
+    /// Decides all of these, each by itself and by its deadline. On one Redis they are queued at once.
+    pub(crate) fn acquire_all<'r>(
+        &'r self,
+        asks: impl Iterator<Item = (Ask<'r>, Duration)>,
+    ) -> Pin<Box<dyn Future<Output = Vec<Result<Reply, Error>>> + Send + 'r>> {
         match self {
-            Self::Redis(redis) => redis.acquire_all(asks).await,
-            Self::Cluster(cluster) => cluster.acquire_all(asks).await,
+            Self::Redis(redis) => Box::pin(redis.acquire_all(asks).answers()),
+            Self::Cluster(cluster) => Box::pin(cluster.acquire_all(asks.collect())),
             #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => {
-                let asks: Vec<_> = asks.into_iter().map(|(ask, _)| ask).collect();
-                embedded.acquire_all(&asks)
-            }
+            Self::Embedded(embedded) => Box::pin(ready(embedded.acquire_all(asks.map(|(ask, _)| ask)))),
         }
     }
 

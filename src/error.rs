@@ -162,6 +162,10 @@ impl Error {
         self
     }
 
+    pub(crate) fn is_garbled(&self) -> bool {
+        self.kind == Kind::Garbled
+    }
+
     pub(crate) fn is_unsent(&self) -> bool {
         self.stage == Stage::Unsent
     }

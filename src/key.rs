@@ -8,7 +8,12 @@
 //! Each shard of a limit has a tag of its own, so that it lies in a slot of its own: `{<tag>%s<number>}`, which no key
 //! can spell, since a `%` of its own is followed by two of `0-9a-f`.
 
+use smallvec::SmallVec;
+
 use crate::error::{Error, Kind, RuleError};
+
+/// A key as it is spelled in Redis, which is mostly short enough to be copied instead of allocated.
+pub(crate) type Key = SmallVec<[u8; 64]>;
 
 /// What stands for itself in a key, beside letters and digits.
 const PLAIN: &[u8] = b"-_.@:/+=,~|";
@@ -21,11 +26,11 @@ pub(crate) fn state_key(
     (tag, shard): (&[u8], Option<u32>),
     key: &[u8],
     rule_and_limit: &str,
-) -> Result<Vec<u8>, Error> {
+) -> Result<Key, Error> {
     if tag.is_empty() || key.is_empty() {
         return Err(Error::new(Kind::Input, "key: expected at least one byte, got an empty one"));
     }
-    let mut spelled = Vec::with_capacity(prefix.len() + key.len() + rule_and_limit.len() + 8);
+    let mut spelled = Key::new();
     spelled.extend_from_slice(prefix.as_bytes());
     spelled.extend_from_slice(b":{");
     encode(tag, PLAIN, &mut spelled);
@@ -49,7 +54,7 @@ pub(crate) fn marker_key(
     key: &[u8],
     rule: &str,
     id: &[u8],
-) -> Result<Vec<u8>, Error> {
+) -> Result<Key, Error> {
     if id.is_empty() {
         return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty one"));
     }
@@ -59,11 +64,11 @@ pub(crate) fn marker_key(
 }
 
 /// An id as the holder of permits.
-pub(crate) fn holder(id: &[u8]) -> Result<Vec<u8>, Error> {
+pub(crate) fn holder(id: &[u8]) -> Result<Key, Error> {
     if id.is_empty() {
         return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty one"));
     }
-    let mut holder = Vec::new();
+    let mut holder = Key::new();
     encode(id, PLAIN, &mut holder);
     Ok(holder)
 }
@@ -122,7 +127,7 @@ fn hashed_below(bytes: &[u8], bound: u64) -> u64 {
     u64::from_be_bytes([a, b, c, d, e, f, g, h]) % bound
 }
 
-fn encode(bytes: &[u8], plain: &[u8], into: &mut Vec<u8>) {
+fn encode(bytes: &[u8], plain: &[u8], into: &mut Key) {
     let stands_for_itself = |byte: u8| byte.is_ascii_alphanumeric() || plain.contains(&byte);
     if bytes.len() <= LONGEST && bytes.iter().all(|byte| stands_for_itself(*byte)) {
         into.extend_from_slice(bytes);
@@ -158,7 +163,7 @@ mod tests {
     }
 
     fn of_shard(tag: &[u8], shard: Option<u32>, key: &[u8]) -> String {
-        String::from_utf8(state_key("t", (tag, shard), key, "cli/gcra-1s").unwrap()).unwrap()
+        String::from_utf8(state_key("t", (tag, shard), key, "cli/gcra-1s").unwrap().into_vec()).unwrap()
     }
 
     #[test]

@@ -337,7 +337,7 @@ impl Limiter {
     fn state_keys(&self, rule: &Rule, request: &Request<'_>) -> Result<Vec<u8>, Error> {
         let mut keys = Vec::new();
         for count in rule.counts() {
-            keys.append(&mut self.state_key(rule, count.whole(), request)?);
+            keys.extend_from_slice(&self.state_key(rule, count.whole(), request)?);
             keys.push(b'\n');
         }
         Ok(keys)
@@ -366,7 +366,7 @@ impl Limiter {
         if mode == Mode::Acquire
             && let Some(ask) = self.ask(rule, target, request)?
         {
-            let reply = self.engine.acquire(ask, request.deadline_or(self.deadline)).await?;
+            let reply = self.engine.acquire(&ask, request.deadline_or(self.deadline)).await?;
             return self.decision_of_ask(rule, target, request, &reply);
         }
         Box::pin(self.decide_in_full(rule, &[target], request, mode)).await

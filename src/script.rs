@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use crate::error::Error;
+use crate::key::Key;
 
 /// The text of one algorithm, as it stands in `lua/`.
 #[derive(Debug)]
@@ -68,7 +69,7 @@ pub(crate) struct Call<'a> {
 /// One limit of a call: its state's key, and how its own script is called.
 #[derive(Debug)]
 pub(crate) struct Part<'a> {
-    pub(crate) key: Vec<u8>,
+    pub(crate) key: Key,
     pub(crate) script: &'static Script,
     /// The script's own arguments, as decimal text.
     pub(crate) arguments: &'a [String],
@@ -79,7 +80,7 @@ pub(crate) struct Part<'a> {
 /// The key that remembers a call by its id, and for how long.
 #[derive(Debug)]
 pub(crate) struct Marker {
-    pub(crate) key: Vec<u8>,
+    pub(crate) key: Key,
     pub(crate) ttl_ms: u64,
 }
 

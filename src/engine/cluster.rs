@@ -19,7 +19,7 @@ use super::redis::address;
 use super::redis::breaker::Breaker;
 #[cfg(feature = "tls")]
 use super::redis::tls::Tls;
-use super::redis::{Confirm, Guest, LONGEST_DEADLINE, Redis};
+use super::redis::{Asking, Confirm, LONGEST_DEADLINE, Redis};
 use crate::batch::Ask;
 use crate::error::{Detour, Error, Kind};
 use crate::random::jittered;
@@ -52,7 +52,7 @@ pub struct Cluster {
 #[derive(Clone, Copy)]
 enum Question<'a> {
     Call(&'a Call<'a>),
-    Ask(&'a Ask),
+    Ask(&'a Ask<'a>),
 }
 
 /// How it is asked.
@@ -62,8 +62,8 @@ enum Manner {
     Along,
     /// By a call of its own: of keys that share a slot, some may have moved and some not.
     Apart,
-    /// The same, in a slot that is on its way to the node.
-    AsGuest,
+    /// The same behind an ASKING, in a slot that is on its way to the node.
+    BehindAsking,
 }
 
 /// How long a call may take, and until when that is.
@@ -159,30 +159,20 @@ impl Cluster {
     }
 
     /// Decides this ask, alone or with others of its slot.
-    pub(crate) async fn acquire(&self, mut ask: Ask, deadline: Duration) -> Result<Reply, Error> {
+    pub(crate) async fn acquire(&self, ask: &Ask<'_>, deadline: Duration) -> Result<Reply, Error> {
         let slot = slot_of(&ask.key);
-        ask.slot = Some(slot);
-        let Some(node) = self.topology.owner(slot) else {
-            return Box::pin(self.ask(Question::Ask(&ask), slot, Until::in_(deadline))).await;
-        };
-        let until = Until::in_(deadline);
-        let answer = node.redis.acquire(ask.clone(), deadline).await;
-        match answer {
-            // Boxed, so that the others, of whom there may be thousands, stay small.
-            Err(error) => Box::pin(self.after(error, node, Question::Ask(&ask), slot, until)).await,
-            answer => answer,
-        }
+        let ask = Ask { slot: Some(slot), ..ask.clone() };
+        self.ask(Question::Ask(&ask), slot, Until::in_(deadline)).await
     }
 
     /// Decides all of these at the same time, each by itself and by its deadline.
-    pub(crate) async fn acquire_all(&self, asks: Vec<(Ask, Duration)>) -> Vec<Result<Reply, Error>> {
+    pub(crate) async fn acquire_all(&self, asks: Vec<(Ask<'_>, Duration)>) -> Vec<Result<Reply, Error>> {
         let began = Instant::now();
-        let of = |(mut ask, deadline): (Ask, Duration)| {
+        let asks = asks.into_iter().map(|(ask, deadline)| {
             let slot = slot_of(&ask.key);
-            ask.slot = Some(slot);
-            (ask, slot, Until::from(began, deadline))
-        };
-        let asks: Vec<_> = asks.into_iter().map(of).collect();
+            (Ask { slot: Some(slot), ..ask }, slot, Until::from(began, deadline))
+        });
+        let asks: Vec<_> = asks.collect();
         let mut of_nodes: Vec<(Arc<Node>, Vec<usize>)> = Vec::new();
         let mut of_nobody = Vec::new();
         for (at, (_, slot, _)) in asks.iter().enumerate() {
@@ -199,16 +189,16 @@ impl Cluster {
         // Who has a detour to take doesn't wait for other nodes.
         let at_node = async |(node, of_node): (Arc<Node>, Vec<usize>)| {
             let asked = of_node.iter().map(|at| (asks[*at].0.clone(), asks[*at].2.deadline));
-            let answers = node.redis.acquire_all(asked.collect()).await;
-            let followed = of_node.into_iter().zip(answers).map(async |(at, answer)| {
-                let (ask, slot, until) = &asks[at];
-                let answer = match answer {
-                    Err(error) => self.after(error, Arc::clone(&node), Question::Ask(ask), *slot, *until).await,
-                    answer => answer,
-                };
-                (at, answer)
-            });
-            join_all(followed).await
+            let answers = node.redis.acquire_all(asked).answers().await;
+            let (answered, failed): (Vec<_>, Vec<_>) =
+                of_node.into_iter().zip(answers).partition(|(_, answer)| answer.is_ok());
+            let followed =
+                failed.into_iter().filter_map(|(at, answer)| Some((at, answer.err()?))).map(async |(at, error)| {
+                    let (ask, slot, until) = &asks[at];
+                    (at, self.after(error, Arc::clone(&node), Question::Ask(ask), *slot, *until).await)
+                });
+            let followed = join_all(followed).await;
+            answered.into_iter().chain(followed).collect::<Vec<_>>()
         };
         let at_last = of_nobody.iter().map(async |at| {
             let (ask, slot, until) = &asks[*at];
@@ -252,7 +242,7 @@ impl Cluster {
         loop {
             let (next, manner) = match error.detour() {
                 Some(Detour::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Manner::Along),
-                Some(Detour::Ask { to }) => (self.topology.learn(to, &node, None)?, Manner::AsGuest),
+                Some(Detour::Ask { to }) => (self.topology.learn(to, &node, None)?, Manner::BehindAsking),
                 // An ask goes on by a call of its one key, of which this is never said; a call of several keys has been put
                 // again by the node's own waits.
                 Some(Detour::Again) => (self.owner(slot, until).await?, Manner::Apart),
@@ -297,11 +287,11 @@ impl Cluster {
 impl Question<'_> {
     async fn put_to(self, node: &Node, manner: Manner, until: Until) -> Result<Reply, Error> {
         let left = until.at.saturating_duration_since(Instant::now());
-        let guest = if manner == Manner::AsGuest { Guest::Yes } else { Guest::No };
+        let asking = if manner == Manner::BehindAsking { Asking::Yes } else { Asking::No };
         match self {
-            Self::Call(call) => node.redis.run_as(guest, call, left).await,
-            Self::Ask(ask) if manner == Manner::Along => node.redis.acquire(ask.clone(), left).await,
-            Self::Ask(ask) => node.redis.acquire_apart(guest, ask, left).await,
+            Self::Call(call) => node.redis.run_as(asking, call, left).await,
+            Self::Ask(ask) if manner == Manner::Along => node.redis.acquire(ask, left).await,
+            Self::Ask(ask) => node.redis.acquire_apart(asking, ask, left).await,
         }
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use mlua::{BString, Function, Lua, MultiValue, Table, Value};
 
 use super::{Swept, Which};
-use crate::batch::{Ask, Batch, Place, Records};
+use crate::batch::{Ask, Batch, Packed, Position, Records};
 use crate::error::{Error, Kind};
 use crate::script::{Call, Reply, Script};
 use keyspace::{Argument, Keyspace, Outcome};
@@ -70,21 +70,33 @@ impl Embedded {
         interpreter.run(call)
     }
 
-    pub(crate) fn acquire(&self, ask: &Ask) -> Result<Reply, Error> {
-        self.records(&Batch::of_one(ask))?.only(ask.script)
+    pub(crate) fn acquire(&self, ask: &Ask<'_>) -> Result<Reply, Error> {
+        self.records(ask.alone().call())?.only()
     }
 
-    pub(crate) fn acquire_all(&self, asks: &[Ask]) -> Vec<Result<Reply, Error>> {
-        let (batches, places) = Batch::of(asks);
-        let records: Vec<_> = batches.iter().map(|batch| self.records(batch)).collect();
-        let reply =
-            |(ask, place): (&Ask, Place)| records[place.batch].as_ref().map_err(Error::clone)?.reply(place, ask.script);
-        asks.iter().zip(places).map(reply).collect()
+    pub(crate) fn acquire_all<'r>(&self, asks: impl Iterator<Item = Ask<'r>>) -> Vec<Result<Reply, Error>> {
+        let mut asks = asks.peekable();
+        let mut replies = Vec::with_capacity(asks.size_hint().0);
+        while asks.peek().is_some() {
+            let mut batch = Batch::default();
+            let mut places = Vec::new();
+            while let Some(ask) = asks.next_if(|ask| batch.has_room(ask, ask.hash())) {
+                places.push(Some(batch.add(&ask, ask.hash())));
+            }
+            let positions = batch.positions(places.into_iter());
+            let records: Vec<_> = batch.calls().map(|(_, call)| self.records(call)).collect();
+            let reply = |position: Position| {
+                let answer = records[position.place.call as usize].as_ref();
+                answer.map_err(Error::clone)?.reply(position)
+            };
+            replies.extend(positions.into_iter().flatten().map(reply));
+        }
+        replies
     }
 
-    fn records(&self, batch: &Batch<'_>) -> Result<Records, Error> {
+    fn records(&self, call: Packed<'_>) -> Result<Records, Error> {
         let mut interpreter = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        batch.read(&interpreter.run_packed(batch)?)
+        call.read(&interpreter.run_packed(call)?, None)
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -179,8 +191,8 @@ impl Interpreter {
         }
     }
 
-    fn run_packed(&mut self, batch: &Batch<'_>) -> Result<Vec<u8>, Error> {
-        match self.answer(batch.script, batch.keys(), |give| batch.each_argument(give))? {
+    fn run_packed(&mut self, call: Packed<'_>) -> Result<Vec<u8>, Error> {
+        match self.answer(call.script(), call.keys(), |give| call.each_argument(give))? {
             Value::String(records) => Ok(records.as_bytes().to_vec()),
             other => Err(Error::new(Kind::Garbled, format!("the script replied a {}", other.type_name()))),
         }

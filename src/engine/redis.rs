@@ -7,11 +7,12 @@
 pub(crate) mod address;
 pub(crate) mod breaker;
 mod connecting;
-mod departures;
+mod dispatch;
 mod errors;
-mod flight;
+mod exchange;
 mod link;
 mod local;
+mod queue;
 mod sending;
 mod sentinel;
 #[cfg(feature = "tls")]
@@ -24,21 +25,18 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
 use deadpool_redis::Pool;
-use deadpool_redis::redis::{self, Client, Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use deadpool_redis::redis::{self, Client, RedisError, Value};
 
 use super::{Swept, Which};
-use crate::batch::{Batch, Records};
 use crate::error::{Error, Kind};
-use crate::random::jittered;
 use crate::script::{Call, Reply};
 use address::{Endpoint, address};
 use breaker::Breaker;
-pub(super) use departures::LONGEST_DEADLINE;
-use errors::{Called, from_answer};
-use link::Link;
+use errors::from_answer;
 use local::Local;
-pub(super) use sending::{Confirm, Guest};
-use sending::{How, of_call, send};
+pub(super) use queue::LONGEST_DEADLINE;
+use queue::Until;
+pub(super) use sending::{Asking, Confirm};
 use sentinel::Sentinels;
 #[cfg(feature = "tls")]
 use tls::Tls;
@@ -77,9 +75,6 @@ impl fmt::Debug for Shared {
         f.debug_struct("Shared").field("address", &self.address).finish_non_exhaustive()
     }
 }
-
-/// What certainly didn't run is asked again after these waits, and up to half as long again.
-const WAITS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(60)];
 
 impl Redis {
     /// The Redis at `redis://[user:password@]host[:port][/db]`, `unix:///path/of.sock`, with `?protocol=resp3` at
@@ -164,7 +159,7 @@ impl Redis {
     /// rule's policy answers. Default: 0, none is waited for. Said once, before the first decision.
     ///
     /// Costs the round trip from the primary to its replicas. Redis waits on the connection that all share, so where
-    /// replicas are missing each flight of calls holds up the next, denials too, and most end at their deadline or by the
+    /// replicas are missing each batch of calls holds up the next, denials too, and most end at their deadline or by the
     /// [breaker](Self::breaker), with the charge unknown. Redis may look up to 100 ms too late whether the time is over, so
     /// it is cut to half of the time that is left, less 100 ms, or a quarter of it if that is more. What gives back, and
     /// [blocks](crate::Limiter::block), isn't waited for.
@@ -242,56 +237,15 @@ impl Redis {
     }
 
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
-        self.run_as(Guest::No, call, deadline).await
+        self.run_as(Asking::No, call, deadline).await
     }
 
     /// The same of a slot that is on its way to this node, or that it has.
-    pub(super) async fn run_as(&self, guest: Guest, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
-        let confirm = self.confirms(deadline).filter(|_| call.mode.takes() && call.cost > 0);
+    pub(super) async fn run_as(&self, asking: Asking, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         let local = self.local()?;
         let _entry = local.guard.enter()?;
-        let asked = self.call(&local, guest, confirm, Called::of(call), |how| of_call(call, how), deadline);
-        let (value, lacking) = asked.await?;
-        decode(value)?.unless(lacking)
-    }
-
-    /// Calls a script, which `command` spells. Besides its answer, what the replicas lack.
-    async fn call(
-        &self,
-        local: &Arc<Local>,
-        guest: Guest,
-        confirm: Option<Confirm>,
-        called: Called,
-        command: impl Fn(How) -> Cmd,
-        deadline: Duration,
-    ) -> Result<(Value, Option<Error>), Error> {
-        let (mut sent, mut said) = (false, None);
-        let answer = tokio::time::timeout(deadline, async {
-            let mut waits = WAITS.into_iter();
-            loop {
-                let link = self.connection(local).await?;
-                sent = true;
-                let (mut answer, mut lacking) = send_one(&link, command(How::ByDigest), guest, confirm).await;
-                if answer.as_ref().is_err_and(is_noscript) {
-                    // Loads and decides in the same round trip.
-                    (answer, lacking) = send_one(&link, command(How::ByText), guest, confirm).await;
-                }
-                let answer =
-                    answer.map(|value| (value, lacking)).map_err(|error| local.told_of(called, &error, link.number));
-                let (true, Some(wait)) = (answer.as_ref().is_err_and(Error::is_not_now), waits.next()) else {
-                    local.outcome(answer.as_ref().err());
-                    return answer;
-                };
-                (sent, said) = (false, answer.err());
-                tokio::time::sleep(jittered(wait, 50)).await;
-            }
-        });
-        let answer = answer.await;
-        answer.unwrap_or_else(|_| {
-            // It says more than that there was no time to ask again.
-            let said = said.filter(|_| !sent);
-            Err(said.unwrap_or_else(|| Error::deadline(deadline, sent)))
-        })
+        let confirmed = call.mode.takes() && call.cost > 0;
+        self.ask_one(&local, call, asking, confirmed, Until::after(deadline)).await
     }
 
     pub(crate) async fn size(&self, deadline: Duration) -> Result<u64, Error> {
@@ -306,21 +260,26 @@ impl Redis {
         scan.cmd("SCAN").arg(from).arg("MATCH").arg(which.glob).arg("COUNT").arg(STEP);
         let ((next, keys),): ((u64, Vec<Vec<u8>>),) = self.ask(&scan, deadline).await?;
         let keys: Vec<_> = keys.into_iter().filter(|key| (which.exactly)(which, key)).collect();
-        let (mut removed, elsewhere) = self.remove(Guest::No, keys, deadline).await?;
+        let (mut removed, elsewhere) = self.remove(Asking::No, keys, deadline).await?;
         if !elsewhere.is_empty() {
             // On their way to this node. Any others have gone from it.
-            removed += self.remove(Guest::Yes, elsewhere, deadline).await?.0;
+            removed += self.remove(Asking::Yes, elsewhere, deadline).await?.0;
         }
         Ok(Swept { next, looked_at: STEP, removed })
     }
 
     /// How many of these keys it removed, and those that are another node's. Each by itself, since a cluster's node removes
     /// no keys of two slots at once.
-    async fn remove(&self, guest: Guest, keys: Vec<Vec<u8>>, deadline: Duration) -> Result<(u64, Vec<Vec<u8>>), Error> {
-        let each = if guest == Guest::Yes { 2 } else { 1 };
+    async fn remove(
+        &self,
+        asking: Asking,
+        keys: Vec<Vec<u8>>,
+        deadline: Duration,
+    ) -> Result<(u64, Vec<Vec<u8>>), Error> {
+        let each = if asking == Asking::Yes { 2 } else { 1 };
         let mut commands = redis::Pipeline::with_capacity(each * keys.len());
         for key in &keys {
-            if guest == Guest::Yes {
+            if asking == Asking::Yes {
                 commands.cmd("ASKING");
             }
             commands.cmd("UNLINK").arg(key);
@@ -381,44 +340,4 @@ impl Redis {
 
 fn unusable(why: &str) -> Error {
     Error::new(Kind::Input, format!("url: {why}"))
-}
-
-async fn send_one(
-    link: &Link,
-    command: Cmd,
-    guest: Guest,
-    confirm: Option<Confirm>,
-) -> (Result<Value, RedisError>, Option<Error>) {
-    if guest == Guest::No && confirm.is_none() {
-        return (link.command(&command).await, None);
-    }
-    let (mut answers, lacking) = send(link, [command], guest, confirm).await;
-    (answers.pop().unwrap_or(Ok(Value::Nil)), lacking)
-}
-
-fn is_noscript(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
-fn decode(value: Value) -> Result<Reply, Error> {
-    let reply = match &value {
-        Value::Array(items) => Reply::from_integers(items.iter().map(|item| match item {
-            Value::Int(integer) => Some(*integer),
-            _ => None,
-        })),
-        _ => None,
-    };
-    reply.ok_or_else(|| {
-        Error::new(Kind::Garbled, "redis: expected five or more integers from the script, got something else")
-    })
-}
-
-/// What a script's packed form answers.
-fn records(value: Value, batch: &Batch<'_>) -> Result<Records, Error> {
-    match value {
-        Value::BulkString(answer) => batch.read(&answer),
-        _ => {
-            Err(Error::new(Kind::Garbled, "redis: expected a string of decisions from the script, got something else"))
-        }
-    }
 }

@@ -1,11 +1,9 @@
 //! How a request is put to a script: keys, arguments, and who holds what it takes.
 
-use std::sync::Arc;
-
 use super::Limiter;
 use crate::batch::Ask;
 use crate::error::{Error, Kind};
-use crate::key;
+use crate::key::{self, Key};
 use crate::limit::exact::EXACT;
 use crate::request::Request;
 use crate::rule::{Count, Rule, Target};
@@ -13,13 +11,18 @@ use crate::script::{Marker, Mode, Part};
 
 impl Limiter {
     /// An acquire as the script's packed form decides it with others, if that can say all that is asked.
-    pub(super) fn ask(&self, rule: &Rule, target: Target<'_>, request: &Request<'_>) -> Result<Option<Ask>, Error> {
+    pub(super) fn ask<'r>(
+        &self,
+        rule: &Rule,
+        target: Target<'r>,
+        request: &Request<'_>,
+    ) -> Result<Option<Ask<'r>>, Error> {
         let Some(numbers) = target.limit.packed().filter(|_| request.id.is_none() && rule.options().is_empty()) else {
             return Ok(None);
         };
         Ok(Some(Ask {
             script: target.limit.algorithm().script(),
-            numbers: Arc::clone(numbers),
+            numbers,
             key: self.state_key(rule, target, request)?,
             cost: request.units(rule),
             now_us: request.now_us()?,
@@ -88,7 +91,7 @@ impl Limiter {
         })
     }
 
-    pub(super) fn state_key(&self, rule: &Rule, target: Target<'_>, request: &Request<'_>) -> Result<Vec<u8>, Error> {
+    pub(super) fn state_key(&self, rule: &Rule, target: Target<'_>, request: &Request<'_>) -> Result<Key, Error> {
         if rule.name().is_none() {
             let why = "rules without a name would share their keys (Rule::named)";
             return Err(Error::new(Kind::Input, format!("rule {rule}: expected a name, got none: {why}")));
@@ -118,13 +121,13 @@ pub(super) fn concerned(rule: &Rule, mode: Mode) -> Result<Vec<Target<'_>>, Erro
 }
 
 /// The id by which permits are held; empty where the call neither takes nor gives back any.
-fn holder(targets: &[Target<'_>], request: &Request<'_>, mode: Mode) -> Result<Vec<u8>, Error> {
+fn holder(targets: &[Target<'_>], request: &Request<'_>, mode: Mode) -> Result<Key, Error> {
     let Some(permits) = targets.iter().find(|target| target.limit.holder().is_some()) else {
-        return Ok(Vec::new());
+        return Ok(Key::new());
     };
     match request.id {
         Some(id) => key::holder(id),
-        None if matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Reset) => Ok(Vec::new()),
+        None if matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Reset) => Ok(Key::new()),
         None => {
             let expected = match mode {
                 Mode::Refund => "the id that holds the permits",

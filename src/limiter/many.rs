@@ -13,9 +13,9 @@ use crate::rule::Rule;
 use crate::script::Mode;
 
 /// How one of many requests is decided.
-enum Asked {
+enum Asked<'r> {
     Recalled(Box<Decision>),
-    Together(Ask, Option<Sighting>),
+    Together(Ask<'r>, Option<Sighting>),
     Alone,
 }
 
@@ -29,46 +29,46 @@ impl Limiter {
         requests: impl IntoIterator<Item = R>,
     ) -> Vec<Result<Decision, Error>> {
         let requests: Vec<Request<'a>> = requests.into_iter().map(Into::into).collect();
-        let (mut decided, mut places, mut asks, mut alone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for (at, request) in requests.iter().enumerate() {
+        let mut decided: Vec<Option<Result<Decision, Error>>> = requests.iter().map(|_| None).collect();
+        let (mut places, mut alone) = (Vec::with_capacity(requests.len()), Vec::new());
+        let asks = requests.iter().enumerate().filter_map(|(at, request)| {
             match self.ask_or_recall(rule, request) {
-                Ok(Asked::Recalled(denial)) => decided.push((at, Ok(denial.jittered(request.wait_jitter())))),
+                Ok(Asked::Recalled(denial)) => decided[at] = Some(Ok(denial.jittered(request.wait_jitter()))),
                 Ok(Asked::Together(ask, sighting)) => {
                     places.push((at, sighting));
-                    asks.push((ask, request.deadline_or(self.deadline)));
+                    return Some((ask, request.deadline_or(self.deadline)));
                 }
-                Ok(Asked::Alone) => {
-                    alone.push(async move { (at, self.decide(rule, request, Mode::Acquire).await) });
-                }
-                Err(error) => decided.push((at, Err(error))),
+                Ok(Asked::Alone) => alone.push(async move { (at, self.decide(rule, request, Mode::Acquire).await) }),
+                Err(error) => decided[at] = Some(Err(error)),
             }
-        }
-        let (replies, alone) = join(self.engine.acquire_all(asks), join_all(alone)).await;
-        let together = places.into_iter().zip(replies).map(|((at, sighting), reply)| {
-            let decision =
-                reply.and_then(|reply| self.decision_of_ask(rule, rule.counts()[0].whole(), &requests[at], &reply));
-            if let (Some(cache), Some(sighting), Ok(decision)) = (&self.denials, sighting, &decision) {
-                cache.remember(sighting, requests[at].units(rule), decision);
-            }
-            (at, decision)
+            None
         });
-        for (at, decision) in together {
+        let together = self.engine.acquire_all(asks);
+        let (replies, alone) = join(together, join_all(alone)).await;
+        for ((at, sighting), reply) in places.into_iter().zip(replies) {
+            let request = &requests[at];
+            let decision =
+                reply.and_then(|reply| self.decision_of_ask(rule, rule.counts()[0].whole(), request, &reply));
+            if let (Some(cache), Some(sighting), Ok(decision)) = (&self.denials, sighting, &decision) {
+                cache.remember(sighting, request.units(rule), decision);
+            }
             let decision = match decision {
                 Err(error) => {
                     // What is decided in this process never waits by itself.
                     tokio::task::consume_budget().await;
-                    self.answer_instead(error, rule, &requests[at], Mode::Acquire).await
+                    Box::pin(self.answer_instead(error, rule, request, Mode::Acquire)).await
                 }
                 decided => decided,
             };
-            decided.push((at, decision.map(|decision| decision.jittered(requests[at].wait_jitter()))));
+            decided[at] = Some(decision.map(|decision| decision.jittered(request.wait_jitter())));
         }
-        decided.extend(alone);
-        decided.sort_unstable_by_key(|(at, _)| *at);
-        decided.into_iter().map(|(_, decision)| decision).collect()
+        for (at, decision) in alone {
+            decided[at] = Some(decision);
+        }
+        decided.into_iter().flatten().collect()
     }
 
-    fn ask_or_recall(&self, rule: &Rule, request: &Request<'_>) -> Result<Asked, Error> {
+    fn ask_or_recall<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Result<Asked<'r>, Error> {
         let [count] = rule.counts() else { return Ok(Asked::Alone) };
         let target = match count.limit.shards() {
             1 => count.whole(),

@@ -1,7 +1,7 @@
 //! Stops asking a Redis that doesn't answer, and looks again now and then.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -33,9 +33,9 @@ pub enum Breaker {
 /// A call that was let in.
 #[derive(Debug)]
 #[must_use]
-pub(super) struct Entry<'a> {
+pub(super) struct Entry {
     /// Of the one that sees whether Redis answers again. When it ends, the next may, if the breaker is still open.
-    probes: Option<(&'a Guard, u64)>,
+    probes: Option<(Arc<Guard>, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ struct State {
 
 impl Guard {
     /// Whether to ask, or why not to.
-    pub(super) fn enter(&self) -> Result<Entry<'_>, Error> {
+    pub(super) fn enter(self: &Arc<Self>) -> Result<Entry, Error> {
         if !self.troubled.load(Ordering::Relaxed) {
             return Ok(Entry { probes: None });
         }
@@ -74,7 +74,7 @@ impl Guard {
         }
         state.probes += 1;
         state.probing = Some(state.probes);
-        Ok(Entry { probes: Some((self, state.probes)) })
+        Ok(Entry { probes: Some((Arc::clone(self), state.probes)) })
     }
 
     /// The same for who was let in, before it connects.
@@ -145,10 +145,10 @@ impl State {
     }
 }
 
-impl Drop for Entry<'_> {
+impl Drop for Entry {
     fn drop(&mut self) {
-        if let Some((guard, number)) = self.probes {
-            guard.state().probing.take_if(|probing| *probing == number);
+        if let Some((guard, number)) = &self.probes {
+            guard.state().probing.take_if(|probing| probing == number);
         }
     }
 }
@@ -168,7 +168,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_opens_after_failures_in_a_row_and_lets_one_look() {
-        let guard = Guard::default();
+        let guard = Arc::new(Guard::default());
         fail(&guard, FAILURES - 1);
         guard.answered();
         fail(&guard, FAILURES - 1);
@@ -187,7 +187,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_look_in_vain_doubles_the_pause_up_to_its_longest() {
-        let guard = Guard::default();
+        let guard = Arc::new(Guard::default());
         fail(&guard, FAILURES);
         let mut expected = FIRST_PAUSE;
         for _ in 0..8 {
@@ -202,7 +202,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_was_on_its_way_as_it_opened_changes_nothing() {
-        let guard = Guard::default();
+        let guard = Arc::new(Guard::default());
         fail(&guard, 1000);
         assert!(matches!(guard.look(), Breaker::Open(pause) if pause <= FIRST_PAUSE * 5 / 4));
         tokio::time::advance(FIRST_PAUSE * 5 / 4).await;
@@ -211,7 +211,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silence_opens_it_at_once_and_again_once_its_pause_is_over() {
-        let guard = Guard::default();
+        let guard = Arc::new(Guard::default());
         assert!(guard.away(&outage()).is_some());
         assert!(guard.enter().is_err() && guard.away(&outage()).is_none());
         tokio::time::advance(FIRST_PAUSE * 5 / 4).await;
@@ -222,7 +222,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_look_that_is_given_up_is_taken_up_by_another() {
-        let guard = Guard::default();
+        let guard = Arc::new(Guard::default());
         fail(&guard, FAILURES);
         tokio::time::advance(LONGEST_PAUSE).await;
         let looks = guard.enter().unwrap();

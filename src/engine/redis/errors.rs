@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use deadpool_redis::redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use crate::batch::Batch;
+use crate::batch::Packed;
 use crate::error::{Detour, Error, Kind};
 use crate::script::{Call, Script};
 
@@ -47,8 +47,8 @@ impl Called {
         Self { script: call.script, writes_several: call.key_count() > 1 }
     }
 
-    pub(super) fn of_batch(batch: &Batch<'_>) -> Self {
-        Self { script: batch.script, writes_several: batch.keys().len() > 1 }
+    pub(super) fn of_packed(call: Packed<'_>) -> Self {
+        Self { script: call.script(), writes_several: call.key_count() > 1 }
     }
 }
 

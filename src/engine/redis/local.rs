@@ -3,7 +3,7 @@
 //! A connection is driven by the runtime that made it, so one that several runtimes shared would stand still whenever that
 //! one is blocked, isn't driven, or has ended. And what one runtime can't reach, another may be connected to.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use deadpool_redis::redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::runtime::{Handle, Id};
@@ -12,9 +12,9 @@ use tokio::task::AbortHandle;
 
 use super::Redis;
 use super::breaker::{Breaker, Guard};
-use super::departures::Line;
 use super::errors::{Called, from_answer, from_call};
 use super::link::Link;
+use super::queue::Queue;
 use crate::error::Error;
 use crate::runtime;
 
@@ -24,13 +24,11 @@ pub(super) struct Local {
     current: RwLock<Option<Link>>,
     /// Held while connecting, so that one task connects and all callers wait for what it gets.
     pub(super) connecting: Arc<tokio::sync::Mutex<()>>,
-    pub(super) line: Mutex<Line>,
-    pub(super) guard: Guard,
+    pub(super) queue: Queue,
+    pub(super) guard: Arc<Guard>,
     /// A task that lasts as long as the runtime does, and this.
     lasts: AbortHandle,
     over: Arc<Notify>,
-    /// Wakes the watch of deadlines: there is an earlier one, or this is being dropped.
-    pub(super) earlier: Arc<Notify>,
 }
 
 impl Redis {
@@ -65,17 +63,8 @@ impl Local {
         let over = Arc::new(Notify::new());
         let until = Arc::clone(&over);
         let lasts = runtime.spawn(async move { until.notified().await }).abort_handle();
-        let (current, connecting, line) = (RwLock::default(), Arc::default(), Mutex::default());
-        Self {
-            runtime: runtime.id(),
-            current,
-            connecting,
-            line,
-            guard: Guard::default(),
-            lasts,
-            over,
-            earlier: Arc::default(),
-        }
+        let (current, connecting, queue) = (RwLock::default(), Arc::default(), Queue::default());
+        Self { runtime: runtime.id(), current, connecting, queue, guard: Arc::default(), lasts, over }
     }
 
     /// Unless the other side has closed it, as some do with a connection that is idle.
@@ -145,7 +134,7 @@ impl Local {
     fn stop_asking(&self, opened: Option<Error>) {
         if let Some(unsent) = opened {
             self.current().take();
-            self.forsake(&unsent);
+            self.queue.abandon(&unsent);
         }
     }
 
@@ -173,6 +162,5 @@ impl Local {
 impl Drop for Local {
     fn drop(&mut self) {
         self.over.notify_one();
-        self.earlier.notify_one();
     }
 }

@@ -6,16 +6,16 @@ use deadpool_redis::redis::{self, Cmd, RedisError, Value};
 
 use super::errors::from_answer;
 use super::link::Link;
-use crate::batch::Batch;
+use crate::batch::Packed;
 use crate::error::Error;
 use crate::script::{Call, Script};
 
 /// How often Redis looks whether a WAIT has lasted long enough, unless it is told otherwise (`hz`).
 const TICK: Duration = Duration::from_millis(100);
 
-/// Whether a call is let into a slot that is on its way to this node.
+/// Whether a call is sent behind an ASKING, which lets it into a slot that is on its way to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Guest {
+pub(in crate::engine) enum Asking {
     No,
     Yes,
 }
@@ -27,7 +27,7 @@ pub(in crate::engine) struct Confirm {
     within: Duration,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum How {
     ByDigest,
     ByText,
@@ -74,21 +74,23 @@ impl Confirm {
     }
 }
 
-/// Sends all of these in one pipeline: those of guests each after an ASKING, which holds for the next command alone.
+/// Sends all of these in one pipeline, each behind an ASKING of its own where that is said: it holds for one command.
 /// Besides their answers, what the replicas lack of what they wrote.
 pub(super) async fn send(
     link: &Link,
-    commands: impl IntoIterator<Item = Cmd, IntoIter: ExactSizeIterator>,
-    guest: Guest,
+    commands: Vec<Cmd>,
+    asking: Asking,
     confirm: Option<Confirm>,
 ) -> (Vec<Result<Value, RedisError>>, Option<Error>) {
-    let commands = commands.into_iter();
     let count = commands.len();
-    let each = if guest == Guest::Yes { 2 } else { 1 };
+    if let ([only], Asking::No, None) = (commands.as_slice(), asking, confirm) {
+        return (vec![link.command(only).await], None);
+    }
+    let each = if asking == Asking::Yes { 2 } else { 1 };
     let all = each * count + usize::from(confirm.is_some());
     let mut pipeline = redis::Pipeline::with_capacity(all);
     for command in commands {
-        if guest == Guest::Yes {
+        if asking == Asking::Yes {
             pipeline.cmd("ASKING");
         }
         pipeline.add_command(command);
@@ -102,12 +104,12 @@ pub(super) async fn send(
             values.resize(all, Value::Nil);
             let lacking = confirm.and_then(|confirm| confirm.lacking(values.pop()));
             let mut answers: Vec<_> = values.into_iter().map(Value::extract_error).collect();
-            if guest == Guest::Yes {
+            if asking == Asking::Yes {
                 // Who may not ask is sent back to where it came from: the first says why.
                 let pairs = answers.chunks_exact_mut(2).map(|pair| {
-                    let [asking, own] = pair else { unreachable!("chunks of two") };
+                    let [first, own] = pair else { unreachable!("chunks of two") };
                     let own = std::mem::replace(own, Ok(Value::Nil));
-                    own.map_err(|error| std::mem::replace(asking, Ok(Value::Nil)).err().unwrap_or(error))
+                    own.map_err(|error| std::mem::replace(first, Ok(Value::Nil)).err().unwrap_or(error))
                 });
                 answers = pairs.collect();
             }
@@ -130,14 +132,14 @@ pub(super) fn of_call(call: &Call<'_>, how: How) -> Cmd {
     command
 }
 
-pub(super) fn of_batch(batch: &Batch<'_>, how: How) -> Cmd {
-    let keys = batch.keys();
-    let bytes = batch.keys().map(<[u8]>::len).sum::<usize>() + 32 * keys.len() + 64;
-    let mut command = opened(batch.script, how, false, keys.len(), 4, bytes);
-    for key in keys {
+pub(super) fn of_packed(call: Packed<'_>, how: How) -> Cmd {
+    let keys = call.key_count();
+    let bytes = call.keys().map(<[u8]>::len).sum::<usize>() + 32 * keys + 64;
+    let mut command = opened(call.script(), how, false, keys, 4, bytes);
+    for key in call.keys() {
         command.arg(key);
     }
-    batch.each_argument(|argument| {
+    call.each_argument(|argument| {
         command.arg(argument);
     });
     command

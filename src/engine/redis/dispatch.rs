@@ -1,0 +1,177 @@
+//! Sends what is queued, for as long as anything is. Sending is a task's, so that no caller who gives up holds up another.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use super::Redis;
+use super::breaker::Entry;
+use super::exchange::{Manner, Progress};
+use super::link::Link;
+use super::local::Local;
+use super::queue::{Entered, InFlight, Stage, ToBegin, Until, Waiting};
+use super::sending::Asking;
+use crate::batch::Ask;
+use crate::error::Error;
+use crate::script::Reply;
+
+/// One of those that may be in flight. In whatever way it ends, what is queued by then is sent.
+#[derive(Debug)]
+struct Dispatch {
+    redis: Redis,
+    local: Arc<Local>,
+    runtime: Handle,
+    generation: u64,
+    /// Whether it is to send what waits.
+    sends: bool,
+}
+
+/// The asks of one caller who waits for all of them.
+#[derive(Debug)]
+pub(crate) struct Many {
+    waiting: Vec<Waiting>,
+    _entry: Option<Entry>,
+    /// Of so many that were not queued, why.
+    failed: Option<(Error, usize)>,
+}
+
+impl Redis {
+    /// Decides this ask, alone or with others.
+    pub(crate) async fn acquire(&self, ask: &Ask<'_>, deadline: Duration) -> Result<Reply, Error> {
+        let local = self.local()?;
+        let _entry = local.guard.enter()?;
+        let until = Until::after(deadline);
+        let entered = poll_fn(|context| Poll::Ready(local.queue.enter(&local, ask, until, context.waker()))).await;
+        match entered {
+            // Boxed, so that those who wait, of whom there may be thousands, stay small.
+            Entered::Alone(generation) => Box::pin(self.alone(&local, generation, ask, until)).await,
+            Entered::Queued(waiting, begin) => {
+                self.begin(&local, &begin);
+                waiting.await
+            }
+        }
+    }
+
+    async fn alone(&self, local: &Arc<Local>, generation: u64, ask: &Ask<'_>, until: Until) -> Result<Reply, Error> {
+        let _dispatch = Dispatch::new(self, local, generation, false);
+        self.apart(local, Asking::No, ask, until).await
+    }
+
+    /// Decides this ask by a call of its own.
+    pub(in crate::engine) async fn acquire_apart(
+        &self,
+        asking: Asking,
+        ask: &Ask<'_>,
+        deadline: Duration,
+    ) -> Result<Reply, Error> {
+        let local = self.local()?;
+        let _entry = local.guard.enter()?;
+        self.apart(&local, asking, ask, Until::after(deadline)).await
+    }
+
+    async fn apart(&self, local: &Arc<Local>, asking: Asking, ask: &Ask<'_>, until: Until) -> Result<Reply, Error> {
+        let alone = ask.alone();
+        self.ask_one(local, &alone.call(), asking, ask.cost > 0, until).await?.only()
+    }
+
+    /// Decides all of these together, each by itself and by its deadline. They are queued at once.
+    pub(crate) fn acquire_all<'r>(&self, asks: impl Iterator<Item = (Ask<'r>, Duration)>) -> Many {
+        match self.local().and_then(|local| Ok((local.guard.enter()?, local))) {
+            Ok((entry, local)) => {
+                let (waiting, begin) = local.queue.enter_all(&local, asks);
+                self.begin(&local, &begin);
+                Many { waiting, _entry: Some(entry), failed: None }
+            }
+            Err(error) => Many { waiting: Vec::new(), _entry: None, failed: Some((error, asks.count())) },
+        }
+    }
+
+    fn begin(&self, local: &Arc<Local>, begin: &ToBegin) {
+        begin.begin_watch(local);
+        if let Some(generation) = begin.dispatch {
+            Dispatch::new(self, local, generation, true).spawn();
+        }
+    }
+
+    /// Sends a batch, and gives each call its answer as soon as there is one.
+    async fn send(&self, local: &Arc<Local>, link: Link, batch: InFlight<'_>) {
+        let (numbers, calls): (Vec<_>, Vec<_>) = batch.batch.calls().unzip();
+        let manner = Manner { asking: Asking::No, confirmed: Some(batch.last) };
+        let say = |at: usize, progress| match progress {
+            Progress::Answered(answer) => batch.answer(numbers[at], answer),
+            Progress::Sent => batch.set_stage(numbers[at], Stage::Sent),
+            Progress::Unsent => batch.set_stage(numbers[at], Stage::Unsent),
+            Progress::Refused(error) => {
+                batch.set_stage(numbers[at], Stage::Refused(error));
+                // Others were answered, and needn't wait.
+                batch.wake();
+            }
+        };
+        self.exchange(local, link, &calls, manner, say).await;
+    }
+}
+
+impl Many {
+    /// The answers in the order of the asks.
+    pub(crate) async fn answers(self) -> Vec<Result<Reply, Error>> {
+        if let Some((error, count)) = self.failed {
+            return (0..count).map(|_| Err(error.clone())).collect();
+        }
+        let mut answers = Vec::with_capacity(self.waiting.len());
+        for waiting in self.waiting {
+            answers.push(waiting.await);
+            tokio::task::consume_budget().await;
+        }
+        answers
+    }
+}
+
+impl Dispatch {
+    fn new(redis: &Redis, local: &Arc<Local>, generation: u64, sends: bool) -> Self {
+        Self { redis: redis.clone(), local: Arc::clone(local), runtime: Handle::current(), generation, sends }
+    }
+
+    fn spawn(self) {
+        self.runtime.clone().spawn(self.run());
+    }
+
+    /// Sends one batch after the other.
+    async fn run(mut self) {
+        let generation = self.generation;
+        while self.sends {
+            // Whoever is about to ask, as those who were just answered may be, comes along.
+            tokio::task::yield_now().await;
+            let queue = &self.local.queue;
+            self.sends = queue.has_more(generation);
+            if !self.sends {
+                return;
+            }
+            let link = match self.redis.connection(&self.local).await {
+                Ok(link) => link,
+                Err(error) => {
+                    self.sends = false;
+                    return queue.fail_waiting(generation, &error);
+                }
+            };
+            let batch = queue.next(generation);
+            self.sends = false;
+            if let Some(batch) = batch {
+                self.redis.send(&self.local, link, batch).await;
+            }
+            self.sends = queue.goes_on(generation);
+        }
+    }
+}
+
+impl Drop for Dispatch {
+    fn drop(&mut self) {
+        // A task that is dropped before it has sent what waits: its runtime has ended, and another would get no further.
+        if let Some(generation) = self.local.queue.leave(self.generation, self.sends) {
+            let (redis, local, runtime) = (self.redis.clone(), Arc::clone(&self.local), self.runtime.clone());
+            Self { redis, local, runtime, generation, sends: true }.spawn();
+        }
+    }
+}

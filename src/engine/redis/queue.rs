@@ -1,0 +1,529 @@
+//! Callers who ask while others are under way are queued, and leave together: in one pipeline of as few calls as will do.
+//!
+//! A caller who finds nobody under way asks at once: nothing waits for company. All others merge into the batch that is
+//! being filled, and share its answer. Who gives up before it is sent is taken out of it. Who gives up later changes nothing
+//! for the others, and no caller's deadline is another's.
+
+use std::collections::VecDeque;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::local::Local;
+use crate::batch::{Ask, Batch, Place, Position, Records};
+use crate::error::{Error, Kind};
+use crate::script::Reply;
+
+/// Batches in flight at once: while one's answer travels, the server works on another. More would only be smaller.
+const IN_FLIGHT: usize = 2;
+/// How late somebody may be told of a deadline. All whose deadlines lie as close are woken at once, since to look at each by
+/// itself would take the square of their number.
+const GRAIN: Duration = Duration::from_millis(1);
+/// A deadline beyond this is as good as none, and an instant so far ahead can be told.
+pub(in crate::engine) const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
+
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    /// Wakes the watch of deadlines: there is an earlier one, or the queue is being dropped.
+    earlier: Arc<Notify>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Batches that wait to be sent. The last one takes those who come.
+    filling: VecDeque<Filling>,
+    /// Batches whose answers are awaited, those that were given up included.
+    in_flight: Vec<Arc<Shared>>,
+    /// How many may be in flight or are being sent off, since the last were given up; and how often they were.
+    sending: usize,
+    generation: u64,
+    /// Whether a task is about to send what waits.
+    dispatching: bool,
+    /// When deadlines are next looked at.
+    watched: Option<Instant>,
+    /// Memory of batches before.
+    spare: Vec<(Batch, Vec<Waiter>)>,
+}
+
+/// A batch that takes callers.
+#[derive(Debug)]
+struct Filling {
+    batch: Batch,
+    waiters: Vec<Waiter>,
+    shared: Arc<Shared>,
+}
+
+/// Who waits for a batch.
+#[derive(Debug)]
+struct Waiter {
+    waker: Option<Waker>,
+    until: Instant,
+    /// None of who has given up.
+    place: Option<Place>,
+}
+
+/// What all who wait for a batch look at.
+#[derive(Debug, Default)]
+struct Shared {
+    /// Who waits for it, from when it is sent until it is answered.
+    waiters: Mutex<Vec<Waiter>>,
+    sent: OnceLock<Sent>,
+    /// Why it isn't answered, nor will be.
+    failed: OnceLock<Error>,
+}
+
+#[derive(Debug)]
+struct Sent {
+    /// Of each waiter, if it was sent.
+    positions: Vec<Option<Position>>,
+    calls: Vec<SentCall>,
+}
+
+#[derive(Debug, Default)]
+struct SentCall {
+    answer: OnceLock<Result<Records, Error>>,
+    stage: Mutex<Stage>,
+}
+
+/// How far a call has come that isn't answered.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Stage {
+    #[default]
+    Sent,
+    Unsent,
+    /// It didn't run for this, and is asked again in a moment.
+    Refused(Error),
+}
+
+/// A batch that is sent. In whatever way it ends, those who wait for it are told.
+#[derive(Debug)]
+pub(super) struct InFlight<'a> {
+    pub(super) batch: Batch,
+    /// The last deadline of those who wait.
+    pub(super) last: Instant,
+    shared: Arc<Shared>,
+    queue: &'a Queue,
+}
+
+/// By when a caller wants an answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Until {
+    pub(super) at: Instant,
+    deadline: Duration,
+}
+
+/// Waits for the answer of a batch.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    local: Arc<Local>,
+    shared: Arc<Shared>,
+    slot: usize,
+    until: Until,
+    /// Whether the waker of the call under way is registered already.
+    registered: bool,
+    ended: bool,
+}
+
+/// What is to be begun for those who were just queued. Not under the lock: a runtime that has ended drops it at once.
+#[derive(Debug, Default)]
+#[must_use]
+pub(super) struct ToBegin {
+    watch: bool,
+    /// In which generation to send what waits.
+    pub(super) dispatch: Option<u64>,
+}
+
+/// Where a caller finds itself.
+#[derive(Debug)]
+pub(super) enum Entered {
+    /// Nobody else is under way, in this generation.
+    Alone(u64),
+    Queued(Waiting, ToBegin),
+}
+
+impl Queue {
+    /// Enters with this ask: alone, or to be woken when there is an answer.
+    pub(super) fn enter(&self, local: &Arc<Local>, ask: &Ask<'_>, until: Until, waker: &Waker) -> Entered {
+        let hash = ask.hash();
+        let mut state = self.state();
+        if state.sending == 0 {
+            state.sending = 1;
+            return Entered::Alone(state.generation);
+        }
+        let (shared, slot) = state.add(ask, hash, until.at, Some(waker.clone()));
+        let begin = ToBegin { watch: self.watches(&mut state, until.at), dispatch: state.dispatches() };
+        drop(state);
+        Entered::Queued(Waiting::new(local, shared, slot, until, true), begin)
+    }
+
+    /// Enters with many, who wait one after the other.
+    pub(super) fn enter_all<'r>(
+        &self,
+        local: &Arc<Local>,
+        asks: impl Iterator<Item = (Ask<'r>, Duration)>,
+    ) -> (Vec<Waiting>, ToBegin) {
+        let now = Instant::now();
+        let asks = asks.map(|(ask, deadline)| (ask.hash(), ask, Until::from(now, deadline)));
+        let (mut waiting, mut begin) = (Vec::with_capacity(asks.size_hint().0), ToBegin::default());
+        let mut asks = asks.peekable();
+        while asks.peek().is_some() {
+            // Others get their turn between.
+            let some: Vec<_> = asks.by_ref().take(128).collect();
+            let mut state = self.state();
+            for (hash, ask, until) in some {
+                let (shared, slot) = state.add(&ask, hash, until.at, None);
+                waiting.push(Waiting::new(local, shared, slot, until, false));
+            }
+            begin.dispatch = begin.dispatch.or_else(|| state.dispatches());
+        }
+        (waiting, begin)
+    }
+
+    /// What waits, once all who are ready to ask have done so; none if there is nothing, or another generation sends it.
+    pub(super) fn next(&self, generation: u64) -> Option<InFlight<'_>> {
+        let mut state = self.state();
+        if state.generation != generation {
+            return None;
+        }
+        state.dispatching = false;
+        let Filling { mut batch, waiters, shared } = state.filling.pop_front()?;
+        // Who looks for it from now on finds it here.
+        let own = Arc::clone(&shared);
+        let mut in_flight = own.waiters();
+        state.in_flight.push(Arc::clone(&shared));
+        drop(state);
+        let now = Instant::now();
+        // Who is woken only now by its deadline isn't sent.
+        let positions = batch.positions(waiters.iter().map(|waiter| waiter.place.filter(|_| now < waiter.until)));
+        let calls = std::iter::repeat_with(SentCall::default).take(batch.call_count()).collect();
+        let last = waiters.iter().filter(|waiter| waiter.place.is_some()).map(|waiter| waiter.until).max();
+        *in_flight = waiters;
+        let _ = shared.sent.set(Sent { positions, calls });
+        drop(in_flight);
+        Some(InFlight { batch, last: last.unwrap_or(now), shared, queue: self })
+    }
+
+    /// Whether anybody waits to be sent, of this generation.
+    pub(super) fn has_more(&self, generation: u64) -> bool {
+        let mut state = self.state();
+        let more = state.generation == generation && !state.filling.is_empty();
+        // Whoever comes first from now on sees to it.
+        state.dispatching &= more || state.generation != generation;
+        more
+    }
+
+    /// Ends one of those that may be in flight, and says whether another is to be sent. `stranded` of one that could not
+    /// send what waits, which nobody else will.
+    pub(super) fn leave(&self, generation: u64, stranded: bool) -> Option<u64> {
+        let mut state = self.state();
+        if state.generation != generation {
+            return None;
+        }
+        state.sending -= 1;
+        if stranded {
+            state.dispatching = false;
+            let filling = std::mem::take(&mut state.filling);
+            drop(state);
+            let error = Error::new(Kind::Unreachable, "redis was not asked: the runtime is shutting down");
+            filling.into_iter().for_each(|filling| filling.fail(&error));
+            return None;
+        }
+        state.dispatches()
+    }
+
+    /// Whether to look for more to send, unless another generation does.
+    pub(super) fn goes_on(&self, generation: u64) -> bool {
+        let mut state = self.state();
+        let goes_on = state.generation == generation;
+        state.dispatching |= goes_on;
+        goes_on
+    }
+
+    /// Fails all who wait to be sent.
+    pub(super) fn fail_waiting(&self, generation: u64, error: &Error) {
+        let mut state = self.state();
+        if state.generation == generation {
+            state.dispatching = false;
+            let filling = std::mem::take(&mut state.filling);
+            drop(state);
+            filling.into_iter().for_each(|filling| filling.fail(error));
+        }
+    }
+
+    /// Gives up those in flight, whose connection has fallen silent, so that they hold up nobody else; and fails those who
+    /// wait to be sent, who would have to wait for the breaker.
+    pub(super) fn abandon(&self, unsent: &Error) {
+        let filling = {
+            let mut state = self.state();
+            state.generation += 1;
+            (state.sending, state.dispatching) = (0, false);
+            std::mem::take(&mut state.filling)
+        };
+        filling.into_iter().for_each(|filling| filling.fail(unsent));
+    }
+
+    /// Whether a watch is to be begun, so that whoever wants an answer by then is woken.
+    fn watches(&self, state: &mut State, until: Instant) -> bool {
+        if state.watched.is_some_and(|watched| watched <= until) {
+            return false;
+        }
+        let watched = state.watched.replace(until).is_some();
+        if watched {
+            self.earlier.notify_one();
+        }
+        !watched
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.earlier.notify_one();
+    }
+}
+
+impl ToBegin {
+    pub(super) fn begin_watch(&self, local: &Arc<Local>) {
+        if self.watch {
+            tokio::spawn(watch(Arc::downgrade(local), Arc::clone(&local.queue.earlier)));
+        }
+    }
+}
+
+impl State {
+    fn add(&mut self, ask: &Ask<'_>, hash: u64, until: Instant, waker: Option<Waker>) -> (Arc<Shared>, usize) {
+        if self.filling.back().is_none_or(|last| !last.batch.has_room(ask, hash)) {
+            let (batch, waiters) = self.spare.pop().unwrap_or_default();
+            self.filling.push_back(Filling { batch, waiters, shared: Arc::default() });
+        }
+        let last = self.filling.len() - 1;
+        let Filling { batch, waiters, shared } = &mut self.filling[last];
+        let place = batch.add(ask, hash);
+        waiters.push(Waiter { waker, until, place: Some(place) });
+        (Arc::clone(shared), waiters.len() - 1)
+    }
+
+    /// Whether what waits is to be sent: nobody is about to, and another batch may be in flight.
+    fn dispatches(&mut self) -> Option<u64> {
+        let dispatches = self.sending < IN_FLIGHT && !self.dispatching && !self.filling.is_empty();
+        self.sending += usize::from(dispatches);
+        self.dispatching |= dispatches;
+        dispatches.then_some(self.generation)
+    }
+
+    fn filling_of(&mut self, shared: &Arc<Shared>) -> Option<&mut Filling> {
+        self.filling.iter_mut().find(|filling| Arc::ptr_eq(&filling.shared, shared))
+    }
+}
+
+/// Wakes those whose deadline passes, who then see that they have no answer. One timer for all of them: a timer each would
+/// cost more than the rest of what a caller does.
+async fn watch(local: Weak<Local>, earlier: Arc<Notify>) {
+    loop {
+        let at = local.upgrade().and_then(|local| local.queue.state().watched);
+        let Some(at) = at else { return };
+        if let Either::Right(_) = select(pin!(tokio::time::sleep_until(at + GRAIN)), pin!(earlier.notified())).await {
+            continue;
+        }
+        let Some(local) = local.upgrade() else { return };
+        let (mut late, mut next) = (Vec::new(), None::<Instant>);
+        let over = {
+            let (mut state, now) = (local.queue.state(), Instant::now());
+            let mut look = |waiters: &mut Vec<Waiter>| {
+                for waiter in waiters.iter_mut().filter(|waiter| waiter.waker.is_some()) {
+                    if waiter.until <= now {
+                        late.extend(waiter.waker.take());
+                    } else {
+                        next = Some(next.map_or(waiter.until, |next| next.min(waiter.until)));
+                    }
+                }
+            };
+            state.filling.iter_mut().for_each(|filling| look(&mut filling.waiters));
+            state.in_flight.iter().for_each(|shared| look(&mut shared.waiters()));
+            state.watched = next;
+            next.is_none()
+        };
+        late.into_iter().for_each(Waker::wake);
+        if over {
+            // Whoever comes from now on begins another watch.
+            return;
+        }
+    }
+}
+
+impl Waiting {
+    fn new(local: &Arc<Local>, shared: Arc<Shared>, slot: usize, until: Until, registered: bool) -> Self {
+        Self { local: Arc::clone(local), shared, slot, until, registered, ended: false }
+    }
+
+    /// To be woken when there is an answer, or the deadline has passed. False if there is one now.
+    fn register(&self, waker: &Waker) -> bool {
+        let queue = &self.local.queue;
+        let mut state = queue.state();
+        let begin = ToBegin { watch: queue.watches(&mut state, self.until.at), dispatch: None };
+        if let Some(filling) = state.filling_of(&self.shared) {
+            filling.waiters[self.slot].waker = Some(waker.clone());
+            drop(state);
+        } else {
+            drop(state);
+            if let Some(waiter) = self.shared.waiters().get_mut(self.slot) {
+                waiter.waker = Some(waker.clone());
+            }
+        }
+        begin.begin_watch(&self.local);
+        // It may have been answered meanwhile.
+        self.shared.answer(self.slot).is_none()
+    }
+
+    /// Is taken out of the batch if it isn't sent yet. How far it has come.
+    fn give_up(&mut self) -> Stage {
+        self.ended = true;
+        let mut state = self.local.queue.state();
+        if let Some(Filling { batch, waiters, .. }) = state.filling_of(&self.shared) {
+            let waiter = &mut waiters[self.slot];
+            waiter.waker = None;
+            if let Some(place) = waiter.place.take() {
+                batch.remove(place);
+            }
+            return Stage::Unsent;
+        }
+        drop(state);
+        if let Some(waiter) = self.shared.waiters().get_mut(self.slot) {
+            (waiter.waker, waiter.place) = (None, None);
+        }
+        self.shared.stage(self.slot)
+    }
+}
+
+impl Future for Waiting {
+    type Output = Result<Reply, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if std::mem::take(&mut self.registered) {
+            return Poll::Pending;
+        }
+        loop {
+            if let Some(answer) = self.shared.answer(self.slot) {
+                self.ended = true;
+                return Poll::Ready(answer);
+            }
+            if self.until.at <= Instant::now() {
+                return Poll::Ready(Err(match self.give_up() {
+                    Stage::Sent => self.until.missed(true),
+                    Stage::Unsent => self.until.missed(false),
+                    // It says more than that there was no time to ask again.
+                    Stage::Refused(error) => error,
+                }));
+            }
+            if self.register(context.waker()) {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.give_up();
+        }
+    }
+}
+
+impl Filling {
+    fn fail(self, error: &Error) {
+        let _ = self.shared.failed.set(error.clone());
+        self.waiters.into_iter().filter_map(|waiter| waiter.waker).for_each(Waker::wake);
+    }
+}
+
+impl Shared {
+    fn answer(&self, slot: usize) -> Option<Result<Reply, Error>> {
+        if let Some(sent) = self.sent.get()
+            && let Some(position) = sent.positions[slot]
+            && let Some(answer) = sent.calls[position.place.call as usize].answer.get()
+        {
+            return Some(answer.as_ref().map_err(Error::clone).and_then(|records| records.reply(position)));
+        }
+        self.failed.get().map(|error| Err(error.clone()))
+    }
+
+    /// How far whoever isn't answered has come.
+    fn stage(&self, slot: usize) -> Stage {
+        let Some(sent) = self.sent.get() else { return Stage::Unsent };
+        let Some(position) = sent.positions[slot] else { return Stage::Unsent };
+        let stage = &sent.calls[position.place.call as usize].stage;
+        stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn waiters(&self) -> MutexGuard<'_, Vec<Waiter>> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl InFlight<'_> {
+    pub(super) fn set_stage(&self, call: usize, stage: Stage) {
+        if let Some(sent) = self.shared.sent.get() {
+            *sent.calls[call].stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+        }
+    }
+
+    pub(super) fn answer(&self, call: usize, answer: Result<Records, Error>) {
+        if let Some(sent) = self.shared.sent.get() {
+            let _ = sent.calls[call].answer.set(answer);
+        }
+    }
+
+    /// Wakes those who are answered.
+    pub(super) fn wake(&self) {
+        let mut woken = Vec::new();
+        if let Some(sent) = self.shared.sent.get() {
+            let answered = |position: &Option<Position>| {
+                position.is_some_and(|position| sent.calls[position.place.call as usize].answer.get().is_some())
+            };
+            let mut waiters = self.shared.waiters();
+            let with_positions = waiters.iter_mut().zip(&sent.positions);
+            woken.extend(with_positions.filter(|(_, at)| answered(at)).filter_map(|(waiter, _)| waiter.waker.take()));
+        }
+        woken.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        // Of those that aren't answered: the task that sent them was dropped.
+        let ended = "the call to redis was given up before its answer";
+        let _ = self.shared.failed.set(Error::new(Kind::Disconnected, ended));
+        let mut waiters = std::mem::take(&mut *self.shared.waiters());
+        waiters.drain(..).filter_map(|waiter| waiter.waker).for_each(Waker::wake);
+        self.batch.clear();
+        let mut state = self.queue.state();
+        state.in_flight.retain(|shared| !Arc::ptr_eq(shared, &self.shared));
+        if state.spare.len() < IN_FLIGHT {
+            state.spare.push((std::mem::take(&mut self.batch), waiters));
+        }
+    }
+}
+
+impl Until {
+    pub(super) fn after(deadline: Duration) -> Self {
+        Self::from(Instant::now(), deadline)
+    }
+
+    fn from(now: Instant, deadline: Duration) -> Self {
+        Self { at: now + deadline.min(LONGEST_DEADLINE), deadline }
+    }
+
+    pub(super) fn missed(&self, sent: bool) -> Error {
+        Error::deadline(self.deadline, sent)
+    }
+}
