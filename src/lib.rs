@@ -68,6 +68,8 @@ mod request;
 mod rule;
 mod runtime;
 mod script;
+#[cfg(all(test, feature = "embedded"))]
+mod simulation;
 mod wait;
 
 #[doc = include_str!("guide.md")]

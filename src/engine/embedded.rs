@@ -4,6 +4,8 @@
 
 mod keyspace;
 mod packing;
+#[cfg(test)]
+pub(crate) mod raw;
 mod sorted;
 
 use std::collections::HashMap;

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use super::sorted::SortedSet;
 
 /// Values by key. Time moves only by `set_time`, so it stands still within a script.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Keyspace {
     values: HashMap<Vec<u8>, Entry>,
     now_us: u64,
@@ -15,13 +15,13 @@ pub(super) struct Keyspace {
     sweep_at: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Entry {
     value: Value,
     expires_ms: Option<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Value {
     Bytes(Vec<u8>),
     Sorted(SortedSet),
@@ -106,6 +106,35 @@ impl Keyspace {
 
     pub(super) fn remove_where(&mut self, matches: impl Fn(&[u8]) -> bool) {
         self.values.retain(|key, _| !matches(key));
+    }
+
+    #[cfg(test)]
+    pub(super) fn has(&mut self, key: &[u8]) -> bool {
+        self.live(key).is_some()
+    }
+
+    /// All that is kept of a key, as text.
+    #[cfg(test)]
+    pub(super) fn shown(&mut self, key: &[u8]) -> String {
+        self.live(key).map_or_else(String::new, |entry| format!("{:?}", entry.value))
+    }
+
+    #[cfg(test)]
+    pub(super) fn copy_to(&self, other: &mut Self, key: &[u8]) {
+        match self.values.get(key) {
+            Some(entry) => _ = other.values.insert(key.to_vec(), entry.clone()),
+            None => _ = other.values.remove(key),
+        }
+    }
+
+    /// Moves the keys that match to another keyspace, and says which they are, in order.
+    #[cfg(test)]
+    pub(super) fn move_to(&mut self, other: &mut Self, matches: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+        let moved: Vec<_> = self.values.extract_if(|key, _| matches(key)).collect();
+        let mut keys: Vec<_> = moved.iter().map(|(key, _)| key.clone()).collect();
+        keys.sort_unstable();
+        other.values.extend(moved);
+        keys
     }
 
     fn now_ms(&self) -> u64 {

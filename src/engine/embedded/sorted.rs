@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 /// Members with a score each, ordered by score and then by their bytes.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct SortedSet {
     scores: HashMap<Vec<u8>, Score>,
     order: BTreeSet<(Score, Vec<u8>)>,

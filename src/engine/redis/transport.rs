@@ -62,6 +62,10 @@ pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened, RedisError> {
 }
 
 async fn connect(endpoint: &Endpoint) -> io::Result<Box<dyn Stream>> {
+    #[cfg(all(test, feature = "embedded"))]
+    if let Some(network) = crate::simulation::network() {
+        return Ok(Box::new(network.connect(endpoint.host(), endpoint.port()).await?));
+    }
     let (info, tcp) = (endpoint.info(), endpoint.info().tcp_settings());
     match info.addr() {
         ConnectionAddr::Tcp(host, port) => Ok(Box::new(tcp_stream(host, *port, tcp).await?)),

@@ -1,0 +1,107 @@
+//! The client under faults of time and network, all of them drawn by a seed: callers, network and servers are tasks of one
+//! thread, whose time moves only when all of them wait. The same seed repeats the same run, byte by byte.
+//!
+//! ```text
+//! callers    ask the limiter, wait or give up, and remember what they were told
+//! network    carries bytes to the servers, as late, as short or never, as the faults say
+//! serving    what servers answer, by the scripts themselves
+//! faults     what goes wrong, and when
+//! ledger     what was really taken
+//! oracle     what must hold of it all
+//! ```
+//!
+//! `tests/simulate.sh` runs any number of seeds. With TOLLGATE_SIMULATE_TRACE=1, all that happens is printed.
+
+mod callers;
+mod chance;
+mod faults;
+mod ledger;
+mod network;
+mod oracle;
+mod resp;
+mod run;
+mod server;
+mod serving;
+mod slots;
+mod wire;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use network::Network;
+use run::{Run, run};
+
+/// What the limiter talks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Topology {
+    OneNode,
+    /// Three Sentinels, a primary and its replica.
+    Sentinel,
+    /// Three primaries with a replica each.
+    Cluster,
+}
+
+thread_local! {
+    static NETWORK: RefCell<Option<Arc<Network>>> = const { RefCell::new(None) };
+}
+
+/// What this thread connects by, if it simulates.
+pub(crate) fn network() -> Option<Arc<Network>> {
+    NETWORK.with_borrow(Clone::clone)
+}
+
+/// Seeds that every test run tries, in each of its parts.
+const SEEDS: u64 = 250;
+
+/// A part of the seeds: every fourth, from this one on.
+fn seeds(part: u64) {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"));
+    let from = number("TOLLGATE_SIMULATE_FROM").unwrap_or(1);
+    let count = number("TOLLGATE_SIMULATE_SEEDS").unwrap_or(4 * SEEDS);
+    let (mut calls, mut failed, mut slowest) = (0, 0, (0, 0));
+    let mut broken = Vec::new();
+    for seed in (from..from + count).skip(part as usize).step_by(4) {
+        let Run { verdict, shown, .. } = run(seed);
+        (calls, failed) = (calls + verdict.calls, failed + verdict.failed);
+        slowest = slowest.max((verdict.recovered, seed));
+        if !verdict.broken.is_empty() {
+            eprintln!("{shown}");
+            broken.push(seed);
+        }
+    }
+    let (recovered, by) = slowest;
+    println!(
+        "{calls} calls, {failed} of them failed; recovered {recovered} ms after the last fault at the latest (seed {by})"
+    );
+    assert!(broken.is_empty(), "{} of {} seeds broke: {broken:?}", broken.len(), count.div_ceil(4));
+}
+
+#[test]
+fn seeds_1() {
+    seeds(0);
+}
+
+#[test]
+fn seeds_2() {
+    seeds(1);
+}
+
+#[test]
+fn seeds_3() {
+    seeds(2);
+}
+
+#[test]
+fn seeds_4() {
+    seeds(3);
+}
+
+/// Otherwise a seed that failed could not be looked at.
+#[test]
+fn a_seed_repeats_its_run_to_the_byte() {
+    for seed in 1..=30 {
+        let [first, second] = [run(seed), run(seed)];
+        assert_eq!(first.digest, second.digest, "seed {seed}");
+        assert!(first.digest.1 > 100, "seed {seed}: {:?}", first.digest);
+    }
+}

@@ -1,0 +1,309 @@
+//! Who asks: tasks that decide by a few rules, each as patient as it likes, and remember what they were told.
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::chance::Chance;
+use super::network::Network;
+use crate::{By, Charged, Decision, Error, Limiter, Request, Rule};
+
+/// What somebody was told of one decision.
+#[derive(Clone, Debug)]
+pub(super) struct Told {
+    pub(super) caller: usize,
+    pub(super) key: String,
+    pub(super) kind: Kind,
+    pub(super) cost: u64,
+    pub(super) deadline: Duration,
+    /// In milliseconds of the simulation.
+    pub(super) began: u64,
+    /// None while it is under way.
+    pub(super) ended: Option<u64>,
+    pub(super) outcome: Outcome,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Of a key that no other call has.
+    Own,
+    /// The same, sent again by the same id until it is known.
+    OwnById,
+    OwnPeek,
+    /// Of the rule of this place.
+    Shared(usize),
+    AtMost(usize),
+    Peek,
+    Hold,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Its future was dropped.
+    Abandoned,
+    Allowed {
+        limit: u64,
+        remaining: u64,
+        granted: u64,
+    },
+    Denied {
+        limit: u64,
+    },
+    Failed {
+        charged: Charged,
+        why: String,
+        disconnected: bool,
+    },
+}
+
+/// How long a caller waits for its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Patience {
+    Awaits,
+    GivesUpAfter(Duration),
+    /// After so many looks at the future.
+    DropsAfter(u32),
+}
+
+pub(super) struct Callers {
+    pub(super) told: Mutex<Vec<Told>>,
+    pub(super) rules: Rules,
+    pub(super) network: Arc<Network>,
+    limiter: Limiter,
+}
+
+pub(super) struct Rules {
+    /// What a key can have at an instant, and what it gets back in a second.
+    pub(super) shared: Vec<(Rule, u64, u64)>,
+    own: Rule,
+    own_of_two: Rule,
+    permits: Rule,
+}
+
+/// Of the rules of one's own keys: more than any call takes.
+pub(super) const OWN: u64 = 1000;
+
+impl Rules {
+    pub(super) fn new() -> Self {
+        let rule = |text: &str, name: &str| text.parse::<Rule>().expect(text).named(name).expect("a name");
+        Self {
+            shared: vec![
+                (rule("gcra 50/1s burst 20", "gcra"), 20, 50),
+                (rule("fixed-window 40/1s", "window"), 40, 40),
+                (rule("token-bucket 100/10s burst 30", "bucket"), 30, 10),
+                (rule("gcra 30/1s, fixed-window 300/10s", "two"), 30, 30),
+            ],
+            own: rule("gcra 1000/1h", "own"),
+            own_of_two: rule("gcra 1000/1h, token-bucket 1000/2h", "both"),
+            permits: rule("concurrency 3 ttl 2s", "permits"),
+        }
+    }
+}
+
+impl Callers {
+    pub(super) fn new(limiter: Limiter, network: &Arc<Network>) -> Arc<Self> {
+        Arc::new(Self { told: Mutex::default(), rules: Rules::new(), network: Arc::clone(network), limiter })
+    }
+
+    /// Asks now and then, until `end`.
+    pub(super) async fn call(self: Arc<Self>, caller: usize, mut chance: Chance, pause: u64, end: Instant) {
+        // Some ask at the same instants as others.
+        let together = chance.one_in(3);
+        sleep(chance.ms(0, pause)).await;
+        let mut number = 0;
+        while Instant::now() < end {
+            number += 1;
+            self.one(caller, number, &mut chance).await;
+            let mut wait = chance.between(0, 2 * pause);
+            if together {
+                let now = self.network.ms();
+                wait = (now + wait).next_multiple_of(100) - now;
+            }
+            sleep(Duration::from_millis(wait)).await;
+        }
+    }
+
+    async fn one(self: &Arc<Self>, caller: usize, number: u64, chance: &mut Chance) {
+        let deadline = Duration::from_millis(chance.pick(&[5, 20, 20, 100, 100, 500, 500, 500, 5000]));
+        let patience = match chance.below(8) {
+            0 | 1 => Patience::GivesUpAfter(chance.ms(1, 100)),
+            2 => Patience::DropsAfter(chance.between(1, 3) as u32),
+            _ => Patience::Awaits,
+        };
+        let cost = chance.between(1, 50);
+        let key = format!("o{caller}-{number}");
+        match chance.below(16) {
+            0..=4 => {
+                let rule = if chance.one_in(5) { &self.rules.own_of_two } else { &self.rules.own };
+                let ask = |key| self.limiter.acquire(rule, key);
+                self.ask(caller, patience, deadline, &key, Kind::Own, cost, ask).await;
+            }
+            5 => {
+                let ask = |key| self.limiter.peek(&self.rules.own, key);
+                self.ask(caller, patience, deadline, &key, Kind::OwnPeek, cost, ask).await;
+            }
+            6 | 7 => self.by_id(caller, patience, deadline, &key, cost).await,
+            8 => self.many(caller, patience, deadline, &key, chance).await,
+            9 => self.hold(caller, patience, deadline, chance).await,
+            10 => {
+                let which = chance.below(3) as usize;
+                let (key, cost) = (format!("s{which}-{}", chance.below(2)), chance.between(1, 8));
+                let ask = |key| self.limiter.at_most(&self.rules.shared[which].0, key);
+                self.ask(caller, patience, deadline, &key, Kind::AtMost(which), cost, ask).await;
+            }
+            11 => {
+                let which = chance.below(4) as usize;
+                let key = format!("s{which}-{}", chance.below(2));
+                let ask = |key| self.limiter.peek(&self.rules.shared[which].0, key);
+                self.ask(caller, patience, deadline, &key, Kind::Peek, 1, ask).await;
+            }
+            _ => {
+                let which = chance.below(4) as usize;
+                let (key, cost) = (format!("s{which}-{}", chance.below(2)), chance.between(1, 3));
+                let ask = |key| self.limiter.acquire(&self.rules.shared[which].0, key);
+                self.ask(caller, patience, deadline, &key, Kind::Shared(which), cost, ask).await;
+            }
+        }
+    }
+
+    /// Asks for one decision, and notes what comes of it.
+    #[expect(clippy::too_many_arguments, reason = "all that there is to a call")]
+    async fn ask<'a, F>(
+        &self,
+        caller: usize,
+        patience: Patience,
+        deadline: Duration,
+        key: &'a str,
+        kind: Kind,
+        cost: u64,
+        ask: impl FnOnce(Request<'a>) -> F,
+    ) -> Outcome
+    where
+        F: Future<Output = Result<Decision, Error>>,
+    {
+        let place = self.begin(caller, key, kind, cost, deadline);
+        let answer = patience.wait(ask(Request::new(key).cost(cost).deadline(deadline))).await;
+        let outcome = answer.map_or(Outcome::Abandoned, |answer| Outcome::of(&answer));
+        self.end(place, outcome.clone());
+        outcome
+    }
+
+    async fn by_id(&self, caller: usize, patience: Patience, deadline: Duration, key: &str, cost: u64) {
+        let id = format!("id-{key}");
+        for _ in 0..3 {
+            let ask = |request: Request<'_>| {
+                let (request, id) = (request.into_owned(), &id);
+                async move { self.limiter.acquire(&self.rules.own, Request::from(&request).id(id)).await }
+            };
+            let outcome = self.ask(caller, patience, deadline, key, Kind::OwnById, cost, ask).await;
+            if !matches!(outcome, Outcome::Abandoned | Outcome::Failed { charged: Charged::Unknown, .. }) {
+                return;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn many(&self, caller: usize, patience: Patience, deadline: Duration, key: &str, chance: &mut Chance) {
+        let each: Vec<_> =
+            (0..chance.between(2, 12)).map(|at| (format!("{key}-{at}"), chance.between(1, 50))).collect();
+        let places: Vec<_> =
+            each.iter().map(|(key, cost)| self.begin(caller, key, Kind::Own, *cost, deadline)).collect();
+        let requests = each.iter().map(|(key, cost)| Request::new(key).cost(*cost).deadline(deadline));
+        let answers = patience.wait(self.limiter.acquire_many(&self.rules.own, requests)).await;
+        match answers {
+            Some(answers) => {
+                places.iter().zip(answers).for_each(|(place, answer)| self.end(*place, Outcome::of(&answer)));
+            }
+            None => places.into_iter().for_each(|place| self.end(place, Outcome::Abandoned)),
+        }
+    }
+
+    async fn hold(&self, caller: usize, patience: Patience, deadline: Duration, chance: &mut Chance) {
+        let key = format!("p{}", chance.below(3));
+        let place = self.begin(caller, &key, Kind::Hold, 1, deadline);
+        let request = Request::new(&key).deadline(deadline);
+        let held = patience.wait(self.limiter.hold(&self.rules.permits, request)).await;
+        let outcome = match &held {
+            None => Outcome::Abandoned,
+            Some(Ok(held)) => Outcome::of(&Ok(held.decision.clone())),
+            Some(Err(error)) => Outcome::of(&Err(error.clone())),
+        };
+        self.end(place, outcome);
+        if let Some(Ok(held)) = held {
+            sleep(chance.ms(0, 300)).await;
+            if chance.one_in(2)
+                && let Some(permit) = held.permit
+            {
+                // What is told of it is of no interest; that it ends is.
+                let _ = permit.release().await;
+            }
+        }
+    }
+
+    fn begin(&self, caller: usize, key: &str, kind: Kind, cost: u64, deadline: Duration) -> usize {
+        let told = Told {
+            caller,
+            key: key.to_owned(),
+            kind,
+            cost,
+            deadline,
+            began: self.network.ms(),
+            ended: None,
+            outcome: Outcome::Abandoned,
+        };
+        self.network.note(|| format!("{caller} asks {kind:?} {key} cost {cost} within {deadline:?}"));
+        let mut all = self.told.lock().expect("nobody panicked");
+        all.push(told);
+        all.len() - 1
+    }
+
+    fn end(&self, place: usize, outcome: Outcome) {
+        let mut all = self.told.lock().expect("nobody panicked");
+        let told = &mut all[place];
+        (told.ended, told.outcome) = (Some(self.network.ms()), outcome);
+        self.network.note(|| format!("{} is told of {}: {:?}", told.caller, told.key, told.outcome));
+    }
+}
+
+impl Patience {
+    /// What comes of this, unless it is dropped before.
+    async fn wait<T>(self, future: impl Future<Output = T>) -> Option<T> {
+        match self {
+            Self::Awaits => Some(future.await),
+            Self::GivesUpAfter(patience) => timeout(patience, future).await.ok(),
+            Self::DropsAfter(looks) => {
+                let (mut future, mut seen) = (pin!(future), 0);
+                std::future::poll_fn(move |cx| {
+                    seen += 1;
+                    match future.as_mut().poll(cx) {
+                        Poll::Ready(done) => Poll::Ready(Some(done)),
+                        Poll::Pending if seen >= looks => Poll::Ready(None),
+                        Poll::Pending => Poll::Pending,
+                    }
+                })
+                .await
+            }
+        }
+    }
+}
+
+impl Outcome {
+    fn of(answer: &Result<Decision, Error>) -> Self {
+        let failed = |error: &Error| Self::Failed {
+            charged: error.charged(),
+            why: format!("{}: {error}", error.class()),
+            disconnected: error.is_disconnected(),
+        };
+        match answer {
+            Err(error) => failed(error),
+            Ok(Decision { error: Some(error), by: By::Policy, .. }) => failed(error),
+            Ok(Decision { allowed: true, limit, remaining, granted, .. }) => {
+                Self::Allowed { limit: *limit, remaining: *remaining, granted: *granted }
+            }
+            Ok(Decision { limit, .. }) => Self::Denied { limit: *limit },
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! What goes wrong: a script of faults, drawn by the seed, and how each is played.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::Topology;
+use super::chance::Chance;
+use super::network::{Network, Reach};
+use super::server::{Role, Server, Trouble};
+use super::slots::{DOWN, group_of};
+use super::wire::Direction::{ToClient, ToServer};
+use super::wire::{Direction, Hole};
+
+/// Something that goes wrong, from when on and for how long.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    at: Duration,
+    length: Duration,
+    /// Which server; of those that have a replica, whichever of the two is the primary then.
+    server: usize,
+    what: What,
+    /// What it leaves to chance as it is played.
+    chance: Chance,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    /// Of every message, in milliseconds.
+    Delays(u64, u64),
+    /// Of the connections that there are, and of those that are made meanwhile too if `new`.
+    BlackHole {
+        hole: Hole,
+        directions: &'static [Direction],
+        new: bool,
+        everywhere: bool,
+    },
+    Resets,
+    CutsReplyAfter(usize),
+    ClosesIdleAfter(Duration),
+    Refuses,
+    ConnectsHang {
+        everywhere: bool,
+    },
+    Freezes,
+    Restarts {
+        keeps: bool,
+        loading: Duration,
+    },
+    CrashesAfter {
+        commands: u32,
+        keeps: bool,
+    },
+    IsBusy,
+    RefusesWrites(&'static str),
+    RefusesScripts(&'static str),
+    PausesWrites,
+    IsSlow(Duration),
+    FlushesScripts,
+    ReplicaLags,
+    FailsOver {
+        crashes: bool,
+        kills: bool,
+    },
+    MovesSlots {
+        group: usize,
+    },
+}
+
+const BOTH: &[Direction] = &[ToServer, ToClient];
+
+/// The faults of this seed, in their order, and when all of them are over.
+pub(super) fn script(chance: &mut Chance, topology: Topology) -> (Vec<Fault>, Duration) {
+    // Now and then a single one, so that it is seen what becomes of that alone.
+    let (count, last) = if chance.one_in(3) { (1, 800) } else { (chance.between(2, 7), chance.between(1500, 5000)) };
+    let mut faults: Vec<_> = (0..count).map(|_| fault(chance, topology, last)).collect();
+    faults.sort_by_key(|fault| fault.at);
+    let end = faults.iter().map(|fault| fault.at + fault.length).max().unwrap_or_default();
+    (faults, end)
+}
+
+fn fault(chance: &mut Chance, topology: Topology, last: u64) -> Fault {
+    let at = chance.ms(200, last);
+    let length = if chance.one_in(3) { chance.ms(1, 100) } else { chance.ms(50, 2000) };
+    let server = match topology {
+        Topology::OneNode => 0,
+        // Some are the Sentinels'.
+        Topology::Sentinel if chance.one_in(4) => chance.between(2, 4) as usize,
+        Topology::Sentinel => 0,
+        Topology::Cluster => chance.below(3) as usize,
+    };
+    let special = topology != Topology::OneNode && chance.one_in(4);
+    let what = match chance.below(26) {
+        _ if special && topology == Topology::Cluster && chance.one_in(2) => {
+            What::MovesSlots { group: chance.below(super::slots::GROUPS as u64) as usize }
+        }
+        _ if special => What::FailsOver { crashes: chance.one_in(2), kills: chance.one_in(2) },
+        0 => What::Delays(0, chance.between(5, 30)),
+        1 => What::Delays(chance.between(5, 40), chance.between(40, 300)),
+        2..=6 => What::BlackHole {
+            hole: chance.pick(&[Hole::Held, Hole::Lost, Hole::Lost]),
+            directions: chance.pick(&[BOTH, BOTH, &[ToClient], &[ToServer]]),
+            new: chance.one_in(3),
+            everywhere: chance.one_in(4),
+        },
+        7 => What::Resets,
+        8 | 9 => What::CutsReplyAfter(chance.below(200) as usize),
+        10 => What::ClosesIdleAfter(chance.ms(1, 200)),
+        11 => What::Refuses,
+        12 => What::ConnectsHang { everywhere: chance.one_in(3) },
+        13 | 14 => What::Freezes,
+        15 => What::Restarts { keeps: chance.one_in(2), loading: chance.ms(0, 500) },
+        16 | 17 => What::CrashesAfter { commands: chance.between(1, 20) as u32, keeps: chance.one_in(2) },
+        18 => What::IsBusy,
+        19 => What::RefusesWrites(chance.pick(&[
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            "NOREPLICAS Not enough good replicas to write.",
+            "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+        ])),
+        20 if topology == Topology::Cluster => What::RefusesScripts(DOWN),
+        20 => What::RefusesScripts("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'."),
+        21 => What::PausesWrites,
+        22 => What::IsSlow(chance.ms(1, 40)),
+        23 if topology != Topology::OneNode => What::ReplicaLags,
+        23 => What::Resets,
+        _ => What::FlushesScripts,
+    };
+    Fault { at, length, server, what, chance: Chance::new(chance.draw(), 0) }
+}
+
+/// Plays all of them, and puts everything right at the end.
+pub(super) async fn play(network: &Arc<Network>, faults: &[Fault], end: Duration) {
+    let began = Instant::now();
+    let each = faults.iter().map(|fault| {
+        let (mut fault, network) = (fault.clone(), Arc::clone(network));
+        async move {
+            sleep_until(began + fault.at).await;
+            network.note(|| fault.to_string());
+            fault.play(&network).await;
+        }
+    });
+    join_all(each).await;
+    sleep_until(began + end).await;
+    heal(network);
+}
+
+fn heal(network: &Network) {
+    network.note(|| "all is well".into());
+    network.set_delay((0, 2));
+    for server in network.servers() {
+        server.start(true);
+        server.state().trouble = Trouble::default();
+        server.thaw();
+        network.set_reach(server.at, Reach::Open);
+    }
+    network.wires(None).iter().for_each(|wire| wire.climb_out());
+    // Whoever hadn't heard of it learns who has what.
+    let servers = network.servers();
+    let mut owners = None;
+    for server in servers.iter().filter(|server| server.state().role == Role::Primary) {
+        let mut state = server.state();
+        if let Some(slots) = &mut state.slots {
+            let owned = owners.get_or_insert(slots.owners);
+            let own = slots.owners.iter().enumerate().filter(|(_, owner)| **owner == server.at);
+            own.for_each(|(group, _)| owned[group] = server.at);
+        }
+    }
+    if let Some(owners) = owners {
+        servers.iter().for_each(|server| server.state().slots.as_mut().expect("slots").owners = owners);
+    }
+}
+
+impl Fault {
+    async fn play(&mut self, network: &Arc<Network>) {
+        let server = primary_of(network, self.server);
+        let at = server.at;
+        match self.what.clone() {
+            What::Delays(first, last) => {
+                network.set_delay((first, last.max(first)));
+                sleep(self.length).await;
+                network.set_delay((0, 2));
+            }
+            What::BlackHole { hole, directions, new, everywhere } => {
+                let those: Vec<_> = if everywhere { network.servers() } else { vec![Arc::clone(&server)] };
+                for server in &those {
+                    network.wires(Some(server.at)).iter().for_each(|wire| wire.fall_into(hole, directions));
+                    if new {
+                        network.set_reach(server.at, Reach::Hole(hole, directions));
+                    }
+                }
+                sleep(self.length).await;
+                for server in &those {
+                    network.set_reach(server.at, Reach::Open);
+                    network.wires(Some(server.at)).iter().for_each(|wire| wire.climb_out());
+                }
+            }
+            What::Resets => server.drop_connections(),
+            What::CutsReplyAfter(bytes) => {
+                network.wires(Some(at)).iter().for_each(|wire| wire.cut_after(bytes));
+            }
+            What::ClosesIdleAfter(idle) => self.with(&server, |trouble| trouble.idle = Some(idle)).await,
+            What::Refuses => self.reached(network, &[at], Reach::Refused).await,
+            What::ConnectsHang { everywhere } => {
+                let all: Vec<_> = network.servers().iter().map(|server| server.at).collect();
+                // What hangs is of interest to who has to connect.
+                server.drop_connections();
+                self.reached(network, if everywhere { &all } else { std::slice::from_ref(&at) }, Reach::Hangs).await;
+            }
+            What::Freezes => {
+                server.state().trouble.frozen = true;
+                sleep(self.length).await;
+                server.thaw();
+            }
+            What::Restarts { keeps, loading } => {
+                server.crash();
+                sleep(self.length.saturating_sub(loading)).await;
+                server.start(keeps);
+                server.state().trouble.loading = true;
+                sleep(loading.min(self.length)).await;
+                server.state().trouble.loading = false;
+            }
+            What::CrashesAfter { commands, keeps } => {
+                server.state().trouble.crash_after = Some(commands);
+                sleep(self.length).await;
+                server.state().trouble.crash_after = None;
+                server.start(keeps);
+            }
+            What::IsBusy => self.with(&server, |trouble| trouble.busy = true).await,
+            What::RefusesWrites(why) => self.with(&server, |trouble| trouble.refusal = Some(why)).await,
+            What::RefusesScripts(why) => self.with(&server, |trouble| trouble.refuses_scripts = Some(why)).await,
+            What::PausesWrites => {
+                server.state().trouble.paused = Some(Instant::now() + self.length);
+                sleep(self.length).await;
+            }
+            What::IsSlow(each) => self.with(&server, |trouble| trouble.slow = Some(each)).await,
+            What::FlushesScripts => server.state().scripts.clear(),
+            What::ReplicaLags => self.with(&server, |trouble| trouble.lags = true).await,
+            What::FailsOver { crashes, kills } => self.fail_over(network, &server, crashes, kills).await,
+            What::MovesSlots { group } => self.move_slots(network, group).await,
+        }
+    }
+
+    async fn with(&self, server: &Server, sets: impl FnOnce(&mut Trouble)) {
+        let run = {
+            let mut state = server.state();
+            sets(&mut state.trouble);
+            state.run
+        };
+        sleep(self.length).await;
+        // Another process has troubles of its own.
+        if server.is_run(run) {
+            let frozen = server.state().trouble.frozen;
+            server.state().trouble = Trouble { frozen, ..Trouble::default() };
+        }
+    }
+
+    async fn reached(&self, network: &Network, servers: &[usize], reach: Reach) {
+        servers.iter().for_each(|at| network.set_reach(*at, reach));
+        sleep(self.length).await;
+        servers.iter().for_each(|at| network.set_reach(*at, Reach::Open));
+    }
+
+    /// The others take a while to find out; who has been succeeded learns it last.
+    async fn fail_over(&mut self, network: &Arc<Network>, old: &Arc<Server>, crashes: bool, kills: bool) {
+        let Some(other) = old.state().other else { return };
+        if old.state().role != Role::Primary || !network.server(other).is_up() {
+            return;
+        }
+        if crashes {
+            old.crash();
+        }
+        sleep(self.length / 4).await;
+        let replica = network.server(other);
+        if old.state().role != Role::Primary || !replica.is_up() || replica.state().role != Role::Replica {
+            return;
+        }
+        old.promote_replica();
+        let mut told: Vec<_> = network.servers().into_iter().map(|server| (self.chance.ms(0, 300), server)).collect();
+        told.sort_by_key(|(after, server)| (*after, server.at));
+        let since = Instant::now();
+        for (after, server) in told {
+            if server.at != old.at {
+                sleep_until(since + if server.at == other { Duration::ZERO } else { after.min(self.length / 4) }).await;
+                let mut state = server.state();
+                if let Role::Sentinel(primary) = &mut state.role {
+                    *primary = other;
+                }
+                if let Some(slots) = &mut state.slots {
+                    slots.replace(old.at, other);
+                }
+            }
+        }
+        sleep(self.length / 2).await;
+        if old.is_up() {
+            old.demote(kills);
+            if let Some(slots) = &mut old.state().slots {
+                slots.replace(old.at, other);
+            }
+        } else {
+            old.start(true);
+        }
+    }
+
+    /// A few keys at a time.
+    async fn move_slots(&mut self, network: &Arc<Network>, group: usize) {
+        const STEPS: u32 = 4;
+        let has = |server: &Arc<Server>| {
+            let state = server.state();
+            state.role == Role::Primary && state.slots.as_ref().is_some_and(|slots| slots.owners[group] == server.at)
+        };
+        let Some(from) = network.servers().into_iter().find(has) else { return };
+        let to = primary_of(network, (from.at % 3 + 1 + self.chance.below(2) as usize) % 3);
+        let well = |server: &Server| server.is_up() && server.state().role == Role::Primary;
+        let under_way =
+            |server: &Server| server.state().slots.as_ref().is_some_and(|slots| !slots.migrating.is_empty());
+        if !well(&from) || !well(&to) || under_way(&from) || to.at == from.at {
+            return;
+        }
+        from.state().slots.as_mut().expect("slots").migrating.insert(group, to.at);
+        to.state().slots.as_mut().expect("slots").importing.insert(group, from.at);
+        let (runs, mut moved) = ((from.state().run, to.state().run), true);
+        for step in 1..=STEPS {
+            sleep(self.length / (STEPS + 1)).await;
+            moved &= well(&from) && well(&to) && from.is_run(runs.0) && to.is_run(runs.1);
+            if moved {
+                let which = |key: &[u8]| key.iter().map(|byte| u32::from(*byte)).sum::<u32>() % STEPS < step;
+                carry(&from, &to, |key| group_of(key) == group && which(key));
+            }
+        }
+        for server in [&from, &to] {
+            let mut state = server.state();
+            let slots = state.slots.as_mut().expect("slots");
+            slots.migrating.remove(&group);
+            slots.importing.remove(&group);
+        }
+        if !moved {
+            // What has been carried over is forgotten.
+            network.ledger().forgotten += 1;
+            return;
+        }
+        for server in [&to, &from] {
+            server.state().slots.as_mut().expect("slots").owners[group] = to.at;
+        }
+        for server in network.servers() {
+            sleep(self.chance.ms(0, 40)).await;
+            server.state().slots.as_mut().expect("slots").owners[group] = to.at;
+        }
+    }
+}
+
+fn carry(from: &Server, to: &Server, which: impl Fn(&[u8]) -> bool) {
+    let mut moving = std::mem::take(&mut from.state().store);
+    let keys = moving.move_to(&mut to.state().store, which);
+    let mut source = from.state();
+    source.store = moving;
+    source.unsynced.extend_from_slice(&keys);
+    drop(source);
+    to.state().unsynced.extend_from_slice(&keys);
+}
+
+/// Of a server and its replica, the one that is the primary now.
+fn primary_of(network: &Network, at: usize) -> Arc<Server> {
+    let server = network.server(at);
+    let (role, other) = {
+        let state = server.state();
+        (state.role.clone(), state.other)
+    };
+    other.filter(|_| role == Role::Replica).map_or(server, |other| network.server(other))
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at, length, server, what, .. } = self;
+        write!(f, "{:>5} ms, for {:>4} ms, server {server}: {what:?}", at.as_millis(), length.as_millis())
+    }
+}

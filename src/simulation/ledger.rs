@@ -1,0 +1,80 @@
+//! What the servers did, whatever anybody was told of it: which calls of scripts took how much, by key.
+
+use std::collections::BTreeMap;
+
+use crate::engine::embedded::raw::Answer;
+
+#[derive(Default)]
+pub(crate) struct Ledger {
+    /// By the key of the request.
+    pub(super) taken: BTreeMap<String, Taken>,
+    /// How often state was forgotten: a server restarted empty, or a replica took over that lagged.
+    pub(super) forgotten: u64,
+    pub(super) scripts: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Taken {
+    pub(super) calls: u64,
+    pub(super) units: u64,
+}
+
+impl Ledger {
+    /// Notes a call that was answered so; `changed` says whether it changed anything of its keys.
+    pub(super) fn enter(&mut self, keys: &[Vec<u8>], arguments: &[Vec<u8>], answer: &Answer, changed: bool) {
+        self.scripts += 1;
+        match answer {
+            Answer::Bytes(records) if records.len() == 40 * keys.len() => {
+                let records = records.as_chunks::<40>().0;
+                for (at, (key, record)) in keys.iter().zip(records).enumerate() {
+                    let allowed = number(record);
+                    if allowed > 0 {
+                        self.take(key, allowed, allowed * packed_cost(arguments, at));
+                    }
+                }
+            }
+            Answer::Array(items) if changed && items.first() == Some(&Answer::Integer(1)) => {
+                let [.., cost, mode, _] = arguments else { return };
+                let [cost, mode] = [cost, mode].map(|text| String::from_utf8_lossy(text).into_owned());
+                let units = match (mode.split('+').next(), items.get(5)) {
+                    (Some("acquire"), _) => cost.parse().unwrap_or(0),
+                    (Some("at-most"), Some(Answer::Integer(granted))) => *granted as u64,
+                    _ => return,
+                };
+                self.take(&keys[0], 1, units);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn of(&self, key: &str) -> Taken {
+        self.taken.get(key).copied().unwrap_or_default()
+    }
+
+    fn take(&mut self, key: &[u8], calls: u64, units: u64) {
+        let taken = self.taken.entry(request_key(key)).or_default();
+        taken.calls += calls;
+        taken.units += units;
+    }
+}
+
+/// The key of the request, which is the tag of the key in Redis.
+pub(super) fn request_key(key: &[u8]) -> String {
+    let text = String::from_utf8_lossy(key);
+    let tag = text.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    tag.map_or_else(String::new, |(tag, _)| tag.to_owned())
+}
+
+/// The first number of a record: how many of its calls were allowed.
+fn number(record: &[u8; 40]) -> u64 {
+    record.first_chunk().map_or(0, |bytes| f64::from_le_bytes(*bytes) as u64)
+}
+
+fn packed_cost(arguments: &[Vec<u8>], at: usize) -> u64 {
+    let seven = |bytes: &[u8]| bytes.iter().rev().fold(0, |cost, byte| cost << 8 | u64::from(*byte));
+    match arguments {
+        [_, _, several] => seven(&several[10 * at..10 * at + 7]),
+        [numbers, ..] => seven(&numbers[numbers.len() - 7..]),
+        [] => 0,
+    }
+}

@@ -1,0 +1,166 @@
+//! One simulation, from its seed to the verdict.
+
+use std::cell::Cell;
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::callers::Callers;
+use super::chance::Chance;
+use super::faults::{self, Fault};
+use super::network::Network;
+use super::oracle::{RECOVERY, Verdict, judge};
+use super::server::{Role, Server};
+use super::slots::{GROUPS, Slots};
+use super::{NETWORK, Topology};
+use crate::random::seeded;
+use crate::{Engine, Limiter, OnError};
+
+pub(super) struct Run {
+    pub(super) verdict: Verdict,
+    /// Of all that happened, and how much that was.
+    pub(super) digest: (u64, u64),
+    /// The seed, what it drew, and what broke, to be read.
+    pub(super) shown: String,
+}
+
+/// Calls in a run, about.
+const CALLS: u64 = 220;
+/// After which everything has ended that anybody could wait for: the longest deadline, and the longest pause.
+const AFTER: Duration = Duration::from_secs(12);
+
+thread_local! {
+    static PANICS: Cell<u64> = const { Cell::new(0) };
+}
+
+pub(super) fn run(seed: u64) -> Run {
+    count_panics();
+    PANICS.set(0);
+    let topology = [Topology::OneNode, Topology::Sentinel, Topology::Cluster][(seed % 3) as usize];
+    seeded::seed(Some(Chance::new(seed, 1).draw()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+    let runtime = runtime.expect("a runtime");
+    let (faults, end) = faults::script(&mut Chance::new(seed, 2), topology);
+    let mut run = runtime.block_on(simulate(seed, topology, &faults, end));
+    drop(runtime);
+    NETWORK.set(None);
+    seeded::seed(None);
+    let panics = PANICS.get();
+    if panics > 0 {
+        run.verdict.broken.push(format!("{panics} tasks panicked"));
+    }
+    run.shown = shown(seed, topology, &faults, &run.verdict);
+    run
+}
+
+async fn simulate(seed: u64, topology: Topology, faults: &[Fault], end: Duration) -> Run {
+    let mut chance = Chance::new(seed, 3);
+    let room = chance.pick(&[4_096, 32_768, 262_144, 262_144]) as usize;
+    let network = Network::new(Chance::new(seed, 4), room);
+    NETWORK.set(Some(Arc::clone(&network)));
+    let url = build(&network, topology);
+    let resp3 = if chance.one_in(2) { "?protocol=resp3" } else { "" };
+    let engine = Engine::open(&format!("{url}{resp3}")).expect("an address");
+    let on_error = if chance.one_in(4) { OnError::Open } else { OnError::Closed };
+    let limiter = Limiter::new(engine).on_error(on_error).expect("a policy");
+    let before = Handle::current().metrics().num_alive_tasks();
+
+    let callers = Callers::new(limiter, &network);
+    let began = Instant::now();
+    let healed = began + end;
+    let last = healed + RECOVERY + Duration::from_secs(1);
+    let count = chance.pick(&[5, 8, 16, 32, 60]);
+    let pause = (last - began).as_millis() as u64 * count / CALLS;
+    let replication = tokio::spawn(replicate(Arc::clone(&network), chance.ms(1, 50)));
+    let tasks: Vec<_> = (0..count)
+        .map(|caller| {
+            let chance = Chance::new(seed, 100 + caller);
+            tokio::spawn(Arc::clone(&callers).call(caller as usize, chance, pause, last))
+        })
+        .collect();
+    faults::play(&network, faults, end).await;
+    let healed = network.ms();
+    sleep_until(last).await;
+    let aborts: Vec<_> = tasks.iter().map(|task| task.abort_handle()).collect();
+    let ended = timeout(AFTER, join_all(tasks)).await;
+    aborts.iter().for_each(tokio::task::AbortHandle::abort);
+    let mut verdict = judge(&callers, topology, healed, network.ms());
+    if ended.is_err() {
+        verdict.broken.push("a caller didn't end".into());
+    }
+
+    drop(callers);
+    replication.abort();
+    sleep(AFTER).await;
+    let left = Handle::current().metrics().num_alive_tasks() - before;
+    let open = network.wires(None).iter().filter(|wire| wire.is_open_at_server()).count();
+    if (left, open) != (0, 0) {
+        verdict.broken.push(format!("{left} tasks and {open} connections are left after all was dropped"));
+    }
+    let digest = network.digest();
+    network.forget();
+    Run { verdict, digest, shown: String::new() }
+}
+
+/// The servers, and the address of all of them.
+fn build(network: &Arc<Network>, topology: Topology) -> &'static str {
+    let add = |at: usize, port: u16, role: Role| network.add(Server::new(at, port, role, network));
+    let pair = |primary: usize, replica: usize| {
+        network.server(primary).state().other = Some(replica);
+        network.server(replica).state().other = Some(primary);
+    };
+    match topology {
+        Topology::OneNode => {
+            add(0, 6379, Role::Primary);
+            "redis://10.0.0.1:6379/"
+        }
+        Topology::Sentinel => {
+            add(0, 6379, Role::Primary);
+            add(1, 6379, Role::Replica);
+            (2..5).for_each(|at| add(at, 26379, Role::Sentinel(0)));
+            pair(0, 1);
+            "redis-sentinel://10.0.0.3:26379,10.0.0.4:26379,10.0.0.5:26379/main"
+        }
+        Topology::Cluster => {
+            (0..3).for_each(|at| add(at, 7000, Role::Primary));
+            (3..6).for_each(|at| add(at, 7000, Role::Replica));
+            (0..3).for_each(|at| pair(at, at + 3));
+            let owners = std::array::from_fn(|group| group * 3 / GROUPS);
+            network.servers().iter().for_each(|server| server.state().slots = Some(Slots::new(owners)));
+            "redis-cluster://10.0.0.1:7000,10.0.0.2:7000,10.0.0.3:7000"
+        }
+    }
+}
+
+async fn replicate(network: Arc<Network>, every: Duration) {
+    loop {
+        sleep(every).await;
+        network.servers().iter().for_each(|server| server.replicate());
+    }
+}
+
+fn shown(seed: u64, topology: Topology, faults: &[Fault], verdict: &Verdict) -> String {
+    let mut text = format!("seed {seed} ({topology:?}) broke\n");
+    faults.iter().for_each(|fault| text += &format!("  {fault}\n"));
+    let broken = &verdict.broken;
+    broken.iter().take(5).for_each(|broken| text += &format!("  BROKEN: {broken}\n"));
+    if broken.len() > 5 {
+        text += &format!("  ... and {} more\n", broken.len() - 5);
+    }
+    text + &format!("  again: bash tests/simulate.sh --seeds 1 --from {seed} --trace\n")
+}
+
+/// A task's panic is nobody's, unless it is counted.
+fn count_panics() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            PANICS.set(PANICS.get() + 1);
+            before(panic);
+        }));
+    });
+}

@@ -1,0 +1,241 @@
+//! A server: what it keeps, what it is, and what is wrong with it at present.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::network::Network;
+use super::slots::Slots;
+use crate::engine::embedded::raw::Store;
+
+pub(super) struct Server {
+    /// Its place among the servers.
+    pub(super) at: usize,
+    host: String,
+    port: u16,
+    pub(super) network: Arc<Network>,
+    state: Mutex<State>,
+    /// One thread serves all connections, each in its turn.
+    pub(super) turn: tokio::sync::Mutex<()>,
+    pub(super) thawed: Notify,
+}
+
+pub(super) struct State {
+    pub(super) up: bool,
+    /// Which process it is.
+    pub(super) run: u64,
+    pub(super) store: Store,
+    /// Digests of the scripts that it has been sent.
+    pub(super) scripts: BTreeSet<String>,
+    pub(super) role: Role,
+    /// Whose copy it has, or who has a copy of it; and what that one lacks, and since when it lacks nothing older.
+    pub(super) other: Option<usize>,
+    pub(super) unsynced: Vec<Vec<u8>>,
+    pub(super) synced_at: Instant,
+    pub(super) slots: Option<Slots>,
+    pub(super) trouble: Trouble,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Primary,
+    Replica,
+    /// A Sentinel, and which server it takes for the primary.
+    Sentinel(usize),
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Trouble {
+    pub(super) frozen: bool,
+    pub(super) loading: bool,
+    pub(super) busy: bool,
+    /// Writes wait until then.
+    pub(super) paused: Option<Instant>,
+    /// What each command takes.
+    pub(super) slow: Option<Duration>,
+    /// What every write is refused by.
+    pub(super) refusal: Option<&'static str>,
+    /// What every script is refused by.
+    pub(super) refuses_scripts: Option<&'static str>,
+    /// After so many more commands it crashes.
+    pub(super) crash_after: Option<u32>,
+    /// A connection without traffic for so long is closed.
+    pub(super) idle: Option<Duration>,
+    /// Its replica learns nothing.
+    pub(super) lags: bool,
+}
+
+impl Server {
+    pub(super) fn new(at: usize, port: u16, role: Role, network: &Arc<Network>) -> Arc<Self> {
+        let state = State {
+            up: true,
+            run: at as u64,
+            store: Store::default(),
+            scripts: BTreeSet::new(),
+            role,
+            other: None,
+            unsynced: Vec::new(),
+            synced_at: Instant::now(),
+            slots: None,
+            trouble: Trouble::default(),
+        };
+        Arc::new(Self {
+            at,
+            host: format!("10.0.0.{}", at + 1),
+            port,
+            network: Arc::clone(network),
+            state: Mutex::new(state),
+            turn: tokio::sync::Mutex::default(),
+            thawed: Notify::new(),
+        })
+    }
+
+    pub(super) fn is_at(&self, host: &str, port: u16) -> bool {
+        self.host == host && self.port == port
+    }
+
+    pub(super) fn host(&self) -> &str {
+        &self.host
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(super) fn address(&self) -> String {
+        format!("{}:{}", self.host, self.port)
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.state().up
+    }
+
+    /// Whether this process still runs.
+    pub(super) fn is_run(&self, run: u64) -> bool {
+        let state = self.state();
+        state.up && state.run == run
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its process dies, with all connections.
+    pub(super) fn crash(&self) {
+        self.network.note(|| format!("server {} crashes", self.at));
+        {
+            let mut state = self.state();
+            state.up = false;
+            state.trouble = Trouble::default();
+            state.scripts.clear();
+        }
+        self.thawed.notify_waiters();
+        self.drop_connections();
+    }
+
+    /// Another process takes its place, which remembers nothing, or what was on disk.
+    pub(super) fn start(&self, keeps: bool) {
+        if self.is_up() {
+            return;
+        }
+        self.network.note(|| format!("server {} starts", self.at));
+        // Others may have learned meanwhile that its replica took its place.
+        let succeeded = self.state().other.filter(|other| self.network.server(*other).state().role == Role::Primary);
+        if let Some(other) = succeeded.filter(|_| self.state().role == Role::Primary) {
+            self.demote(false);
+            if let Some(slots) = &mut self.state().slots {
+                slots.replace(self.at, other);
+            }
+        }
+        let mut state = self.state();
+        state.up = true;
+        state.run += 1000;
+        if !keeps && state.role == Role::Primary {
+            state.store = Store::default();
+            self.network.ledger().forgotten += 1;
+        }
+        state.unsynced.clear();
+        let (role, other, store) = (state.role.clone(), state.other, state.store.clone());
+        drop(state);
+        if role == Role::Primary
+            && let Some(other) = other
+        {
+            let other = self.network.server(other);
+            other.state().store = store;
+        }
+    }
+
+    pub(super) fn drop_connections(&self) {
+        self.network.wires(Some(self.at)).iter().for_each(|wire| wire.reset());
+    }
+
+    pub(super) fn thaw(&self) {
+        self.state().trouble.frozen = false;
+        self.thawed.notify_waiters();
+    }
+
+    /// While it is stopped, nothing of it goes on.
+    pub(super) async fn awake(&self) {
+        loop {
+            let thawed = self.thawed.notified();
+            if !self.state().trouble.frozen {
+                return;
+            }
+            thawed.await;
+        }
+    }
+
+    /// Its replica learns what changed.
+    pub(super) fn replicate(&self) {
+        let mut state = self.state();
+        let Some(other) = state.other.filter(|_| state.role == Role::Primary && state.up && !state.trouble.lags) else {
+            return;
+        };
+        state.synced_at = Instant::now();
+        if state.unsynced.is_empty() {
+            return;
+        }
+        let changed = std::mem::take(&mut state.unsynced);
+        let store = std::mem::take(&mut state.store);
+        drop(state);
+        let other = self.network.server(other);
+        {
+            let mut replica = other.state();
+            if replica.up && replica.role == Role::Replica {
+                store.copy_to(&mut replica.store, &changed);
+            }
+        }
+        self.state().store = store;
+    }
+
+    /// The replica takes its place, with what it has; this one is its replica from when it learns of it on.
+    pub(super) fn promote_replica(&self) -> Option<usize> {
+        let other = self.state().other?;
+        self.network.note(|| format!("server {other} takes the place of {}", self.at));
+        let replica = self.network.server(other);
+        let mut state = replica.state();
+        state.role = Role::Primary;
+        state.unsynced.clear();
+        drop(state);
+        self.network.ledger().forgotten += 1;
+        Some(other)
+    }
+
+    /// It learns that another is primary in its place.
+    pub(super) fn demote(&self, kills: bool) {
+        let Some(other) = self.state().other else { return };
+        self.network.note(|| format!("server {} is a replica now", self.at));
+        let store = self.network.server(other).state().store.clone();
+        let mut state = self.state();
+        state.role = Role::Replica;
+        state.store = store;
+        state.unsynced.clear();
+        drop(state);
+        if kills {
+            self.drop_connections();
+        }
+    }
+}

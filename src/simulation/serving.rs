@@ -1,0 +1,258 @@
+//! How a server answers what it is sent.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::resp::{Requests, write, write_map};
+use super::server::{Role, Server};
+use super::slots;
+use super::wire::ServerEnd;
+use crate::engine::embedded::raw::{Answer, Runner};
+
+/// What a connection is to its server.
+struct Session {
+    run: u64,
+    resp3: bool,
+    asking: bool,
+    wrote_at: Option<Instant>,
+}
+
+/// What becomes of a request.
+enum Step {
+    Answered,
+    /// It waits until then, and is looked at again.
+    Paused(Instant, Vec<Vec<u8>>),
+    /// It is answered once so many replicas have what was written, or by then.
+    Waits(i64, Instant),
+    Crashes,
+}
+
+type Words = Vec<Vec<u8>>;
+
+thread_local! {
+    /// Compiles a script once for all servers of the thread.
+    static RUNNER: RefCell<Runner> = RefCell::new(Runner::new());
+}
+
+impl Server {
+    pub(super) async fn serve(self: Arc<Self>, mut end: ServerEnd) {
+        let run = self.state().run;
+        let mut session = Session { run, resp3: false, asking: false, wrote_at: None };
+        let mut requests = Requests::default();
+        let mut paused: Option<Words> = None;
+        // Whether more of what was received may be waiting.
+        let mut more = false;
+        loop {
+            if !std::mem::take(&mut more) {
+                let idle = self.state().trouble.idle;
+                let received = match idle {
+                    Some(idle) => tokio::time::timeout(idle, end.receive()).await.ok().flatten(),
+                    None => end.receive().await,
+                };
+                let Some(bytes) = received else { return };
+                requests.push(&bytes);
+            }
+            let turn = self.turn.lock().await;
+            self.awake().await;
+            if !self.is_run(session.run) {
+                return;
+            }
+            let (mut replies, mut waits) = (Vec::new(), None);
+            while let Some(words) = paused.take().or_else(|| requests.next()) {
+                let slow = self.state().trouble.slow;
+                if let Some(slow) = slow {
+                    tokio::time::sleep(slow).await;
+                    self.awake().await;
+                    if !self.is_run(session.run) {
+                        return;
+                    }
+                }
+                match self.execute(&mut session, words, &mut replies) {
+                    Step::Answered => {}
+                    Step::Paused(until, words) => {
+                        paused = Some(words);
+                        waits = Some((0, until));
+                        break;
+                    }
+                    Step::Waits(replicas, until) => {
+                        waits = Some((replicas, until));
+                        break;
+                    }
+                    // What was answered so far is lost with it.
+                    Step::Crashes => {
+                        drop(turn);
+                        return self.crash();
+                    }
+                }
+            }
+            if !replies.is_empty() {
+                end.send(&replies);
+            }
+            drop(turn);
+            if let Some((replicas, until)) = waits
+                && !self.wait(&mut session, &end, replicas, until, paused.is_some()).await
+            {
+                return;
+            }
+            more = waits.is_some();
+        }
+    }
+
+    /// Whether the process still runs after it.
+    async fn wait(&self, session: &mut Session, end: &ServerEnd, replicas: i64, until: Instant, paused: bool) -> bool {
+        if paused {
+            tokio::time::sleep_until(until).await;
+            return self.is_run(session.run);
+        }
+        let had = loop {
+            let had = {
+                let state = self.state();
+                let synced = session.wrote_at.is_none_or(|wrote| state.synced_at > wrote);
+                i64::from(state.other.is_some() && synced && state.role == Role::Primary)
+            };
+            if had >= replicas || Instant::now() >= until {
+                break had;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            if !self.is_run(session.run) {
+                return false;
+            }
+        };
+        self.awake().await;
+        let mut reply = Vec::new();
+        write(&Answer::Integer(had), session.resp3, &mut reply);
+        end.send(&reply);
+        self.is_run(session.run)
+    }
+
+    fn execute(&self, session: &mut Session, words: Words, replies: &mut Vec<u8>) -> Step {
+        let name = String::from_utf8_lossy(&words[0]).to_uppercase();
+        let asking = std::mem::take(&mut session.asking);
+        let (trouble, role) = {
+            let mut state = self.state();
+            if let Some(left) = &mut state.trouble.crash_after {
+                *left = left.saturating_sub(1);
+                if *left == 0 {
+                    return Step::Crashes;
+                }
+            }
+            (state.trouble.clone(), state.role.clone())
+        };
+        let word = |at: usize| words.get(at).map(|word| String::from_utf8_lossy(word).to_uppercase());
+        let error = |text: &str| Answer::Error(text.to_owned());
+        let refused = match name.as_str() {
+            "HELLO" | "AUTH" => None,
+            _ if trouble.busy => Some("BUSY Redis is busy running a script. You can only call SCRIPT KILL."),
+            "CLIENT" | "INFO" | "ROLE" | "PING" | "SELECT" | "CLUSTER" => None,
+            _ if trouble.loading => Some("LOADING Redis is loading the dataset in memory"),
+            _ => None,
+        };
+        let answer = match name.as_str() {
+            _ if refused.is_some() => error(refused.unwrap_or_default()),
+            "HELLO" => {
+                if let Some(version) = word(1) {
+                    session.resp3 = version == "3";
+                }
+                self.hello(session, &role, replies);
+                return Step::Answered;
+            }
+            "AUTH" | "CLIENT" | "SELECT" => Answer::Status("OK".into()),
+            "PING" => Answer::Status("PONG".into()),
+            "ASKING" => {
+                session.asking = true;
+                Answer::Status("OK".into())
+            }
+            "INFO" => {
+                Answer::Bytes(format!("# Server\r\nredis_version:7.2.4\r\nrun_id:{:040x}\r\n", session.run).into())
+            }
+            "ROLE" if role == Role::Primary => {
+                Answer::Array(vec![Answer::Bytes(b"master".to_vec()), Answer::Integer(0)])
+            }
+            "ROLE" => Answer::Array(vec![Answer::Bytes(b"slave".to_vec())]),
+            "SENTINEL" => match role {
+                Role::Sentinel(primary) => {
+                    let primary = self.network.server(primary);
+                    let port = primary.port().to_string();
+                    Answer::Array([primary.host(), &port].map(|text| Answer::Bytes(text.into())).into())
+                }
+                _ => error("ERR unknown command 'SENTINEL'"),
+            },
+            "CLUSTER" if word(1).is_some_and(|what| what == "SLOTS") => slots::shown(self),
+            "CLUSTER" => {
+                let state = if trouble.refuses_scripts == Some(slots::DOWN) { "fail" } else { "ok" };
+                Answer::Bytes(format!("cluster_state:{state}\r\n").into_bytes())
+            }
+            "WAIT" => {
+                let number = |at| word(at).and_then(|word| word.parse::<u64>().ok()).unwrap_or_default();
+                return Step::Waits(number(1) as i64, Instant::now() + Duration::from_millis(number(2)));
+            }
+            "EVAL" | "EVALSHA" if trouble.paused.is_some_and(|until| Instant::now() < until) => {
+                session.asking = asking;
+                return Step::Paused(trouble.paused.unwrap_or_else(Instant::now), words);
+            }
+            "EVAL" | "EVALSHA" | "EVAL_RO" | "EVALSHA_RO" => match trouble.refuses_scripts {
+                Some(why) => error(why),
+                None => self.run_script(session, asking, &name, &words),
+            },
+            _ => Answer::Error(format!("ERR unknown command '{name}', with args beginning with: ")),
+        };
+        write(&answer, session.resp3, replies);
+        Step::Answered
+    }
+
+    fn hello(&self, session: &Session, role: &Role, replies: &mut Vec<u8>) {
+        let text = |text: &str| Answer::Bytes(text.as_bytes().to_vec());
+        let sentinel = matches!(role, Role::Sentinel(_));
+        let mode = if sentinel { "sentinel" } else { "standalone" };
+        let role = if *role == Role::Primary { "master" } else { "replica" };
+        let pairs = [
+            ("server", text("redis")),
+            ("version", text("7.2.4")),
+            ("proto", Answer::Integer(if session.resp3 { 3 } else { 2 })),
+            ("mode", text(mode)),
+            ("role", text(role)),
+        ];
+        write_map(&pairs, session.resp3, replies);
+    }
+
+    fn run_script(&self, session: &mut Session, asking: bool, name: &str, words: &Words) -> Answer {
+        let count = std::str::from_utf8(&words[2]).ok().and_then(|count| count.parse::<usize>().ok()).expect("keys");
+        let (keys, arguments) = words[3..].split_at(count);
+        if let Some(elsewhere) = slots::elsewhere(self, keys, asking) {
+            return Answer::Error(elsewhere);
+        }
+        let mut state = self.state();
+        let now_us = self.network.now_us();
+        state.store.set_time(now_us);
+        let digest = if name.starts_with("EVALSHA") {
+            let digest = String::from_utf8_lossy(&words[1]).into_owned();
+            if !state.scripts.contains(&digest) {
+                return Answer::Error("NOSCRIPT No matching script. Please use EVAL.".into());
+            }
+            digest
+        } else {
+            match RUNNER.with_borrow_mut(|runner| runner.load(&words[1])) {
+                Ok(digest) => digest,
+                Err(error) => return Answer::Error(error),
+            }
+        };
+        state.scripts.insert(digest.clone());
+        let refusal = match state.role {
+            Role::Replica => Some("READONLY You can't write against a read only replica."),
+            _ => state.trouble.refusal,
+        };
+        let before: Vec<_> = keys.iter().map(|key| state.store.shown(key)).collect();
+        let answer = RUNNER.with_borrow_mut(|runner| runner.run(&digest, &mut state.store, (keys, arguments), refusal));
+        let changed = keys.iter().zip(before).any(|(key, before)| state.store.shown(key) != before);
+        if changed {
+            state.unsynced.extend_from_slice(keys);
+            session.wrote_at = Some(Instant::now());
+        }
+        drop(state);
+        self.network.ledger().enter(keys, arguments, &answer, changed);
+        answer
+    }
+}

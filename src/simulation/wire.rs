@@ -1,0 +1,298 @@
+//! A connection in memory: two directions, each of which delays, loses, or cuts short what is written to it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep};
+
+use super::network::Network;
+
+/// Between a client and a server.
+pub(super) struct Wire {
+    pub(super) number: u64,
+    /// Which server it leads to.
+    pub(super) server: usize,
+    network: Arc<Network>,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    ToServer,
+    ToClient,
+}
+
+/// What becomes of bytes in a black hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hole {
+    /// They are delivered once it is gone, as TCP sends them again.
+    Held,
+    /// The connection is forgotten between here and there: nothing ever comes through.
+    Lost,
+}
+
+struct State {
+    halves: [Half; 2],
+    /// Both sides see it at once.
+    reset: bool,
+    /// How much a direction takes that hasn't been read.
+    room: usize,
+    client_gone: bool,
+    server_gone: bool,
+}
+
+#[derive(Default)]
+struct Half {
+    /// What is under way, and when it arrives; never, while a hole holds it.
+    chunks: VecDeque<(Option<Instant>, Vec<u8>)>,
+    queued: usize,
+    /// The writer has closed it.
+    ended: bool,
+    /// Its last arrival, since bytes don't overtake each other.
+    last: Option<Instant>,
+    hole: Option<Hole>,
+    /// After so many more bytes nothing is delivered but the end.
+    cut: Option<usize>,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+/// The client's side, as a stream.
+pub(crate) struct ClientEnd {
+    wire: Arc<Wire>,
+    timer: Pin<Box<Sleep>>,
+}
+
+/// The server's.
+pub(super) struct ServerEnd {
+    pub(super) wire: Arc<Wire>,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Wire {
+    pub(super) fn new(number: u64, server: usize, network: Arc<Network>, room: usize) -> (ClientEnd, ServerEnd) {
+        let state = State { halves: Default::default(), reset: false, room, client_gone: false, server_gone: false };
+        let wire = Arc::new(Self { number, server, network, state: Mutex::new(state) });
+        let timer = || Box::pin(tokio::time::sleep_until(Instant::now()));
+        (ClientEnd { wire: Arc::clone(&wire), timer: timer() }, ServerEnd { wire, timer: timer() })
+    }
+
+    pub(super) fn reset(&self) {
+        let mut state = self.state();
+        state.reset = true;
+        state.halves.iter_mut().for_each(Half::wake);
+    }
+
+    pub(super) fn fall_into(&self, hole: Hole, directions: &[Direction]) {
+        let mut state = self.state();
+        if state.client_gone {
+            return;
+        }
+        for direction in directions {
+            let half = &mut state.halves[*direction as usize];
+            half.hole = Some(hole);
+            half.chunks.iter_mut().for_each(|(at, _)| *at = None);
+        }
+    }
+
+    /// What a hole held goes on its way; what one lost stays lost.
+    pub(super) fn climb_out(&self) {
+        let mut state = self.state();
+        for half in &mut state.halves {
+            if half.hole == Some(Hole::Held) {
+                half.hole = None;
+                for (at, _) in &mut half.chunks {
+                    let arrives = self.network.arrival(half.last);
+                    half.last = Some(arrives);
+                    *at = Some(arrives);
+                }
+                half.wake();
+            }
+        }
+    }
+
+    /// After so many more bytes to the client, the connection ends.
+    pub(super) fn cut_after(&self, bytes: usize) {
+        self.state().halves[Direction::ToClient as usize].cut = Some(bytes);
+    }
+
+    /// Whether either side still holds it.
+    pub(super) fn is_open_at_server(&self) -> bool {
+        !self.state().server_gone
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        let state = self.state();
+        state.client_gone && state.server_gone
+    }
+
+    fn write(&self, direction: Direction, bytes: &[u8]) {
+        let mut state = self.state();
+        if !state.reset {
+            state.halves[direction as usize].push(bytes, &self.network);
+        }
+    }
+
+    fn poll_take(
+        &self,
+        direction: Direction,
+        most: usize,
+        timer: &mut Pin<Box<Sleep>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<Vec<u8>>> {
+        loop {
+            let mut state = self.state();
+            if state.reset {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            let half = &mut state.halves[direction as usize];
+            let Some((at, bytes)) = half.chunks.front_mut() else {
+                if half.ended && half.hole.is_none() {
+                    return Poll::Ready(Ok(Vec::new()));
+                }
+                half.reader = Some(cx.waker().clone());
+                return Poll::Pending;
+            };
+            let Some(at) = *at else {
+                half.reader = Some(cx.waker().clone());
+                return Poll::Pending;
+            };
+            if at > Instant::now() {
+                half.reader = Some(cx.waker().clone());
+                drop(state);
+                timer.as_mut().reset(at);
+                ready!(timer.as_mut().poll(cx));
+                continue;
+            }
+            let rest = bytes.split_off(most.min(bytes.len()));
+            let taken = std::mem::replace(bytes, rest);
+            if bytes.is_empty() {
+                half.chunks.pop_front();
+            }
+            half.queued -= taken.len();
+            if let Some(writer) = half.writer.take() {
+                writer.wake();
+            }
+            drop(state);
+            self.network.record(&[self.number, direction as u64, taken.len() as u64], &taken);
+            return Poll::Ready(Ok(taken));
+        }
+    }
+
+    fn close(&self, direction: Direction) {
+        let mut state = self.state();
+        match direction {
+            Direction::ToServer => state.client_gone = true,
+            Direction::ToClient => state.server_gone = true,
+        }
+        let gone = state.client_gone;
+        let half = &mut state.halves[direction as usize];
+        half.ended = true;
+        half.wake();
+        // Nobody will ever hear the other side again: the system ends what is left of it.
+        if gone && half.hole == Some(Hole::Lost) {
+            state.reset = true;
+            state.halves.iter_mut().for_each(Half::wake);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Half {
+    fn push(&mut self, bytes: &[u8], network: &Network) {
+        let mut bytes = bytes.to_vec();
+        let mut ends = false;
+        if let Some(cut) = &mut self.cut {
+            bytes.truncate(*cut);
+            *cut -= bytes.len();
+            ends = *cut == 0;
+        }
+        self.queued += bytes.len();
+        let at = self.hole.is_none().then(|| network.arrival(self.last));
+        self.last = at.or(self.last);
+        if !bytes.is_empty() && !self.ended {
+            self.chunks.push_back((at, bytes));
+        }
+        // What was delivered up to the cut is still read.
+        self.ended |= ends;
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        self.reader.take().into_iter().chain(self.writer.take()).for_each(Waker::wake);
+    }
+}
+
+impl AsyncRead for ClientEnd {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Self { wire, timer } = &mut *self;
+        let taken = ready!(wire.poll_take(Direction::ToClient, buffer.remaining(), timer, cx))?;
+        buffer.put_slice(&taken);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for ClientEnd {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let mut state = self.wire.state();
+        if state.reset {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        let (room, dead) = (state.room, state.server_gone);
+        let half = &mut state.halves[Direction::ToServer as usize];
+        let room = room.saturating_sub(half.queued);
+        if room == 0 {
+            half.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let written = &bytes[..room.min(bytes.len())];
+        // A server that has gone reads nothing of it.
+        if !dead {
+            half.push(written, &self.wire.network);
+        }
+        drop(state);
+        self.wire.network.wrote(&self.wire, written);
+        Poll::Ready(Ok(written.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.wire.close(Direction::ToServer);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for ClientEnd {
+    fn drop(&mut self) {
+        self.wire.close(Direction::ToServer);
+    }
+}
+
+impl ServerEnd {
+    /// What arrives; none at the end, in whatever way that comes.
+    pub(super) async fn receive(&mut self) -> Option<Vec<u8>> {
+        let Self { wire, timer } = self;
+        let taken = std::future::poll_fn(|cx| wire.poll_take(Direction::ToServer, usize::MAX, timer, cx)).await;
+        taken.ok().filter(|taken| !taken.is_empty())
+    }
+
+    pub(super) fn send(&self, bytes: &[u8]) {
+        self.wire.write(Direction::ToClient, bytes);
+    }
+}
+
+impl Drop for ServerEnd {
+    fn drop(&mut self) {
+        self.wire.close(Direction::ToClient);
+    }
+}
