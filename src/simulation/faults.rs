@@ -168,7 +168,9 @@ fn heal(network: &Network) {
             own.for_each(|(group, _)| owned[group] = server.at);
         }
     }
-    if let Some(owners) = owners {
+    if let Some(mut owners) = owners {
+        // Who has been succeeded owns nothing.
+        owners.iter_mut().for_each(|owner| *owner = primary_of(network, *owner).at);
         servers.iter().for_each(|server| server.state().slots.as_mut().expect("slots").owners = owners);
     }
 }
