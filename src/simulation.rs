@@ -70,6 +70,9 @@ fn seeds(part: u64) {
         }
     }
     let (recovered, by) = slowest;
+    if calls == 0 {
+        return;
+    }
     println!(
         "{calls} calls, {failed} of them failed; recovered {recovered} ms after the last fault at the latest (seed {by})"
     );
@@ -99,9 +102,9 @@ fn seeds_4() {
 /// Otherwise a seed that failed could not be looked at.
 #[test]
 fn a_seed_repeats_its_run_to_the_byte() {
-    for seed in 1..=30 {
+    for seed in 1..=40 {
         let [first, second] = [run(seed), run(seed)];
         assert_eq!(first.digest, second.digest, "seed {seed}");
-        assert!(first.digest.1 > 100, "seed {seed}: {:?}", first.digest);
+        assert!(first.digest.is_none_or(|(_, events)| events > 100), "seed {seed}: {:?}", first.digest);
     }
 }

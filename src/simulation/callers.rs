@@ -108,6 +108,12 @@ impl Callers {
         Arc::new(Self { told: Mutex::default(), rules: Rules::new(), network: Arc::clone(network), limiter })
     }
 
+    /// Asks once, before all others.
+    pub(super) async fn first(&self) {
+        let ask = |key| self.limiter.peek(&self.rules.own, key);
+        self.ask(0, Patience::Awaits, Duration::from_secs(5), "first", Kind::Peek, 1, ask).await;
+    }
+
     /// Asks now and then, until `end`.
     pub(super) async fn call(self: Arc<Self>, caller: usize, mut chance: Chance, pause: u64, end: Instant) {
         // Some ask at the same instants as others.

@@ -340,7 +340,7 @@ impl Fault {
         }
         if !moved {
             // What has been carried over is forgotten.
-            network.ledger().forgotten += 1;
+            network.ledger().emptied += 1;
             return;
         }
         for server in [&to, &from] {

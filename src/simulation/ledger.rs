@@ -8,8 +8,10 @@ use crate::engine::embedded::raw::Answer;
 pub(crate) struct Ledger {
     /// By the key of the request.
     pub(super) taken: BTreeMap<String, Taken>,
-    /// How often state was forgotten: a server restarted empty, or a replica took over that lagged.
-    pub(super) forgotten: u64,
+    /// How often a server restarted empty, or what was being moved was lost.
+    pub(super) emptied: u64,
+    /// How often a replica took over, which may have lagged.
+    pub(super) succeeded: u64,
     pub(super) scripts: u64,
 }
 
@@ -45,6 +47,11 @@ impl Ledger {
             }
             _ => {}
         }
+    }
+
+    /// How often state was forgotten.
+    pub(super) fn forgotten(&self) -> u64 {
+        self.emptied + self.succeeded
     }
 
     pub(super) fn of(&self, key: &str) -> Taken {

@@ -1,11 +1,12 @@
 //! What must hold of every simulation, whatever went wrong in it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::Topology;
 use super::callers::{Callers, Kind, OWN, Outcome, Told};
 use super::ledger::request_key;
+use super::server::Role;
 use crate::Charged;
 
 /// How late an answer may be.
@@ -26,13 +27,18 @@ pub(super) struct Verdict {
     pub(super) recovered: u64,
 }
 
-pub(super) fn judge(callers: &Callers, topology: Topology, healed: u64, end: u64) -> Verdict {
+pub(super) fn judge(callers: &Callers, topology: Topology, confirmed: bool, healed: u64, end: u64) -> Verdict {
     let told = callers.told.lock().expect("nobody panicked").clone();
     let mut judge = Judge { callers, broken: Vec::new() };
     judge.answers_in_time(&told);
     judge.own_keys(&told);
     judge.shared_keys(&told, topology, end);
-    let recovered = judge.recovers(&told, healed);
+    if confirmed {
+        judge.confirmed_is_kept(&told);
+    }
+    // Who has to wait for replicas waits for a quarter of the time at most.
+    let enough = if confirmed { 5 * ENOUGH } else { ENOUGH };
+    let recovered = judge.recovers(&told, healed, enough);
     if KNOWS_WHAT_WAS_WRITTEN {
         judge.unwritten_is_known(&told);
     }
@@ -69,7 +75,7 @@ impl Judge<'_> {
         }
         let (taken, forgotten) = {
             let ledger = self.callers.network.ledger();
-            (by_key.keys().map(|key| ledger.of(key)).collect::<Vec<_>>(), ledger.forgotten)
+            (by_key.keys().map(|key| ledger.of(key)).collect::<Vec<_>>(), ledger.forgotten())
         };
         for ((key, all), taken) in by_key.into_iter().zip(taken) {
             let first = all[0];
@@ -115,7 +121,7 @@ impl Judge<'_> {
         for (key, (rule, admitted, perhaps)) in sums {
             let (taken, forgotten) = {
                 let ledger = self.callers.network.ledger();
-                (ledger.of(key).units, ledger.forgotten)
+                (ledger.of(key).units, ledger.forgotten())
             };
             let what = |how: &str| {
                 format!(
@@ -139,9 +145,30 @@ impl Judge<'_> {
         }
     }
 
-    fn recovers(&mut self, all: &[Told], healed: u64) -> u64 {
+    /// What a replica has confirmed is there after any failover.
+    fn confirmed_is_kept(&mut self, all: &[Told]) {
+        let network = &self.callers.network;
+        if network.ledger().emptied > 0 {
+            return;
+        }
+        let now_us = network.now_us();
+        let mut kept = BTreeSet::new();
+        for server in network.servers() {
+            let mut state = server.state();
+            if state.role == Role::Primary {
+                state.store.set_time(now_us);
+                kept.extend(state.store.keys().iter().map(|key| request_key(key)));
+            }
+        }
+        for told in all.iter().filter(|told| matches!(told.kind, Kind::Own | Kind::OwnById)) {
+            let allowed = matches!(told.outcome, Outcome::Allowed { .. });
+            self.must(!allowed || kept.contains(&told.key), || format!("confirmed, and forgotten: {told:?}"));
+        }
+    }
+
+    fn recovers(&mut self, all: &[Told], healed: u64, enough: Duration) -> u64 {
         let fails = |told: &&Told| {
-            told.deadline >= ENOUGH && told.began >= healed && matches!(told.outcome, Outcome::Failed { .. })
+            told.deadline >= enough && told.began >= healed && matches!(told.outcome, Outcome::Failed { .. })
         };
         let last = all.iter().filter(fails).max_by_key(|told| told.began);
         let after = last.map_or(0, |told| told.began - healed);
@@ -156,7 +183,7 @@ impl Judge<'_> {
             return;
         }
         let keys = requests.iter().flatten().filter(|word| word.contains(&b'{')).map(|word| request_key(word));
-        let written: std::collections::BTreeSet<_> = keys.collect();
+        let written: BTreeSet<_> = keys.collect();
         for told in all.iter().filter(|told| matches!(told.kind, Kind::Own)) {
             let doubts = matches!(told.outcome, Outcome::Failed { charged: Charged::Unknown, disconnected: true, .. });
             self.must(!doubts || written.contains(&told.key), || format!("never written, and not known: {told:?}"));

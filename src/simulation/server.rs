@@ -155,7 +155,7 @@ impl Server {
         state.run += 1000;
         if !keeps && state.role == Role::Primary {
             state.store = Store::default();
-            self.network.ledger().forgotten += 1;
+            self.network.ledger().emptied += 1;
         }
         state.unsynced.clear();
         let (role, other, store) = (state.role.clone(), state.other, state.store.clone());
@@ -194,6 +194,14 @@ impl Server {
         let Some(other) = state.other.filter(|_| state.role == Role::Primary && state.up && !state.trouble.lags) else {
             return;
         };
+        let replica = self.network.server(other);
+        let listens = {
+            let replica = replica.state();
+            replica.up && replica.role == Role::Replica
+        };
+        if !listens {
+            return;
+        }
         state.synced_at = Instant::now();
         if state.unsynced.is_empty() {
             return;
@@ -201,13 +209,7 @@ impl Server {
         let changed = std::mem::take(&mut state.unsynced);
         let store = std::mem::take(&mut state.store);
         drop(state);
-        let other = self.network.server(other);
-        {
-            let mut replica = other.state();
-            if replica.up && replica.role == Role::Replica {
-                store.copy_to(&mut replica.store, &changed);
-            }
-        }
+        store.copy_to(&mut replica.state().store, &changed);
         self.state().store = store;
     }
 
@@ -220,7 +222,7 @@ impl Server {
         state.role = Role::Primary;
         state.unsynced.clear();
         drop(state);
-        self.network.ledger().forgotten += 1;
+        self.network.ledger().succeeded += 1;
         Some(other)
     }
 

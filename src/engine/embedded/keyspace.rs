@@ -120,6 +120,13 @@ impl Keyspace {
     }
 
     #[cfg(test)]
+    pub(super) fn keys(&self) -> Vec<Vec<u8>> {
+        let mut keys: Vec<_> = self.values.keys().cloned().collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    #[cfg(test)]
     pub(super) fn copy_to(&self, other: &mut Self, key: &[u8]) {
         match self.values.get(key) {
             Some(entry) => _ = other.values.insert(key.to_vec(), entry.clone()),

@@ -51,6 +51,11 @@ impl Store {
         self.0.shown(key)
     }
 
+    /// All keys, in order.
+    pub(crate) fn keys(&self) -> Vec<Vec<u8>> {
+        self.0.keys()
+    }
+
     /// Makes these keys there what they are here.
     pub(crate) fn copy_to(&self, other: &mut Self, keys: &[Vec<u8>]) {
         keys.iter().for_each(|key| self.0.copy_to(&mut other.0, key));

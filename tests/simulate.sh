@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Simulates the client under faults of time and network, each seed another run: one node, Sentinel and Cluster in turn.
+#   bash tests/simulate.sh [--seeds 1000] [--from 1] [--trace]
+# A seed that breaks is printed with its faults, and repeats its run to the byte. Exits with 1 if any broke.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+usage='Usage: bash tests/simulate.sh [--seeds N] [--from N] [--trace]
+  --seeds N  how many seeds, 1 or more (1000)
+  --from N   the first of them (1)
+  --trace    prints all that happens, of one seed'
+
+fail() { printf 'tests/simulate.sh: %s\n' "$*" >&2; exit 2; }
+
+seeds=1000
+from=1
+trace=
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --help | -h) printf '%s\n' "$usage"; exit 0 ;;
+        --trace) trace=1; shift; continue ;;
+        --seeds) seeds=${2-} ;;
+        --from) from=${2-} ;;
+        *) fail "expected --seeds N, --from N or --trace, got $1" ;;
+    esac
+    [[ "${2-}" =~ ^[1-9][0-9]{0,14}$ ]] || fail "$1: expected a whole number of 1 or more, got '${2-}'"
+    shift 2
+done
+[ -z "$trace" ] || [ "$seeds" -eq 1 ] || fail "--trace: expected --seeds 1, got --seeds $seeds"
+command -v cargo >/dev/null || fail 'expected cargo on the PATH: install Rust 1.88 or newer'
+
+export RUST_BACKTRACE=0 TOLLGATE_SIMULATE_SEEDS=$seeds TOLLGATE_SIMULATE_FROM=$from
+[ -z "$trace" ] || export TOLLGATE_SIMULATE_TRACE=1
+cargo test --quiet --features cli,tls --lib --no-run
+# What the harness adds isn't of interest, unless a test ended without a verdict.
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+result=0
+cargo test --quiet --features cli,tls --lib -- simulation::seeds --nocapture >"$output" 2>&1 || result=1
+if [ -n "$trace" ] || { [ "$result" -ne 0 ] && ! grep -aq '^seed ' "$output"; }; then
+    cat "$output"
+else
+    grep -aE '^(seed |  |[0-9]+ calls)' "$output" || true
+fi
+exit "$result"
