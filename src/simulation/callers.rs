@@ -117,7 +117,7 @@ impl Callers {
     /// Asks now and then, until `end`.
     pub(super) async fn call(self: Arc<Self>, caller: usize, mut chance: Chance, pause: u64, end: Instant) {
         // Some ask at the same instants as others.
-        let together = chance.one_in(3);
+        let together = chance.one_in(2);
         sleep(chance.ms(0, pause)).await;
         let mut number = 0;
         while Instant::now() < end {

@@ -70,6 +70,24 @@ enum What {
     },
 }
 
+/// What may be expected of a run, by what goes wrong in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    /// From when on every call succeeds that has time enough.
+    pub(super) well_from: Duration,
+    /// New connections work throughout, so that it is a matter of how soon one is made: so long after a call first failed.
+    pub(super) reconnects_within: Option<Duration>,
+    /// No call is told that Redis isn't asked.
+    pub(super) is_always_asked: bool,
+    /// Every call succeeds that has time enough.
+    pub(super) all_succeed: bool,
+}
+
+/// How soon after a connection fell silent another one is used.
+const RECONNECTED: Duration = Duration::from_secs(1);
+/// Of the breaker, with its jitter.
+const LONGEST_PAUSE: Duration = Duration::from_millis(2500);
+
 const BOTH: &[Direction] = &[ToServer, ToClient];
 
 /// The faults of this seed, in their order, and when all of them are over.
@@ -80,6 +98,22 @@ pub(super) fn script(chance: &mut Chance, topology: Topology) -> (Vec<Fault>, Du
     faults.sort_by_key(|fault| fault.at);
     let end = faults.iter().map(|fault| fault.at + fault.length).max().unwrap_or_default();
     (faults, end)
+}
+
+pub(super) fn expected(faults: &[Fault], end: Duration) -> Expected {
+    let first = faults.iter().map(|fault| fault.at).min().unwrap_or_default();
+    // A pause of the breaker is about as long as the outage was.
+    let pauses = (end - first).min(LONGEST_PAUSE);
+    let reconnects = matches!(faults, [Fault { what: What::BlackHole { new: false, everywhere: false, .. }, .. }]);
+    let is_mild = |fault: &Fault| {
+        matches!(fault.what, What::Resets | What::CutsReplyAfter(_) | What::FlushesScripts | What::ReplicaLags)
+    };
+    Expected {
+        well_from: end + RECONNECTED + pauses,
+        reconnects_within: reconnects.then_some(RECONNECTED),
+        is_always_asked: faults.len() <= 2 && faults.iter().all(is_mild),
+        all_succeed: faults.iter().all(|fault| matches!(fault.what, What::FlushesScripts)),
+    }
 }
 
 fn fault(chance: &mut Chance, topology: Topology, last: u64) -> Fault {
@@ -93,7 +127,7 @@ fn fault(chance: &mut Chance, topology: Topology, last: u64) -> Fault {
         Topology::Cluster => chance.below(3) as usize,
     };
     let special = topology != Topology::OneNode && chance.one_in(4);
-    let what = match chance.below(26) {
+    let what = match chance.below(30) {
         _ if special && topology == Topology::Cluster && chance.one_in(2) => {
             What::MovesSlots { group: chance.below(super::slots::GROUPS as u64) as usize }
         }
@@ -126,7 +160,11 @@ fn fault(chance: &mut Chance, topology: Topology, last: u64) -> Fault {
         22 => What::IsSlow(chance.ms(1, 40)),
         23 if topology != Topology::OneNode => What::ReplicaLags,
         23 => What::Resets,
-        _ => What::FlushesScripts,
+        24 | 25 => What::FlushesScripts,
+        26 => What::IsBusy,
+        27 => What::RefusesScripts("LOADING Redis is loading the dataset in memory"),
+        28 => What::RefusesScripts("BUSY Redis is busy running a script. You can only call SCRIPT KILL."),
+        _ => What::Resets,
     };
     Fault { at, length, server, what, chance: Chance::new(chance.draw(), 0) }
 }
@@ -159,6 +197,12 @@ fn heal(network: &Network) {
     network.wires(None).iter().for_each(|wire| wire.climb_out());
     // Whoever hadn't heard of it learns who has what.
     let servers = network.servers();
+    let primary = primary_of(network, 0).at;
+    for server in &servers {
+        if let Role::Sentinel(named) = &mut server.state().role {
+            *named = primary;
+        }
+    }
     let mut owners = None;
     for server in servers.iter().filter(|server| server.state().role == Role::Primary) {
         let mut state = server.state();
@@ -296,7 +340,9 @@ impl Fault {
             }
         }
         sleep(self.length / 2).await;
-        if old.is_up() {
+        // Unless its own replica has been succeeded by it meanwhile.
+        let is_succeeded = replica.state().role == Role::Primary;
+        if old.is_up() && is_succeeded {
             old.demote(kills);
             if let Some(slots) = &mut old.state().slots {
                 slots.replace(old.at, other);

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use super::Topology;
 use super::callers::{Callers, Kind, OWN, Outcome, Told};
+use super::faults::Expected;
 use super::ledger::request_key;
 use super::server::Role;
 use crate::Charged;
 
 /// How late an answer may be.
 const GRAIN: Duration = Duration::from_millis(3);
-/// How soon after the last fault every call succeeds.
+/// How soon after the last fault every call succeeds, whatever it was.
 pub(super) const RECOVERY: Duration = Duration::from_millis(3500);
 /// Deadlines that are long enough for an answer where all is well.
 pub(super) const ENOUGH: Duration = Duration::from_millis(100);
@@ -27,10 +28,18 @@ pub(super) struct Verdict {
     pub(super) recovered: u64,
 }
 
-pub(super) fn judge(callers: &Callers, topology: Topology, confirmed: bool, healed: u64, end: u64) -> Verdict {
+pub(super) fn judge(
+    callers: &Callers,
+    topology: Topology,
+    confirmed: bool,
+    healed: u64,
+    expected: Expected,
+) -> Verdict {
     let told = callers.told.lock().expect("nobody panicked").clone();
     let mut judge = Judge { callers, broken: Vec::new() };
+    let end = callers.network.ms();
     judge.answers_in_time(&told);
+    judge.errors_are_explained(&told, expected);
     judge.own_keys(&told);
     judge.shared_keys(&told, topology, end);
     if confirmed {
@@ -38,7 +47,7 @@ pub(super) fn judge(callers: &Callers, topology: Topology, confirmed: bool, heal
     }
     // Who has to wait for replicas waits for a quarter of the time at most.
     let enough = if confirmed { 5 * ENOUGH } else { ENOUGH };
-    let recovered = judge.recovers(&told, healed, enough);
+    let recovered = judge.recovers(&told, healed, enough, expected);
     if KNOWS_WHAT_WAS_WRITTEN {
         judge.unwritten_is_known(&told);
     }
@@ -64,6 +73,27 @@ impl Judge<'_> {
             self.must(took.is_some(), || format!("a call never ended: {told:?}"));
             let late = took.is_some_and(|took| took > told.deadline + GRAIN);
             self.must(!late, || format!("a call took longer than its deadline ({took:?}): {told:?}"));
+        }
+    }
+
+    /// Nobody is told of anything that the faults can't bring about.
+    fn errors_are_explained(&mut self, all: &[Told], expected: Expected) {
+        const CODES: [&str; 9] =
+            ["OOM", "NOREPLICAS", "MISCONF", "MASTERDOWN", "CLUSTERDOWN", "LOADING", "BUSY", "READONLY", "TRYAGAIN"];
+        for told in all {
+            let Outcome::Failed { why, .. } = &told.outcome else { continue };
+            let (class, said) = why.split_once(": ").unwrap_or((why, ""));
+            let explained = match class {
+                "unreachable" | "deadline" | "disconnected" | "unconfirmed" => true,
+                "not-now" => true,
+                // What is left of a reply that was cut short.
+                "garbled" => said.contains("Unexpected end of input"),
+                "refused" => CODES.iter().any(|code| said.contains(code)),
+                _ => false,
+            };
+            self.must(explained && !said.contains("NOSCRIPT"), || format!("an error that nothing explains: {told:?}"));
+            let asked = !said.contains("isn't asked");
+            self.must(asked || !expected.is_always_asked, || format!("the breaker opened by too little: {told:?}"));
         }
     }
 
@@ -166,14 +196,21 @@ impl Judge<'_> {
         }
     }
 
-    fn recovers(&mut self, all: &[Told], healed: u64, enough: Duration) -> u64 {
-        let fails = |told: &&Told| {
-            told.deadline >= enough && told.began >= healed && matches!(told.outcome, Outcome::Failed { .. })
+    fn recovers(&mut self, all: &[Told], healed: u64, enough: Duration, expected: Expected) -> u64 {
+        let failed_first = all.iter().filter(|told| matches!(told.outcome, Outcome::Failed { .. }));
+        let failed_first = Duration::from_millis(failed_first.map(|told| told.began).min().unwrap_or_default());
+        let well_from = match expected.reconnects_within {
+            _ if expected.all_succeed => Duration::ZERO,
+            Some(within) => failed_first + within,
+            None => expected.well_from,
         };
+        let well_from = well_from.as_millis() as u64;
+        let fails = |told: &&Told| told.deadline >= enough && matches!(told.outcome, Outcome::Failed { .. });
         let last = all.iter().filter(fails).max_by_key(|told| told.began);
-        let after = last.map_or(0, |told| told.began - healed);
-        self.must(after < RECOVERY.as_millis() as u64, || format!("fails {after} ms after the last fault: {last:?}"));
-        after
+        let began = last.map_or(0, |told| told.began);
+        let well = last.is_none() || began < well_from;
+        self.must(well, || format!("fails though all should be well from {well_from} ms on: {last:?}"));
+        began.saturating_sub(healed)
     }
 
     /// A connection that breaks before anything of a call is written leaves no doubt.
