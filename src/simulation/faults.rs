@@ -75,8 +75,8 @@ enum What {
 pub(super) struct Expected {
     /// From when on every call succeeds that has time enough.
     pub(super) well_from: Duration,
-    /// New connections work throughout, so that it is a matter of how soon one is made: so long after a call first failed.
-    pub(super) reconnects_within: Option<Duration>,
+    /// From then on something fails, and new connections work throughout, so that it is a matter of how soon one is made.
+    pub(super) only_connections_fail_from: Option<Duration>,
     /// No call is told that Redis isn't asked.
     pub(super) is_always_asked: bool,
     /// Every call succeeds that has time enough.
@@ -84,7 +84,7 @@ pub(super) struct Expected {
 }
 
 /// How soon after a connection fell silent another one is used.
-const RECONNECTED: Duration = Duration::from_secs(1);
+pub(super) const RECONNECTED: Duration = Duration::from_secs(1);
 /// Of the breaker, with its jitter.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2500);
 
@@ -95,24 +95,37 @@ pub(super) fn script(chance: &mut Chance, topology: Topology) -> (Vec<Fault>, Du
     // Now and then a single one, so that it is seen what becomes of that alone.
     let (count, last) = if chance.one_in(3) { (1, 800) } else { (chance.between(2, 7), chance.between(1500, 5000)) };
     let mut faults: Vec<_> = (0..count).map(|_| fault(chance, topology, last)).collect();
+    // Who crashed stays away for long enough that its successor must be found.
+    if let [Fault { length, what: What::FailsOver { .. }, .. }] = faults.as_mut_slice() {
+        *length = Duration::from_secs(8);
+    }
     faults.sort_by_key(|fault| fault.at);
     let end = faults.iter().map(|fault| fault.at + fault.length).max().unwrap_or_default();
     (faults, end)
 }
 
-pub(super) fn expected(faults: &[Fault], end: Duration) -> Expected {
+pub(super) fn expected(faults: &[Fault], end: Duration, confirmed: bool) -> Expected {
     let first = faults.iter().map(|fault| fault.at).min().unwrap_or_default();
     // A pause of the breaker is about as long as the outage was.
     let pauses = (end - first).min(LONGEST_PAUSE);
-    let reconnects = matches!(faults, [Fault { what: What::BlackHole { new: false, everywhere: false, .. }, .. }]);
+    let (well_from, only_connections_fail_from) = match faults {
+        [Fault { at, what: What::BlackHole { new: false, everywhere: false, .. }, .. }] => {
+            (end + RECONNECTED, Some(*at))
+        }
+        // The one that crashed is still away by then, and all others know who is in its place.
+        [Fault { at, length, what: What::FailsOver { crashes: true, .. }, .. }] if !confirmed => {
+            (*at + *length / 2 + RECONNECTED, None)
+        }
+        _ => (end + RECONNECTED + pauses, None),
+    };
     let is_mild = |fault: &Fault| {
         matches!(fault.what, What::Resets | What::CutsReplyAfter(_) | What::FlushesScripts | What::ReplicaLags)
     };
     Expected {
-        well_from: end + RECONNECTED + pauses,
-        reconnects_within: reconnects.then_some(RECONNECTED),
+        well_from,
+        only_connections_fail_from,
         is_always_asked: faults.len() <= 2 && faults.iter().all(is_mild),
-        all_succeed: faults.iter().all(|fault| matches!(fault.what, What::FlushesScripts)),
+        all_succeed: faults.iter().all(|fault| matches!(fault.what, What::FlushesScripts | What::MovesSlots { .. })),
     }
 }
 

@@ -12,7 +12,10 @@ pub(crate) struct Ledger {
     pub(super) emptied: u64,
     /// How often a replica took over, which may have lagged.
     pub(super) succeeded: u64,
-    pub(super) scripts: u64,
+    /// Scripts that were sent to a replica over a connection that it never had as a primary.
+    pub(super) misled: u64,
+    /// When a call was sent to who no longer has the slot, in milliseconds.
+    pub(super) moved: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,7 +27,6 @@ pub(super) struct Taken {
 impl Ledger {
     /// Notes a call that was answered so; `changed` says whether it changed anything of its keys.
     pub(super) fn enter(&mut self, keys: &[Vec<u8>], arguments: &[Vec<u8>], answer: &Answer, changed: bool) {
-        self.scripts += 1;
         match answer {
             Answer::Bytes(records) if records.len() == 40 * keys.len() => {
                 let records = records.as_chunks::<40>().0;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Topology;
 use super::callers::{Callers, Kind, OWN, Outcome, Told};
-use super::faults::Expected;
+use super::faults::{Expected, RECONNECTED};
 use super::ledger::request_key;
 use super::server::Role;
 use crate::Charged;
@@ -42,6 +42,7 @@ pub(super) fn judge(
     judge.errors_are_explained(&told, expected);
     judge.own_keys(&told);
     judge.shared_keys(&told, topology, end);
+    judge.servers_are_told_apart(healed);
     if confirmed {
         judge.confirmed_is_kept(&told);
     }
@@ -175,6 +176,20 @@ impl Judge<'_> {
         }
     }
 
+    /// Nobody decides by who says of itself that it is a replica; and who has learned that slots have moved doesn't ask in
+    /// the wrong place for long.
+    fn servers_are_told_apart(&mut self, healed: u64) {
+        let (misled, moved) = {
+            let ledger = self.callers.network.ledger();
+            (ledger.misled, ledger.moved.clone())
+        };
+        self.must(misled == 0, || format!("{misled} scripts were sent to who has been a replica all the time"));
+        let mut after = moved.into_iter().filter(|at| *at > healed);
+        let (first, last) = (after.next().unwrap_or_default(), after.next_back().unwrap_or_default());
+        let long = last.saturating_sub(first);
+        self.must(long < 2000, || format!("for {long} ms, calls are sent to who says that the slot has moved"));
+    }
+
     /// What a replica has confirmed is there after any failover.
     fn confirmed_is_kept(&mut self, all: &[Told]) {
         let network = &self.callers.network;
@@ -197,11 +212,18 @@ impl Judge<'_> {
     }
 
     fn recovers(&mut self, all: &[Told], healed: u64, enough: Duration, expected: Expected) -> u64 {
-        let failed_first = all.iter().filter(|told| matches!(told.outcome, Outcome::Failed { .. }));
-        let failed_first = Duration::from_millis(failed_first.map(|told| told.began).min().unwrap_or_default());
-        let well_from = match expected.reconnects_within {
+        let enough = if expected.all_succeed { 5 * ENOUGH } else { enough };
+        let well_from = match expected.only_connections_fail_from {
             _ if expected.all_succeed => Duration::ZERO,
-            Some(within) => failed_first + within,
+            // It is noticed by the first that isn't answered.
+            Some(from) => {
+                let unanswered = |told: &&Told| {
+                    matches!(told.outcome, Outcome::Failed { .. })
+                        && told.ended.is_some_and(|ended| u128::from(ended) >= from.as_millis())
+                };
+                let first = all.iter().filter(unanswered).map(|told| told.began).min().unwrap_or_default();
+                Duration::from_millis(first).max(from) + RECONNECTED
+            }
             None => expected.well_from,
         };
         let well_from = well_from.as_millis() as u64;

@@ -98,7 +98,7 @@ async fn simulate(seed: u64, topology: Topology, faults: &[Fault], end: Duration
     let aborts: Vec<_> = tasks.iter().map(|task| task.abort_handle()).collect();
     let ended = timeout(AFTER, join_all(tasks)).await;
     aborts.iter().for_each(tokio::task::AbortHandle::abort);
-    let mut verdict = judge(&callers, topology, confirmed, healed, faults::expected(faults, end));
+    let mut verdict = judge(&callers, topology, confirmed, healed, faults::expected(faults, end, confirmed));
     if ended.is_err() {
         verdict.broken.push("a caller didn't end".into());
     }

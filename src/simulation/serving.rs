@@ -18,6 +18,8 @@ struct Session {
     resp3: bool,
     asking: bool,
     wrote_at: Option<Instant>,
+    /// Whether it has been a replica's all the time.
+    of_replica: bool,
 }
 
 /// What becomes of a request.
@@ -39,8 +41,11 @@ thread_local! {
 
 impl Server {
     pub(super) async fn serve(self: Arc<Self>, mut end: ServerEnd) {
-        let run = self.state().run;
-        let mut session = Session { run, resp3: false, asking: false, wrote_at: None };
+        let (run, of_replica) = {
+            let state = self.state();
+            (state.run, state.role == Role::Replica)
+        };
+        let mut session = Session { run, resp3: false, asking: false, wrote_at: None, of_replica };
         let mut requests = Requests::default();
         let mut paused: Option<Words> = None;
         // Whether more of what was received may be waiting.
@@ -222,9 +227,16 @@ impl Server {
         let count = std::str::from_utf8(&words[2]).ok().and_then(|count| count.parse::<usize>().ok()).expect("keys");
         let (keys, arguments) = words[3..].split_at(count);
         if let Some(elsewhere) = slots::elsewhere(self, keys, asking) {
+            if elsewhere.starts_with("MOVED") {
+                self.network.ledger().moved.push(self.network.ms());
+            }
             return Answer::Error(elsewhere);
         }
         let mut state = self.state();
+        session.of_replica &= state.role == Role::Replica;
+        if session.of_replica && state.slots.is_none() && count > 0 {
+            self.network.ledger().misled += 1;
+        }
         let now_us = self.network.now_us();
         state.store.set_time(now_us);
         let digest = if name.starts_with("EVALSHA") {
