@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Topology;
 use super::chance::Chance;
+use super::ledger::request_key;
 use super::network::{Network, Reach};
 use super::server::{Role, Server, Trouble};
 use super::slots::{DOWN, group_of};
@@ -65,8 +66,10 @@ enum What {
         crashes: bool,
         kills: bool,
     },
+    /// Keys of one call may be in two places meanwhile if `splits`.
     MovesSlots {
         group: usize,
+        splits: bool,
     },
 }
 
@@ -125,7 +128,9 @@ pub(super) fn expected(faults: &[Fault], end: Duration, confirmed: bool) -> Expe
         well_from,
         only_connections_fail_from,
         is_always_asked: faults.len() <= 2 && faults.iter().all(is_mild),
-        all_succeed: faults.iter().all(|fault| matches!(fault.what, What::FlushesScripts | What::MovesSlots { .. })),
+        all_succeed: faults
+            .iter()
+            .all(|fault| matches!(fault.what, What::FlushesScripts | What::MovesSlots { splits: false, .. })),
     }
 }
 
@@ -142,7 +147,7 @@ fn fault(chance: &mut Chance, topology: Topology, last: u64) -> Fault {
     let special = topology != Topology::OneNode && chance.one_in(4);
     let what = match chance.below(30) {
         _ if special && topology == Topology::Cluster && chance.one_in(2) => {
-            What::MovesSlots { group: chance.below(super::slots::GROUPS as u64) as usize }
+            What::MovesSlots { group: chance.below(super::slots::GROUPS as u64) as usize, splits: chance.one_in(2) }
         }
         _ if special => What::FailsOver { crashes: chance.one_in(2), kills: chance.one_in(2) },
         0 => What::Delays(0, chance.between(5, 30)),
@@ -298,7 +303,7 @@ impl Fault {
             What::FlushesScripts => server.state().scripts.clear(),
             What::ReplicaLags => self.with(&server, |trouble| trouble.lags = true).await,
             What::FailsOver { crashes, kills } => self.fail_over(network, &server, crashes, kills).await,
-            What::MovesSlots { group } => self.move_slots(network, group).await,
+            What::MovesSlots { group, splits } => self.move_slots(network, group, splits).await,
         }
     }
 
@@ -366,7 +371,7 @@ impl Fault {
     }
 
     /// A few keys at a time.
-    async fn move_slots(&mut self, network: &Arc<Network>, group: usize) {
+    async fn move_slots(&mut self, network: &Arc<Network>, group: usize, splits: bool) {
         const STEPS: u32 = 4;
         let has = |server: &Arc<Server>| {
             let state = server.state();
@@ -387,7 +392,11 @@ impl Fault {
             sleep(self.length / (STEPS + 1)).await;
             moved &= well(&from) && well(&to) && from.is_run(runs.0) && to.is_run(runs.1);
             if moved {
-                let which = |key: &[u8]| key.iter().map(|byte| u32::from(*byte)).sum::<u32>() % STEPS < step;
+                let sum = |key: &[u8]| key.iter().map(|byte| u32::from(*byte)).sum::<u32>();
+                let which = |key: &[u8]| match splits {
+                    true => sum(key) % STEPS < step,
+                    false => sum(request_key(key).as_bytes()) % STEPS < step,
+                };
                 carry(&from, &to, |key| group_of(key) == group && which(key));
             }
         }
