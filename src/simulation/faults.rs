@@ -78,7 +78,7 @@ enum What {
 pub(super) struct Expected {
     /// From when on every call succeeds that has time enough.
     pub(super) well_from: Duration,
-    /// From then on something fails, and new connections work throughout, so that it is a matter of how soon one is made.
+    /// From then on connections fail, and new ones work throughout, so that it is a matter of how soon one is made.
     pub(super) only_connections_fail_from: Option<Duration>,
     /// No call is told that Redis isn't asked.
     pub(super) is_always_asked: bool,

@@ -115,7 +115,7 @@ impl Network {
         let mut state = self.state();
         let number = state.connections;
         state.connections += 1;
-        let (client, server) = Wire::new(number, at, Arc::clone(self), state.room);
+        let (client, server) = Wire::ends(number, at, Arc::clone(self), state.room);
         if let Reach::Hole(hole, directions) = reach {
             server.wire.fall_into(hole, directions);
         }

@@ -1,4 +1,4 @@
-//! Which server of a cluster has which keys, as each of them sees it. Slots go together in groups, so that few are told of.
+//! Which server of a cluster has which keys, as each of them sees it. Slots go together in groups, which keeps maps short.
 
 use std::collections::BTreeMap;
 

@@ -74,7 +74,7 @@ pub(super) struct ServerEnd {
 }
 
 impl Wire {
-    pub(super) fn new(number: u64, server: usize, network: Arc<Network>, room: usize) -> (ClientEnd, ServerEnd) {
+    pub(super) fn ends(number: u64, server: usize, network: Arc<Network>, room: usize) -> (ClientEnd, ServerEnd) {
         let state = State { halves: Default::default(), reset: false, room, client_gone: false, server_gone: false };
         let wire = Arc::new(Self { number, server, network, state: Mutex::new(state) });
         let timer = || Box::pin(tokio::time::sleep_until(Instant::now()));
