@@ -1,5 +1,5 @@
-//! The client under faults of time and network, all of them drawn by a seed: callers, network and servers are tasks of one
-//! thread, whose time moves only when all of them wait. The same seed repeats the same run, byte by byte.
+//! The client under faults of time and network, all of them drawn by a seed: callers, network and servers are tasks of
+//! one thread, whose time moves only when all of them wait. The same seed repeats the same run, byte by byte.
 //!
 //! ```text
 //! callers    ask the limiter, wait or give up, and remember what they were told
@@ -73,9 +73,7 @@ fn seeds(part: u64) {
     if calls == 0 {
         return;
     }
-    println!(
-        "{calls} calls, {failed} of them failed; recovered {recovered} ms after the last fault at the latest (seed {by})"
-    );
+    println!("{calls} calls, {failed} of them failed; the last {recovered} ms after all was well (seed {by})");
     assert!(broken.is_empty(), "{} of {} seeds broke: {broken:?}", broken.len(), count.div_ceil(4));
 }
 

@@ -30,6 +30,8 @@ pub(super) struct Told {
 pub(super) enum Kind {
     /// Of a key that no other call has.
     Own,
+    /// The same, of two limits.
+    OwnOfTwo,
     /// The same, sent again by the same id until it is known.
     OwnById,
     OwnPeek,
@@ -143,9 +145,12 @@ impl Callers {
         let key = format!("o{caller}-{number}");
         match chance.below(16) {
             0..=4 => {
-                let rule = if chance.one_in(5) { &self.rules.own_of_two } else { &self.rules.own };
+                let (rule, kind) = match chance.one_in(5) {
+                    true => (&self.rules.own_of_two, Kind::OwnOfTwo),
+                    false => (&self.rules.own, Kind::Own),
+                };
                 let ask = |key| self.limiter.acquire(rule, key);
-                self.ask(caller, patience, deadline, &key, Kind::Own, cost, ask).await;
+                self.ask(caller, patience, deadline, &key, kind, cost, ask).await;
             }
             5 => {
                 let ask = |key| self.limiter.peek(&self.rules.own, key);
@@ -271,6 +276,17 @@ impl Callers {
         let told = &mut all[place];
         (told.ended, told.outcome) = (Some(self.network.ms()), outcome);
         self.network.note(|| format!("{} is told of {}: {:?}", told.caller, told.key, told.outcome));
+    }
+}
+
+impl Kind {
+    pub(super) fn is_own(self) -> bool {
+        matches!(self, Self::Own | Self::OwnOfTwo | Self::OwnById)
+    }
+
+    /// Whether such a call has more than one key, which a slot on its way takes no new ones of.
+    pub(super) fn has_several_keys(self) -> bool {
+        matches!(self, Self::OwnOfTwo | Self::OwnById | Self::Shared(3))
     }
 }
 

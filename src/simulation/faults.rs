@@ -80,6 +80,8 @@ pub(super) struct Expected {
     pub(super) well_from: Duration,
     /// From then on connections fail, and new ones work throughout, so that it is a matter of how soon one is made.
     pub(super) only_connections_fail_from: Option<Duration>,
+    /// A cluster's nodes name each other only while slots move.
+    pub(super) nodes_agree: bool,
     /// No call is told that Redis isn't asked.
     pub(super) is_always_asked: bool,
     /// Every call succeeds that has time enough.
@@ -127,6 +129,9 @@ pub(super) fn expected(faults: &[Fault], end: Duration, confirmed: bool) -> Expe
     Expected {
         well_from,
         only_connections_fail_from,
+        nodes_agree: !faults.iter().any(|fault| {
+            matches!(fault.what, What::FailsOver { .. } | What::Restarts { .. } | What::CrashesAfter { .. })
+        }),
         is_always_asked: faults.len() <= 2 && faults.iter().all(is_mild),
         all_succeed: faults
             .iter()

@@ -73,8 +73,8 @@ async fn simulate(seed: u64, topology: Topology, faults: &[Fault], end: Duration
     }
     let before = Handle::current().metrics().num_alive_tasks();
 
-    // Of those who wait for the first look at a cluster's slots, tokio wakes some before others by chance of its own. Mostly
-    // one alone waits for it.
+    // Of those who wait for the first look at a cluster's slots, tokio wakes some before others by chance of its own.
+    // Mostly one alone waits for it.
     let repeats = topology != Topology::Cluster || !chance.one_in(8);
     let callers = Callers::new(limiter, &network);
     if repeats && topology == Topology::Cluster {

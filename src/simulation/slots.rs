@@ -1,4 +1,6 @@
-//! Which server of a cluster has which keys, as each of them sees it. Slots go together in groups, which keeps maps short.
+//! Which server of a cluster has which keys, as each of them sees it.
+//!
+//! Slots go together in groups, which keeps the maps short.
 
 use std::collections::BTreeMap;
 
