@@ -93,10 +93,10 @@ impl Rules {
         let rule = |text: &str, name: &str| text.parse::<Rule>().expect(text).named(name).expect("a name");
         Self {
             shared: vec![
-                (rule("gcra 50/1s burst 20", "gcra"), 20, 50),
-                (rule("fixed-window 40/1s", "window"), 40, 40),
-                (rule("token-bucket 100/10s burst 30", "bucket"), 30, 10),
-                (rule("gcra 30/1s, fixed-window 300/10s", "two"), 30, 30),
+                (rule("gcra 5/1s", "gcra"), 5, 5),
+                (rule("fixed-window 8/1s", "window"), 8, 8),
+                (rule("token-bucket 20/10s burst 6", "bucket"), 6, 2),
+                (rule("gcra 4/1s, fixed-window 60/10s", "two"), 4, 4),
             ],
             own: rule("gcra 1000/1h", "own"),
             own_of_two: rule("gcra 1000/1h, token-bucket 1000/2h", "both"),
@@ -173,7 +173,7 @@ impl Callers {
             }
             _ => {
                 let which = chance.below(4) as usize;
-                let (key, cost) = (format!("s{which}-{}", chance.below(2)), chance.between(1, 3));
+                let (key, cost) = (format!("s{which}-{}", chance.below(2)), chance.between(1, 2));
                 let ask = |key| self.limiter.acquire(&self.rules.shared[which].0, key);
                 self.ask(caller, patience, deadline, &key, Kind::Shared(which), cost, ask).await;
             }
