@@ -147,6 +147,10 @@ impl Judge<'_> {
             let (_, told_taken, perhaps) = sums.entry(&told.key).or_insert((rule, 0, 0));
             match &told.outcome {
                 Outcome::Allowed { granted, .. } => *told_taken += granted,
+                // Of what it could get, it isn't told how much that was.
+                Outcome::Failed { charged: Charged::Yes, .. } if matches!(told.kind, Kind::AtMost(_)) => {
+                    *perhaps += told.cost;
+                }
                 Outcome::Failed { charged: Charged::Yes, .. } => *told_taken += told.cost,
                 Outcome::Abandoned | Outcome::Failed { charged: Charged::Unknown, .. } => *perhaps += told.cost,
                 _ => {}
