@@ -434,6 +434,7 @@ fn carry(from: &Server, to: &Server, which: impl Fn(&[u8]) -> bool) {
     source.unsynced.extend_from_slice(&keys);
     drop(source);
     to.state().unsynced.extend_from_slice(&keys);
+    to.network.ledger().carried += keys.len();
 }
 
 /// Of a server and its replica, the one that is the primary now.

@@ -10,6 +10,8 @@ pub(crate) struct Ledger {
     pub(super) taken: BTreeMap<String, Taken>,
     /// How often a server restarted empty, or what was being moved was lost.
     pub(super) emptied: u64,
+    /// Keys that went to another server, whose replica may not have them yet.
+    pub(super) carried: usize,
     /// How often a replica took over, which may have lagged.
     pub(super) succeeded: u64,
     /// Scripts that were sent to a replica over a connection that it never had as a primary.

@@ -200,7 +200,11 @@ impl Judge<'_> {
     /// What a replica has confirmed is there after any failover.
     fn confirmed_is_kept(&mut self, all: &[Told]) {
         let network = &self.callers.network;
-        if network.ledger().emptied > 0 {
+        let (emptied, carried) = {
+            let ledger = network.ledger();
+            (ledger.emptied, ledger.carried)
+        };
+        if emptied > 0 || carried > 0 {
             return;
         }
         let now_us = network.now_us();
