@@ -124,8 +124,8 @@ impl Judge<'_> {
             let never = |told: &&Told| matches!(told.outcome, Outcome::Failed { charged: Charged::No, .. });
             let surely = |told: &&Told| matches!(told.outcome, Outcome::Failed { charged: Charged::Yes, .. });
             self.must(!allowed || taken.calls > 0 || peeks, || what("allowed and not charged"));
-            self.must(taken.calls == 0 || !all.iter().all(|told| never(told)), || what("charged, and told it wasn't"));
-            self.must(taken.calls > 0 || !all.iter().any(|told| surely(told)), || what("told it was charged"));
+            self.must(taken.calls == 0 || !all.iter().all(never), || what("charged, and told it wasn't"));
+            self.must(taken.calls > 0 || !all.iter().any(surely), || what("told it was charged"));
             for told in &all {
                 let cost = if peeks { 0 } else { told.cost };
                 let (limit, remaining) = (OWN, OWN - cost);
