@@ -238,7 +238,7 @@ impl Cluster {
         slot: u16,
         until: Until,
     ) -> Result<Reply, Error> {
-        let mut detours = 0;
+        let (mut detours, mut was_moving) = (0, false);
         loop {
             let (next, manner) = match error.detour() {
                 Some(Detour::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Manner::Along),
@@ -265,7 +265,9 @@ impl Cluster {
             if until.at <= Instant::now() {
                 return Err(Error::deadline(until.deadline, false));
             }
-            if !matches!(error.detour(), Some(Detour::Again)) {
+            // Keys that are on their way are asked for at either node in turn: until they have arrived, that isn't disagreement.
+            let moving = matches!(error.detour(), Some(Detour::Again));
+            if !moving && !was_moving {
                 detours += 1;
                 if detours > MOST_DETOURS {
                     let why = format!("the nodes of the cluster named each other {MOST_DETOURS} times for slot {slot}");
@@ -276,6 +278,7 @@ impl Cluster {
                     tokio::time::sleep_until((Instant::now() + wait).min(until.at)).await;
                 }
             }
+            was_moving = moving;
             match question.put_to(&next, manner, until).await {
                 Err(another) => (error, node) = (another, next),
                 answer => return answer,

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 
 use super::Redis;
 use super::breaker::Entry;
-use super::exchange::{Manner, Progress};
+use super::exchange::{Manner, Outcome, Retries};
 use super::link::Link;
 use super::local::Local;
 use super::queue::{Entered, InFlight, Stage, ToBegin, Until, Waiting};
@@ -96,21 +96,39 @@ impl Redis {
         }
     }
 
-    /// Sends a batch, and gives each call its answer as soon as there is one.
-    async fn send(&self, local: &Arc<Local>, link: Link, batch: InFlight<'_>) {
-        let (numbers, calls): (Vec<_>, Vec<_>) = batch.batch.calls().unzip();
+    /// Sends a batch, and again what didn't run of it, for those who still wait. Each call's answer is told as it comes.
+    async fn send(&self, local: &Arc<Local>, mut link: Link, mut batch: InFlight<'_>) {
         let manner = Manner { asking: Asking::No, confirmed: Some(batch.last) };
-        let say = |at: usize, progress| match progress {
-            Progress::Answered(answer) => batch.answer(numbers[at], answer),
-            Progress::Sent => batch.set_stage(numbers[at], Stage::Sent),
-            Progress::Unsent => batch.set_stage(numbers[at], Stage::Unsent),
-            Progress::Refused(error) => {
-                batch.set_stage(numbers[at], Stage::Refused(error));
-                // Others were answered, and needn't wait.
-                batch.wake();
+        let mut retries = Retries::new();
+        loop {
+            let (numbers, calls): (Vec<_>, Vec<_>) = batch.batch.calls().unzip();
+            let outcomes = self.exchange(local, &link, &calls, manner, &retries).await;
+            let (mut unsent, mut refused) = (false, false);
+            for (call, outcome) in numbers.into_iter().zip(outcomes) {
+                match outcome {
+                    Outcome::Answered(answer) => batch.answer(call, answer),
+                    Outcome::Unsent => {
+                        unsent = true;
+                        batch.set_stage(call, Stage::Unsent);
+                    }
+                    Outcome::Refused(error) => {
+                        refused = true;
+                        batch.set_stage(call, Stage::Refused(error));
+                    }
+                }
             }
-        };
-        self.exchange(local, link, &calls, manner, say).await;
+            if !unsent && !refused {
+                return;
+            }
+            batch.wake();
+            match retries.next(self, local, refused).await {
+                Ok(connected) => link = connected,
+                Err(error) => return batch.answer_all(&error),
+            }
+            if !batch.is_sent_again() {
+                return;
+            }
+        }
     }
 }
 

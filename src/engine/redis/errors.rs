@@ -60,6 +60,7 @@ pub(super) fn from_answer(error: &RedisError) -> Error {
 pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     let kind = match (error.kind(), error.code().unwrap_or_default()) {
         (ErrorKind::Io, _) => Kind::Disconnected,
+        (ErrorKind::Parse, _) if is_cut_short(error) => Kind::Disconnected,
         (ErrorKind::Parse, _) if repeats_what_was_sent(error) => Kind::Unsupported,
         // A cluster's node, of which the cluster engine follows the detour.
         (_, "MOVED" | "ASK") => Kind::Unsupported,
@@ -176,6 +177,11 @@ fn named_by(error: &RedisError, script: Option<&Script>) -> Option<String> {
     let line: usize = line.split(|character: char| !character.is_ascii_digit()).next()?.parse().ok()?;
     let (_, called) = script?.text().lines().nth(line.checked_sub(1)?)?.split_once("call('")?;
     called.split_once('\'').map(|(command, _)| command.to_lowercase())
+}
+
+/// Whether the connection was closed in the middle of an answer.
+fn is_cut_short(error: &RedisError) -> bool {
+    error.to_string().contains("nexpected end of input")
 }
 
 /// Whether a node that finds the cluster well says that nobody has a slot: `CLUSTERDOWN Hash slot not served`.

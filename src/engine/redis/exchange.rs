@@ -1,5 +1,6 @@
 //! Calls of scripts, asked together in one pipeline, and again for as long as that is safe: by its text what the server
 //! has no script of, over another connection what was never written, and after a wait what the server doesn't run now.
+//! Whoever asks sees to the last two, so that nobody is sent again who was told meanwhile that nothing was charged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use super::Redis;
 use super::errors::Called;
 use super::link::Link;
 use super::local::Local;
-use super::queue::Until;
+use super::queue::{Stage, Until};
 use super::sending::{Asking, How, of_call, of_packed, send};
 use crate::batch::{Packed, Records};
 use crate::error::{Error, Kind};
@@ -29,20 +30,19 @@ pub(super) trait Question {
 
     fn called(&self) -> Called;
 
-    /// Whether a node of a cluster that says where to ask instead is asked again all the same.
-    fn stays(&self) -> bool;
+    /// Whether it is asked again here in a moment, after it certainly didn't run for this.
+    fn is_asked_again_after(&self, error: &Error) -> bool;
 
     /// What the script answered, and what the replicas lack of what it took.
     fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Self::Answer, Error>;
 }
 
-/// How far a question has come.
+/// What has become of a question that was asked.
 #[derive(Debug)]
-pub(super) enum Progress<T> {
-    /// It isn't under way, and didn't run.
+pub(super) enum Outcome<T> {
+    /// Nothing of it was written, nor will be.
     Unsent,
-    Sent,
-    /// It didn't run for this, and is asked again in a moment.
+    /// It didn't run for this, and may be asked again in a moment.
     Refused(Error),
     Answered(Result<T, Error>),
 }
@@ -53,6 +53,30 @@ pub(super) struct Manner {
     pub(super) asking: Asking,
     /// By when replicas must confirm, if they must.
     pub(super) confirmed: Option<Instant>,
+}
+
+/// How often what didn't run is asked again, and with which waits between.
+pub(super) struct Retries {
+    waits: std::array::IntoIter<Duration, 3>,
+}
+
+impl Retries {
+    pub(super) fn new() -> Self {
+        Self { waits: WAITS.into_iter() }
+    }
+
+    /// Whether one is left of what the server refuses for now.
+    fn are_left(&self) -> bool {
+        self.waits.len() > 0
+    }
+
+    /// A connection to ask again on: at once, or after a wait if the server refused for now.
+    pub(super) async fn next(&mut self, redis: &Redis, local: &Arc<Local>, refused: bool) -> Result<Link, Error> {
+        if refused {
+            tokio::time::sleep(jittered(self.waits.next().unwrap_or_default(), 50)).await;
+        }
+        redis.connection(local).await
+    }
 }
 
 impl Redis {
@@ -66,113 +90,91 @@ impl Redis {
         until: Until,
     ) -> Result<Q::Answer, Error> {
         let manner = Manner { asking, confirmed: confirmed.then_some(until.at) };
-        let mut progress = Progress::Unsent;
+        let mut stage = Stage::Unsent;
         let asked = async {
-            match self.connection(local).await {
-                Ok(link) => {
-                    let questions = std::slice::from_ref(question);
-                    self.exchange(local, link, questions, manner, |_, said| progress = said).await;
-                }
-                Err(error) => progress = Progress::Answered(Err(error)),
+            let mut retries = Retries::new();
+            let mut link = self.connection(local).await?;
+            loop {
+                stage = Stage::Sent;
+                let questions = std::slice::from_ref(question);
+                let mut outcomes = self.exchange(local, &link, questions, manner, &retries).await;
+                stage = match outcomes.pop() {
+                    Some(Outcome::Answered(answer)) => return answer,
+                    Some(Outcome::Refused(error)) => Stage::Refused(error),
+                    Some(Outcome::Unsent) | None => Stage::Unsent,
+                };
+                link = retries.next(self, local, matches!(stage, Stage::Refused(_))).await?;
             }
         };
-        // What has come of it by then is told below.
-        let _ = tokio::time::timeout_at(until.at, asked).await;
-        match progress {
-            Progress::Answered(answer) => answer,
-            // It says more than that there was no time to ask again.
-            Progress::Refused(error) => Err(error),
-            Progress::Unsent => Err(until.missed(false)),
-            Progress::Sent => Err(until.missed(true)),
+        match tokio::time::timeout_at(until.at, asked).await {
+            Ok(answer) => answer,
+            Err(_) => Err(stage.missed(until)),
         }
     }
 
-    /// Asks these questions, and says of each how far it has come, in the end that it is answered.
+    /// Asks these questions once, and those of which the server has no script once more.
     pub(super) async fn exchange<Q: Question>(
         &self,
         local: &Arc<Local>,
-        mut link: Link,
+        link: &Link,
         questions: &[Q],
         manner: Manner,
-        mut say: impl FnMut(usize, Progress<Q::Answer>),
-    ) {
-        let mut asked: Vec<_> = (0..questions.len()).map(|at| (at, How::ByDigest)).collect();
-        let mut later = Vec::new();
-        let mut waits = WAITS.into_iter();
-        while !asked.is_empty() {
-            asked.iter().for_each(|(at, _)| say(*at, Progress::Sent));
+        retries: &Retries,
+    ) -> Vec<Outcome<Q::Answer>> {
+        let mut outcomes: Vec<_> = questions.iter().map(|_| Outcome::Unsent).collect();
+        let mut asked: Vec<_> = (0..questions.len()).collect();
+        for how in [How::ByDigest, How::ByText] {
             let written = link.written();
             let confirm = manner.confirmed.and_then(|by| self.confirms(by.saturating_duration_since(Instant::now())));
-            let commands = asked.iter().map(|(at, how)| questions[*at].command(*how)).collect();
-            let (answers, lacking) = send(&link, commands, manner.asking, confirm).await;
-
-            let lost = answers.iter().all(|answer| answer.as_ref().is_err_and(RedisError::is_io_error));
-            if lost && link.wrote_nothing_since(written) {
-                asked.iter().for_each(|(at, _)| say(*at, Progress::Unsent));
-                if let Some(Err(error)) = answers.first() {
-                    local.told(error, link.number);
-                }
-            } else {
-                let (mut by_text, mut answered, mut failed) = (Vec::new(), false, None);
-                for ((at, how), answer) in asked.drain(..).zip(answers) {
-                    let question = &questions[at];
-                    let answer = match answer {
-                        Err(error) if how == How::ByDigest && is_noscript(&error) => {
-                            by_text.push((at, How::ByText));
-                            answered = true;
-                            continue;
-                        }
-                        Err(error) => Err(local.told_of(question.called(), &error, link.number)),
-                        Ok(value) => question.read(value, lacking.clone()),
-                    };
-                    if answer.as_ref().is_err_and(Error::is_garbled) {
-                        // It may be another call's: none that comes on this connection can be trusted any more.
-                        local.drop_link(link.number);
-                        link.lose();
-                    }
-                    match answer {
-                        Err(error)
-                            if waits.len() > 0
-                                && error.is_not_now()
-                                && (question.stays() || error.detour().is_none()) =>
-                        {
-                            later.push((at, error));
-                        }
-                        answer => {
-                            match &answer {
-                                Err(error) if error.is_outage() => failed = Some(error.clone()),
-                                _ => answered = true,
-                            }
-                            say(at, Progress::Answered(answer));
-                        }
-                    }
-                }
-                // They are one attempt: Redis is away if it answered none of them.
-                if answered || failed.is_some() {
-                    local.outcome(failed.filter(|_| !answered).as_ref());
-                }
-                if !by_text.is_empty() {
-                    asked = by_text;
-                    continue;
-                }
-                if later.is_empty() {
-                    return;
-                }
-                // After all that was answered has been said.
-                for (at, error) in later.drain(..) {
-                    asked.push((at, How::ByDigest));
-                    say(at, Progress::Refused(error));
-                }
-                tokio::time::sleep(jittered(waits.next().unwrap_or_default(), 50)).await;
+            let commands = asked.iter().map(|at| questions[*at].command(how)).collect();
+            let (answers, lacking) = send(link, commands, manner.asking, confirm).await;
+            let lost = answers.iter().find_map(|answer| answer.as_ref().err().filter(|error| error.is_io_error()));
+            if let Some(error) = lost
+                && link.wrote_nothing_since(written)
+            {
+                local.told(error, link.number);
+                break;
             }
-            link = match self.connection(local).await {
-                Ok(link) => link,
-                Err(error) => {
-                    asked.into_iter().for_each(|(at, _)| say(at, Progress::Answered(Err(error.clone()))));
-                    return;
-                }
-            };
+            let (mut missing, mut answered, mut failed) = (Vec::new(), false, None);
+            for (at, answer) in asked.into_iter().zip(answers) {
+                let question = &questions[at];
+                let answer = match answer {
+                    Err(error) if how == How::ByDigest && is_noscript(&error) => {
+                        missing.push(at);
+                        answered = true;
+                        continue;
+                    }
+                    Err(error) => Err(local.told_of(question.called(), &error, link.number)),
+                    Ok(value) => question.read(value, lacking.clone()),
+                };
+                outcomes[at] = match answer {
+                    Err(error) if retries.are_left() && question.is_asked_again_after(&error) => {
+                        Outcome::Refused(error)
+                    }
+                    answer => {
+                        match &answer {
+                            Err(error) if error.is_outage() => failed = Some(error.clone()),
+                            _ => answered = true,
+                        }
+                        if answer.as_ref().is_err_and(Error::is_garbled) {
+                            // It may be another call's: nothing that comes on this connection can be trusted any more.
+                            local.drop_link(link.number);
+                            link.lose();
+                        }
+                        Outcome::Answered(answer)
+                    }
+                };
+            }
+            // They are one attempt: Redis is away if it answered none of them.
+            if answered || failed.is_some() {
+                local.outcome(failed.filter(|_| !answered).as_ref());
+            }
+            asked = missing;
+            if asked.is_empty() {
+                break;
+            }
         }
+        outcomes
     }
 }
 
@@ -187,9 +189,9 @@ impl Question for Call<'_> {
         Called::of(self)
     }
 
-    /// Of several keys some may have moved and some not, until all have.
-    fn stays(&self) -> bool {
-        self.key_count() > 1
+    /// Also where a node of a cluster says so: of several keys some may have moved and some not, until all have.
+    fn is_asked_again_after(&self, error: &Error) -> bool {
+        error.is_not_now() && (self.key_count() > 1 || error.detour().is_none())
     }
 
     fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Reply, Error> {
@@ -216,9 +218,9 @@ impl Question for Packed<'_> {
         Called::of_packed(*self)
     }
 
-    /// Whoever asked follows by itself, and keeps nobody else waiting.
-    fn stays(&self) -> bool {
-        false
+    /// Who is sent elsewhere by a node of a cluster goes by itself, and keeps nobody else waiting.
+    fn is_asked_again_after(&self, error: &Error) -> bool {
+        error.is_not_now() && error.detour().is_none()
     }
 
     fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Records, Error> {

@@ -83,6 +83,8 @@ struct Sent {
     /// Of each waiter, if it was sent.
     positions: Vec<Option<Position>>,
     calls: Vec<SentCall>,
+    /// What didn't run, of those who still waited as it was sent again.
+    again: OnceLock<Box<Sent>>,
 }
 
 #[derive(Debug, Default)]
@@ -201,10 +203,9 @@ impl Queue {
         let now = Instant::now();
         // Who is woken only now by its deadline isn't sent.
         let positions = batch.positions(waiters.iter().map(|waiter| waiter.place.filter(|_| now < waiter.until)));
-        let calls = std::iter::repeat_with(SentCall::default).take(batch.call_count()).collect();
         let last = waiters.iter().filter(|waiter| waiter.place.is_some()).map(|waiter| waiter.until).max();
         *in_flight = waiters;
-        let _ = shared.sent.set(Sent { positions, calls });
+        let _ = shared.sent.set(Sent::new(positions, &batch));
         drop(in_flight);
         Some(InFlight { batch, last: last.unwrap_or(now), shared, queue: self })
     }
@@ -417,12 +418,8 @@ impl Future for Waiting {
                 return Poll::Ready(answer);
             }
             if self.until.at <= Instant::now() {
-                return Poll::Ready(Err(match self.give_up() {
-                    Stage::Sent => self.until.missed(true),
-                    Stage::Unsent => self.until.missed(false),
-                    // It says more than that there was no time to ask again.
-                    Stage::Refused(error) => error,
-                }));
+                let until = self.until;
+                return Poll::Ready(Err(self.give_up().missed(until)));
             }
             if self.register(context.waker()) {
                 return Poll::Pending;
@@ -446,23 +443,43 @@ impl Filling {
     }
 }
 
+impl Sent {
+    fn new(positions: Vec<Option<Position>>, batch: &Batch) -> Self {
+        let calls = std::iter::repeat_with(SentCall::default).take(batch.call_count()).collect();
+        Self { positions, calls, again: OnceLock::new() }
+    }
+
+    fn call_of(&self, slot: usize) -> Option<(&SentCall, Position)> {
+        let position = self.positions[slot]?;
+        Some((&self.calls[position.place.call as usize], position))
+    }
+}
+
 impl Shared {
+    /// Each time that it was sent, the latest last.
+    fn sent(&self) -> impl Iterator<Item = &Sent> {
+        std::iter::successors(self.sent.get(), |sent| sent.again.get().map(Box::as_ref))
+    }
+
+    fn latest(&self) -> Option<&Sent> {
+        self.sent().last()
+    }
+
     fn answer(&self, slot: usize) -> Option<Result<Reply, Error>> {
-        if let Some(sent) = self.sent.get()
-            && let Some(position) = sent.positions[slot]
-            && let Some(answer) = sent.calls[position.place.call as usize].answer.get()
-        {
-            return Some(answer.as_ref().map_err(Error::clone).and_then(|records| records.reply(position)));
+        for (call, position) in self.sent().filter_map(|sent| sent.call_of(slot)) {
+            if let Some(answer) = call.answer.get() {
+                return Some(answer.as_ref().map_err(Error::clone).and_then(|records| records.reply(position)));
+            }
         }
-        self.failed.get().map(|error| Err(error.clone()))
+        // Who wasn't sent since its deadline had passed is about to see that.
+        let left_out = self.latest().is_some_and(|sent| sent.positions[slot].is_none());
+        self.failed.get().filter(|_| !left_out).map(|error| Err(error.clone()))
     }
 
     /// How far whoever isn't answered has come.
     fn stage(&self, slot: usize) -> Stage {
-        let Some(sent) = self.sent.get() else { return Stage::Unsent };
-        let Some(position) = sent.positions[slot] else { return Stage::Unsent };
-        let stage = &sent.calls[position.place.call as usize].stage;
-        stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let latest = self.sent().filter_map(|sent| sent.call_of(slot)).last();
+        latest.map_or(Stage::Unsent, |(call, _)| call.stage.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     fn waiters(&self) -> MutexGuard<'_, Vec<Waiter>> {
@@ -472,29 +489,48 @@ impl Shared {
 
 impl InFlight<'_> {
     pub(super) fn set_stage(&self, call: usize, stage: Stage) {
-        if let Some(sent) = self.shared.sent.get() {
+        if let Some(sent) = self.shared.latest() {
             *sent.calls[call].stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
         }
     }
 
     pub(super) fn answer(&self, call: usize, answer: Result<Records, Error>) {
-        if let Some(sent) = self.shared.sent.get() {
+        if let Some(sent) = self.shared.latest() {
             let _ = sent.calls[call].answer.set(answer);
+        }
+    }
+
+    /// Fails all calls that aren't answered.
+    pub(super) fn answer_all(&self, error: &Error) {
+        for call in self.shared.latest().iter().flat_map(|sent| &sent.calls) {
+            let _ = call.answer.set(Err(error.clone()));
         }
     }
 
     /// Wakes those who are answered.
     pub(super) fn wake(&self) {
         let mut woken = Vec::new();
-        if let Some(sent) = self.shared.sent.get() {
-            let answered = |position: &Option<Position>| {
-                position.is_some_and(|position| sent.calls[position.place.call as usize].answer.get().is_some())
-            };
+        if let Some(sent) = self.shared.latest() {
+            let answered = |slot| sent.call_of(slot).is_some_and(|(call, _)| call.answer.get().is_some());
             let mut waiters = self.shared.waiters();
-            let with_positions = waiters.iter_mut().zip(&sent.positions);
-            woken.extend(with_positions.filter(|(_, at)| answered(at)).filter_map(|(waiter, _)| waiter.waker.take()));
+            let waiters = waiters.iter_mut().enumerate().filter(|(slot, _)| answered(*slot));
+            woken.extend(waiters.filter_map(|(_, waiter)| waiter.waker.take()));
         }
         woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Prepares to send what isn't answered once more, for those who still wait. Who has given up was told that nothing was
+    /// charged. False if nobody waits.
+    pub(super) fn is_sent_again(&mut self) -> bool {
+        let waiters = self.shared.waiters();
+        let now = Instant::now();
+        let Some(latest) = self.shared.latest() else { return false };
+        let unanswered = |slot| latest.call_of(slot).is_some_and(|(call, _)| call.answer.get().is_none());
+        let waits = |(slot, waiter): (usize, &Waiter)| waiter.place.filter(|_| now < waiter.until && unanswered(slot));
+        let positions = self.batch.positions(waiters.iter().enumerate().map(waits));
+        let waits = positions.iter().any(Option::is_some);
+        let _ = latest.again.set(Box::new(Sent::new(positions, &self.batch)));
+        waits
     }
 }
 
@@ -514,6 +550,18 @@ impl Drop for InFlight<'_> {
     }
 }
 
+impl Stage {
+    /// What whoever has come so far is told as its deadline passes.
+    pub(super) fn missed(self, until: Until) -> Error {
+        match self {
+            Self::Sent => until.missed(true),
+            Self::Unsent => until.missed(false),
+            // It says more than that there was no time to ask again.
+            Self::Refused(error) => error,
+        }
+    }
+}
+
 impl Until {
     pub(super) fn after(deadline: Duration) -> Self {
         Self::from(Instant::now(), deadline)
@@ -523,7 +571,7 @@ impl Until {
         Self { at: now + deadline.min(LONGEST_DEADLINE), deadline }
     }
 
-    pub(super) fn missed(&self, sent: bool) -> Error {
+    fn missed(self, sent: bool) -> Error {
         Error::deadline(self.deadline, sent)
     }
 }
