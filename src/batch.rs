@@ -1,7 +1,7 @@
 //! Decisions that are made together: keys of one limit in one call of its script, by the script's packed form, and asks
 //! alike on one key as one group of it.
 
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
@@ -267,9 +267,7 @@ fn as_u32(count: usize) -> u32 {
 }
 
 fn terms_hash(script: &'static Script, numbers: &[u8], now_us: Option<u64>, slot: Option<u16>) -> u64 {
-    let mut hasher = HASHER.build_hasher();
-    (std::ptr::from_ref(script), numbers, now_us, slot).hash(&mut hasher);
-    hasher.finish()
+    HASHER.hash_one((std::ptr::from_ref(script), numbers, now_us, slot))
 }
 
 impl PackedCall {
@@ -311,8 +309,8 @@ impl<'a> Packed<'a> {
     /// groups differ or a key has several, the cost and the asks of each.
     pub(crate) fn each_argument(self, mut give: impl FnMut(&[u8])) {
         let first = self.asked().next().map_or(0, |group| group.cost);
-        // Groups at one cost are of different keys.
-        let alike = self.asked().all(|group| group.asks == 1 && group.cost == first);
+        // Groups at one cost are of different keys, unless one that stood between two of them was given up.
+        let alike = self.groups.iter().all(|group| group.asks == 1 && group.cost == first);
         give(&[self.numbers, &packed_cost(first)[..]].concat());
         match self.now_us {
             Some(now_us) => give(now_us.to_string().as_bytes()),

@@ -5,9 +5,9 @@ pub(crate) mod cluster;
 pub(crate) mod embedded;
 pub(crate) mod redis;
 
-use std::future::ready;
-use std::pin::Pin;
 use std::time::Duration;
+
+use futures_util::future::BoxFuture;
 
 use self::redis::address;
 use crate::batch::Ask;
@@ -107,12 +107,12 @@ impl Engine {
     pub(crate) fn acquire_all<'r>(
         &'r self,
         asks: impl Iterator<Item = (Ask<'r>, Duration)>,
-    ) -> Pin<Box<dyn Future<Output = Vec<Result<Reply, Error>>> + Send + 'r>> {
+    ) -> BoxFuture<'r, Vec<Result<Reply, Error>>> {
         match self {
             Self::Redis(redis) => Box::pin(redis.acquire_all(asks).answers()),
             Self::Cluster(cluster) => Box::pin(cluster.acquire_all(asks.collect())),
             #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => Box::pin(ready(embedded.acquire_all(asks.map(|(ask, _)| ask)))),
+            Self::Embedded(embedded) => Box::pin(std::future::ready(embedded.acquire_all(asks.map(|(ask, _)| ask)))),
         }
     }
 

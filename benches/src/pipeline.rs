@@ -1,4 +1,4 @@
-//! Calls of scripts over one socket, many in flight, so that Redis is never idle. What they cost is what Redis says of
+//! Calls of scripts over one socket, many in pipeline, so that Redis is never idle. What they cost is what Redis says of
 //! itself; requests are spelled beforehand and replayed, so that this process leaves the machine to it.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,8 +18,8 @@ pub struct Connection(BufReader<UnixStream>);
 #[derive(Debug, Default)]
 pub struct Calls {
     bytes: Vec<u8>,
-    /// Where each flight ends among the bytes, and how many calls it has.
-    flights: Vec<(usize, usize)>,
+    /// Where each pipeline ends among the bytes, and how many calls it has.
+    pipelines: Vec<(usize, usize)>,
 }
 
 /// What some calls came to.
@@ -53,12 +53,12 @@ impl Calls {
             spell(&mut spelled.bytes, &words);
             (decisions, count) = (decisions + keys.len(), count + 1);
             if decisions >= IN_FLIGHT {
-                spelled.flights.push((spelled.bytes.len(), count));
+                spelled.pipelines.push((spelled.bytes.len(), count));
                 (decisions, count) = (0, 0);
             }
         }
         if count > 0 {
-            spelled.flights.push((spelled.bytes.len(), count));
+            spelled.pipelines.push((spelled.bytes.len(), count));
         }
         spelled
     }
@@ -115,7 +115,7 @@ impl Connection {
 
     /// Plays all calls once.
     pub fn play(&mut self, calls: &Calls) -> Replayed {
-        self.play_until(calls, |flights| flights == calls.flights.len())
+        self.play_until(calls, |pipelines| pipelines == calls.pipelines.len())
     }
 
     /// Plays the calls, over and over, for so long.
@@ -128,11 +128,11 @@ impl Connection {
         self.ask(&["CONFIG", "RESETSTAT"]);
         let mut replayed = Replayed::default();
         let (mut begin, started) = (0, Instant::now());
-        for (flight, (end, count)) in calls.flights.iter().cycle().enumerate() {
-            if over(flight) {
+        for (pipeline, (end, count)) in calls.pipelines.iter().cycle().enumerate() {
+            if over(pipeline) {
                 break;
             }
-            if flight % calls.flights.len() == 0 {
+            if pipeline % calls.pipelines.len() == 0 {
                 begin = 0;
             }
             self.0.get_mut().write_all(&calls.bytes[begin..*end]).expect("redis-server takes requests");

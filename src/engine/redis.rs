@@ -134,6 +134,9 @@ impl Redis {
     /// more where that one falls silent. A runtime that isn't driven while it connects keeps its place in the pool, so the
     /// pool should have room for one connection more than there are runtimes.
     ///
+    /// Of a connection out of a pool it isn't known whether a call was written before it broke, so a call on one that was
+    /// closed while idle ends with the charge unknown; by an address, it goes over a new connection.
+    ///
     /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`](deadpool_redis::Manager::new_with_config).
     #[must_use]
     pub fn with_pool(pool: Pool) -> Self {

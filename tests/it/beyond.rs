@@ -245,7 +245,7 @@ fn the_doctor_needs_no_more_of_a_cluster_than_its_smallest_user_may() {
     assert_eq!(unfit[0]["check"], "reachable");
 }
 
-/// WAIT lasts for as long as the most patient of a flight has time, and replicas that are there need but a moment.
+/// WAIT lasts for as long as the most patient of a batch has time, and replicas that are there need but a moment.
 #[tokio::test]
 async fn replicas_that_are_there_confirm_whatever_the_deadlines() {
     let servers = Sentinels::start();

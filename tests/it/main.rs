@@ -19,6 +19,7 @@ mod laws;
 mod lease;
 mod limits;
 mod load;
+mod merges;
 mod mixed;
 mod operations;
 mod oracle;

@@ -33,7 +33,7 @@ struct Numbers {
 }
 
 /// A key, a cost, and how many calls of it.
-type Lot<'a> = (&'a str, i64, u32);
+type Group<'a> = (&'a str, i64, u32);
 /// Calls allowed, limit, remaining, retry_after_us, reset_after_us.
 type Record = [i64; 5];
 
@@ -106,18 +106,18 @@ impl Form {
     }
 
     /// One cost for all where they are alike, else a list; in server time without a `now_us`.
-    fn packed(&self, numbers: &Numbers, lots: &[Lot<'_>], now_us: Option<i64>) -> Cmd {
-        let cost = lots[0].1;
-        let twice = (1..lots.len()).any(|at| lots[..at].iter().any(|lot| lot.0 == lots[at].0));
-        let alike = !twice && lots.iter().all(|lot| (lot.1, lot.2) == (cost, 1));
-        let mut call = self.evalsha(&lots.iter().map(|lot| lot.0).collect::<Vec<_>>());
+    fn packed(&self, numbers: &Numbers, groups: &[Group<'_>], now_us: Option<i64>) -> Cmd {
+        let cost = groups[0].1;
+        let twice = (1..groups.len()).any(|at| groups[..at].iter().any(|group| group.0 == groups[at].0));
+        let alike = !twice && groups.iter().all(|group| (group.1, group.2) == (cost, 1));
+        let mut call = self.evalsha(&groups.iter().map(|group| group.0).collect::<Vec<_>>());
         call.arg(self.pack(&self.own(numbers), cost)).arg(now_us.or((!alike).then_some(-1)).as_slice());
-        if alike { call } else { call.arg(several(lots)).clone() }
+        if alike { call } else { call.arg(several(groups)).clone() }
     }
 }
 
-fn several(lots: &[Lot<'_>]) -> Vec<u8> {
-    lots.iter().flat_map(|(_, cost, calls)| [&cost.to_le_bytes()[..7], &calls.to_le_bytes()[..3]].concat()).collect()
+fn several(groups: &[Group<'_>]) -> Vec<u8> {
+    groups.iter().flat_map(|(_, cost, calls)| [&cost.to_le_bytes()[..7], &calls.to_le_bytes()[..3]].concat()).collect()
 }
 
 fn decide(redis: &mut Connection, call: &Cmd) -> Vec<Record> {
@@ -147,7 +147,7 @@ fn dumps(redis: &mut Connection, keys: &[&str]) -> Vec<Option<Vec<u8>>> {
 
 #[derive(Clone, Debug)]
 enum Do {
-    Packed(Vec<Lot<'static>>),
+    Packed(Vec<Group<'static>>),
     /// A cost in a mode of the text form, on both twins.
     Text(&'static str, i64, &'static str),
     Renumber,
@@ -171,12 +171,12 @@ fn step() -> impl Strategy<Value = Step> {
     let part =
         prop_oneof![4 => Just(0_i64), 8 => 0_i64..=30, 3 => 0_i64..=1200, 2 => -60_i64..=-1, 1 => -5000_i64..=-1000];
     let key = || proptest::sample::select(KEYS.to_vec());
-    let lots = || proptest::collection::vec((key(), 0_i64..=8, 0_u32..=6), 1..=6);
-    let alike = |(lots, cost): (Vec<Lot<'static>>, _)| lots.into_iter().map(|(key, ..)| (key, cost, 1)).collect();
+    let groups = || proptest::collection::vec((key(), 0_i64..=8, 0_u32..=6), 1..=6);
+    let alike = |(groups, cost): (Vec<Group<'static>>, _)| groups.into_iter().map(|(key, ..)| (key, cost, 1)).collect();
     let modes = proptest::sample::select(vec!["refund", "penalty", "block", "reserve", "acquire+overage"]);
     let what = prop_oneof![
-        6 => lots().prop_map(Do::Packed),
-        6 => (lots(), 0_i64..=8).prop_map(alike).prop_map(Do::Packed),
+        6 => groups().prop_map(Do::Packed),
+        6 => (groups(), 0_i64..=8).prop_map(alike).prop_map(Do::Packed),
         3 => (key(), 0_i64..=20, modes).prop_map(|(key, cost, mode)| Do::Text(key, cost, mode)),
         1 => Just(Do::Renumber),
     ];
@@ -205,14 +205,14 @@ fn play(redis: &mut Connection, form: &Form, ([mut numbers, mut other], steps): 
         let longest = form.longest(&numbers);
         now += longest * part / 1000 + few;
         match what {
-            Do::Packed(lots) => {
-                let decided = decide(redis, &form.packed(&numbers, &lots, Some(now)));
+            Do::Packed(groups) => {
+                let decided = decide(redis, &form.packed(&numbers, &groups, Some(now)));
                 prop_assert_eq!(
                     decided,
-                    one_by_one(redis, form, &numbers, &lots, now),
+                    one_by_one(redis, form, &numbers, &groups, now),
                     "{:?} {:?} at {}",
                     numbers,
-                    lots,
+                    groups,
                     now
                 );
             }
@@ -236,17 +236,17 @@ fn twin(key: &str) -> String {
     format!("{key}-twin")
 }
 
-/// What the lots are answered if their calls are made one after the other, on the twins of the keys.
-fn one_by_one(redis: &mut Connection, form: &Form, numbers: &Numbers, lots: &[Lot<'_>], now: i64) -> Vec<Record> {
+/// What the groups are answered if their calls are made one after the other, on the twins of the keys.
+fn one_by_one(redis: &mut Connection, form: &Form, numbers: &Numbers, groups: &[Group<'_>], now: i64) -> Vec<Record> {
     let mut calls = pipe();
-    for (key, cost, count) in lots {
+    for (key, cost, count) in groups {
         // No calls of it are like one that takes nothing, but for how many are allowed.
         let call = form.text(numbers, &twin(key), if *count == 0 { 0 } else { *cost }, "acquire", now);
         (0..(*count).max(1)).for_each(|_| _ = calls.add_command(call.clone()));
     }
     let replies: Vec<Vec<i64>> = calls.query(redis).expect("decisions");
     let mut rest = replies.as_slice();
-    let record = |(_, _, count): &Lot<'_>| {
+    let record = |(_, _, count): &Group<'_>| {
         let (own, others) = rest.split_at((*count).max(1) as usize);
         rest = others;
         let last = own.last().expect("one at least");
@@ -254,7 +254,7 @@ fn one_by_one(redis: &mut Connection, form: &Form, numbers: &Numbers, lots: &[Lo
         let allowed: i64 = own.iter().take(*count as usize).map(|reply| reply[0]).sum();
         [if blocked { -1 } else { allowed }, last[1], last[2], last[3], last[4]]
     };
-    lots.iter().map(record).collect()
+    groups.iter().map(record).collect()
 }
 
 #[test]
@@ -285,8 +285,8 @@ fn what_is_no_state_is_told_apart_and_left_alone() {
         let bad: Vec<_> = poisoned.iter().map(|poison| poison.0).chain(["list"]).collect();
         let before = dumps(&mut redis, &bad);
         let keys = [&["fresh", "list", "used"], bad.as_slice(), &["blocked", "fresh"]].concat();
-        let lots: Vec<_> = keys.iter().map(|key| (*key, 2, 1)).collect();
-        for (key, record) in keys.iter().zip(decide(&mut redis, &form.packed(&numbers, &lots, Some(NOW)))) {
+        let groups: Vec<_> = keys.iter().map(|key| (*key, 2, 1)).collect();
+        for (key, record) in keys.iter().zip(decide(&mut redis, &form.packed(&numbers, &groups, Some(NOW)))) {
             if bad.contains(key) {
                 assert_eq!(record[..2], [-2, 100], "{name}: {key}");
             } else {
@@ -321,10 +321,10 @@ fn in_server_time_every_key_expires_after_its_reset_and_time_is_read_once() {
         for form in Form::all() {
             let keys = KEYS.map(|key| format!("{}:{key}", form.algorithm));
             // Every other round one of them twice, which takes a list.
-            let lots = [(0, 1), (1, 1 + round % 2), (0, 1), (2, 1)].map(|(at, calls)| (keys[at].as_str(), 1, calls));
+            let groups = [(0, 1), (1, 1 + round % 2), (0, 1), (2, 1)].map(|(at, calls)| (keys[at].as_str(), 1, calls));
             let begun = Instant::now();
-            let decided = decide(&mut redis, &form.packed(&numbers, &lots, None));
-            for ((key, ..), record) in lots.iter().zip(&decided) {
+            let decided = decide(&mut redis, &form.packed(&numbers, &groups, None));
+            for ((key, ..), record) in groups.iter().zip(&decided) {
                 let ttl_ms: i64 = cmd("PTTL").arg(key).query(&mut redis).expect("an expiry");
                 let passed = begun.elapsed().as_millis() as i64 + 1;
                 let (least, most) = (record[4] / 1000 - passed, 2 * form.longest(&numbers) / 1000 + 1000);
@@ -386,13 +386,13 @@ fn a_denied_call_writes_nothing_and_a_key_given_often_is_not_over_admitted() {
         cmd("FLUSHALL").exec(&mut redis).expect("flushed");
         let decided = decide(&mut redis, &form.packed(&SAMPLE, &[("a", 1, 1); 8], Some(NOW)));
         assert_eq!(allowed(&decided), [1, 1, 1, 1, 1, 0, 0, 0], "{}", form.algorithm);
-        let lots = [("b", 1, 3), ("c", 2, 3), ("b", 1, 3), ("c", 1, 3)];
-        let decided = decide(&mut redis, &form.packed(&SAMPLE, &lots, Some(NOW)));
+        let groups = [("b", 1, 3), ("c", 2, 3), ("b", 1, 3), ("c", 1, 3)];
+        let decided = decide(&mut redis, &form.packed(&SAMPLE, &groups, Some(NOW)));
         assert_eq!(allowed(&decided), [3, 2, 2, 1], "{}", form.algorithm);
         server.forget_commands();
-        let lots = [("a", 1, 3), ("b", 5, 1), ("a", 6, 2), ("fresh", 6, 1), ("c", 1, 1)];
-        for lots in [lots.as_slice(), &lots.map(|lot| (lot.0, 6, 1)), &lots[4..]] {
-            let decided = decide(&mut redis, &form.packed(&SAMPLE, lots, Some(NOW)));
+        let groups = [("a", 1, 3), ("b", 5, 1), ("a", 6, 2), ("fresh", 6, 1), ("c", 1, 1)];
+        for groups in [groups.as_slice(), &groups.map(|group| (group.0, 6, 1)), &groups[4..]] {
+            let decided = decide(&mut redis, &form.packed(&SAMPLE, groups, Some(NOW)));
             assert!(decided.iter().all(|record| record[0] == 0 && record[3] != 0), "{}: {decided:?}", form.algorithm);
         }
         let reads = ["evalsha", "get", "mget", "getrange", "exists", "strlen", "config|resetstat", "info"];

@@ -119,7 +119,7 @@ async fn a_key_that_cannot_be_read_is_its_own_callers_alone() {
 }
 
 #[tokio::test]
-async fn who_gives_up_in_line_is_not_charged_and_holds_up_nobody() {
+async fn who_gives_up_queued_is_not_charged_and_holds_up_nobody() {
     let server = Server::start();
     let limiter = limiter(&server);
     let rule = Arc::new(rule("gcra 1000/30d"));
@@ -134,7 +134,7 @@ async fn who_gives_up_in_line_is_not_charged_and_holds_up_nobody() {
             tokio::task::yield_now().await;
         }
     };
-    // One alone, and one in the second and last flight that may be under way.
+    // One alone, and one in the second and last batch that may be in flight.
     let (mut sent, mut given_up, mut patient) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
     for _ in 0..2 {
         asks(&mut sent);
@@ -217,7 +217,7 @@ async fn who_gives_up_before_there_is_a_connection_is_not_sent() {
     };
     let first = ask(PATIENCE);
     tokio::task::yield_now().await;
-    // These share a flight, which still connects when one of them gives up.
+    // These share a batch, for which a connection is still made when one of them gives up.
     let (impatient, patient) = (ask(Duration::from_millis(50)), ask(PATIENCE));
     let error = impatient.await.expect("a task").expect_err("no connection");
     assert_eq!(error.charged(), Charged::No);
@@ -326,18 +326,18 @@ fn callers_of_another_runtime_depend_on_nobody_elses() {
 }
 
 #[test]
-fn a_flight_that_never_left_holds_up_no_other() {
+fn a_batch_that_was_never_sent_holds_up_no_other() {
     let server = Server::start();
     let (limiter, rule) = (limiter(&server).deadline(Duration::from_secs(5)), Arc::new(rule("gcra 1000/30d")));
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let first = runtime();
     first.block_on(limiter.acquire(&rule, "key")).expect("a decision");
     server.signal("-STOP");
-    // The second asks for a flight, whose task has had no turn as the runtime ends.
+    // The second begins a task that is to send it and has had no turn as the runtime ends.
     first.block_on(async {
-        let (mut alone, mut in_line) = (pin!(limiter.acquire(&rule, "key")), pin!(limiter.acquire(&rule, "key")));
+        let (mut alone, mut queued) = (pin!(limiter.acquire(&rule, "key")), pin!(limiter.acquire(&rule, "key")));
         begun(alone.as_mut()).await;
-        begun(in_line.as_mut()).await;
+        begun(queued.as_mut()).await;
     });
     drop(first);
     server.signal("-CONT");
@@ -359,7 +359,7 @@ async fn begun(mut asking: Pin<&mut impl Future>) {
 }
 
 #[test]
-fn a_runtime_may_end_while_callers_stand_in_line() {
+fn a_runtime_may_end_while_callers_stand_queued() {
     for workers in [0, 2] {
         let server = Server::start();
         let (limiter, rule) = (limiter(&server), Arc::new(rule("gcra 1000/30d")));
@@ -381,13 +381,13 @@ fn a_runtime_may_end_while_callers_stand_in_line() {
                 }
             });
         }
-        // This hung where a flight was launched under the line's lock.
+        // This hung where a task was begun under the queue's lock.
         drop(runtime);
     }
 }
 
 #[tokio::test]
-async fn a_script_cache_flushed_before_a_flight_costs_nobody_an_answer() {
+async fn a_script_cache_flushed_before_a_batch_costs_nobody_an_answer() {
     let server = Server::start();
     let limiter = limiter(&server);
     let rules: Vec<_> = ["gcra 90/30d", "token-bucket 90/30d"].map(|text| Arc::new(rule(text))).into();
@@ -438,7 +438,7 @@ async fn many_at_hand_are_one_round_trip_in_order() {
     assert!(limiter.acquire_many(&rule, [] as [&str; 0]).await.is_empty());
 }
 
-/// As many as no flight takes at once, none of which can be sent.
+/// More than a batch takes, none of which can be sent.
 #[tokio::test]
 async fn a_long_line_ends_by_its_deadlines_and_the_next_caller_is_served() {
     const CALLERS: usize = 100_000;

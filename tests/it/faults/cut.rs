@@ -54,6 +54,22 @@ async fn killed_connections_leave_the_charge_unknown_and_admit_nothing_twice() {
     );
 }
 
+/// As a server with a `timeout` and many proxies do with a connection that is idle.
+#[tokio::test]
+async fn a_connection_that_is_closed_while_idle_costs_no_answer() {
+    let server = Server::start();
+    for protocol in ["resp2", "resp3"] {
+        let limiter = limiter(&format!("{}?protocol={protocol}", server.tcp_url())).deadline(PATIENCE);
+        let rule = rule("gcra 1000/30d", OnError::Closed);
+        for round in 0..20 {
+            let decision = acquire(&limiter, &rule, protocol).await.expect("a decision");
+            assert_eq!(decision.remaining, 999 - round, "charged once");
+            run(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
 /// Wherever a reply is cut short, every answer that arrives is the caller's own.
 #[tokio::test]
 async fn a_reply_cut_short_is_nobodys_answer() {
@@ -147,7 +163,7 @@ async fn who_waits_on_a_dead_connection_for_long_holds_up_nobody_else() {
             tokio::spawn(async move { limiter.acquire(&rule, request).await })
         })
         .collect();
-    // What the first of them sends, and the flight of the others.
+    // What the first of them sends, and the batch of the others.
     until(|| proxy.requested() >= before + 2).await;
     proxy.swallow(false);
     answered_again(&limiter, &rule, "key").await;
@@ -185,7 +201,7 @@ async fn a_pipeline_that_breaks_while_a_script_is_loaded_confirms_nothing() {
             }
             b"EVALSHA" => {
                 if evalshas.fetch_add(1, Ordering::Relaxed) == 0 {
-                    // The one that is alone, while the others stand in line.
+                    // The one that is alone, while the others are queued.
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 Some([b"$40\r\n", allowed.as_slice(), b"\r\n"].concat())

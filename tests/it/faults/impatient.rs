@@ -128,7 +128,7 @@ async fn whoever_waits_in_line_as_redis_falls_silent_was_never_sent() {
     let rule = rule("gcra 1000/30d", OnError::Closed);
     let before = answered_again(&limiter, &rule, "key").await.remaining;
     server.signal("-STOP");
-    // One alone, one in a flight, and the others behind them.
+    // One alone, one in a batch, and the others behind them.
     let mut calls = JoinSet::new();
     for number in 0..20 {
         let (limiter, rule) = (limiter.clone(), rule.clone());

@@ -63,7 +63,7 @@ fn each_runtime_sends_its_callers_together() {
         }
     });
     let (calls, failed) = server.commands()["evalsha"];
-    // One alone, and its company in a flight or two; a call each would be 5,120.
+    // One alone, and the others in a batch or two; a call each would be 5,120.
     assert!(failed == 0 && calls <= 4 * 20 * 4, "{calls} calls, {failed} failed");
 }
 

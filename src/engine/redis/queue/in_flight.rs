@@ -1,0 +1,184 @@
+//! What all who wait for one batch look at: whether it was sent, which place each has in it, and what was answered.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Waker;
+
+use tokio::time::Instant;
+
+use super::{IN_FLIGHT, Queue, Until};
+use crate::batch::{Batch, Place, Position, Records};
+use crate::error::{Error, Kind};
+use crate::script::Reply;
+
+/// Who waits for a batch.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) waker: Option<Waker>,
+    pub(super) until: Instant,
+    /// None of who has given up.
+    pub(super) place: Option<Place>,
+}
+
+/// What all who wait for a batch look at.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    /// Who waits for it, from when it is sent until it is answered.
+    waiters: Mutex<Vec<Waiter>>,
+    pub(super) sent: OnceLock<Sent>,
+    /// Why it isn't answered, nor will be.
+    pub(super) failed: OnceLock<Error>,
+}
+
+#[derive(Debug)]
+pub(super) struct Sent {
+    /// Of each waiter, if it was sent.
+    positions: Vec<Option<Position>>,
+    calls: Vec<SentCall>,
+    /// What didn't run, of those who still waited as it was sent again.
+    again: OnceLock<Box<Sent>>,
+}
+
+#[derive(Debug, Default)]
+struct SentCall {
+    answer: OnceLock<Result<Records, Error>>,
+    stage: Mutex<Stage>,
+}
+
+/// How far a call has come that isn't answered.
+#[derive(Clone, Debug, Default)]
+pub(in crate::engine::redis) enum Stage {
+    #[default]
+    Sent,
+    Unsent,
+    /// It didn't run for this, and is asked again in a moment.
+    Refused(Error),
+}
+
+/// A batch that is sent. In whatever way it ends, those who wait for it are told.
+#[derive(Debug)]
+pub(in crate::engine::redis) struct InFlight<'a> {
+    pub(in crate::engine::redis) batch: Batch,
+    /// The last deadline of those who wait.
+    pub(in crate::engine::redis) last: Instant,
+    pub(super) shared: Arc<Shared>,
+    pub(super) queue: &'a Queue,
+}
+
+impl Sent {
+    pub(super) fn new(positions: Vec<Option<Position>>, batch: &Batch) -> Self {
+        let calls = std::iter::repeat_with(SentCall::default).take(batch.call_count()).collect();
+        Self { positions, calls, again: OnceLock::new() }
+    }
+
+    fn call_of(&self, slot: usize) -> Option<(&SentCall, Position)> {
+        let position = self.positions[slot]?;
+        Some((&self.calls[position.place.call as usize], position))
+    }
+}
+
+impl Shared {
+    /// Each time that it was sent, the latest last.
+    fn sent(&self) -> impl Iterator<Item = &Sent> {
+        std::iter::successors(self.sent.get(), |sent| sent.again.get().map(Box::as_ref))
+    }
+
+    fn latest(&self) -> Option<&Sent> {
+        self.sent().last()
+    }
+
+    pub(super) fn answer(&self, slot: usize) -> Option<Result<Reply, Error>> {
+        for (call, position) in self.sent().filter_map(|sent| sent.call_of(slot)) {
+            if let Some(answer) = call.answer.get() {
+                return Some(answer.as_ref().map_err(Error::clone).and_then(|records| records.reply(position)));
+            }
+        }
+        // Who wasn't sent since its deadline had passed is about to see that.
+        let left_out = self.latest().is_some_and(|sent| sent.positions[slot].is_none());
+        self.failed.get().filter(|_| !left_out).map(|error| Err(error.clone()))
+    }
+
+    /// How far whoever isn't answered has come.
+    pub(super) fn stage(&self, slot: usize) -> Stage {
+        let latest = self.sent().filter_map(|sent| sent.call_of(slot)).last();
+        latest.map_or(Stage::Unsent, |(call, _)| call.stage.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    pub(super) fn waiters(&self) -> MutexGuard<'_, Vec<Waiter>> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl InFlight<'_> {
+    pub(in crate::engine::redis) fn set_stage(&self, call: usize, stage: Stage) {
+        if let Some(sent) = self.shared.latest() {
+            *sent.calls[call].stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+        }
+    }
+
+    pub(in crate::engine::redis) fn answer(&self, call: usize, answer: Result<Records, Error>) {
+        if let Some(sent) = self.shared.latest() {
+            let _ = sent.calls[call].answer.set(answer);
+        }
+    }
+
+    /// Fails all calls that aren't answered.
+    pub(in crate::engine::redis) fn answer_all(&self, error: &Error) {
+        for call in self.shared.latest().iter().flat_map(|sent| &sent.calls) {
+            let _ = call.answer.set(Err(error.clone()));
+        }
+    }
+
+    /// Wakes those who are answered.
+    pub(in crate::engine::redis) fn wake(&self) {
+        let mut woken = Vec::new();
+        if let Some(sent) = self.shared.latest() {
+            let answered = |slot| sent.call_of(slot).is_some_and(|(call, _)| call.answer.get().is_some());
+            let mut waiters = self.shared.waiters();
+            let waiters = waiters.iter_mut().enumerate().filter(|(slot, _)| answered(*slot));
+            woken.extend(waiters.filter_map(|(_, waiter)| waiter.waker.take()));
+        }
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Prepares to send what isn't answered once more, for those who still wait. Who has given up was told that nothing was
+    /// charged. False if nobody waits.
+    pub(in crate::engine::redis) fn is_sent_again(&mut self) -> bool {
+        let waiters = self.shared.waiters();
+        let now = Instant::now();
+        let Some(latest) = self.shared.latest() else { return false };
+        let unanswered = |slot| latest.call_of(slot).is_some_and(|(call, _)| call.answer.get().is_none());
+        let waits = |(slot, waiter): (usize, &Waiter)| waiter.place.filter(|_| now < waiter.until && unanswered(slot));
+        let positions = self.batch.positions(waiters.iter().enumerate().map(waits));
+        let waits = positions.iter().any(Option::is_some);
+        let _ = latest.again.set(Box::new(Sent::new(positions, &self.batch)));
+        waits
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        // Of those that aren't answered: the task that sent them was dropped.
+        let ended = "the call to redis was given up before its answer";
+        let _ = self.shared.failed.set(Error::new(Kind::Disconnected, ended));
+        let mut waiters = std::mem::take(&mut *self.shared.waiters());
+        waiters.drain(..).filter_map(|waiter| waiter.waker).for_each(Waker::wake);
+        self.batch.clear();
+        let mut state = self.queue.state();
+        state.in_flight.retain(|shared| !Arc::ptr_eq(shared, &self.shared));
+        if state.spare.len() < IN_FLIGHT {
+            state.spare.push((std::mem::take(&mut self.batch), waiters));
+        }
+    }
+}
+
+impl Stage {
+    /// What whoever has come so far is told as its deadline passes.
+    pub(in crate::engine::redis) fn missed(self, until: Until) -> Error {
+        match self {
+            Self::Sent => until.missed(true),
+            Self::Unsent => until.missed(false),
+            // It says more than that there was no time to ask again.
+            Self::Refused(error) => error,
+        }
+    }
+}
