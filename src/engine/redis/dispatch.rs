@@ -102,6 +102,10 @@ impl Redis {
         let mut retries = Retries::new();
         loop {
             let (numbers, calls): (Vec<_>, Vec<_>) = batch.batch.calls().unzip();
+            if calls.is_empty() {
+                // All have given up.
+                return;
+            }
             let outcomes = self.exchange(local, &link, &calls, manner, &retries).await;
             let (mut unsent, mut refused) = (false, false);
             for (call, outcome) in numbers.into_iter().zip(outcomes) {

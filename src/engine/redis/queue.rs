@@ -25,6 +25,8 @@ use in_flight::{Sent, Shared, Waiter};
 
 /// Batches in flight at once: while one's answer travels, the server works on another. More would only be smaller.
 const IN_FLIGHT: usize = 2;
+/// Callers in one batch, so that one whose callers have all given up is soon forgotten.
+const MOST_WAITERS: usize = 16_384;
 /// How late somebody may be told of a deadline. All whose deadlines lie as close are woken at once, since to look at each by
 /// itself would take the square of their number.
 const GRAIN: Duration = Duration::from_millis(1);
@@ -60,6 +62,8 @@ struct State {
 struct Filling {
     batch: Batch,
     waiters: Vec<Waiter>,
+    /// Those who haven't given up.
+    waiting: usize,
     shared: Arc<Shared>,
 }
 
@@ -144,7 +148,7 @@ impl Queue {
             return None;
         }
         state.dispatching = false;
-        let Filling { mut batch, waiters, shared } = state.filling.pop_front()?;
+        let Filling { mut batch, waiters, shared, .. } = state.filling.pop_front()?;
         // Who looks for it from now on finds it here.
         let own = Arc::clone(&shared);
         let mut in_flight = own.waiters();
@@ -178,11 +182,10 @@ impl Queue {
         }
         state.sending -= 1;
         if stranded {
-            state.dispatching = false;
-            let filling = std::mem::take(&mut state.filling);
-            drop(state);
             let error = Error::new(Kind::Unreachable, "redis was not asked: the runtime is shutting down");
-            filling.into_iter().for_each(|filling| filling.fail(&error));
+            let failed = state.fail_waiting(&error);
+            drop(state);
+            failed.into_iter().for_each(Filling::wake);
             return None;
         }
         state.dispatches()
@@ -200,23 +203,22 @@ impl Queue {
     pub(super) fn fail_waiting(&self, generation: u64, error: &Error) {
         let mut state = self.state();
         if state.generation == generation {
-            state.dispatching = false;
-            let filling = std::mem::take(&mut state.filling);
+            let failed = state.fail_waiting(error);
             drop(state);
-            filling.into_iter().for_each(|filling| filling.fail(error));
+            failed.into_iter().for_each(Filling::wake);
         }
     }
 
     /// Gives up those in flight, whose connection has fallen silent, so that they hold up nobody else; and fails those who
     /// wait to be sent, who would have to wait for the breaker.
     pub(super) fn abandon(&self, unsent: &Error) {
-        let filling = {
+        let failed = {
             let mut state = self.state();
             state.generation += 1;
-            (state.sending, state.dispatching) = (0, false);
-            std::mem::take(&mut state.filling)
+            state.sending = 0;
+            state.fail_waiting(unsent)
         };
-        filling.into_iter().for_each(|filling| filling.fail(unsent));
+        failed.into_iter().for_each(Filling::wake);
     }
 
     /// Whether a watch is to be begun, so that whoever wants an answer by then is woken.
@@ -245,20 +247,24 @@ impl Drop for Queue {
 impl ToBegin {
     pub(super) fn begin_watch(&self, local: &Arc<Local>) {
         if self.watch {
-            tokio::spawn(watch(Arc::downgrade(local), Arc::clone(&local.queue.earlier)));
+            let mut ends = WatchEnds { local: Arc::downgrade(local), over: false };
+            let earlier = Arc::clone(&local.queue.earlier);
+            tokio::spawn(async move { watch(&mut ends, &earlier).await });
         }
     }
 }
 
 impl State {
     fn add(&mut self, ask: &Ask<'_>, hash: u64, until: Instant, waker: Option<Waker>) -> (Arc<Shared>, usize) {
-        if self.filling.back().is_none_or(|last| !last.batch.has_room(ask, hash)) {
+        let is_full = |last: &Filling| last.waiters.len() >= MOST_WAITERS || !last.batch.has_room(ask, hash);
+        if self.filling.back().is_none_or(is_full) {
             let (batch, waiters) = self.spare.pop().unwrap_or_default();
-            self.filling.push_back(Filling { batch, waiters, shared: Arc::default() });
+            self.filling.push_back(Filling { batch, waiters, waiting: 0, shared: Arc::default() });
         }
         let last = self.filling.len() - 1;
-        let Filling { batch, waiters, shared } = &mut self.filling[last];
+        let Filling { batch, waiters, waiting, shared } = &mut self.filling[last];
         let place = batch.add(ask, hash);
+        *waiting += 1;
         waiters.push(Waiter { waker, until, place: Some(place) });
         (Arc::clone(shared), waiters.len() - 1)
     }
@@ -271,21 +277,30 @@ impl State {
         dispatches.then_some(self.generation)
     }
 
-    fn filling_of(&mut self, shared: &Arc<Shared>) -> Option<&mut Filling> {
-        self.filling.iter_mut().find(|filling| Arc::ptr_eq(&filling.shared, shared))
+    /// Which of those that are being filled this is.
+    fn filling_of(&self, shared: &Arc<Shared>) -> Option<usize> {
+        self.filling.iter().position(|filling| Arc::ptr_eq(&filling.shared, shared))
+    }
+
+    /// Takes all who wait to be sent. They are told under the lock, so that whoever registers from now on sees it.
+    fn fail_waiting(&mut self, error: &Error) -> VecDeque<Filling> {
+        self.dispatching = false;
+        let filling = std::mem::take(&mut self.filling);
+        filling.iter().for_each(|filling| _ = filling.shared.failed.set(error.clone()));
+        filling
     }
 }
 
 /// Wakes those whose deadline passes, who then see that they have no answer. One timer for all of them: a timer each would
 /// cost more than the rest of what a caller does.
-async fn watch(local: Weak<Local>, earlier: Arc<Notify>) {
+async fn watch(ends: &mut WatchEnds, earlier: &Notify) {
     loop {
-        let at = local.upgrade().and_then(|local| local.queue.state().watched);
+        let at = ends.local.upgrade().and_then(|local| local.queue.state().watched);
         let Some(at) = at else { return };
         if let Either::Right(_) = select(pin!(tokio::time::sleep_until(at + GRAIN)), pin!(earlier.notified())).await {
             continue;
         }
-        let Some(local) = local.upgrade() else { return };
+        let Some(local) = ends.local.upgrade() else { return };
         let (mut late, mut next) = (Vec::new(), None::<Instant>);
         let over = {
             let (mut state, now) = (local.queue.state(), Instant::now());
@@ -301,12 +316,28 @@ async fn watch(local: Weak<Local>, earlier: Arc<Notify>) {
             state.filling.iter_mut().for_each(|filling| look(&mut filling.waiters));
             state.in_flight.iter().for_each(|shared| look(&mut shared.waiters()));
             state.watched = next;
-            next.is_none()
+            // Whoever comes from now on begins another watch.
+            ends.over = next.is_none();
+            ends.over
         };
         late.into_iter().for_each(Waker::wake);
         if over {
-            // Whoever comes from now on begins another watch.
             return;
+        }
+    }
+}
+
+/// Lets another watch begin, should this one end before its time: with the runtime of whoever began it.
+#[derive(Debug)]
+struct WatchEnds {
+    local: Weak<Local>,
+    over: bool,
+}
+
+impl Drop for WatchEnds {
+    fn drop(&mut self) {
+        if let Some(local) = self.local.upgrade().filter(|_| !self.over) {
+            local.queue.state().watched = None;
         }
     }
 }
@@ -321,8 +352,8 @@ impl Waiting {
         let queue = &self.local.queue;
         let mut state = queue.state();
         let begin = ToBegin { watch: queue.watches(&mut state, self.until.at), dispatch: None };
-        if let Some(filling) = state.filling_of(&self.shared) {
-            filling.waiters[self.slot].waker = Some(waker.clone());
+        if let Some(at) = state.filling_of(&self.shared) {
+            state.filling[at].waiters[self.slot].waker = Some(waker.clone());
             drop(state);
         } else {
             drop(state);
@@ -339,11 +370,17 @@ impl Waiting {
     fn give_up(&mut self) -> Stage {
         self.ended = true;
         let mut state = self.local.queue.state();
-        if let Some(Filling { batch, waiters, .. }) = state.filling_of(&self.shared) {
+        if let Some(at) = state.filling_of(&self.shared) {
+            let Filling { batch, waiters, waiting, .. } = &mut state.filling[at];
             let waiter = &mut waiters[self.slot];
             waiter.waker = None;
             if let Some(place) = waiter.place.take() {
                 batch.remove(place);
+                *waiting -= 1;
+            }
+            // While Redis pauses, others come and give up.
+            if *waiting == 0 {
+                state.filling.remove(at);
             }
             return Stage::Unsent;
         }
@@ -387,8 +424,7 @@ impl Drop for Waiting {
 }
 
 impl Filling {
-    fn fail(self, error: &Error) {
-        let _ = self.shared.failed.set(error.clone());
+    fn wake(self) {
         self.waiters.into_iter().filter_map(|waiter| waiter.waker).for_each(Waker::wake);
     }
 }

@@ -52,7 +52,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 /// Connects, and says who asks. Takes as long as that does.
 pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened, RedisError> {
     let traffic = Arc::default();
-    let stream = Counted { stream: connect(endpoint).await?, traffic: Arc::clone(&traffic) };
+    let stream = connect(endpoint, &traffic).await?;
     // The deadline of each decision bounds what a connection may take.
     let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
     let settings = endpoint.info().redis_settings();
@@ -61,22 +61,25 @@ pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened, RedisError> {
     Ok(Opened { connection, wire: Arc::new(Wire { traffic, driver }) })
 }
 
-async fn connect(endpoint: &Endpoint) -> io::Result<Box<dyn Stream>> {
+/// What is counted is what the system takes: beneath TLS, which may have written a part of what it failed to write.
+async fn connect(endpoint: &Endpoint, traffic: &Arc<Mutex<Traffic>>) -> io::Result<Box<dyn Stream>> {
+    let counted = |stream: Box<dyn Stream>| Counted { stream, traffic: Arc::clone(traffic) };
     #[cfg(all(test, feature = "embedded"))]
     if let Some(network) = crate::simulation::network() {
-        return Ok(Box::new(network.connect(endpoint.host(), endpoint.port()).await?));
+        return Ok(Box::new(counted(Box::new(network.connect(endpoint.host(), endpoint.port()).await?))));
     }
     let (info, tcp) = (endpoint.info(), endpoint.info().tcp_settings());
     match info.addr() {
-        ConnectionAddr::Tcp(host, port) => Ok(Box::new(tcp_stream(host, *port, tcp).await?)),
+        ConnectionAddr::Tcp(host, port) => Ok(Box::new(counted(Box::new(tcp_stream(host, *port, tcp).await?)))),
         #[cfg(feature = "tls")]
         ConnectionAddr::TcpTls { host, port, .. } => {
             let name = rustls::pki_types::ServerName::try_from(host.clone()).map_err(io::Error::other)?;
             let connector = tokio_rustls::TlsConnector::from(endpoint.tls().config()?);
-            Ok(Box::new(connector.connect(name, tcp_stream(host, *port, tcp).await?).await?))
+            let stream = counted(Box::new(tcp_stream(host, *port, tcp).await?));
+            Ok(Box::new(connector.connect(name, stream).await?))
         }
         #[cfg(unix)]
-        ConnectionAddr::Unix(path) => Ok(Box::new(tokio::net::UnixStream::connect(path).await?)),
+        ConnectionAddr::Unix(path) => Ok(Box::new(counted(Box::new(tokio::net::UnixStream::connect(path).await?)))),
         other => Err(io::Error::new(io::ErrorKind::Unsupported, format!("this program can't connect to {other}"))),
     }
 }

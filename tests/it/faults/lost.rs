@@ -87,6 +87,8 @@ async fn failover(care: Care, link: Link) -> (Care, Link, u64, Calls) {
         round(&limiter, &rule, &mut calls).await;
     }
     if let Link::Cut(time) = link {
+        // What was taken so far is on the replica: only what follows can be forgotten.
+        until(|| replicated(&primary, "master_repl_offset") <= replicated(&replica, "slave_repl_offset")).await;
         to_primary.swallow(true);
         let pause = time / ROUNDS;
         for _ in 0..ROUNDS {
@@ -104,6 +106,13 @@ async fn failover(care: Care, link: Link) -> (Care, Link, u64, Calls) {
     let left = join_all(keys().map(async |key| limiter.peek(&rule, &key).await.expect("a decision").remaining)).await;
     let forgotten = (calls.allowed + left.iter().sum::<u64>()).saturating_sub(KEYS as u64 * CAPACITY);
     (care, link, forgotten, calls)
+}
+
+/// How far in bytes, by this field of INFO.
+fn replicated(server: &Server, field: &str) -> u64 {
+    let info: String = cmd("INFO").arg("replication").query(&mut server.connection()).expect("an answer");
+    let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    value.and_then(|value| value.trim().parse().ok()).expect("a number")
 }
 
 fn keys() -> impl Iterator<Item = String> {
