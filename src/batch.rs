@@ -16,6 +16,9 @@ const LARGEST_COST: u64 = 1 << 53;
 /// Keys in a batch, so that it doesn't hold Redis for long.
 const MOST_KEYS: usize = 1024;
 
+/// Calls of which a batch keeps the memory: as many as are full in one.
+const MOST_SPARE: usize = 16;
+
 /// Seeded by chance for this process, so that nobody can send keys that all fall together.
 static HASHER: LazyLock<DefaultHashBuilder> = LazyLock::new(DefaultHashBuilder::default);
 
@@ -46,6 +49,8 @@ pub(crate) struct Batch {
     by_key: HashTable<Place>,
     /// The call that takes more keys, of each script, numbers, time and slot.
     by_terms: HashTable<u32>,
+    /// Memory of groups before.
+    spare: Vec<Vec<Group>>,
 }
 
 /// One call of a script in its packed form.
@@ -214,7 +219,12 @@ impl Batch {
 
     /// Keeps its memory for the next.
     pub(crate) fn clear(&mut self) {
-        self.calls.clear();
+        for PackedCall { mut groups, .. } in self.calls.drain(..) {
+            if self.spare.len() < MOST_SPARE {
+                groups.clear();
+                self.spare.push(groups);
+            }
+        }
         self.keys.clear();
         self.by_key.clear();
         self.by_terms.clear();
@@ -257,7 +267,8 @@ impl Batch {
             None => _ = self.by_terms.insert_unique(hash, new, |at| self.calls[*at as usize].terms_hash()),
         }
         let Ask { script, numbers, now_us, slot, .. } = *ask;
-        self.calls.push(PackedCall { script, numbers: Arc::clone(numbers), now_us, slot, groups: Vec::new() });
+        let groups = self.spare.pop().unwrap_or_default();
+        self.calls.push(PackedCall { script, numbers: Arc::clone(numbers), now_us, slot, groups });
         new
     }
 }
@@ -346,9 +357,12 @@ impl<'a> Packed<'a> {
 impl Record {
     /// None if it holds what a script doesn't say to so many asks.
     fn read(bytes: &[u8; 40], asks: u32, costs: bool) -> Option<Self> {
-        let whole = |number: f64| number.fract() == 0.0 && number.abs() <= LARGEST_COST as f64;
+        let whole = |number: f64| {
+            let integer = number as i64;
+            (integer as f64 == number && integer.unsigned_abs() <= LARGEST_COST).then_some(integer)
+        };
         let mut numbers = bytes.as_chunks::<8>().0.iter().map(|number| f64::from_le_bytes(*number));
-        let mut next = || numbers.next().filter(|number| whole(*number)).map(|number| number as i64);
+        let mut next = || numbers.next().and_then(whole);
         let (allowed, limit, remaining) = (next()?, next()?, next()?);
         let record = Self { allowed, limit, remaining, retry_after_us: next()?, reset_after_us: next()?, costs };
         (-2..=i64::from(asks)).contains(&allowed).then_some(record)

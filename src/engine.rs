@@ -5,6 +5,8 @@ pub(crate) mod cluster;
 pub(crate) mod embedded;
 pub(crate) mod redis;
 
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -26,6 +28,13 @@ pub enum Engine {
     /// This process.
     #[cfg(feature = "embedded")]
     Embedded(embedded::Embedded),
+}
+
+/// An acquire that is under way.
+pub(crate) enum Acquiring<'a> {
+    Queued(redis::Queued),
+    /// Boxed, so that those who are queued, of whom there may be thousands, stay small.
+    Otherwise(BoxFuture<'a, Result<Reply, Error>>),
 }
 
 /// What keeps keys, to be looked through.
@@ -93,13 +102,18 @@ impl Engine {
         }
     }
 
-    /// Decides this ask and ends by the deadline.
-    pub(crate) async fn acquire(&self, ask: &Ask<'_>, deadline: Duration) -> Result<Reply, Error> {
+    /// Begins to decide this ask, which ends by the deadline. The waker is that of the task that goes on to wait for it.
+    pub(crate) fn acquire<'a>(
+        &'a self,
+        ask: Ask<'a>,
+        deadline: Duration,
+        waker: &Waker,
+    ) -> Result<Acquiring<'a>, Error> {
         match self {
-            Self::Redis(redis) => redis.acquire(ask, deadline).await,
-            Self::Cluster(cluster) => Box::pin(cluster.acquire(ask, deadline)).await,
+            Self::Redis(redis) => redis.acquire(ask, deadline, waker),
+            Self::Cluster(cluster) => Ok(Acquiring::Otherwise(Box::pin(cluster.acquire(ask, deadline)))),
             #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => embedded.acquire(ask),
+            Self::Embedded(embedded) => Ok(Acquiring::Otherwise(Box::pin(std::future::ready(embedded.acquire(&ask))))),
         }
     }
 
@@ -141,6 +155,17 @@ impl Engine {
             Self::Redis(_) | Self::Cluster(_) => By::Redis,
             #[cfg(feature = "embedded")]
             Self::Embedded(_) => By::Embedded,
+        }
+    }
+}
+
+impl Future for Acquiring<'_> {
+    type Output = Result<Reply, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Self::Queued(queued) => Pin::new(queued).poll(context),
+            Self::Otherwise(acquiring) => acquiring.as_mut().poll(context),
         }
     }
 }

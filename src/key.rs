@@ -15,10 +15,14 @@ use crate::error::{Error, Kind, RuleError};
 /// A key as it is spelled in Redis, which is mostly short enough to be copied instead of allocated.
 pub(crate) type Key = SmallVec<[u8; 64]>;
 
-/// What stands for itself in a key, beside letters and digits.
-const PLAIN: &[u8] = b"-_.@:/+=,~|";
+/// Which bytes stand for themselves in a key, and which in an id.
+const IN_KEY: Plain = plain(b"-_.@:/+=,~|");
+const IN_ID: Plain = plain(b"-_.");
 /// The most bytes that a key's encoding takes before it is hashed.
 const LONGEST: usize = 128;
+
+/// Of each byte, whether it stands for itself.
+type Plain = [bool; 256];
 
 /// The key of the state of one limit, or of one of its shards.
 pub(crate) fn state_key(
@@ -32,14 +36,16 @@ pub(crate) fn state_key(
     }
     let mut spelled = Key::new();
     spelled.extend_from_slice(prefix.as_bytes());
-    spelled.extend_from_slice(b":{");
-    encode(tag, PLAIN, &mut spelled);
+    spelled.push(b':');
+    spelled.push(b'{');
+    encode(tag, &IN_KEY, &mut spelled);
     if let Some(number) = shard {
         spelled.extend_from_slice(format!("%s{number}").as_bytes());
     }
-    spelled.extend_from_slice(b"}:");
+    spelled.push(b'}');
+    spelled.push(b':');
     if key != tag {
-        encode(key, PLAIN, &mut spelled);
+        encode(key, &IN_KEY, &mut spelled);
         spelled.push(b':');
     }
     spelled.extend_from_slice(rule_and_limit.as_bytes());
@@ -59,7 +65,7 @@ pub(crate) fn marker_key(
         return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty one"));
     }
     let mut marker = state_key(prefix, tag, key, rule)?;
-    encode(id, b"-_.", &mut marker);
+    encode(id, &IN_ID, &mut marker);
     Ok(marker)
 }
 
@@ -69,7 +75,7 @@ pub(crate) fn holder(id: &[u8]) -> Result<Key, Error> {
         return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty one"));
     }
     let mut holder = Key::new();
-    encode(id, PLAIN, &mut holder);
+    encode(id, &IN_KEY, &mut holder);
     Ok(holder)
 }
 
@@ -127,8 +133,23 @@ fn hashed_below(bytes: &[u8], bound: u64) -> u64 {
     u64::from_be_bytes([a, b, c, d, e, f, g, h]) % bound
 }
 
-fn encode(bytes: &[u8], plain: &[u8], into: &mut Key) {
-    let stands_for_itself = |byte: u8| byte.is_ascii_alphanumeric() || plain.contains(&byte);
+/// Letters, digits and these.
+const fn plain(others: &[u8]) -> Plain {
+    let (mut plain, mut byte) = ([false; 256], 0_u8);
+    while byte < 128 {
+        plain[byte as usize] = byte.is_ascii_alphanumeric();
+        byte += 1;
+    }
+    let mut at = 0;
+    while at < others.len() {
+        plain[others[at] as usize] = true;
+        at += 1;
+    }
+    plain
+}
+
+fn encode(bytes: &[u8], plain: &Plain, into: &mut Key) {
+    let stands_for_itself = |byte: u8| plain[usize::from(byte)];
     if bytes.len() <= LONGEST && bytes.iter().all(|byte| stands_for_itself(*byte)) {
         into.extend_from_slice(bytes);
         return;

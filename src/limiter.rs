@@ -9,16 +9,18 @@ mod sharded;
 mod undo;
 mod upkeep;
 
+use std::future::poll_fn;
 #[cfg(feature = "embedded")]
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::decision::{Answered, Decision, LimitDecision, count};
 use crate::denials::{DenialCache, Sighting};
-use crate::engine::Engine;
 #[cfg(feature = "embedded")]
 use crate::engine::embedded::Embedded;
+use crate::engine::{Acquiring, Engine};
 use crate::error::{Error, Kind};
 use crate::key;
 use crate::limit::exact::LONGEST;
@@ -363,13 +365,25 @@ impl Limiter {
         request: &Request<'_>,
         mode: Mode,
     ) -> Result<Decision, Error> {
-        if mode == Mode::Acquire
-            && let Some(ask) = self.ask(rule, target, request)?
-        {
-            let reply = self.engine.acquire(&ask, request.deadline_or(self.deadline)).await?;
-            return self.decision_of_ask(rule, target, request, &reply);
+        if mode == Mode::Acquire {
+            let begin = |context: &mut Context<'_>| Poll::Ready(self.begin(rule, target, request, context.waker()));
+            if let Some(acquiring) = poll_fn(begin).await? {
+                return self.decision_of_ask(rule, target, request, &acquiring.await?);
+            }
         }
         Box::pin(self.decide_in_full(rule, &[target], request, mode)).await
+    }
+
+    /// Begins an acquire by the script's packed form, if that can say all that is asked.
+    fn begin<'r>(
+        &'r self,
+        rule: &Rule,
+        target: Target<'r>,
+        request: &Request<'_>,
+        waker: &Waker,
+    ) -> Result<Option<Acquiring<'r>>, Error> {
+        let Some(ask) = self.ask(rule, target, request)? else { return Ok(None) };
+        self.engine.acquire(ask, request.deadline_or(self.deadline), waker).map(Some)
     }
 
     async fn decide_in_full(

@@ -9,7 +9,9 @@ mod slots;
 mod topology;
 
 use std::fmt;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
@@ -159,9 +161,9 @@ impl Cluster {
     }
 
     /// Decides this ask, alone or with others of its slot.
-    pub(crate) async fn acquire(&self, ask: &Ask<'_>, deadline: Duration) -> Result<Reply, Error> {
+    pub(crate) async fn acquire(&self, ask: Ask<'_>, deadline: Duration) -> Result<Reply, Error> {
         let slot = slot_of(&ask.key);
-        let ask = Ask { slot: Some(slot), ..ask.clone() };
+        let ask = Ask { slot: Some(slot), ..ask };
         self.ask(Question::Ask(&ask), slot, Until::in_(deadline)).await
     }
 
@@ -293,7 +295,9 @@ impl Question<'_> {
         let asking = if manner == Manner::BehindAsking { Asking::Yes } else { Asking::No };
         match self {
             Self::Call(call) => node.redis.run_as(asking, call, left).await,
-            Self::Ask(ask) if manner == Manner::Along => node.redis.acquire(ask, left).await,
+            Self::Ask(ask) if manner == Manner::Along => {
+                poll_fn(|context| Poll::Ready(node.redis.acquire(ask.clone(), left, context.waker()))).await?.await
+            }
             Self::Ask(ask) => node.redis.acquire_apart(asking, ask, left).await,
         }
     }

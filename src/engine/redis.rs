@@ -21,9 +21,10 @@ mod transport;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use deadpool_redis::Pool;
 use deadpool_redis::redis::{self, Client, RedisError, Value};
 
@@ -32,6 +33,7 @@ use crate::error::{Error, Kind};
 use crate::script::{Call, Reply};
 use address::{Endpoint, address};
 use breaker::Breaker;
+pub(crate) use dispatch::Queued;
 use errors::from_answer;
 use local::Local;
 pub(super) use queue::LONGEST_DEADLINE;
@@ -53,7 +55,8 @@ struct Shared {
     way: Way,
     /// Where that leads to, for messages.
     address: String,
-    locals: RwLock<Vec<Arc<Local>>>,
+    /// Read by every call, so without a lock.
+    locals: ArcSwap<Vec<Arc<Local>>>,
     made: AtomicU64,
     /// Which server process answered last, by its own name for itself.
     process: Mutex<Option<String>>,
@@ -147,7 +150,7 @@ impl Redis {
         let shared = Shared {
             way,
             address,
-            locals: RwLock::default(),
+            locals: ArcSwap::default(),
             made: AtomicU64::new(0),
             process: Mutex::default(),
             restarts: AtomicU64::new(0),

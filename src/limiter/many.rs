@@ -10,13 +10,14 @@ use crate::denials::Sighting;
 use crate::error::Error;
 use crate::request::Request;
 use crate::rule::Rule;
-use crate::script::Mode;
+use crate::script::{Mode, Reply};
 
 /// How one of many requests is decided.
-enum Asked<'r> {
+enum Way {
     Recalled(Box<Decision>),
-    Together(Ask<'r>, Option<Sighting>),
+    Together(Option<Box<Sighting>>),
     Alone,
+    Refused(Error),
 }
 
 impl Limiter {
@@ -29,60 +30,74 @@ impl Limiter {
         requests: impl IntoIterator<Item = R>,
     ) -> Vec<Result<Decision, Error>> {
         let requests: Vec<Request<'a>> = requests.into_iter().map(Into::into).collect();
-        let mut decided: Vec<Option<Result<Decision, Error>>> = requests.iter().map(|_| None).collect();
-        let (mut places, mut alone) = (Vec::with_capacity(requests.len()), Vec::new());
-        let asks = requests.iter().enumerate().filter_map(|(at, request)| {
-            match self.ask_or_recall(rule, request) {
-                Ok(Asked::Recalled(denial)) => decided[at] = Some(Ok(denial.jittered(request.wait_jitter()))),
-                Ok(Asked::Together(ask, sighting)) => {
-                    places.push((at, sighting));
-                    return Some((ask, request.deadline_or(self.deadline)));
-                }
-                Ok(Asked::Alone) => alone.push(async move { (at, self.decide(rule, request, Mode::Acquire).await) }),
-                Err(error) => decided[at] = Some(Err(error)),
-            }
-            None
+        let mut ways = Vec::with_capacity(requests.len());
+        let asks = requests.iter().filter_map(|request| {
+            let (way, ask) = self.way(rule, request).unwrap_or_else(|error| (Way::Refused(error), None));
+            ways.push(way);
+            Some((ask?, request.deadline_or(self.deadline)))
         });
         let together = self.engine.acquire_all(asks);
-        let (replies, alone) = join(together, join_all(alone)).await;
-        for ((at, sighting), reply) in places.into_iter().zip(replies) {
-            let request = &requests[at];
-            let decision =
-                reply.and_then(|reply| self.decision_of_ask(rule, rule.counts()[0].whole(), request, &reply));
-            if let (Some(cache), Some(sighting), Ok(decision)) = (&self.denials, sighting, &decision) {
-                cache.remember(sighting, request.units(rule), decision);
-            }
-            let decision = match decision {
-                Err(error) => {
-                    // What is decided in this process never waits by itself.
-                    tokio::task::consume_budget().await;
-                    Box::pin(self.answer_instead(error, rule, request, Mode::Acquire)).await
-                }
-                decided => decided,
+        let alone = requests.iter().zip(&ways).filter(|(_, way)| matches!(way, Way::Alone));
+        let alone = alone.map(|(request, _)| self.decide(rule, request, Mode::Acquire));
+        let (together, alone) = join(together, join_all(alone)).await;
+        let (mut together, mut alone) = (together.into_iter(), alone.into_iter());
+        let mut decisions = Vec::with_capacity(requests.len());
+        for (request, way) in requests.iter().zip(ways) {
+            let decided = match way {
+                Way::Recalled(denial) => Some(Ok(denial.jittered(request.wait_jitter()))),
+                Way::Refused(error) => Some(Err(error)),
+                Way::Alone => alone.next(),
+                Way::Together(sighting) => match together.next() {
+                    Some(reply) => Some(self.decided_together(rule, request, reply, sighting).await),
+                    None => None,
+                },
             };
-            decided[at] = Some(decision.map(|decision| decision.jittered(request.wait_jitter())));
+            decisions.extend(decided);
         }
-        for (at, decision) in alone {
-            decided[at] = Some(decision);
-        }
-        decided.into_iter().flatten().collect()
+        decisions
     }
 
-    fn ask_or_recall<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Result<Asked<'r>, Error> {
-        let [count] = rule.counts() else { return Ok(Asked::Alone) };
+    async fn decided_together(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        reply: Result<Reply, Error>,
+        sighting: Option<Box<Sighting>>,
+    ) -> Result<Decision, Error> {
+        let decided = reply.and_then(|reply| self.decision_of_ask(rule, rule.counts()[0].whole(), request, &reply));
+        if let (Some(cache), Some(sighting), Ok(decision)) = (&self.denials, sighting, &decided) {
+            cache.remember(*sighting, request.units(rule), decision);
+        }
+        let decision = match decided {
+            Ok(decision) => decision,
+            Err(error) => {
+                // What is decided in this process never waits by itself.
+                tokio::task::consume_budget().await;
+                Box::pin(self.answer_instead(error, rule, request, Mode::Acquire)).await?
+            }
+        };
+        Ok(decision.jittered(request.wait_jitter()))
+    }
+
+    /// How this request is decided, and by which ask if it goes with others.
+    fn way<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Result<(Way, Option<Ask<'r>>), Error> {
+        let [count] = rule.counts() else { return Ok((Way::Alone, None)) };
         let target = match count.limit.shards() {
             1 => count.whole(),
             _ => match self.place(rule, count, request, Mode::Acquire) {
                 Place::One(number) => count.shard(number),
-                Place::OneOf(..) | Place::All => return Ok(Asked::Alone),
+                Place::OneOf(..) | Place::All => return Ok((Way::Alone, None)),
             },
         };
-        let Some(ask) = self.ask(rule, target, request)? else { return Ok(Asked::Alone) };
-        let Some(cache) = &self.denials else { return Ok(Asked::Together(ask, None)) };
-        let Some(sighting) = self.sight(cache, rule, request)? else { return Ok(Asked::Together(ask, None)) };
+        let Some(ask) = self.ask(rule, target, request)? else { return Ok((Way::Alone, None)) };
+        let sighting = match &self.denials {
+            Some(cache) => self.sight(cache, rule, request)?.map(|sighting| (cache, sighting)),
+            None => None,
+        };
+        let Some((cache, sighting)) = sighting else { return Ok((Way::Together(None), Some(ask))) };
         Ok(match cache.recall(&sighting, request.units(rule)) {
-            Some(denial) => Asked::Recalled(Box::new(denial)),
-            None => Asked::Together(ask, Some(sighting)),
+            Some(denial) => (Way::Recalled(Box::new(denial)), None),
+            None => (Way::Together(Some(Box::new(sighting))), Some(ask)),
         })
     }
 }

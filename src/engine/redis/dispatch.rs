@@ -1,8 +1,8 @@
 //! Sends what is queued, for as long as anything is. Sending is a task's, so that no caller who gives up holds up another.
 
-use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -15,6 +15,7 @@ use super::local::Local;
 use super::queue::{Entered, InFlight, Stage, ToBegin, Until, Waiting};
 use super::sending::Asking;
 use crate::batch::Ask;
+use crate::engine::Acquiring;
 use crate::error::Error;
 use crate::script::Reply;
 
@@ -29,6 +30,13 @@ struct Dispatch {
     sends: bool,
 }
 
+/// An ask that waits with others.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    waiting: Waiting,
+    _entry: Entry,
+}
+
 /// The asks of one caller who waits for all of them.
 #[derive(Debug)]
 pub(crate) struct Many {
@@ -39,25 +47,31 @@ pub(crate) struct Many {
 }
 
 impl Redis {
-    /// Decides this ask, alone or with others.
-    pub(crate) async fn acquire(&self, ask: &Ask<'_>, deadline: Duration) -> Result<Reply, Error> {
-        let local = self.local()?;
-        let _entry = local.guard.enter()?;
-        let until = Until::after(deadline);
-        let entered = poll_fn(|context| Poll::Ready(local.queue.enter(&local, ask, until, context.waker()))).await;
-        match entered {
-            // Boxed, so that those who wait, of whom there may be thousands, stay small.
-            Entered::Alone(generation) => Box::pin(self.alone(&local, generation, ask, until)).await,
-            Entered::Queued(waiting, begin) => {
-                self.begin(&local, &begin);
-                waiting.await
-            }
-        }
+    /// Begins to decide this ask, alone or with others, for the task whose waker this is.
+    pub(in crate::engine) fn acquire<'a>(
+        &'a self,
+        ask: Ask<'a>,
+        deadline: Duration,
+        waker: &Waker,
+    ) -> Result<Acquiring<'a>, Error> {
+        self.with_local(|local| {
+            let entry = local.guard.enter()?;
+            let until = Until::after(deadline);
+            Ok(match local.queue.enter(local, &ask, until, waker) {
+                Entered::Alone(generation) => {
+                    let dispatch = Dispatch::new(self, local, generation, false);
+                    Acquiring::Otherwise(Box::pin(self.alone(entry, dispatch, ask, until)))
+                }
+                Entered::Queued(waiting, begin) => {
+                    self.begin(local, &begin);
+                    Acquiring::Queued(Queued { waiting, _entry: entry })
+                }
+            })
+        })?
     }
 
-    async fn alone(&self, local: &Arc<Local>, generation: u64, ask: &Ask<'_>, until: Until) -> Result<Reply, Error> {
-        let _dispatch = Dispatch::new(self, local, generation, false);
-        self.apart(local, Asking::No, ask, until).await
+    async fn alone(&self, _entry: Entry, dispatch: Dispatch, ask: Ask<'_>, until: Until) -> Result<Reply, Error> {
+        self.apart(&dispatch.local, Asking::No, &ask, until).await
     }
 
     /// Decides this ask by a call of its own.
@@ -133,6 +147,14 @@ impl Redis {
                 return;
             }
         }
+    }
+}
+
+impl Future for Queued {
+    type Output = Result<Reply, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.waiting).poll(context)
     }
 }
 

@@ -34,28 +34,38 @@ pub(super) struct Local {
 impl Redis {
     /// That of the runtime that this is called on.
     pub(super) fn local(&self) -> Result<Arc<Local>, Error> {
+        self.with_local(Arc::clone)
+    }
+
+    /// The same, without counting one who has it: all callers would count on one place in memory.
+    pub(super) fn with_local<T>(&self, with: impl FnOnce(&Arc<Local>) -> T) -> Result<T, Error> {
         let runtime = runtime::current()?;
-        let id = runtime.id();
-        let of_it = |locals: &[Arc<Local>]| locals.iter().find(|local| local.runtime == id).cloned();
-        let locals = &self.shared.locals;
-        if let Some(local) = of_it(&locals.read().unwrap_or_else(PoisonError::into_inner)) {
-            return Ok(local);
+        if let Some(local) = of_runtime(&self.shared.locals.load(), &runtime) {
+            return Ok(with(local));
         }
         let runtime = runtime::with_timers()?;
-        let mut locals = locals.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(local) = of_it(&locals) {
-            return Ok(local);
-        }
-        locals.retain(|local| !local.lasts.is_finished());
-        locals.push(Arc::new(Local::of(&runtime)));
-        Ok(Arc::clone(&locals[locals.len() - 1]))
+        let made = Arc::new(Local::of(&runtime));
+        self.shared.locals.rcu(|locals| {
+            let lasting = locals.iter().filter(|local| !local.lasts.is_finished());
+            let mut locals: Vec<_> = lasting.cloned().collect();
+            // Another thread of the runtime may have been faster.
+            if of_runtime(&locals, &runtime).is_none() {
+                locals.push(Arc::clone(&made));
+            }
+            locals
+        });
+        let locals = self.shared.locals.load();
+        Ok(with(of_runtime(&locals, &runtime).unwrap_or(&made)))
     }
 
     /// Of the runtimes that haven't ended.
     pub(super) fn locals(&self) -> Vec<Arc<Local>> {
-        let locals = self.shared.locals.read().unwrap_or_else(PoisonError::into_inner);
-        locals.iter().filter(|local| !local.lasts.is_finished()).cloned().collect()
+        self.shared.locals.load().iter().filter(|local| !local.lasts.is_finished()).cloned().collect()
     }
+}
+
+fn of_runtime<'a>(locals: &'a [Arc<Local>], runtime: &Handle) -> Option<&'a Arc<Local>> {
+    locals.iter().find(|local| local.runtime == runtime.id())
 }
 
 impl Local {

@@ -77,7 +77,6 @@ pub(super) struct Until {
 /// Waits for the answer of a batch.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    local: Arc<Local>,
     shared: Arc<Shared>,
     slot: usize,
     until: Until,
@@ -106,16 +105,16 @@ pub(super) enum Entered {
 impl Queue {
     /// Enters with this ask: alone, or to be woken when there is an answer.
     pub(super) fn enter(&self, local: &Arc<Local>, ask: &Ask<'_>, until: Until, waker: &Waker) -> Entered {
-        let hash = ask.hash();
+        let (hash, waker) = (ask.hash(), waker.clone());
         let mut state = self.state();
         if state.sending == 0 {
             state.sending = 1;
             return Entered::Alone(state.generation);
         }
-        let (shared, slot) = state.add(ask, hash, until.at, Some(waker.clone()));
+        let (shared, slot) = state.add(local, ask, hash, until.at, Some(waker));
         let begin = ToBegin { watch: self.watches(&mut state, until.at), dispatch: state.dispatches() };
         drop(state);
-        Entered::Queued(Waiting::new(local, shared, slot, until, true), begin)
+        Entered::Queued(Waiting::new(shared, slot, until, true), begin)
     }
 
     /// Enters with many, who wait one after the other.
@@ -125,20 +124,14 @@ impl Queue {
         asks: impl Iterator<Item = (Ask<'r>, Duration)>,
     ) -> (Vec<Waiting>, ToBegin) {
         let now = Instant::now();
-        let asks = asks.map(|(ask, deadline)| (ask.hash(), ask, Until::from(now, deadline)));
-        let (mut waiting, mut begin) = (Vec::with_capacity(asks.size_hint().0), ToBegin::default());
-        let mut asks = asks.peekable();
-        while asks.peek().is_some() {
+        let mut waiting = Vec::with_capacity(asks.size_hint().1.unwrap_or_default());
+        for (ask, deadline) in asks {
+            let (hash, until) = (ask.hash(), Until::from(now, deadline));
             // Others get their turn between.
-            let some: Vec<_> = asks.by_ref().take(128).collect();
-            let mut state = self.state();
-            for (hash, ask, until) in some {
-                let (shared, slot) = state.add(&ask, hash, until.at, None);
-                waiting.push(Waiting::new(local, shared, slot, until, false));
-            }
-            begin.dispatch = begin.dispatch.or_else(|| state.dispatches());
+            let (shared, slot) = self.state().add(local, &ask, hash, until.at, None);
+            waiting.push(Waiting::new(shared, slot, until, false));
         }
-        (waiting, begin)
+        (waiting, ToBegin { watch: false, dispatch: self.state().dispatches() })
     }
 
     /// What waits, once all who are ready to ask have done so; none if there is nothing, or another generation sends it.
@@ -255,11 +248,18 @@ impl ToBegin {
 }
 
 impl State {
-    fn add(&mut self, ask: &Ask<'_>, hash: u64, until: Instant, waker: Option<Waker>) -> (Arc<Shared>, usize) {
+    fn add(
+        &mut self,
+        local: &Arc<Local>,
+        ask: &Ask<'_>,
+        hash: u64,
+        until: Instant,
+        waker: Option<Waker>,
+    ) -> (Arc<Shared>, usize) {
         let is_full = |last: &Filling| last.waiters.len() >= MOST_WAITERS || !last.batch.has_room(ask, hash);
         if self.filling.back().is_none_or(is_full) {
             let (batch, waiters) = self.spare.pop().unwrap_or_default();
-            self.filling.push_back(Filling { batch, waiters, waiting: 0, shared: Arc::default() });
+            self.filling.push_back(Filling { batch, waiters, waiting: 0, shared: Shared::of(local) });
         }
         let last = self.filling.len() - 1;
         let Filling { batch, waiters, waiting, shared } = &mut self.filling[last];
@@ -343,13 +343,14 @@ impl Drop for WatchEnds {
 }
 
 impl Waiting {
-    fn new(local: &Arc<Local>, shared: Arc<Shared>, slot: usize, until: Until, registered: bool) -> Self {
-        Self { local: Arc::clone(local), shared, slot, until, registered, ended: false }
+    fn new(shared: Arc<Shared>, slot: usize, until: Until, registered: bool) -> Self {
+        Self { shared, slot, until, registered, ended: false }
     }
 
     /// To be woken when there is an answer, or the deadline has passed. False if there is one now.
     fn register(&self, waker: &Waker) -> bool {
-        let queue = &self.local.queue;
+        let local = &self.shared.local;
+        let queue = &local.queue;
         let mut state = queue.state();
         let begin = ToBegin { watch: queue.watches(&mut state, self.until.at), dispatch: None };
         if let Some(at) = state.filling_of(&self.shared) {
@@ -361,7 +362,7 @@ impl Waiting {
                 waiter.waker = Some(waker.clone());
             }
         }
-        begin.begin_watch(&self.local);
+        begin.begin_watch(local);
         // It may have been answered meanwhile.
         self.shared.answer(self.slot).is_none()
     }
@@ -369,7 +370,7 @@ impl Waiting {
     /// Is taken out of the batch if it isn't sent yet. How far it has come.
     fn give_up(&mut self) -> Stage {
         self.ended = true;
-        let mut state = self.local.queue.state();
+        let mut state = self.shared.local.queue.state();
         if let Some(at) = state.filling_of(&self.shared) {
             let Filling { batch, waiters, waiting, .. } = &mut state.filling[at];
             let waiter = &mut waiters[self.slot];

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::{IN_FLIGHT, Queue, Until};
 use crate::batch::{Batch, Place, Position, Records};
+use crate::engine::redis::local::Local;
 use crate::error::{Error, Kind};
 use crate::script::Reply;
 
@@ -20,8 +21,9 @@ pub(super) struct Waiter {
 }
 
 /// What all who wait for a batch look at.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Shared {
+    pub(super) local: Arc<Local>,
     /// Who waits for it, from when it is sent until it is answered.
     waiters: Mutex<Vec<Waiter>>,
     pub(super) sent: OnceLock<Sent>,
@@ -77,6 +79,11 @@ impl Sent {
 }
 
 impl Shared {
+    pub(super) fn of(local: &Arc<Local>) -> Arc<Self> {
+        let (waiters, sent, failed) = Default::default();
+        Arc::new(Self { local: Arc::clone(local), waiters, sent, failed })
+    }
+
     /// Each time that it was sent, the latest last.
     fn sent(&self) -> impl Iterator<Item = &Sent> {
         std::iter::successors(self.sent.get(), |sent| sent.again.get().map(Box::as_ref))
