@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::slots::{self, Address, Run, SLOTS};
-use crate::engine::redis::address::{Endpoint, host_and_port};
+use crate::engine::redis::address::{self, Endpoint, host_and_port};
 use crate::engine::redis::breaker::Breaker;
 use crate::engine::redis::{Confirm, Redis};
 use crate::error::{Error, Kind};
@@ -55,7 +55,6 @@ struct Known {
     failed: Option<(Error, Instant)>,
 }
 
-#[derive(Clone)]
 struct Map {
     /// Of each slot, its primary's place among the nodes.
     owners: Vec<u16>,
@@ -143,13 +142,15 @@ impl Topology {
         let (host, port) = host_and_port(named).ok_or_else(bad)?;
         let host = if host.is_empty() { by.host.as_str() } else { host };
         let known = self.known.borrow().map.at(host, port).cloned();
-        let new = known.map_or_else(|| self.node(host, port), Ok)?;
+        let mut found = known.map_or_else(|| self.node(host, port), Ok)?;
         self.known.send_modify(|known| {
             let map = &mut known.map;
             let at = map.nodes.iter().position(|node| node.is(host, port)).unwrap_or_else(|| {
-                map.nodes.push(Arc::clone(&new));
+                map.nodes.push(Arc::clone(&found));
                 map.nodes.len() - 1
             });
+            // Others may have learned of it meanwhile: a node has one connection.
+            found = Arc::clone(&map.nodes[at]);
             if let (Some(slot), Ok(owner)) = (slot, u16::try_from(at)) {
                 map.owners[usize::from(slot)] = owner;
             }
@@ -157,7 +158,7 @@ impl Topology {
         if slot.is_some() {
             self.refresh_soon();
         }
-        Ok(new)
+        Ok(found)
     }
 
     /// Looks who has what, unless somebody does, or did a moment ago.
@@ -181,7 +182,7 @@ impl Topology {
     /// Asks one node after the other until one says who has what, first those that have answered of late; or all that were
     /// named at once, as long as nobody has said so. One that finds the cluster down, as who is cut off from the others
     /// does, is believed only if no other knows better.
-    async fn look(&self) -> Result<Map, Error> {
+    async fn look(&self) -> Result<Vec<Run>, Error> {
         let mut nodes: Vec<_> = self.nodes().collect();
         nodes.sort_by_cached_key(|node| (node.redis.breaker() != Breaker::Closed, random()));
         let unknown = |seed: &&Endpoint| !nodes.iter().any(|node| node.is(seed.host(), seed.port()));
@@ -196,7 +197,7 @@ impl Topology {
         let mut answers = stream::iter(nodes).buffer_unordered(at_once);
         while let Some(answer) = answers.next().await {
             match answer {
-                Ok((runs, true)) => return self.map_of(&runs),
+                Ok((runs, true)) => return Ok(runs),
                 Ok((runs, false)) => doubtful = doubtful.or(Some(runs)),
                 // Who refuses a password tells more than who is away.
                 Err(_) if why.as_ref().is_some_and(Error::is_authentication) => {}
@@ -204,14 +205,14 @@ impl Topology {
             }
         }
         match (doubtful, why) {
-            (Some(runs), _) => self.map_of(&runs),
+            (Some(runs), _) => Ok(runs),
             (None, Some(error)) => Err(error),
             (None, None) => Err(Error::new(Kind::Unreachable, "no node of the cluster is known")),
         }
     }
 
-    fn map_of(&self, runs: &[Run]) -> Result<Map, Error> {
-        let before = self.known.borrow().map.clone();
+    /// With the nodes that are known by then.
+    fn map_of(&self, runs: &[Run], before: &Map) -> Result<Map, Error> {
         let mut map = Map { owners: vec![NOBODY; SLOTS], nodes: Vec::new() };
         let mut places: HashMap<&Address, usize> = HashMap::new();
         for Run { first, last, primary, replicas } in runs {
@@ -253,7 +254,7 @@ impl Look {
             looking.next = Some(next);
             next
         };
-        self.topology.known.send_modify(|known| match found {
+        self.topology.known.send_modify(|known| match found.and_then(|runs| self.topology.map_of(&runs, &known.map)) {
             Ok(map) => {
                 changed = !known.said || !map.is_as(&known.map);
                 (known.map, known.said, known.failed) = (map, true, None);
@@ -337,4 +338,33 @@ fn said_of_a_cluster(error: Error, node: &Node) -> Error {
         return Error::new(Kind::Input, format!("url: expected nodes of a cluster, got {got}, which is in none"));
     }
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn who_learn_of_a_node_at_the_same_time_learn_of_the_same() {
+        let seed = address::address("redis://127.0.0.1:1/").unwrap();
+        let topology = Arc::new(Topology::new(vec![seed]).unwrap());
+        let by = topology.nodes().next().unwrap();
+        let barrier = Barrier::new(2);
+        let learned = || {
+            (2..500)
+                .map(|port| {
+                    barrier.wait();
+                    topology.learn(&format!("127.0.0.1:{port}"), &by, None).unwrap()
+                })
+                .collect::<Vec<_>>()
+        };
+        let (one, other) = std::thread::scope(|scope| {
+            let one = scope.spawn(learned);
+            (learned(), one.join().unwrap())
+        });
+        let differ = one.iter().zip(&other).filter(|(one, other)| !Arc::ptr_eq(one, other)).count();
+        assert_eq!((differ, topology.nodes().count()), (0, 499));
+    }
 }
