@@ -67,6 +67,13 @@ impl Embedded {
         Self { shared: Arc::new(Mutex::new(interpreter)) }
     }
 
+    /// The same on the system's time, which forgets keys where they become more than so many.
+    pub(crate) fn of_at_most(keys: usize) -> Self {
+        let engine = Self::new();
+        engine.keyspace(|keyspace| keyspace.keep_at_most(keys));
+        engine
+    }
+
     pub(crate) fn run(&self, call: &Call<'_>) -> Result<Reply, Error> {
         let mut interpreter = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         interpreter.run(call)

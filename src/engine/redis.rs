@@ -137,8 +137,8 @@ impl Redis {
     /// more where that one falls silent. A runtime that isn't driven while it connects keeps its place in the pool, so the
     /// pool should have room for one connection more than there are runtimes.
     ///
-    /// Of a connection out of a pool it isn't known whether a call was written before it broke, so a call on one that was
-    /// closed while idle ends with the charge unknown; by an address, it goes over a new connection.
+    /// Of a connection out of a pool it isn't known whether a call was written before it broke. So one that was idle for a
+    /// second is asked by PING first, which costs a round trip, whether others have closed it meanwhile.
     ///
     /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`](deadpool_redis::Manager::new_with_config).
     #[must_use]

@@ -12,6 +12,9 @@ use crate::request::Request;
 use crate::rule::{OnError, Rule};
 use crate::script::Mode;
 
+/// So that an outage that lasts costs some 43 MB, however many ask meanwhile.
+const MOST_KEYS: usize = 250_000;
+
 impl Limiter {
     /// By the rule's share of one of so many processes.
     pub(super) async fn decide_locally(
@@ -22,7 +25,7 @@ impl Limiter {
         mode: Mode,
     ) -> Result<Decision, Error> {
         let share = rule.share(processes).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
-        let engine = self.local.get_or_init(Embedded::new).clone().into();
+        let engine = self.local.get_or_init(|| Embedded::of_at_most(MOST_KEYS)).clone().into();
         let mut decision = Self { engine, ..self.clone() }.decide_exactly(&share, request, mode).await?;
         decision.by = By::Local;
         Ok(decision)

@@ -440,7 +440,7 @@ async fn many_at_hand_are_one_round_trip_in_order() {
 
 /// More than a batch takes, none of which can be sent.
 #[tokio::test]
-async fn a_long_line_ends_by_its_deadlines_and_the_next_caller_is_served() {
+async fn a_long_queue_ends_by_its_deadlines_and_the_next_caller_is_served() {
     const CALLERS: usize = 100_000;
     let server = Server::start();
     let (limiter, another) = (limiter(&server).deadline(Duration::from_millis(300)), limiter(&server));

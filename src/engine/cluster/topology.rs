@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::slots::{self, Address, Run, SLOTS};
-use crate::engine::redis::address::{self, Endpoint, host_and_port};
+use crate::engine::redis::address::{Endpoint, host_and_port};
 use crate::engine::redis::breaker::Breaker;
 use crate::engine::redis::{Confirm, Redis};
 use crate::error::{Error, Kind};
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn who_learn_of_a_node_at_the_same_time_learn_of_the_same() {
-        let seed = address::address("redis://127.0.0.1:1/").unwrap();
+        let seed = crate::engine::redis::address::address("redis://127.0.0.1:1/").unwrap();
         let topology = Arc::new(Topology::new(vec![seed]).unwrap());
         let by = topology.nodes().next().unwrap();
         let barrier = Barrier::new(2);

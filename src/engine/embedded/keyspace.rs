@@ -13,6 +13,8 @@ pub(super) struct Keyspace {
     now_us: u64,
     /// How many keys make the next sweep worth its while.
     sweep_at: usize,
+    /// No more keys than this are kept from one script to the next, if any number is said.
+    most: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -52,8 +54,16 @@ pub(super) enum Outcome {
 const LEAST_SWEPT: usize = 1024;
 
 impl Keyspace {
+    pub(super) fn keep_at_most(&mut self, keys: usize) {
+        self.most = Some(keys);
+    }
+
+    /// Before a script. Within one no key is forgotten, since scripts rely on what they have read.
     pub(super) fn set_time(&mut self, now_us: u64) {
         self.now_us = now_us;
+        if let Some(most) = self.most.filter(|most| self.values.len() > *most) {
+            self.forget(most);
+        }
     }
 
     pub(super) fn run(&mut self, arguments: Vec<Argument>) -> Outcome {
@@ -236,6 +246,26 @@ impl Keyspace {
         self.values.retain(|_, entry| !entry.expired(now));
         self.sweep_at = self.values.len() * 2;
     }
+
+    /// Of more than so many keys, those that have expired, and an eighth if they are still too many: those that expire
+    /// soonest, of which the least is forgotten.
+    fn forget(&mut self, most: usize) {
+        let now = self.now_ms();
+        self.values.retain(|_, entry| !entry.expired(now));
+        let Some(too_many) = self.values.len().checked_sub(most - most / 8).filter(|_| self.values.len() > most) else {
+            return;
+        };
+        let mut expiries: Vec<_> = self.values.values().filter_map(|entry| entry.expires_ms).collect();
+        if let Some(last) = too_many.checked_sub(1).filter(|last| *last < expiries.len()) {
+            let (_, until, _) = expiries.select_nth_unstable(last);
+            let (until, mut left) = (*until, too_many);
+            self.values.retain(|_, entry| {
+                let forgotten = left > 0 && entry.expires_ms.is_some_and(|at| at <= until);
+                left -= usize::from(forgotten);
+                !forgotten
+            });
+        }
+    }
 }
 
 impl Entry {
@@ -284,6 +314,23 @@ mod tests {
         store.set_time(1_005_000);
         assert_eq!(run(&mut store, "GET k"), Outcome::Nothing);
         assert_eq!(run(&mut store, "PTTL k"), Outcome::Integer(-2));
+    }
+
+    #[test]
+    fn of_too_many_keys_those_that_expire_soonest_are_forgotten_between_scripts() {
+        let mut store = Keyspace::default();
+        store.keep_at_most(80);
+        (0..81).for_each(|key| _ = run(&mut store, &format!("SET k{key} v PX {}", 1000 - key)));
+        assert_eq!(store.len(), 81);
+        store.set_time(1);
+        assert_eq!(store.len(), 70);
+        assert!((0..70).all(|key| store.has(format!("k{key}").as_bytes())));
+        (0..500).for_each(|key| _ = run(&mut store, &format!("SET same{key} v PX 5")));
+        store.set_time(2);
+        assert_eq!((store.len(), store.has(b"k0")), (70, true), "all of one expiry");
+        (0..20).for_each(|key| _ = run(&mut store, &format!("SET gone{key} v PX 1")));
+        store.set_time(1_002);
+        assert_eq!(store.len(), 70, "what has expired is enough");
     }
 
     #[test]

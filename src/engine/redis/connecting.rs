@@ -26,7 +26,11 @@ const SLOW_CONNECT: Duration = Duration::from_secs(1);
 impl Redis {
     pub(super) async fn connection(&self, local: &Arc<Local>) -> Result<Link, Error> {
         if let Some(held) = local.held() {
-            return Ok(held);
+            if held.is_there().await {
+                return Ok(held);
+            }
+            local.drop_link(held.number);
+            held.lose();
         }
         let connecting = Arc::clone(&local.connecting).lock_owned().await;
         if let Some(held) = local.held() {

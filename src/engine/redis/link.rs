@@ -29,6 +29,8 @@ const SILENCE: Duration = Duration::from_millis(250);
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
 /// However long it was told to wait for replicas.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// Out of a pool, a connection that was idle for so long is asked whether it still is one.
+const IDLE: Duration = Duration::from_secs(1);
 /// While Redis is away, how often another connection is tried for whoever still waits on the one that fell silent.
 const AWAY: Duration = Duration::from_secs(1);
 
@@ -52,6 +54,8 @@ struct Health {
     /// Requests handed over, and the latest of them that was answered: answers come in the order of the requests.
     sent: AtomicU64,
     answered: AtomicU64,
+    /// When anything was answered last, in milliseconds since it began, of a connection out of a pool.
+    heard: AtomicU64,
     /// Callers who still wait.
     waiting: AtomicUsize,
     /// When its watch last looked, in milliseconds since it began, and one more; 0 while nobody watches.
@@ -92,6 +96,7 @@ impl Link {
             began: Instant::now(),
             sent: AtomicU64::new(0),
             answered: AtomicU64::new(0),
+            heard: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             watched: AtomicU64::new(0),
             lost: AtomicBool::new(false),
@@ -129,6 +134,9 @@ impl Link {
                 // An error of the server's is an answer as well.
                 if answer.as_ref().err().is_none_or(|error| !error.is_io_error()) {
                     self.health.answered.fetch_max(request.number, Ordering::Relaxed);
+                    if self.wire.is_none() {
+                        self.health.heard.store(self.health.now(), Ordering::Relaxed);
+                    }
                 }
                 answer
             }
@@ -158,6 +166,18 @@ impl Link {
     /// Given up, or closed by the other side.
     pub(super) fn is_lost(&self) -> bool {
         self.health.lost.load(Ordering::Acquire) || self.wire.as_ref().is_some_and(|wire| wire.is_closed())
+    }
+
+    /// Whether a call may go over it. Of a connection out of a pool it isn't known what was written before it broke, so one
+    /// that others may have closed while it was idle is asked first.
+    pub(super) async fn is_there(&self) -> bool {
+        let heard = Duration::from_millis(self.health.heard.load(Ordering::Relaxed));
+        if self.wire.is_some() || self.health.began.elapsed().saturating_sub(heard) < IDLE {
+            return true;
+        }
+        // Any answer will do, a refusal too. Of one that comes late, or never, the watch finds out.
+        let answer = tokio::time::timeout(self.health.patience(), self.command(&redis::cmd("PING"))).await;
+        !matches!(answer, Ok(Err(error)) if error.is_io_error())
     }
 
     /// How much has been written so far, where that is counted.

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tollgate::deadpool_redis::{Manager, Pool, Runtime};
+
 use super::proxy::Proxy;
 use super::*;
 
@@ -68,6 +70,23 @@ async fn a_connection_that_is_closed_while_idle_costs_no_answer() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
+}
+
+#[tokio::test]
+async fn a_connection_of_a_pool_that_is_closed_while_idle_costs_no_answer() {
+    let server = Server::start();
+    let manager = Manager::new(server.tcp_url()).expect("an address");
+    let pool = Pool::builder(manager).max_size(1).runtime(Runtime::Tokio1).build().expect("a pool");
+    let redis = Redis::with_pool(pool);
+    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let rule = rule("gcra 1000/30d", OnError::Closed);
+    for round in 0..2 {
+        let decision = acquire(&limiter, &rule, "key").await.expect("a decision");
+        assert_eq!(decision.remaining, 999 - round, "charged once");
+        run(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
+        tokio::time::sleep(Duration::from_millis(1050)).await;
+    }
+    assert!(redis.connections() == 2 && redis.breaker() == Breaker::Closed);
 }
 
 /// Wherever a reply is cut short, every answer that arrives is the caller's own.

@@ -121,7 +121,7 @@ async fn callers_with_short_deadlines_cost_patient_ones_nothing() {
 
 /// Nobody who wasn't sent is told that the connection broke, or that units may have been taken.
 #[tokio::test]
-async fn whoever_waits_in_line_as_redis_falls_silent_was_never_sent() {
+async fn who_is_queued_as_redis_falls_silent_was_never_sent() {
     let server = Server::start();
     let redis = redis(&server.tcp_url());
     let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
