@@ -37,6 +37,13 @@ pub(crate) enum Acquiring<'a> {
     Otherwise(BoxFuture<'a, Result<Reply, Error>>),
 }
 
+/// Acquires that are under way together.
+pub(crate) enum AcquiringAll<'a> {
+    Queued(redis::Many),
+    Asked(BoxFuture<'a, Vec<Result<Reply, Error>>>),
+    Answered(std::vec::IntoIter<Result<Reply, Error>>),
+}
+
 /// What keeps keys, to be looked through.
 #[derive(Debug)]
 pub(crate) enum Part {
@@ -117,16 +124,15 @@ impl Engine {
         }
     }
 
-    /// Decides all of these, each by itself and by its deadline. On one Redis they are queued at once.
-    pub(crate) fn acquire_all<'r>(
-        &'r self,
-        asks: impl Iterator<Item = (Ask<'r>, Duration)>,
-    ) -> BoxFuture<'r, Vec<Result<Reply, Error>>> {
+    /// Begins to decide all of these, each by itself and by its deadline. On one Redis they are queued at once.
+    pub(crate) fn acquire_all<'r>(&'r self, asks: impl Iterator<Item = (Ask<'r>, Duration)>) -> AcquiringAll<'r> {
         match self {
-            Self::Redis(redis) => Box::pin(redis.acquire_all(asks).answers()),
-            Self::Cluster(cluster) => Box::pin(cluster.acquire_all(asks.collect())),
+            Self::Redis(redis) => AcquiringAll::Queued(redis.acquire_all(asks)),
+            Self::Cluster(cluster) => AcquiringAll::Asked(Box::pin(cluster.acquire_all(asks.collect()))),
             #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => Box::pin(std::future::ready(embedded.acquire_all(asks.map(|(ask, _)| ask)))),
+            Self::Embedded(embedded) => {
+                AcquiringAll::Answered(embedded.acquire_all(asks.map(|(ask, _)| ask)).into_iter())
+            }
         }
     }
 
@@ -166,6 +172,25 @@ impl Future for Acquiring<'_> {
         match self.get_mut() {
             Self::Queued(queued) => Pin::new(queued).poll(context),
             Self::Otherwise(acquiring) => acquiring.as_mut().poll(context),
+        }
+    }
+}
+
+impl AcquiringAll<'_> {
+    /// Goes on until the first answer can be had. What is queued goes on by itself.
+    pub(crate) async fn begin(&mut self) {
+        if let Self::Asked(asked) = self {
+            *self = Self::Answered(asked.await.into_iter());
+        }
+    }
+
+    /// The next answer, in the order of the asks.
+    pub(crate) async fn next(&mut self) -> Option<Result<Reply, Error>> {
+        self.begin().await;
+        match self {
+            Self::Queued(many) => many.next().await,
+            Self::Answered(answers) => answers.next(),
+            Self::Asked(_) => None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What a decision costs the client: everything but Redis, in whose place stands a task that answers at once. All run on one
-//! thread, so that time is work. The same is done with redis-rs alone, and `governor` gives the scale.
+//! thread, so that time is work. What the stand-in costs is measured by itself, to be subtracted: it is sent the same bytes,
+//! spelled beforehand. The same is done with redis-rs alone, and `governor` gives the scale.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -14,6 +15,8 @@ use tollgate_benches::{arguments, peers, rule};
 
 const KEYS: usize = 1024;
 /// A packed decision: allowed, limit, remaining, retry_after_us, reset_after_us.
+/// Of one call of a script.
+const MOST_KEYS: usize = 80;
 const ALLOWED: [f64; 5] = [1.0, 1_000_000.0, 999_999.0, 0.0, 1.0];
 
 fn decisions(criterion: &mut Criterion) {
@@ -23,7 +26,7 @@ fn decisions(criterion: &mut Criterion) {
 
     let limiter = Limiter::new(Redis::open(&url).expect("a good address")).deadline(Duration::from_secs(5));
     let rule = rule("gcra 1000000/1s");
-    let client = Client::open(url).expect("a good address");
+    let client = Client::open(url.as_str()).expect("a good address");
     let connection = runtime.block_on(client.get_multiplexed_async_connection()).expect("a connection");
     let script = Algorithm::Gcra.script();
     let numbers = arguments::acquire(script, &[1_000_000, 1, 1, 1, 0], 1);
@@ -37,6 +40,17 @@ fn decisions(criterion: &mut Criterion) {
                 for decision in runtime.block_on(join_all(calls)) {
                     assert!(decision.expect("a decision").allowed);
                 }
+            });
+        });
+        let mut stream = runtime.block_on(connected(&url));
+        let (asked, answered) = spelled(&keys[..callers]);
+        let mut answer = vec![0; answered];
+        group.bench_function(format!("the stand-in/{callers}"), |bencher| {
+            bencher.iter(|| {
+                runtime.block_on(async {
+                    stream.write_all(&asked).await.expect("a stand-in");
+                    stream.read_exact(&mut answer).await.expect("answers");
+                });
             });
         });
         group.bench_function(format!("redis-rs/{callers}"), |bencher| {
@@ -76,6 +90,28 @@ fn decisions(criterion: &mut Criterion) {
         );
     });
     group.finish();
+}
+
+async fn connected(url: &str) -> TcpStream {
+    let stream =
+        TcpStream::connect(url.trim_start_matches("redis://").trim_end_matches('/')).await.expect("a stand-in");
+    stream.set_nodelay(true).expect("a socket");
+    stream
+}
+
+/// What tollgate sends for a decision on each of these keys together, and how many bytes are answered.
+fn spelled(keys: &[String]) -> (Vec<u8>, usize) {
+    let script = Algorithm::Gcra.script();
+    let mut pipeline = redis::Pipeline::new();
+    let mut answered = 0;
+    for keys in keys.chunks(MOST_KEYS) {
+        let command = pipeline.cmd("EVALSHA").arg(script.digest()).arg(keys.len());
+        keys.iter().for_each(|key| _ = command.arg(format!("tollgate:{{{key}}}:bench/gcra-1s")));
+        command.arg(arguments::acquire(script, &[1_000_000, 1, 1, 1, 0], 1));
+        let bytes = keys.len() * size_of_val(&ALLOWED);
+        answered += format!("${bytes}\r\n").len() + bytes + 2;
+    }
+    (pipeline.get_packed_pipeline(), answered)
 }
 
 /// The address of what answers as Redis would if every call were allowed.

@@ -191,7 +191,11 @@ impl Cluster {
         // Who has a detour to take doesn't wait for other nodes.
         let at_node = async |(node, of_node): (Arc<Node>, Vec<usize>)| {
             let asked = of_node.iter().map(|at| (asks[*at].0.clone(), asks[*at].2.deadline));
-            let answers = node.redis.acquire_all(asked).answers().await;
+            let mut many = node.redis.acquire_all(asked);
+            let mut answers = Vec::with_capacity(of_node.len());
+            while let Some(answer) = many.next().await {
+                answers.push(answer);
+            }
             let (answered, failed): (Vec<_>, Vec<_>) =
                 of_node.into_iter().zip(answers).partition(|(_, answer)| answer.is_ok());
             let followed =

@@ -33,7 +33,7 @@ use crate::error::{Error, Kind};
 use crate::script::{Call, Reply};
 use address::{Endpoint, address};
 use breaker::Breaker;
-pub(crate) use dispatch::Queued;
+pub(crate) use dispatch::{Many, Queued};
 use errors::from_answer;
 use local::Local;
 pub(super) use queue::LONGEST_DEADLINE;

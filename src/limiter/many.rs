@@ -36,47 +36,52 @@ impl Limiter {
             ways.push(way);
             Some((ask?, request.deadline_or(self.deadline)))
         });
-        let together = self.engine.acquire_all(asks);
+        let mut together = self.engine.acquire_all(asks);
         let alone = requests.iter().zip(&ways).filter(|(_, way)| matches!(way, Way::Alone));
         let alone = alone.map(|(request, _)| self.decide(rule, request, Mode::Acquire));
-        let (together, alone) = join(together, join_all(alone)).await;
-        let (mut together, mut alone) = (together.into_iter(), alone.into_iter());
+        let mut alone = join(together.begin(), join_all(alone)).await.1.into_iter();
         let mut decisions = Vec::with_capacity(requests.len());
         for (request, way) in requests.iter().zip(ways) {
             let decided = match way {
-                Way::Recalled(denial) => Some(Ok(denial.jittered(request.wait_jitter()))),
-                Way::Refused(error) => Some(Err(error)),
-                Way::Alone => alone.next(),
-                Way::Together(sighting) => match together.next() {
-                    Some(reply) => Some(self.decided_together(rule, request, reply, sighting).await),
-                    None => None,
-                },
+                Way::Together(sighting) => {
+                    let Some(reply) = together.next().await else { break };
+                    reply.and_then(|reply| self.decided_together(rule, request, &reply, sighting))
+                }
+                Way::Alone => {
+                    decisions.extend(alone.next());
+                    continue;
+                }
+                Way::Recalled(denial) => Ok(*denial),
+                Way::Refused(error) => {
+                    decisions.push(Err(error));
+                    continue;
+                }
             };
-            decisions.extend(decided);
+            let decided = match decided {
+                Ok(decision) => Ok(decision),
+                Err(error) => {
+                    // What is decided in this process never waits by itself.
+                    tokio::task::consume_budget().await;
+                    Box::pin(self.answer_instead(error, rule, request, Mode::Acquire)).await
+                }
+            };
+            decisions.push(decided.map(|decision| decision.jittered(request.wait_jitter())));
         }
         decisions
     }
 
-    async fn decided_together(
+    fn decided_together(
         &self,
         rule: &Rule,
         request: &Request<'_>,
-        reply: Result<Reply, Error>,
+        reply: &Reply,
         sighting: Option<Box<Sighting>>,
     ) -> Result<Decision, Error> {
-        let decided = reply.and_then(|reply| self.decision_of_ask(rule, rule.counts()[0].whole(), request, &reply));
-        if let (Some(cache), Some(sighting), Ok(decision)) = (&self.denials, sighting, &decided) {
-            cache.remember(*sighting, request.units(rule), decision);
+        let decision = self.decision_of_ask(rule, rule.counts()[0].whole(), request, reply)?;
+        if let (Some(cache), Some(sighting)) = (&self.denials, sighting) {
+            cache.remember(*sighting, request.units(rule), &decision);
         }
-        let decision = match decided {
-            Ok(decision) => decision,
-            Err(error) => {
-                // What is decided in this process never waits by itself.
-                tokio::task::consume_budget().await;
-                Box::pin(self.answer_instead(error, rule, request, Mode::Acquire)).await?
-            }
-        };
-        Ok(decision.jittered(request.wait_jitter()))
+        Ok(decision)
     }
 
     /// How this request is decided, and by which ask if it goes with others.

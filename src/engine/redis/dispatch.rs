@@ -40,9 +40,9 @@ pub(crate) struct Queued {
 /// The asks of one caller who waits for all of them.
 #[derive(Debug)]
 pub(crate) struct Many {
-    waiting: Vec<Waiting>,
+    waiting: std::vec::IntoIter<Waiting>,
     _entry: Option<Entry>,
-    /// Of so many that were not queued, why.
+    /// Why so many were not queued.
     failed: Option<(Error, usize)>,
 }
 
@@ -92,14 +92,14 @@ impl Redis {
     }
 
     /// Decides all of these together, each by itself and by its deadline. They are queued at once.
-    pub(crate) fn acquire_all<'r>(&self, asks: impl Iterator<Item = (Ask<'r>, Duration)>) -> Many {
+    pub(in crate::engine) fn acquire_all<'r>(&self, asks: impl Iterator<Item = (Ask<'r>, Duration)>) -> Many {
         match self.local().and_then(|local| Ok((local.guard.enter()?, local))) {
             Ok((entry, local)) => {
                 let (waiting, begin) = local.queue.enter_all(&local, asks);
                 self.begin(&local, &begin);
-                Many { waiting, _entry: Some(entry), failed: None }
+                Many { waiting: waiting.into_iter(), _entry: Some(entry), failed: None }
             }
-            Err(error) => Many { waiting: Vec::new(), _entry: None, failed: Some((error, asks.count())) },
+            Err(error) => Many { waiting: Vec::new().into_iter(), _entry: None, failed: Some((error, asks.count())) },
         }
     }
 
@@ -159,17 +159,15 @@ impl Future for Queued {
 }
 
 impl Many {
-    /// The answers in the order of the asks.
-    pub(crate) async fn answers(self) -> Vec<Result<Reply, Error>> {
-        if let Some((error, count)) = self.failed {
-            return (0..count).map(|_| Err(error.clone())).collect();
+    /// The next answer, in the order of the asks.
+    pub(in crate::engine) async fn next(&mut self) -> Option<Result<Reply, Error>> {
+        if let Some((error, left)) = &mut self.failed {
+            *left = left.checked_sub(1)?;
+            return Some(Err(error.clone()));
         }
-        let mut answers = Vec::with_capacity(self.waiting.len());
-        for waiting in self.waiting {
-            answers.push(waiting.await);
-            tokio::task::consume_budget().await;
-        }
-        answers
+        let answer = self.waiting.next()?.await;
+        tokio::task::consume_budget().await;
+        Some(answer)
     }
 }
 

@@ -1,0 +1,227 @@
+//! Much at once: callers by the hundred thousand, requests at hand by the hundred thousand, and several runtimes. What a
+//! decision costs the client must not depend on how many there are.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Runtime};
+use tollgate::{Limiter, Redis, Rule};
+use tollgate_benches::options::Options;
+use tollgate_benches::report::{Targets, header, median, row, short};
+use tollgate_benches::server::Server;
+use tollgate_benches::{Random, process, rule};
+
+const KEYS: usize = 10_000;
+const CALLERS: [usize; 3] = [1_000, 10_000, 100_000];
+const AT_HAND: [usize; 4] = [1_000, 10_000, 100_000, 1_000_000];
+/// Of each of several runtimes.
+const CALLERS_OF_ONE: usize = 64;
+const RUNTIMES: usize = 4;
+
+struct Bench {
+    keys: Vec<String>,
+    limiter: Limiter,
+    gcra: Rule,
+    hot: Rule,
+    targets: Targets,
+}
+
+/// What some turn cost.
+#[derive(Clone, Copy)]
+struct Cost {
+    per_second: f64,
+    /// Microseconds of this process's processor time for a decision.
+    client_us: f64,
+    /// By how much memory grew meanwhile.
+    bytes: f64,
+}
+
+fn main() {
+    let options = Options::read();
+    let server = Server::start();
+    let engine = Redis::open(&server.url()).expect("a good address");
+    let mut bench = Bench {
+        keys: (0..KEYS).map(|key| format!("user:{key}")).collect(),
+        limiter: Limiter::new(engine).deadline(Duration::from_secs(20)),
+        gcra: rule("gcra 1000000/1s"),
+        hot: rule("gcra 1000000000/1s"),
+        targets: Targets::default(),
+    };
+    println!("## Much at once\n");
+    bench.callers(&options);
+    bench.at_hand(&options, &server);
+    bench.runtimes(&options);
+    println!("{}", bench.targets);
+}
+
+impl Bench {
+    fn callers(&mut self, options: &Options) {
+        println!(
+            "Callers at once on two threads: decisions a second, microseconds of the client's processor time for a"
+        );
+        println!("decision, and bytes of memory for each who waits, its task included.\n");
+        println!("{}", header(&["callers", "one hot key", "10,000 keys", "bytes for each"]));
+        let mut few = [f64::NAN; 2];
+        for count in CALLERS {
+            eprintln!("much at once, callers: {count}");
+            let runtime = of_threads(2);
+            let (mut cells, mut bytes) = (vec![count.to_string()], 0.0_f64);
+            for (at, hot) in [true, false].into_iter().enumerate() {
+                let turns = (0..options.rounds).map(|_| self.asked(&[&runtime], count, hot, options.slice));
+                let turns: Vec<_> = turns.collect();
+                let of = |what: fn(&Cost) -> f64| median(turns.iter().map(what));
+                let client_us = of(|cost| cost.client_us);
+                cells.push(format!("{:.0} a second, {} µs", of(|cost| cost.per_second), short(client_us)));
+                bytes = bytes.max(turns[0].bytes / count as f64);
+                if count == CALLERS[0] {
+                    few[at] = client_us;
+                } else {
+                    let what = if hot { "one hot key" } else { "10,000 keys" };
+                    let what = format!("{count} callers, {what}: client time, x that of {} callers", CALLERS[0]);
+                    self.targets.at_most(what, 1.5, client_us / few[at]);
+                }
+            }
+            cells.push(format!("{bytes:.0}"));
+            println!("{}", row(cells));
+        }
+        let future = size_of_val(&self.limiter.acquire(&self.hot, "hot"));
+        println!("\nThe future of an acquire takes {future} bytes of it.\n");
+    }
+
+    fn at_hand(&mut self, options: &Options, server: &Server) {
+        println!(
+            "`acquire_many` of so many keys, at the default deadline of 500 ms: how many are answered, and for each key"
+        );
+        println!("microseconds, in all and of the client's processor time.\n");
+        println!("{}", header(&["keys", "answered", "in all", "client"]));
+        let runtime = of_threads(1);
+        let engine = Redis::open(&server.url()).expect("a good address");
+        let limiter = Limiter::new(engine);
+        for count in AT_HAND {
+            eprintln!("much at once, at hand: {count}");
+            let keys: Vec<_> = (0..count).map(|key| format!("user:{key}")).collect();
+            let turns = (0..options.rounds + 1).map(|_| {
+                let (began, before) = (Instant::now(), process::processor_time());
+                let decisions = runtime.block_on(limiter.acquire_many(&self.gcra, keys.iter().map(String::as_str)));
+                let (took, spent) = (began.elapsed(), process::processor_time() - before);
+                let answered = decisions.iter().filter(|decision| decision.is_ok()).count() as f64;
+                (answered, micros(took) / count as f64, micros(spent) / count as f64)
+            });
+            // The first makes the keys.
+            let turns: Vec<_> = turns.skip(1).collect();
+            let of = |what: fn(&(f64, f64, f64)) -> f64| median(turns.iter().map(what));
+            let (answered, in_all, client) = (of(|turn| turn.0), of(|turn| turn.1), of(|turn| turn.2));
+            println!("{}", row([count.to_string(), short(answered), short(in_all), short(client)]));
+            if count <= 100_000 {
+                self.targets.exactly(
+                    format!("`acquire_many` of {count} keys: answered in 500 ms"),
+                    count as f64,
+                    answered,
+                );
+            }
+            if count == 100_000 {
+                self.targets.at_most(
+                    format!("`acquire_many` of {count} keys: client time, µs a decision"),
+                    0.35,
+                    client,
+                );
+            }
+        }
+        println!();
+    }
+
+    fn runtimes(&mut self, options: &Options) {
+        println!(
+            "{} callers of one limiter, on one runtime of {RUNTIMES} threads and on {RUNTIMES} of one thread each:",
+            RUNTIMES * CALLERS_OF_ONE
+        );
+        println!("decisions a second.\n");
+        println!("{}", header(&["", "one runtime", "several", "ratio"]));
+        eprintln!("much at once, runtimes");
+        let one = of_threads(RUNTIMES);
+        let several: Vec<_> = (0..RUNTIMES).map(|_| of_threads(1)).collect();
+        let several: Vec<_> = several.iter().collect();
+        for (hot, what) in [(true, "one hot key"), (false, "10,000 keys")] {
+            let (mut of_one, mut of_several) = (Vec::new(), Vec::new());
+            for _ in 0..options.rounds + 1 {
+                of_one.push(self.asked(&[&one], RUNTIMES * CALLERS_OF_ONE, hot, options.slice).per_second);
+                of_several.push(self.asked(&several, CALLERS_OF_ONE, hot, options.slice).per_second);
+            }
+            // The first connects.
+            let [one, several] = [of_one, of_several].map(|turns| median(turns.into_iter().skip(1)));
+            println!("{}", row([what.to_owned(), short(one), short(several), short(several / one)]));
+            self.targets.at_least(
+                format!("{RUNTIMES} runtimes, {what}: throughput, x one of {RUNTIMES} threads"),
+                1.0,
+                several / one,
+            );
+        }
+        println!();
+    }
+
+    /// So many callers on each of these runtimes, who ask again as soon as they are answered.
+    fn asked(&self, runtimes: &[&Runtime], count: usize, hot: bool, time: Duration) -> Cost {
+        let (before, memory) = (process::processor_time(), process::resident_bytes());
+        let (began, until) = (Instant::now(), Instant::now() + time);
+        let most_memory = Arc::new(AtomicU64::new(memory));
+        let callers = |number: usize| {
+            let (limiter, rule) = (self.limiter.clone(), if hot { self.hot.clone() } else { self.gcra.clone() });
+            let keys = self.keys.clone();
+            let shared = Arc::new((limiter, rule, keys));
+            let most_memory = Arc::clone(&most_memory);
+            async move {
+                let caller = |caller: usize| {
+                    let shared = Arc::clone(&shared);
+                    async move {
+                        let (limiter, rule, keys) = &*shared;
+                        let mut calls = 0_u64;
+                        for random in Random::seeded(caller as u64) {
+                            let key = if hot { "hot" } else { keys[random as usize % KEYS].as_str() };
+                            assert!(limiter.acquire(rule, key).await.expect("a decision").allowed);
+                            calls += 1;
+                            if Instant::now() >= until {
+                                break;
+                            }
+                        }
+                        calls
+                    }
+                };
+                let tasks: Vec<_> = (0..count).map(|at| tokio::spawn(caller(number * count + at))).collect();
+                tokio::time::sleep(time / 2).await;
+                most_memory.fetch_max(process::resident_bytes(), Ordering::Relaxed);
+                let mut calls = 0;
+                for task in tasks {
+                    calls += task.await.expect("a caller that was answered");
+                }
+                calls
+            }
+        };
+        let calls: u64 = std::thread::scope(|scope| {
+            let driven = runtimes.iter().enumerate().map(|(number, runtime)| {
+                let callers = callers(number);
+                scope.spawn(move || runtime.block_on(callers))
+            });
+            let driven: Vec<_> = driven.collect();
+            driven.into_iter().map(|thread| thread.join().expect("callers who were answered")).sum()
+        });
+        let decisions = calls as f64;
+        Cost {
+            per_second: decisions / began.elapsed().as_secs_f64(),
+            client_us: micros(process::processor_time() - before) / decisions,
+            bytes: (most_memory.load(Ordering::Relaxed) - memory) as f64,
+        }
+    }
+}
+
+fn of_threads(count: usize) -> Runtime {
+    match count {
+        1 => Builder::new_current_thread().enable_all().build(),
+        _ => Builder::new_multi_thread().worker_threads(count).enable_all().build(),
+    }
+    .expect("a runtime")
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
