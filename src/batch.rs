@@ -70,7 +70,7 @@ struct Group {
     key: std::ops::Range<usize>,
     hash: u64,
     cost: u64,
-    /// How many ask for it still.
+    /// How many of those that are sent ask for it.
     asks: u32,
 }
 
@@ -158,20 +158,16 @@ impl Batch {
 
     pub(crate) fn add(&mut self, ask: &Ask<'_>, hash: u64) -> Place {
         let latest = self.latest(ask, hash);
-        if let Some(place) = latest {
-            let group = self.group_mut(place);
-            // To join an earlier one would be to overtake.
-            if group.cost == ask.cost {
-                group.asks += 1;
-                return place;
-            }
+        // To join an earlier one would be to overtake.
+        if let Some(place) = latest.filter(|place| self.group(*place).cost == ask.cost) {
+            return place;
         }
         let call = self.call_for(ask);
         let key = self.keys.len()..self.keys.len() + ask.key.len();
         self.keys.extend_from_slice(&ask.key);
         let groups = &mut self.calls[call as usize].groups;
         let place = Place { call, group: as_u32(groups.len()) };
-        groups.push(Group { key, hash, cost: ask.cost, asks: 1 });
+        groups.push(Group { key, hash, cost: ask.cost, asks: 0 });
         self.groups += 1;
         match latest {
             // Later groups of a key take the place of earlier ones.
@@ -190,16 +186,11 @@ impl Batch {
         place
     }
 
-    /// Takes back an ask that was added.
-    pub(crate) fn remove(&mut self, place: Place) {
-        self.group_mut(place).asks -= 1;
-    }
-
     /// Positions of those that are sent, by their places in the order in which they were added. From here on none is added.
     pub(crate) fn positions(&mut self, places: impl Iterator<Item = Option<Place>>) -> Vec<Option<Position>> {
         self.calls.iter_mut().flat_map(|call| &mut call.groups).for_each(|group| group.asks = 0);
         let mut position = |place: Place| {
-            let group = self.group_mut(place);
+            let group = &mut self.calls[place.call as usize].groups[place.group as usize];
             group.asks += 1;
             Position { place, before: group.asks - 1 }
         };
@@ -242,10 +233,6 @@ impl Batch {
 
     fn group(&self, place: Place) -> &Group {
         &self.calls[place.call as usize].groups[place.group as usize]
-    }
-
-    fn group_mut(&mut self, place: Place) -> &mut Group {
-        &mut self.calls[place.call as usize].groups[place.group as usize]
     }
 
     /// The call that takes another key for this ask, which is mostly the last one.
@@ -421,10 +408,13 @@ mod tests {
         Ask { script, numbers, key, cost, now_us: None, most_keys, slot: None }
     }
 
-    fn batch(asks: &[Ask<'_>]) -> (Batch, Vec<Place>) {
+    /// With those of these asks that are sent.
+    fn batch(asks: &[Ask<'_>], are_sent: impl Fn(usize) -> bool) -> (Batch, Vec<Position>) {
         let mut batch = Batch::default();
-        let places = asks.iter().map(|ask| batch.add(ask, ask.hash())).collect();
-        (batch, places)
+        let places: Vec<_> = asks.iter().map(|ask| batch.add(ask, ask.hash())).collect();
+        let sent = places.into_iter().enumerate().map(|(at, place)| Some(place).filter(|_| are_sent(at)));
+        let positions = batch.positions(sent);
+        (batch, positions.into_iter().flatten().collect())
     }
 
     fn arguments(call: Packed<'_>) -> Vec<Vec<u8>> {
@@ -450,12 +440,11 @@ mod tests {
             ask(&one, "a", 1),
             ask(&one, "a", 1),
         ];
-        let (mut batch, places) = batch(&asks);
-        let positions = batch.positions(places.into_iter().map(Some));
+        let (batch, positions) = batch(&asks, |_| true);
         let keys: Vec<Vec<_>> = batch.calls().map(|(_, call)| call.keys().collect()).collect();
         assert_eq!(keys, [vec![b"a", b"b", b"a", b"a"], vec![b"a"]]);
         let of = |position: &Position| (position.place.call, position.place.group, position.before);
-        let positions: Vec<_> = positions.iter().flatten().map(of).collect();
+        let positions: Vec<_> = positions.iter().map(of).collect();
         assert_eq!(positions, [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 2, 0), (0, 3, 0), (0, 3, 1)]);
         let several: Vec<u8> = [(1, 2), (1, 1), (2, 1), (1, 2)]
             .into_iter()
@@ -469,16 +458,16 @@ mod tests {
     fn a_full_call_takes_no_more_keys_and_still_asks_of_its_own() {
         let numbers: Arc<[u8]> = Arc::from([1]);
         let asks: Vec<_> = (0..=KEYS_IN_CALL).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
-        assert_eq!(batch(&asks).0.calls().count(), 2);
+        assert_eq!(batch(&asks, |_| true).0.calls().count(), 2);
         let asks: Vec<_> = (0..KEYS_IN_CALL).chain(0..5).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
-        assert_eq!(batch(&asks).0.calls().count(), 1);
+        assert_eq!(batch(&asks, |_| true).0.calls().count(), 1);
     }
 
     #[test]
     fn a_full_batch_has_room_for_asks_alike_alone() {
         let numbers: Arc<[u8]> = Arc::from([1]);
         let asks: Vec<_> = (0..MOST_KEYS).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
-        let (batch, _) = batch(&asks);
+        let (batch, _) = batch(&asks, |_| true);
         let has_room = |key: &str, cost| {
             let ask = ask(&numbers, key, cost);
             batch.has_room(&ask, ask.hash())
@@ -489,30 +478,24 @@ mod tests {
     #[test]
     fn the_first_of_a_group_are_allowed_of_those_who_did_not_give_up() {
         let numbers: Arc<[u8]> = Arc::from([1]);
-        let (mut batch, places) =
-            batch(&[ask(&numbers, "gone", 1), ask(&numbers, "a", 1), ask(&numbers, "a", 1), ask(&numbers, "a", 1)]);
-        for gone in [0, 1] {
-            batch.remove(places[gone]);
-        }
-        let positions = batch.positions(places.iter().enumerate().map(|(at, place)| (at > 1).then_some(*place)));
+        let asks = ["gone", "a", "a", "a"].map(|key| ask(&numbers, key, 1));
+        let (batch, positions) = batch(&asks, |at| at > 1);
         let call = call(&batch, 0);
         assert_eq!((call.keys().collect::<Vec<_>>(), call.key_count()), (vec![&b"a"[..]], 1));
         let answer: Vec<u8> = [1.0_f64, 5.0, 0.0, 7.0, 9.0].into_iter().flat_map(f64::to_le_bytes).collect();
         let records = call.read(&answer, None).unwrap();
-        let decisions: Vec<_> = positions.iter().flatten().map(|at| records.reply(*at).unwrap().decision).collect();
+        let decisions: Vec<_> = positions.iter().map(|at| records.reply(*at).unwrap().decision).collect();
         assert_eq!(decisions, [[1, 5, 0, 0, 9], [0, 5, 0, 7, 9]]);
         assert!(call.read(&answer[1..], None).is_err());
         let lacking = call.read(&answer, Some(Error::unconfirmed("no replica has it"))).unwrap();
-        let unconfirmed: Vec<_> = positions.iter().flatten().map(|at| lacking.reply(*at).is_err()).collect();
+        let unconfirmed: Vec<_> = positions.iter().map(|at| lacking.reply(*at).is_err()).collect();
         assert_eq!(unconfirmed, [true, false], "a denial took nothing");
     }
 
     #[test]
     fn what_nobody_asks_for_still_is_not_sent() {
         let numbers: Arc<[u8]> = Arc::from([1]);
-        let (mut batch, places) = batch(&[ask(&numbers, "a", 1)]);
-        batch.remove(places[0]);
-        batch.positions(places.iter().map(|_| None));
+        let (batch, _) = batch(&[ask(&numbers, "a", 1)], |_| false);
         assert_eq!(batch.calls().count(), 0);
     }
 }

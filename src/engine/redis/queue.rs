@@ -372,13 +372,10 @@ impl Waiting {
         self.ended = true;
         let mut state = self.shared.local.queue.state();
         if let Some(at) = state.filling_of(&self.shared) {
-            let Filling { batch, waiters, waiting, .. } = &mut state.filling[at];
+            let Filling { waiters, waiting, .. } = &mut state.filling[at];
             let waiter = &mut waiters[self.slot];
             waiter.waker = None;
-            if let Some(place) = waiter.place.take() {
-                batch.remove(place);
-                *waiting -= 1;
-            }
+            *waiting -= usize::from(waiter.place.take().is_some());
             // While Redis pauses, others come and give up.
             if *waiting == 0 {
                 state.filling.remove(at);
