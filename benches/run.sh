@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures decisions end to end and on the server, each variant in turn, and prints every target beside what was measured:
+# Measures decisions end to end, much at once and on the server, each variant in turn, and prints every target beside what was measured:
 # about ten minutes unless told otherwise. Needs cargo and redis-server; starts servers of its own on loopback.
 #
 #   bash benches/run.sh [--rounds N] [--slice MS] [--callers N,N] [--keys N]
@@ -15,4 +15,5 @@ printf 'Machine: %s cores shared by client and server (%s), %s, %s. Load before 
     "$(rustc --version | cut -d ' ' -f 1,2)" "$(uptime | sed 's/.*load average[s]*: *//')"
 "$binaries/end_to_end" "$@"
 "$binaries/cluster" "$@"
+"$binaries/many" "$@"
 "$binaries/server" "$@"

@@ -12,6 +12,7 @@
 //! ```
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A rule that can't be built. The message is one line that names the value and what was expected.
@@ -39,7 +40,8 @@ impl std::error::Error for RuleError {}
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     kind: Kind,
-    message: String,
+    /// Shared, since thousands may be told the same.
+    message: Arc<str>,
     charged: Charged,
     stage: Stage,
     /// The deadline that passed, or how long Redis isn't asked.
@@ -122,7 +124,7 @@ impl Error {
             Kind::Unconfirmed => Charged::Yes,
             _ => Charged::No,
         };
-        Self { kind, message, charged, stage: Stage::Asked, time: None, detour: None }
+        Self { kind, message: message.into(), charged, stage: Stage::Asked, time: None, detour: None }
     }
 
     pub(crate) fn by(mut self, detour: Option<Detour>) -> Self {
@@ -180,7 +182,12 @@ impl Error {
 
     /// The same for a call that isn't sent, since others failed by this.
     pub(crate) fn for_unsent(&self, wait: Duration) -> Self {
-        Self { time: Some(wait), ..self.unsent("redis isn't asked for a while") }
+        self.unsent("redis isn't asked for a while").with_wait(wait)
+    }
+
+    /// The same where Redis isn't asked for so long.
+    pub(crate) fn with_wait(self, wait: Duration) -> Self {
+        Self { time: Some(wait), ..self }
     }
 
     /// The same while another call sees whether Redis answers again.

@@ -50,11 +50,19 @@ struct State {
     /// In a row.
     failures: u32,
     pause: Duration,
-    /// Until when nobody asks, and by what the last attempt failed.
-    open: Option<(Instant, Error)>,
+    open: Option<Open>,
     /// Which call sees whether it answers again, and how many have so far.
     probing: Option<u64>,
     probes: u64,
+}
+
+#[derive(Debug)]
+struct Open {
+    until: Instant,
+    /// What those are told who are refused until then, and while a call sees whether Redis answers again. Made once:
+    /// there may be many.
+    unsent: Error,
+    probed: Error,
 }
 
 impl Guard {
@@ -65,12 +73,12 @@ impl Guard {
         }
         let mut state = self.state();
         let now = Instant::now();
-        let Some((until, error)) = &state.open else { return Ok(Entry { probes: None }) };
-        if now < *until {
-            return Err(error.for_unsent(*until - now));
+        let Some(open) = &state.open else { return Ok(Entry { probes: None }) };
+        if now < open.until {
+            return Err(open.unsent.clone().with_wait(open.until - now));
         }
         if state.probing.is_some() {
-            return Err(error.while_probed());
+            return Err(open.probed.clone());
         }
         state.probes += 1;
         state.probing = Some(state.probes);
@@ -84,7 +92,7 @@ impl Guard {
         }
         let (state, now) = (self.state(), Instant::now());
         match &state.open {
-            Some((until, error)) if now < *until => Err(error.for_unsent(*until - now)),
+            Some(open) if now < open.until => Err(open.unsent.clone().with_wait(open.until - now)),
             _ => Ok(()),
         }
     }
@@ -106,7 +114,7 @@ impl Guard {
         state.failures = state.failures.saturating_add(1);
         let counts = match &state.open {
             // What was on its way as the breaker opened says nothing new.
-            Some((until, _)) => state.probing.is_some() || *until <= Instant::now(),
+            Some(open) => state.probing.is_some() || open.until <= Instant::now(),
             None => state.failures >= FAILURES,
         };
         counts.then(|| state.open(error))
@@ -116,7 +124,7 @@ impl Guard {
     pub(super) fn away(&self, error: &Error) -> Option<Error> {
         let mut state = self.state();
         self.troubled.store(true, Ordering::Relaxed);
-        let over = state.open.as_ref().is_none_or(|(until, _)| *until <= Instant::now());
+        let over = state.open.as_ref().is_none_or(|open| open.until <= Instant::now());
         over.then(|| state.open(error))
     }
 
@@ -125,7 +133,7 @@ impl Guard {
         match &state.open {
             None => Breaker::Closed,
             Some(_) if state.probing.is_some() => Breaker::Probing,
-            Some((until, _)) => Breaker::Open(until.saturating_duration_since(Instant::now())),
+            Some(open) => Breaker::Open(open.until.saturating_duration_since(Instant::now())),
         }
     }
 
@@ -139,9 +147,10 @@ impl State {
     fn open(&mut self, error: &Error) -> Error {
         self.pause = if self.open.is_some() { (self.pause * 2).min(LONGEST_PAUSE) } else { FIRST_PAUSE };
         let pause = jittered(self.pause, JITTER);
-        self.open = Some((Instant::now() + pause, error.clone()));
+        let unsent = error.for_unsent(pause);
+        self.open = Some(Open { until: Instant::now() + pause, unsent: unsent.clone(), probed: error.while_probed() });
         self.probing = None;
-        error.for_unsent(pause)
+        unsent
     }
 }
 
