@@ -57,7 +57,8 @@ enum What {
     },
     IsBusy,
     RefusesWrites(&'static str),
-    RefusesScripts(&'static str),
+    /// All of them, or every other one.
+    RefusesScripts(&'static str, bool),
     PausesWrites,
     IsSlow(Duration),
     FlushesScripts,
@@ -177,16 +178,22 @@ fn fault(chance: &mut Chance, topology: Topology, last: u64) -> Fault {
             "NOREPLICAS Not enough good replicas to write.",
             "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
         ])),
-        20 if topology == Topology::Cluster => What::RefusesScripts(DOWN),
-        20 => What::RefusesScripts("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'."),
+        20 if topology == Topology::Cluster => What::RefusesScripts(DOWN, false),
+        20 => {
+            let why = "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.";
+            What::RefusesScripts(why, chance.one_in(2))
+        }
         21 => What::PausesWrites,
         22 => What::IsSlow(chance.ms(1, 40)),
         23 if topology != Topology::OneNode => What::ReplicaLags,
         23 => What::Resets,
         24 | 25 => What::FlushesScripts,
         26 => What::IsBusy,
-        27 => What::RefusesScripts("LOADING Redis is loading the dataset in memory"),
-        28 => What::RefusesScripts("BUSY Redis is busy running a script. You can only call SCRIPT KILL."),
+        27 => What::RefusesScripts("LOADING Redis is loading the dataset in memory", chance.one_in(2)),
+        28 => {
+            let why = "BUSY Redis is busy running a script. You can only call SCRIPT KILL.";
+            What::RefusesScripts(why, chance.one_in(2))
+        }
         _ => What::Resets,
     };
     Fault { at, length, server, what, chance: Chance::new(chance.draw(), 0) }
@@ -299,7 +306,10 @@ impl Fault {
             }
             What::IsBusy => self.with(&server, |trouble| trouble.busy = true).await,
             What::RefusesWrites(why) => self.with(&server, |trouble| trouble.refusal = Some(why)).await,
-            What::RefusesScripts(why) => self.with(&server, |trouble| trouble.refuses_scripts = Some(why)).await,
+            What::RefusesScripts(why, some) => {
+                let refuse = |trouble: &mut Trouble| (trouble.refuses_scripts, trouble.spares_some) = (Some(why), some);
+                self.with(&server, refuse).await;
+            }
             What::PausesWrites => {
                 server.state().trouble.paused = Some(Instant::now() + self.length);
                 sleep(self.length).await;

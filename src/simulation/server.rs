@@ -60,6 +60,9 @@ pub(super) struct Trouble {
     pub(super) refusal: Option<&'static str>,
     /// What every script is refused by.
     pub(super) refuses_scripts: Option<&'static str>,
+    /// Every other one is run all the same.
+    pub(super) spares_some: bool,
+    pub(super) spared: bool,
     /// After so many more commands it crashes.
     pub(super) crash_after: Option<u32>,
     /// A connection without traffic for so long is closed.

@@ -199,13 +199,20 @@ impl Server {
                 return Step::Paused(trouble.paused.unwrap_or_else(Instant::now), words);
             }
             "EVAL" | "EVALSHA" | "EVAL_RO" | "EVALSHA_RO" => match trouble.refuses_scripts {
-                Some(why) => error(why),
-                None => self.run_script(session, asking, &name, &words),
+                Some(why) if !self.spares() => error(why),
+                _ => self.run_script(session, asking, &name, &words),
             },
             _ => Answer::Error(format!("ERR unknown command '{name}', with args beginning with: ")),
         };
         write(&answer, session.resp3, replies);
         Step::Answered
+    }
+
+    /// Whether this script is run though others are refused.
+    fn spares(&self) -> bool {
+        let trouble = &mut self.state().trouble;
+        trouble.spared = trouble.spares_some && !trouble.spared;
+        trouble.spared
     }
 
     fn hello(&self, session: &Session, role: &Role, replies: &mut Vec<u8>) {
