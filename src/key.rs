@@ -6,8 +6,13 @@
 //! the last `:`, and no key can open a tag of its own.
 //!
 //! Each shard of a limit has a tag of its own, so that it lies in a slot of its own: `{<tag>%s<number>}`, which no key
-//! can spell, since a `%` of its own is followed by two of `0-9a-f`.
+//! can spell, since a `%` of its own is followed by two of `0-9a-f`. So is `%h` and the 32 digits of a hash, which stand
+//! for what is personal.
 
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Kind, RuleError};
@@ -24,47 +29,128 @@ const LONGEST: usize = 128;
 /// Of each byte, whether it stands for itself.
 type Plain = [bool; 256];
 
+/// Fewer bytes of a secret could be guessed.
+const SHORTEST_SECRET: usize = 16;
+
+/// A secret by which keys are hashed, so that addresses, e-mails and the like don't stand in Redis as they are: see
+/// [`Limiter::key_secret`](crate::Limiter::key_secret). Shown by no `Debug`.
+///
+/// ```
+/// use tollgate::{Embedded, KeySecret, Limiter};
+///
+/// let secret = KeySecret::new(b"32 bytes by chance, from a vault")?;
+/// let limiter = Limiter::new(Embedded::new()).key_secret(&secret);
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct KeySecret {
+    hmac: Hmac<Sha256>,
+}
+
+/// What is counted, or what groups keys: as it is given, or hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Name<'a> {
+    Plain(&'a [u8]),
+    Hashed([u8; 16]),
+}
+
+impl KeySecret {
+    /// A secret of at least 16 bytes: 32 by chance are a good choice.
+    ///
+    /// # Errors
+    ///
+    /// Fewer bytes.
+    pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, Error> {
+        let secret = secret.as_ref();
+        let too_short = |got: usize| {
+            Error::new(Kind::Input, format!("key secret: expected at least {SHORTEST_SECRET} bytes, got {got}"))
+        };
+        if secret.len() < SHORTEST_SECRET {
+            return Err(too_short(secret.len()));
+        }
+        Ok(Self { hmac: Hmac::new_from_slice(secret).map_err(|_| too_short(secret.len()))? })
+    }
+
+    /// The first 128 bits of HMAC-SHA256 (RFC 2104).
+    fn hash(&self, bytes: &[u8]) -> [u8; 16] {
+        let all: [u8; 32] = self.hmac.clone().chain_update(bytes).finalize().into_bytes().into();
+        let mut first = [0; 16];
+        first.copy_from_slice(&all[..16]);
+        first
+    }
+}
+
+impl fmt::Debug for KeySecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeySecret").finish_non_exhaustive()
+    }
+}
+
+impl<'a> Name<'a> {
+    /// Hashed if there is a secret.
+    pub(crate) fn new(bytes: &'a [u8], secret: Option<&KeySecret>) -> Result<Self, Error> {
+        if bytes.is_empty() {
+            return Err(Error::new(Kind::Input, "key: expected at least one byte, got an empty one"));
+        }
+        Ok(secret.map_or(Self::Plain(bytes), |secret| Self::Hashed(secret.hash(bytes))))
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Plain(bytes) => bytes,
+            Self::Hashed(hash) => hash,
+        }
+    }
+
+    fn spell(&self, into: &mut Key) {
+        match self {
+            Self::Plain(bytes) => encode(bytes, &IN_KEY, into),
+            Self::Hashed(hash) => {
+                into.extend_from_slice(b"%h");
+                into.extend(hash.iter().flat_map(|byte| [hex(byte >> 4), hex(byte & 15)]));
+            }
+        }
+    }
+}
+
 /// The key of the state of one limit, or of one of its shards.
 pub(crate) fn state_key(
     prefix: &str,
-    (tag, shard): (&[u8], Option<u32>),
-    key: &[u8],
+    (tag, shard): (Name<'_>, Option<u32>),
+    key: Name<'_>,
     rule_and_limit: &str,
-) -> Result<Key, Error> {
-    if tag.is_empty() || key.is_empty() {
-        return Err(Error::new(Kind::Input, "key: expected at least one byte, got an empty one"));
-    }
+) -> Key {
     let mut spelled = Key::new();
     spelled.extend_from_slice(prefix.as_bytes());
     spelled.push(b':');
     spelled.push(b'{');
-    encode(tag, &IN_KEY, &mut spelled);
+    tag.spell(&mut spelled);
     if let Some(number) = shard {
         spelled.extend_from_slice(format!("%s{number}").as_bytes());
     }
     spelled.push(b'}');
     spelled.push(b':');
     if key != tag {
-        encode(key, &IN_KEY, &mut spelled);
+        key.spell(&mut spelled);
         spelled.push(b':');
     }
     spelled.extend_from_slice(rule_and_limit.as_bytes());
-    Ok(spelled)
+    spelled
 }
 
 /// The key that remembers a call by its id: the rule's, with `#<limits>-<id>` where a limit would be. In an id only
 /// letters, digits and `-_.` stand for themselves, so it can't be read as anything else.
 pub(crate) fn marker_key(
     prefix: &str,
-    tag: (&[u8], Option<u32>),
-    key: &[u8],
+    tag: (Name<'_>, Option<u32>),
+    key: Name<'_>,
     rule: &str,
     id: &[u8],
 ) -> Result<Key, Error> {
     if id.is_empty() {
         return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty one"));
     }
-    let mut marker = state_key(prefix, tag, key, rule)?;
+    let mut marker = state_key(prefix, tag, key, rule);
     encode(id, &IN_ID, &mut marker);
     Ok(marker)
 }
@@ -184,7 +270,11 @@ mod tests {
     }
 
     fn of_shard(tag: &[u8], shard: Option<u32>, key: &[u8]) -> String {
-        String::from_utf8(state_key("t", (tag, shard), key, "cli/gcra-1s").unwrap().into_vec()).unwrap()
+        text(state_key("t", (Name::Plain(tag), shard), Name::Plain(key), "cli/gcra-1s"))
+    }
+
+    fn text(key: Key) -> String {
+        String::from_utf8(key.into_vec()).unwrap()
     }
 
     #[test]
@@ -222,6 +312,20 @@ mod tests {
         assert_eq!((shard_of(b"payment-4711", 8), shard_of(b"payment-4711", 1024)), (5, 293));
     }
 
+    /// Fixed for ever, and what other languages say: `hmac.new(secret, key, "sha256").hexdigest()[:32]` in Python.
+    #[test]
+    fn a_hashed_key_is_an_hmac_that_no_key_can_spell() {
+        let secret = KeySecret::new("0123456789abcdef0123456789abcdef").unwrap();
+        let key = Name::new(b"alice@example.com", Some(&secret)).unwrap();
+        let hashed = text(state_key("t", (key, None), key, "cli/gcra-1s"));
+        assert_eq!(hashed, "t:{%h841240d2a5b6654b3ae21fc4499db7b7}:cli/gcra-1s");
+        let literal = hashed.split(['{', '}']).nth(1).unwrap();
+        assert_ne!(spelled(literal.as_bytes(), literal.as_bytes()), hashed);
+        assert!(Name::new(b"", Some(&secret)).is_err() && !format!("{secret:?}").contains("0123"));
+        let error = KeySecret::new("fifteen bytes..").unwrap_err();
+        assert_eq!(error.to_string(), "key secret: expected at least 16 bytes, got 15");
+    }
+
     #[test]
     fn ordinary_ids_stay_readable() {
         assert_eq!(spelled(b"user:42", b"user:42"), "t:{user:42}:cli/gcra-1s");
@@ -247,7 +351,7 @@ mod tests {
 
     #[test]
     fn an_empty_key_is_refused() {
-        let error = state_key("t", (b"", None), b"", "cli/gcra-1s").unwrap_err();
+        let error = Name::new(b"", None).unwrap_err();
         assert_eq!(error.to_string(), "key: expected at least one byte, got an empty one");
     }
 }

@@ -106,6 +106,7 @@ pub use engine::redis::breaker::Breaker;
 pub use engine::redis::tls::Tls;
 pub use error::{Charged, Error, RuleError};
 pub use hold::{Held, Permit};
+pub use key::KeySecret;
 pub use lease::Lease;
 pub use limit::{Debt, Limit, LimitBuilder, Start};
 pub use limiter::{Limiter, Progress, State};

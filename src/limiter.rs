@@ -22,7 +22,7 @@ use crate::denials::{DenialCache, Sighting};
 use crate::engine::embedded::Embedded;
 use crate::engine::{Acquiring, Engine};
 use crate::error::{Error, Kind};
-use crate::key;
+use crate::key::{self, KeySecret};
 use crate::limit::exact::LONGEST;
 use crate::request::Request;
 use crate::rule::{OnError, Rule, Target};
@@ -42,6 +42,7 @@ pub struct Limiter {
     pub(crate) deadline: Duration,
     on_error: OnError,
     denials: Option<DenialCache>,
+    key_secret: Option<KeySecret>,
     /// Decides where Redis is away and a rule says `local`; made when it is first needed.
     #[cfg(feature = "embedded")]
     local: Arc<OnceLock<Embedded>>,
@@ -56,6 +57,7 @@ impl Limiter {
             deadline: Duration::from_millis(500),
             on_error: OnError::Closed,
             denials: None,
+            key_secret: None,
             #[cfg(feature = "embedded")]
             local: Arc::default(),
         }
@@ -103,6 +105,16 @@ impl Limiter {
     #[must_use]
     pub fn denial_cache(mut self, cache: DenialCache) -> Self {
         self.denials = Some(cache);
+        self
+    }
+
+    /// Hashes what is counted by this secret, for rules that don't say [otherwise](Rule::hash_keys): keys, parts and
+    /// tags stand in Redis, and wherever it shows them, as the first 128 bits of their HMAC-SHA256. All who count together
+    /// need the same secret; another one begins all keys anew. Ids aren't hashed. Costs no round trip, and some 0.3 µs.
+    /// Default: none, keys stand as they are.
+    #[must_use]
+    pub fn key_secret(mut self, secret: &KeySecret) -> Self {
+        self.key_secret = Some(secret.clone());
         self
     }
 

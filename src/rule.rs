@@ -37,6 +37,8 @@ pub struct Rule {
     /// The limiter's, if none.
     on_error: Option<OnError>,
     cost: u64,
+    /// As the limiter says, if none.
+    hash_keys: Option<bool>,
 }
 
 /// What becomes of a key's state when its limit's numbers have changed.
@@ -86,7 +88,7 @@ impl Rule {
     fn unnamed(limit: Limit) -> Self {
         let counts = vec![Count::new("", limit, None)];
         let (on_change, counts_denials) = (Change::KeepUsed, false);
-        Self { name: None, counts, tag: None, on_change, counts_denials, on_error: None, cost: 1 }
+        Self { name: None, counts, tag: None, on_change, counts_denials, on_error: None, cost: 1, hash_keys: None }
     }
 
     /// The same limits under this name.
@@ -179,6 +181,20 @@ impl Rule {
     pub fn cost(mut self, units: u64) -> Result<Self, RuleError> {
         self.cost = units;
         self.checked()
+    }
+
+    /// Whether what it counts is hashed by the limiter's [secret](crate::Limiter::key_secret), without which such a rule
+    /// decides nothing. Default: if the limiter has one.
+    #[must_use]
+    pub fn hash_keys(mut self, yes: bool) -> Self {
+        self.hash_keys = Some(yes);
+        self
+    }
+
+    /// Whether what it counts is [hashed](Self::hash_keys), if it says so.
+    #[must_use]
+    pub fn hashes_keys(&self) -> Option<bool> {
+        self.hash_keys
     }
 
     /// The name; none of a rule that was read from its text and not yet [named](Self::named). Rules of one name share

@@ -3,7 +3,7 @@
 use super::Limiter;
 use crate::batch::Ask;
 use crate::error::{Error, Kind};
-use crate::key::{self, Key};
+use crate::key::{self, Key, Name};
 use crate::limit::exact::EXACT;
 use crate::request::Request;
 use crate::rule::{Count, Rule, Target};
@@ -48,12 +48,9 @@ impl Limiter {
         if got > EXACT {
             return Err(Error::new(Kind::Input, format!("cost: with an id, expected at most {EXACT}, got {got}")));
         }
-        let tag = match rule.tag() {
-            None => request.key,
-            Some(tag) => request.counted(rule, Some(tag))?,
-        };
-        let tag = (tag, targets.first().and_then(|target| target.shard));
-        let key = key::marker_key(&self.prefix, tag, request.key, &rule.marker(), id)?;
+        let key = self.name(rule, request.key)?;
+        let tag = (self.tag(rule, request, key)?, targets.first().and_then(|target| target.shard));
+        let key = key::marker_key(&self.prefix, tag, key, &rule.marker(), id)?;
         Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()? }))
     }
 
@@ -77,14 +74,16 @@ impl Limiter {
         request: &Request<'_>,
         holder: &[u8],
     ) -> Result<Part<'r>, Error> {
-        let key = request.counted(rule, target.count.by.as_deref())?;
         let limit = target.limit;
         Ok(Part {
             key: self.state_key(rule, target, request)?,
             script: limit.algorithm().script(),
             arguments: limit.arguments(),
             replaced: match (limit.spread(), limit.holder()) {
-                (Some((at, period)), _) => Some((at, key::spread_offset(key, period).to_string().into_bytes())),
+                (Some((at, period)), _) => {
+                    let name = self.name(rule, request.counted(rule, target.count.by.as_deref())?)?;
+                    Some((at, key::spread_offset(name.bytes(), period).to_string().into_bytes()))
+                }
                 (None, Some(at)) => Some((at, holder.to_vec())),
                 (None, None) => None,
             },
@@ -97,12 +96,26 @@ impl Limiter {
             return Err(Error::new(Kind::Input, format!("rule {rule}: expected a name, got none: {why}")));
         }
         let Target { count, shard, .. } = target;
-        let key = request.counted(rule, count.by.as_deref())?;
-        let tag = match rule.tag() {
-            None => key,
-            Some(tag) => request.counted(rule, Some(tag))?,
-        };
-        key::state_key(&self.prefix, (tag, shard), key, &count.suffix)
+        let key = self.name(rule, request.counted(rule, count.by.as_deref())?)?;
+        Ok(key::state_key(&self.prefix, (self.tag(rule, request, key)?, shard), key, &count.suffix))
+    }
+
+    /// What groups the keys of a decision: this one, unless the rule says otherwise.
+    fn tag<'a>(&self, rule: &Rule, request: &'a Request<'_>, key: Name<'a>) -> Result<Name<'a>, Error> {
+        match rule.tag() {
+            None => Ok(key),
+            Some(tag) => self.name(rule, request.counted(rule, Some(tag))?),
+        }
+    }
+
+    /// Hashed where the rule or, if it doesn't say, the limiter says so.
+    fn name<'a>(&self, rule: &Rule, counted: &'a [u8]) -> Result<Name<'a>, Error> {
+        let secret = self.key_secret.as_ref();
+        if rule.hashes_keys() == Some(true) && secret.is_none() {
+            let why = "expected a limiter with a secret to hash its keys by (Limiter::key_secret), got one without";
+            return Err(Error::new(Kind::Input, format!("rule {}: {why}", rule.name().unwrap_or_default())));
+        }
+        Name::new(counted, secret.filter(|_| rule.hashes_keys() != Some(false)))
     }
 }
 

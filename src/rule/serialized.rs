@@ -26,6 +26,8 @@ struct Table {
     #[serde(default, skip_serializing_if = "is_default")]
     overage: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    hash_keys: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     on_error: Option<Policy>,
     /// How many there are to share a `local` rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,8 +80,8 @@ impl Serialize for Rule {
             Some(OnError::Open) => (Some(Policy::Open), None),
             Some(OnError::Local { processes }) => (Some(Policy::Local), Some(processes)),
         };
-        let (on_change, overage, cost) = (self.on_change, self.counts_denials, self.cost);
-        Table { name, limits, tag, cost, on_change, overage, on_error, processes }.serialize(serializer)
+        let (on_change, overage, cost, hash_keys) = (self.on_change, self.counts_denials, self.cost, self.hash_keys);
+        Table { name, limits, tag, cost, on_change, overage, hash_keys, on_error, processes }.serialize(serializer)
     }
 }
 
@@ -131,6 +133,7 @@ impl Table {
             };
         }
         rule = rule.on_change(self.on_change).count_denials(self.overage).cost(self.cost)?;
+        rule.hash_keys = self.hash_keys;
         match on_error {
             Some(on_error) => rule.on_error(on_error),
             None => Ok(rule),

@@ -2,11 +2,13 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use tollgate::{Request, Rule};
+use tollgate::{Charged, DenialCache, KeySecret, Limiter, Redis, Request, Rule, redis};
 
+use crate::server::Server;
 use crate::subject::{Engine, time};
 
 /// What Redis Cluster hashes of a key: what stands between its first brace and the next closing one, if anything does.
@@ -93,4 +95,57 @@ fn no_two_keys_are_spelled_alike_and_no_key_steers_to_anothers_slot() {
         Ok(())
     });
     result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Nothing of whom it is about stands in Redis, neither in keys nor in values, whatever the call.
+#[tokio::test]
+async fn what_is_personal_is_hashed_wherever_redis_keeps_it() {
+    let server = Server::start();
+    let secret = KeySecret::new("0123456789abcdef0123456789abcdef").expect("a secret");
+    let redis = Redis::open(&server.url()).expect("a good address");
+    let limiter = Limiter::new(redis.clone()).key_secret(&secret).denial_cache(DenialCache::of_keys(100));
+    let texts =
+        ["gcra 5/1d", "token-bucket 5/1d", "fixed-window 5/1d start spread", "sliding-window 5/1d", "sliding-log 5/1d"];
+    let mut rules: Vec<_> = texts.into_iter().map(crate::rule::rule).collect();
+    rules.push(
+        crate::rule::rule("gcra 9/1d")
+            .tagged("org")
+            .and_by("org", "gcra 7/2d".parse().expect("a limit"))
+            .expect("a rule"),
+    );
+    rules.push(crate::rule::rule("gcra 4000/1d shards 8"));
+    let request = Request::new("alice@example.com").parts(&[("org", b"example.org")]);
+    for rule in &rules {
+        let first = limiter.acquire(rule, request).await.expect("a decision");
+        let second = limiter.acquire(rule, request.id("call-1")).await.expect("a decision");
+        assert!(second.allowed && second.limit == first.limit, "{rule}");
+        limiter.block(rule, request, Duration::from_secs(60)).await.expect("a block");
+        assert!(limiter.acquire(rule, request).await.expect("a decision").blocked, "{rule}");
+    }
+    let permits = crate::rule::rule("concurrency 3 ttl 1h");
+    limiter.acquire(&permits, request.id("call-2")).await.expect("a decision");
+    limiter.acquire_many(&rules[0], [request; 3]).await;
+
+    let mut connection = server.connection();
+    let keys: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(&mut connection).expect("keys");
+    assert!(keys.len() > rules.len(), "{}", keys.len());
+    for key in keys {
+        let dumped: Vec<u8> = redis::cmd("DUMP").arg(&key).query(&mut connection).expect("a value");
+        let kept = [String::from_utf8_lossy(&key), String::from_utf8_lossy(&dumped)].concat();
+        assert!(kept.contains("%h") && !kept.contains("alice") && !kept.contains("example"), "{kept}");
+    }
+
+    // Other secrets, and none, count apart.
+    let other = KeySecret::new("another secret of 32 bytes......").expect("a secret");
+    let plain = Limiter::new(redis.clone());
+    for limiter in [Limiter::new(redis).key_secret(&other), plain.clone()] {
+        let decision = limiter.acquire(&rules[0], request).await.expect("a decision");
+        assert_eq!((decision.allowed, decision.remaining), (true, 4));
+    }
+    let decision = limiter.acquire(&rules[0].clone().hash_keys(false), request).await.expect("a decision");
+    assert_eq!((decision.allowed, decision.remaining), (true, 3), "as by the one without a secret");
+    let error = plain.acquire(&rules[0].clone().hash_keys(true), request).await.expect_err("no secret");
+    assert_eq!(error.charged(), Charged::No);
+    let expected = "expected a limiter with a secret to hash its keys by (Limiter::key_secret), got one without";
+    assert_eq!(error.to_string(), format!("rule test: {expected}"));
 }

@@ -155,6 +155,7 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
         json!({"on_change": "as-is", "overage": true}),
         json!({"on_error": "open"}),
         json!({"cost": 3}),
+        json!({"hash_keys": false}),
         json!({"on_error": "local", "processes": 4}),
     ] {
         let mut rule = json!({"name": "jobs", "limits": ["concurrency 8 ttl 30s"]});

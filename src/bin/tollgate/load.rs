@@ -106,7 +106,7 @@ impl Load {
         }
         self.check_keys().map_err(Failure::Told)?;
         let prefix = self.about.own_prefix("load");
-        let limiter = self.options.limiter()?.prefix(&prefix)?;
+        let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
         self.options.say_who_decides();
         let patient = limiter.clone().deadline(PATIENCE);
         // Connects, and ends here if nobody answers.

@@ -64,7 +64,7 @@ impl Replay {
             subject.rule = subject.rule.count_denials(true);
         }
         let prefix = self.about.own_prefix("replay");
-        let limiter = self.options.limiter()?.prefix(&prefix)?;
+        let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
         let printer = Printer::new(io::BufWriter::new(anstream::stdout()), self.options.shape());
         let mut player = Player::new(limiter, subject, printer, self.summary);
         let played = tokio::select! {

@@ -1,10 +1,11 @@
 //! What a command is about: a rule, where its keys are, and what its limits count.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use tollgate::{Limit, LimitDecision, Limiter, Rule};
+use tollgate::{KeySecret, Limit, LimitDecision, Limiter, Rule};
 
 use crate::Failure;
 use crate::escape::shown;
@@ -40,8 +41,8 @@ Rules:
 
   There a limit may have a name, and may count another part of the request (key) than the rest. tag
   names the part whose value goes in the braces of every key, so that Redis Cluster keeps them
-  together. --part gives these parts. A rule may also say cost, on_change, overage, on_error and
-  processes.
+  together. --part gives these parts. A rule may also say cost, on_change, overage, hash_keys,
+  on_error and processes.
 
 Examples:
   tollgate probe \"token-bucket 5/10s\" user:42 --count 7
@@ -85,6 +86,10 @@ pub(crate) struct About {
     /// What limits count that don't count the key, and the tag; once for each part that the rule has.
     #[arg(long = "part", value_name = "NAME=VALUE")]
     parts: Vec<OsString>,
+    /// The secret by which the service hashes its keys, without the line's end that may follow it in the file; or the
+    /// secret itself in TOLLGATE_KEY_SECRET. Default: none, keys stand in Redis as they are.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_KEY_SECRET_FILE")]
+    key_secret_file: Option<PathBuf>,
 }
 
 /// A rule, and what there is to know of it and of the request beside the key.
@@ -111,7 +116,35 @@ impl About {
 
     /// The limiter, of the service's keys.
     pub(crate) fn of_service(&self, limiter: Limiter) -> Result<Limiter, Failure> {
-        Ok(limiter.prefix(&self.prefix)?)
+        self.of_prefix(&self.prefix, limiter)
+    }
+
+    /// The limiter, of keys of its own that are spelled as the service's are.
+    pub(crate) fn of_prefix(&self, prefix: &str, limiter: Limiter) -> Result<Limiter, Failure> {
+        let limiter = limiter.prefix(prefix)?;
+        Ok(match self.key_secret()? {
+            Some(secret) => limiter.key_secret(&secret),
+            None => limiter,
+        })
+    }
+
+    fn key_secret(&self) -> Result<Option<KeySecret>, Failure> {
+        let given = |path: &&PathBuf| !path.as_os_str().is_empty();
+        let (secret, whence) = match self.key_secret_file.as_ref().filter(given) {
+            Some(path) => {
+                let whence = format!("--key-secret-file {}", path.display());
+                let mut secret = std::fs::read(path).map_err(|error| told(format!("{whence}: {error}")))?;
+                if secret.pop_if(|byte| *byte == b'\n').is_some() {
+                    secret.pop_if(|byte| *byte == b'\r');
+                }
+                (secret, whence)
+            }
+            None => match std::env::var_os("TOLLGATE_KEY_SECRET").filter(|secret| !secret.is_empty()) {
+                Some(secret) => (secret.into_encoded_bytes(), "TOLLGATE_KEY_SECRET".to_owned()),
+                None => return Ok(None),
+            },
+        };
+        KeySecret::new(secret).map(Some).map_err(|error| told(format!("{whence}: {error}")))
     }
 
     /// A prefix under the service's that no other run has.

@@ -1,6 +1,6 @@
 //! How the tool reaches the keys of a service: by the rule's name, the prefix, and the parts that its limits count.
 
-use tollgate::{Limiter, Redis, Request, Rule};
+use tollgate::{KeySecret, Limiter, Redis, Request, Rule};
 
 use super::*;
 
@@ -49,6 +49,45 @@ async fn a_services_keys_are_reached_by_its_rule_as_json_its_prefix_and_its_part
     let output = tollgate(&[&["probe", &json, "user:42", "--op", "reset"], &there[..]].concat());
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert_eq!(limiter.peek(&rule, request).await.expect("a decision").remaining, 10);
+}
+
+/// By the service's secret, out of a file or the environment.
+#[tokio::test]
+async fn a_services_hashed_keys_are_reached_by_its_secret() {
+    const SECRET: &str = "0123456789abcdef0123456789abcdef";
+    let (server, directory) = (Server::start(), tempfile::tempdir().expect("a directory"));
+    let url = server.url();
+    let redis = Redis::open(&url).expect("a good address");
+    let secret = KeySecret::new(SECRET).expect("a secret");
+    let rule = "gcra 10/1d".parse::<Rule>().expect("a rule").named("api").expect("a name");
+    Limiter::new(redis).key_secret(&secret).acquire(&rule, "alice@example.com").await.expect("a decision");
+    let file = directory.path().join("secret");
+    let path = file.to_str().expect("a path");
+    let inspect = ["inspect", "gcra 10/1d", "alice@example.com", "--name", "api", "--url", &url];
+
+    for end in ["", "\n", "\r\n"] {
+        std::fs::write(&file, format!("{SECRET}{end}")).expect("a file");
+        let output = tollgate(&[&inspect[..], &["--key-secret-file", path]].concat());
+        let line = &lines(&output)[0];
+        assert_eq!((&line["remaining"], &line["key"]), (&json!(9), &json!("alice@example.com")), "{}", stderr(&output));
+        assert!(line["redis_key"].as_str().is_some_and(|key| key.starts_with("tollgate:{%h")), "{line}");
+    }
+    let output = command(&inspect).env("TOLLGATE_KEY_SECRET", SECRET).output().expect("a run");
+    assert_eq!(lines(&output)[0]["remaining"], json!(9));
+    let replayed =
+        command(&["probe", "gcra 10/1d", "alice@example.com", "--name", "api", "--url", &url, "--op", "reset"])
+            .env("TOLLGATE_KEY_SECRET_FILE", path)
+            .output()
+            .expect("a run");
+    assert_eq!((code(&replayed), keys(&server)), (0, Vec::new()), "{}", stderr(&replayed));
+
+    std::fs::write(&file, "too short\n").expect("a file");
+    let output = tollgate(&[&inspect[..], &["--key-secret-file", path]].concat());
+    let expected = format!("error: --key-secret-file {path}: key secret: expected at least 16 bytes, got 9\n");
+    assert_eq!((code(&output), stderr(&output)), (2, expected));
+    let output = tollgate(&[&inspect[..], &["--key-secret-file", "/nowhere"]].concat());
+    let expected = "error: --key-secret-file /nowhere: No such file or directory (os error 2)\n";
+    assert_eq!((code(&output), stderr(&output)), (2, expected.into()));
 }
 
 #[test]
