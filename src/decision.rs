@@ -156,6 +156,11 @@ impl Decision {
         })
     }
 
+    /// How long ago it was made, by this machine's clock.
+    pub(crate) fn age(&self) -> Duration {
+        self.decided_at.elapsed().unwrap_or_default()
+    }
+
     /// A denial again, so long after it was told. What remains is as it was then.
     pub(crate) fn recalled(&self, since: Duration) -> Self {
         let mut again = self.clone();

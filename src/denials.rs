@@ -119,8 +119,10 @@ impl DenialCache {
         }
         let Sighting { keys, seen, at } = sighting;
         let until = at + decision.retry_after.duration().unwrap_or(self.longest).min(self.longest);
-        let told = Instant::now();
-        if told < until {
+        let now = Instant::now();
+        // It may have waited here for others that were asked together.
+        let told = now.checked_sub(decision.age()).unwrap_or(now).max(at);
+        if now < until {
             let decision = Arc::new(decision.clone());
             self.shared.denials.insert(keys, Denial { decision, cost, seen, told, until });
         }

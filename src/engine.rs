@@ -177,7 +177,7 @@ impl Future for Acquiring<'_> {
 }
 
 impl AcquiringAll<'_> {
-    /// Goes on until the first answer can be had. What is queued goes on by itself.
+    /// Until all are answered, where nothing goes on by itself: on a cluster.
     pub(crate) async fn begin(&mut self) {
         if let Self::Asked(asked) = self {
             *self = Self::Answered(asked.await.into_iter());

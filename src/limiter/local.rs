@@ -12,7 +12,7 @@ use crate::request::Request;
 use crate::rule::{OnError, Rule};
 use crate::script::Mode;
 
-/// So that an outage that lasts costs some 43 MB, however many ask meanwhile.
+/// So that an outage that lasts costs some 43 MB (a sliding log more), however many ask meanwhile.
 const MOST_KEYS: usize = 250_000;
 
 impl Limiter {

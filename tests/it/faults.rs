@@ -14,6 +14,7 @@ mod refusing;
 mod runtimes;
 mod sentinel;
 mod tool;
+mod unpolled;
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -38,6 +39,17 @@ fn limiter(url: &str) -> Limiter {
 
 fn rule(text: &str, on_error: OnError) -> Rule {
     crate::rule::rule(text).on_error(on_error).expect("a policy")
+}
+
+/// Until the breaker is open and its pause is over, beside a Redis that answers again.
+async fn opened(server: &mut Server, redis: &Redis, limiter: &Limiter, rule: &Rule) {
+    server.stop();
+    while redis.breaker() == Breaker::Closed {
+        acquire(limiter, rule, "key").await.expect_err("stopped");
+    }
+    server.start_again(&[]);
+    server.wait_until_it_answers();
+    until(|| redis.breaker() == Breaker::Open(Duration::ZERO)).await;
 }
 
 async fn in_time<T>(answer: impl Future<Output = T>) -> T {

@@ -247,14 +247,15 @@ impl Keyspace {
         self.sweep_at = self.values.len() * 2;
     }
 
-    /// Of more than so many keys, those that have expired, and an eighth if they are still too many: those that expire
-    /// soonest, of which the least is forgotten.
+    /// Of more than so many keys, those that have expired. If they were few, an eighth more, so that it is long until the
+    /// next time: those that expire soonest, which are nearest to being as if never used.
     fn forget(&mut self, most: usize) {
         let now = self.now_ms();
         self.values.retain(|_, entry| !entry.expired(now));
-        let Some(too_many) = self.values.len().checked_sub(most - most / 8).filter(|_| self.values.len() > most) else {
+        if self.values.len() <= most - most / 64 {
             return;
-        };
+        }
+        let too_many = self.values.len() - (most - most / 8);
         let mut expiries: Vec<_> = self.values.values().filter_map(|entry| entry.expires_ms).collect();
         if let Some(last) = too_many.checked_sub(1).filter(|last| *last < expiries.len()) {
             let (_, until, _) = expiries.select_nth_unstable(last);

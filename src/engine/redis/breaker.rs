@@ -51,8 +51,9 @@ struct State {
     failures: u32,
     pause: Duration,
     open: Option<Open>,
-    /// Which call sees whether it answers again, and how many have so far.
-    probing: Option<u64>,
+    /// Which call sees whether it answers again, and since when.
+    probing: Option<(u64, Instant)>,
+    /// How many calls have seen to that so far.
     probes: u64,
 }
 
@@ -77,11 +78,12 @@ impl Guard {
         if now < open.until {
             return Err(open.unsent.clone().with_wait(open.until - now));
         }
-        if state.probing.is_some() {
+        // A call whose future nobody polls any more must not keep all others from looking.
+        if state.probing.is_some_and(|(_, since)| now < since + LONGEST_PAUSE) {
             return Err(open.probed.clone());
         }
         state.probes += 1;
-        state.probing = Some(state.probes);
+        state.probing = Some((state.probes, now));
         Ok(Entry { probes: Some((Arc::clone(self), state.probes)) })
     }
 
@@ -157,7 +159,7 @@ impl State {
 impl Drop for Entry {
     fn drop(&mut self) {
         if let Some((guard, number)) = &self.probes {
-            guard.state().probing.take_if(|probing| probing == number);
+            guard.state().probing.take_if(|(probing, _)| probing == number);
         }
     }
 }

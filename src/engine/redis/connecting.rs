@@ -23,6 +23,26 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(5);
 /// After so long Redis counts as away, though the attempt goes on.
 const SLOW_CONNECT: Duration = Duration::from_secs(1);
 
+/// One attempt to connect at a time, however many wait for what it gets.
+struct Attempt {
+    local: Arc<Local>,
+}
+
+impl Attempt {
+    /// None while another is under way.
+    fn begin(local: &Arc<Local>) -> Option<Self> {
+        let begins = !local.connecting.swap(true, Ordering::AcqRel);
+        begins.then(|| Self { local: Arc::clone(local) })
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.local.connecting.store(false, Ordering::Release);
+        self.local.attempted.notify_waiters();
+    }
+}
+
 impl Redis {
     pub(super) async fn connection(&self, local: &Arc<Local>) -> Result<Link, Error> {
         if let Some(held) = local.held() {
@@ -32,12 +52,24 @@ impl Redis {
             local.drop_link(held.number);
             held.lose();
         }
-        let connecting = Arc::clone(&local.connecting).lock_owned().await;
-        if let Some(held) = local.held() {
-            return Ok(held);
-        }
-        // While this waited, others may have tried in vain.
-        local.guard.check()?;
+        let attempt = loop {
+            // From here on, no end of an attempt is missed. Nobody is handed the turn: it might be somebody whose future
+            // isn't polled any more.
+            let ended = local.attempted.notified();
+            let attempt = Attempt::begin(local);
+            if let Some(held) = local.held() {
+                return Ok(held);
+            }
+            if let Some(attempt) = attempt {
+                break attempt;
+            }
+            ended.await;
+            // It may have been in vain.
+            if let Some(held) = local.held() {
+                return Ok(held);
+            }
+            local.guard.check()?;
+        };
         // A task of its own, so that a caller whose deadline is shorter than a connect takes leaves a connection to the
         // next one.
         let (this, local) = (self.clone(), Arc::clone(local));
@@ -47,7 +79,7 @@ impl Redis {
                 Ok(link) => local.hold(link.clone()),
                 Err(error) => local.failed(error),
             }
-            drop(connecting);
+            drop(attempt);
             made
         });
         connect.await.unwrap_or_else(|ended| {

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-
 use super::Redis;
 use super::breaker::Entry;
 use super::exchange::{Manner, Outcome, Retries};
@@ -24,9 +22,8 @@ use crate::script::Reply;
 struct Dispatch {
     redis: Redis,
     local: Arc<Local>,
-    runtime: Handle,
     generation: u64,
-    /// Whether it is to send what waits.
+    /// Whether it is about to send what waits, which nobody else will. Not while a batch of its own is in flight.
     sends: bool,
 }
 
@@ -97,7 +94,9 @@ impl Redis {
             Ok((entry, local)) => {
                 let (waiting, begin) = local.queue.enter_all(&local, asks);
                 self.begin(&local, &begin);
-                Many { waiting: waiting.into_iter(), _entry: Some(entry), failed: None }
+                // Who has nothing to ask leaves it to others to see whether Redis answers again.
+                let entry = (!waiting.is_empty()).then_some(entry);
+                Many { waiting: waiting.into_iter(), _entry: entry, failed: None }
             }
             Err(error) => Many { waiting: Vec::new().into_iter(), _entry: None, failed: Some((error, asks.count())) },
         }
@@ -173,11 +172,11 @@ impl Many {
 
 impl Dispatch {
     fn new(redis: &Redis, local: &Arc<Local>, generation: u64, sends: bool) -> Self {
-        Self { redis: redis.clone(), local: Arc::clone(local), runtime: Handle::current(), generation, sends }
+        Self { redis: redis.clone(), local: Arc::clone(local), generation, sends }
     }
 
     fn spawn(self) {
-        self.runtime.clone().spawn(self.run());
+        self.local.runtime.clone().spawn(self.run());
     }
 
     /// Sends one batch after the other.
@@ -198,9 +197,12 @@ impl Dispatch {
                     return queue.fail_waiting(generation, &error);
                 }
             };
-            let batch = queue.next(generation);
+            let next = queue.next(generation);
             self.sends = false;
-            if let Some(batch) = batch {
+            if let Some((batch, more)) = next {
+                if let Some(generation) = more {
+                    Self::new(&self.redis, &self.local, generation, true).spawn();
+                }
                 self.redis.send(&self.local, link, batch).await;
             }
             self.sends = queue.goes_on(generation);
@@ -212,8 +214,7 @@ impl Drop for Dispatch {
     fn drop(&mut self) {
         // A task that is dropped before it has sent what waits: its runtime has ended, and another would get no further.
         if let Some(generation) = self.local.queue.leave(self.generation, self.sends) {
-            let (redis, local, runtime) = (self.redis.clone(), Arc::clone(&self.local), self.runtime.clone());
-            Self { redis, local, runtime, generation, sends: true }.spawn();
+            Self::new(&self.redis, &self.local, generation, true).spawn();
         }
     }
 }

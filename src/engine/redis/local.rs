@@ -3,10 +3,11 @@
 //! A connection is driven by the runtime that made it, so one that several runtimes shared would stand still whenever that
 //! one is blocked, isn't driven, or has ended. And what one runtime can't reach, another may be connected to.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use deadpool_redis::redis::{ErrorKind, RedisError, ServerErrorKind};
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -20,10 +21,11 @@ use crate::runtime;
 
 #[derive(Debug)]
 pub(super) struct Local {
-    runtime: Id,
+    pub(super) runtime: Handle,
     current: RwLock<Option<Link>>,
-    /// Held while connecting, so that one task connects and all callers wait for what it gets.
-    pub(super) connecting: Arc<tokio::sync::Mutex<()>>,
+    /// Whether an attempt to connect is under way, and that one has ended.
+    pub(super) connecting: AtomicBool,
+    pub(super) attempted: Notify,
     pub(super) queue: Queue,
     pub(super) guard: Arc<Guard>,
     /// A task that lasts as long as the runtime does, and this.
@@ -37,7 +39,7 @@ impl Redis {
         self.with_local(Arc::clone)
     }
 
-    /// The same, without counting one who has it: all callers would count on one place in memory.
+    /// The same, without cloning the Arc, whose count all threads would write to.
     pub(super) fn with_local<T>(&self, with: impl FnOnce(&Arc<Local>) -> T) -> Result<T, Error> {
         let runtime = runtime::current()?;
         if let Some(local) = of_runtime(&self.shared.locals.load(), &runtime) {
@@ -65,7 +67,7 @@ impl Redis {
 }
 
 fn of_runtime<'a>(locals: &'a [Arc<Local>], runtime: &Handle) -> Option<&'a Arc<Local>> {
-    locals.iter().find(|local| local.runtime == runtime.id())
+    locals.iter().find(|local| local.runtime.id() == runtime.id())
 }
 
 impl Local {
@@ -73,8 +75,9 @@ impl Local {
         let over = Arc::new(Notify::new());
         let until = Arc::clone(&over);
         let lasts = runtime.spawn(async move { until.notified().await }).abort_handle();
-        let (current, connecting, queue) = (RwLock::default(), Arc::default(), Queue::default());
-        Self { runtime: runtime.id(), current, connecting, queue, guard: Arc::default(), lasts, over }
+        let (current, queue, guard) = (RwLock::default(), Queue::default(), Arc::default());
+        let (connecting, attempted) = (AtomicBool::new(false), Notify::new());
+        Self { runtime: runtime.clone(), current, connecting, attempted, queue, guard, lasts, over }
     }
 
     /// Unless the other side has closed it, as some do with a connection that is idle.

@@ -46,8 +46,9 @@ struct State {
     filling: VecDeque<Filling>,
     /// Batches whose answers are awaited, those that were given up included.
     in_flight: Vec<Arc<Shared>>,
-    /// How many may be in flight or are being sent off, since the last were given up; and how often they were.
+    /// How many batches are in flight or about to be sent, of this generation.
     sending: usize,
+    /// How often those in flight were given up: what is left of them changes nothing any more.
     generation: u64,
     /// Whether a task is about to send what waits.
     dispatching: bool,
@@ -80,7 +81,7 @@ pub(super) struct Waiting {
     shared: Arc<Shared>,
     slot: usize,
     until: Until,
-    /// Whether the waker of the call under way is registered already.
+    /// Whether the first poll has nothing to do: as it entered, a moment ago in the same poll of its task, it registered.
     registered: bool,
     ended: bool,
 }
@@ -135,7 +136,8 @@ impl Queue {
     }
 
     /// What waits, once all who are ready to ask have done so; none if there is nothing, or another generation sends it.
-    pub(super) fn next(&self, generation: u64) -> Option<InFlight<'_>> {
+    /// And in which generation to send still more at the same time, if there is more.
+    pub(super) fn next(&self, generation: u64) -> Option<(InFlight<'_>, Option<u64>)> {
         let mut state = self.state();
         if state.generation != generation {
             return None;
@@ -146,6 +148,7 @@ impl Queue {
         let own = Arc::clone(&shared);
         let mut in_flight = own.waiters();
         state.in_flight.push(Arc::clone(&shared));
+        let more = state.dispatches();
         drop(state);
         let now = Instant::now();
         // Who is woken only now by its deadline isn't sent.
@@ -154,7 +157,7 @@ impl Queue {
         *in_flight = waiters;
         let _ = shared.sent.set(Sent::new(positions, &batch));
         drop(in_flight);
-        Some(InFlight { batch, last: last.unwrap_or(now), shared, queue: self })
+        Some((InFlight { batch, last: last.unwrap_or(now), shared, queue: self }, more))
     }
 
     /// Whether anybody waits to be sent, of this generation.
@@ -242,7 +245,8 @@ impl ToBegin {
         if self.watch {
             let mut ends = WatchEnds { local: Arc::downgrade(local), over: false };
             let earlier = Arc::clone(&local.queue.earlier);
-            tokio::spawn(async move { watch(&mut ends, &earlier).await });
+            // Whoever registers may be polled elsewhere.
+            local.runtime.spawn(async move { watch(&mut ends, &earlier).await });
         }
     }
 }
@@ -351,20 +355,23 @@ impl Waiting {
     fn register(&self, waker: &Waker) -> bool {
         let local = &self.shared.local;
         let queue = &local.queue;
-        let mut state = queue.state();
-        let begin = ToBegin { watch: queue.watches(&mut state, self.until.at), dispatch: None };
+        let (mut state, waker) = (queue.state(), waker.clone());
+        // Dropped once no lock is held: a waker may own its task.
+        let before;
         if let Some(at) = state.filling_of(&self.shared) {
-            state.filling[at].waiters[self.slot].waker = Some(waker.clone());
-            drop(state);
+            before = state.filling[at].waiters[self.slot].waker.replace(waker);
         } else {
             drop(state);
-            if let Some(waiter) = self.shared.waiters().get_mut(self.slot) {
-                waiter.waker = Some(waker.clone());
-            }
+            before = self.shared.waiters().get_mut(self.slot).and_then(|waiter| waiter.waker.replace(waker));
+            state = queue.state();
         }
+        // Only now: a watch that has just ended didn't see it.
+        let begin = ToBegin { watch: queue.watches(&mut state, self.until.at), dispatch: None };
+        drop(state);
+        drop(before);
         begin.begin_watch(local);
-        // It may have been answered meanwhile.
-        self.shared.answer(self.slot).is_none()
+        // It may have been answered meanwhile, or left out of what was sent, which nobody wakes it for.
+        self.shared.answer(self.slot).is_none() && Instant::now() < self.until.at
     }
 
     /// Is taken out of the batch if it isn't sent yet. How far it has come.
@@ -374,18 +381,20 @@ impl Waiting {
         if let Some(at) = state.filling_of(&self.shared) {
             let Filling { waiters, waiting, .. } = &mut state.filling[at];
             let waiter = &mut waiters[self.slot];
-            waiter.waker = None;
+            let waker = waiter.waker.take();
             *waiting -= usize::from(waiter.place.take().is_some());
             // While Redis pauses, others come and give up.
-            if *waiting == 0 {
-                state.filling.remove(at);
-            }
+            let forgotten = if *waiting == 0 { state.filling.remove(at) } else { None };
+            drop(state);
+            drop((waker, forgotten));
             return Stage::Unsent;
         }
         drop(state);
-        if let Some(waiter) = self.shared.waiters().get_mut(self.slot) {
-            (waiter.waker, waiter.place) = (None, None);
-        }
+        let waker = self.shared.waiters().get_mut(self.slot).and_then(|waiter| {
+            waiter.place = None;
+            waiter.waker.take()
+        });
+        drop(waker);
         self.shared.stage(self.slot)
     }
 }
@@ -438,5 +447,36 @@ impl Until {
 
     fn missed(self, sent: bool) -> Error {
         Error::deadline(self.deadline, sent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Redis;
+    use super::*;
+    use crate::algorithm::Algorithm;
+
+    /// Between two looks at whether there is an answer, its batch ends, of which nobody was sent.
+    #[tokio::test(start_paused = true)]
+    async fn whoever_registers_as_its_batch_ends_unsent_does_not_wait() {
+        let redis = Redis::open("redis://127.0.0.1:1/").unwrap();
+        let local = redis.local().unwrap();
+        let numbers: Arc<[u8]> = Arc::from([1]);
+        let (script, waker) = (Algorithm::Gcra.script(), futures_util::task::noop_waker());
+        let ask = |key: &str| {
+            let key = key.as_bytes().into();
+            Ask { script, numbers: &numbers, key, cost: 1, now_us: None, most_keys: 80, slot: None }
+        };
+        let alone = local.queue.enter(&local, &ask("a"), Until::after(Duration::from_secs(9)), &waker);
+        assert!(matches!(alone, Entered::Alone(0)));
+        let asks = [(ask("b"), Duration::from_millis(5))];
+        let (mut waiting, begin) = local.queue.enter_all(&local, asks.into_iter());
+        let waiting = waiting.pop().unwrap();
+        assert!(waiting.shared.answer(waiting.slot).is_none());
+        tokio::time::advance(Duration::from_millis(5)).await;
+        let (batch, _) = local.queue.next(begin.dispatch.unwrap()).unwrap();
+        assert_eq!(batch.batch.calls().count(), 0);
+        drop(batch);
+        assert!(!waiting.register(&waker));
     }
 }

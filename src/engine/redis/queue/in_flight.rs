@@ -99,7 +99,7 @@ impl Shared {
                 return Some(answer.as_ref().map_err(Error::clone).and_then(|records| records.reply(position)));
             }
         }
-        // Who wasn't sent since its deadline had passed is about to see that.
+        // Whoever was left out because its deadline had passed sees that by itself, and is told so.
         let left_out = self.latest().is_some_and(|sent| sent.positions[slot].is_none());
         self.failed.get().filter(|_| !left_out).map(|error| Err(error.clone()))
     }
