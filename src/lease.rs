@@ -201,15 +201,18 @@ impl Lease {
     /// later than it would have refilled them, it gives them twice: at most a share.
     pub async fn give_back(&self) -> Result<u64, Error> {
         let runtime = runtime::current()?;
-        let turn = self.shared.turn().await;
         let shared = Arc::clone(&self.shared);
-        // A task of its own holds the turn until the answer, even if the caller gives up.
+        // A task of its own waits for the turn, and holds it until the answer, even if the caller gives up.
         let returned = runtime.spawn(async move {
-            let _turn = turn;
+            let _turn = shared.turn().await;
             shared.return_unused().await
         });
-        // Of a runtime that ends nobody hears any more.
-        returned.await.unwrap_or(Ok(0))
+        let deadline = self.shared.request().deadline_or(self.shared.limiter.deadline);
+        match tokio::time::timeout(deadline, returned).await {
+            // Of a runtime that ends nobody hears any more.
+            Ok(returned) => returned.unwrap_or(Ok(0)),
+            Err(_) => Err(Error::deadline(deadline, true)),
+        }
     }
 }
 

@@ -73,7 +73,8 @@ impl Limiter {
         Ok(self)
     }
 
-    /// How long a decision may take, connecting included. Default: 500 ms.
+    /// How long a decision may take, connecting included. What is answered then is the rule's [policy](Rule::on_error);
+    /// [`Error::charged`] says whether the units may have been taken. Default: 500 ms.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;

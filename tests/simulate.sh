@@ -31,6 +31,7 @@ command -v cargo >/dev/null || fail 'expected cargo on the PATH: install Rust 1.
 
 export RUST_BACKTRACE=0 TOLLGATE_SIMULATE_SEEDS=$seeds TOLLGATE_SIMULATE_FROM=$from
 [ -z "$trace" ] || export TOLLGATE_SIMULATE_TRACE=1
+echo 'simulate: building, which takes some minutes the first time' >&2
 cargo test --quiet --features cli,tls --lib --no-run
 # What the harness adds isn't of interest, unless a test ended without a verdict.
 output=$(mktemp)
@@ -42,6 +43,11 @@ sed -i 's/^\.\.*//' "$output"
 if [ -n "$trace" ] || { [ "$result" -ne 0 ] && ! grep -aq '^seed ' "$output"; }; then
     cat "$output"
 else
-    grep -aE '^(seed |  .* ms, for |  BROKEN|  again|  \.\.\.|[0-9]+ calls)' "$output" || true
+    grep -aE '^(seed |  .* ms, for |  BROKEN|  again|  \.\.\.)' "$output" || true
+    # Each of the parts that run side by side has printed its sums.
+    grep -aE '^[0-9]+ calls' "$output" | awk -v seeds="$seeds" -v result="$result" '
+        { calls += $1; failed += $3; if ($9 + 0 >= slowest) { slowest = $9 + 0; by = $NF } }
+        END { printf "%d seeds %s: %d calls, %d of which met a fault; slowest recovery %d ms (seed %s\n",
+              seeds, result ? "BROKE (see above)" : "held", calls, failed, slowest, by }'
 fi
 exit "$result"

@@ -133,9 +133,10 @@ impl Redis {
         Ok(Self::new(Way::Sentinels(Box::new(Sentinels::new(watched)?)), address))
     }
 
-    /// The Redis that this pool connects to. One connection is taken out of it and kept for each runtime that asks, and one
-    /// more where that one falls silent. A runtime that isn't driven while it connects keeps its place in the pool, so the
-    /// pool should have room for one connection more than there are runtimes.
+    /// The Redis that this pool connects to; [`deadpool_redis`](crate::deadpool_redis) is tollgate's own, so that versions
+    /// can't differ. One connection is taken out of it and kept for each runtime that asks, and one more where that one falls
+    /// silent: without room for it, that Redis is away is known late. A runtime that isn't driven while it connects keeps its
+    /// place in the pool, so the pool should have room for one connection more than there are runtimes.
     ///
     /// Of a connection out of a pool it isn't known whether a call was written before it broke. So one that was idle for a
     /// second is asked by PING first, which costs a round trip, whether others have closed it meanwhile.
@@ -229,7 +230,7 @@ impl Redis {
     }
 
     /// Connections made so far: one for each runtime that asks, and one more for each time that one broke, was given up, or
-    /// was tried beside a silent one.
+    /// was tried beside a silent one. Attempts that came to nothing don't count.
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.shared.made.load(Ordering::Relaxed)

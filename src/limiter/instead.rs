@@ -53,11 +53,11 @@ impl Limiter {
     }
 }
 
-/// What no shard of the rule could ever admit, the share of it that is decided by here doesn't either.
+/// What the rule could never admit, the share of it that is decided by here doesn't either, whatever is rounded.
 #[cfg(feature = "embedded")]
 fn refused_or_not<'a>(rule: &Rule, request: &Request<'a>, mode: Mode) -> Request<'a> {
     let refused = mode != Mode::AtMost && !may_fit(rule, request, mode);
-    if refused { request.cost(request.units(rule).max(2 * EXACT)) } else { *request }
+    if refused { request.cost(request.units(rule).max(EXACT)) } else { *request }
 }
 
 /// Whether the rule could ever admit this.

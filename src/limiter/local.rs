@@ -12,8 +12,8 @@ use crate::request::Request;
 use crate::rule::{OnError, Rule};
 use crate::script::Mode;
 
-/// So that an outage that lasts costs some 43 MB (a sliding log more), however many ask meanwhile.
-const MOST_KEYS: usize = 250_000;
+/// However many ask while an outage lasts.
+const MOST_KEYS: usize = 100_000;
 
 impl Limiter {
     /// By the rule's share of one of so many processes.

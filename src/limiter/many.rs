@@ -24,6 +24,8 @@ enum Way {
     Together(Option<Box<Sighting>>),
     Alone,
     Refused(Error),
+    /// Its deadline had passed before it was prepared.
+    Late,
 }
 
 impl Limiter {
@@ -64,15 +66,21 @@ impl Limiter {
         let mut ways = Vec::with_capacity(requests.len());
         let mut steps = Vec::with_capacity(requests.len().div_ceil(STEP));
         for step in requests.chunks(STEP) {
+            if !steps.is_empty() {
+                // Those before are sent while these are prepared.
+                tokio::task::yield_now().await;
+            }
             let spent = began.elapsed();
             let asks = step.iter().filter_map(|request| {
+                if request.deadline_or(self.deadline) <= spent {
+                    ways.push(Way::Late);
+                    return None;
+                }
                 let (way, ask) = self.way(rule, request).unwrap_or_else(|error| (Way::Refused(error), None));
                 ways.push(way);
                 Some((ask?, request.deadline_or(self.deadline).saturating_sub(spent)))
             });
             steps.push(self.engine.acquire_all(asks));
-            // The first are sent while the others are prepared.
-            tokio::task::yield_now().await;
         }
         let alone = requests.iter().zip(&ways).filter(|(_, way)| matches!(way, Way::Alone));
         let alone = alone.map(|(request, _)| self.decide(rule, request, Mode::Acquire));
@@ -98,6 +106,7 @@ impl Limiter {
                     continue;
                 }
                 Way::Recalled(denial) => Ok(*denial),
+                Way::Late => Err(Error::deadline(request.deadline_or(self.deadline), false)),
                 Way::Refused(error) => {
                     decisions.push(Err(error));
                     continue;

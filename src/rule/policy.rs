@@ -29,8 +29,8 @@ pub enum OnError {
     /// deadline one at a time are decided here too, so a Redis that loses some of them for long may admit up to the rate
     /// beside the share's.
     ///
-    /// At most 250,000 keys are kept, in some 43 MB (more of a sliding log, which keeps each request): beyond that, keys
-    /// are forgotten, first those that would be as if never used soonest.
+    /// At most 100,000 keys are kept, in some 40 MB; more of a sliding log or of permits, which keep an entry for each.
+    /// Beyond that, keys are forgotten, first those that would be as if never used soonest.
     ///
     /// What is given back later goes to Redis, which did not take it, unless the request says
     /// [after which decision](crate::Request::after) it comes. Permits are released where they were taken.

@@ -454,7 +454,9 @@ impl Until {
 mod tests {
     use super::super::Redis;
     use super::*;
-    use crate::algorithm::Algorithm;
+    use crate::script::Script;
+
+    static SCRIPT: Script = Script::file("gcra", include_str!("../../../lua/gcra.lua"));
 
     /// Between two looks at whether there is an answer, its batch ends, of which nobody was sent.
     #[tokio::test(start_paused = true)]
@@ -462,7 +464,7 @@ mod tests {
         let redis = Redis::open("redis://127.0.0.1:1/").unwrap();
         let local = redis.local().unwrap();
         let numbers: Arc<[u8]> = Arc::from([1]);
-        let (script, waker) = (Algorithm::Gcra.script(), futures_util::task::noop_waker());
+        let (script, waker) = (&SCRIPT, futures_util::task::noop_waker());
         let ask = |key: &str| {
             let key = key.as_bytes().into();
             Ask { script, numbers: &numbers, key, cost: 1, now_us: None, most_keys: 80, slot: None }

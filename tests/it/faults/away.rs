@@ -192,6 +192,22 @@ async fn whoever_would_wait_too_long_here_is_denied_and_charged_nothing() {
     .await;
 }
 
+/// As Redis would have denied it, whatever the share rounds to.
+#[tokio::test]
+async fn what_the_rule_could_never_admit_is_denied_here_for_ever() {
+    let limiter = limiter(&nobody());
+    for processes in [1, 2, 3] {
+        let rule = rule("gcra 100/1d", OnError::Local { processes: NonZeroU32::new(processes).expect("some") });
+        for request in [Request::new("key").cost(101), Request::new("key").cost(101).id("call")] {
+            let denied = in_time(limiter.acquire(&rule, request)).await.expect("decided here");
+            assert_eq!(
+                (denied.allowed, denied.by, denied.retry_after),
+                (false, By::Local, tollgate::RetryAfter::Never)
+            );
+        }
+    }
+}
+
 #[tokio::test]
 async fn many_at_hand_are_one_call_to_the_breaker() {
     let redis = redis(&nobody());

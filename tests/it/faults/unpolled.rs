@@ -1,5 +1,5 @@
-//! Callers whose futures are neither polled any more nor dropped, as the other arm of a `select!` may leave one: they hold
-//! up nobody else.
+//! Callers whose futures are polled otherwise than by their own waking. Some aren't polled any more, nor dropped, as the
+//! other arm of a `select!` may leave one: they hold up nobody else. Some are polled all the time.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -45,6 +45,31 @@ async fn a_look_that_is_not_polled_keeps_nobody_from_looking() {
     assert_eq!(redis.breaker(), Breaker::Probing);
     answered_again(&limiter, &rule, "key").await;
     drop(look);
+}
+
+/// Whoever looks just as its batch ends sees its answer, and not that the batch is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_who_looks_all_the_time_gets_its_answer() {
+    let server = Server::start();
+    let limiter = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
+    let rule = rule("gcra 1000000/1d", OnError::Closed);
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..24 {
+        let (limiter, rule) = (limiter.clone(), rule.clone());
+        callers.spawn(async move {
+            for _ in 0..1000 {
+                let mut call = pin!(limiter.acquire(&rule, "key"));
+                let answer = loop {
+                    tokio::select! {
+                        answer = &mut call => break answer,
+                        () = tokio::task::yield_now() => {}
+                    }
+                };
+                assert!(answer.expect("nothing is broken").allowed);
+            }
+        });
+    }
+    callers.join_all().await;
 }
 
 struct Unparks(Thread);

@@ -94,6 +94,8 @@ impl Shared {
     }
 
     pub(super) fn answer(&self, slot: usize) -> Option<Result<Reply, Error>> {
+        // Looked at first: once it is set, whatever was answered is there.
+        let failed = self.failed.get();
         for (call, position) in self.sent().filter_map(|sent| sent.call_of(slot)) {
             if let Some(answer) = call.answer.get() {
                 return Some(answer.as_ref().map_err(Error::clone).and_then(|records| records.reply(position)));
@@ -101,7 +103,7 @@ impl Shared {
         }
         // Whoever was left out because its deadline had passed sees that by itself, and is told so.
         let left_out = self.latest().is_some_and(|sent| sent.positions[slot].is_none());
-        self.failed.get().filter(|_| !left_out).map(|error| Err(error.clone()))
+        failed.filter(|_| !left_out).map(|error| Err(error.clone()))
     }
 
     /// How far whoever isn't answered has come.
