@@ -136,10 +136,10 @@ async fn the_smallest_user_of_a_cluster_is_as_documented() {
     let servers = ClusterServers::of_primaries();
     let more = more("+cluster\\|slots");
     let more: Vec<_> = more.iter().map(|right| right.replace('\\', "")).collect();
-    let url = servers.url().replace("://", "://limiter:hunter2@");
+    let url = servers.url().replace("://", "://limiter:sesame@");
     let allow = |rights: &[&str]| {
         for node in servers.nodes() {
-            let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">hunter2"];
+            let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">sesame"];
             ordered(node, &[&user[..], &least(), rights].concat());
         }
     };
@@ -232,10 +232,10 @@ async fn who_waits_isnt_charged_again_for_what_no_replica_confirmed() {
 fn the_doctor_needs_no_more_of_a_cluster_than_its_smallest_user_may() {
     let servers = ClusterServers::of_primaries();
     for node in servers.nodes() {
-        let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">hunter2"];
+        let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">sesame"];
         ordered(node, &[&user[..], &least(), &["+cluster|slots", "+cluster|info", "+asking"]].concat());
     }
-    let output = tollgate(&["doctor", "--url", &servers.url().replace("://", "://limiter:hunter2@")]);
+    let output = tollgate(&["doctor", "--url", &servers.url().replace("://", "://limiter:sesame@")]);
     assert!(code(&output) < 2, "{}{}", stdout(&output), stderr(&output));
     servers.node(0).signal("-STOP");
     let output = tollgate(&["doctor", "--url", &servers.url(), "--deadline", "300ms"]);

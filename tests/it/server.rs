@@ -110,10 +110,10 @@ impl Server {
     /// Makes a user, and the address to be that user by.
     pub(crate) fn user(&self, name: &str, rights: &str) -> String {
         let mut command = cmd("ACL");
-        command.arg("SETUSER").arg(name).arg("reset").arg("on").arg(">hunter2");
+        command.arg("SETUSER").arg(name).arg("reset").arg("on").arg(">sesame");
         command.arg(rights.split_whitespace().collect::<Vec<_>>());
         command.exec(&mut self.connection()).expect("a user");
-        self.tcp_url().replace("redis://", &format!("redis://{name}:hunter2@"))
+        self.tcp_url().replace("redis://", &format!("redis://{name}:sesame@"))
     }
 
     pub(crate) fn forget_commands(&self) {

@@ -141,7 +141,7 @@ async fn nodes_of_a_cluster_want_a_user_and_a_password() {
     let tls = authority.trusted_by(&authority);
     for protocol in ["", "?protocol=resp3"] {
         let limiter = |user: &str| on(&(cluster.url().replace("://", &format!("://{user}")) + protocol), &tls);
-        let right = limiter("limiter:secret@");
+        let right = limiter("limiter:sesame@");
         for key in (0..3).flat_map(|node| cluster.keys_of(node, 1)) {
             assert_eq!(remaining(&right, &key).await, if protocol.is_empty() { 4 } else { 3 });
         }
