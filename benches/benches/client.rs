@@ -14,9 +14,9 @@ use tollgate::{Algorithm, Limiter, Redis, Rule};
 use tollgate_benches::{arguments, peers, rule};
 
 const KEYS: usize = 1024;
-/// A packed decision: allowed, limit, remaining, retry_after_us, reset_after_us.
 /// Of one call of a script.
 const MOST_KEYS: usize = 80;
+/// A packed decision: allowed, limit, remaining, retry_after_us, reset_after_us.
 const ALLOWED: [f64; 5] = [1.0, 1_000_000.0, 999_999.0, 0.0, 1.0];
 
 fn decisions(criterion: &mut Criterion) {
