@@ -66,6 +66,8 @@ mod limiter;
 mod random;
 mod request;
 mod rule;
+#[cfg(feature = "rules")]
+pub mod rules;
 mod runtime;
 mod script;
 #[cfg(all(test, feature = "embedded"))]

@@ -1,6 +1,8 @@
 //! One call: rule + key + cost -> decision.
 
 mod asking;
+#[cfg(feature = "rules")]
+mod by_rules;
 mod instead;
 #[cfg(feature = "embedded")]
 mod local;

@@ -14,6 +14,10 @@ use crate::key;
 use crate::limit::Limit;
 
 pub use policy::OnError;
+#[cfg(feature = "rules")]
+pub use serialized::Policy;
+#[cfg(feature = "rules")]
+pub(crate) use serialized::{LineOr, LineOrTable};
 
 /// A named limit, or several: then either each is charged, or none. The name keeps its keys in Redis apart from those of
 /// other rules, so a rule decides nothing until it has one.
@@ -279,7 +283,7 @@ impl Rule {
 
     /// Makes the first limit count this part of the request.
     #[cfg(feature = "serde")]
-    fn by(mut self, part: &str) -> Result<Self, RuleError> {
+    pub(crate) fn by(mut self, part: &str) -> Result<Self, RuleError> {
         let first = self.counts.remove(0);
         self.and_by(part, first.limit)
     }

@@ -10,7 +10,7 @@ use crate::error::RuleError;
 
 /// A period in microseconds, printed with one unit, the largest that is exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Period(pub(super) u64);
+pub(crate) struct Period(pub(crate) u64);
 
 const UNITS: [(&str, u64); 6] =
     [("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1)];

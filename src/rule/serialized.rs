@@ -34,12 +34,33 @@ struct Table {
     processes: Option<NonZeroU32>,
 }
 
-#[derive(Serialize, Deserialize)]
+/// Who answers where Redis is away, as it is written; see [`OnError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Policy {
+#[non_exhaustive]
+pub enum Policy {
+    /// The error.
     Closed,
+    /// Allowed.
     Open,
+    /// The engine in this process, by its share: beside it stands how many `processes` there are.
     Local,
+}
+
+impl Policy {
+    /// The policy, or what was expected.
+    pub(crate) fn of(policy: Option<Self>, processes: Option<NonZeroU32>) -> Result<Option<OnError>, String> {
+        match (policy, processes) {
+            (None, None) => Ok(None),
+            (Some(Self::Closed), None) => Ok(Some(OnError::Closed)),
+            (Some(Self::Open), None) => Ok(Some(OnError::Open)),
+            (Some(Self::Local), Some(processes)) => Ok(Some(OnError::Local { processes })),
+            (Some(Self::Local), None) => {
+                Err("processes beside on_error = \"local\", which shares the rule among so many, got none".into())
+            }
+            (_, Some(processes)) => Err(format!("on_error = \"local\" beside processes = {processes}")),
+        }
+    }
 }
 
 fn one() -> u64 {
@@ -89,8 +110,8 @@ impl<'de> Deserialize<'de> for Rule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let form: LineOr<Table> = LineOr::new("a limit's line, or a table of name, limits and tag");
         match deserializer.deserialize_any(form)? {
-            Form::Line(line) => line.parse(),
-            Form::Table(table) => table.rule(),
+            LineOrTable::Line(line) => line.parse(),
+            LineOrTable::Table(table) => table.rule(),
         }
         .map_err(D::Error::custom)
     }
@@ -102,17 +123,9 @@ impl Table {
         let error = |expected: &str| Err(RuleError::new(format!("{subject}: expected {expected}")));
         let mut limits = self.limits.into_iter().map(Entry::limit);
         let Some(first) = limits.next() else { return error("at least one limit, got none") };
-        let on_error = match (self.on_error, self.processes) {
-            (None, None) => None,
-            (Some(Policy::Closed), None) => Some(OnError::Closed),
-            (Some(Policy::Open), None) => Some(OnError::Open),
-            (Some(Policy::Local), Some(processes)) => Some(OnError::Local { processes }),
-            (Some(Policy::Local), None) => {
-                return error("processes beside on_error = \"local\", which shares the rule among so many, got none");
-            }
-            (_, Some(processes)) => {
-                return error(&format!("on_error = \"local\" beside processes = {processes}"));
-            }
+        let on_error = match Policy::of(self.on_error, self.processes) {
+            Ok(on_error) => on_error,
+            Err(expected) => return error(&expected),
         };
         let (limit, by) = first?;
         let mut rule = Rule::unnamed(limit);
@@ -189,41 +202,41 @@ impl<'de> Deserialize<'de> for Entry {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let form: LineOr<EntryTable> = LineOr::new("a limit's line, or a table of name, limit and key");
         Ok(match deserializer.deserialize_any(form)? {
-            Form::Line(line) => Self::Line(line),
-            Form::Table(table) => Self::Table(table),
+            LineOrTable::Line(line) => Self::Line(line),
+            LineOrTable::Table(table) => Self::Table(table),
         })
     }
 }
 
-enum Form<T> {
+pub(crate) enum LineOrTable<T> {
     Line(String),
     Table(T),
 }
 
 /// Reads a line or a table; each form tells its own mistakes.
-struct LineOr<T> {
+pub(crate) struct LineOr<T> {
     expected: &'static str,
     table: PhantomData<T>,
 }
 
 impl<T> LineOr<T> {
-    fn new(expected: &'static str) -> Self {
+    pub(crate) fn new(expected: &'static str) -> Self {
         Self { expected, table: PhantomData }
     }
 }
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for LineOr<T> {
-    type Value = Form<T>;
+    type Value = LineOrTable<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.expected)
     }
 
-    fn visit_str<E: Error>(self, line: &str) -> Result<Form<T>, E> {
-        Ok(Form::Line(line.to_owned()))
+    fn visit_str<E: Error>(self, line: &str) -> Result<LineOrTable<T>, E> {
+        Ok(LineOrTable::Line(line.to_owned()))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Form<T>, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(map)).map(Form::Table)
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<LineOrTable<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(LineOrTable::Table)
     }
 }

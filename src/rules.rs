@@ -1,0 +1,373 @@
+//! Which limit applies to a request: rules with conditions and priorities, out of a file or made in code.
+//!
+//! ```
+//! # #[cfg(feature = "embedded")]
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use tollgate::rules::{Attributes, RuleSet};
+//! use tollgate::{Embedded, Limiter};
+//!
+//! let rules: RuleSet = r#"
+//!     [[rule]]
+//!     name = "office"
+//!     match = { ip = "10.0.0.0/8" }
+//!     action = "allow"
+//!
+//!     [[rule]]
+//!     name = "uploads"
+//!     match = { path = "/api/*/files/*", method = "POST" }
+//!     key = "user"
+//!     limits = ["gcra 10/1s", "fixed-window 1000/1d"]
+//! "#
+//! .parse()?;
+//!
+//! let limiter = Limiter::new(Embedded::new());
+//! let request = Attributes::new().user("42").method("POST").path("/api/v1/files/7");
+//! let verdict = limiter.acquire_by(&rules, &request).await?;
+//! assert!(verdict.allowed);
+//! assert_eq!(verdict.rule.as_deref(), Some("uploads"));
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "embedded"))]
+//! # fn main() {}
+//! ```
+//!
+//! The [guide](crate::guide#rules-in-a-file) has the whole format.
+
+mod attributes;
+mod compiled;
+mod condition;
+mod definition;
+mod error;
+mod file;
+mod index;
+mod path;
+mod reload;
+mod verdict;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use smallvec::SmallVec;
+
+use crate::error::Error;
+use crate::request::{OwnedRequest, Request};
+use crate::rule::Rule;
+
+use compiled::{Compiled, Does, Throttled};
+use error::Place;
+use index::{Index, Sought};
+
+pub use crate::rule::Policy;
+pub use attributes::Attributes;
+pub use compiled::Response;
+pub use definition::{Action, Cost, Defaults, Definition, LimitDefinition, Missing, OneOrMore};
+pub use error::{Fault, RuleSetError};
+pub use reload::WatchedRules;
+pub use verdict::{Reason, ShadowVerdict, Verdict};
+
+/// How many faults are worth reading at once.
+const MOST_FAULTS: usize = 100;
+
+/// Rules, of which at most one applies to a request: of those whose conditions hold, the one of the highest priority, and of
+/// those alike the first.
+///
+/// Immutable and cheap to clone. Finding the rule of a request costs no round trip, and well under a microsecond also among
+/// thousands, as long as not too many share all that could tell them apart.
+#[derive(Clone, Debug)]
+pub struct RuleSet {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// As they were written, defaults and variables filled in.
+    definitions: Vec<Definition>,
+    ignores_case: bool,
+    /// In the order in which they apply.
+    rules: Vec<Compiled>,
+    index: Index,
+}
+
+/// Which rule applies to a request, and what that means.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Applies<'s> {
+    /// The rule's name; none where no rule applies.
+    pub rule: Option<&'s str>,
+    /// What becomes of the request.
+    pub effect: Effect<'s>,
+    /// How to answer if it is denied.
+    pub response: Option<&'s Response>,
+    rule_name: Option<&'s Arc<str>>,
+}
+
+/// What becomes of a request by the rule that applies to it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Effect<'s> {
+    /// Allowed, and nothing is counted: no rule applies, or one that allows.
+    Allow,
+    /// Denied: by a rule that blocks, or a key that it blocks.
+    Block,
+    /// Denied: the rule counts by this attribute, which the request doesn't have.
+    Missing(&'s str),
+    /// As these limits decide.
+    Limit(Charge<'s>),
+}
+
+/// What a request is charged by the limits of its rule: for [`Limiter::acquire`](crate::Limiter::acquire) or any other call.
+#[derive(Debug)]
+pub struct Charge<'s> {
+    rule: &'s Rule,
+    request: OwnedRequest,
+}
+
+/// A rule that was passed over, and why: what it expected, and what the request has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PassedOver {
+    /// The rule's name.
+    pub rule: Arc<str>,
+    /// Why it doesn't apply.
+    pub why: String,
+}
+
+impl RuleSet {
+    /// A set of these rules.
+    ///
+    /// # Errors
+    ///
+    /// Bad fields, names that stand twice, and rules that can never apply.
+    pub fn new(definitions: impl IntoIterator<Item = Definition>) -> Result<Self, RuleSetError> {
+        Self::compiled(definitions.into_iter().collect(), false, &|_, _| None)
+    }
+
+    /// The set in a file, with what the file includes.
+    ///
+    /// # Errors
+    ///
+    /// A file that can't be read or has no rules; all that is wrong in it, with the lines.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self, RuleSetError> {
+        file::read(path.as_ref())
+    }
+
+    /// How many rules there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shared.rules.len()
+    }
+
+    /// Whether there are none, so that every request is allowed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.shared.rules.is_empty()
+    }
+
+    /// The rules as they were written, with defaults and variables filled in, in the order in which they were.
+    #[must_use]
+    pub fn definitions(&self) -> &[Definition] {
+        &self.shared.definitions
+    }
+
+    /// The limits of the rule of this name, if it has any.
+    #[must_use]
+    pub fn rule(&self, name: &str) -> Option<&Rule> {
+        let rule = self.shared.rules.iter().find(|rule| *rule.name == *name)?;
+        match &rule.does {
+            Does::Throttle(throttle) => Some(&throttle.rule),
+            _ => None,
+        }
+    }
+
+    /// Which rule applies to a request.
+    ///
+    /// # Errors
+    ///
+    /// What the request takes, as an attribute says, is no whole number.
+    pub fn applies(&self, request: &Attributes<'_>) -> Result<Applies<'_>, Error> {
+        self.found(request).map(|(applies, _)| applies)
+    }
+
+    /// The same, and what the shadow rules before it would have done.
+    pub(crate) fn found(&self, request: &Attributes<'_>) -> Result<(Applies<'_>, Vec<Applies<'_>>), Error> {
+        let request =
+            if self.shared.ignores_case { request.in_lower_case() } else { std::borrow::Cow::Borrowed(request) };
+        let (place, shadows) = self.shared.find(&request);
+        let effect = |place: u32| self.shared.rules[place as usize].effect(&request);
+        let applies = place.map_or(Ok(Applies::none()), effect)?;
+        // What a shadow rule can't make sense of is no reason to deny a request.
+        let shadows = shadows.into_iter().filter_map(|place| effect(place).ok()).collect();
+        Ok((applies, shadows))
+    }
+
+    /// The rules that come before the one that applies, and why each doesn't; all of them where none applies.
+    #[must_use]
+    pub fn passed_over(&self, request: &Attributes<'_>) -> Vec<PassedOver> {
+        let request =
+            if self.shared.ignores_case { request.in_lower_case() } else { std::borrow::Cow::Borrowed(request) };
+        let (place, _) = self.shared.find(&request);
+        let before = place.map_or(self.len(), |place| place as usize);
+        let rules = self.shared.rules[..before].iter();
+        rules
+            .map(|rule| {
+                let shadow = || "a shadow rule: it is decided and reported, and lets through".to_owned();
+                PassedOver { rule: Arc::clone(&rule.name), why: rule.passes_over(&request).unwrap_or_else(shadow) }
+            })
+            .collect()
+    }
+
+    /// A set of these rules; `locate` says where each rule's field stands.
+    fn compiled(
+        definitions: Vec<Definition>,
+        ignores_case: bool,
+        locate: &dyn Fn(usize, &Place) -> Option<file::Located>,
+    ) -> Result<Self, RuleSetError> {
+        let mut faults = Vec::new();
+        let mut fault = |at: usize, (place, why): (Place, String)| {
+            let name = &definitions[at].name;
+            let message = if why.starts_with(&format!("rule {name}: ")) { why } else { format!("rule {name}: {why}") };
+            let fault = Fault::new(message);
+            faults.push(match locate(at, &place) {
+                Some(located) => fault.in_file(&located.file, located.at),
+                None => fault,
+            });
+        };
+        let mut names = HashMap::new();
+        let mut rules: Vec<(usize, Compiled)> = Vec::with_capacity(definitions.len());
+        for (at, definition) in definitions.iter().enumerate() {
+            if names.insert(definition.name.as_str(), at).is_some() {
+                let why = format!("name: expected a name of its own, got {:?} again", definition.name);
+                fault(at, (Place::field("name"), why));
+            }
+            match Compiled::new(definition, ignores_case) {
+                Ok(rule) => rules.push((at, rule)),
+                Err(wrong) => fault(at, wrong),
+            }
+        }
+        // Stable: of those alike, the first.
+        rules.sort_by_key(|(at, _)| std::cmp::Reverse(definitions[*at].priority));
+        let (places, rules): (Vec<_>, Vec<_>) = rules.into_iter().unzip();
+        let index = Index::new(rules.iter().map(|rule| rule.conditions.as_slice()));
+        let shared = Shared { definitions: Vec::new(), ignores_case, rules, index };
+        for (place, at) in places.iter().enumerate() {
+            if let Some(before) = shared.hidden_by(place) {
+                let why = format!("expected to apply to some request, got none that {before} leaves to it");
+                fault(*at, (Place::field("name"), why));
+            }
+        }
+        if faults.is_empty() {
+            return Ok(Self { shared: Arc::new(Shared { definitions, ..shared }) });
+        }
+        faults.truncate(MOST_FAULTS);
+        Err(RuleSetError::new(faults))
+    }
+}
+
+impl Shared {
+    /// The rule that applies, by its place, and the shadow rules before it.
+    fn find(&self, request: &Attributes<'_>) -> (Option<u32>, SmallVec<[u32; 4]>) {
+        let mut found = None;
+        let mut shadows: SmallVec<[u32; 4]> = SmallVec::new();
+        for list in self.index.lists(&Sought::of_request(request)) {
+            for &place in list {
+                if found.is_some_and(|found| place >= found) {
+                    break;
+                }
+                let rule = &self.rules[place as usize];
+                if !rule.applies(request) {
+                    continue;
+                }
+                if rule.shadow {
+                    shadows.push(place);
+                } else {
+                    found = Some(place);
+                    break;
+                }
+            }
+        }
+        shadows.retain(|place| found.is_none_or(|found| *place < found));
+        shadows.sort_unstable();
+        shadows.dedup();
+        (found, shadows)
+    }
+
+    /// The name of a rule before this one that leaves it nothing to apply to.
+    fn hidden_by(&self, place: usize) -> Option<&str> {
+        let rule = &self.rules[place];
+        let candidates = self.index.lists(&Sought::of_rule(&rule.conditions));
+        let mut before: Vec<_> =
+            candidates.into_iter().flatten().copied().filter(|other| (*other as usize) < place).collect();
+        before.sort_unstable();
+        let hides = |other: &&u32| rule.is_hidden_by(&self.rules[**other as usize]);
+        before.iter().find(hides).map(|other| &*self.rules[*other as usize].name)
+    }
+}
+
+impl Compiled {
+    fn effect(&self, request: &Attributes<'_>) -> Result<Applies<'_>, Error> {
+        let effect = match &self.does {
+            Does::Allow => Effect::Allow,
+            Does::Block => Effect::Block,
+            Does::Throttle(throttle) => match throttle.throttled(request)? {
+                Throttled::Allow => Effect::Allow,
+                Throttled::Block => Effect::Block,
+                Throttled::Missing(attribute) => Effect::Missing(attribute),
+                Throttled::Charge { rule, request } => Effect::Limit(Charge { rule, request }),
+            },
+        };
+        Ok(Applies { rule: Some(&self.name), effect, response: Some(&self.response), rule_name: Some(&self.name) })
+    }
+}
+
+impl Applies<'_> {
+    /// The rule's name, to be kept.
+    pub(crate) fn name(&self) -> Option<&Arc<str>> {
+        self.rule_name
+    }
+
+    fn none() -> Self {
+        Self { rule: None, effect: Effect::Allow, response: None, rule_name: None }
+    }
+}
+
+impl<'s> Charge<'s> {
+    /// The limits.
+    #[must_use]
+    pub fn rule(&self) -> &'s Rule {
+        self.rule
+    }
+
+    /// Whom they count, and what it takes. Other terms, such as an id, can be added.
+    #[must_use]
+    pub fn request(&self) -> Request<'_> {
+        Request::from(&self.request)
+    }
+}
+
+impl FromStr for RuleSet {
+    type Err = RuleSetError;
+
+    /// The text of a file, which may include others from the working directory.
+    fn from_str(text: &str) -> Result<Self, RuleSetError> {
+        file::parse(text)
+    }
+}
+
+impl Serialize for RuleSet {
+    /// As a file has it, with defaults and variables filled in.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (rules, ignore_case) = (self.shared.definitions.clone(), self.shared.ignores_case);
+        definition::Document { rules, ignore_case, ..Default::default() }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for RuleSet {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let document = definition::Document::deserialize(deserializer)?;
+        file::of_document(document).map_err(serde::de::Error::custom)
+    }
+}

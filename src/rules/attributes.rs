@@ -1,0 +1,169 @@
+//! What a request has that rules can match and count: brought into one spelling once, so that no other spelling of the same
+//! request walks around a rule.
+
+use std::borrow::Cow;
+use std::net::{IpAddr, Ipv6Addr};
+
+use ipnet::Ipv6Net;
+use smallvec::SmallVec;
+
+use super::path;
+use crate::error::{Error, Kind};
+
+/// The name of an attribute: one of the six that tollgate knows, or the user's own.
+pub(super) const IP: &str = "ip";
+pub(super) const PATH: &str = "path";
+pub(super) const METHOD: &str = "method";
+
+/// What is known of one request, for a [`RuleSet`](super::RuleSet) to find its rule by.
+///
+/// ```
+/// use std::net::IpAddr;
+/// use tollgate::rules::Attributes;
+///
+/// let address = IpAddr::from([192, 0, 2, 1]);
+/// let request = Attributes::new().user("42").ip(address).method("GET").path("/api/v1/items").set("org", "acme");
+/// ```
+///
+/// Paths are compared as a server would understand them: without the query, percent-encoded characters decoded once (a
+/// slash too), double slashes, dot segments and a trailing slash gone. Methods are upper case, and IPv6 addresses that
+/// stand for an IPv4 address are that one. An attribute that is empty counts as one that isn't there.
+#[derive(Clone, Debug, Default)]
+pub struct Attributes<'a> {
+    pub(super) ip: Option<IpAddr>,
+    pub(super) path: Option<Cow<'a, str>>,
+    pub(super) method: Option<Cow<'a, str>>,
+    others: SmallVec<[(&'a str, &'a [u8]); 6]>,
+}
+
+impl<'a> Attributes<'a> {
+    /// None yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whose request it is.
+    #[must_use]
+    pub fn user(self, user: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
+        self.set("user", user)
+    }
+
+    /// The API key that it came with, or better its id, since it stands in Redis as it is unless keys are
+    /// [hashed](crate::Limiter::key_secret).
+    #[must_use]
+    pub fn api_key(self, key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
+        self.set("api_key", key)
+    }
+
+    /// What the user pays for, such as `free`.
+    #[must_use]
+    pub fn tier(self, tier: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
+        self.set("tier", tier)
+    }
+
+    /// The client's address: of the connection, or from a header that a proxy of your own has written. One that the client
+    /// may write, such as `X-Forwarded-For`, lets it choose whom it counts as.
+    #[must_use]
+    pub fn ip(mut self, address: IpAddr) -> Self {
+        self.ip = Some(address.to_canonical());
+        self
+    }
+
+    /// The path of its URL, or the whole request target, as the client has sent it.
+    #[must_use]
+    pub fn path(mut self, target: &'a str) -> Self {
+        self.path = (!target.is_empty()).then(|| path::normalised(target));
+        self
+    }
+
+    /// The HTTP method.
+    #[must_use]
+    pub fn method(mut self, method: &'a str) -> Self {
+        self.method = (!method.is_empty()).then(|| upper_case(method));
+        self
+    }
+
+    /// An attribute of your own. Once `path` or `method` is set by this, it is one that was given by its own method; an
+    /// `ip` that can't be read counts as none: [`try_set`](Self::try_set) says so.
+    #[must_use]
+    pub fn set(mut self, name: &'a str, value: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
+        match name {
+            IP | PATH | METHOD => self.try_set(name, value).unwrap_or_default(),
+            _ => {
+                self.others.retain(|(other, _)| *other != name);
+                self.others.push((name, value.as_ref()));
+                self
+            }
+        }
+    }
+
+    /// The same, of names that aren't known beforehand.
+    ///
+    /// # Errors
+    ///
+    /// An `ip` that is no address, or a `path` or `method` that isn't UTF-8.
+    pub fn try_set(self, name: &'a str, value: &'a (impl AsRef<[u8]> + ?Sized)) -> Result<Self, Error> {
+        let bytes = value.as_ref();
+        let bad = |expected| {
+            let got = String::from_utf8_lossy(bytes);
+            Error::new(Kind::Input, format!("{name}: expected {expected}, got {got:?}"))
+        };
+        let text = || std::str::from_utf8(bytes);
+        match name {
+            IP => {
+                let address = text().ok().and_then(|text| text.parse().ok());
+                Ok(self.ip(address.ok_or_else(|| bad("an address such as 192.0.2.1 or 2001:db8::1"))?))
+            }
+            PATH => Ok(self.path(text().map_err(|_| bad("UTF-8"))?)),
+            METHOD => Ok(self.method(text().map_err(|_| bad("UTF-8"))?)),
+            _ => Ok(self.set(name, bytes)),
+        }
+    }
+
+    /// The bytes of an attribute that isn't an address, a path or a method.
+    pub(super) fn other(&self, name: &str) -> Option<&'a [u8]> {
+        let found = self.others.iter().find(|(other, _)| *other == name);
+        found.map(|(_, value)| *value).filter(|value| !value.is_empty())
+    }
+
+    /// What counts this request by an attribute: its text, an IPv6 address by its network of this length.
+    pub(super) fn counted(&self, name: &str, ipv6_prefix: u8) -> Option<Cow<'_, [u8]>> {
+        match name {
+            IP => self.ip.map(|address| Cow::Owned(network(address, ipv6_prefix).into_bytes())),
+            PATH => self.path.as_deref().map(|path| Cow::Borrowed(path.as_bytes())),
+            METHOD => self.method.as_deref().map(|method| Cow::Borrowed(method.as_bytes())),
+            _ => self.other(name).map(Cow::Borrowed),
+        }
+    }
+
+    /// With its path in lower case.
+    pub(super) fn in_lower_case(&self) -> Cow<'_, Self> {
+        match &self.path {
+            Some(path) if path.bytes().any(|byte| byte.is_ascii_uppercase()) => {
+                Cow::Owned(Self { path: Some(Cow::Owned(path.to_ascii_lowercase())), ..self.clone() })
+            }
+            _ => Cow::Borrowed(self),
+        }
+    }
+}
+
+pub(super) fn upper_case(method: &str) -> Cow<'_, str> {
+    if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
+        Cow::Owned(method.to_ascii_uppercase())
+    } else {
+        Cow::Borrowed(method)
+    }
+}
+
+/// An IPv4 address, or the network of an IPv6 address: whoever has one IPv6 address mostly has 2^64.
+fn network(address: IpAddr, ipv6_prefix: u8) -> String {
+    match address {
+        IpAddr::V4(address) => address.to_string(),
+        IpAddr::V6(address) if ipv6_prefix >= 128 => address.to_string(),
+        IpAddr::V6(address) => {
+            let network = Ipv6Net::new(address, ipv6_prefix).map_or(Ipv6Addr::UNSPECIFIED, |net| net.network());
+            format!("{network}/{ipv6_prefix}")
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! A set of rules as it is written: in a file, in JSON, or in code.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroU32;
+
+use serde::de::{self, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::rule::{Change, LineOr, LineOrTable, Policy};
+
+/// A whole file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Document {
+    /// Files with more rules, relative to this one; a final `*.toml` is each such file of a directory.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) include: Vec<String>,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) ignore_case: bool,
+    /// Limits by name, which rules write as `$name`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) variables: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) defaults: Defaults,
+    #[serde(rename = "rule", skip_serializing_if = "Vec::is_empty")]
+    pub(super) rules: Vec<Definition>,
+}
+
+/// What a rule says that doesn't say otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "as of a definition, which documents each")]
+pub struct Defaults {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub missing: Option<Missing>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ipv6_prefix: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_for: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_error: Option<Policy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processes: Option<NonZeroU32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_change: Option<Change>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overage: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hash_keys: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after: Option<String>,
+}
+
+/// One rule of a set as it is written, field by field as in a [file](crate::guide#rules-in-a-file). It is checked when a
+/// [`RuleSet`](super::RuleSet) is built of it.
+///
+/// ```
+/// use tollgate::rules::{Definition, RuleSet};
+///
+/// let mut free = Definition::new("free");
+/// free.conditions.insert("tier".into(), ["free"].into());
+/// free.key = ["user"].into();
+/// free.limits = vec!["token-bucket 1000/1h burst 20".into()];
+/// let rules = RuleSet::new([free])?;
+/// # Ok::<(), tollgate::rules::RuleSetError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Definition {
+    /// Of 1 to 64 letters, digits, `-`, `_` or `.`; no two of a set alike. Its keys in Redis end with it.
+    pub name: String,
+    /// Higher ones first; of those alike, the one that is written first. Default: 0.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub priority: i64,
+    /// What a request must have: all of these attributes, each with one of these values. `match` in a file.
+    #[serde(default, rename = "match", skip_serializing_if = "BTreeMap::is_empty")]
+    pub conditions: BTreeMap<String, OneOrMore>,
+    /// What it counts by: attributes, or `global` alone.
+    #[serde(default, skip_serializing_if = "OneOrMore::is_empty")]
+    pub key: OneOrMore,
+    /// What it admits: all of them, or nothing is charged.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<LimitDefinition>,
+    /// The attribute that all its keys share as hash tag. Needed where limits count by different attributes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    /// What a request takes: so many units, or what an attribute of it says. Default: 1.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub cost: Cost,
+    /// What becomes of a request that it applies to. Default: throttle.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub action: Action,
+    /// Decides and reports, and then the next rule that matches applies. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<bool>,
+    /// What becomes of a request without an attribute that it counts by. Default: it is denied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<Missing>,
+    /// By which network IPv6 addresses count, in bits, 1 to 128. Default: 64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6_prefix: Option<u8>,
+    /// How long a key is blocked that was denied, such as `15m`. Default: not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_for: Option<String>,
+    /// Other limits for single keys, such as `user:42`; `block` and `allow` are values too.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub overrides: BTreeMap<String, String>,
+    /// Keys that are denied, such as `user:42`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub block: Vec<String>,
+    /// Keys that are allowed, whatever they take.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allow: Vec<String>,
+    /// Who answers where Redis is away. Default: as the limiter says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_error: Option<Policy>,
+    /// How many processes share a rule whose `on_error` is local.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<NonZeroU32>,
+    /// What becomes of state when the limits' numbers have changed. Default: what was used stays used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_change: Option<Change>,
+    /// Whether denied calls are counted. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overage: Option<bool>,
+    /// Whether its keys are hashed by the limiter's secret. Default: if the limiter has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash_keys: Option<bool>,
+    /// The HTTP status of a denial, 400 to 599. Default: 429, and 403 of a rule that blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    /// What a denial says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// The wait that a denial tells, such as `1h`, in place of the true one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after: Option<String>,
+}
+
+/// One limit of a rule: a line, or a table where it has a name or counts by something else than its rule.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct LimitDefinition {
+    /// What it is called in its key. Default: its algorithm and period.
+    pub name: Option<String>,
+    /// Its text, such as `gcra 10/1s`, or `$name` of a variable.
+    pub limit: String,
+    /// The attributes that it counts by. Default: its rule's.
+    pub key: OneOrMore,
+}
+
+/// A string, or a list of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OneOrMore(pub Vec<String>);
+
+/// What a request takes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cost {
+    /// So many units.
+    Units(u64),
+    /// As many as this attribute of it says, a whole number.
+    Attribute(String),
+}
+
+/// What becomes of a request that a rule applies to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Action {
+    /// As its limits decide.
+    #[default]
+    Throttle,
+    /// Denied.
+    Block,
+    /// Allowed, and nothing is counted.
+    Allow,
+}
+
+/// What becomes of a request without an attribute that its rule counts by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Missing {
+    /// Denied.
+    #[default]
+    Deny,
+    /// The next rule that matches applies.
+    Skip,
+}
+
+impl Definition {
+    /// A rule of this name that says nothing else yet.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+
+    /// With these defaults for what it doesn't say.
+    pub(super) fn or(mut self, defaults: &Defaults) -> Self {
+        let denies = self.action != Action::Allow;
+        let throttles = self.action == Action::Throttle;
+        self.shadow = self.shadow.or(defaults.shadow);
+        if throttles {
+            self.missing = self.missing.or(defaults.missing);
+            self.ipv6_prefix = self.ipv6_prefix.or(defaults.ipv6_prefix);
+            self.block_for = self.block_for.or_else(|| defaults.block_for.clone());
+            if self.on_error.is_none() && self.processes.is_none() {
+                (self.on_error, self.processes) = (defaults.on_error, defaults.processes);
+            }
+            self.on_change = self.on_change.or(defaults.on_change);
+            self.overage = self.overage.or(defaults.overage);
+            self.hash_keys = self.hash_keys.or(defaults.hash_keys);
+        }
+        if denies {
+            self.message = self.message.or_else(|| defaults.message.clone());
+            self.retry_after = self.retry_after.or_else(|| defaults.retry_after.clone());
+        }
+        if throttles {
+            self.status = self.status.or(defaults.status);
+        }
+        self
+    }
+
+    /// With variables' values for their names.
+    pub(super) fn with(mut self, variables: &BTreeMap<String, String>) -> Self {
+        let limits = self.limits.iter_mut().map(|limit| &mut limit.limit);
+        for text in limits.chain(self.overrides.values_mut()) {
+            if let Some(value) = text.strip_prefix('$').and_then(|name| variables.get(name)) {
+                text.clone_from(value);
+            }
+        }
+        self
+    }
+}
+
+impl OneOrMore {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<T: Into<String>, const N: usize> From<[T; N]> for OneOrMore {
+    fn from(values: [T; N]) -> Self {
+        Self(values.into_iter().map(Into::into).collect())
+    }
+}
+
+impl From<&str> for LimitDefinition {
+    fn from(line: &str) -> Self {
+        Self { limit: line.to_owned(), ..Self::default() }
+    }
+}
+
+impl Default for Cost {
+    fn default() -> Self {
+        Self::Units(1)
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl Serialize for OneOrMore {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0.as_slice() {
+            [one] => serializer.serialize_str(one),
+            several => several.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for OneOrMore {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Strings;
+
+        impl<'de> Visitor<'de> for Strings {
+            type Value = OneOrMore;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, or a list of strings")
+            }
+
+            fn visit_str<E: de::Error>(self, one: &str) -> Result<OneOrMore, E> {
+                Ok([one].into())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut several: A) -> Result<OneOrMore, A::Error> {
+                let mut values = Vec::new();
+                while let Some(value) = several.next_element()? {
+                    values.push(value);
+                }
+                Ok(OneOrMore(values))
+            }
+        }
+
+        deserializer.deserialize_any(Strings)
+    }
+}
+
+impl Serialize for Cost {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Units(units) => serializer.serialize_u64(*units),
+            Self::Attribute(name) => serializer.serialize_str(name),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Cost {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct UnitsOrName;
+
+        impl Visitor<'_> for UnitsOrName {
+            type Value = Cost;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("units, or the name of an attribute that says them")
+            }
+
+            fn visit_u64<E: de::Error>(self, units: u64) -> Result<Cost, E> {
+                Ok(Cost::Units(units))
+            }
+
+            fn visit_i64<E: de::Error>(self, units: i64) -> Result<Cost, E> {
+                let units = u64::try_from(units);
+                units.map(Cost::Units).map_err(|_| E::invalid_value(de::Unexpected::Other("a negative number"), &self))
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Cost, E> {
+                Ok(Cost::Attribute(name.to_owned()))
+            }
+        }
+
+        deserializer.deserialize_any(UnitsOrName)
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitTable {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    limit: String,
+    #[serde(default, skip_serializing_if = "OneOrMore::is_empty")]
+    key: OneOrMore,
+}
+
+impl Serialize for LimitDefinition {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.name.is_none() && self.key.is_empty() {
+            return serializer.serialize_str(&self.limit);
+        }
+        let Self { name, limit, key } = self.clone();
+        LimitTable { name, limit, key }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for LimitDefinition {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let form: LineOr<LimitTable> = LineOr::new("a limit's line, or a table of name, limit and key");
+        Ok(match deserializer.deserialize_any(form)? {
+            LineOrTable::Line(limit) => Self { limit, ..Self::default() },
+            LineOrTable::Table(LimitTable { name, limit, key }) => Self { name, limit, key },
+        })
+    }
+}

@@ -1,0 +1,120 @@
+//! What is wrong with a set of rules, and where.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// A set of rules that can't be used. Shows the first of its [faults](Self::faults), in one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleSetError {
+    faults: Vec<Fault>,
+}
+
+/// One thing that is wrong. Shown as `rules.toml:12:10: rule free: cost: expected ..., got ...`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    file: Option<PathBuf>,
+    /// Line and column, from 1.
+    at: Option<(usize, usize)>,
+    message: String,
+}
+
+/// Where in the definition of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) field: &'static str,
+    pub(super) within: Within,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Within {
+    All,
+    Index(usize),
+    Key(String),
+}
+
+impl Place {
+    pub(super) fn field(field: &'static str) -> Self {
+        Self { field, within: Within::All }
+    }
+
+    pub(super) fn at(field: &'static str, index: usize) -> Self {
+        Self { field, within: Within::Index(index) }
+    }
+
+    pub(super) fn of(field: &'static str, key: &str) -> Self {
+        Self { field, within: Within::Key(key.to_owned()) }
+    }
+}
+
+impl RuleSetError {
+    pub(super) fn new(faults: Vec<Fault>) -> Self {
+        Self { faults }
+    }
+
+    /// All that is wrong, at most a hundred, in the order in which it stands.
+    #[must_use]
+    pub fn faults(&self) -> &[Fault] {
+        &self.faults
+    }
+}
+
+impl From<Fault> for RuleSetError {
+    fn from(fault: Fault) -> Self {
+        Self { faults: vec![fault] }
+    }
+}
+
+impl Fault {
+    pub(super) fn new(message: impl Into<String>) -> Self {
+        let message: String = message.into();
+        Self { file: None, at: None, message: message.replace(char::is_control, " ") }
+    }
+
+    pub(super) fn in_file(mut self, file: &Path, at: Option<(usize, usize)>) -> Self {
+        (self.file, self.at) = (Some(file.to_owned()), at);
+        self
+    }
+
+    /// The file that it stands in, if it was read from one.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// The line that it stands on, from 1, if it was read from a file.
+    #[must_use]
+    pub fn line(&self) -> Option<usize> {
+        self.at.map(|(line, _)| line)
+    }
+
+    /// What is wrong, without the place.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            write!(f, "{}:", file.display())?;
+            if let Some((line, column)) = self.at {
+                write!(f, "{line}:{column}:")?;
+            }
+            f.write_str(" ")?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+impl fmt::Display for RuleSetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.faults.as_slice() {
+            [] => f.write_str("rules: expected rules that can be used"),
+            [one] => one.fmt(f),
+            [first, others @ ..] => write!(f, "{first} (and {} more)", others.len()),
+        }
+    }
+}
+
+impl std::error::Error for RuleSetError {}

@@ -1,0 +1,264 @@
+//! Finds the rules that a request may be under without looking at each: every rule stands in one list, by that of its
+//! conditions that the fewest rules share.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use prefix_trie::PrefixMap;
+use smallvec::SmallVec;
+
+use super::attributes::{Attributes, IP, METHOD, PATH};
+use super::condition::{Condition, Values};
+use super::path::{self, Segment};
+
+/// Rules by their place in the set, ascending.
+type Places = Vec<u32>;
+
+type ByValue = HashMap<Box<[u8]>, Places>;
+
+/// The lists in which the rules of one request can stand.
+pub(super) type Lists<'i> = SmallVec<[&'i [u32]; 16]>;
+
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    paths: Paths,
+    v4: PrefixMap<Ipv4Net, Places>,
+    v6: PrefixMap<Ipv6Net, Places>,
+    methods: HashMap<Box<str>, Places>,
+    /// By attribute.
+    others: Vec<(Box<str>, ByValue)>,
+    /// Those without a condition that could be looked up.
+    any: Places,
+}
+
+/// Path patterns as a tree of segments. Unlike a router, which finds the one best pattern, it finds all that match, since
+/// priority chooses between rules.
+#[derive(Debug)]
+struct Paths {
+    nodes: Vec<Node>,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    literals: HashMap<Box<str>, u32>,
+    any: Option<u32>,
+    /// Rules whose pattern ends here.
+    here: Places,
+    /// Rules whose pattern goes on with whatever follows, if anything does.
+    rest: Places,
+}
+
+/// What a lookup is by: what a request has, or the first values that a rule asks for.
+pub(super) struct Sought<'a, 'r> {
+    path: Option<SmallVec<[Segment<'a>; 16]>>,
+    net: Option<IpNet>,
+    method: Option<&'a str>,
+    others: Others<'a, 'r>,
+}
+
+enum Others<'a, 'r> {
+    Request(&'a Attributes<'r>),
+    Rule(&'a [Condition]),
+}
+
+impl Index {
+    /// Of the conditions of each rule, in the order of their places.
+    pub(super) fn new<'c>(rules: impl Iterator<Item = &'c [Condition]> + Clone) -> Self {
+        let mut shared: HashMap<(&str, String), usize> = HashMap::new();
+        for conditions in rules.clone() {
+            for condition in conditions {
+                condition.each_value(|value| *shared.entry((condition.attribute(), value)).or_default() += 1);
+            }
+        }
+        let mut index = Self::default();
+        for (place, conditions) in (0..).zip(rules) {
+            // A condition on several values puts the rule in the list of each.
+            let cost = |condition: &&Condition| {
+                let mut cost = 0;
+                condition.each_value(|value| cost += shared.get(&(condition.attribute(), value)).unwrap_or(&0));
+                cost
+            };
+            let lookup = conditions.iter().filter(|condition| condition.can_be_looked_up());
+            match lookup.min_by_key(cost) {
+                Some(condition) => index.insert(condition, place),
+                None => index.any.push(place),
+            }
+        }
+        index
+    }
+
+    fn insert(&mut self, condition: &Condition, place: u32) {
+        match &condition.values {
+            Values::Present => self.any.push(place),
+            Values::Paths(patterns) => {
+                patterns.iter().for_each(|pattern| self.paths.insert(pattern.segments(), place));
+            }
+            Values::Nets(nets) => {
+                for net in nets {
+                    let list = match net {
+                        IpNet::V4(net) => self.v4.entry(*net).or_default(),
+                        IpNet::V6(net) => self.v6.entry(*net).or_default(),
+                    };
+                    add(list, place);
+                }
+            }
+            Values::Methods(methods) => {
+                for method in methods {
+                    add(self.methods.entry(method.as_str().into()).or_default(), place);
+                }
+            }
+            Values::Others(values) => {
+                let name = condition.attribute();
+                let at = self.others.iter().position(|(other, _)| **other == *name).unwrap_or_else(|| {
+                    self.others.push((name.into(), HashMap::new()));
+                    self.others.len() - 1
+                });
+                for value in values {
+                    add(self.others[at].1.entry(value.clone()).or_default(), place);
+                }
+            }
+        }
+    }
+
+    /// Lists of all rules that can match this, and of some others.
+    pub(super) fn lists(&self, sought: &Sought<'_, '_>) -> Lists<'_> {
+        let mut lists = Lists::new();
+        if !self.any.is_empty() {
+            lists.push(&self.any);
+        }
+        if let Some(path) = &sought.path {
+            self.paths.lists(path, &mut lists);
+        }
+        match sought.net {
+            Some(IpNet::V4(net)) => lists.extend(self.v4.cover_values(&net).map(Vec::as_slice)),
+            Some(IpNet::V6(net)) => lists.extend(self.v6.cover_values(&net).map(Vec::as_slice)),
+            None => {}
+        }
+        if !self.methods.is_empty()
+            && let Some(method) = sought.method
+        {
+            lists.extend(self.methods.get(method).map(Vec::as_slice));
+            // What GET is limited by, HEAD is too: most servers answer it by the same work.
+            if method == "HEAD" {
+                lists.extend(self.methods.get("GET").map(Vec::as_slice));
+            }
+        }
+        for (name, values) in &self.others {
+            let value = sought.others.value(name);
+            lists.extend(value.and_then(|value| values.get(value)).map(Vec::as_slice));
+        }
+        lists
+    }
+}
+
+impl<'a, 'r> Sought<'a, 'r> {
+    pub(super) fn of_request(request: &'a Attributes<'r>) -> Self {
+        Self {
+            path: request.path.as_deref().map(|path| path::segments(path).collect()),
+            net: request.ip.map(host),
+            method: request.method.as_deref(),
+            others: Others::Request(request),
+        }
+    }
+
+    pub(super) fn of_rule(conditions: &'a [Condition]) -> Self {
+        let of = |attribute| conditions.iter().find(|condition| condition.attribute() == attribute);
+        let path = of(PATH).and_then(|condition| match &condition.values {
+            Values::Paths(patterns) => patterns.first().map(|pattern| pattern.segments().collect()),
+            _ => None,
+        });
+        let net = of(IP).and_then(|condition| match &condition.values {
+            Values::Nets(nets) => nets.first().copied(),
+            _ => None,
+        });
+        let method = of(METHOD).and_then(|condition| match &condition.values {
+            Values::Methods(methods) => methods.first().map(String::as_str),
+            _ => None,
+        });
+        Self { path, net, method, others: Others::Rule(conditions) }
+    }
+}
+
+impl<'a> Others<'a, '_> {
+    fn value(&self, name: &str) -> Option<&'a [u8]> {
+        match self {
+            Self::Request(request) => request.other(name),
+            Self::Rule(conditions) => {
+                let condition = conditions.iter().find(|condition| condition.attribute() == name)?;
+                match &condition.values {
+                    Values::Others(values) => values.first().map(|value| &**value),
+                    _ => None,
+                }
+            }
+        }
+    }
+}
+
+/// The network of this address alone.
+pub(super) fn host(address: IpAddr) -> IpNet {
+    IpNet::from(address)
+}
+
+/// In order, and once: a rule may name a value twice.
+fn add(list: &mut Places, place: u32) {
+    if list.last() != Some(&place) {
+        list.push(place);
+    }
+}
+
+impl Default for Paths {
+    fn default() -> Self {
+        Self { nodes: vec![Node::default()] }
+    }
+}
+
+impl Paths {
+    fn insert<'p>(&mut self, segments: impl Iterator<Item = Segment<'p>>, place: u32) {
+        let mut at = 0;
+        for segment in segments {
+            let next = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
+            let node = &mut self.nodes[at];
+            let found = match segment {
+                Segment::Literal(literal) => match node.literals.get(literal) {
+                    Some(found) => *found,
+                    None => *node.literals.entry(literal.into()).or_insert(next),
+                },
+                Segment::Any => *node.any.get_or_insert(next),
+                Segment::Rest => return add(&mut node.rest, place),
+            };
+            if found == next {
+                self.nodes.push(Node::default());
+            }
+            at = found as usize;
+        }
+        add(&mut self.nodes[at].here, place);
+    }
+
+    fn lists<'i>(&'i self, path: &[Segment<'_>], lists: &mut Lists<'i>) {
+        let mut open: SmallVec<[(u32, usize); 16]> = SmallVec::new();
+        open.push((0, 0));
+        while let Some((node, depth)) = open.pop() {
+            let node = &self.nodes[node as usize];
+            if !node.rest.is_empty() {
+                lists.push(&node.rest);
+            }
+            let Some(segment) = path.get(depth) else {
+                if !node.here.is_empty() {
+                    lists.push(&node.here);
+                }
+                continue;
+            };
+            if let Some(any) = node.any
+                && *segment != Segment::Rest
+            {
+                open.push((any, depth + 1));
+            }
+            if let Segment::Literal(literal) = segment
+                && let Some(found) = node.literals.get(*literal)
+            {
+                open.push((*found, depth + 1));
+            }
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Paths in one spelling, and patterns of them.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use smallvec::SmallVec;
+
+/// One segment of a path, or of a pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Segment<'a> {
+    Literal(&'a str),
+    /// `*`: any segment.
+    Any,
+    /// A final `*`: all that follows, if anything does.
+    Rest,
+}
+
+/// A path pattern: `/api/v1/*`, in which `*` is one segment, and a final `/*` the rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pattern {
+    /// As it is printed.
+    text: String,
+    segments: Vec<Option<String>>,
+    /// Whether it ends with `/*`.
+    open: bool,
+}
+
+/// A request target as servers understand its path: without scheme, authority, query and fragment; percent-encoded
+/// characters decoded once, slashes among them; a backslash is a slash; without empty and dot segments and a trailing slash.
+pub(super) fn normalised(target: &str) -> Cow<'_, str> {
+    let path = without_authority(target);
+    let path = path.split(['?', '#']).next().unwrap_or_default();
+    if is_normal(path) {
+        return Cow::Borrowed(path);
+    }
+    let decoded = decoded(path);
+    let mut kept: SmallVec<[&str; 16]> = SmallVec::new();
+    for segment in decoded.split(['/', '\\']) {
+        match segment {
+            "" | "." => {}
+            ".." => drop(kept.pop()),
+            segment => kept.push(segment),
+        }
+    }
+    let mut normal = String::with_capacity(decoded.len() + 1);
+    for segment in &kept {
+        normal.push('/');
+        normal.push_str(segment);
+    }
+    if normal.is_empty() {
+        normal.push('/');
+    }
+    Cow::Owned(normal)
+}
+
+/// The segments of a path in the one spelling.
+pub(super) fn segments(path: &str) -> impl Iterator<Item = Segment<'_>> {
+    path.split('/').filter(|segment| !segment.is_empty()).map(Segment::Literal)
+}
+
+/// Of `http://host/path`, as a proxy is asked, the path.
+fn without_authority(target: &str) -> &str {
+    let scheme = target.find("://").filter(|at| {
+        let scheme = &target[..*at];
+        scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+            && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+    });
+    let Some(at) = scheme else { return target };
+    let after = &target[at + 3..];
+    after.find(['/', '?', '#', '\\']).map_or("/", |path| &after[path..])
+}
+
+/// Most paths are as they should be.
+fn is_normal(path: &str) -> bool {
+    let bytes = path.as_bytes();
+    if bytes.len() < 2 || bytes[0] != b'/' {
+        return path == "/";
+    }
+    let mut before = 0;
+    for &byte in bytes {
+        // A dot at the beginning of a segment may be a dot segment.
+        if byte == b'%' || byte == b'\\' || (before == b'/' && (byte == b'/' || byte == b'.')) {
+            return false;
+        }
+        before = byte;
+    }
+    before != b'/'
+}
+
+/// Each `%2F` or the like decoded, once. What isn't UTF-8 then, and NUL, stays encoded, in upper case; a `%` that begins
+/// nothing stays.
+fn decoded(path: &str) -> Cow<'_, str> {
+    if !path.contains('%') {
+        return Cow::Borrowed(path);
+    }
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let digits = || {
+            let [high, low, ..] = tail else { return None };
+            let value = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
+            Some(value(*high)? << 4 | value(*low)?)
+        };
+        match digits().filter(|byte| first == b'%' && *byte != 0) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[2..];
+            }
+            None => {
+                bytes.push(first);
+                rest = tail;
+            }
+        }
+    }
+    match String::from_utf8(bytes) {
+        Ok(text) => Cow::Owned(text),
+        Err(error) => {
+            let mut text = String::with_capacity(path.len());
+            for chunk in error.as_bytes().utf8_chunks() {
+                text.push_str(chunk.valid());
+                chunk.invalid().iter().for_each(|byte| text.push_str(&format!("%{byte:02X}")));
+            }
+            Cow::Owned(text)
+        }
+    }
+}
+
+impl Pattern {
+    /// A pattern, or what was expected.
+    pub(super) fn new(text: &str, ignores_case: bool) -> Result<Self, String> {
+        let expected = |what: &str| Err(format!("expected {what}, got {text:?}"));
+        if !text.starts_with('/') {
+            return expected("a path pattern that begins with /, such as /api/*");
+        }
+        if text.contains(['?', '#']) {
+            return expected("a path pattern without a query or fragment");
+        }
+        if text.split('/').any(|segment| segment.len() > 1 && segment.contains('*')) {
+            return expected("* as a whole segment of a path pattern, such as /api/*/items");
+        }
+        if text.split('/').any(|segment| segment.starts_with(['{', ':', '<'])) {
+            return expected("* for a segment that varies in a path pattern, such as /users/*");
+        }
+        let open = text.ends_with("/*");
+        let fixed = if open { &text[..text.len() - 2] } else { text };
+        // Stars aside, a pattern is written as paths are: what is normalised is what stands between them.
+        let mut segments = Vec::new();
+        for segment in fixed.split('/').filter(|segment| !segment.is_empty()) {
+            if segment == "*" {
+                segments.push(None);
+                continue;
+            }
+            let literal = decoded(segment);
+            if literal.contains(['/', '\\']) || literal == "." || literal == ".." {
+                return expected(
+                    "a path pattern without dot segments and encoded slashes, which no request has any more",
+                );
+            }
+            segments.push(Some(if ignores_case { literal.to_ascii_lowercase() } else { literal.into_owned() }));
+        }
+        let mut pattern = Self { text: String::new(), segments, open };
+        pattern.text = pattern.segments().fold(String::new(), |text, segment| {
+            let segment = if let Segment::Literal(literal) = segment { literal } else { "*" };
+            text + "/" + segment
+        });
+        if pattern.text.is_empty() {
+            pattern.text.push('/');
+        }
+        Ok(pattern)
+    }
+
+    pub(super) fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
+        let fixed = self.segments.iter().map(|segment| segment.as_deref().map_or(Segment::Any, Segment::Literal));
+        fixed.chain(self.open.then_some(Segment::Rest))
+    }
+
+    /// Whether all that the other stands for, be it a path or a pattern, is of this one.
+    pub(super) fn covers<'o>(&self, other: impl IntoIterator<Item = Segment<'o>>) -> bool {
+        let mut others = other.into_iter();
+        for own in self.segments() {
+            if own == Segment::Rest {
+                return true;
+            }
+            match (own, others.next()) {
+                (Segment::Any, Some(Segment::Literal(_) | Segment::Any)) => {}
+                (Segment::Literal(own), Some(Segment::Literal(other))) if own == other => {}
+                _ => return false,
+            }
+        }
+        others.next().is_none()
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_spellings_of_a_path_are_one() {
+        for (target, expected) in [
+            ("/api/v1/items", "/api/v1/items"),
+            ("/", "/"),
+            ("//", "/"),
+            ("/api/", "/api"),
+            ("/api//v1", "/api/v1"),
+            ("/api/./v1", "/api/v1"),
+            ("/api/../v1", "/v1"),
+            ("/../../v1", "/v1"),
+            ("/api/v1/..", "/api"),
+            ("/api/v1?x=/y", "/api/v1"),
+            ("/api/v1#part", "/api/v1"),
+            ("/api%2Fv1", "/api/v1"),
+            ("/api%2fv1", "/api/v1"),
+            ("/%61pi/v1", "/api/v1"),
+            ("/api/%2e%2E/v1", "/v1"),
+            ("/api%5Cv1", "/api/v1"),
+            ("/api\\v1", "/api/v1"),
+            ("/api/%252e", "/api/%2e"),
+            ("/api/%zz", "/api/%zz"),
+            ("/api/%", "/api/%"),
+            ("/api/%f", "/api/%f"),
+            ("/%C3%A9t%C3%A9", "/été"),
+            ("/%ff%fe", "/%FF%FE"),
+            ("/a%00b", "/a%00b"),
+            ("api/v1", "/api/v1"),
+            ("http://host/api/v1", "/api/v1"),
+            ("HTTPS://host:80//api/v1/", "/api/v1"),
+            ("http://host?x", "/"),
+            ("http://host", "/"),
+            ("/redirect/http://host/x", "/redirect/http:/host/x"),
+            ("*", "/*"),
+            ("/.well-known/x", "/.well-known/x"),
+            ("/...", "/..."),
+        ] {
+            assert_eq!(normalised(target), expected, "{target}");
+            let again = normalised(expected);
+            // A percent sign that was encoded is the exception: it is decoded once.
+            assert!(again == expected || target.contains("%25"), "{target}: {again}");
+        }
+    }
+
+    #[test]
+    fn a_star_is_a_segment_and_a_final_one_the_rest() {
+        for (pattern, matching, others) in [
+            ("/api/*", &["/api", "/api/x", "/api/x/y"][..], &["/", "/apis", "/ap"][..]),
+            ("/api/*/items", &["/api/v1/items"], &["/api/items", "/api/v1/v2/items", "/api/v1/items/7"]),
+            ("/*", &["/", "/x", "/x/y"], &[]),
+            ("/", &["/"], &["/x"]),
+            ("/a/*/c/*", &["/a/b/c", "/a/b/c/d/e"], &["/a/c", "/a/b/d"]),
+            ("/a%20b", &["/a b"], &["/a%20b"]),
+        ] {
+            let read = Pattern::new(pattern, false).unwrap();
+            for path in matching {
+                assert!(read.covers(segments(path)), "{pattern}: {path}");
+            }
+            for path in others {
+                assert!(!read.covers(segments(path)), "{pattern}: {path}");
+            }
+        }
+        for bad in ["api", "/a*", "/a/**", "/users/{id}", "/users/:id", "/a?b", "/a/../b", "/a%2Fb"] {
+            assert!(Pattern::new(bad, false).unwrap_err().contains("expected"), "{bad}");
+        }
+        let ignoring = Pattern::new("/API/*", true).unwrap();
+        assert!(ignoring.covers(segments("/api/x")) && ignoring.to_string() == "/api/*");
+    }
+}

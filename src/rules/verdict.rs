@@ -1,0 +1,53 @@
+//! What a set of rules says of one request.
+
+use std::sync::Arc;
+
+use super::compiled::Response;
+use crate::decision::Decision;
+use crate::error::Error;
+
+/// What became of a request by a set of rules.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Verdict {
+    /// Whether the request may go on.
+    pub allowed: bool,
+    /// The name of the rule that applied; none where no rule did.
+    pub rule: Option<Arc<str>>,
+    /// Why.
+    pub reason: Reason,
+    /// What the rule's limits decided, if they were asked.
+    pub decision: Option<Decision>,
+    /// How to answer, if it is denied.
+    pub response: Option<Response>,
+    /// What shadow rules before that one decided, in their order.
+    pub shadows: Vec<ShadowVerdict>,
+}
+
+/// Why a request was allowed or denied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// Allowed: no rule applies.
+    NoRule,
+    /// Allowed by a rule that allows, or a key that it allows.
+    Allowed,
+    /// Denied by a rule that blocks, or a key that it blocks.
+    Blocked,
+    /// Denied: the request doesn't have this attribute, which its rule counts by.
+    Missing(String),
+    /// As the limits decided.
+    Limits,
+}
+
+/// What a shadow rule decided: it has no consequence.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ShadowVerdict {
+    /// Its name.
+    pub rule: Arc<str>,
+    /// Whether it would have let the request go on. Where its limits gave no decision: true.
+    pub allowed: bool,
+    /// What its limits decided, if they were asked.
+    pub decision: Option<Result<Decision, Error>>,
+}
