@@ -242,6 +242,7 @@ impl RuleSet {
             if names.insert(definition.name.as_str(), at).is_some() {
                 let why = format!("name: expected a name of its own, got {:?} again", definition.name);
                 fault(at, (Place::field("name"), why));
+                continue;
             }
             match Compiled::new(definition, ignores_case) {
                 Ok(rule) => rules.push((at, rule)),

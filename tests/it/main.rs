@@ -32,6 +32,7 @@ mod recipes;
 mod redis;
 mod replies;
 mod rule;
+mod rules;
 mod script_cache;
 mod scripts;
 mod server;

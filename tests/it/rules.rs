@@ -1,0 +1,23 @@
+//! Sets of rules: which rule applies, what it decides, and how its file is read and followed.
+
+mod around;
+mod deciding;
+mod files;
+mod matching;
+mod reload;
+
+use tollgate::rules::{Attributes, RuleSet};
+use tollgate::{Limiter, Redis};
+
+fn set(text: &str) -> RuleSet {
+    text.parse().unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+fn limiter(url: &str) -> Limiter {
+    Limiter::new(Redis::open(url).expect("a good address"))
+}
+
+/// The name of the rule that applies.
+fn applies(rules: &RuleSet, request: &Attributes<'_>) -> Option<String> {
+    rules.applies(request).expect("a rule or none").rule.map(str::to_owned)
+}

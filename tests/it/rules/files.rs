@@ -1,0 +1,235 @@
+//! Files of rules: what they may say, and what is wrong with those that can't be used.
+
+use std::fs;
+
+use tempfile::TempDir;
+use tollgate::rules::{Attributes, RuleSet};
+
+use super::{applies, set};
+
+fn written(text: &str) -> (TempDir, std::path::PathBuf) {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    fs::write(&path, text).expect("a file");
+    (directory, path)
+}
+
+/// The message of a file's only fault, after the directory's name.
+fn told(text: &str) -> String {
+    let (directory, path) = written(text);
+    let error = RuleSet::read(&path).expect_err(text);
+    assert_eq!(error.faults().len(), 1, "{:?}", error.faults());
+    assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    error.to_string().replace(&format!("{}/", directory.path().display()), "")
+}
+
+const GOOD: &str = "[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"gcra 1/1s\"]\n";
+
+#[test]
+fn each_bad_file_has_its_line_and_what_was_expected() {
+    let with = |more: &str| format!("{GOOD}{more}\n");
+    let second = |rule: &str| format!("{GOOD}[[rule]]\nname = \"b\"\n{rule}\n");
+    for (text, expected) in [
+        (String::new(), "rules.toml: expected at least one [[rule]], got none"),
+        ("[[rule]\n".into(), "rules.toml:1:8: "),
+        ("rule = 1\n".into(), "rules.toml:1:8: invalid type: integer `1`, expected a sequence"),
+        ("[[rules]]\nname = \"a\"\n".into(), "rules.toml:1:3: unknown field `rules`, expected one of "),
+        (with("colour = \"red\""), "rules.toml:5:1: unknown field `colour`, expected one of "),
+        (with("priority = \"high\""), "rules.toml:5:12: invalid type: string \"high\", expected i64"),
+        (with("name = \"b\""), "rules.toml:5:1: duplicate key"),
+        ("[[rule]]\nkey = \"user\"\n".into(), "rules.toml:1:1: missing field `name`"),
+        (GOOD.replace("\"a\"", "\"a b\""), "rules.toml:2:8: rule a b: name: expected 1 to 64 letters, digits"),
+        (
+            second("match = { path = \"/x\" }\naction = \"allow\"").replace("\"b\"", "\"a\""),
+            "rules.toml:6:8: rule a: name: expected a name of its own, got \"a\" again",
+        ),
+        (
+            second("priority = -1\naction = \"allow\""),
+            "rules.toml:6:8: rule b: expected to apply to some request, got none that a leaves to it",
+        ),
+        (
+            second("match = { tier = \"free\" }\naction = \"deny\""),
+            "rules.toml:8:10: unknown variant `deny`, expected one of `throttle`, `block`, `allow`",
+        ),
+        (
+            GOOD.replace("gcra 1/1s", "gcra 1 per second"),
+            "rules.toml:4:11: rule a: rate: expected units per period, such as 1/1s, got ",
+        ),
+        (GOOD.replace("gcra 1/1s", "leaky 1/1s"), "rules.toml:4:11: rule a: algorithm: expected "),
+        (
+            GOOD.replace("\"gcra 1/1s\"", "\"gcra 1/1s\", \"gcra 2/1s\""),
+            "rules.toml:4:24: rule a: expected limits of different names, got gcra-1s twice",
+        ),
+        (
+            GOOD.replace("\"gcra 1/1s\"", "\"$standard\""),
+            "rules.toml:4:11: rule a: limits: expected a limit or the name of a variable, got \"$standard\"",
+        ),
+        (
+            GOOD.replace("\"gcra 1/1s\"", ""),
+            "rules.toml:2:8: rule a: limits: expected at least one limit, such as \"token-bucket 100/1m\", got none",
+        ),
+        (
+            GOOD.replace("key = \"user\"\n", ""),
+            "rules.toml:3:10: rule a: key: expected what it counts by, such as \"user\"",
+        ),
+        (
+            GOOD.replace("\"user\"", "[\"user\", \"global\"]"),
+            "rules.toml:3:7: rule a: key: expected names of attributes, or \"global\" alone, got \"global\"",
+        ),
+        (
+            GOOD.replace("\"user\"", "[\"user\", \"user\"]"),
+            "rules.toml:3:7: rule a: key: expected each attribute once, got user again",
+        ),
+        (
+            GOOD.replace("[\"gcra 1/1s\"]", "[{ limit = \"gcra 1/1s\", key = \"org\" }]"),
+            "rules.toml:4:11: rule a: expected a tag, ",
+        ),
+        (
+            with("match = { path = \"api/*\" }"),
+            "rules.toml:5:18: rule a: path: expected a path pattern that begins with /, such as /api/*, got \"api/*\"",
+        ),
+        (
+            with("match = { path = \"/api/v*\" }"),
+            "rules.toml:5:18: rule a: path: expected * as a whole segment of a path pattern, such as /api/*/items, got \"/api/v*\"",
+        ),
+        (
+            with("match = { path = \"/users/{id}\" }"),
+            "rules.toml:5:18: rule a: path: expected * for a segment that varies in a path pattern, such as /users/*, got \"/users/{id}\"",
+        ),
+        (
+            with("match = { ip = \"10.0.0.1/8\" }"),
+            "rules.toml:5:16: rule a: ip: expected a network without bits beyond its length, such as 10.0.0.0/8, got \"10.0.0.1/8\"",
+        ),
+        (
+            with("match = { ip = \"10.0.0\" }"),
+            "rules.toml:5:16: rule a: ip: expected an address or a network, such as 192.0.2.1 or 10.0.0.0/8, got \"10.0.0\"",
+        ),
+        (
+            with("match = { method = \"GET /\" }"),
+            "rules.toml:5:20: rule a: method: expected an HTTP method such as POST, got \"GET /\"",
+        ),
+        (with("match = { tier = [] }"), "rules.toml:5:18: rule a: tier: expected at least one value, got none"),
+        (
+            with("match = { tier = \"\" }"),
+            "rules.toml:5:18: rule a: tier: expected a value, or \"*\" for any, got an empty one in place 1",
+        ),
+        (
+            with("cost = 2"),
+            "rules.toml:5:8: rule a: cost: expected at most 1, all that is ever admitted by gcra 1/1s, got 2",
+        ),
+        (
+            with("cost = -1"),
+            "rules.toml:5:8: invalid value: a negative number, expected units, or the name of an attribute",
+        ),
+        (with("status = 200"), "rules.toml:5:10: rule a: status: expected an HTTP status from 400 to 599, got 200"),
+        (
+            with("retry_after = \"soon\""),
+            "rules.toml:5:15: rule a: retry_after: period: expected a count and a unit (us ms s m h d)",
+        ),
+        (with("block_for = \"0s\""), "rules.toml:5:13: rule a: block_for: expected at least 1us, got \"0s\""),
+        (with("ipv6_prefix = 129"), "rules.toml:5:15: rule a: ipv6_prefix: expected a length from 1 to 128, got 129"),
+        (
+            with("on_error = \"local\""),
+            "rules.toml:5:12: rule a: on_error: expected processes beside on_error = \"local\"",
+        ),
+        (
+            with("overrides = { \"org:acme\" = \"gcra 2/1s\" }"),
+            "rules.toml:5:28: rule a: expected a key that the rule counts by, user:..., got \"org:acme\"",
+        ),
+        (
+            with("overrides = { \"user:a\" = \"gcra 2\" }"),
+            "rules.toml:5:26: rule a: user:a: rate: expected units per period",
+        ),
+        (
+            with("overrides = { \"user:a\" = \"block\" }\nallow = [\"user:b\", \"user:a\"]"),
+            "rules.toml:6:20: rule a: expected each key once among overrides, block and allow, got \"user:a\" again",
+        ),
+        (
+            second("action = \"block\"\nmatch = { tier = \"free\" }\nlimits = [\"gcra 1/1s\"]")
+                .replace("key = \"user\"\n", "key = \"user\"\nmatch = { tier = \"paid\" }\n"),
+            "rules.toml:10:10: rule b: limits: expected none of a rule whose action is block, got one",
+        ),
+        (
+            format!("include = [\"more/*.tml\"]\n{GOOD}"),
+            "rules.toml:1:11: include: expected a file, or *.toml at the end for all of a directory, got \"more/*.tml\"",
+        ),
+        (
+            format!("include = [\"more.toml\"]\n{GOOD}"),
+            "more.toml: expected a file of rules that can be read, got: No such file",
+        ),
+    ] {
+        let message = told(&text);
+        assert!(message.starts_with(expected), "\n{message}\n{expected}\n{text}");
+    }
+    let (_directory, path) = written("");
+    fs::write(&path, b"# \xff\n").expect("a file");
+    assert!(RuleSet::read(&path).expect_err("no UTF-8").to_string().ends_with("expected UTF-8, got bytes that aren't"));
+    let error = RuleSet::read("/nowhere/rules.toml").expect_err("no file").to_string();
+    assert_eq!(
+        error,
+        "/nowhere/rules.toml: expected a file of rules that can be read, got: No such file or directory (os error 2)"
+    );
+}
+
+#[test]
+fn all_that_is_wrong_is_told_at_once() {
+    let text = format!("{}{}", GOOD.replace("1/1s", "1/1x"), GOOD.replace("\"a\"", "\"b\"").replace("user", "a b"));
+    let (_directory, path) = written(&text);
+    let error = RuleSet::read(&path).expect_err("two faults");
+    assert_eq!(error.faults().iter().map(|fault| fault.line().expect("a line")).collect::<Vec<_>>(), [4, 7]);
+    assert!(error.to_string().ends_with("(and 1 more)"), "{error}");
+    assert!(error.faults().iter().all(|fault| fault.file() == Some(&path)));
+}
+
+#[test]
+fn files_include_others_by_name_or_by_directory() {
+    let main = "include = [\"teams/*.toml\", \"last.toml\"]\n[defaults]\nstatus = 420\n[variables]\nslow = \"gcra 1/1m\"\n\
+                [[rule]]\nname = \"main\"\nmatch = { team = \"main\" }\naction = \"allow\"\n";
+    let (directory, path) = written(main);
+    let of_team = |team: &str| {
+        format!("[[rule]]\nname = \"{team}\"\nmatch = {{ team = \"{team}\" }}\nkey = \"user\"\nlimits = [\"$slow\"]\n")
+    };
+    fs::create_dir(directory.path().join("teams")).expect("a directory");
+    for (file, team) in [("teams/b.toml", "b"), ("teams/a.toml", "a"), ("last.toml", "last")] {
+        fs::write(directory.path().join(file), of_team(team)).expect("a file");
+    }
+    fs::write(directory.path().join("teams/.b.toml.swp"), "not a rule").expect("a file");
+    fs::write(directory.path().join("teams/.hidden.toml"), "not a rule").expect("a file");
+    let rules = RuleSet::read(&path).expect("rules");
+    let names: Vec<_> = rules.definitions().iter().map(|rule| rule.name.as_str()).collect();
+    assert_eq!(names, ["main", "a", "b", "last"]);
+    assert_eq!(rules.definitions()[1].status, Some(420));
+    assert_eq!(rules.rule("a").expect("limits").to_string(), "gcra 1/1m");
+    assert_eq!(applies(&rules, &Attributes::new().set("team", "b").user("u")).as_deref(), Some("b"));
+    // A fault stands where it was written, and only rules may be included.
+    fs::write(directory.path().join("teams/b.toml"), of_team("b").replace("$slow", "$fast")).expect("a file");
+    let error = RuleSet::read(&path).expect_err("a bad team");
+    assert_eq!(error.faults()[0].file(), Some(&*directory.path().join("teams/b.toml")));
+    assert_eq!(error.faults()[0].line(), Some(5));
+    fs::write(directory.path().join("teams/b.toml"), "ignore_case = true\n").expect("a file");
+    let error = RuleSet::read(&path).expect_err("a setting").to_string();
+    assert!(error.contains("teams/b.toml: expected [[rule]] alone in an included file"), "{error}");
+}
+
+/// The format as the design has it.
+#[test]
+fn the_documented_rule_is_read() {
+    let rules = set(r#"
+        [[rule]]
+        name = "free_tier"
+        priority = 700
+        match = { tier = "free", path = "/api/v1/*", method = "POST", ip = "10.0.0.0/8" }
+        key = "user"
+        limits = ["token-bucket 1000/1h burst 20", "fixed-window 10000/1d"]
+        cost = 1
+        action = "throttle"
+        shadow = false
+        block_for = "15m"
+        overrides = { "user:42" = "token-bucket 500/1m" }
+        on_error = "closed"
+        status = 429
+        message = "slow down"
+    "#);
+    let request = Attributes::new().tier("free").path("/api/v1/x").method("POST").ip([10, 0, 0, 1].into()).user("7");
+    assert_eq!(applies(&rules, &request).as_deref(), Some("free_tier"));
+}

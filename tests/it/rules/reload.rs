@@ -1,0 +1,203 @@
+//! Rules that follow their file while tasks decide by them.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tollgate::rules::{Attributes, RuleSet, WatchedRules};
+use tollgate::{Embedded, Limiter};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A hundred rules that all say of which edition they are.
+fn edition(number: u64) -> String {
+    (0..100)
+        .map(|rule| {
+            format!(
+                "[[rule]]\nname = \"r{rule}\"\nmatch = {{ path = \"/{rule}\" }}\nkey = \"user\"\n\
+                 limits = [\"gcra 1000000/1s\"]\nmessage = \"{number}\"\n"
+            )
+        })
+        .collect()
+}
+
+/// Of one edition, with all its rules.
+fn number(rules: &RuleSet) -> u64 {
+    let mut numbers = rules.definitions().iter().map(|rule| rule.message.as_deref().expect("its edition"));
+    let first = numbers.next().expect("a rule");
+    assert!(rules.len() == 100 && numbers.all(|number| number == first), "half a set");
+    first.parse().expect("a number")
+}
+
+fn until(mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < PATIENCE, "the file isn't followed");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Eight tasks decide while this changes the file ten times, with bad ones between.
+fn followed(path: &Path, change: impl Fn(&str)) {
+    let rules = WatchedRules::open(path).expect("rules");
+    let (over, decided) = (AtomicBool::new(false), AtomicU64::new(0));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().expect("a runtime");
+    std::thread::scope(|scope| {
+        let tasks: Vec<_> = (0..8_usize)
+            .map(|task| {
+                let (rules, over, decided, runtime) = (rules.clone(), &over, &decided, &runtime);
+                scope.spawn(move || {
+                    let limiter = Limiter::new(Embedded::new());
+                    let mut latest = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        let current = rules.current();
+                        let now = number(&current);
+                        assert!(now >= latest, "an older set came back");
+                        latest = now;
+                        let path = format!("/{task}");
+                        let request = Attributes::new().user("a").path(&path);
+                        let verdict = runtime.block_on(limiter.acquire_by(&current, &request)).expect("a verdict");
+                        assert_eq!(verdict.rule.as_deref(), Some(format!("r{task}").as_str()), "a gap");
+                        decided.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        for round in 1..=10 {
+            if round % 3 == 0 {
+                let failures = rules.failures();
+                change(&edition(round).replace("gcra", "grca"));
+                until(|| rules.failures() > failures);
+                assert!(rules.error().expect("what is wrong").to_string().contains("rules.toml:5:11: rule r0"));
+                assert_eq!(number(&rules.current()), round - 1, "the last good one stays");
+            }
+            change(&edition(round));
+            until(|| number(&rules.current()) == round);
+            assert_eq!((rules.error(), rules.reloads()), (None, round));
+        }
+        over.store(true, Ordering::Relaxed);
+        for task in tasks {
+            task.join().expect("a task that found nothing wrong");
+        }
+    });
+    assert!(decided.into_inner() > 100);
+}
+
+#[test]
+fn a_file_that_is_written_in_place_is_followed() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    fs::write(&path, edition(0)).expect("a file");
+    followed(&path, |text| fs::write(&path, text).expect("written"));
+}
+
+/// As editors save.
+#[test]
+fn a_file_that_is_replaced_is_followed() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    fs::write(&path, edition(0)).expect("a file");
+    followed(&path, |text| {
+        let new = directory.path().join("rules.toml~");
+        fs::write(&new, text).expect("written");
+        fs::rename(&new, &path).expect("renamed");
+    });
+}
+
+/// As Kubernetes mounts a ConfigMap: the file is a link into `..data`, which is a link that is swapped.
+#[test]
+fn a_file_behind_links_that_are_swapped_is_followed() {
+    let directory = TempDir::new().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let versions = AtomicU64::new(0);
+    let mount = |text: &str| {
+        let version = format!("..{}", versions.fetch_add(1, Ordering::Relaxed));
+        fs::create_dir(at(&version)).expect("a directory");
+        fs::write(at(&version).join("rules.toml"), text).expect("a file");
+        std::os::unix::fs::symlink(&version, at("..data_tmp")).expect("a link");
+        fs::rename(at("..data_tmp"), at("..data")).expect("renamed");
+    };
+    mount(&edition(0));
+    std::os::unix::fs::symlink("..data/rules.toml", at("rules.toml")).expect("a link");
+    followed(&at("rules.toml"), mount);
+}
+
+#[test]
+fn a_file_that_is_gone_or_empty_for_a_while_changes_nothing() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    fs::write(&path, edition(0)).expect("a file");
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let telling = Arc::clone(&told);
+    let rules = WatchedRules::open_and(&path, move |reloaded| {
+        let line = reloaded.map(|rules| format!("{} rules", rules.len())).map_err(ToString::to_string);
+        telling.lock().expect("a list").push(line);
+    })
+    .expect("rules");
+    for gone in [true, false] {
+        let failures = rules.failures();
+        if gone {
+            fs::remove_file(&path).expect("removed")
+        } else {
+            fs::write(&path, "").expect("written")
+        }
+        until(|| rules.failures() > failures);
+        assert_eq!(number(&rules.current()), 0);
+        fs::write(&path, edition(0)).expect("written");
+        until(|| rules.error().is_none());
+    }
+    drop(rules);
+    let told = told.lock().expect("a list").clone();
+    let expected = |at: usize, text: &str| {
+        let line = told[at].as_ref().map_or_else(String::clone, String::clone);
+        assert!(line.contains(text), "{told:?}");
+    };
+    for (at, text) in
+        ["No such file", "100 rules", "expected at least one [[rule]]", "100 rules"].into_iter().enumerate()
+    {
+        expected(at, text);
+    }
+    assert_eq!(told.len(), 4);
+}
+
+#[test]
+fn included_files_are_followed_and_new_ones_found() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    let of = |team: &str| format!("[[rule]]\nname = \"{team}\"\nmatch = {{ team = \"{team}\" }}\naction = \"block\"\n");
+    fs::write(&path, format!("include = [\"teams/*.toml\"]\n{}", of("main"))).expect("a file");
+    let teams = directory.path().join("teams");
+    fs::create_dir(&teams).expect("a directory");
+    let rules = WatchedRules::open(&path).expect("rules");
+    let names = || rules.current().definitions().iter().map(|rule| rule.name.clone()).collect::<Vec<_>>();
+    fs::write(teams.join("a.toml"), of("a")).expect("a file");
+    until(|| names() == ["main", "a"]);
+    fs::write(teams.join("a.toml"), of("b")).expect("a file");
+    until(|| names() == ["main", "b"]);
+    fs::remove_file(teams.join("a.toml")).expect("removed");
+    until(|| names() == ["main"]);
+}
+
+/// A path that is as nobody would write it, from a thread that nobody waits for.
+#[test]
+fn the_thread_ends_with_its_last_owner() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    fs::write(&path, edition(0)).expect("a file");
+    let threads = || {
+        let tasks = fs::read_dir("/proc/self/task").expect("Linux").flatten();
+        let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|name| name.trim() == "tollgate-rules").count()
+    };
+    let alive = Arc::new(());
+    let held = Arc::clone(&alive);
+    let rules = WatchedRules::open_and(&path, move |_| drop(Arc::clone(&held))).expect("rules");
+    let other = rules.clone();
+    drop(rules);
+    assert!(threads() > 0);
+    drop(other);
+    until(|| Arc::strong_count(&alive) == 1);
+}
