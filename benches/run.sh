@@ -16,4 +16,5 @@ printf 'Machine: %s cores shared by client and server (%s), %s, %s. Load before 
 "$binaries/end_to_end" "$@"
 "$binaries/cluster" "$@"
 "$binaries/many" "$@"
+"$binaries/rules" "$@"
 "$binaries/server" "$@"

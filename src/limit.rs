@@ -2,7 +2,7 @@
 
 pub(crate) mod exact;
 mod parts;
-mod text;
+pub(crate) mod text;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,6 @@ use crate::algorithm::{Algorithm, Setting};
 use crate::error::RuleError;
 use exact::{EXACT, Exact, LONGEST};
 pub(crate) use parts::Shards;
-#[cfg(feature = "rules")]
-pub(crate) use text::Period;
 
 /// The largest limit of a log, whose running totals are kept modulo 2^40.
 const LOG_LIMIT: u64 = 1 << 39;

@@ -2,7 +2,7 @@
 
 mod policy;
 #[cfg(feature = "serde")]
-mod serialized;
+pub(crate) mod serialized;
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,10 +14,6 @@ use crate::key;
 use crate::limit::Limit;
 
 pub use policy::OnError;
-#[cfg(feature = "rules")]
-pub use serialized::Policy;
-#[cfg(feature = "rules")]
-pub(crate) use serialized::{LineOr, LineOrTable};
 
 /// A named limit, or several: then either each is charged, or none. The name keeps its keys in Redis apart from those of
 /// other rules, so a rule decides nothing until it has one.

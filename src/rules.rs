@@ -61,7 +61,7 @@ use compiled::{Compiled, Does, Throttled};
 use error::Place;
 use index::{Index, Sought};
 
-pub use crate::rule::Policy;
+pub use crate::rule::serialized::Policy;
 pub use attributes::Attributes;
 pub use compiled::Response;
 pub use definition::{Action, Cost, Defaults, Definition, LimitDefinition, Missing, OneOrMore};
@@ -89,7 +89,16 @@ struct Shared {
     ignores_case: bool,
     /// In the order in which they apply.
     rules: Vec<Compiled>,
+    /// What is left to look at of each once the index has found it. Close together, since most rules need no more.
+    checks: Vec<Check>,
     index: Index,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Check {
+    /// Whether it has conditions beside the one that it is found by, or may skip a request.
+    more: bool,
+    shadow: bool,
 }
 
 /// Which rule applies to a request, and what that means.
@@ -252,8 +261,13 @@ impl RuleSet {
         // Stable: of those alike, the first.
         rules.sort_by_key(|(at, _)| std::cmp::Reverse(definitions[*at].priority));
         let (places, rules): (Vec<_>, Vec<_>) = rules.into_iter().unzip();
-        let index = Index::new(rules.iter().map(|rule| rule.conditions.as_slice()));
-        let shared = Shared { definitions: Vec::new(), ignores_case, rules, index };
+        let (index, found_by) = Index::new(rules.iter().map(|rule| rule.conditions.as_slice()));
+        let check = |(rule, found_by): (&Compiled, Option<usize>)| Check {
+            more: rule.conditions.len() > usize::from(found_by.is_some()) || rule.may_skip(),
+            shadow: rule.shadow,
+        };
+        let checks = rules.iter().zip(found_by).map(check).collect();
+        let shared = Shared { definitions: Vec::new(), ignores_case, rules, checks, index };
         for (place, at) in places.iter().enumerate() {
             if let Some(before) = shared.hidden_by(place) {
                 let why = format!("expected to apply to some request, got none that {before} leaves to it");
@@ -278,11 +292,11 @@ impl Shared {
                 if found.is_some_and(|found| place >= found) {
                     break;
                 }
-                let rule = &self.rules[place as usize];
-                if !rule.applies(request) {
+                let check = self.checks[place as usize];
+                if check.more && !self.rules[place as usize].applies(request) {
                     continue;
                 }
-                if rule.shadow {
+                if check.shadow {
                     shadows.push(place);
                 } else {
                     found = Some(place);

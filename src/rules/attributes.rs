@@ -10,10 +10,21 @@ use smallvec::SmallVec;
 use super::path;
 use crate::error::{Error, Kind};
 
-/// The name of an attribute: one of the six that tollgate knows, or the user's own.
 pub(super) const IP: &str = "ip";
 pub(super) const PATH: &str = "path";
 pub(super) const METHOD: &str = "method";
+const USER: &str = "user";
+const API_KEY: &str = "api_key";
+const TIER: &str = "tier";
+
+/// The name of an attribute. Those that tollgate knows take no memory of their own in each rule, so that looking at many
+/// rules stays within the processor's caches.
+pub(super) type Name = Cow<'static, str>;
+
+pub(super) fn name(text: &str) -> Name {
+    let known = [USER, API_KEY, TIER, IP, PATH, METHOD].into_iter().find(|known| *known == text);
+    known.map_or_else(|| Cow::Owned(text.to_owned()), Cow::Borrowed)
+}
 
 /// What is known of one request, for a [`RuleSet`](super::RuleSet) to find its rule by.
 ///
@@ -33,7 +44,7 @@ pub struct Attributes<'a> {
     pub(super) ip: Option<IpAddr>,
     pub(super) path: Option<Cow<'a, str>>,
     pub(super) method: Option<Cow<'a, str>>,
-    others: SmallVec<[(&'a str, &'a [u8]); 6]>,
+    others: SmallVec<[(&'a str, &'a [u8]); 4]>,
 }
 
 impl<'a> Attributes<'a> {
@@ -46,20 +57,20 @@ impl<'a> Attributes<'a> {
     /// Whose request it is.
     #[must_use]
     pub fn user(self, user: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        self.set("user", user)
+        self.set(USER, user)
     }
 
     /// The API key that it came with, or better its id, since it stands in Redis as it is unless keys are
     /// [hashed](crate::Limiter::key_secret).
     #[must_use]
     pub fn api_key(self, key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        self.set("api_key", key)
+        self.set(API_KEY, key)
     }
 
     /// What the user pays for, such as `free`.
     #[must_use]
     pub fn tier(self, tier: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        self.set("tier", tier)
+        self.set(TIER, tier)
     }
 
     /// The client's address: of the connection, or from a header that a proxy of your own has written. One that the client
@@ -91,8 +102,10 @@ impl<'a> Attributes<'a> {
         match name {
             IP | PATH | METHOD => self.try_set(name, value).unwrap_or_default(),
             _ => {
-                self.others.retain(|(other, _)| *other != name);
-                self.others.push((name, value.as_ref()));
+                match self.others.iter_mut().find(|(other, _)| *other == name) {
+                    Some(set) => set.1 = value.as_ref(),
+                    None => self.others.push((name, value.as_ref())),
+                }
                 self
             }
         }

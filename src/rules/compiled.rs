@@ -1,23 +1,30 @@
 //! One rule of a set, checked and made ready to be applied.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attributes::{Attributes, IP, PATH};
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+
+use super::attributes::{self, Attributes, IP, Name, PATH};
 use super::condition::Condition;
 use super::definition::{Action, Cost, Definition, LimitDefinition, Missing};
 use super::error::Place;
 use super::path;
 use crate::error::{Error, Kind};
-use crate::limit::{Limit, Period};
+use crate::limit::Limit;
+use crate::limit::text::Period;
 use crate::request::{OwnedRequest, Request};
-use crate::rule::{Policy, Rule};
+use crate::rule::Rule;
+use crate::rule::serialized::Policy;
 
 /// Of a key that isn't any attribute's.
 const GLOBAL: &str = "global";
+
+/// The attributes of a key.
+type Names = SmallVec<[Name; 1]>;
 
 /// What stands between the attributes of a key that has several.
 const BETWEEN: u8 = b'|';
@@ -54,11 +61,11 @@ pub(super) enum Does {
 pub(super) struct Throttle {
     pub(super) rule: Rule,
     /// None of its own: everybody is counted together.
-    key: Vec<Box<str>>,
+    key: Names,
     /// What its limits and its tag count by, where that isn't the key.
-    parts: Vec<(String, Vec<Box<str>>)>,
+    parts: Vec<(String, Names)>,
     /// The attribute that says what a request takes.
-    cost: Option<Box<str>>,
+    cost: Option<Name>,
     ipv6_prefix: u8,
     pub(super) skips: bool,
     overrides: HashMap<Box<[u8]>, Override>,
@@ -126,14 +133,20 @@ impl Compiled {
         self.conditions.iter().all(|condition| condition.holds(request)) && !self.skips(request)
     }
 
+    /// Whether it applies only to requests that have all that it counts by.
+    pub(super) fn may_skip(&self) -> bool {
+        matches!(&self.does, Does::Throttle(throttle) if throttle.skips)
+    }
+
     fn skips(&self, request: &Attributes<'_>) -> bool {
         matches!(&self.does, Does::Throttle(throttle) if throttle.skips && throttle.missing(request).is_some())
     }
 
     /// Whether nothing that it would apply to is left by the other, which goes before.
     pub(super) fn is_hidden_by(&self, other: &Self) -> bool {
-        let always = !other.shadow && !matches!(&other.does, Does::Throttle(throttle) if throttle.skips);
-        always && other.conditions.iter().all(|condition| condition.follows_from(&self.conditions))
+        !other.shadow
+            && !other.may_skip()
+            && other.conditions.iter().all(|condition| condition.follows_from(&self.conditions))
     }
 }
 
@@ -151,7 +164,7 @@ impl Response {
 
 impl Throttle {
     fn new(definition: &Definition, ignores_case: bool) -> Result<Self, Fault> {
-        let key = attributes("key", &definition.key.0)?;
+        let key = names("key", &definition.key.0)?;
         let Some(key) = key else {
             let why = "key: expected what it counts by, such as \"user\", \"ip\" or \"global\", got none";
             return Err((Place::field("limits"), why.into()));
@@ -161,17 +174,17 @@ impl Throttle {
             let why = format!("ipv6_prefix: expected a length from 1 to 128, got {ipv6_prefix}");
             return Err((Place::field("ipv6_prefix"), why));
         }
-        let mut parts: Vec<(String, Vec<Box<str>>)> = Vec::new();
+        let mut parts: Vec<(String, Names)> = Vec::new();
         let rule = rule(definition, &definition.limits, &mut parts)?;
         if let Some(tag) = rule.tag()
             && !parts.iter().any(|(name, _)| name == tag)
         {
-            let own = attributes("tag", &[tag.to_owned()])?.unwrap_or_default();
+            let own = names("tag", &[tag.to_owned()])?.unwrap_or_default();
             parts.push((tag.to_owned(), own));
         }
         let cost = match &definition.cost {
             Cost::Units(_) => None,
-            Cost::Attribute(name) => Some(name.as_str().into()),
+            Cost::Attribute(name) => Some(attributes::name(name)),
         };
         let skips = definition.missing == Some(Missing::Skip);
         let mut throttle = Self { rule, key, parts, cost, ipv6_prefix, skips, overrides: HashMap::new() };
@@ -276,7 +289,7 @@ impl Throttle {
     }
 
     /// `user:42`, or `user:42|path:/x` of several. No two requests that differ in them have the same.
-    fn spelled_of(&self, attributes: &[Box<str>], request: &Attributes<'_>) -> Vec<u8> {
+    fn spelled_of(&self, attributes: &[Name], request: &Attributes<'_>) -> Vec<u8> {
         if attributes.is_empty() {
             return GLOBAL.into();
         }
@@ -314,11 +327,7 @@ fn units(attribute: &str, request: &Attributes<'_>) -> Result<u64, Error> {
 }
 
 /// A rule of these limits, with what else the definition says; and which parts of a request they count.
-fn rule(
-    definition: &Definition,
-    limits: &[LimitDefinition],
-    parts: &mut Vec<(String, Vec<Box<str>>)>,
-) -> Result<Rule, Fault> {
+fn rule(definition: &Definition, limits: &[LimitDefinition], parts: &mut Vec<(String, Names)>) -> Result<Rule, Fault> {
     let whole = |error: crate::error::RuleError| (Place::field("limits"), error.to_string());
     let mut rule: Option<Rule> = None;
     for (index, text) in limits.iter().enumerate() {
@@ -333,7 +342,7 @@ fn rule(
             Some(name) => limit.named(name).map_err(fault)?,
             None => limit,
         };
-        let part = match attributes("key", &text.key.0).map_err(|(_, why)| (at(), why))? {
+        let part = match names("key", &text.key.0).map_err(|(_, why)| (at(), why))? {
             None => None,
             Some(own) => {
                 let name = text.key.0.join(",");
@@ -380,10 +389,10 @@ fn rule(
 }
 
 /// The attributes that a key is of: none of `global`, and no list where nothing is said.
-fn attributes(field: &'static str, names: &[String]) -> Result<Option<Vec<Box<str>>>, Fault> {
+fn names(field: &'static str, names: &[String]) -> Result<Option<Names>, Fault> {
     match names {
         [] => Ok(None),
-        [global] if global == GLOBAL => Ok(Some(Vec::new())),
+        [global] if global == GLOBAL => Ok(Some(Names::new())),
         names => {
             for (at, name) in names.iter().enumerate() {
                 let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
@@ -398,7 +407,7 @@ fn attributes(field: &'static str, names: &[String]) -> Result<Option<Vec<Box<st
                     ));
                 }
             }
-            Ok(Some(names.iter().map(|name| name.as_str().into()).collect()))
+            Ok(Some(names.iter().map(|name| attributes::name(name)).collect()))
         }
     }
 }

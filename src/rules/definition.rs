@@ -7,7 +7,8 @@ use std::num::NonZeroU32;
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::rule::{Change, LineOr, LineOrTable, Policy};
+use crate::rule::Change;
+use crate::rule::serialized::{LineOr, LineOrTable, Policy};
 
 /// A whole file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

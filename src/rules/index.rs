@@ -1,33 +1,36 @@
 //! Finds the rules that a request may be under without looking at each: every rule stands in one list, by that of its
 //! conditions that the fewest rules share.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 
+use hashbrown::HashMap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 use smallvec::SmallVec;
 
-use super::attributes::{Attributes, IP, METHOD, PATH};
+use super::attributes::{self, Attributes, IP, METHOD, Name, PATH};
 use super::condition::{Condition, Values};
 use super::path::{self, Segment};
 
 /// Rules by their place in the set, ascending.
-type Places = Vec<u32>;
+type Places = SmallVec<[u32; 2]>;
 
-type ByValue = HashMap<Box<[u8]>, Places>;
+/// Short ones stand in the map itself.
+type Text = SmallVec<[u8; 24]>;
+
+type ByText = HashMap<Text, Places>;
 
 /// The lists in which the rules of one request can stand.
-pub(super) type Lists<'i> = SmallVec<[&'i [u32]; 16]>;
+pub(super) type Lists<'i> = SmallVec<[&'i [u32]; 8]>;
 
 #[derive(Debug, Default)]
 pub(super) struct Index {
     paths: Paths,
     v4: PrefixMap<Ipv4Net, Places>,
     v6: PrefixMap<Ipv6Net, Places>,
-    methods: HashMap<Box<str>, Places>,
+    methods: ByText,
     /// By attribute.
-    others: Vec<(Box<str>, ByValue)>,
+    others: Vec<(Name, ByText)>,
     /// Those without a condition that could be looked up.
     any: Places,
 }
@@ -41,7 +44,7 @@ struct Paths {
 
 #[derive(Debug, Default)]
 struct Node {
-    literals: HashMap<Box<str>, u32>,
+    literals: HashMap<Text, u32>,
     any: Option<u32>,
     /// Rules whose pattern ends here.
     here: Places,
@@ -51,7 +54,7 @@ struct Node {
 
 /// What a lookup is by: what a request has, or the first values that a rule asks for.
 pub(super) struct Sought<'a, 'r> {
-    path: Option<SmallVec<[Segment<'a>; 16]>>,
+    path: Option<SmallVec<[Segment<'a>; 8]>>,
     net: Option<IpNet>,
     method: Option<&'a str>,
     others: Others<'a, 'r>,
@@ -63,29 +66,31 @@ enum Others<'a, 'r> {
 }
 
 impl Index {
-    /// Of the conditions of each rule, in the order of their places.
-    pub(super) fn new<'c>(rules: impl Iterator<Item = &'c [Condition]> + Clone) -> Self {
+    /// Of the conditions of each rule, in the order of their places: and which of them it is found by.
+    pub(super) fn new<'c>(rules: impl Iterator<Item = &'c [Condition]> + Clone) -> (Self, Vec<Option<usize>>) {
         let mut shared: HashMap<(&str, String), usize> = HashMap::new();
         for conditions in rules.clone() {
             for condition in conditions {
                 condition.each_value(|value| *shared.entry((condition.attribute(), value)).or_default() += 1);
             }
         }
-        let mut index = Self::default();
+        let (mut index, mut found_by) = (Self::default(), Vec::new());
         for (place, conditions) in (0..).zip(rules) {
             // A condition on several values puts the rule in the list of each.
-            let cost = |condition: &&Condition| {
+            let cost = |(_, condition): &(usize, &Condition)| {
                 let mut cost = 0;
                 condition.each_value(|value| cost += shared.get(&(condition.attribute(), value)).unwrap_or(&0));
                 cost
             };
-            let lookup = conditions.iter().filter(|condition| condition.can_be_looked_up());
-            match lookup.min_by_key(cost) {
-                Some(condition) => index.insert(condition, place),
+            let lookup = conditions.iter().enumerate().filter(|(_, condition)| condition.can_be_looked_up());
+            let rarest = lookup.min_by_key(cost);
+            match rarest {
+                Some((_, condition)) => index.insert(condition, place),
                 None => index.any.push(place),
             }
+            found_by.push(rarest.map(|(at, _)| at));
         }
-        index
+        (index, found_by)
     }
 
     fn insert(&mut self, condition: &Condition, place: u32) {
@@ -105,23 +110,23 @@ impl Index {
             }
             Values::Methods(methods) => {
                 for method in methods {
-                    add(self.methods.entry(method.as_str().into()).or_default(), place);
+                    add(self.methods.entry(method.as_bytes().into()).or_default(), place);
                 }
             }
             Values::Others(values) => {
                 let name = condition.attribute();
-                let at = self.others.iter().position(|(other, _)| **other == *name).unwrap_or_else(|| {
-                    self.others.push((name.into(), HashMap::new()));
+                let at = self.others.iter().position(|(other, _)| *other == name).unwrap_or_else(|| {
+                    self.others.push((attributes::name(name), HashMap::new()));
                     self.others.len() - 1
                 });
                 for value in values {
-                    add(self.others[at].1.entry(value.clone()).or_default(), place);
+                    add(self.others[at].1.entry((&**value).into()).or_default(), place);
                 }
             }
         }
     }
 
-    /// Lists of all rules that can match this, and of some others.
+    /// Lists of the rules whose condition by which they are found holds.
     pub(super) fn lists(&self, sought: &Sought<'_, '_>) -> Lists<'_> {
         let mut lists = Lists::new();
         if !self.any.is_empty() {
@@ -131,22 +136,22 @@ impl Index {
             self.paths.lists(path, &mut lists);
         }
         match sought.net {
-            Some(IpNet::V4(net)) => lists.extend(self.v4.cover_values(&net).map(Vec::as_slice)),
-            Some(IpNet::V6(net)) => lists.extend(self.v6.cover_values(&net).map(Vec::as_slice)),
+            Some(IpNet::V4(net)) => lists.extend(self.v4.cover_values(&net).map(SmallVec::as_slice)),
+            Some(IpNet::V6(net)) => lists.extend(self.v6.cover_values(&net).map(SmallVec::as_slice)),
             None => {}
         }
         if !self.methods.is_empty()
             && let Some(method) = sought.method
         {
-            lists.extend(self.methods.get(method).map(Vec::as_slice));
+            lists.extend(self.methods.get(method.as_bytes()).map(SmallVec::as_slice));
             // What GET is limited by, HEAD is too: most servers answer it by the same work.
             if method == "HEAD" {
-                lists.extend(self.methods.get("GET").map(Vec::as_slice));
+                lists.extend(self.methods.get(&b"GET"[..]).map(SmallVec::as_slice));
             }
         }
         for (name, values) in &self.others {
             let value = sought.others.value(name);
-            lists.extend(value.and_then(|value| values.get(value)).map(Vec::as_slice));
+            lists.extend(value.and_then(|value| values.get(value)).map(SmallVec::as_slice));
         }
         lists
     }
@@ -220,9 +225,9 @@ impl Paths {
             let next = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
             let node = &mut self.nodes[at];
             let found = match segment {
-                Segment::Literal(literal) => match node.literals.get(literal) {
+                Segment::Literal(literal) => match node.literals.get(literal.as_bytes()) {
                     Some(found) => *found,
-                    None => *node.literals.entry(literal.into()).or_insert(next),
+                    None => *node.literals.entry(literal.as_bytes().into()).or_insert(next),
                 },
                 Segment::Any => *node.any.get_or_insert(next),
                 Segment::Rest => return add(&mut node.rest, place),
@@ -236,7 +241,7 @@ impl Paths {
     }
 
     fn lists<'i>(&'i self, path: &[Segment<'_>], lists: &mut Lists<'i>) {
-        let mut open: SmallVec<[(u32, usize); 16]> = SmallVec::new();
+        let mut open: SmallVec<[(u32, usize); 8]> = SmallVec::new();
         open.push((0, 0));
         while let Some((node, depth)) = open.pop() {
             let node = &self.nodes[node as usize];
@@ -255,7 +260,7 @@ impl Paths {
                 open.push((any, depth + 1));
             }
             if let Segment::Literal(literal) = segment
-                && let Some(found) = node.literals.get(*literal)
+                && let Some(found) = node.literals.get(literal.as_bytes())
             {
                 open.push((*found, depth + 1));
             }

@@ -28,8 +28,10 @@ pub(super) struct Pattern {
 /// A request target as servers understand its path: without scheme, authority, query and fragment; percent-encoded
 /// characters decoded once, slashes among them; a backslash is a slash; without empty and dot segments and a trailing slash.
 pub(super) fn normalised(target: &str) -> Cow<'_, str> {
-    let path = without_authority(target);
-    let path = path.split(['?', '#']).next().unwrap_or_default();
+    // Most begin with their path.
+    let path = if target.starts_with('/') { target } else { without_authority(target) };
+    let end = path.bytes().position(|byte| byte == b'?' || byte == b'#');
+    let path = &path[..end.unwrap_or(path.len())];
     if is_normal(path) {
         return Cow::Borrowed(path);
     }

@@ -144,7 +144,7 @@ fn holds(rule: &Definition, request: &Sample) -> bool {
         };
         values.iter().any(one)
     });
-    has && !(rule.missing.is_some() && !request.own.contains_key("org"))
+    has && (rule.missing.is_none() || request.own.contains_key("org"))
 }
 
 fn path_matches(pattern: &str, path: &str) -> bool {

@@ -1,0 +1,126 @@
+//! Sets of rules: what it costs to find the rule of a request as rules become many, and what a rule takes of memory. Nothing
+//! is asked of Redis.
+
+use std::hint::black_box;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use tollgate::rules::{Action, Attributes, Definition, RuleSet};
+use tollgate_benches::options::Options;
+use tollgate_benches::report::{Targets, header, median, row, short};
+use tollgate_benches::{Random, process};
+
+const RULES: [usize; 4] = [10, 1_000, 10_000, 100_000];
+const REQUESTS: usize = 4096;
+
+/// What a request has, as a service would know it.
+struct Known {
+    user: String,
+    tier: &'static str,
+    method: &'static str,
+    path: String,
+    address: IpAddr,
+}
+
+impl Known {
+    fn attributes(&self) -> Attributes<'_> {
+        let Self { user, tier, method, path, address } = self;
+        Attributes::new().user(user).tier(tier).method(method).path(path).ip(*address)
+    }
+}
+
+/// Of four kinds: endpoints, single users, networks, and tiers of an endpoint. Some go before all, and one is for all.
+fn definition(number: usize, of: usize) -> Definition {
+    let mut rule = Definition::new(&format!("rule-{number}"));
+    rule.key = ["user"].into();
+    rule.limits = vec!["token-bucket 1000/1h burst 20".into()];
+    let mut when = |name: &str, value: String| rule.conditions.insert(name.to_owned(), [value].into());
+    match number % 4 {
+        _ if number + 1 == of => {}
+        0 => {
+            when("path", format!("/api/v1/resource-{number}/*/items/*"));
+        }
+        1 => {
+            when("user", format!("user-{number}"));
+        }
+        2 => {
+            when("ip", format!("{}.{}.{}.0/24", 10 + (number >> 16), number >> 8 & 255, number & 255));
+            when("method", "POST".into());
+        }
+        _ => {
+            when("path", format!("/api/v1/resource-{}/*", number - 3));
+            when("tier", ["free", "paid"][number / 4 % 2].into());
+        }
+    }
+    if number % 50 == 2 {
+        rule.action = Action::Block;
+        rule.key = Default::default();
+        rule.limits.clear();
+    }
+    rule.priority = if number + 1 == of { -1 } else { i64::try_from(number % 3).unwrap_or_default() };
+    rule
+}
+
+/// Requests that some rule is about, each of another kind and place in the set.
+fn requests(of: usize) -> Vec<Known> {
+    let mut random = Random::seeded(7);
+    let mut below = |bound: usize| usize::try_from(random.next().unwrap_or_default()).unwrap_or_default() % bound;
+    (0..REQUESTS)
+        .map(|_| {
+            let (path, user, net) = (below(of) / 4 * 4, below(2 * of), below(of));
+            let tail = ["x/items/7", "x", "y/items"][below(3)];
+            Known {
+                user: format!("user-{user}"),
+                tier: ["free", "paid", "gold"][below(3)],
+                method: ["GET", "POST"][below(2)],
+                path: format!("/api/v1/resource-{path}/{tail}"),
+                address: IpAddr::from([
+                    10 + (net >> 16) as u8,
+                    (net >> 8 & 255) as u8,
+                    (net & 255) as u8,
+                    below(256) as u8,
+                ]),
+            }
+        })
+        .collect()
+}
+
+fn main() {
+    let options = Options::read();
+    let mut targets = Targets::default();
+    println!("## Rules\n");
+    println!(
+        "Finding the rule of a request, what it counts and by which key, in microseconds, where five attributes are"
+    );
+    println!("known; building the set of definitions; and its memory, the definitions included.\n");
+    println!("{}", header(&["rules", "a request", "one whose path is encoded", "building, ms", "bytes a rule"]));
+    for count in RULES {
+        let definitions: Vec<_> = (0..count).map(|number| definition(number, count)).collect();
+        let (before, began) = (process::resident_bytes(), Instant::now());
+        let rules = RuleSet::new(definitions).unwrap_or_else(|error| panic!("{error}"));
+        let (built, bytes) = (began.elapsed(), process::resident_bytes().saturating_sub(before));
+        let plain = requests(count);
+        let mut encoded = requests(count);
+        encoded.iter_mut().for_each(|known| known.path = known.path.replace("/resource", "//%72esource"));
+        let turns = |known: &[Known]| median((0..options.rounds).map(|_| found(&rules, known, options.slice)));
+        let (plain, encoded) = (turns(&plain), turns(&encoded));
+        let cells = [plain, encoded, built.as_secs_f64() * 1e3, bytes as f64 / count as f64];
+        println!("{}", row([count.to_string()].into_iter().chain(cells.map(short))));
+        if count == 10_000 {
+            targets.at_most("10,000 rules: a request, µs", 1.0, plain);
+        }
+    }
+    println!("\n{targets}");
+}
+
+/// Microseconds of processor time for a request.
+fn found(rules: &RuleSet, requests: &[Known], slice: Duration) -> f64 {
+    let (began, before, mut count) = (Instant::now(), process::processor_time(), 0_u32);
+    while began.elapsed() < slice {
+        for known in requests {
+            black_box(rules.applies(&known.attributes()).expect("a rule"));
+        }
+        count += 1;
+    }
+    (process::processor_time() - before).as_secs_f64() * 1e6 / f64::from(count) / requests.len() as f64
+}
