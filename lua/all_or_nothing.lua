@@ -42,7 +42,8 @@
 --   numbers; the marker's is id_ttl, with now_us an hour at least
 --
 -- A deny writes
---   what the scripts that deny would write alone: nothing, but for the cases that they name.
+--   what the scripts that deny would write alone: nothing, but for the cases that they name. +block blocks the keys of
+--   the limits that deny, and no other; none where one denies with never.
 
 -- ALGORITHMS is filled in before this file: each script under its name, as function(KEYS, ARGV, redis).
 local limits, count, at = {}, 0, 1
@@ -212,6 +213,17 @@ for index, limit in ipairs(limits) do
   replies[index] = reply
   allowed = allowed and reply[1] == 1
   if mode == 'at-most' and reply[6] < granted then granted = reply[6] end
+end
+
+-- A call that could never be allowed blocks nobody, not even where another limit would make it wait.
+local never = false
+for _, reply in ipairs(replies) do never = never or reply[4] == -1 end
+if never and string.find(options, '+block=', 1, true) then
+  options = string.gsub(options, '%+block=%d+', '')
+  for index, limit in ipairs(limits) do
+    limit.writes = {}
+    replies[index] = decide(limit, units, as)
+  end
 end
 
 -- What one limit has less of than the others is all that any may take.

@@ -9,7 +9,7 @@
 --   ARGV[3] holder  -        the id that permits are held by: any bytes; empty to look as somebody new
 --   ARGV[4] cost    permits  0 ..       0 takes nothing; of a block, its length in us, up to 2^51, 0 to lift it
 --   ARGV[5] mode    -        acquire | peek | at-most | renew | release | refund | penalty | block | reset | inspect
---                            and its options: +overage; +as-is and +reset change nothing here
+--                            and its options: +overage, +block=us with 1 .. 2^51 us; +as-is and +reset do nothing
 --   ARGV[6] now_us  us       0 .. 2^52, or -1 for the server's time
 --
 -- Reply
@@ -28,7 +28,7 @@
 --   [10] last_us        us       when the last of them expires
 --   [11] blocked_us     us       until the block ends, 0 if not blocked
 --   [12] overage        denied calls in the time of a ttl from the first of them
---   a blocked key, and +overage, append last:
+--   a blocked key, also where this call blocked it, and +overage append last:
 --   blocked_us, overage
 --
 -- Formula
@@ -41,7 +41,8 @@
 --   renew      : the holder's permits last for a ttl from now; the error BADID if it has none
 --   release    : gives back all that the holder has; refund: so many of them
 --   penalty    : so many more for the holder, up to 20000 permits in all
---   block      : denies every call until it ends; permits are renewed and released beneath it
+--   block      : denies every call until it ends; permits are renewed and released beneath it. +block: a denial
+--                starts one, unless the key is blocked already or the cost could never be allowed
 --   Under a lowered limit a holder of more than it keeps them all while it renews them, or asks again for no more than
 --   the limit: nobody else gets one until fewer than the limit are held.
 --   After a change of ttl a permit lasts as long as it was given, but no longer than a ttl from the last write.
@@ -57,7 +58,8 @@
 --   Every write arms it for twice the ttl, or this reset if a block made it longer.
 --
 -- A deny writes
---   nothing, but for two cases: the state's time lay too far ahead and is brought back to now; or +overage counts it.
+--   nothing, but for three cases: the state's time lay too far ahead and is brought back to now; +overage counts it; or
+--   +block blocks the key, unless it is blocked already or the cost could never be allowed.
 
 local key = KEYS[1]
 -- An argument that is missing or no number fails here, without a check of each.
@@ -77,11 +79,16 @@ if not read or not key then
   return redis.error_reply('BADARG concurrency: expected ' .. expected .. '; ' .. fault)
 end
 
--- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
-local overage = false
+-- A mode may carry options: how the rule treats changed numbers, that its denials are counted, and that they block.
+local overage, block_for = false, false
 if mode ~= 'acquire' then
-  mode = string.gsub(mode, '%+[%a-]+', function(option)
+  mode = string.gsub(mode, '%+[%a-]+=?%d*', function(option)
     overage = overage or option == '+overage'
+    local us = tonumber(string.match(option, '^%+block=(%d+)$'))
+    if us and us >= 1 and us <= 2^51 and not block_for then
+      block_for = us
+      return ''
+    end
     return (option == '+as-is' or option == '+reset' or option == '+overage') and '' or nil
   end)
 end
@@ -201,6 +208,11 @@ elseif not fits then
   retry_after = expiry(last[2] + 0) - now_us
 end
 
+-- A denial blocks the key, but for one that no wait would end.
+local writes = mode ~= 'peek' and mode ~= 'inspect'
+local blocks = block_for and writes and not allowed and not blocked and wanted <= limit
+if blocks then blocked_until, blocked = now_us + block_for, true end
+
 local given = {}
 for n = kept - give + 1, kept do given[n .. ':' .. holder] = true end
 live = live + take - give
@@ -221,7 +233,6 @@ if blocked then
   if not allowed and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
 end
 
-local writes = mode ~= 'peek' and mode ~= 'inspect'
 local counted = overage and not allowed and writes
 if counted then
   if denials == 0 then denied_since = now_us end
@@ -233,7 +244,7 @@ local function remove_all(list)
   for from = 1, #list, 1000 do redis.call('ZREM', key, unpack(list, from, math.min(from + 999, #list))) end
 end
 
-local settles = take > 0 or give > 0 or renew or mode == 'block'
+local settles = take > 0 or give > 0 or renew or mode == 'block' or blocks
 if settles and live == 0 and not blocked and denials == 0 then
   redis.call('DEL', key)
 elseif settles or (rebased and writes) or counted then

@@ -11,7 +11,7 @@
 --   ARGV[5] max_debt  units  0 .. 2^53  how far a reservation may go beyond the burst
 --   ARGV[6] cost      units  0 ..       0 takes nothing; of a block, its length in us, up to 2^51, 0 to lift it
 --   ARGV[7] mode      -      acquire | peek | reserve | at-most | refund | penalty | block | reset | inspect
---                            and its options: +as-is or +reset, +overage
+--                            and its options: +as-is or +reset, +overage, +block=us with 1 .. 2^51 us
 --   ARGV[8] now_us    us     0 .. 2^52, or -1 for the server's time
 --   (capacity + max_debt + 1) * period + rate <= 2^53, and the longest reset,
 --   ceil((capacity + max_debt) * period / rate) ticks, at most 2^51 us (71 years)
@@ -39,7 +39,7 @@
 --   [12] state_tick     us
 --   [13] blocked_us     us     until the block ends, 0 if not blocked
 --   [14] overage        denied calls in the time of a longest reset from the first of them
---   a blocked key, and +overage, append last:
+--   a blocked key, also where this call blocked it, and +overage append last:
 --   blocked_us, overage
 --   packed, one string with struct's ddddd for each key: how many of its calls are allowed (-1: blocked; -2, among
 --   several keys: it holds something else than this limit's state), limit, remaining, retry_after_us (of the first
@@ -56,7 +56,8 @@
 --   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
 --   refund     : lead - cost * period, 0 at least; penalty: lead + cost * period, as high as stays exact: 2^53, or
 --                2^51 us
---   block      : denies every call until it ends; a refund or a penalty moves the lead beneath it
+--   block      : denies every call until it ends; a refund or a penalty moves the lead beneath it. +block: a denial
+--                starts one, unless the key is blocked already or the cost could never be allowed
 --   changed numbers keep what was used: at most capacity, or capacity + max_debt if the key is in debt. What a penalty
 --                took beyond that is forgiven. max_debt alone is no changed number. +as-is: the level; +reset: nothing
 --   reset_after: ceil(lead / rate) ticks
@@ -73,9 +74,10 @@
 --   SETRANGE keeps it while that covers this reset. A peek doesn't extend it after a change of numbers.
 --
 -- A deny writes
---   nothing, but for three cases: the state's time lay too far ahead and is brought back to now; the numbers have
---   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended; or
---   +overage counts it, and the expiry is extended where it would end before the count does.
+--   nothing, but for four cases: the state's time lay too far ahead and is brought back to now; the numbers have
+--   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended;
+--   +overage counts it, and the expiry is extended where it would end before the count does; or +block blocks the key,
+--   which is then written as a block writes it, unless it is blocked already or the cost could never be allowed.
 
 -- Packed, ARGV begins with the numbers as a state ends with them, and what is asked is to acquire.
 local packed = #ARGV < 5
@@ -110,11 +112,16 @@ if not read or given == 0 then
   return redis.error_reply('BADARG gcra: expected ' .. expected .. '; ' .. fault)
 end
 
--- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
-local as_is, afresh, overage = false, false, false
+-- A mode may carry options: how the rule treats changed numbers, that its denials are counted, and that they block.
+local as_is, afresh, overage, block_for = false, false, false, false
 if mode ~= 'acquire' then
-  mode = string.gsub(mode, '%+[%a-]+', function(option)
+  mode = string.gsub(mode, '%+[%a-]+=?%d*', function(option)
     as_is, afresh, overage = as_is or option == '+as-is', afresh or option == '+reset', overage or option == '+overage'
+    local us = tonumber(string.match(option, '^%+block=(%d+)$'))
+    if us and us >= 1 and us <= 2^51 and not block_for then
+      block_for = us
+      return ''
+    end
     return (option == '+as-is' or option == '+reset' or option == '+overage') and '' or nil
   end)
 end
@@ -143,7 +150,7 @@ if server_time then
   now_us = clock[1] * 1000000 + clock[2]
 end
 local now = now_us - now_us % tick
-local plain = mode == 'acquire' and not overage
+local plain = mode == 'acquire' and not overage and not block_for
 local brief, latest = packed and server_time and tick == 1, now_us + 2 * longest + 1000000
 
 local count, calls = packed and given or 1, 1
@@ -299,7 +306,7 @@ for index = 1, count do repeat
   end
   local change = allowed * wanted * period
 
-  local writes, blocked, counted, tail = true, false, false, ''
+  local writes, blocked, counted, blocks, tail = true, false, false, false, ''
   if noted or not plain then
     if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
     blocked = blocked_until > now_us
@@ -319,6 +326,10 @@ for index = 1, count do repeat
       change = 0
     end
 
+    -- A denial blocks the key, but for one that no wait would end.
+    if block_for and allowed == 0 and writes and not blocked and wanted <= most then
+      blocked_until, blocked, blocks = now_us + block_for, true, true
+    end
     if denials > 0 and (now_us < denied_since or now_us - denied_since >= longest) then denials = 0 end
     counted = overage and allowed == 0 and writes
     if counted then
@@ -352,7 +363,7 @@ for index = 1, count do repeat
     if allowed == 0 and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
   end
 
-  local settles = change ~= 0 or mode == 'block'
+  local settles = change ~= 0 or mode == 'block' or blocks
   if settles or changed or rebased or counted then
     -- Whether the key's expiry lies between what it has to outlive, this reset and the time of counted denials, and the
     -- longest that it may be armed for.

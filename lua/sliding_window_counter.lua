@@ -10,7 +10,7 @@
 --   ARGV[3] tick    us     1 .. 10^6  1 unless the products below don't fit
 --   ARGV[4] cost    units  0 ..       0 takes nothing; of a block, its length in us, up to 2^51, 0 to lift it
 --   ARGV[5] mode    -      acquire | peek | at-most | refund | penalty | block | reset | inspect
---                          and its options: +as-is or +reset, +overage
+--                          and its options: +as-is or +reset, +overage, +block=us with 1 .. 2^51 us
 --   ARGV[6] now_us  us     0 .. 2^52, or -1 for the server's time
 --   (limit + 1) * period <= 2^53, and the longest reset, two windows, at most 2^51 us (71 years)
 --   packed, to acquire for each of the keys by itself, with less work for the server:
@@ -37,7 +37,7 @@
 --   [12] state_tick     us
 --   [13] blocked_us     us     until the block ends, 0 if not blocked
 --   [14] overage        denied calls in the time of a longest reset from the first of them
---   a blocked key, and +overage, append last:
+--   a blocked key, also where this call blocked it, and +overage append last:
 --   blocked_us, overage
 --   packed, one string with struct's ddddd for each key: how many of its calls are allowed (-1: blocked; -2, among
 --   several keys: it holds something else than this limit's state), limit, remaining, retry_after_us (of the first
@@ -53,7 +53,8 @@
 --   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
 --   refund     : from current, then from previous, whichever window it was taken in; penalty: current + cost, as much
 --                as stays exact
---   block      : denies every call until it ends; a refund or a penalty moves the counts beneath it
+--   block      : denies every call until it ends; a refund or a penalty moves the counts beneath it. +block: a denial
+--                starts one, unless the key is blocked already or the cost could never be allowed
 --   changed numbers keep what was used, up to limit; +as-is: what was left; +reset: nothing
 --   reset_after: current > 0:  2 W - floor((W - 1) / current) - e
 --                used > 0:    W - floor((W - 1) / previous) - e
@@ -71,9 +72,10 @@
 --   it while that covers this reset. A peek doesn't extend it after a change of numbers.
 --
 -- A deny writes
---   nothing, but for three cases: the state's time lay too far ahead and is brought back to now; the numbers have
---   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended; or
---   +overage counts it, and the expiry is extended where it would end before the count does.
+--   nothing, but for four cases: the state's time lay too far ahead and is brought back to now; the numbers have
+--   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended;
+--   +overage counts it, and the expiry is extended where it would end before the count does; or +block blocks the key,
+--   which is then written as a block writes it, unless it is blocked already or the cost could never be allowed.
 
 -- Packed, ARGV begins with the numbers as a state ends with them, and what is asked is to acquire.
 local packed = #ARGV < 5
@@ -108,11 +110,16 @@ if not read or given == 0 then
   return redis.error_reply('BADARG sliding_window_counter: expected ' .. expected .. '; ' .. fault)
 end
 
--- A mode may carry options: how the rule treats changed numbers, and that its denials are counted.
-local as_is, afresh, overage = false, false, false
+-- A mode may carry options: how the rule treats changed numbers, that its denials are counted, and that they block.
+local as_is, afresh, overage, block_for = false, false, false, false
 if mode ~= 'acquire' then
-  mode = string.gsub(mode, '%+[%a-]+', function(option)
+  mode = string.gsub(mode, '%+[%a-]+=?%d*', function(option)
     as_is, afresh, overage = as_is or option == '+as-is', afresh or option == '+reset', overage or option == '+overage'
+    local us = tonumber(string.match(option, '^%+block=(%d+)$'))
+    if us and us >= 1 and us <= 2^51 and not block_for then
+      block_for = us
+      return ''
+    end
     return (option == '+as-is' or option == '+reset' or option == '+overage') and '' or nil
   end)
 end
@@ -141,7 +148,7 @@ if server_time then
 end
 local now = now_us - now_us % tick
 local begun = now - now % length
-local plain = mode == 'acquire' and not overage
+local plain = mode == 'acquire' and not overage and not block_for
 local brief, latest = packed and server_time and tick == 1, now_us + 2 * longest + 1000000
 
 local count, calls = packed and given or 1, 1
@@ -288,7 +295,7 @@ for index = 1, count do repeat
   if wanted * calls > remaining then allowed = (remaining - remaining % wanted) / wanted end
   local change = allowed * wanted
 
-  local writes, blocked, counted, tail = true, false, false, ''
+  local writes, blocked, counted, blocks, tail = true, false, false, false, ''
   if noted or not plain then
     if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
     blocked = blocked_until > now_us
@@ -306,6 +313,10 @@ for index = 1, count do repeat
       change = 0
     end
 
+    -- A denial blocks the key, but for one that no wait would end.
+    if block_for and allowed == 0 and writes and not blocked and wanted <= limit then
+      blocked_until, blocked, blocks = now_us + block_for, true, true
+    end
     if denials > 0 and (now_us < denied_since or now_us - denied_since >= longest) then denials = 0 end
     counted = overage and allowed == 0 and writes
     if counted then
@@ -353,7 +364,7 @@ for index = 1, count do repeat
     if allowed == 0 and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
   end
 
-  local settles = change ~= 0 or mode == 'block'
+  local settles = change ~= 0 or mode == 'block' or blocks
   if settles or changed or counted then
     -- Whether the key's expiry lies between what it has to outlive, this reset and the time of counted denials, and the
     -- longest that it may be armed for.

@@ -8,7 +8,7 @@
 --   for each shard, in the order of KEYS: its script's name, the count of its own arguments, the arguments
 --   then, for both:
 --   cost    units  0 ..
---   mode    -      acquire | peek | reserve | at-most | refund | penalty; and its options
+--   mode    -      acquire | peek | reserve | at-most | refund | penalty; and its options, but for +block
 --   now_us  us     0 .. 2^52, or -1 for the server's time
 --
 -- Reply
@@ -50,6 +50,8 @@ elseif #shards < 2 or #ARGV > at + 2 then
   fault = 'no known script: ' .. (ARGV[at] or '')
 elseif #shards > 2 or #KEYS ~= 2 or KEYS[1] == KEYS[2] then
   fault = 'KEYS and scripts are not two'
+elseif mode and string.find(mode, '+block', 1, true) then
+  fault = 'a block of one shard alone: ' .. mode
 elseif not (now_us and tonumber(cost) and tonumber(now_us) and OPERATIONS[operation]) then
   for offset, name in ipairs({ 'cost', 'mode', 'now_us' }) do
     local given = ARGV[at + offset - 1]

@@ -26,7 +26,8 @@ pub struct Decision {
     pub reset_after: Duration,
     /// Units that this call took.
     pub granted: u64,
-    /// Whether the key is blocked, whatever it has left.
+    /// Whether the key is blocked, whatever it has left: by [`block`](crate::Limiter::block), or by a denial of a rule that
+    /// [says so](crate::Rule::block_for), this one included.
     pub blocked: bool,
     /// Denied calls in the time of the limit's longest reset from the first of them: a surge is told from a small
     /// excess by it. None unless the rule [counts them](crate::Rule::count_denials).

@@ -17,7 +17,8 @@ use crate::decision::Decision;
 /// changed its rule (or Redis lost the key, or its clock was stepped), and then for [a second](Self::longest) at most.
 /// What this process does to a key by [`refund`](crate::Limiter::refund), [`settle`](crate::Limiter::settle),
 /// [`reset`](crate::Limiter::reset) and the like is known at once, in all clones of the limiter and all that share the
-/// cache. Permits, remembered ids, counted denials and times of the caller's own always go to Redis.
+/// cache. Permits, remembered ids, counted denials and times of the caller's own always go to Redis. A denial that is
+/// repeated here doesn't reach Redis, so it doesn't [block](crate::Rule::block_for) the key anew.
 ///
 /// ```
 /// use std::time::Duration;

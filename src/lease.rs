@@ -82,7 +82,7 @@ impl Limiter {
     /// # Errors
     ///
     /// Anything but one limit, a token bucket, gcra or fixed window that doesn't start at the first hit, without shards, with
-    /// a burst of at least twice the processes; a rule that counts denials; a request with an id, a time or a cost.
+    /// a burst of at least twice the processes; a rule that counts denials or blocks for them; a request with an id, a time or a cost.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -131,6 +131,9 @@ impl Limiter {
         }
         if rule.counts_denials() {
             return Err(bad("a rule that doesn't count denials, which a batch's would be"));
+        }
+        if rule.blocks_for().is_some() {
+            return Err(bad("a rule without block_for, since a batch that is denied would block everybody"));
         }
         if request.has_id() || request.time().is_some() || request.has_cost() {
             let why = "expected a request without an id and a time, and the cost with each acquire";

@@ -133,7 +133,7 @@ impl Limiter {
     }
 
     /// What [`acquire`](Self::acquire) would answer, taking nothing; `remaining` and `reset_after` are those of the
-    /// untouched key.
+    /// untouched key, and so is the wait where an acquire would [block](Rule::block_for) it.
     ///
     /// # Errors
     ///

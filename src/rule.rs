@@ -8,10 +8,13 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::RuleError;
 use crate::key;
 use crate::limit::Limit;
+use crate::limit::exact::LONGEST;
+use crate::limit::text::Period;
 
 pub use policy::OnError;
 
@@ -34,6 +37,10 @@ pub struct Rule {
     tag: Option<String>,
     on_change: Change,
     counts_denials: bool,
+    /// In whole microseconds.
+    block_for: Option<Duration>,
+    /// The three above, as scripts are told of them. Empty by default.
+    options: String,
     /// The limiter's, if none.
     on_error: Option<OnError>,
     cost: u64,
@@ -87,8 +94,18 @@ impl Rule {
 
     fn unnamed(limit: Limit) -> Self {
         let counts = vec![Count::new("", limit, None)];
-        let (on_change, counts_denials) = (Change::KeepUsed, false);
-        Self { name: None, counts, tag: None, on_change, counts_denials, on_error: None, cost: 1, hash_keys: None }
+        Self {
+            name: None,
+            counts,
+            tag: None,
+            on_change: Change::KeepUsed,
+            counts_denials: false,
+            block_for: None,
+            options: String::new(),
+            on_error: None,
+            cost: 1,
+            hash_keys: None,
+        }
     }
 
     /// The same limits under this name.
@@ -151,7 +168,7 @@ impl Rule {
     #[must_use]
     pub fn on_change(mut self, change: Change) -> Self {
         self.on_change = change;
-        self
+        self.spelled()
     }
 
     /// Whether denied calls are counted (by default they aren't), for [`Decision::overage`](crate::Decision::overage).
@@ -159,7 +176,38 @@ impl Rule {
     #[must_use]
     pub fn count_denials(mut self, yes: bool) -> Self {
         self.counts_denials = yes;
-        self
+        self.spelled()
+    }
+
+    /// Blocks a key for this long, as [`Limiter::block`](crate::Limiter::block) does, when a call on it is denied: in the
+    /// same script, so it costs no round trip more. Denials while it is blocked write nothing and don't extend the block.
+    /// Default: none.
+    ///
+    /// An acquire, a reservation or an at-most blocks; a peek doesn't, and tells the wait without the block that an acquire
+    /// would make. Of several limits, the keys of those that deny are blocked, and no other. A cost that could never be
+    /// allowed blocks nothing. [`unblock`](crate::Limiter::unblock) and [`reset`](crate::Limiter::reset) lift the block.
+    ///
+    /// # Errors
+    ///
+    /// Anything but whole microseconds from 1 µs to 71 years; a limit with shards, of which one alone would be blocked.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate::Rule;
+    ///
+    /// let quarter = Duration::from_secs(15 * 60);
+    /// let rule = "sliding-log 5/15m".parse::<Rule>()?.named("logins")?.block_for(quarter)?;
+    /// assert_eq!(rule.blocks_for(), Some(quarter));
+    /// # Ok::<(), tollgate::RuleError>(())
+    /// ```
+    pub fn block_for(mut self, time: Duration) -> Result<Self, RuleError> {
+        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        if us == 0 || us > LONGEST || !time.subsec_nanos().is_multiple_of(1000) {
+            let expected = "expected whole microseconds, from 1us to 71 years";
+            return Err(RuleError::new(format!("block_for: {expected}, got {time:?}")));
+        }
+        self.block_for = Some(time);
+        self.spelled().checked()
     }
 
     /// Cost of a request that [doesn't set one](crate::Request::cost), in units. Default: 1; 0 takes nothing.
@@ -195,6 +243,12 @@ impl Rule {
     #[must_use]
     pub fn hashes_keys(&self) -> Option<bool> {
         self.hash_keys
+    }
+
+    /// How long a denied key is [blocked](Self::block_for), if it is.
+    #[must_use]
+    pub fn blocks_for(&self) -> Option<Duration> {
+        self.block_for
     }
 
     /// The name; none of a rule that was read from its text and not yet [named](Self::named). Rules of one name share
@@ -262,19 +316,30 @@ impl Rule {
     }
 
     /// What a script is told beside the mode.
-    pub(crate) fn options(&self) -> &'static str {
-        match (self.on_change, self.counts_denials) {
-            (Change::KeepUsed, false) => "",
-            (Change::KeepUsed, true) => "+overage",
-            (Change::AsIs, false) => "+as-is",
-            (Change::AsIs, true) => "+as-is+overage",
-            (Change::Reset, false) => "+reset",
-            (Change::Reset, true) => "+reset+overage",
-        }
+    pub(crate) fn options(&self) -> &str {
+        &self.options
+    }
+
+    /// With its options spelled anew, once for all calls.
+    fn spelled(mut self) -> Self {
+        let change = match self.on_change {
+            Change::KeepUsed => "",
+            Change::AsIs => "+as-is",
+            Change::Reset => "+reset",
+        };
+        let overage = if self.counts_denials { "+overage" } else { "" };
+        let block = self.block_for.map(|time| format!("+block={}", time.as_micros())).unwrap_or_default();
+        self.options = [change, overage, &block].concat();
+        self
     }
 
     pub(crate) fn counts_denials(&self) -> bool {
         self.counts_denials
+    }
+
+    /// How long a denied key is blocked, as it is written.
+    fn block_period(&self) -> Option<Period> {
+        self.block_for.map(|time| Period(u64::try_from(time.as_micros()).unwrap_or(LONGEST)))
     }
 
     /// Makes the first limit count this part of the request.
@@ -308,6 +373,10 @@ impl Rule {
             if limit.shards() > 1 && self.counts.len() > 1 {
                 let why = "alone in its rule, since each of its shards has a slot of its own";
                 return Err(self.error(&format!("expected a limit with shards to be {why}, got {self}")));
+            }
+            if let (2.., Some(time)) = (limit.shards(), self.block_period()) {
+                let why = "without shards beside block_for, since a denial would block one shard alone";
+                return Err(self.error(&format!("expected a limit {why}, got {limit} and block_for {time}")));
             }
             if self.cost > most {
                 let what = if limit.shards() > 1 { "the smallest share of" } else { "all that is ever admitted by" };

@@ -60,8 +60,8 @@ pub(crate) struct Call<'a> {
     pub(crate) marker: Option<&'a Marker>,
     pub(crate) cost: u64,
     pub(crate) mode: Mode,
-    /// What follows the mode: how the rule treats changed numbers, and whether denials are counted.
-    pub(crate) options: &'static str,
+    /// What follows the mode: how the rule treats changed numbers, whether denials are counted, and for how long they block.
+    pub(crate) options: &'a str,
     /// Microseconds since the epoch; the server's time if none.
     pub(crate) now_us: Option<u64>,
 }

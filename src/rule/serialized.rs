@@ -3,6 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
@@ -10,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Change, Count, Limit, OnError, Rule};
 use crate::error::RuleError;
+use crate::limit::text::Period;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -25,6 +27,8 @@ struct Table {
     on_change: Change,
     #[serde(default, skip_serializing_if = "is_default")]
     overage: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    block_for: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hash_keys: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -102,7 +106,9 @@ impl Serialize for Rule {
             Some(OnError::Local { processes }) => (Some(Policy::Local), Some(processes)),
         };
         let (on_change, overage, cost, hash_keys) = (self.on_change, self.counts_denials, self.cost, self.hash_keys);
-        Table { name, limits, tag, cost, on_change, overage, hash_keys, on_error, processes }.serialize(serializer)
+        let block_for = self.block_period().map(|time| time.to_string());
+        Table { name, limits, tag, cost, on_change, overage, block_for, hash_keys, on_error, processes }
+            .serialize(serializer)
     }
 }
 
@@ -147,6 +153,10 @@ impl Table {
         }
         rule = rule.on_change(self.on_change).count_denials(self.overage).cost(self.cost)?;
         rule.hash_keys = self.hash_keys;
+        if let Some(text) = self.block_for {
+            let Period(us) = text.parse().map_err(|error: RuleError| RuleError::new(format!("block_for: {error}")))?;
+            rule = rule.block_for(Duration::from_micros(us))?;
+        }
         match on_error {
             Some(on_error) => rule.on_error(on_error),
             None => Ok(rule),

@@ -395,14 +395,16 @@ fn law_8_every_operation_is_exact_up_to_the_largest_numbers() {
         (Change::AsIs, oracles::Change::AsIs),
         (Change::Reset, oracles::Change::Reset),
     ]);
-    let cases = (limits, calls_at_the_bounds(), strategy, any::<bool>());
-    everywhere(cases, |engine, ((limit, other), calls, (change, of), counting)| {
-        let mut subject = engine.subject(limit.clone()).with(change, counting);
+    let block_for = proptest::option::weighted(0.3, large(1 << 51));
+    let cases = (limits, calls_at_the_bounds(), strategy, any::<bool>(), block_for);
+    everywhere(cases, |engine, ((limit, other), calls, (change, of), counting, block_for)| {
+        let mut subject = engine.subject(limit.clone()).with(change, counting, block_for);
         let mut oracle = oracle(&limit);
         oracle.on_change(of);
         if counting {
             oracle.count_denials();
         }
+        oracle.block_for(block_for);
         let (mut now, mut next): (Micros, _) = (1 << 50, other);
         for (verb, clock, units) in calls {
             let limit = subject.limit().clone();

@@ -1,6 +1,7 @@
 //! One binary for all tests that need more than a single module. A missing redis-server is a failure, never a skip.
 
 mod beyond;
+mod block;
 #[cfg_attr(not(feature = "tls"), allow(dead_code))]
 mod certificates;
 mod chaos;

@@ -45,14 +45,18 @@ fn changes() -> impl Strategy<Value = (Change, oracle::Change)> {
 
 #[test]
 fn every_operation_is_the_oracles() {
-    let cases = (two_limits(), beginning(), calls(), changes(), any::<bool>());
-    everywhere(cases, |engine, ((limit, other), begin, calls, (change, of), counting)| {
-        let mut subject = engine.subject(limit.clone()).with(change, counting);
+    // Up to three times the longest reset, in hundredths of it.
+    let blocks = proptest::option::weighted(0.3, 0..300_u64);
+    let cases = (two_limits(), beginning(), calls(), changes(), any::<bool>(), blocks);
+    everywhere(cases, |engine, ((limit, other), begin, calls, (change, of), counting, blocks)| {
+        let block_for = blocks.map(|parts| micros(limit.longest_reset()) / 100 * parts + 1);
+        let mut subject = engine.subject(limit.clone()).with(change, counting, block_for);
         let mut oracle = oracle_of(&limit);
         oracle.on_change(of);
         if counting {
             oracle.count_denials();
         }
+        oracle.block_for(block_for);
         let holds = limit.algorithm().holds();
         let (mut now, mut next) = (begin, other);
         for (verb, step) in calls {

@@ -72,6 +72,8 @@ pub struct Oracle {
     /// writes.
     written: Option<Written>,
     counts_denials: bool,
+    /// How long a denial blocks the key.
+    block_for: Option<u64>,
     /// When calls were denied, as far as that is counted: forgotten all at once (`denials`).
     denied: Vec<u64>,
 }
@@ -101,7 +103,7 @@ struct Found {
 impl Oracle {
     pub fn new(spec: Spec) -> Self {
         let _checked = Rule::of(spec);
-        Oracle { spec, on_change: Change::KeepUsed, written: None, counts_denials: false, denied: Vec::new() }
+        Oracle { spec, on_change: Change::KeepUsed, written: None, counts_denials: false, block_for: None, denied: Vec::new() }
     }
 
     /// From now on denials are counted.
@@ -113,7 +115,8 @@ impl Oracle {
     pub fn acquire(&mut self, cost: u64, now_us: u64) -> Answer {
         let rule = Rule::of(self.spec);
         let mut found = self.find(now_us);
-        let retry = found.unblocked(rule.retry(&found, cost, rule.capacity, now_us), now_us);
+        let retry = rule.retry(&found, cost, rule.capacity, now_us);
+        let retry = self.wait_or_block(&mut found, retry, now_us);
         if retry == Retry::Now {
             rule.charge(&mut found, rule.in_parts(cost), now_us);
         }
@@ -134,8 +137,8 @@ impl Oracle {
         let rule = Rule::of(self.spec);
         assert!(matches!(rule.kind, Kind::Bucket | Kind::Window), "counts and permits know no debt");
         let mut found = self.find(now_us);
-        let mut retry = rule.retry(&found, cost, rule.capacity + rule.debt, now_us);
-        retry = found.unblocked(retry, now_us);
+        let retry = rule.retry(&found, cost, rule.capacity + rule.debt, now_us);
+        let mut retry = self.wait_or_block(&mut found, retry, now_us);
         let allowed = retry == Retry::Now;
         if allowed && cost > 0 {
             // As taken at `at` itself, so that a wait is that of an acquire of the same cost.

@@ -11,7 +11,7 @@ use crate::tidy::read;
 const T: &str = "1000000000000000";
 
 /// A script's whole text.
-fn text(name: &str) -> String {
+pub(crate) fn text(name: &str) -> String {
     if let Some(algorithm) = Algorithm::all().find(|algorithm| algorithm.script().name() == name) {
         return algorithm.script().text().to_owned();
     }

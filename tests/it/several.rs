@@ -1,5 +1,7 @@
 //! Several limits at once: each is charged, or none. Against one oracle per limit.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 use tollgate::{Limit, Request, Rule};
 
@@ -23,8 +25,12 @@ fn rule_of(limits: &[Limit]) -> Rule {
 
 #[test]
 fn either_every_limit_is_charged_or_none() {
-    everywhere((rules(), beginning(), steps(1..=40)), |engine, (limits, begin, steps)| {
-        let rule = rule_of(&limits);
+    let blocks = proptest::option::weighted(0.4, 1..30_000_000_u64);
+    everywhere((rules(), beginning(), steps(1..=40), blocks), |engine, (limits, begin, steps, blocks)| {
+        let mut rule = rule_of(&limits);
+        if let Some(time) = blocks {
+            rule = rule.block_for(Duration::from_micros(time)).expect("a good time");
+        }
         let key = engine.fresh_key();
         // Times and costs aim at the edges of the first limit.
         let leader = engine.subject(limits[0].clone());
@@ -38,6 +44,9 @@ fn either_every_limit_is_charged_or_none() {
                 engine.runtime.block_on(engine.limiter.acquire(&rule, by_own_id(&rule, request))).expect("a decision");
             let peeks: Vec<Answer> = oracles.iter().map(|oracle| oracle.peek(cost, then)).collect();
             let all = peeks.iter().all(|peek| peek.allowed);
+            // What could never be allowed blocks no key, whichever limit says so.
+            let never = peeks.iter().any(|peek| peek.retry == Retry::Never);
+            oracles.iter_mut().for_each(|oracle| oracle.block_for(blocks.filter(|_| !never)));
             // A limit that denies is called, and may be brought back to now; one that would allow isn't touched.
             let expected: Vec<Answer> = oracles
                 .iter_mut()
@@ -47,11 +56,10 @@ fn either_every_limit_is_charged_or_none() {
             prop_assert_eq!(decision.allowed, all);
             for (own, expected) in decision.limits.iter().zip(&expected) {
                 prop_assert_eq!(
-                    (own.allowed, own.limit, own.remaining),
-                    (expected.allowed, expected.limit, expected.remaining)
+                    (own.allowed, own.limit, own.remaining, own.blocked),
+                    (expected.allowed, expected.limit, expected.remaining, expected.blocked)
                 );
             }
-            let never = expected.iter().any(|answer| answer.retry == Retry::Never);
             let longest = expected.iter().filter_map(|answer| match answer.retry {
                 Retry::AfterUs(wait) => Some(wait),
                 _ => None,

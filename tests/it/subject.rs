@@ -24,6 +24,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) key: String,
     change: Change,
     counting: bool,
+    block_for: Option<Micros>,
 }
 
 /// A rule of each algorithm that keeps a string.
@@ -63,7 +64,7 @@ impl Engine {
     /// A rule on a key that nobody used before.
     pub(crate) fn subject(&self, limit: Limit) -> Subject<'_> {
         let key = self.fresh_key();
-        Subject { engine: self, rule: rule(limit), key, change: Change::KeepUsed, counting: false }
+        Subject { engine: self, rule: rule(limit), key, change: Change::KeepUsed, counting: false, block_for: None }
     }
 }
 
@@ -156,13 +157,16 @@ impl Subject<'_> {
     /// The same key under other numbers.
     pub(crate) fn changed(&self, limit: Limit) -> Self {
         let fresh = Self { rule: rule(limit), key: self.key.clone(), ..*self };
-        fresh.with(self.change, self.counting)
+        fresh.with(self.change, self.counting, self.block_for)
     }
 
-    /// The same under a rule that treats changes so, and counts denials or not.
-    pub(crate) fn with(mut self, change: Change, counting: bool) -> Self {
-        (self.change, self.counting) = (change, counting);
+    /// The same under a rule that treats changes so, counts denials or not, and blocks for them or not.
+    pub(crate) fn with(mut self, change: Change, counting: bool, block_for: Option<Micros>) -> Self {
+        (self.change, self.counting, self.block_for) = (change, counting, block_for);
         self.rule = self.rule.on_change(change).count_denials(counting);
+        if let Some(time) = block_for {
+            self.rule = self.rule.block_for(Duration::from_micros(time)).expect("no shards, and a good time");
+        }
         self
     }
 

@@ -153,6 +153,8 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
     assert_eq!(serde_json::to_value(&read).expect("a value"), rule);
     for more in [
         json!({"on_change": "as-is", "overage": true}),
+        json!({"block_for": "15m"}),
+        json!({"on_change": "reset", "overage": true, "block_for": "1us"}),
         json!({"on_error": "open"}),
         json!({"cost": 3}),
         json!({"hash_keys": false}),
@@ -178,6 +180,17 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
         (json!({"name": "a", "limits": ["gcra 5/1s"], "on_error": "shut"}), "unknown variant `shut`"),
         (json!({"name": "a", "limits": ["gcra 5/1s"], "on_error": "local"}), "expected processes beside"),
         (json!({"name": "a", "limits": ["gcra 5/1s"], "cost": 6}), "cost: expected at most 5"),
+        (
+            json!({"name": "a", "limits": ["gcra 5/1s"], "block_for": "15min"}),
+            "block_for: period: expected a count and a unit (us ms s m h d), such as 15m, got \"15min\"",
+        ),
+        (json!({"name": "a", "limits": ["gcra 5/1s"], "block_for": "0s"}), "block_for: expected whole microseconds"),
+        (json!({"name": "a", "limits": ["gcra 5/1s"], "block_for": "26100d"}), "from 1us to 71 years, got "),
+        (
+            json!({"name": "a", "limits": ["gcra 5/1s shards 2"], "block_for": "90m"}),
+            "rule a: expected a limit without shards beside block_for, since a denial would block one shard alone, \
+             got gcra 5/1s shards 2 and block_for 90m",
+        ),
         (
             json!({"name": "a", "limits": ["gcra 5/1s shards 2"], "cost": 3}),
             "cost: expected at most 2, the smallest share",

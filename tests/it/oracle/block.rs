@@ -14,6 +14,23 @@ impl Oracle {
     }
 }
 
+impl Oracle {
+    /// From now on a denial blocks the key for so long, or not.
+    pub fn block_for(&mut self, time_us: Option<u64>) {
+        self.block_for = time_us;
+    }
+
+    /// The wait of a call that alone would have to wait so long. If that denies it, and the key isn't blocked yet, it is
+    /// from now on, where the rule says so: as by a block at this instant.
+    pub(super) fn wait_or_block(&self, found: &mut Found, own: Retry, now_us: u64) -> Retry {
+        if let (Some(time), Retry::AfterUs(_), false) = (self.block_for, own, found.is_blocked(now_us)) {
+            found.touch(&Rule::of(self.spec));
+            found.until = i128::from(now_us) + i128::from(time);
+        }
+        found.unblocked(own, now_us)
+    }
+}
+
 impl Found {
     pub(super) fn is_blocked(&self, now_us: u64) -> bool {
         self.until > now_us.into()
@@ -128,6 +145,29 @@ mod tests {
             // Giving all back keeps the block.
             (Refund, 1, 100, Some(0), Now, 0, 14), (Acquire, 4, 113, None, AfterUs(1), 0, 1), (Acquire, 4, 114, Some(4), Now, 0, 10),
         ]);
+    }
+
+    #[test]
+    fn a_denial_blocks_by_hand() {
+        let mut o = Oracle::new(bucket(1, 10, 2, 1));
+        o.block_for(Some(15));
+        calls(&mut o, &[
+            // Denied at 100, so blocked until 115: longer than the wait of 10. Denials meanwhile don't extend it.
+            (Acquire, 2, 100, Some(2), Now, 0, 20), (Acquire, 1, 100, None, AfterUs(15), 0, 20), (Acquire, 1, 110, None, AfterUs(5), 0, 10),
+            // What refilled meanwhile is there: one and a half.
+            (AtMost, 2, 115, Some(1), Now, 0, 15), (Refund, 1, 115, Some(0), Now, 1, 5),
+            // A never blocks nobody. Of one and eight tenths two can't be had, and at 130 it is full.
+            (Acquire, 3, 118, None, Never, 1, 2), (Acquire, 2, 118, None, AfterUs(15), 0, 15), (Acquire, 2, 133, Some(2), Now, 0, 20),
+            (AtMost, 1, 133, None, AfterUs(15), 0, 20),
+        ]);
+        // The own wait may be the longer one; coming in between blocks anew.
+        let mut o = Oracle::new(Spec::TokenBucket { rate: 1, period_us: 10, capacity: 1, max_debt: 1, tick_us: 1 });
+        o.block_for(Some(3));
+        calls(&mut o, &[
+            (Reserve, 2, 100, Some(2), AfterUs(10), 0, 20), (Reserve, 1, 100, None, AfterUs(10), 0, 20), (Reserve, 1, 102, None, AfterUs(8), 0, 18),
+            (Reserve, 1, 108, None, AfterUs(3), 0, 12), (Reserve, 1, 110, None, AfterUs(1), 0, 10), (Reserve, 1, 111, Some(1), AfterUs(9), 0, 19),
+        ]);
+        assert_eq!(o.peek(1, 111), Answer { allowed: false, retry: AfterUs(19), ..o.peek(0, 111) }, "a peek blocks nobody");
     }
 
     /// Beside a key that is never blocked but gets the same calls, those a block denies left out:

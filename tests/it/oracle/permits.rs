@@ -43,7 +43,7 @@ impl Oracle {
             Retry::AfterUs(_) if again => Retry::Now,
             own => own,
         };
-        let retry = found.unblocked(own, now_us);
+        let retry = self.wait_or_block(&mut found, own, now_us);
         if retry == Retry::Now && cost > 0 {
             found.renew(&rule, id);
             found.lend(&rule, id, (i128::from(cost) - kept).max(0));
