@@ -1,5 +1,6 @@
 //! The tool, by its standard output, standard error and exit code.
 
+mod block;
 mod input;
 mod messages;
 mod reach;

@@ -2,14 +2,14 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use tollgate::{KeySecret, Limit, LimitDecision, Limiter, Rule};
 
 use crate::Failure;
 use crate::escape::shown;
-use crate::options::Options;
+use crate::options::{self, Options};
 
 /// What a rule is called that is given without a name.
 pub(crate) const UNNAMED: &str = "cli";
@@ -41,8 +41,8 @@ Rules:
 
   There a limit may have a name, and may count another part of the request (key) than the rest. tag
   names the part whose value goes in the braces of every key, so that Redis Cluster keeps them
-  together. --part gives these parts. A rule may also say cost, on_change, overage, hash_keys,
-  on_error and processes.
+  together. --part gives these parts. A rule may also say cost, on_change, overage, block_for,
+  hash_keys, on_error and processes.
 
 Examples:
   tollgate probe \"token-bucket 5/10s\" user:42 --count 7
@@ -73,7 +73,7 @@ impl RulesAndKey {
     }
 }
 
-/// The options that say whose keys a command is about.
+/// The options that say whose keys a command is about, and what denials do to them.
 #[derive(Debug, Args)]
 pub(crate) struct About {
     /// The rule's name, which its keys end with. Default: cli, or the name in its JSON.
@@ -83,6 +83,10 @@ pub(crate) struct About {
     /// touches no others, and can remove them at the end.
     #[arg(long, default_value = "tollgate")]
     prefix: String,
+    /// Blocks a key that is denied for so long, in the same call; denials meanwhile don't extend it. Default: no block, or
+    /// what a rule in JSON says.
+    #[arg(long, value_name = "D", value_parser = options::duration)]
+    block_for: Option<Duration>,
     /// What limits count that don't count the key, and the tag; once for each part that the rule has.
     #[arg(long = "part", value_name = "NAME=VALUE")]
     parts: Vec<OsString>,
@@ -110,6 +114,10 @@ impl About {
             [one] if is_json(one) => from_json(one, self.name.as_deref())?,
             [] => return Err(told("rule: expected at least one, such as \"token-bucket 5/10s\", got none")),
             lines => from_lines(lines, self.name.as_deref().unwrap_or(UNNAMED))?,
+        };
+        let rule = match self.block_for {
+            Some(time) => rule.block_for(time)?,
+            None => rule,
         };
         Subject::of(rule, self.given_parts()?)
     }

@@ -87,6 +87,11 @@ pub(super) fn fits(subject: &Subject) -> Result<(), String> {
     if let Some(limit) = subject.counts_a_part() {
         return Err(format!("{limit}: it counts a part that all keys share, and the audit is of each key by itself"));
     }
+    if subject.rule.blocks_for().is_some() {
+        return Err(
+            "a denial blocks its key, so which call was denied first decides the rest, which can't be known".into()
+        );
+    }
     for limit in subject.rule.limits() {
         let why = if limit.algorithm().holds() {
             "permits are held and released, which the audit doesn't follow".to_owned()

@@ -183,6 +183,9 @@ fn what_cannot_be_judged_says_why() {
         let told = fits(&subject(limits)).unwrap_err();
         assert!(told.contains(why), "{told}");
     }
+    let mut blocking = subject("gcra 5/1s");
+    blocking.rule = blocking.rule.block_for(Duration::from_secs(1)).unwrap();
+    assert!(fits(&blocking).unwrap_err().contains("a denial blocks its key"));
     for limits in LIMITS {
         assert_eq!(fits(&subject(limits)), Ok(()));
     }
