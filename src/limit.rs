@@ -2,7 +2,7 @@
 
 pub(crate) mod exact;
 mod parts;
-pub(crate) mod text;
+mod text;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use crate::algorithm::{Algorithm, Setting};
 use crate::error::RuleError;
 use exact::{EXACT, Exact, LONGEST};
 pub(crate) use parts::Shards;
+pub(crate) use text::Period;
 
 /// The largest limit of a log, whose running totals are kept modulo 2^40.
 const LOG_LIMIT: u64 = 1 << 39;

@@ -12,9 +12,8 @@ use std::time::Duration;
 
 use crate::error::RuleError;
 use crate::key;
-use crate::limit::Limit;
 use crate::limit::exact::LONGEST;
-use crate::limit::text::Period;
+use crate::limit::{Limit, Period};
 
 pub use policy::OnError;
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Change, Count, Limit, OnError, Rule};
 use crate::error::RuleError;
-use crate::limit::text::Period;
+use crate::limit::Period;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -14,8 +14,8 @@ use super::definition::{Action, Cost, Definition, LimitDefinition, Missing};
 use super::error::Place;
 use super::path;
 use crate::error::{Error, Kind};
-use crate::limit::Limit;
-use crate::limit::text::Period;
+use crate::limit::{Limit, Period};
+
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::rule::serialized::Policy;
@@ -379,7 +379,9 @@ fn rule(definition: &Definition, limits: &[LimitDefinition], parts: &mut Vec<(St
     if let Some(yes) = definition.hash_keys {
         rule = rule.hash_keys(yes);
     }
-    time("block_for", definition.block_for.as_deref())?;
+    if let Some(time) = time("block_for", definition.block_for.as_deref())? {
+        rule = rule.block_for(time).map_err(|error| (Place::field("block_for"), error.to_string()))?;
+    }
     let policy = Policy::of(definition.on_error, definition.processes);
     let policy = policy.map_err(|why| (Place::field("on_error"), format!("on_error: expected {why}")))?;
     match policy {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tollgate::redis::{Connection, cmd};
+use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{
     By, Change, Charged, Clock, Decision, DenialCache, Embedded, Limiter, OnError, Redis, Request, RetryAfter, Rule,
 };
@@ -388,6 +389,42 @@ async fn the_denial_cache_remembers_a_block_and_denies_nothing_that_the_engine_w
 }
 
 #[test]
+fn a_set_of_rules_blocks_as_its_definitions_say() {
+    let text = r#"
+        [defaults]
+        block_for = "1h"
+
+        [[rule]]
+        name = "logins"
+        match = { path = "/login" }
+        key = "user"
+        limits = ["sliding-log 1/1m"]
+        block_for = "15m"
+
+        [[rule]]
+        name = "rest"
+        key = "user"
+        limits = ["gcra 1/1m"]
+        overrides = { "user:vip" = "gcra 2/1m" }
+    "#;
+    let engine = Engine::embedded();
+    let rules: RuleSet = text.parse().expect("rules");
+    let denied = |user: &str, path: &str, allowed: usize| {
+        let request = Attributes::new().user(user).path(path);
+        let acquire = || engine.runtime.block_on(engine.limiter.acquire_by(&rules, &request)).expect("a verdict");
+        (0..allowed).for_each(|_| assert!(acquire().allowed, "{user} {path}"));
+        acquire().decision.expect("a decision")
+    };
+    for (user, path, allowed, wait) in [("42", "/login", 1, 900), ("42", "/", 1, 3600), ("vip", "/", 2, 3600)] {
+        let decision = denied(user, path, allowed);
+        assert_eq!((decision.blocked, decision.retry_after), (true, after(wait)), "{user} {path}");
+    }
+    let sharded = text.replace("gcra 1/1m", "gcra 8/1m shards 2");
+    let error = sharded.parse::<RuleSet>().expect_err("shards").to_string();
+    assert!(error.contains("expected a limit without shards beside block_for"), "{error}");
+}
+
+#[test]
 fn what_cannot_be_blocked_by_a_denial_is_refused_when_it_is_built() {
     let minute = Duration::from_secs(60);
     let plain = rule("gcra 8/1s");
@@ -413,58 +450,4 @@ fn what_cannot_be_blocked_by_a_denial_is_refused_when_it_is_built() {
         error,
         "lease: expected a rule without block_for, since a batch that is denied would block everybody, got gcra 8/1s"
     );
-}
-
-/// As callers in other languages spell it.
-#[test]
-fn scripts_refuse_an_option_that_is_malformed() {
-    let server = Server::start();
-    let mut redis = server.connection();
-    let last = |mode: &str| ["1".to_owned(), mode.to_owned(), NOW.to_string()];
-    for (script, own) in [
-        ("token_bucket", "1 1 10000000 1 0"),
-        ("gcra", "1 1 10000000 1 0"),
-        ("fixed_window", "1 1 10000000 0 0"),
-        ("sliding_window_counter", "1 10000000 1"),
-        ("sliding_window_log", "1 10000000"),
-        ("concurrency", "1 10000000 me"),
-    ] {
-        let own: Vec<_> = own.split(' ').map(str::to_owned).collect();
-        let together = [vec![script.to_owned(), own.len().to_string()], own.clone(), vec!["0".to_owned()]].concat();
-        for (name, own) in [(script, own), ("all_or_nothing", together)] {
-            let text = crate::scripts::text(name);
-            let mut call = |mode: &str| -> Result<Vec<i64>, _> {
-                cmd("EVAL").arg(&text).arg(1).arg(script).arg(&own).arg(&last(mode)).query(&mut redis)
-            };
-            for option in [
-                "+block",
-                "+block=",
-                "+block=0",
-                "+block=-1",
-                "+block=1.5",
-                "+block=1e3",
-                "+block=0x10",
-                "+block=x",
-                "+block=2251799813685249",
-                "+block=99999999999999999999",
-                "+block=5x",
-                "+block =5",
-                "+blocks=5",
-                "+block=5+block=6",
-                "+overage=5",
-            ] {
-                let error = call(&format!("acquire{option}")).expect_err(option).to_string();
-                assert!(error.contains("BADARG") && error.contains(script), "{name} {option}: {error}");
-            }
-            for option in ["+block=1", "+block=2251799813685248", "+overage+block=7", "+block=7+as-is"] {
-                let peeked = call(&format!("peek{option}")).unwrap_or_else(|error| panic!("{name} {option}: {error}"));
-                assert_eq!(peeked[0], 1, "{name} {option}");
-            }
-        }
-    }
-    let bucket = ["gcra", "5", "1", "1", "10000000", "1", "0"];
-    let call = [&bucket[..], &bucket, &["1", "acquire+block=5", "-1"]].concat();
-    let text = crate::scripts::text("two_choices");
-    let error = cmd("EVAL").arg(text).arg(2).arg(&["a", "b"]).arg(&call).exec(&mut redis).expect_err("shards");
-    assert!(error.to_string().contains("a block of one shard alone: acquire+block=5"), "{error}");
 }

@@ -11,7 +11,7 @@ use crate::tidy::read;
 const T: &str = "1000000000000000";
 
 /// A script's whole text.
-pub(crate) fn text(name: &str) -> String {
+fn text(name: &str) -> String {
     if let Some(algorithm) = Algorithm::all().find(|algorithm| algorithm.script().name() == name) {
         return algorithm.script().text().to_owned();
     }
@@ -432,4 +432,56 @@ fn a_long_log_whose_denials_were_counted_is_as_new_once_all_is_given_back() {
     assert_eq!(call(99, "acquire", 700_002)[..3], [1, 100, 1]);
     assert_eq!(call(23, "acquire", 1_255_000)[..3], [0, 100, 1], "99 of them half a second ago");
     assert_eq!(call(1, "acquire", 1_255_000)[..3], [1, 100, 0]);
+}
+
+#[test]
+fn scripts_refuse_an_option_that_is_malformed() {
+    let (_server, mut redis) = server();
+    let last = |mode: &str| ["1".to_owned(), mode.to_owned(), T.to_owned()];
+    for (script, own) in [
+        ("token_bucket", "1 1 10000000 1 0"),
+        ("gcra", "1 1 10000000 1 0"),
+        ("fixed_window", "1 1 10000000 0 0"),
+        ("sliding_window_counter", "1 10000000 1"),
+        ("sliding_window_log", "1 10000000"),
+        ("concurrency", "1 10000000 me"),
+    ] {
+        let own: Vec<_> = own.split(' ').map(str::to_owned).collect();
+        let together = [vec![script.to_owned(), own.len().to_string()], own.clone(), vec!["0".to_owned()]].concat();
+        for (name, own) in [(script, own), ("all_or_nothing", together)] {
+            let script_text = text(name);
+            let mut call = |mode: &str| -> Result<Vec<i64>, _> {
+                cmd("EVAL").arg(&script_text).arg(1).arg(script).arg(&own).arg(&last(mode)).query(&mut redis)
+            };
+            for option in [
+                "+block",
+                "+block=",
+                "+block=0",
+                "+block=-1",
+                "+block=1.5",
+                "+block=1e3",
+                "+block=0x10",
+                "+block=x",
+                "+block=2251799813685249",
+                "+block=99999999999999999999",
+                "+block=5x",
+                "+block =5",
+                "+blocks=5",
+                "+block=5+block=6",
+                "+overage=5",
+            ] {
+                let error = call(&format!("acquire{option}")).expect_err(option).to_string();
+                assert!(error.contains("BADARG") && error.contains(script), "{name} {option}: {error}");
+            }
+            for option in ["+block=1", "+block=2251799813685248", "+overage+block=7", "+block=7+as-is"] {
+                let peeked = call(&format!("peek{option}")).unwrap_or_else(|error| panic!("{name} {option}: {error}"));
+                assert_eq!(peeked[0], 1, "{name} {option}");
+            }
+        }
+    }
+    let bucket = ["gcra", "5", "1", "1", "10000000", "1", "0"];
+    let call = [&bucket[..], &bucket, &["1", "acquire+block=5", "-1"]].concat();
+    let script_text = text("two_choices");
+    let error = cmd("EVAL").arg(script_text).arg(2).arg(&["a", "b"]).arg(&call).exec(&mut redis).expect_err("shards");
+    assert!(error.to_string().contains("a block of one shard alone: acquire+block=5"), "{error}");
 }
