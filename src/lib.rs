@@ -33,6 +33,7 @@
 //! - `key`: how keys are spelled in Redis.
 //! - [`Script`]: a script's text and digest, and one call of it.
 //! - [`Limiter`]: one call: rule + key + cost -> decision.
+//! - `rules`: which rule applies to a request; out of a file, which is followed as it changes.
 //! - `batch`: decisions that are made together. `denials`: those that are remembered in the process.
 //! - `wait`: waiting until a request is allowed. `hold`: permits for as long as a value lives.
 //! - [`Lease`]: units of a hot limit, taken in batches and spent in the process.

@@ -32,7 +32,7 @@
 //! # fn main() {}
 //! ```
 //!
-//! The [guide](crate::guide#rules-in-a-file) has the whole format.
+#![doc = include_str!("rules/format.md")]
 
 mod attributes;
 mod compiled;

@@ -60,7 +60,7 @@ pub struct Defaults {
     pub retry_after: Option<String>,
 }
 
-/// One rule of a set as it is written, field by field as in a [file](crate::guide#rules-in-a-file). It is checked when a
+/// One rule of a set as it is written, field by field as in a [file](super#the-file). It is checked when a
 /// [`RuleSet`](super::RuleSet) is built of it.
 ///
 /// ```
