@@ -211,6 +211,25 @@ fn files_include_others_by_name_or_by_directory() {
     assert!(error.contains("teams/b.toml: expected [[rule]] alone in an included file"), "{error}");
 }
 
+#[test]
+fn the_file_in_the_documentation_does_what_it_says() {
+    let format = crate::tidy::read("src/rules/format.md");
+    let (_, rest) = format.split_once("```toml\n").expect("a file");
+    let rules = set(rest.split_once("```").expect("its end").0);
+    let of = |request: Attributes<'_>| applies(&rules, &request);
+    let login = || Attributes::new().method("POST").path("/api/v1/login/");
+    assert_eq!(of(login().ip([10, 0, 0, 1].into())).as_deref(), Some("office"));
+    assert_eq!(of(login().ip([192, 0, 2, 1].into())).as_deref(), Some("logins"));
+    let paid = Attributes::new().tier("trial").user("7").set("org", "acme").path("/api/v1/items").set("units", "3");
+    assert_eq!(of(paid).as_deref(), Some("paid"));
+    assert_eq!(of(Attributes::new().path("/")).as_deref(), Some("everyone"));
+    assert_eq!(
+        rules.rule("paid").expect("limits").to_string(),
+        "token-bucket 1000/1h burst 20, fixed-window 100000/1d"
+    );
+    assert_eq!(rules.rule("logins").expect("limits").blocks_for(), Some(std::time::Duration::from_secs(900)));
+}
+
 /// The format as the design has it.
 #[test]
 fn the_documented_rule_is_read() {
