@@ -95,16 +95,23 @@ impl<'a> Attributes<'a> {
         self
     }
 
-    /// An attribute of your own. Once `path` or `method` is set by this, it is one that was given by its own method; an
-    /// `ip` that can't be read counts as none: [`try_set`](Self::try_set) says so.
+    /// An attribute of your own. `ip`, `path` and `method` are read as by their own methods; of those, what can't be read
+    /// counts as missing: [`try_set`](Self::try_set) says so instead.
     #[must_use]
     pub fn set(mut self, name: &'a str, value: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
+        let bytes = value.as_ref();
+        let text = || std::str::from_utf8(bytes).ok();
         match name {
-            IP | PATH | METHOD => self.try_set(name, value).unwrap_or_default(),
+            IP => Self {
+                ip: text().and_then(|text| text.parse().ok()).map(|address: IpAddr| address.to_canonical()),
+                ..self
+            },
+            PATH => self.path(text().unwrap_or_default()),
+            METHOD => self.method(text().unwrap_or_default()),
             _ => {
                 match self.others.iter_mut().find(|(other, _)| *other == name) {
-                    Some(set) => set.1 = value.as_ref(),
-                    None => self.others.push((name, value.as_ref())),
+                    Some(set) => set.1 = bytes,
+                    None => self.others.push((name, bytes)),
                 }
                 self
             }
@@ -117,21 +124,14 @@ impl<'a> Attributes<'a> {
     ///
     /// An `ip` that is no address, or a `path` or `method` that isn't UTF-8.
     pub fn try_set(self, name: &'a str, value: &'a (impl AsRef<[u8]> + ?Sized)) -> Result<Self, Error> {
-        let bytes = value.as_ref();
-        let bad = |expected| {
-            let got = String::from_utf8_lossy(bytes);
-            Error::new(Kind::Input, format!("{name}: expected {expected}, got {got:?}"))
+        let (bytes, given) = (value.as_ref(), self.set(name, value));
+        let expected = match name {
+            IP if given.ip.is_none() => "an address such as 192.0.2.1 or 2001:db8::1",
+            PATH | METHOD if std::str::from_utf8(bytes).is_err() => "UTF-8",
+            _ => return Ok(given),
         };
-        let text = || std::str::from_utf8(bytes);
-        match name {
-            IP => {
-                let address = text().ok().and_then(|text| text.parse().ok());
-                Ok(self.ip(address.ok_or_else(|| bad("an address such as 192.0.2.1 or 2001:db8::1"))?))
-            }
-            PATH => Ok(self.path(text().map_err(|_| bad("UTF-8"))?)),
-            METHOD => Ok(self.method(text().map_err(|_| bad("UTF-8"))?)),
-            _ => Ok(self.set(name, bytes)),
-        }
+        let got = String::from_utf8_lossy(bytes);
+        Err(Error::new(Kind::Input, format!("{name}: expected {expected}, got {got:?}")))
     }
 
     /// The bytes of an attribute that isn't an address, a path or a method.

@@ -147,6 +147,25 @@ fn an_empty_attribute_is_one_that_is_missing() {
 }
 
 #[test]
+fn attributes_by_their_names_are_read_as_by_their_methods() {
+    let rules = set(LOGIN);
+    let named = |address: &'static str| {
+        Attributes::new().set("ip", address).set("method", "post").set("path", "//api/v1/login").set("org", "acme")
+    };
+    assert_eq!(key(&rules, &named("::ffff:192.0.2.1")), key(&rules, &named("192.0.2.1")));
+    assert!(matches!(rules.applies(&named("nowhere")).expect("a rule").effect, Effect::Missing("ip")));
+    for (name, value, told) in [
+        ("ip", &b"nowhere"[..], "ip: expected an address such as 192.0.2.1 or 2001:db8::1, got \"nowhere\""),
+        ("path", b"/\xff", "path: expected UTF-8, got "),
+        ("method", b"\xff", "method: expected UTF-8, got "),
+    ] {
+        let error = Attributes::new().try_set(name, value).expect_err(name);
+        assert!(error.is_input() && error.to_string().starts_with(told), "{error}");
+    }
+    assert!(Attributes::new().try_set("org", b"\xff").is_ok());
+}
+
+#[test]
 fn long_and_deep_paths_are_read_in_time_that_grows_with_them() {
     let rules = set("[[rule]]\nname = \"all\"\nmatch = { path = \"/*/*/*/a/*\" }\naction = \"block\"");
     for path in ["/a".repeat(500_000), "/%2e%2e".repeat(200_000), "/%2F".repeat(300_000), "%".repeat(1_000_000)] {
