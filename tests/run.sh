@@ -15,7 +15,7 @@ version=$(redis-server --version | sed -n 's/.*v=\([0-9.]*\).*/\1/p')
 echo "redis-server $version"
 
 # Each set of features builds by itself: features only add.
-for features in '' serde tls embedded embedded,serde; do
+for features in '' serde rules tls embedded embedded,serde; do
     cargo check --quiet --lib --no-default-features --features "$features"
 done
 cargo check --quiet --bins --no-default-features --features cli
