@@ -136,9 +136,13 @@ impl Index {
             self.paths.lists(path, &mut lists);
         }
         match sought.net {
-            Some(IpNet::V4(net)) => lists.extend(self.v4.cover_values(&net).map(SmallVec::as_slice)),
-            Some(IpNet::V6(net)) => lists.extend(self.v6.cover_values(&net).map(SmallVec::as_slice)),
-            None => {}
+            Some(IpNet::V4(net)) if !self.v4.is_empty() => {
+                self.v4.cover_values(&net).for_each(|places| lists.push(places));
+            }
+            Some(IpNet::V6(net)) if !self.v6.is_empty() => {
+                self.v6.cover_values(&net).for_each(|places| lists.push(places));
+            }
+            _ => {}
         }
         if !self.methods.is_empty()
             && let Some(method) = sought.method

@@ -148,9 +148,10 @@ fn follow(watched: &Weak<Watched>, mut sight: Sight, reloaded: &dyn Fn(Result<&R
         sight.taken = Some(sight.digest);
         match read {
             Ok(rules) => {
-                shared.current.store(Arc::new(rules.clone()));
+                // Whoever sees the new rules sees what is said of them, too.
                 *shared.error.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 shared.reloads.fetch_add(1, Ordering::Relaxed);
+                shared.current.store(Arc::new(rules.clone()));
                 reloaded(Ok(&rules));
             }
             Err(error) => {
