@@ -227,6 +227,8 @@ fn half_of_a_file_that_is_being_written_is_not_taken() {
     for round in 1..=20 {
         let text = edition(round);
         let half = text.find("[[rule]]\nname = \"r50\"").expect("its middle");
+        // The file was just looked at: at another moment between two looks each time.
+        std::thread::sleep(Duration::from_millis(round * 37 % 200));
         let began = Instant::now();
         fs::write(&path, &text[..half]).expect("written");
         std::thread::sleep(Duration::from_millis(100));
