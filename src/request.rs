@@ -188,6 +188,13 @@ impl<'a> Request<'a> {
     }
 }
 
+#[cfg(feature = "rules")]
+impl OwnedRequest {
+    pub(crate) fn parts(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.parts.iter().map(|(name, value)| (name.as_str(), value.as_slice()))
+    }
+}
+
 impl Request<'_> {
     /// The time to decide at, in microseconds since the epoch.
     pub(crate) fn now_us(&self) -> Result<Option<u64>, Error> {

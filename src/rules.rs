@@ -45,6 +45,7 @@ mod path;
 mod reload;
 mod verdict;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 use std::str::FromStr;
@@ -111,6 +112,8 @@ pub struct Applies<'s> {
     pub effect: Effect<'s>,
     /// How to answer if it is denied.
     pub response: Option<&'s Response>,
+    /// The key of the override that decides in place of the rule's own limits, if one does: `user:42`.
+    pub overridden: Option<&'s str>,
     rule_name: Option<&'s Arc<str>>,
 }
 
@@ -201,23 +204,67 @@ impl RuleSet {
         self.found(request).map(|(applies, _)| applies)
     }
 
+    /// What the rule of this name makes of a request, whatever it asks of one, and whichever rule applies: to look into
+    /// what it has counted, or to change that. None if there is no such rule.
+    ///
+    /// # Errors
+    ///
+    /// As of [`applies`](Self::applies).
+    ///
+    /// ```
+    /// use tollgate::rules::{Attributes, Effect, RuleSet};
+    ///
+    /// let rules: RuleSet = r#"
+    ///     [[rule]]
+    ///     name = "logins"
+    ///     match = { path = "/login", method = "POST" }
+    ///     key = "user"
+    ///     limits = ["sliding-log 5/15m"]
+    /// "#
+    /// .parse()?;
+    ///
+    /// let request = Attributes::new().user("42");
+    /// assert_eq!(rules.applies(&request)?.rule, None);
+    /// let logins = rules.by_name("logins", &request)?.expect("a rule of this name");
+    /// let Effect::Limit(charge) = logins.effect else { panic!("it has limits") };
+    /// assert_eq!((charge.key(), charge.cost()), (&b"user:42"[..], 1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn by_name(&self, name: &str, request: &Attributes<'_>) -> Result<Option<Applies<'_>>, Error> {
+        let rule = self.shared.rules.iter().find(|rule| *rule.name == *name);
+        rule.map(|rule| rule.effect(&self.spelled(request))).transpose()
+    }
+
+    /// The shadow rules that a request comes by before the one that applies, in their order: what each would do.
+    #[must_use]
+    pub fn shadows(&self, request: &Attributes<'_>) -> Vec<Applies<'_>> {
+        let request = self.spelled(request);
+        self.shared.shadows(self.shared.find(&request).1, &request)
+    }
+
     /// The same, and what the shadow rules before it would have done.
     pub(crate) fn found(&self, request: &Attributes<'_>) -> Result<(Applies<'_>, Vec<Applies<'_>>), Error> {
-        let request =
-            if self.shared.ignores_case { request.in_lower_case() } else { std::borrow::Cow::Borrowed(request) };
+        let request = self.spelled(request);
         let (place, shadows) = self.shared.find(&request);
         let effect = |place: u32| self.shared.rules[place as usize].effect(&request);
         let applies = place.map_or(Ok(Applies::none()), effect)?;
-        // What a shadow rule can't make sense of is no reason to deny a request.
-        let shadows = shadows.into_iter().filter_map(|place| effect(place).ok()).collect();
-        Ok((applies, shadows))
+        Ok((applies, self.shared.shadows(shadows, &request)))
+    }
+
+    /// An attribute of a request as this set compares it: as [`Attributes::get`] has it, and a path in lower case if the
+    /// set ignores case.
+    #[must_use]
+    pub fn sees<'r>(&self, request: &'r Attributes<'_>, name: &str) -> Option<Cow<'r, [u8]>> {
+        match self.spelled(request) {
+            Cow::Borrowed(request) => request.get(name),
+            Cow::Owned(request) => request.get(name).map(|value| Cow::Owned(value.into_owned())),
+        }
     }
 
     /// The rules that come before the one that applies, and why each doesn't; all of them where none applies.
     #[must_use]
     pub fn passed_over(&self, request: &Attributes<'_>) -> Vec<PassedOver> {
-        let request =
-            if self.shared.ignores_case { request.in_lower_case() } else { std::borrow::Cow::Borrowed(request) };
+        let request = self.spelled(request);
         let (place, _) = self.shared.find(&request);
         let before = place.map_or(self.len(), |place| place as usize);
         let rules = self.shared.rules[..before].iter();
@@ -227,6 +274,11 @@ impl RuleSet {
                 PassedOver { rule: Arc::clone(&rule.name), why: rule.passes_over(&request).unwrap_or_else(shadow) }
             })
             .collect()
+    }
+
+    /// The request as this set compares it.
+    fn spelled<'r, 'a>(&self, request: &'r Attributes<'a>) -> Cow<'r, Attributes<'a>> {
+        if self.shared.ignores_case { request.in_lower_case() } else { Cow::Borrowed(request) }
     }
 
     /// A set of these rules; `locate` says where each rule's field stands.
@@ -240,10 +292,11 @@ impl RuleSet {
             let name = &definitions[at].name;
             let message = if why.starts_with(&format!("rule {name}: ")) { why } else { format!("rule {name}: {why}") };
             let fault = Fault::new(message);
-            faults.push(match locate(at, &place) {
+            let fault = match locate(at, &place) {
                 Some(located) => fault.in_file(&located.file, located.at),
                 None => fault,
-            });
+            };
+            faults.push((at, fault));
         };
         let mut names = HashMap::new();
         let mut rules: Vec<(usize, Compiled)> = Vec::with_capacity(definitions.len());
@@ -277,8 +330,9 @@ impl RuleSet {
         if faults.is_empty() {
             return Ok(Self { shared: Arc::new(Shared { definitions, ..shared }) });
         }
-        faults.truncate(MOST_FAULTS);
-        Err(RuleSetError::new(faults))
+        // Rules that can't apply were found in the order of priority.
+        faults.sort_by_key(|(at, _)| *at);
+        Err(RuleSetError::new(faults.into_iter().take(MOST_FAULTS).map(|(_, fault)| fault).collect()))
     }
 }
 
@@ -310,6 +364,11 @@ impl Shared {
         (found, shadows)
     }
 
+    /// What a shadow rule can't make sense of is no reason to deny a request.
+    fn shadows(&self, places: SmallVec<[u32; 4]>, request: &Attributes<'_>) -> Vec<Applies<'_>> {
+        places.into_iter().filter_map(|place| self.rules[place as usize].effect(request).ok()).collect()
+    }
+
     /// The name of a rule before this one that leaves it nothing to apply to.
     fn hidden_by(&self, place: usize) -> Option<&str> {
         let rule = &self.rules[place];
@@ -324,17 +383,22 @@ impl Shared {
 
 impl Compiled {
     fn effect(&self, request: &Attributes<'_>) -> Result<Applies<'_>, Error> {
-        let effect = match &self.does {
-            Does::Allow => Effect::Allow,
-            Does::Block => Effect::Block,
-            Does::Throttle(throttle) => match throttle.throttled(request)? {
-                Throttled::Allow => Effect::Allow,
-                Throttled::Block => Effect::Block,
-                Throttled::Missing(attribute) => Effect::Missing(attribute),
-                Throttled::Charge { rule, request } => Effect::Limit(Charge { rule, request }),
-            },
+        let (effect, overridden) = match &self.does {
+            Does::Allow => (Effect::Allow, None),
+            Does::Block => (Effect::Block, None),
+            Does::Throttle(throttle) => {
+                let (throttled, overridden) = throttle.throttled(request)?;
+                let effect = match throttled {
+                    Throttled::Allow => Effect::Allow,
+                    Throttled::Block => Effect::Block,
+                    Throttled::Missing(attribute) => Effect::Missing(attribute),
+                    Throttled::Charge { rule, request } => Effect::Limit(Charge { rule, request }),
+                };
+                (effect, overridden)
+            }
         };
-        Ok(Applies { rule: Some(&self.name), effect, response: Some(&self.response), rule_name: Some(&self.name) })
+        let (rule, response) = (Some(&*self.name), Some(&self.response));
+        Ok(Applies { rule, effect, response, overridden, rule_name: Some(&self.name) })
     }
 }
 
@@ -345,7 +409,7 @@ impl Applies<'_> {
     }
 
     fn none() -> Self {
-        Self { rule: None, effect: Effect::Allow, response: None, rule_name: None }
+        Self { rule: None, effect: Effect::Allow, response: None, overridden: None, rule_name: None }
     }
 }
 
@@ -360,6 +424,23 @@ impl<'s> Charge<'s> {
     #[must_use]
     pub fn request(&self) -> Request<'_> {
         Request::from(&self.request)
+    }
+
+    /// What the limits count that don't count by a key of their own: `user:42`.
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        self.request().key
+    }
+
+    /// What the others count, and the hash tag: each by its name in the [rule](Rule::counted_parts).
+    pub fn parts(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.request.parts()
+    }
+
+    /// Units that it takes.
+    #[must_use]
+    pub fn cost(&self) -> u64 {
+        self.request().units(self.rule)
     }
 }
 

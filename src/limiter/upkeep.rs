@@ -82,6 +82,35 @@ impl Limiter {
         Ok(so_far.forgotten)
     }
 
+    /// The key in Redis of each of the rule's limits, in their order, and of each shard of one that has shards. Asks
+    /// nobody.
+    ///
+    /// # Errors
+    ///
+    /// A rule without a name, or one that needs a [secret](Self::key_secret) where there is none; an empty key; a request
+    /// without a part that the rule counts.
+    ///
+    /// ```
+    /// # #[cfg(feature = "embedded")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate::{Embedded, Limiter, Rule};
+    ///
+    /// let limiter = Limiter::new(Embedded::new());
+    /// let rule = "gcra 10/1s, fixed-window 250/1d".parse::<Rule>()?.named("api")?;
+    /// let expected = ["tollgate:{user:42}:api/gcra-1s", "tollgate:{user:42}:api/fixed-window-1d"];
+    /// assert_eq!(limiter.keys(&rule, "user:42")?, expected);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "embedded"))]
+    /// # fn main() {}
+    /// ```
+    pub fn keys<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Vec<String>, Error> {
+        let request = request.into();
+        let targets = rule.counts().iter().flat_map(Count::targets);
+        let key = |target| self.state_key(rule, target, &request);
+        targets.map(|target| key(target).map(|key| String::from_utf8_lossy(&key).into_owned())).collect()
+    }
+
     /// What the state of each of the rule's limits means, in their order, and of each shard of one that has shards. A
     /// round trip for each.
     ///

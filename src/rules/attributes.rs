@@ -134,6 +134,20 @@ impl<'a> Attributes<'a> {
         Err(Error::new(Kind::Input, format!("{name}: expected {expected}, got {got:?}")))
     }
 
+    /// An attribute as rules see it: an address or a path in its one spelling. None if the request doesn't have it.
+    ///
+    /// ```
+    /// use tollgate::rules::Attributes;
+    ///
+    /// let request = Attributes::new().path("//api/./items?page=2");
+    /// assert_eq!(request.get("path").as_deref(), Some(&b"/api/items"[..]));
+    /// assert_eq!(request.get("user"), None);
+    /// ```
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
+        self.counted(name, 128)
+    }
+
     /// The bytes of an attribute that isn't an address, a path or a method.
     pub(super) fn other(&self, name: &str) -> Option<&'a [u8]> {
         let found = self.others.iter().find(|(other, _)| *other == name);

@@ -261,21 +261,24 @@ impl Throttle {
         counted.map(|name| &**name).find(|name| !has(name))
     }
 
-    /// What it makes of this request.
+    /// What it makes of this request, and the key of the override that says so, if one does.
     ///
     /// # Errors
     ///
     /// What the request takes, as an attribute says, is no number.
-    pub(super) fn throttled(&self, request: &Attributes<'_>) -> Result<Throttled<'_>, Error> {
+    pub(super) fn throttled(&self, request: &Attributes<'_>) -> Result<(Throttled<'_>, Option<&str>), Error> {
         if let Some(attribute) = self.missing(request) {
-            return Ok(Throttled::Missing(attribute));
+            return Ok((Throttled::Missing(attribute), None));
         }
         let key = self.spelled_of(&self.key, request);
-        let rule = match self.overrides.get(&*key) {
+        let found = self.overrides.get_key_value(&*key);
+        // Overrides are written as text.
+        let overridden = found.and_then(|(key, _)| std::str::from_utf8(key).ok());
+        let rule = match found.map(|(_, instead)| instead) {
             None => &self.rule,
             Some(Override::Rule(rule)) => rule,
-            Some(Override::Block) => return Ok(Throttled::Block),
-            Some(Override::Allow) => return Ok(Throttled::Allow),
+            Some(Override::Block) => return Ok((Throttled::Block, overridden)),
+            Some(Override::Allow) => return Ok((Throttled::Allow, overridden)),
         };
         let parts: Vec<_> =
             self.parts.iter().map(|(name, part)| (name.as_str(), self.spelled_of(part, request))).collect();
@@ -285,7 +288,7 @@ impl Throttle {
             Some(attribute) => made.cost(units(attribute, request)?),
             None => made,
         };
-        Ok(Throttled::Charge { rule, request: made.into_owned() })
+        Ok((Throttled::Charge { rule, request: made.into_owned() }, overridden))
     }
 
     /// `user:42`, or `user:42|path:/x` of several. No two requests that differ in them have the same.
