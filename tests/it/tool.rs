@@ -4,6 +4,7 @@ mod block;
 mod input;
 mod messages;
 mod reach;
+mod rules;
 
 use std::collections::BTreeMap;
 use std::io::Write;

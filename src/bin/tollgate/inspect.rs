@@ -38,6 +38,9 @@ struct Report<'a> {
     /// What the limit counts.
     key: String,
     rule: &'a str,
+    /// The key of the override that has this limit in place of the rule's own, in a service's set.
+    #[serde(rename = "override", skip_serializing_if = "Option::is_none")]
+    overridden: Option<String>,
     limit_text: String,
     redis_key: String,
     /// From 1, of a limit that has some.
@@ -65,20 +68,19 @@ struct Inspected<'a> {
 
 impl Inspect {
     pub(crate) async fn run(self) -> Outcome {
-        let (rules, key) = self.whom.split()?;
-        let mut subject = self.about.subject(&rules)?;
+        let (mut subject, key) = self.about.whom(&self.whom)?;
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);
         }
         let limiter = self.about.of_service(self.options.limiter_on_redis("look into")?)?;
         let parts = subject.parts();
-        let states = limiter.inspect(&subject.rule, tollgate::Request::new(key).parts(&parts)).await?;
+        let states = limiter.inspect(&subject.rule, tollgate::Request::new(&key).parts(&parts)).await?;
         let mut rest = states.as_slice();
         for (at, limit) in subject.rule.limits().enumerate() {
             let shards = usize::try_from(limit.shards()).unwrap_or(usize::MAX).min(rest.len());
             let (states, others) = rest.split_at(shards);
             rest = others;
-            let inspected = Inspected { subject: &subject, limit, key: subject.counted(Some(at), key), states };
+            let inspected = Inspected { subject: &subject, limit, key: subject.counted(Some(at), &key), states };
             match self.options.shape() {
                 Shape::Jsonl => inspected.print_lines(anstream::stdout())?,
                 Shape::Table => {
@@ -105,7 +107,11 @@ impl Inspected<'_> {
     fn print_table(&self, mut out: impl Write) -> io::Result<()> {
         let count = self.states.len();
         for (at, state) in self.states.iter().enumerate() {
-            let mut lines = vec![("rule", self.subject.name().to_owned()), ("limit", named(self.limit))];
+            let mut lines = vec![("rule", self.subject.name().to_owned())];
+            if let Some(key) = &self.subject.overridden {
+                lines.push(("override", format!("of {}", shown(key.as_bytes()))));
+            }
+            lines.push(("limit", named(self.limit)));
             if count > 1 {
                 lines.push(("shard", format!("{} of {count}", at + 1)));
             }
@@ -128,6 +134,7 @@ impl Inspected<'_> {
         Report {
             key: shown(self.key),
             rule: self.subject.name(),
+            overridden: self.subject.overridden.as_ref().map(|key| shown(key.as_bytes())),
             limit_text: self.limit.to_string(),
             redis_key: shown(state.key.as_bytes()),
             shard: None,

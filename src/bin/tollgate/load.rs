@@ -33,7 +33,7 @@ use tally::Tally;
 #[derive(Debug, Args)]
 #[command(after_long_help = GRAMMAR)]
 pub(crate) struct Load {
-    /// The rule, such as "gcra 100/1s"; several are decided together, all or nothing.
+    /// The rule, such as "gcra 100/1s", or the name of one of --rules; several are decided together, all or nothing.
     #[arg(value_name = "RULE", required = true)]
     rules: Vec<String>,
     /// Calls a second, sent when they are due whether or not earlier ones were answered.
@@ -97,7 +97,7 @@ const TICK: Duration = Duration::from_millis(200);
 
 impl Load {
     pub(crate) async fn run(self) -> Outcome {
-        let subject = self.about.subject(&self.rules)?.follow_policy(&self.options)?;
+        let subject = self.subject()?.follow_policy(&self.options)?;
         let cost = self.cost.unwrap_or(subject.cost);
         let subject = subject.at_cost(cost)?;
         if let Some(address) = self.options.remote().filter(|_| !self.remote) {
@@ -110,7 +110,7 @@ impl Load {
         self.options.say_who_decides();
         let patient = limiter.clone().deadline(PATIENCE);
         // Connects, and ends here if nobody answers.
-        let first = keys::name(0);
+        let (first, _) = subject.drawn(0);
         patient.peek(&subject.rule, Request::new(&first).parts(&subject.parts())).await?;
         let timeline = Timeline::now(subject.name());
         let auditable = self.auditable(&subject, &timeline, &patient).await;
@@ -159,6 +159,21 @@ impl Load {
         }
         let faulty = audit.is_ok_and(|audit| audit.found_faults());
         Ok(if faulty { ExitCode::from(1) } else { code })
+    }
+
+    fn subject(&self) -> Result<Subject, Failure> {
+        let Some(service) = self.about.service()? else { return self.about.subject(&self.rules) };
+        let [name] = self.rules.as_slice() else {
+            let got = self.rules.len();
+            return Err(Failure::Told(format!("rule: expected the name of one with --rules, got {got} words")));
+        };
+        let mut subject = service.drawn(name, self.about.attributes()?)?;
+        subject.rule = self.about.blocking(subject.rule)?;
+        if subject.counts_all_as_one() && self.keys != Spread::Hot {
+            let why = format!("since rule {name} counts all these calls as one");
+            return Err(Failure::Told(format!("--keys: expected hot, {why}, got {}", self.keys.name())));
+        }
+        Ok(subject)
     }
 
     fn key_count(&self) -> u32 {
@@ -260,7 +275,8 @@ async fn judge(run: &Run, limiter: &Limiter) -> Result<Audit, String> {
     let (calls, until) = ledger.map(Ledger::into_calls).unwrap_or_default();
     let bar = progress(calls.len() as u64, "{wide_bar} audited {human_pos} of {human_len} calls");
     let standard = Standard::of(&run.subject.rule).map_err(|error| error.to_string())?;
-    let audit = audit::audit(&standard, run.cost, &calls, until, |audited| bar.inc(audited as u64));
+    let whom = |key| run.subject.drawn(key);
+    let audit = audit::audit(&standard, &whom, run.cost, &calls, until, |audited| bar.inc(audited as u64));
     let audit = tokio::select! {
         biased;
         _ = interrupted() => Err("interrupted".to_owned()),

@@ -4,6 +4,8 @@
 //! Exit code: 0 allowed, 1 denied or a fault found, 2 something broke (under load, a single call without an answer) or
 //! was misused.
 
+mod attributes;
+mod block;
 mod doctor;
 mod escape;
 mod inspect;
@@ -15,7 +17,10 @@ mod probe;
 mod records;
 mod replay;
 mod reset;
+mod rules;
+mod service;
 mod subject;
+mod verdict;
 
 use std::io;
 use std::process::ExitCode;
@@ -39,7 +44,7 @@ enum Command {
     ///
     /// Exit code: 0 if all were allowed, 1 if any was denied, 2 if something broke.
     Probe(probe::Probe),
-    /// Run recorded traffic through a rule, on a clock taken from the records.
+    /// Run recorded traffic through a rule or a set of rules, on a clock taken from the records.
     Replay(replay::Replay),
     /// Put a rule under load, measure how long decisions take, and audit what was admitted.
     ///
@@ -53,8 +58,13 @@ enum Command {
     Load(load::Load),
     /// Show what a key's state means, decoded, and when it expires.
     Inspect(inspect::Inspect),
-    /// Forget every key of a rule, in small steps.
+    /// Deny every call on a key for a time, whatever it has left, or lift that.
+    Block(block::Block),
+    /// Forget every key of a rule, in small steps, or one key of a rule of --rules.
     Reset(reset::Reset),
+    /// Check a service's set of rules, explain what it makes of a request, or compare two.
+    #[command(subcommand)]
+    Rules(rules::Rules),
     /// Check a Redis before it is trusted with limits.
     ///
     /// Exit code: 0, 1 if there are warnings, 2 if it is unfit or can't be reached.
@@ -83,7 +93,9 @@ async fn main() -> ExitCode {
         Command::Replay(replay) => replay.run().await,
         Command::Load(load) => load.run().await,
         Command::Inspect(inspect) => inspect.run().await,
+        Command::Block(block) => block.run().await,
         Command::Reset(reset) => reset.run().await,
+        Command::Rules(rules) => rules.run().await,
         Command::Doctor(doctor) => doctor.run().await,
     };
     match outcome {

@@ -18,6 +18,12 @@ pub(crate) fn error(message: impl Display) {
     say(format_args!("{WRONG}error:{WRONG:#}"), message);
 }
 
+/// A line that other programs look for: `rules.toml:12:10: ...`.
+pub(crate) fn fault(fault: impl Display) {
+    let line = fault.to_string().replace(char::is_control, " ");
+    let _ = anstream::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
 /// What went wrong, with the times that its own message leaves out.
 pub(crate) fn in_full(error: &tollgate::Error) -> String {
     match (error.missed_deadline(), error.retry_in()) {

@@ -129,10 +129,21 @@ impl Options {
         Ok(rule.on_error(policy)?)
     }
 
-    pub(crate) fn shape(&self) -> Shape {
-        let by_terminal = || if std::io::stdout().is_terminal() { Shape::Table } else { Shape::Jsonl };
-        self.format.unwrap_or_else(by_terminal)
+    /// The same, of whichever rule applies: one that has less than a unit for each process is closed.
+    pub(crate) fn follow_policy_or_close(&self, rule: Rule) -> Rule {
+        let closed = rule.clone().on_error(OnError::Closed);
+        self.follow_policy(rule.clone()).or(closed.map_err(Failure::from)).unwrap_or(rule)
     }
+
+    pub(crate) fn shape(&self) -> Shape {
+        shape(self.format)
+    }
+}
+
+/// As was asked for, or as the output is.
+pub(crate) fn shape(asked: Option<Shape>) -> Shape {
+    let by_terminal = || if std::io::stdout().is_terminal() { Shape::Table } else { Shape::Jsonl };
+    asked.unwrap_or_else(by_terminal)
 }
 
 /// There is no Redis to do this to.
@@ -173,6 +184,11 @@ pub(crate) fn units(text: &str) -> Result<u64, String> {
     const MOST: u64 = (1 << 53) - 1;
     let number = text.parse().ok().filter(|number| *number <= MOST);
     number.ok_or_else(|| format!("expected a whole number from 0 to {MOST}"))
+}
+
+/// How many of something to show.
+pub(crate) fn from_zero(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "expected a whole number from 0 up".into())
 }
 
 fn processes(text: &str) -> Result<NonZeroU32, String> {

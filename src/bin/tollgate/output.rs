@@ -1,5 +1,6 @@
 //! How decisions are printed: JSON lines that other programs read, tables for people.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use crate::escape::shown;
 use crate::options::Shape;
 use crate::records::Op;
 use crate::subject::Subject;
+use crate::verdict::VerdictLine;
 
 pub(crate) const RIGHT: Style = AnsiColor::Green.on_default();
 pub(crate) const WRONG: Style = AnsiColor::Red.on_default();
@@ -32,6 +34,9 @@ pub(crate) struct Line<'a> {
     reset_after_us: u64,
     denied_by: Option<&'a str>,
     by: String,
+    /// The key of the override that decided in place of the rule's own limits, in a service's set.
+    #[serde(rename = "override", skip_serializing_if = "Option::is_none")]
+    overridden: Option<String>,
     /// Each limit's own, of a rule that has several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits: Vec<LimitLine<'a>>,
@@ -56,8 +61,8 @@ pub(crate) struct Line<'a> {
 
 /// One limit's part in a decision.
 #[derive(Debug, Serialize)]
-struct LimitLine<'a> {
-    name: &'a str,
+pub(crate) struct LimitLine<'a> {
+    name: Cow<'a, str>,
     /// What it counts.
     key: String,
     allowed: bool,
@@ -91,6 +96,7 @@ impl<'a> Line<'a> {
             reset_after_us: micros(decision.reset_after),
             denied_by: decision.denied_by.as_deref(),
             by: decision.by.to_string(),
+            overridden: subject.overridden.as_ref().map(|key| shown(key.as_bytes())),
             limits: limits.collect(),
             error: decision.error.as_ref().map(|error| error.class()),
             granted: (op == Op::AtMost).then_some(decision.granted),
@@ -122,15 +128,28 @@ impl<'a> Line<'a> {
 }
 
 impl<'a> LimitLine<'a> {
-    fn new(limit: &'a LimitDecision, key: &[u8]) -> Self {
+    pub(crate) fn new(limit: &'a LimitDecision, key: &[u8]) -> Self {
         Self {
-            name: &limit.name,
+            name: Cow::Borrowed(&limit.name),
             key: shown(key),
             allowed: limit.allowed,
             limit: limit.limit,
             remaining: limit.remaining,
             retry_after_us: limit.retry_after,
             reset_after_us: micros(limit.reset_after),
+        }
+    }
+
+    /// Of a rule that has no other.
+    pub(crate) fn only(name: String, key: &[u8], decision: &Decision) -> Self {
+        Self {
+            name: Cow::Owned(name),
+            key: shown(key),
+            allowed: decision.allowed,
+            limit: decision.limit,
+            remaining: decision.remaining,
+            retry_after_us: decision.retry_after,
+            reset_after_us: micros(decision.reset_after),
         }
     }
 }
@@ -151,45 +170,77 @@ impl<W: Write> Printer<W> {
         self.out.flush()
     }
 
+    /// A decision by a set of rules.
+    pub(crate) fn print_verdict(&mut self, line: &VerdictLine<'_>) -> io::Result<()> {
+        match self.shape {
+            Shape::Jsonl => json(&mut self.out, line),
+            Shape::Table => {
+                if self.rows == 0 {
+                    self.names(line.t_us.is_some(), false, "rule: key")?;
+                }
+                self.rows += 1;
+                line.row(&mut self.out)
+            }
+        }
+    }
+
+    /// What the columns are called.
+    fn names(&mut self, with_time: bool, with_overage: bool, whom: &str) -> io::Result<()> {
+        let time = if with_time { format!("{:<27} ", "time") } else { String::new() };
+        let overage = if with_overage { format!("{:>9} ", "overage") } else { String::new() };
+        let names = format!(
+            "{time}{:<8} {:>15} {:>12} {:>12} {overage} {:<8} {whom}",
+            "decision", "remaining", "retry after", "reset after", "by"
+        );
+        writeln!(self.out, "{QUIET}{names}{QUIET:#}")
+    }
+
     fn row(&mut self, line: &Line<'_>) -> io::Result<()> {
         // Times come from records only, so all rows have one or none has.
-        let time = |t_us: u64| format!("{:<27} ", timestamp(t_us));
         if self.rows == 0 {
-            let time = line.t_us.map(|_| format!("{:<27} ", "time")).unwrap_or_default();
-            let overage = line.overage.map(|_| format!("{:>9} ", "overage")).unwrap_or_default();
-            let names = format!(
-                "{time}{:<8} {:>15} {:>12} {:>12} {overage} {:<8} key",
-                "decision", "remaining", "retry after", "reset after", "by"
-            );
-            writeln!(self.out, "{QUIET}{names}{QUIET:#}")?;
+            self.names(line.t_us.is_some(), line.overage.is_some(), "key")?;
         }
         self.rows += 1;
-        let (style, verdict) = match (line.allowed, line.op) {
-            (true, Op::Acquire | Op::Peek | Op::Reserve | Op::AtMost) => (RIGHT, "allowed"),
-            (true, op) => (QUIET, op.name()),
-            (false, _) if line.blocked => (WRONG, "blocked"),
-            (false, _) => (WRONG, "denied"),
-        };
+        let (style, verdict) = verdict(line.op, line.allowed, line.blocked);
         let numbers = numbers(line.remaining, line.limit, line.retry_after_us, line.reset_after_us);
-        let time = line.t_us.map(time).unwrap_or_default();
+        let time = time(line.t_us);
         let overage = line.overage.map(|count| format!("{count:>9} ")).unwrap_or_default();
         let id = line.id.as_ref().map(|id| format!("  {QUIET}id {id}{QUIET:#}")).unwrap_or_default();
         let (by, key) = (&line.by, &line.key);
         writeln!(self.out, "{time}{style}{verdict:<8}{style:#} {numbers} {overage} {by:<8} {key}{id}")?;
         // Below it, each limit's own.
         let (time, overage) = (" ".repeat(time.len()), " ".repeat(overage.len()));
-        for limit in &line.limits {
-            let (style, verdict) = if limit.allowed { (QUIET, " allowed") } else { (WRONG, " denied") };
-            let numbers = self::numbers(limit.remaining, limit.limit, limit.retry_after_us, limit.reset_after_us);
-            let (name, key) = (limit.name, &limit.key);
-            writeln!(self.out, "{time}{style}{verdict:<8}{style:#} {numbers} {overage} {:<8}  {name} of {key}", "")?;
-        }
-        Ok(())
+        line.limits.iter().try_for_each(|limit| limit.row(&mut self.out, &time, &overage))
     }
 }
 
+impl LimitLine<'_> {
+    /// Below the decision that it is a part of.
+    pub(crate) fn row(&self, mut out: impl Write, time: &str, overage: &str) -> io::Result<()> {
+        let (style, verdict) = if self.allowed { (QUIET, " allowed") } else { (WRONG, " denied") };
+        let numbers = numbers(self.remaining, self.limit, self.retry_after_us, self.reset_after_us);
+        let Self { name, key, .. } = self;
+        writeln!(out, "{time}{style}{verdict:<8}{style:#} {numbers} {overage} {:<8}  {name} of {key}", "")
+    }
+}
+
+/// What a decision is called in a table.
+pub(crate) fn verdict(op: Op, allowed: bool, blocked: bool) -> (Style, &'static str) {
+    match (allowed, op) {
+        (true, Op::Acquire | Op::Peek | Op::Reserve | Op::AtMost) => (RIGHT, "allowed"),
+        (true, op) => (QUIET, op.name()),
+        (false, _) if blocked => (WRONG, "blocked"),
+        (false, _) => (WRONG, "denied"),
+    }
+}
+
+/// The first column of records.
+pub(crate) fn time(t_us: Option<u64>) -> String {
+    t_us.map(|t_us| format!("{:<27} ", timestamp(t_us))).unwrap_or_default()
+}
+
 /// What remains and the waits, in columns.
-fn numbers(remaining: u64, limit: u64, retry_after: RetryAfter, reset_after_us: u64) -> String {
+pub(crate) fn numbers(remaining: u64, limit: u64, retry_after: RetryAfter, reset_after_us: u64) -> String {
     let remaining = format!("{remaining} / {limit}");
     let retry = match retry_after {
         RetryAfter::Now => "-".to_owned(),
@@ -204,6 +255,28 @@ fn numbers(remaining: u64, limit: u64, retry_after: RetryAfter, reset_after_us: 
 pub(crate) fn json(mut out: impl Write, value: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut out, value)?;
     out.write_all(b"\n")
+}
+
+/// How many characters a line may have: as many as the terminal, and no more than is good to read.
+pub(crate) fn width() -> usize {
+    const UNKNOWN: usize = 80;
+    const WIDEST: usize = 120;
+    console::Term::stdout().size_checked().map_or(UNKNOWN, |(_, columns)| usize::from(columns)).min(WIDEST)
+}
+
+/// Lines of so many characters at most, unless a word has more.
+pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// Names and values below each other.
@@ -270,5 +343,12 @@ mod tests {
         ] {
             assert_eq!(human(Duration::from_micros(us)), expected);
         }
+    }
+
+    #[test]
+    fn lines_break_between_words() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("one two three", 4), ["one", "two", "three"]);
+        assert_eq!(wrapped("", 4), [""]);
     }
 }

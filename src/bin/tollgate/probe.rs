@@ -54,8 +54,8 @@ pub(crate) struct Probe {
 
 impl Probe {
     pub(crate) async fn run(self) -> Outcome {
-        let (rules, key) = self.whom.split()?;
-        let mut subject = self.about.subject(&rules)?.follow_policy(&self.options)?;
+        let (subject, key) = self.about.whom(&self.whom)?;
+        let mut subject = subject.follow_policy(&self.options)?;
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);
         }
@@ -69,10 +69,11 @@ impl Probe {
         self.op.check(self.id.is_some(), self.length.is_some()).map_err(|why| Failure::Told(format!("--{why}")))?;
         let limiter = self.about.of_service(self.options.limiter()?)?;
         self.options.say_who_decides();
+        subject.say_who_overrides();
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
         let (parts, names_itself) = (subject.parts(), self.op.takes() && subject.holds());
         if self.options.url().is_some() && matches!(self.op, Op::Block | Op::Reset) {
-            self.warn_of_a_fresh_key(&limiter, &subject, Request::new(key).parts(&parts)).await;
+            warn_of_a_fresh_key(&limiter, &subject, Request::new(&key).parts(&parts)).await;
         }
         let mut denied = false;
         for number in 0..self.count {
@@ -81,7 +82,7 @@ impl Probe {
             }
             let own = names_itself.then(|| format!("probe-{:016x}", fastrand::u64(..)));
             let id = self.id.as_deref().map(OsStr::as_encoded_bytes).or(own.as_deref().map(str::as_bytes));
-            let mut request = Request::new(key).parts(&parts).cost(cost);
+            let mut request = Request::new(&key).parts(&parts).cost(cost);
             if let Some(id) = id {
                 request = request.id(id);
             }
@@ -90,7 +91,7 @@ impl Probe {
             if let Some(error) = &decision.error {
                 messages::warning(format!("{}; answered by {}", messages::in_full(error), decision.by));
             }
-            let line = Line::new(&subject, self.op, key, cost, &decision).named(id).lasting(self.length);
+            let line = Line::new(&subject, self.op, &key, cost, &decision).named(id).lasting(self.length);
             if let Err(error) = printer.print(&line) {
                 return found(code(denied), Err(error));
             }
@@ -103,14 +104,12 @@ fn code(denied: bool) -> ExitCode {
     if denied { ExitCode::from(1) } else { ExitCode::SUCCESS }
 }
 
-impl Probe {
-    /// Whoever blocks or forgets a key means one that a service uses: of none, another name or prefix is likely meant.
-    async fn warn_of_a_fresh_key(&self, limiter: &Limiter, subject: &Subject, request: Request<'_>) {
-        let Ok(states) = limiter.inspect(&subject.rule, request).await else { return };
-        if states.iter().all(|state| !state.exists) {
-            let first = states.first().map(|state| shown(state.key.as_bytes())).unwrap_or_default();
-            messages::note(format!("nobody has used this key yet: {first}; --name and --prefix choose others"));
-        }
+/// Whoever blocks or forgets a key means one that a service uses: of none, another name or prefix is likely meant.
+pub(crate) async fn warn_of_a_fresh_key(limiter: &Limiter, subject: &Subject, request: Request<'_>) {
+    let Ok(states) = limiter.inspect(&subject.rule, request).await else { return };
+    if states.iter().all(|state| !state.exists) {
+        let first = states.first().map(|state| shown(state.key.as_bytes())).unwrap_or_default();
+        messages::note(format!("nobody has used this key yet: {first}; --name and --prefix choose others"));
     }
 }
 

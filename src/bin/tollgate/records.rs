@@ -18,6 +18,7 @@ mod jsonl;
 mod lines;
 mod looks;
 
+use crate::attributes::Pairs;
 use clap::ValueEnum;
 use csv_table::Columns;
 use lines::Lines;
@@ -145,7 +146,7 @@ pub(crate) struct Record {
     pub(crate) t_us: u64,
     /// What it asked for.
     pub(crate) op: Op,
-    /// Whom it counts against: any bytes, at least one.
+    /// Whom it counts against: any bytes, at least one; none if it has attributes.
     pub(crate) key: Vec<u8>,
     /// How much it asked for: less than 2^53; what the rule says, if none.
     pub(crate) cost: Option<u64>,
@@ -153,15 +154,17 @@ pub(crate) struct Record {
     pub(crate) id: Option<Vec<u8>>,
     /// How long a block lasts; zero lifts it.
     pub(crate) length: Option<Duration>,
+    /// What a set of rules finds its rule by, where that is asked for in place of a key.
+    pub(crate) attributes: Pairs,
 }
 
 /// How records are written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// A JSON object per line: t_us, key, and op and cost if not acquire and 1, id, and for of a block. Replay's own
-    /// output is readable too.
+    /// A JSON object per line: t_us, key, and op and cost if not acquire and 1, id, and for of a block; with --rules,
+    /// attrs in place of key. Replay's own output is readable too.
     Jsonl,
-    /// The same names in a header.
+    /// The same names in a header; with --rules, a column attr.NAME for each attribute.
     Csv,
     /// A web server's Combined (or Common) Log Format.
     Combined,
@@ -190,6 +193,15 @@ pub(crate) enum KeyField {
     User,
 }
 
+/// What says in a record whom it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whom {
+    /// A key: of an access log, this field.
+    Key(KeyField),
+    /// Attributes, for a set of rules.
+    Attributes,
+}
+
 /// A line that holds no record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unreadable {
@@ -208,24 +220,24 @@ impl fmt::Display for Unreadable {
 /// The records of `input`, in the order in which they stand there.
 ///
 /// An `io::Error` means that the rest can't be read, and is the last item: the stream itself
-/// failed, or (kind `InvalidData`) a CSV header isn't one of records. `key_field` matters to
-/// [`Format::Combined`] only.
+/// failed, or (kind `InvalidData`) a CSV header isn't one of records.
 pub(crate) fn read(
     format: Format,
-    key_field: KeyField,
+    about: Whom,
     input: impl BufRead,
 ) -> impl Iterator<Item = io::Result<Result<Record, Unreadable>>> {
     let shape = match format {
         Format::Jsonl => Shape::Jsonl,
         Format::Csv => Shape::Csv(None),
-        Format::Combined => Shape::Combined(key_field),
+        Format::Combined => Shape::Combined,
     };
-    Records { lines: Lines::new(input), shape, ended: false }
+    Records { lines: Lines::new(input), shape, about, ended: false }
 }
 
 struct Records<R> {
     lines: Lines<R>,
     shape: Shape,
+    about: Whom,
     ended: bool,
 }
 
@@ -233,7 +245,7 @@ enum Shape {
     Jsonl,
     /// Without columns until the header has been read.
     Csv(Option<Columns>),
-    Combined(KeyField),
+    Combined,
 }
 
 impl<R: BufRead> Iterator for Records<R> {
@@ -244,9 +256,9 @@ impl<R: BufRead> Iterator for Records<R> {
             return None;
         }
         let item = match &mut self.shape {
-            Shape::Jsonl => self.lines.next_record(jsonl::parse),
-            Shape::Csv(columns) => csv_table::next_record(&mut self.lines, columns),
-            Shape::Combined(by) => self.lines.next_record(|line, text| combined::parse(line, text, *by)),
+            Shape::Jsonl => self.lines.next_record(|line, text| jsonl::parse(line, text, self.about)),
+            Shape::Csv(columns) => csv_table::next_record(&mut self.lines, columns, self.about),
+            Shape::Combined => self.lines.next_record(|line, text| combined::parse(line, text, self.about)),
         };
         // A stream that failed once may fail for ever: a caller that only counts errors would never end.
         self.ended = !matches!(item, Ok(Some(_)));

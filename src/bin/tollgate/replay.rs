@@ -1,32 +1,39 @@
 //! `tollgate replay`: recorded traffic through a rule, on a clock taken from the records.
 
 mod player;
+mod set;
 mod source;
 mod summary;
 mod unreadable;
 
+use std::collections::{HashMap, HashSet};
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use tollgate::Rule;
 
 use crate::options::Options;
 use crate::output::Printer;
-use crate::records::{Format, KeyField, Record, Unreadable};
-use crate::subject::{About, GRAMMAR};
+use crate::records::{Format, KeyField, Record, Unreadable, Whom};
+use crate::service::Service;
+use crate::subject::{About, GRAMMAR, Subject};
 use crate::{Failure, Outcome};
-use player::Player;
-use source::Source;
+pub(crate) use player::unplayable;
+use player::{Player, Plays};
+use set::Set;
+pub(crate) use source::Source;
 use summary::Order;
-use unreadable::Warnings;
+pub(crate) use unreadable::Warnings;
 
 #[derive(Debug, Args)]
 #[command(after_long_help = GRAMMAR)]
 pub(crate) struct Replay {
-    /// The rule, such as "sliding-log 60/1m"; given several times, all or nothing.
-    #[arg(long, required = true)]
+    /// The rule, such as "sliding-log 60/1m"; given several times, all or nothing. With --rules, the name of the one rule
+    /// to use, whatever it asks of a request; default: whichever applies.
+    #[arg(long, required_unless_present = "set")]
     rule: Vec<String>,
     /// Count denied calls too, and show them as overage.
     #[arg(long)]
@@ -34,9 +41,9 @@ pub(crate) struct Replay {
     /// How the records are written down. Default: as the beginning of the file looks.
     #[arg(long, value_enum)]
     input: Option<Format>,
-    /// Which field of an access log's line to count by.
-    #[arg(long, value_enum, default_value_t = KeyField::Ip)]
-    key: KeyField,
+    /// Which field of an access log's line to count by; with --rules, the rules say. Default: ip.
+    #[arg(long, value_enum, conflicts_with = "set")]
+    key: Option<KeyField>,
     /// Play a file as it stands, clocks that step back included, instead of sorted by time.
     #[arg(long)]
     unsorted: bool,
@@ -59,14 +66,15 @@ const LONG: usize = 2000;
 
 impl Replay {
     pub(crate) async fn run(self) -> Outcome {
-        let mut subject = self.about.subject(&self.rule)?.follow_policy(&self.options)?;
-        if self.overage {
-            subject.rule = subject.rule.count_denials(true);
-        }
+        let service = self.about.service()?;
+        let plays = match &service {
+            None => Plays::Rule(Box::new(self.subject()?), HashSet::new()),
+            Some(service) => Plays::Set(self.set(service)?),
+        };
         let prefix = self.about.own_prefix("replay");
         let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
         let printer = Printer::new(io::BufWriter::new(anstream::stdout()), self.options.shape());
-        let mut player = Player::new(limiter, subject, printer, self.summary);
+        let mut player = Player::new(limiter, plays, printer, self.summary);
         let played = tokio::select! {
             biased;
             told = interrupted() => told.map_err(Failure::from).and(Err(Failure::Told("interrupted".into()))),
@@ -88,8 +96,37 @@ impl Replay {
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn play(&self, player: &mut Player<impl Write>) -> Result<(), Failure> {
-        let source = Source { path: &self.file, format: self.input, key: self.key, strict: self.strict };
+    fn subject(&self) -> Result<Subject, Failure> {
+        let mut subject = self.about.subject(&self.rule)?.follow_policy(&self.options)?;
+        if self.overage {
+            subject.rule = subject.rule.count_denials(true);
+        }
+        Ok(subject)
+    }
+
+    fn set<'s>(&'s self, service: &'s Service) -> Result<Set<'s>, Failure> {
+        let only = match self.rule.as_slice() {
+            [] => None,
+            [name] => Some(service.definition(name)?.name.as_str()),
+            several => {
+                let got = several.len();
+                return Err(Failure::Told(format!("--rule: expected the name of one with --rules, got {got}")));
+            }
+        };
+        // A rule that can't block stays as it is.
+        let adapted = |rule: Rule| {
+            let rule = if self.overage { rule.count_denials(true) } else { rule };
+            self.options.follow_policy_or_close(self.about.blocking(rule.clone()).unwrap_or(rule))
+        };
+        let adapted = Box::new(adapted);
+        let (rules, given) = (&service.rules, self.about.attributes()?);
+        Ok(Set { rules, only, given, adapted, touched: self.options.url().map(|_| HashMap::new()) })
+    }
+
+    async fn play(&self, player: &mut Player<'_, impl Write>) -> Result<(), Failure> {
+        let by_key = Whom::Key(self.key.unwrap_or(KeyField::Ip));
+        let about = if player.plays_a_set() { Whom::Attributes } else { by_key };
+        let source = Source { path: &self.file, format: self.input, about, strict: self.strict };
         if source.is_standard_input() {
             let (mut records, mut warnings) = source.stream().await?;
             let played = self.play_stream(player, &mut records, &mut warnings).await;
@@ -105,7 +142,7 @@ impl Replay {
     /// Plays standard input as it comes, on a clock that never steps back.
     async fn play_stream(
         &self,
-        player: &mut Player<impl Write>,
+        player: &mut Player<'_, impl Write>,
         records: &mut source::Records,
         warnings: &mut Warnings,
     ) -> Result<(), Failure> {
@@ -127,7 +164,7 @@ impl Replay {
 
     async fn play_file(
         &self,
-        player: &mut Player<impl Write>,
+        player: &mut Player<'_, impl Write>,
         records: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
         warnings: &mut Warnings,
     ) -> Result<(), Failure> {
@@ -144,7 +181,7 @@ impl Replay {
 
     fn in_order_of_play(
         &self,
-        player: &mut Player<impl Write>,
+        player: &mut Player<'_, impl Write>,
         items: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
         warnings: &mut Warnings,
     ) -> Result<Vec<Record>, Failure> {
@@ -183,7 +220,11 @@ impl Replay {
     }
 }
 
-async fn play_one(player: &mut Player<impl Write>, record: &Record, warnings: &mut Warnings) -> Result<(), Failure> {
+async fn play_one(
+    player: &mut Player<'_, impl Write>,
+    record: &Record,
+    warnings: &mut Warnings,
+) -> Result<(), Failure> {
     match player.play(record).await? {
         None => Ok(()),
         Some(unreadable) => readable(Err(unreadable), player, warnings).map(|_| ()),
@@ -193,7 +234,7 @@ async fn play_one(player: &mut Player<impl Write>, record: &Record, warnings: &m
 /// The record, unless it could not be read.
 fn readable(
     item: Result<Record, Unreadable>,
-    player: &mut Player<impl Write>,
+    player: &mut Player<'_, impl Write>,
     warnings: &mut Warnings,
 ) -> Result<Option<Record>, Failure> {
     match item {

@@ -1,25 +1,39 @@
-//! `tollgate reset`: forgets every key of a rule.
+//! `tollgate reset`: forgets every key of a rule, or one.
 
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use tollgate::{Limiter, Rule};
+use tollgate::{Limiter, Request, Rule};
 
+use crate::attributes::{self, pairs};
 use crate::options::{Options, Shape};
-use crate::output::{counted, json};
-use crate::subject::name_of;
-use crate::{Outcome, messages};
+use crate::output::{Line, Printer, counted, json};
+use crate::probe::warn_of_a_fresh_key;
+use crate::records::Op;
+use crate::service::Service;
+use crate::subject::{Place, name_of};
+use crate::{Failure, Outcome, messages};
 
 #[derive(Debug, Args)]
 pub(crate) struct Reset {
     /// The rule's name, or the rule in JSON, of which the name counts; once for each rule to forget.
     #[arg(long = "rule", visible_alias = "name", value_name = "NAME", required = true)]
     rules: Vec<String>,
-    /// What the service's keys begin with.
-    #[arg(long, default_value = "tollgate")]
-    prefix: String,
+    /// The service's own set of rules, of which NAME must be one.
+    #[arg(long = "rules", value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Of a rule of --rules, forget this key alone, as the rule counts it, such as user:42, or what --attr says.
+    #[arg(requires = "file")]
+    key: Option<OsString>,
+    /// Attributes of the request that the rule counts; once for each.
+    #[arg(long = "attr", visible_alias = "part", value_name = "NAME=VALUE", requires = "file")]
+    attributes: Vec<OsString>,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     options: Options,
 }
@@ -33,7 +47,14 @@ struct Report<'a> {
 impl Reset {
     pub(crate) async fn run(self) -> Outcome {
         let names = self.rules.iter().map(|rule| name_of(rule)).collect::<Result<Vec<_>, _>>()?;
-        let limiter = self.options.limiter_on_redis("forget keys of")?.prefix(&self.prefix)?;
+        let service = self.file.as_deref().map(Service::read).transpose()?;
+        if let Some(service) = &service {
+            names.iter().try_for_each(|name| service.with_limits(name).map(|_| ()))?;
+            if self.key.is_some() || !self.attributes.is_empty() {
+                return self.reset_one(service, &names).await;
+            }
+        }
+        let limiter = self.options.limiter_on_redis("forget keys of")?.prefix(self.place.prefix())?;
         // All before any key is forgotten.
         for name in &names {
             "gcra 1/1s".parse::<Rule>()?.named(name)?;
@@ -45,9 +66,27 @@ impl Reset {
                 Shape::Table => report.print(anstream::stdout())?,
             }
             if report.forgotten == 0 {
-                let prefix = &self.prefix;
+                let prefix = self.place.prefix();
                 messages::note(format!("no key of rule {name} under the prefix {prefix}: --prefix chooses another"));
             }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn reset_one(&self, service: &Service, names: &[String]) -> Outcome {
+        let given = pairs("--attr", &self.attributes)?;
+        attributes::check(&given).map_err(|why| Failure::Told(format!("--attr: {why}")))?;
+        let key = self.key.as_deref().map(OsStr::as_encoded_bytes);
+        let all = names.iter().map(|name| service.whom(name, key, given.clone())).collect::<Result<Vec<_>, _>>()?;
+        let limiter = self.place.of_service(self.options.limiter_on_redis("forget a key of")?)?;
+        let mut printer = Printer::new(anstream::stdout(), self.options.shape());
+        for (subject, key) in &all {
+            subject.say_who_overrides();
+            let parts = subject.parts();
+            let request = Request::new(key).parts(&parts);
+            warn_of_a_fresh_key(&limiter, subject, request).await;
+            let decision = limiter.reset(&subject.rule, request).await?;
+            printer.print(&Line::new(subject, Op::Reset, key, subject.cost, &decision))?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -5,11 +5,14 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use tollgate::rules::Charge;
 use tollgate::{KeySecret, Limit, LimitDecision, Limiter, Rule};
 
-use crate::Failure;
+use crate::attributes::{self, Pairs, pairs};
 use crate::escape::shown;
 use crate::options::{self, Options};
+use crate::service::{Drawn, Service};
+use crate::{Failure, messages};
 
 /// What a rule is called that is given without a name.
 pub(crate) const UNNAMED: &str = "cli";
@@ -49,6 +52,13 @@ Examples:
   tollgate probe \"gcra 10/1s\" \"fixed-window 250/1d\" user:42 --name api --cost 3
   tollgate probe '{\"name\": \"api\", \"limits\": [{\"limit\": \"gcra 9/1s\", \"key\": \"org\"}], \"tag\": \"org\"}' user:42 --part org=acme
 
+  A service that has its rules in a file gives that, and the name of one of them:
+
+    tollgate inspect --rules rules.toml uploads user:42 --prefix shop --url redis://127.0.0.1:6379
+
+  Then the key is as the rule counts it, and --attr gives what else the rule counts, such as org=acme.
+  tollgate rules explain says which rule applies to a request, and which keys that writes.
+
 Keys:
   A key is any bytes. It is shown as it is where it can be printed. \\xff stands for a byte that isn't
   UTF-8, \\n or \\u{1b} for a character that can't be printed, and \\\\ for a backslash.
@@ -65,6 +75,19 @@ pub(crate) struct RulesAndKey {
 }
 
 impl RulesAndKey {
+    /// Of a rule in a service's set.
+    fn name_and_key(&self) -> Result<(String, Option<&[u8]>), Failure> {
+        let name = |name: &OsString| name.to_string_lossy().into_owned();
+        match self.rules_and_key.as_slice() {
+            [one] => Ok((name(one), None)),
+            [one, key] => Ok((name(one), Some(key.as_encoded_bytes()))),
+            several => {
+                let expected = "expected the NAME of one of its rules and a KEY with --rules";
+                Err(told(format!("{expected}, got {} words", several.len())))
+            }
+        }
+    }
+
     pub(crate) fn split(&self) -> Result<(Vec<String>, &[u8]), Failure> {
         let Some((key, rules @ [_, ..])) = self.rules_and_key.split_last() else {
             return Err(told("expected RULE... KEY, such as \"token-bucket 5/10s\" user:42, got only one of them"));
@@ -77,19 +100,31 @@ impl RulesAndKey {
 #[derive(Debug, Args)]
 pub(crate) struct About {
     /// The rule's name, which its keys end with. Default: cli, or the name in its JSON.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with = "set")]
     name: Option<String>,
+    /// The service's own set of rules, of which RULE is then the name of one. KEY is then as the rule counts it, such as
+    /// user:42, and may be left out where --attr gives what it is made of.
+    #[arg(long = "rules", value_name = "FILE")]
+    set: Option<PathBuf>,
+    /// What limits count that don't count the key, and the tag; once for each part that the rule has. With --rules,
+    /// attributes of the request.
+    #[arg(long = "part", visible_alias = "attr", value_name = "NAME=VALUE")]
+    parts: Vec<OsString>,
+    /// Blocks a key that is denied for so long, in the same call; denials meanwhile don't extend it. Default: no block, or
+    /// what a rule in JSON or of --rules says.
+    #[arg(long, value_name = "D", value_parser = options::duration)]
+    block_for: Option<Duration>,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Where a service's keys are, and how they are spelled.
+#[derive(Debug, Args)]
+pub(crate) struct Place {
     /// What the service's keys begin with. A replay or a load adds a name of its own, so that it starts with no keys,
     /// touches no others, and can remove them at the end.
     #[arg(long, default_value = "tollgate")]
     prefix: String,
-    /// Blocks a key that is denied for so long, in the same call; denials meanwhile don't extend it. Default: no block, or
-    /// what a rule in JSON says.
-    #[arg(long, value_name = "D", value_parser = options::duration)]
-    block_for: Option<Duration>,
-    /// What limits count that don't count the key, and the tag; once for each part that the rule has.
-    #[arg(long = "part", value_name = "NAME=VALUE")]
-    parts: Vec<OsString>,
     /// The secret by which the service hashes its keys, without the line's end that may follow it in the file; or the
     /// secret itself in TOLLGATE_KEY_SECRET. Default: none, keys stand in Redis as they are.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_KEY_SECRET_FILE")]
@@ -104,7 +139,11 @@ pub(crate) struct Subject {
     pub(crate) cost: u64,
     /// The part that each limit counts, in the rule's order; its key if none.
     counted: Vec<Option<String>>,
-    parts: Vec<(String, Vec<u8>)>,
+    parts: Pairs,
+    /// The key of the override that replaces the limits of a rule in a set, if one does.
+    pub(crate) overridden: Option<String>,
+    /// The rule in a service's set, and what was given of a request.
+    drawn: Option<Drawn>,
 }
 
 impl About {
@@ -115,20 +154,67 @@ impl About {
             [] => return Err(told("rule: expected at least one, such as \"token-bucket 5/10s\", got none")),
             lines => from_lines(lines, self.name.as_deref().unwrap_or(UNNAMED))?,
         };
-        let rule = match self.block_for {
+        Subject::of(self.blocking(rule)?, pairs("--part", &self.parts)?)
+    }
+
+    /// The rule, and the key that it counts.
+    pub(crate) fn whom(&self, whom: &RulesAndKey) -> Result<(Subject, Vec<u8>), Failure> {
+        let Some(service) = self.service()? else {
+            let (rules, key) = whom.split()?;
+            return Ok((self.subject(&rules)?, key.to_vec()));
+        };
+        let (name, key) = whom.name_and_key()?;
+        let (mut subject, key) = service.whom(&name, key, self.attributes()?)?;
+        subject.rule = self.blocking(subject.rule)?;
+        Ok((subject, key))
+    }
+
+    /// The rule, which blocks who is denied if that was asked for.
+    pub(crate) fn blocking(&self, rule: Rule) -> Result<Rule, Failure> {
+        Ok(match self.block_for {
             Some(time) => rule.block_for(time)?,
             None => rule,
-        };
-        Subject::of(rule, self.given_parts()?)
+        })
+    }
+
+    /// The service's set of rules, if it was given.
+    pub(crate) fn service(&self) -> Result<Option<Service>, Failure> {
+        self.set.as_deref().map(Service::read).transpose()
+    }
+
+    /// What was given of a request, for a set of rules.
+    pub(crate) fn attributes(&self) -> Result<Pairs, Failure> {
+        let given = pairs("--attr", &self.parts)?;
+        attributes::check(&given).map_err(|why| told(format!("--attr: {why}")))?;
+        Ok(given)
     }
 
     /// The limiter, of the service's keys.
     pub(crate) fn of_service(&self, limiter: Limiter) -> Result<Limiter, Failure> {
-        self.of_prefix(&self.prefix, limiter)
+        self.place.of_service(limiter)
     }
 
     /// The limiter, of keys of its own that are spelled as the service's are.
     pub(crate) fn of_prefix(&self, prefix: &str, limiter: Limiter) -> Result<Limiter, Failure> {
+        self.place.of_prefix(prefix, limiter)
+    }
+
+    /// A prefix under the service's that no other run has.
+    pub(crate) fn own_prefix(&self, what: &str) -> String {
+        own_prefix(&self.place.prefix, what)
+    }
+}
+
+impl Place {
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(crate) fn of_service(&self, limiter: Limiter) -> Result<Limiter, Failure> {
+        self.of_prefix(&self.prefix, limiter)
+    }
+
+    fn of_prefix(&self, prefix: &str, limiter: Limiter) -> Result<Limiter, Failure> {
         let limiter = limiter.prefix(prefix)?;
         Ok(match self.key_secret()? {
             Some(secret) => limiter.key_secret(&secret),
@@ -154,37 +240,10 @@ impl About {
         };
         KeySecret::new(secret).map(Some).map_err(|error| told(format!("{whence}: {error}")))
     }
-
-    /// A prefix under the service's that no other run has.
-    pub(crate) fn own_prefix(&self, what: &str) -> String {
-        own_prefix(&self.prefix, what)
-    }
-
-    fn given_parts(&self) -> Result<Vec<(String, Vec<u8>)>, Failure> {
-        let mut parts: Vec<(String, Vec<u8>)> = Vec::with_capacity(self.parts.len());
-        for part in &self.parts {
-            let bytes = part.as_encoded_bytes();
-            let shown = shown(bytes);
-            let at = bytes.iter().position(|byte| *byte == b'=');
-            let split = at.map(|at| (&bytes[..at], &bytes[at + 1..])).filter(|(name, _)| !name.is_empty());
-            let Some((name, value)) = split else {
-                return Err(told(format!("--part: expected NAME=VALUE, such as org=acme, got {shown}")));
-            };
-            if value.is_empty() {
-                return Err(told(format!("--part: expected at least one byte after the =, got {shown}")));
-            }
-            let name = String::from_utf8_lossy(name).into_owned();
-            if parts.iter().any(|(earlier, _)| *earlier == name) {
-                return Err(told(format!("--part: expected {name} once, got it again with {shown}")));
-            }
-            parts.push((name, value.to_vec()));
-        }
-        Ok(parts)
-    }
 }
 
 impl Subject {
-    fn of(rule: Rule, parts: Vec<(String, Vec<u8>)>) -> Result<Self, Failure> {
+    fn of(rule: Rule, parts: Pairs) -> Result<Self, Failure> {
         let counted: Vec<_> = rule.counted_parts().map(|part| part.map(str::to_owned)).collect();
         let (tag, cost) = (rule.tag().map(str::to_owned), rule.default_cost());
         let needed = counted.iter().flatten().chain(&tag);
@@ -205,7 +264,39 @@ impl Subject {
             let name = rule.name().unwrap_or_default();
             return Err(told(format!("rule {name}: expected --part {missing}=VALUE, {why}, got none")));
         }
-        Ok(Self { rule, cost, counted, parts })
+        Ok(Self { rule, cost, counted, parts, overridden: None, drawn: None })
+    }
+
+    /// What a rule of a set charges.
+    pub(crate) fn of_charge(charge: &Charge<'_>, overridden: Option<&str>) -> Self {
+        let rule = charge.rule().clone();
+        let counted = rule.counted_parts().map(|part| part.map(str::to_owned)).collect();
+        let parts = charge.parts().map(|(name, value)| (name.to_owned(), value.to_vec())).collect();
+        Self { cost: charge.cost(), rule, counted, parts, overridden: overridden.map(str::to_owned), drawn: None }
+    }
+
+    /// Of requests that are made up.
+    pub(crate) fn with_drawn(self, drawn: Drawn) -> Self {
+        Self { drawn: Some(drawn), ..self }
+    }
+
+    /// Whether all made-up requests are about the same.
+    pub(crate) fn counts_all_as_one(&self) -> bool {
+        self.drawn.as_ref().is_some_and(Drawn::is_one)
+    }
+
+    /// Whom the made-up request of this number is about.
+    pub(crate) fn drawn(&self, number: u32) -> (Vec<u8>, Pairs) {
+        let charged = self.drawn.as_ref().and_then(|drawn| drawn.request(number));
+        charged.unwrap_or_else(|| (format!("key-{number}").into_bytes(), self.parts.clone()))
+    }
+
+    /// Says so if the key has limits of its own.
+    pub(crate) fn say_who_overrides(&self) {
+        if let Some(key) = &self.overridden {
+            let (name, rule) = (self.name(), &self.rule);
+            messages::note(format!("{} has an override in rule {name}: {rule}", shown(key.as_bytes())));
+        }
     }
 
     /// A rule of these limits on the key.
@@ -313,7 +404,7 @@ fn line(text: &str) -> Result<Rule, Failure> {
 }
 
 /// What a decision calls a limit.
-fn title(limit: &Limit) -> String {
+pub(crate) fn title(limit: &Limit) -> String {
     limit.name().map_or_else(|| limit.to_string(), str::to_owned)
 }
 

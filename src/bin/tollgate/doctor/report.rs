@@ -8,13 +8,10 @@ use serde::Serialize;
 use super::facts::{Finding, Level};
 use crate::escape::shown;
 use crate::options::Shape;
-use crate::output::{QUIET, RIGHT, WRONG, counted, json};
+use crate::output::{QUIET, RIGHT, WRONG, counted, json, width, wrapped};
 
 const WORTH_KNOWING: Style = AnsiColor::Cyan.on_default();
 const CARE: Style = AnsiColor::Yellow.on_default();
-/// Of lines, where it isn't known how wide they may be; and no line is longer than is good to read.
-const WIDTH: usize = 80;
-const WIDEST: usize = 120;
 /// Where what was found begins: after the level and the check.
 const INDENT: usize = 22;
 
@@ -27,9 +24,8 @@ pub(super) fn print(mut out: impl Write, shape: Shape, examined: &[(String, Vec<
             }
         }
         Shape::Table => {
-            let width = console::Term::stdout().size_checked().map_or(WIDTH, |(_, columns)| usize::from(columns));
             for (node, findings) in examined {
-                table(&mut out, width.min(WIDEST), node, findings)?;
+                table(&mut out, width(), node, findings)?;
             }
             verdict(&mut out, examined)?;
         }
@@ -92,32 +88,5 @@ fn style(level: Level) -> Style {
         Level::Note => WORTH_KNOWING,
         Level::Warning => CARE,
         Level::Unfit => WRONG,
-    }
-}
-
-/// Lines of so many characters at most, unless a word has more.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_break_between_words() {
-        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
-        assert_eq!(wrapped("one two three", 4), ["one", "two", "three"]);
-        assert_eq!(wrapped("", 4), [""]);
     }
 }

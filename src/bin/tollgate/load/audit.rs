@@ -25,8 +25,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use serde::Serialize;
 use tollgate::{Clock, Decision, Embedded, Error, Limiter, Request, RetryAfter, Rule, RuleError, Start};
 
-use super::keys;
 use super::ledger::{Call, Verdict};
+use crate::attributes::Pairs;
 use crate::output::micros;
 use crate::subject::Subject;
 
@@ -107,10 +107,11 @@ pub(super) fn fits(subject: &Subject) -> Result<(), String> {
     Ok(())
 }
 
-/// Judges calls that are sorted by key and by the time at which they were sent. Every call that was sent until `until`
+/// Judges calls, which are about these keys and parts, that are sorted by key and by the time at which they were sent. Every call that was sent until `until`
 /// is among them.
 pub(super) async fn audit(
     standard: &Standard,
+    whom: &(dyn Fn(u32) -> (Vec<u8>, Pairs) + Sync),
     cost: u64,
     calls: &[Call],
     until: u64,
@@ -120,8 +121,9 @@ pub(super) async fn audit(
     // Its clock stands still: nothing expires but in the time of the calls.
     let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(UNIX_EPOCH)));
     for calls in calls.chunk_by(|one, other| one.key == other.key) {
-        let name = calls.first().map(|call| keys::name(call.key)).unwrap_or_default();
-        let exact = Exact { limiter: &limiter, rule: &standard.rule, key: &name, cost };
+        let (name, parts) = calls.first().map(|call| whom(call.key)).unwrap_or_default();
+        let parts: Vec<_> = parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect();
+        let exact = Exact { limiter: &limiter, rule: &standard.rule, key: &name, parts: &parts, cost };
         let with = |verdict| calls.iter().filter(move |call| call.verdict == verdict).copied().map(Bounds::of);
         let (admitted, unknown): (Vec<_>, Vec<_>) =
             (with(Verdict::Allowed).collect(), with(Verdict::Unknown).collect());
@@ -159,7 +161,9 @@ impl Bounds {
 struct Exact<'a> {
     limiter: &'a Limiter,
     rule: &'a Rule,
-    key: &'a str,
+    key: &'a [u8],
+    /// The tag of its keys is one.
+    parts: &'a [(&'a str, &'a [u8])],
     cost: u64,
 }
 
@@ -232,11 +236,11 @@ impl Exact<'_> {
     }
 
     async fn forget(&self) -> Result<(), Error> {
-        self.limiter.reset(self.rule, self.key).await.map(|_| ())
+        self.limiter.reset(self.rule, Request::new(self.key).parts(self.parts)).await.map(|_| ())
     }
 
     fn request(&self, cost: u64, time: u64) -> Request<'_> {
-        Request::new(self.key).cost(cost).at(UNIX_EPOCH + Duration::from_micros(time))
+        Request::new(self.key).parts(self.parts).cost(cost).at(UNIX_EPOCH + Duration::from_micros(time))
     }
 }
 

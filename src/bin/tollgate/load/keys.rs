@@ -56,11 +56,6 @@ impl Keys {
     }
 }
 
-/// What a key is called.
-pub(super) fn name(key: u32) -> String {
-    format!("key-{key}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use tollgate::{Decision, Error, Limiter, Request};
 
 use super::clock::Timeline;
-use super::keys::{self, Keys};
+use super::keys::Keys;
 use super::pace::Pace;
 use super::tally::{Tally, Times};
 use crate::subject::Subject;
@@ -121,7 +121,8 @@ impl Run {
     }
 
     async fn call(&self, key: u32, due: Option<Instant>, is_measured: bool) {
-        let (name, rule, parts) = (keys::name(key), &self.subject.rule, self.subject.parts());
+        let ((name, parts), rule) = (self.subject.drawn(key), &self.subject.rule);
+        let parts: Vec<_> = parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect();
         let request = Request::new(&name).parts(&parts).cost(self.cost);
         let sent = Instant::now();
         let (answer, permit) = if self.holds {

@@ -7,18 +7,27 @@
 use jiff::fmt::strtime;
 
 use super::field::{self, quoted, unexpected};
-use super::{KeyField, Op, Record};
+use super::{KeyField, Op, Record, Whom};
+use crate::attributes::Pairs;
 
-pub(super) fn parse(line: u64, text: &[u8], by: KeyField) -> Result<Record, String> {
+pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, String> {
     let (host, user, rest) = who(text)
         .ok_or_else(|| unexpected("line", "host ident user [time] \"request\" status bytes", &quoted(text)))?;
     let (t_us, rest) = time(rest)?;
     let request =
         request(rest).ok_or_else(|| unexpected("request", "text between quotes", &quoted(rest.trim_ascii())))?;
+    let user = Some(user).filter(|user| !matches!(user, &b"-" | &b"\"\""));
+    let (key, attributes) = match about {
+        Whom::Key(by) => (key(by, host, user, request)?, Vec::new()),
+        Whom::Attributes => (Vec::new(), attributes(host, user, request)?),
+    };
+    Ok(Record { line, t_us, op: Op::Acquire, key, cost: None, id: None, length: None, attributes })
+}
 
+fn key(by: KeyField, host: &[u8], user: Option<&[u8]>, request: &[u8]) -> Result<Vec<u8>, String> {
     let key = match by {
         KeyField::Ip => Some(host),
-        KeyField::User => Some(user).filter(|user| !matches!(user, &b"-" | &b"\"\"")),
+        KeyField::User => user,
         KeyField::Method => method(request),
         KeyField::Path => path(request),
     };
@@ -28,7 +37,32 @@ pub(super) fn parse(line: u64, text: &[u8], by: KeyField) -> Result<Record, Stri
         KeyField::Method => format!("no method on this line: the request is {}", quoted(request)),
         KeyField::Path => format!("no path on this line: the request is {}", quoted(request)),
     })?;
-    Ok(Record { line, t_us, op: Op::Acquire, key: unescape(key), cost: None, id: None, length: None })
+    Ok(unescape(key))
+}
+
+/// All that the line says of the request; a request that isn't one of HTTP has neither method nor path.
+fn attributes(host: &[u8], user: Option<&[u8]>, request: &[u8]) -> Result<Pairs, String> {
+    let target = path(request).map(|path| in_utf8(&unescape(path)));
+    let found = [
+        ("ip", Some(host.to_vec())),
+        ("method", method(request).map(<[u8]>::to_vec)),
+        ("path", target),
+        ("user", user.map(unescape)),
+    ];
+    let found = found.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    let attributes = found.filter(|(_, value)| !value.is_empty()).collect();
+    crate::attributes::check(&attributes)?;
+    Ok(attributes)
+}
+
+/// A path with other bytes than UTF-8 as it should have been sent: those percent-encoded.
+fn in_utf8(path: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(path.len());
+    for chunk in path.utf8_chunks() {
+        text.extend_from_slice(chunk.valid().as_bytes());
+        text.extend(chunk.invalid().iter().flat_map(|byte| format!("%{byte:02X}").into_bytes()));
+    }
+    text
 }
 
 /// Host and user, and what follows them.
@@ -125,7 +159,7 @@ mod tests {
     const COMBINED: &str = r#"1.2.3.4 - ann [17/May/2015:10:05:03 +0000] "GET /a/b?c=d HTTP/1.1" 200 203 "http://x/" "Mozilla/5.0 (\"x\")""#;
 
     fn key(text: &str, by: KeyField) -> Result<String, String> {
-        parse(1, text.as_bytes(), by).map(|record| String::from_utf8_lossy(&record.key).into_owned())
+        parse(1, text.as_bytes(), Whom::Key(by)).map(|record| String::from_utf8_lossy(&record.key).into_owned())
     }
 
     fn requesting(request: &str) -> String {
@@ -134,7 +168,7 @@ mod tests {
 
     #[test]
     fn any_of_its_fields_can_be_the_key() {
-        let record = parse(9, COMBINED.as_bytes(), KeyField::Ip).unwrap();
+        let record = parse(9, COMBINED.as_bytes(), Whom::Key(KeyField::Ip)).unwrap();
         let want = Record {
             line: 9,
             t_us: T_US,
@@ -143,6 +177,7 @@ mod tests {
             cost: None,
             id: None,
             length: None,
+            attributes: Vec::new(),
         };
         assert_eq!(record, want);
         assert_eq!(key(COMBINED, KeyField::Path).unwrap(), "/a/b");
@@ -157,12 +192,14 @@ mod tests {
             assert_eq!(key(&format!("{head}{tail}"), KeyField::Path).unwrap(), "/");
         }
         let line = [head.as_bytes(), b" 200 5 \"-\" \"\xe4\xf6\xff\""].concat();
-        assert_eq!(parse(1, &line, KeyField::Ip).unwrap().key, b"h");
+        assert_eq!(parse(1, &line, Whom::Key(KeyField::Ip)).unwrap().key, b"h");
     }
 
     #[test]
     fn the_offset_counts() {
-        let at = |time: &str| parse(1, format!(r#"h - - [{time}] "-" 408 0"#).as_bytes(), KeyField::Ip).map(|r| r.t_us);
+        let at = |time: &str| {
+            parse(1, format!(r#"h - - [{time}] "-" 408 0"#).as_bytes(), Whom::Key(KeyField::Ip)).map(|r| r.t_us)
+        };
         assert_eq!(at("17/May/2015:12:35:03 +0230"), Ok(T_US));
         assert_eq!(at("16/May/2015:22:05:03 -1200"), Ok(T_US));
         assert_eq!(at("01/Jan/1970:00:00:00 +0000"), Ok(0));

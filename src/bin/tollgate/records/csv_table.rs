@@ -8,29 +8,33 @@ use std::io::{self, BufRead};
 
 use super::field::{self, missing, quoted, unexpected};
 use super::lines::{LIMIT, Lines, too_long};
-use super::{Op, Record, Unreadable};
+use super::{Op, Record, Unreadable, Whom};
+use crate::attributes;
 
 /// The next row as a record. The first time it reads the header into `columns`.
 pub(super) fn next_record<R: BufRead>(
     lines: &mut Lines<R>,
     columns: &mut Option<Columns>,
+    about: Whom,
 ) -> io::Result<Option<Result<Record, Unreadable>>> {
     let columns = match columns {
         Some(columns) => columns,
-        None => columns.insert(header(lines)?),
+        None => columns.insert(header(lines, about)?),
     };
     Ok(next_row(lines)?.map(|(line, row)| {
         row.and_then(|row| columns.record(line, &row)).map_err(|reason| Unreadable { line, reason })
     }))
 }
 
-fn header<R: BufRead>(lines: &mut Lines<R>) -> io::Result<Columns> {
+fn header<R: BufRead>(lines: &mut Lines<R>, about: Whom) -> io::Result<Columns> {
     let columns = match next_row(lines)? {
         None => Err("got nothing".to_owned()),
-        Some((_, row)) => row.and_then(|row| Columns::of(&row)),
+        Some((_, row)) => row.and_then(|row| Columns::of(&row, about)),
     };
     columns.map_err(|what| {
-        let message = format!("header: expected the columns t_us and key, and optionally op, cost, id and for; {what}");
+        let whom = if about == Whom::Attributes { "attr.NAME for each attribute" } else { "key" };
+        let message =
+            format!("header: expected the columns t_us and {whom}, and optionally op, cost, id and for; {what}");
         io::Error::new(io::ErrorKind::InvalidData, message)
     })
 }
@@ -38,7 +42,9 @@ fn header<R: BufRead>(lines: &mut Lines<R>) -> io::Result<Columns> {
 /// Where each field of a record stands in a row.
 pub(super) struct Columns {
     t_us: usize,
-    key: usize,
+    /// None of records with attributes.
+    key: Option<usize>,
+    attributes: Vec<(String, usize)>,
     op: Option<usize>,
     cost: Option<usize>,
     id: Option<usize>,
@@ -47,15 +53,25 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    fn of(header: &Row) -> Result<Self, String> {
+    fn of(header: &Row, about: Whom) -> Result<Self, String> {
+        let with_attributes = about == Whom::Attributes;
+        let attribute = |name: &[u8]| {
+            let name = name.strip_prefix(b"attr.").filter(|name| with_attributes && !name.is_empty())?;
+            Some(String::from_utf8_lossy(name).into_owned())
+        };
         // Reported first: where a name is misspelt, "missing" would be true and no help.
         for (i, name) in header.fields().enumerate() {
-            if !field::INPUT.iter().chain(field::OUTPUT).any(|known| known.as_bytes() == name) {
+            let known = field::INPUT.iter().chain(field::OUTPUT).any(|known| known.as_bytes() == name);
+            if !known && attribute(name).is_none() {
                 return Err(format!("got the unknown column {}", quoted(name)));
             }
             if header.fields().take(i).any(|earlier| earlier == name) {
                 return Err(format!("got the column {} twice", quoted(name)));
             }
+        }
+        if with_attributes && !header.fields().any(|name| attribute(name).is_some()) {
+            let names: Vec<_> = header.fields().collect();
+            return Err(format!("got no attr.NAME in {}", quoted(&names.join(&b','))));
         }
         let at = |name: &str| header.fields().position(|field| field == name.as_bytes());
         let required = |name| {
@@ -66,7 +82,8 @@ impl Columns {
         };
         Ok(Self {
             t_us: required("t_us")?,
-            key: required("key")?,
+            key: if with_attributes { None } else { Some(required("key")?) },
+            attributes: (0..).zip(header.fields()).filter_map(|(at, name)| Some((attribute(name)?, at))).collect(),
             op: at("op"),
             cost: at("cost"),
             id: at("id"),
@@ -88,7 +105,13 @@ impl Columns {
             None => Op::default(),
             Some(name) => String::from_utf8_lossy(name).parse().map_err(|e| format!("op: {e}"))?,
         };
-        let key = cell(self.key).ok_or_else(|| unexpected("key", field::KEY, field::EMPTY))?.to_vec();
+        let key = match self.key {
+            Some(key) => cell(key).ok_or_else(|| unexpected("key", field::KEY, field::EMPTY))?.to_vec(),
+            None => Vec::new(),
+        };
+        let attributes = self.attributes.iter().filter_map(|(name, at)| Some((name.clone(), cell(*at)?.to_vec())));
+        let attributes = attributes.collect();
+        attributes::check(&attributes)?;
         let cost = match self.cost.and_then(cell) {
             None => None,
             Some(cost) => Some(whole("cost", cost, field::MAX_COST)?),
@@ -97,7 +120,7 @@ impl Columns {
         let length =
             self.length.and_then(cell).map(|text| field::length(&String::from_utf8_lossy(text))).transpose()?;
         op.check(id.is_some(), length.is_some())?;
-        Ok(Record { line, t_us, op, key, cost, id, length })
+        Ok(Record { line, t_us, op, key, cost, id, length, attributes })
     }
 }
 
@@ -189,13 +212,13 @@ mod tests {
     use super::*;
 
     fn read(text: &[u8]) -> Result<Vec<Result<Record, Unreadable>>, String> {
-        super::super::read(super::super::Format::Csv, super::super::KeyField::Ip, text)
+        super::super::read(super::super::Format::Csv, Whom::Key(super::super::KeyField::Ip), text)
             .collect::<io::Result<_>>()
             .map_err(|e| e.to_string())
     }
 
     fn record(line: u64, t_us: u64, op: Op, key: &[u8], cost: Option<u64>) -> Result<Record, Unreadable> {
-        Ok(Record { line, t_us, op, key: key.to_vec(), cost, id: None, length: None })
+        Ok(Record { line, t_us, op, key: key.to_vec(), cost, id: None, length: None, attributes: Vec::new() })
     }
 
     fn unreadable(line: u64, reason: &str) -> Result<Record, Unreadable> {
@@ -277,7 +300,8 @@ mod tests {
             let expected = "header: expected the columns t_us and key, and optionally op, cost, id and for; ";
             assert_eq!(read(text.as_bytes()), Err(format!("{expected}{want}")));
         }
-        let mut records = super::super::read(super::super::Format::Csv, super::super::KeyField::Ip, &b"a\n1\n2\n"[..]);
+        let mut records =
+            super::super::read(super::super::Format::Csv, Whom::Key(super::super::KeyField::Ip), &b"a\n1\n2\n"[..]);
         assert_eq!(records.next().unwrap().unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert!(records.next().is_none());
     }

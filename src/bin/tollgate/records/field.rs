@@ -27,6 +27,11 @@ pub(super) const OUTPUT: &[&str] = &[
     "granted",
     "blocked",
     "overage",
+    "reason",
+    "missing",
+    "override",
+    "shadows",
+    "error",
 ];
 
 /// The one of them that only the tool's output has: its keys and ids are written as the tool shows them.

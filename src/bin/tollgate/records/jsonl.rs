@@ -7,10 +7,11 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
 use super::field::{self, missing, quoted, shown, unexpected};
-use super::{Op, Record};
+use super::{Op, Record, Whom};
+use crate::attributes;
 use crate::escape::read_back;
 
-pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
+pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, String> {
     // Checked for the whole line, because serde_json doesn't look into strings that are passed over.
     let text = str::from_utf8(text).map_err(|e| {
         let (_, rest) = text.split_at(e.valid_up_to());
@@ -35,12 +36,31 @@ pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
         Some(Value::String(name)) => name.parse().map_err(|e| format!("op: {e}"))?,
         Some(other) => return Err(unexpected("op", "a string", &got(&other))),
     };
-    let key = match fields.key.ok_or_else(|| missing("key"))? {
-        Value::String(key) if !key.is_empty() => written(key),
-        other => return Err(unexpected("key", field::KEY, &got(&other))),
+    let (key, attributes) = match (about, fields.key, fields.attrs) {
+        (Whom::Key(_), _, Some(_)) if !own => {
+            return Err("attrs: expected a key in their place (or --rules FILE, whose rules take attributes)".into());
+        }
+        (Whom::Key(_), key, _) => match key.ok_or_else(|| missing("key"))? {
+            Value::String(key) if !key.is_empty() => (written(key), Vec::new()),
+            other => return Err(unexpected("key", field::KEY, &got(&other))),
+        },
+        (Whom::Attributes, Some(_), _) if !own => return Err("key: expected attrs in its place, with --rules".into()),
+        (Whom::Attributes, _, None) => return Err(missing("attrs")),
+        (Whom::Attributes, _, Some(Value::Object(attrs))) => {
+            let attribute = |(name, value): (String, Value)| match value {
+                Value::String(value) => Ok((name, written(value))),
+                Value::Number(number) if number.is_u64() => Ok((name, number.to_string().into_bytes())),
+                other => Err(unexpected(&format!("attrs: {}", shown(name.as_bytes())), "a string", &got(&other))),
+            };
+            (Vec::new(), attrs.into_iter().map(attribute).collect::<Result<_, _>>()?)
+        }
+        (Whom::Attributes, _, Some(other)) => return Err(unexpected("attrs", "an object", &got(&other))),
     };
+    attributes::check(&attributes)?;
     let cost = match fields.cost {
         None => None,
+        // Where no limit was asked.
+        Some(Value::Null) if own => None,
         Some(cost) => Some(field::whole("cost", cost.as_u64(), field::MAX_COST, || got(&cost))?),
     };
     let id = match fields.id {
@@ -54,7 +74,7 @@ pub(super) fn parse(line: u64, text: &[u8]) -> Result<Record, String> {
         Some(other) => return Err(unexpected("for", "a duration such as \"10m\"", &got(&other))),
     };
     op.check(id.is_some(), length.is_some())?;
-    Ok(Record { line, t_us, op, key, cost, id, length })
+    Ok(Record { line, t_us, op, key, cost, id, length, attributes })
 }
 
 fn got(value: &Value) -> String {
@@ -80,6 +100,7 @@ struct Fields {
     t_us: Option<Value>,
     op: Option<Value>,
     key: Option<Value>,
+    attrs: Option<Value>,
     cost: Option<Value>,
     id: Option<Value>,
     length: Option<Value>,
@@ -106,6 +127,7 @@ impl<'de> Deserialize<'de> for Fields {
                         "t_us" => &mut fields.t_us,
                         "op" => &mut fields.op,
                         "key" => &mut fields.key,
+                        "attrs" => &mut fields.attrs,
                         "cost" => &mut fields.cost,
                         "id" => &mut fields.id,
                         "for" => &mut fields.length,
@@ -137,14 +159,17 @@ fn unknown(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::records::KeyField;
+
+    const KEY: Whom = Whom::Key(KeyField::Ip);
 
     fn reason(text: &str) -> String {
-        parse(1, text.as_bytes()).unwrap_err()
+        parse(1, text.as_bytes(), KEY).unwrap_err()
     }
 
     #[test]
     fn op_and_cost_have_defaults() {
-        let record = parse(7, br#"{"t_us":1700000000000000,"key":"u1"}"#).unwrap();
+        let record = parse(7, br#"{"t_us":1700000000000000,"key":"u1"}"#, KEY).unwrap();
         let want = Record {
             line: 7,
             t_us: 1_700_000_000_000_000,
@@ -153,18 +178,28 @@ mod tests {
             cost: None,
             id: None,
             length: None,
+            attributes: Vec::new(),
         };
         assert_eq!(record, want);
-        let record = parse(7, br#" { "cost":0, "key":"u1", "op":"peek", "t_us":0 } "#).unwrap();
+        let record = parse(7, br#" { "cost":0, "key":"u1", "op":"peek", "t_us":0 } "#, KEY).unwrap();
         assert_eq!(
             record,
-            Record { line: 7, t_us: 0, op: Op::Peek, key: b"u1".to_vec(), cost: Some(0), id: None, length: None }
+            Record {
+                line: 7,
+                t_us: 0,
+                op: Op::Peek,
+                key: b"u1".to_vec(),
+                cost: Some(0),
+                id: None,
+                length: None,
+                attributes: Vec::new()
+            }
         );
     }
 
     #[test]
     fn numbers_reach_their_limits_and_no_further() {
-        let record = parse(1, br#"{"t_us":4503599627370496,"key":"k","cost":9007199254740991}"#).unwrap();
+        let record = parse(1, br#"{"t_us":4503599627370496,"key":"k","cost":9007199254740991}"#, KEY).unwrap();
         assert_eq!((record.t_us, record.cost), (1 << 52, Some((1 << 53) - 1)));
 
         let t_us = "t_us: expected a whole number from 0 to 4503599627370496, got ";
@@ -218,7 +253,7 @@ mod tests {
             assert_eq!(reason(text), want);
         }
         assert_eq!(
-            parse(1, b"{\"rule\":\"\xff\",\"t_us\":1,\"key\":\"k\"}").unwrap_err(),
+            parse(1, b"{\"rule\":\"\xff\",\"t_us\":1,\"key\":\"k\"}", KEY).unwrap_err(),
             "line: expected UTF-8, got \"\\xff\",\"t_us\":1,\"key\":\"k\"}\" at column 10"
         );
     }
@@ -229,14 +264,23 @@ mod tests {
             "remaining":9,"retry_after_us":null,"reset_after_us":6,"denied_by":null,"by":"embedded",
             "limits":[{"name":"a"}],"granted":1}"#;
         assert_eq!(
-            parse(1, text).unwrap(),
-            Record { line: 1, t_us: 5, op: Op::Reset, key: b"u1".to_vec(), cost: Some(2), id: None, length: None }
+            parse(1, text, KEY).unwrap(),
+            Record {
+                line: 1,
+                t_us: 5,
+                op: Op::Reset,
+                key: b"u1".to_vec(),
+                cost: Some(2),
+                id: None,
+                length: None,
+                attributes: Vec::new()
+            }
         );
     }
 
     #[test]
     fn a_key_may_hold_anything_that_json_can_say() {
-        let key = |text: &str| parse(1, format!(r#"{{"t_us":1,"key":"{text}"}}"#).as_bytes()).map(|r| r.key);
+        let key = |text: &str| parse(1, format!(r#"{{"t_us":1,"key":"{text}"}}"#).as_bytes(), KEY).map(|r| r.key);
         assert_eq!(key(r"a\u0000\n\ud83d\ude00"), Ok("a\0\n\u{1f600}".into()));
         assert_eq!(key("{}é"), Ok("{}é".into()));
         assert!(key(r"\ud800").unwrap_err().starts_with("json: "), "half a character has no bytes");

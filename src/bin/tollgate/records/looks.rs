@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, Read};
 
-use super::{Format, KeyField, combined, field};
+use super::{Format, KeyField, Whom, combined, field};
 
 /// How many lines are looked at, unless one tells.
 const LINES: usize = 10;
@@ -46,9 +46,9 @@ fn of_line(line: &[u8], first: bool) -> Option<Format> {
     let names = || line.split(|byte| *byte == b',').map(|name| unquoted(name.trim_ascii()));
     if line.starts_with(b"{") {
         Some(Format::Jsonl)
-    } else if combined::parse(1, line, KeyField::Ip).is_ok() {
+    } else if combined::parse(1, line, Whom::Key(KeyField::Ip)).is_ok() {
         Some(Format::Combined)
-    } else if first && names().any(|name| matches!(name, b"t_us" | b"key")) {
+    } else if first && names().any(|name| matches!(name, b"t_us" | b"key") || name.starts_with(b"attr.")) {
         Some(Format::Csv)
     } else {
         None

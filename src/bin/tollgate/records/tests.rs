@@ -14,7 +14,7 @@ impl Lcg {
 }
 
 fn all(format: Format, input: impl BufRead) -> Vec<Result<Record, Unreadable>> {
-    read(format, KeyField::Ip, input).collect::<io::Result<_>>().unwrap()
+    read(format, Whom::Key(KeyField::Ip), input).collect::<io::Result<_>>().unwrap()
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_failing_stream_is_the_last_item() {
         (Format::Csv, b"t_us,key\n1,a\n2,\"b"),
         (Format::Combined, b"h - - [17/May/2015:10:05:03 +0000] \"-\" 408 0\nh"),
     ] {
-        let mut items = read(format, KeyField::Ip, BufReader::new(text.chain(Broken)));
+        let mut items = read(format, Whom::Key(KeyField::Ip), BufReader::new(text.chain(Broken)));
         assert!(items.next().unwrap().unwrap().is_ok());
         assert_eq!(items.next().unwrap().unwrap_err().to_string(), "gone");
         assert!(items.next().is_none());
@@ -138,16 +138,17 @@ fn no_input_panics_or_breaks_what_a_record_promises() {
         for _ in 0..=random.below(6) {
             mutate(&mut text, &mut random);
         }
-        let by = [KeyField::Ip, KeyField::Path, KeyField::Method, KeyField::User][random.below(4)];
+        let keys = [KeyField::Ip, KeyField::Path, KeyField::Method, KeyField::User].map(Whom::Key);
+        let about = [keys[0], keys[1], keys[2], keys[3], Whom::Attributes][random.below(5)];
         let lines = text.split(|byte| *byte == b'\n').count() as u64;
         let mut latest = 0;
-        for item in read(format, by, text.as_slice()) {
+        for item in read(format, about, text.as_slice()) {
             let (line, reason) = match item {
                 Ok(Ok(record)) => {
                     assert!(
                         record.t_us <= 1 << 52
                             && record.cost.is_none_or(|cost| cost < 1 << 53)
-                            && !record.key.is_empty(),
+                            && record.key.is_empty() == (about == Whom::Attributes),
                         "{record:?}"
                     );
                     readable += 1;

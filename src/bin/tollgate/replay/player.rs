@@ -4,69 +4,96 @@ use std::collections::HashSet;
 use std::io::{self, Write};
 use std::time::{Duration, UNIX_EPOCH};
 
-use tollgate::{Limiter, Request};
+use tollgate::{Error, Limiter, Request};
 
+use super::set::Set;
 use super::summary::Summary;
 use crate::Failure;
 use crate::output::{Line, Printer};
 use crate::probe::decide;
 use crate::records::{Record, Unreadable};
 use crate::subject::Subject;
+use crate::verdict::VerdictLine;
 
 #[derive(Debug)]
-pub(super) struct Player<W: Write> {
+pub(super) struct Player<'s, W: Write> {
     limiter: Limiter,
-    subject: Subject,
+    plays: Plays<'s>,
     printer: Printer<W>,
     pub(super) summary: Summary,
     /// Only the summary is wanted.
     quiet: bool,
     played: u64,
-    /// The ids that were given, and the keys they were given for.
-    ids: HashSet<(Vec<u8>, Vec<u8>)>,
+}
+
+/// What decides.
+#[derive(Debug)]
+pub(super) enum Plays<'s> {
+    /// One rule, on keys. The ids that were given, and the keys they were given for.
+    Rule(Box<Subject>, HashSet<(Vec<u8>, Vec<u8>)>),
+    /// A set of rules, on attributes.
+    Set(Set<'s>),
 }
 
 /// After how many records a signal is looked for.
 const PLAYED_AT_A_TIME: u64 = 256;
 
-impl<W: Write> Player<W> {
-    pub(super) fn new(limiter: Limiter, subject: Subject, printer: Printer<W>, quiet: bool) -> Self {
-        Self { limiter, subject, printer, summary: Summary::default(), quiet, played: 0, ids: HashSet::new() }
+impl<'s, W: Write> Player<'s, W> {
+    pub(super) fn new(limiter: Limiter, plays: Plays<'s>, printer: Printer<W>, quiet: bool) -> Self {
+        Self { limiter, plays, printer, summary: Summary::default(), quiet, played: 0 }
+    }
+
+    pub(super) fn plays_a_set(&self) -> bool {
+        matches!(self.plays, Plays::Set(_))
     }
 
     /// Decides the record, unless it asks for what can't be done.
     pub(super) async fn play(&mut self, record: &Record) -> Result<Option<Unreadable>, Failure> {
-        let Record { line, t_us, op, ref key, cost, ref id, length } = *record;
         // The embedded engine never waits, and signals arrive only while something does.
         self.played += 1;
         if self.played.is_multiple_of(PLAYED_AT_A_TIME) {
             tokio::task::yield_now().await;
         }
+        match &mut self.plays {
+            Plays::Set(set) => {
+                let record = set.completed(record);
+                let (judged, shadows) = match set.play(&self.limiter, &record).await {
+                    Ok(judged) => judged,
+                    Err(error) => return unplayable(&record, error).map(Some),
+                };
+                let whom = judged.whom(&record.attributes);
+                self.summary.touched(&whom);
+                self.summary.decided(&whom, judged.allowed);
+                if !self.quiet {
+                    self.printer.print_verdict(&VerdictLine::new(&judged, &shadows, &record))?;
+                }
+                Ok(None)
+            }
+            Plays::Rule(..) => self.play_key(record).await,
+        }
+    }
+
+    async fn play_key(&mut self, record: &Record) -> Result<Option<Unreadable>, Failure> {
+        let Plays::Rule(subject, ids) = &mut self.plays else { return Ok(None) };
+        let Record { line, t_us, op, ref key, cost, ref id, length, .. } = *record;
         self.summary.touched(key);
-        let cost = cost.unwrap_or(self.subject.cost);
+        let cost = cost.unwrap_or(subject.cost);
         // Permits are held by an id, the same one in every replay of the file.
-        let own = (id.is_none() && op.takes() && self.subject.holds()).then(|| format!("replay-{t_us}-{line}"));
+        let own = (id.is_none() && op.takes() && subject.holds()).then(|| format!("replay-{t_us}-{line}"));
         let id = id.as_deref().or(own.as_deref().map(str::as_bytes));
-        let parts = self.subject.parts();
+        let parts = subject.parts();
         let mut request = Request::new(key).parts(&parts).cost(cost).at(UNIX_EPOCH + Duration::from_micros(t_us));
         if let Some(id) = id {
             request = request.id(id);
-            self.ids.insert((key.clone(), id.to_vec()));
+            ids.insert((key.clone(), id.to_vec()));
         }
-        let decision = match decide(&self.limiter, &self.subject.rule, op, request, length).await {
-            // The fault of the record, as if it could not be read.
-            Err(error) if error.is_unknown_id() => {
-                return Ok(Some(Unreadable { line, reason: format!("id: {error}") }));
-            }
-            // An operation that the rule doesn't have.
-            Err(error) if error.is_input() => {
-                return Ok(Some(Unreadable { line, reason: error.to_string() }));
-            }
-            decision => decision?,
+        let decision = match decide(&self.limiter, &subject.rule, op, request, length).await {
+            Ok(decision) => decision,
+            Err(error) => return unplayable(record, error).map(Some),
         };
         self.summary.decided(key, decision.allowed);
         if !self.quiet {
-            let line = Line::new(&self.subject, op, key, cost, &decision);
+            let line = Line::new(subject, op, key, cost, &decision);
             self.printer.print(&line.at(t_us).named(id).lasting(length))?;
         }
         Ok(None)
@@ -77,8 +104,12 @@ impl<W: Write> Player<W> {
     }
 
     /// Removes what the replay wrote.
-    pub(super) async fn forget_keys(&mut self) -> Result<(), tollgate::Error> {
-        let (rule, parts) = (&self.subject.rule, self.subject.parts());
+    pub(super) async fn forget_keys(&mut self) -> Result<(), Error> {
+        let (subject, ids) = match &self.plays {
+            Plays::Set(set) => return set.forget_keys(&self.limiter).await,
+            Plays::Rule(subject, ids) => (subject, ids),
+        };
+        let (rule, parts) = (&subject.rule, subject.parts());
         for key in self.summary.keys() {
             self.limiter.reset(rule, Request::new(key).parts(&parts)).await?;
         }
@@ -86,9 +117,20 @@ impl<W: Write> Player<W> {
         if rule.limits().all(|limit| limit.algorithm().holds()) {
             return Ok(());
         }
-        for (key, id) in &self.ids {
+        for (key, id) in ids {
             self.limiter.reset(rule, Request::new(key).parts(&parts).id(id)).await?;
         }
         Ok(())
+    }
+}
+
+/// A record that asks for what can't be done, as if it could not be read; other errors end the replay.
+pub(crate) fn unplayable(record: &Record, error: Error) -> Result<Unreadable, Failure> {
+    let line = record.line;
+    match error {
+        error if error.is_unknown_id() => Ok(Unreadable { line, reason: format!("id: {error}") }),
+        // An operation that the rule doesn't have.
+        error if error.is_input() => Ok(Unreadable { line, reason: error.to_string() }),
+        error => Err(error.into()),
     }
 }

@@ -7,42 +7,42 @@ use std::path::Path;
 use tokio::sync::{mpsc, oneshot};
 
 use super::unreadable::Warnings;
-use crate::records::{self, Format, KeyField, Looks, Record, Unreadable};
+use crate::records::{self, Format, Looks, Record, Unreadable, Whom};
 use crate::{Failure, messages};
 
 type Item = io::Result<Result<Record, Unreadable>>;
-pub(super) type Records = mpsc::Receiver<Item>;
+pub(crate) type Records = mpsc::Receiver<Item>;
 
 /// A file, or standard input.
-pub(super) struct Source<'a> {
-    pub(super) path: &'a Path,
+pub(crate) struct Source<'a> {
+    pub(crate) path: &'a Path,
     /// As it looks, if none.
-    pub(super) format: Option<Format>,
-    pub(super) key: KeyField,
-    pub(super) strict: bool,
+    pub(crate) format: Option<Format>,
+    pub(crate) about: Whom,
+    pub(crate) strict: bool,
 }
 
 impl Source<'_> {
-    pub(super) fn is_standard_input(&self) -> bool {
+    pub(crate) fn is_standard_input(&self) -> bool {
         self.path.as_os_str() == "-"
     }
 
     /// The file's records.
-    pub(super) fn open(&self) -> Result<(impl Iterator<Item = Item> + use<>, Warnings), Failure> {
+    pub(crate) fn open(&self) -> Result<(impl Iterator<Item = Item> + use<>, Warnings), Failure> {
         let told = |error: io::Error| Failure::Told(format!("{}: {error}", self.path.display()));
         let file = File::open(self.path).map_err(told)?;
         let (looks, file) = records::look(BufReader::new(file), self.format.is_none()).map_err(told)?;
         let format = self.settled(&looks)?;
         let warnings = Warnings::new(&self.shown(), format, &looks, self.strict);
-        Ok((records::read(format, self.key, file), warnings))
+        Ok((records::read(format, self.about, file), warnings))
     }
 
     /// Standard input's records. It can only be waited for by a thread, which ends with the process.
-    pub(super) async fn stream(&self) -> Result<(Records, Warnings), Failure> {
+    pub(crate) async fn stream(&self) -> Result<(Records, Warnings), Failure> {
         let (tell_looks, looks) = oneshot::channel();
         let (tell_format, format) = oneshot::channel();
         let (sender, records) = mpsc::channel(1024);
-        let (key, unsure) = (self.key, self.format.is_none());
+        let (about, unsure) = (self.about, self.format.is_none());
         std::thread::spawn(move || {
             let input = match records::look(io::stdin().lock(), unsure) {
                 Ok((looks, input)) => {
@@ -53,7 +53,7 @@ impl Source<'_> {
                 Err(error) => return drop(tell_looks.send(Err(error))),
             };
             let Ok(format) = format.blocking_recv() else { return };
-            for item in records::read(format, key, input) {
+            for item in records::read(format, about, input) {
                 if sender.blocking_send(item).is_err() {
                     return;
                 }

@@ -11,7 +11,7 @@ const TOLD: u64 = 20;
 
 /// Warns of lines that can't be read.
 #[derive(Debug)]
-pub(super) struct Warnings {
+pub(crate) struct Warnings {
     /// What is read.
     source: String,
     format: Format,
@@ -25,12 +25,12 @@ pub(super) struct Warnings {
 }
 
 impl Warnings {
-    pub(super) fn new(source: &str, format: Format, looks: &Looks, strict: bool) -> Self {
+    pub(crate) fn new(source: &str, format: Format, looks: &Looks, strict: bool) -> Self {
         let (source, looks) = (source.to_owned(), looks.format.filter(|looks| *looks != format));
         Self { source, format, looks, strict, any_read: false, held: Vec::new(), met: 0 }
     }
 
-    pub(super) fn read(&mut self) {
+    pub(crate) fn read(&mut self) {
         self.any_read = true;
         for unreadable in std::mem::take(&mut self.held) {
             self.tell(&unreadable);
@@ -38,7 +38,7 @@ impl Warnings {
     }
 
     /// One more, which is skipped, unless it shows that there is no use in going on.
-    pub(super) fn unreadable(&mut self, unreadable: Unreadable) -> Result<(), Failure> {
+    pub(crate) fn unreadable(&mut self, unreadable: Unreadable) -> Result<(), Failure> {
         if self.any_read && self.strict {
             return Err(Failure::Told(format!("{}: {unreadable}", self.source)));
         }
@@ -51,19 +51,19 @@ impl Warnings {
     }
 
     /// All lines have been met.
-    pub(super) fn end(&self) -> Result<(), Failure> {
+    pub(crate) fn end(&self) -> Result<(), Failure> {
         if self.held.is_empty() { Ok(()) } else { Err(self.nothing_read()) }
     }
 
     /// How many were not told.
-    pub(super) fn sum_up(&self) {
+    pub(crate) fn sum_up(&self) {
         if let more @ 1.. = self.met.saturating_sub(TOLD) {
             messages::note(format!("{}: {} more can't be read; skipped", self.source, counted(more, "line")));
         }
     }
 
     /// The stream can't be read on.
-    pub(super) fn broken(&self, error: &std::io::Error) -> Failure {
+    pub(crate) fn broken(&self, error: &std::io::Error) -> Failure {
         let hint = if error.kind() == std::io::ErrorKind::InvalidData { self.hint() } else { String::new() };
         Failure::Told(format!("{}: {error}{hint}", self.source))
     }

@@ -21,6 +21,14 @@ fn subject(text: &str) -> Subject {
     Subject::of_lines(text).unwrap()
 }
 
+fn name(key: u32) -> Vec<u8> {
+    format!("key-{key}").into_bytes()
+}
+
+fn whom(key: u32) -> (Vec<u8>, Pairs) {
+    (name(key), Pairs::new())
+}
+
 fn rule(text: &str) -> Rule {
     subject(text).rule
 }
@@ -40,7 +48,7 @@ fn denied(sent_ms: u64, answered_ms: u64) -> Call {
 
 async fn audited(limits: &str, cost: u64, mut calls: Vec<Call>) -> Audit {
     calls.sort_by_key(|call| (call.key, call.sent));
-    audit(&Standard::of(&rule(limits)).unwrap(), cost, &calls, u64::MAX, |_| ()).await.unwrap()
+    audit(&Standard::of(&rule(limits)).unwrap(), &whom, cost, &calls, u64::MAX, |_| ()).await.unwrap()
 }
 
 /// Over-admissions and false denials.
@@ -58,8 +66,8 @@ async fn exactly_decided(limits: &str, cost: u64, chance: &mut Rng) -> Vec<Call>
     let mut calls = Vec::new();
     for time in times {
         let key = chance.u32(0..2);
-        let name = keys::name(key);
-        let request = Request::new(&name).cost(cost).at(UNIX_EPOCH + Duration::from_micros(time));
+        let key_name = name(key);
+        let request = Request::new(&key_name).cost(cost).at(UNIX_EPOCH + Duration::from_micros(time));
         let allowed = limiter.acquire(&rule, request).await.unwrap().allowed;
         let mut delay = || 500 * 10_u64.pow(chance.u32(0..4));
         let (before, after) = (delay(), delay());
@@ -169,7 +177,8 @@ async fn a_cost_that_never_fits_must_be_denied() {
 #[tokio::test]
 async fn a_denial_after_the_last_call_that_was_kept_is_not_judged() {
     let calls = [denied(10, 11), denied(900, 910)];
-    let audit = audit(&Standard::of(&rule("gcra 5/1s")).unwrap(), 1, &calls, START + 100_000, |_| ()).await.unwrap();
+    let audit =
+        audit(&Standard::of(&rule("gcra 5/1s")).unwrap(), &whom, 1, &calls, START + 100_000, |_| ()).await.unwrap();
     assert_eq!(audit.false_denials, 1);
 }
 

@@ -1,0 +1,90 @@
+//! Records decided by a set of rules.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt;
+
+use tollgate::rules::{Applies, RuleSet};
+use tollgate::{Error, Limiter, OwnedRequest, Request, Rule};
+
+use crate::attributes::{self, Pairs};
+use crate::records::Record;
+use crate::verdict::Judged;
+
+/// A set, or one rule of it for all records.
+pub(super) struct Set<'s> {
+    pub(super) rules: &'s RuleSet,
+    pub(super) only: Option<&'s str>,
+    /// What records have that don't say otherwise.
+    pub(super) given: Pairs,
+    /// What options make of a rule.
+    pub(super) adapted: Box<dyn Fn(Rule) -> Rule + Sync + 's>,
+    /// What was charged, to be removed; none where it goes by itself.
+    pub(super) touched: Option<HashMap<Vec<u8>, (Rule, OwnedRequest)>>,
+}
+
+impl fmt::Debug for Set<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Set").field("only", &self.only).finish_non_exhaustive()
+    }
+}
+
+impl<'s> Set<'s> {
+    /// With the attributes that all records have.
+    pub(super) fn completed<'r>(&self, record: &'r Record) -> Cow<'r, Record> {
+        let has = |name: &String| record.attributes.iter().any(|(own, _)| own == name);
+        let more: Vec<_> = self.given.iter().filter(|(name, _)| !has(name)).cloned().collect();
+        if more.is_empty() {
+            return Cow::Borrowed(record);
+        }
+        let mut record = record.clone();
+        record.attributes.extend(more);
+        Cow::Owned(record)
+    }
+
+    /// The verdict, and those of shadow rules.
+    pub(super) async fn play(
+        &mut self,
+        limiter: &Limiter,
+        record: &Record,
+    ) -> Result<(Judged<'s>, Vec<Judged<'s>>), Error> {
+        let request = attributes::read(&record.attributes);
+        let (applies, shadows): (Applies<'s>, Vec<_>) = match self.only {
+            // It was looked up before.
+            Some(name) => match self.rules.by_name(name, &request)? {
+                Some(applies) => (applies, Vec::new()),
+                None => (self.rules.applies(&request)?, Vec::new()),
+            },
+            None => (self.rules.applies(&request)?, self.rules.shadows(&request)),
+        };
+        let mut shadowed = Vec::with_capacity(shadows.len());
+        for shadow in shadows {
+            // What a shadow rule can't decide has no consequence.
+            if let Ok(judged) = Judged::of(shadow, limiter, &*self.adapted, record).await {
+                shadowed.push(judged);
+            }
+        }
+        let judged = Judged::of(applies, limiter, &*self.adapted, record).await?;
+        if let Some(touched) = &mut self.touched {
+            for (rule, request) in shadowed.iter().chain([&judged]).filter_map(Judged::charged) {
+                let mut key = limiter.keys(rule, request)?.join("\n").into_bytes();
+                key.extend_from_slice(b"\n");
+                key.extend_from_slice(record.id.as_deref().unwrap_or_default());
+                // Each of those that hold permits has an id of its own.
+                if rule.limits().any(|limit| limit.algorithm().holds()) {
+                    key.extend_from_slice(record.line.to_string().as_bytes());
+                }
+                touched.entry(key).or_insert_with(|| (rule.clone(), request.clone()));
+            }
+        }
+        Ok((judged, shadowed))
+    }
+
+    /// Removes what was charged.
+    pub(super) async fn forget_keys(&self, limiter: &Limiter) -> Result<(), Error> {
+        for (rule, request) in self.touched.iter().flat_map(HashMap::values) {
+            limiter.reset(rule, Request::from(request)).await?;
+        }
+        Ok(())
+    }
+}

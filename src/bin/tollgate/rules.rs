@@ -1,0 +1,41 @@
+//! `tollgate rules`: what a service's set of rules says.
+
+mod check;
+mod diff;
+mod explain;
+mod explained;
+
+use clap::Subcommand;
+
+use crate::Outcome;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Rules {
+    /// Say how many rules there are, or all that is wrong, as FILE:LINE:COLUMN: what.
+    ///
+    /// Exit code: 0, or 2 if anything is wrong.
+    Check(check::Check),
+    /// Say which rule applies to a request and why, what it would count where, and why others don't apply.
+    ///
+    /// No Redis is needed. Exit code: 0, also where the request would be denied; 2 if something is wrong.
+    Explain(explain::Explain),
+    /// Run recorded traffic through two sets and say who would be treated differently.
+    ///
+    /// Each set decides by an engine in this process that starts with no keys, on a clock taken from the records. Only
+    /// verdicts are compared: that another rule gives the same one is no difference, and is counted apart. What shadow
+    /// rules decide isn't compared. Elsewhere than on a terminal each record that is treated differently is printed as
+    /// one JSON object, and then the totals.
+    ///
+    /// Exit code: 0 if nobody is treated differently, 1 if anybody is, 2 if something is wrong.
+    Diff(diff::Diff),
+}
+
+impl Rules {
+    pub(crate) async fn run(self) -> Outcome {
+        match self {
+            Self::Check(check) => check.run(),
+            Self::Explain(explain) => explain.run(),
+            Self::Diff(diff) => diff.run().await,
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! `tollgate rules check`: whether a service's sets of rules can be used.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use tollgate::rules::RuleSet;
+
+use crate::output::counted;
+use crate::{Outcome, messages};
+
+#[derive(Debug, Args)]
+pub(crate) struct Check {
+    /// The set, in TOML; several are checked each by itself.
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+}
+
+impl Check {
+    pub(super) fn run(self) -> Outcome {
+        let mut code = ExitCode::SUCCESS;
+        for file in &self.files {
+            match RuleSet::read(file) {
+                Ok(rules) => {
+                    let count = counted(rules.len() as u64, "rule");
+                    writeln!(anstream::stdout(), "{}: {count}", file.display())?;
+                }
+                Err(error) => {
+                    error.faults().iter().for_each(messages::fault);
+                    code = ExitCode::from(2);
+                }
+            }
+        }
+        Ok(code)
+    }
+}

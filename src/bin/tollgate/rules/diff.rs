@@ -1,0 +1,294 @@
+//! `tollgate rules diff`: who would be treated differently by another set of rules.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::UNIX_EPOCH;
+
+use clap::Args;
+use serde::Serialize;
+use tollgate::rules::RuleSet;
+use tollgate::{Clock, Embedded, Error, Limiter};
+
+use crate::attributes::{self, Shown};
+use crate::escape::shown;
+use crate::options::{Shape, from_zero, shape};
+use crate::output::{QUIET, counted, facts, json};
+use crate::records::{Format, Record, Whom};
+use crate::replay::{Source, Warnings, unplayable};
+use crate::service::Service;
+use crate::verdict::Judged;
+use crate::{Failure, Outcome, found};
+
+#[derive(Debug, Args)]
+pub(crate) struct Diff {
+    /// The set of rules that is in use.
+    before: PathBuf,
+    /// The set that would take its place.
+    after: PathBuf,
+    /// The records; - for standard input.
+    log: PathBuf,
+    /// How the records are written down. Default: as the beginning of the file looks.
+    #[arg(long, value_enum)]
+    input: Option<Format>,
+    /// Play the records as they stand, clocks that step back included, instead of sorted by time.
+    #[arg(long)]
+    unsorted: bool,
+    /// Stop at the first line that can't be read.
+    #[arg(long)]
+    strict: bool,
+    /// Print totals alone.
+    #[arg(long)]
+    summary: bool,
+    /// How many of the keys that are most affected to name.
+    #[arg(long, value_name = "N", default_value = "10", value_parser = from_zero, allow_negative_numbers = true)]
+    top: usize,
+    /// How to print. Default: a table on a terminal, else a JSON object per line.
+    #[arg(long, value_enum)]
+    format: Option<Shape>,
+}
+
+/// A record that is treated differently, with the names and the order that other programs rely on.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    /// Where it stands in the log.
+    line: u64,
+    t_us: u64,
+    attrs: Shown<'a>,
+    key: String,
+    change: &'static str,
+    before: Side<'a>,
+    after: Side<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct Side<'a> {
+    rule: Option<&'a str>,
+    reason: &'static str,
+    allowed: bool,
+    denied_by: Option<&'a str>,
+}
+
+/// What it comes to.
+#[derive(Debug, Default, Serialize)]
+struct Totals {
+    records: u64,
+    allowed_by_both: u64,
+    denied_by_both: u64,
+    newly_denied: u64,
+    newly_allowed: u64,
+    /// Treated alike, by another rule.
+    other_rule: u64,
+    unreadable: u64,
+    /// By the rule that denies now, or that denied before.
+    rules: Vec<Affected>,
+    keys_affected: usize,
+    keys: Vec<Affected>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+struct Affected {
+    name: String,
+    newly_denied: u64,
+    newly_allowed: u64,
+}
+
+/// How often each was treated differently.
+#[derive(Debug, Default)]
+struct Counts {
+    rules: BTreeMap<String, Affected>,
+    keys: HashMap<Vec<u8>, Affected>,
+}
+
+/// A set and what it has counted so far.
+struct Player {
+    rules: RuleSet,
+    limiter: Limiter,
+}
+
+impl Diff {
+    pub(super) async fn run(self) -> Outcome {
+        let players = [Player::new(&self.before)?, Player::new(&self.after)?];
+        let source = Source { path: &self.log, format: self.input, about: Whom::Attributes, strict: self.strict };
+        let mut totals = Totals::default();
+        let (mut records, mut warnings) = self.records(&source, &mut totals).await?;
+        if !self.unsorted {
+            records.sort_by_key(|record| record.t_us);
+        }
+        let shape = shape(self.format);
+        let mut out = BufWriter::new(anstream::stdout());
+        let lines = shape == Shape::Jsonl && !self.summary;
+        let mut counts = Counts::default();
+        let mut printed = Ok(());
+        for record in &records {
+            let [before, after] = match Player::both(&players, record).await {
+                Ok(both) => both,
+                Err(error) => {
+                    warnings.unreadable(unplayable(record, error)?)?;
+                    totals.unreadable += 1;
+                    continue;
+                }
+            };
+            let Some(change) = totals.count(&before, &after) else { continue };
+            let denier = if before.allowed { &after } else { &before };
+            let whom = denier.whom(&record.attributes);
+            counts.note(denier.applies.rule.unwrap_or_default(), &whom, before.allowed);
+            if lines && printed.is_ok() {
+                let (t_us, attrs, key) = (record.t_us, Shown(&record.attributes), shown(&whom));
+                let (before, after) = (Side::of(&before), Side::of(&after));
+                printed = json(&mut out, &Line { line: record.line, t_us, attrs, key, change, before, after });
+            }
+        }
+        warnings.sum_up();
+        counts.sum_up(&mut totals, self.top);
+        let differ = totals.newly_denied + totals.newly_allowed > 0;
+        let printed = printed.and_then(|()| match shape {
+            Shape::Jsonl => json(&mut out, &totals),
+            Shape::Table => totals.print(&mut out),
+        });
+        found(ExitCode::from(u8::from(differ)), printed.and_then(|()| out.flush()))
+    }
+
+    async fn records(&self, source: &Source<'_>, totals: &mut Totals) -> Result<(Vec<Record>, Warnings), Failure> {
+        let mut records = Vec::new();
+        let mut keep = |item: io::Result<Result<Record, _>>, warnings: &mut Warnings| {
+            match item.map_err(|error| warnings.broken(&error))? {
+                Ok(record) => {
+                    warnings.read();
+                    records.push(record);
+                }
+                Err(unreadable) => {
+                    warnings.unreadable(unreadable)?;
+                    totals.unreadable += 1;
+                }
+            }
+            Ok::<_, Failure>(())
+        };
+        let warnings = if source.is_standard_input() {
+            let (mut items, mut warnings) = source.stream().await?;
+            while let Some(item) = items.recv().await {
+                keep(item, &mut warnings)?;
+            }
+            warnings
+        } else {
+            let (items, mut warnings) = source.open()?;
+            for item in items {
+                keep(item, &mut warnings)?;
+            }
+            warnings
+        };
+        warnings.end()?;
+        Ok((records, warnings))
+    }
+}
+
+impl Player {
+    fn new(file: &Path) -> Result<Self, Failure> {
+        // Its clock stands still: nothing expires but in the time of the records.
+        let engine = Embedded::with_clock(Clock::set_to(UNIX_EPOCH));
+        let secret = tollgate::KeySecret::new("rules that hash their keys need one")?;
+        Ok(Self { rules: Service::read(file)?.rules, limiter: Limiter::new(engine).key_secret(&secret) })
+    }
+
+    async fn both<'s>(players: &'s [Self; 2], record: &Record) -> Result<[Judged<'s>; 2], Error> {
+        let [before, after] = players;
+        Ok([before.play(record).await?, after.play(record).await?])
+    }
+
+    async fn play(&self, record: &Record) -> Result<Judged<'_>, Error> {
+        let applies = self.rules.applies(&attributes::read(&record.attributes))?;
+        Judged::of(applies, &self.limiter, &|rule| rule, record).await
+    }
+}
+
+impl Totals {
+    /// How the record is treated differently, if it is.
+    fn count(&mut self, before: &Judged<'_>, after: &Judged<'_>) -> Option<&'static str> {
+        self.records += 1;
+        match (before.allowed, after.allowed) {
+            (true, false) => {
+                self.newly_denied += 1;
+                return Some("newly-denied");
+            }
+            (false, true) => {
+                self.newly_allowed += 1;
+                return Some("newly-allowed");
+            }
+            (true, true) => self.allowed_by_both += 1,
+            (false, false) => self.denied_by_both += 1,
+        }
+        self.other_rule += u64::from(before.applies.rule != after.applies.rule);
+        None
+    }
+
+    fn print(&self, mut out: impl Write) -> io::Result<()> {
+        let differ = self.newly_denied + self.newly_allowed;
+        let other = match self.other_rule {
+            0 => String::new(),
+            count => format!(" (of the others, {count} by another rule)"),
+        };
+        facts(
+            &mut out,
+            &[
+                ("records", self.records.to_string()),
+                ("allowed by both", self.allowed_by_both.to_string()),
+                ("denied by both", self.denied_by_both.to_string()),
+                ("newly denied", self.newly_denied.to_string()),
+                ("newly allowed", self.newly_allowed.to_string()),
+                ("differ", format!("{differ}{other}")),
+                ("unreadable", self.unreadable.to_string()),
+            ],
+        )?;
+        table(&mut out, "rule", &self.rules)?;
+        table(&mut out, "key", &self.keys)?;
+        if let more @ 1.. = self.keys_affected.saturating_sub(self.keys.len()) {
+            writeln!(out, "{:>26}  and {}: --top shows more", "", counted(more as u64, "more key"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Counts {
+    fn note(&mut self, rule: &str, key: &[u8], was_allowed: bool) {
+        let rules = self.rules.entry(rule.to_owned()).or_default();
+        let keys = self.keys.entry(key.to_vec()).or_default();
+        for affected in [rules, keys] {
+            if was_allowed { affected.newly_denied += 1 } else { affected.newly_allowed += 1 }
+        }
+    }
+
+    /// Most affected first, then by name.
+    fn sum_up(self, totals: &mut Totals, top: usize) {
+        totals.keys_affected = self.keys.len();
+        let named = |(name, affected)| Affected { name, ..affected };
+        totals.rules = self.rules.into_iter().map(named).collect();
+        totals.keys = self.keys.into_iter().map(|(key, affected)| named((shown(&key), affected))).collect();
+        for list in [&mut totals.rules, &mut totals.keys] {
+            list.sort_by(|one, other| {
+                let order = |affected: &Affected| Reverse(affected.newly_denied + affected.newly_allowed);
+                order(one).cmp(&order(other)).then_with(|| one.name.cmp(&other.name))
+            });
+        }
+        totals.keys.truncate(top);
+    }
+}
+
+impl<'a> Side<'a> {
+    fn of(judged: &'a Judged<'_>) -> Self {
+        let (rule, denied_by) = (judged.applies.rule, judged.denied_by());
+        Self { rule, reason: judged.reason(), allowed: judged.allowed, denied_by }
+    }
+}
+
+fn table(out: &mut impl Write, what: &str, rows: &[Affected]) -> io::Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\n{QUIET}{:>12} {:>13}  {what}{QUIET:#}", "newly denied", "newly allowed")?;
+    for Affected { name, newly_denied, newly_allowed } in rows {
+        writeln!(out, "{newly_denied:>12} {newly_allowed:>13}  {name}")?;
+    }
+    Ok(())
+}

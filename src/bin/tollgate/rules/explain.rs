@@ -1,0 +1,47 @@
+//! `tollgate rules explain`: which rule applies to a request, and why.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use tollgate::{Embedded, Limiter};
+
+use super::explained::Explained;
+use crate::Outcome;
+use crate::attributes::{self, Described};
+use crate::options::{Shape, shape};
+use crate::output::json;
+use crate::service::Service;
+use crate::subject::Place;
+
+#[derive(Debug, Args)]
+pub(crate) struct Explain {
+    /// The set of rules, in TOML.
+    file: PathBuf,
+    #[command(flatten)]
+    request: Described,
+    /// Show every rule that was passed over, not just the first.
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    place: Place,
+    /// How to print. Default: a table on a terminal, else a JSON object.
+    #[arg(long, value_enum)]
+    format: Option<Shape>,
+}
+
+impl Explain {
+    pub(super) fn run(self) -> Outcome {
+        let service = Service::read(&self.file)?;
+        let given = self.request.pairs()?;
+        // Nothing is decided: it only says how keys are spelled.
+        let limiter = self.place.of_service(Limiter::new(Embedded::new()))?;
+        let request = attributes::read(&given);
+        let explained = Explained::of(&service.rules, &given, &request, &limiter, self.all)?;
+        match shape(self.format) {
+            Shape::Jsonl => json(anstream::stdout(), &explained)?,
+            Shape::Table => explained.print(anstream::stdout())?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

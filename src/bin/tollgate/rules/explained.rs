@@ -1,0 +1,252 @@
+//! What a set of rules makes of a request, step by step.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use serde::Serialize;
+use tollgate::rules::{
+    Action, Applies, Attributes, Charge, Definition, Effect, OneOrMore, PassedOver, Policy, RuleSet,
+};
+use tollgate::{Error, Limit, Limiter, Request, Rule};
+
+use crate::attributes::Pairs;
+use crate::escape::shown;
+use crate::output::{QUIET, counted, width, wrapped};
+use crate::subject::title;
+use crate::verdict::{self, reason};
+
+/// Rules that were passed over and are shown, unless all are asked for.
+const SHOWN: usize = 20;
+
+/// With the names and the order that other programs rely on.
+#[derive(Debug, Serialize)]
+pub(super) struct Explained<'a> {
+    /// As rules see it.
+    attrs: BTreeMap<String, String>,
+    /// What was given in another spelling.
+    given: BTreeMap<&'a str, String>,
+    #[serde(flatten)]
+    step: Step<'a>,
+    passed_over: Vec<Passed>,
+    /// How many more were.
+    passed_over_more: usize,
+    shadows: Vec<Step<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Passed {
+    rule: String,
+    why: String,
+}
+
+/// One rule, and what it makes of the request.
+#[derive(Debug, Default, Serialize)]
+struct Step<'a> {
+    rule: Option<&'a str>,
+    priority: Option<i64>,
+    #[serde(rename = "match")]
+    conditions: Option<&'a BTreeMap<String, OneOrMore>>,
+    action: Option<Action>,
+    /// As a replay says: no-rule, allowed, blocked, missing or limits.
+    reason: &'static str,
+    missing: Option<&'a str>,
+    #[serde(rename = "override")]
+    overridden: Option<String>,
+    /// Whom it counts.
+    key: Option<String>,
+    cost: Option<u64>,
+    limits: Vec<Counted>,
+    on_error: Option<Policy>,
+    /// Of a denial.
+    status: Option<u16>,
+    message: Option<&'a str>,
+}
+
+/// One limit, and where it counts.
+#[derive(Debug, Serialize)]
+struct Counted {
+    name: String,
+    limit: String,
+    /// What it counts.
+    key: String,
+    /// Each shard's, of a limit that has some; null if they can't be known.
+    redis_keys: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unknown: Option<String>,
+}
+
+impl<'a> Explained<'a> {
+    pub(super) fn of(
+        rules: &'a RuleSet,
+        given: &'a Pairs,
+        request: &Attributes<'_>,
+        limiter: &Limiter,
+        all: bool,
+    ) -> Result<Self, Error> {
+        let (mut attrs, mut differs) = (BTreeMap::new(), BTreeMap::new());
+        for (name, value) in given {
+            let Some(seen) = rules.sees(request, name) else { continue };
+            if *seen != **value {
+                differs.insert(name.as_str(), shown(value));
+            }
+            attrs.insert(name.clone(), shown(&seen));
+        }
+        let step = |applies: Applies<'a>| Step::of(rules, applies, limiter);
+        let shadows = rules.shadows(request);
+        let mut passed = rules.passed_over(request);
+        // Those are told apart.
+        passed.retain(|passed| !shadows.iter().any(|shadow| shadow.rule == Some(&*passed.rule)));
+        let shown = if all { passed.len() } else { SHOWN.min(passed.len()) };
+        let passed_over_more = passed.split_off(shown).len();
+        let passed_over = passed.into_iter().map(Passed::from).collect();
+        let shadows = shadows.into_iter().map(step).collect();
+        Ok(Self { attrs, given: differs, step: step(rules.applies(request)?), passed_over, passed_over_more, shadows })
+    }
+
+    pub(super) fn print(&self, mut out: impl Write) -> io::Result<()> {
+        let mut request: Vec<_> = self.attrs.iter().map(|(name, value)| self.attribute(name, value)).collect();
+        if request.is_empty() {
+            request.push("nothing is known of it".to_owned());
+        }
+        let mut lines: Vec<_> = request.into_iter().map(|line| ("request", line)).collect();
+        lines.extend(self.step.lines());
+        for shadow in &self.shadows {
+            let rule = shadow.rule.unwrap_or_default();
+            lines.push(("shadow", format!("{rule}: it decides and is reported, and has no consequence")));
+            lines.extend(shadow.lines().into_iter().skip(1));
+        }
+        lines.extend(self.passed_over.iter().map(|Passed { rule, why }| ("passed over", format!("{rule}: {why}"))));
+        if self.passed_over_more > 0 {
+            let more = counted(self.passed_over_more as u64, "more rule");
+            lines.push(("passed over", format!("{more}: --all shows them")));
+        }
+        table(&mut out, &lines)
+    }
+
+    fn attribute(&self, name: &str, value: &str) -> String {
+        match self.given.get(name) {
+            Some(given) => format!("{name} {value} (given as {given})"),
+            None => format!("{name} {value}"),
+        }
+    }
+}
+
+impl From<PassedOver> for Passed {
+    fn from(passed: PassedOver) -> Self {
+        Self { rule: passed.rule.to_string(), why: shown(passed.why.as_bytes()) }
+    }
+}
+
+impl<'a> Step<'a> {
+    fn of(rules: &'a RuleSet, applies: Applies<'a>, limiter: &Limiter) -> Self {
+        let reason = reason(&applies);
+        let Some(name) = applies.rule else { return Self { reason, ..Self::default() } };
+        let definition: Option<&Definition> = rules.definitions().iter().find(|rule| rule.name == name);
+        let charge = match &applies.effect {
+            Effect::Limit(charge) => Some(charge),
+            _ => None,
+        };
+        let denies = definition.filter(|rule| rule.action != Action::Allow).and(applies.response);
+        Self {
+            rule: Some(name),
+            priority: definition.map(|rule| rule.priority),
+            conditions: definition.map(|rule| &rule.conditions),
+            action: definition.map(|rule| rule.action),
+            reason,
+            missing: match applies.effect {
+                Effect::Missing(attribute) => Some(attribute),
+                _ => None,
+            },
+            overridden: applies.overridden.map(|key| shown(key.as_bytes())),
+            key: charge.map(|charge| shown(charge.key())),
+            cost: charge.map(Charge::cost),
+            limits: charge.map(|charge| Counted::all(charge, limiter)).unwrap_or_default(),
+            on_error: definition.and_then(|rule| rule.on_error),
+            status: denies.map(|response| response.status.get()),
+            message: denies.and_then(|response| response.message.as_deref()),
+        }
+    }
+
+    /// For people.
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        let Some(rule) = self.rule else {
+            return vec![("rule", "none applies: the request is allowed, and nothing is counted".to_owned())];
+        };
+        let mut lines = vec![("rule", format!("{rule} (priority {})", self.priority.unwrap_or_default()))];
+        let values = |(name, values): (&String, &OneOrMore)| format!("{name} {}", values.0.join(" or "));
+        let conditions: Vec<_> = self.conditions.into_iter().flatten().map(values).collect();
+        let asked = if conditions.is_empty() { "of any request".to_owned() } else { conditions.join(", and ") };
+        lines.push(("matches", shown(asked.as_bytes())));
+        let overridden = self.overridden.as_ref().map(|key| format!("the override of {key}"));
+        if let Some(by) = &overridden {
+            lines.push(("override", by.replacen("the override of ", "", 1)));
+        }
+        let by = overridden.map(|by| format!(" by {by}")).unwrap_or_default();
+        lines.push((
+            "action",
+            match (self.reason, self.missing) {
+                ("allowed", _) => format!("allow: the request is allowed{by}, and nothing is counted"),
+                ("blocked", _) => format!("block: the request is denied{by}, and nothing is counted"),
+                ("missing", Some(missing)) => {
+                    format!("the request is denied: it has no {missing}, which the rule counts")
+                }
+                _ => format!("throttle{by}"),
+            },
+        ));
+        if let Some(cost) = self.cost {
+            lines.push(("cost", counted(cost, "unit")));
+        }
+        for limit in &self.limits {
+            let named = if limit.name == limit.limit { String::new() } else { format!("{}: ", limit.name) };
+            lines.push(("limit", format!("{named}{} of {}", limit.limit, limit.key)));
+            lines.extend(limit.unknown.iter().map(|why| ("redis key", format!("unknown: {why}"))));
+            lines.extend(limit.redis_keys.iter().flatten().map(|key| ("redis key", key.clone())));
+        }
+        if let Some(status) = self.status {
+            let message = self.message.map(|message| format!(", {:?}", shown(message.as_bytes()))).unwrap_or_default();
+            lines.push(("denied as", format!("status {status}{message}")));
+        }
+        lines
+    }
+}
+
+impl Counted {
+    fn all(charge: &Charge<'_>, limiter: &Limiter) -> Vec<Self> {
+        let keys = keys(limiter, charge.rule(), charge.request());
+        let mut rest = keys.as_ref().map(Vec::as_slice).unwrap_or_default();
+        let of = |(limit, counted): (&Limit, Vec<u8>)| {
+            let shards = usize::try_from(limit.shards()).unwrap_or(usize::MAX).min(rest.len());
+            let (own, others) = rest.split_at(shards);
+            rest = others;
+            Self {
+                name: title(limit),
+                limit: limit.to_string(),
+                key: shown(&counted),
+                redis_keys: keys.is_ok().then(|| own.to_vec()),
+                unknown: keys.as_ref().err().cloned(),
+            }
+        };
+        charge.rule().limits().zip(verdict::counted(charge)).map(of).collect()
+    }
+}
+
+fn keys(limiter: &Limiter, rule: &Rule, request: Request<'_>) -> Result<Vec<String>, String> {
+    limiter.keys(rule, request).map_err(|error| format!("{error} (--key-secret-file)"))
+}
+
+/// Names and values below each other, no line wider than the terminal unless a word is. A name isn't repeated.
+fn table(out: &mut impl Write, lines: &[(&str, String)]) -> io::Result<()> {
+    let names = lines.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    let width = width().saturating_sub(names + 2).max(30);
+    let mut before = "";
+    for (name, value) in lines {
+        // Keys of several limits stay below theirs.
+        let name_shown = if *name == before && *name != "limit" { "" } else { name };
+        before = name;
+        for (at, line) in wrapped(value, width).iter().enumerate() {
+            let name = if at == 0 { name_shown } else { "" };
+            writeln!(out, "{QUIET}{name:<names$}{QUIET:#}  {line}")?;
+        }
+    }
+    Ok(())
+}

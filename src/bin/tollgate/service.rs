@@ -1,0 +1,151 @@
+//! The rules of a service's own file: the one of a name, and what it makes of a request.
+
+use std::path::{Path, PathBuf};
+
+use tollgate::rules::{Action, Definition, Effect, RuleSet};
+
+use crate::Failure;
+use crate::attributes::{self, Pairs, of_key};
+use crate::escape::shown;
+use crate::subject::Subject;
+
+/// How many names are worth reading in a message.
+const NAMED: usize = 12;
+
+/// A set of rules, and where it was read.
+#[derive(Debug)]
+pub(crate) struct Service {
+    file: PathBuf,
+    pub(crate) rules: RuleSet,
+}
+
+/// Requests that are made up for one rule, by number: each counts as somebody else.
+#[derive(Debug)]
+pub(crate) struct Drawn {
+    /// Of the rule alone, without overrides.
+    rules: RuleSet,
+    name: String,
+    given: Pairs,
+    /// What it counts by that wasn't given.
+    varying: Vec<String>,
+}
+
+impl Service {
+    pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
+        let rules = RuleSet::read(file).map_err(|error| {
+            let more = if error.faults().len() > 1 { "; tollgate rules check shows them all" } else { "" };
+            Failure::Told(format!("{error}{more}"))
+        })?;
+        Ok(Self { file: file.to_owned(), rules })
+    }
+
+    /// The rule of this name, as it is written.
+    pub(crate) fn definition(&self, name: &str) -> Result<&Definition, Failure> {
+        let definitions = self.rules.definitions();
+        definitions.iter().find(|rule| rule.name == name).ok_or_else(|| {
+            let mut names: Vec<_> = definitions.iter().take(NAMED).map(|rule| rule.name.as_str()).collect();
+            let more = format!("... {} more", definitions.len().saturating_sub(NAMED));
+            if definitions.len() > NAMED {
+                names.push(&more);
+            }
+            let (file, names) = (self.file.display(), names.join(", "));
+            Failure::Told(format!("rule: expected one of {file} ({names}), got {}", shown(name.as_bytes())))
+        })
+    }
+
+    /// The rule of this name if it has limits, as it is written.
+    pub(crate) fn with_limits(&self, name: &str) -> Result<&Definition, Failure> {
+        let definition = self.definition(name)?;
+        let does = match definition.action {
+            Action::Block => "blocks",
+            Action::Allow => "allows",
+            _ => return Ok(definition),
+        };
+        Err(Failure::Told(format!("rule {name}: expected one with limits, got one that {does} and counts nothing")))
+    }
+
+    /// The limits that the rule has for a request of this key and these attributes, and the key as it is counted.
+    pub(crate) fn whom(&self, name: &str, key: Option<&[u8]>, mut given: Pairs) -> Result<(Subject, Vec<u8>), Failure> {
+        let definition = self.with_limits(name)?;
+        let told = |why: String| Failure::Told(format!("rule {name}: {why}"));
+        if let Some(key) = key {
+            for (attribute, value) in of_key(key, counted(definition)).map_err(told)? {
+                if given.iter().any(|(other, _)| *other == attribute) {
+                    return Err(told(format!("expected {attribute} once, got it by --attr and in the key")));
+                }
+                given.push((attribute, value));
+            }
+        }
+        let request = attributes::read(&given);
+        let applies =
+            self.rules.by_name(name, &request)?.ok_or_else(|| told("expected one of the set, got none".into()))?;
+        let decided = |does: &str| {
+            let key = applies.overridden.unwrap_or_default();
+            Err(told(format!("{} is {does} by an override, so no limit counts it", shown(key.as_bytes()))))
+        };
+        match &applies.effect {
+            Effect::Limit(charge) => Ok((Subject::of_charge(charge, applies.overridden), charge.key().to_vec())),
+            Effect::Missing(attribute) if key.is_none() && counted(definition).iter().any(|name| name == attribute) => {
+                Err(told(format!("expected a KEY such as {attribute}:..., or --attr {attribute}=VALUE, got neither")))
+            }
+            Effect::Missing(attribute) => {
+                Err(told(format!("expected --attr {attribute}=VALUE, which it counts by, got none")))
+            }
+            Effect::Block => decided("blocked"),
+            _ => decided("allowed"),
+        }
+    }
+
+    /// The rule's own limits, for requests that are made up.
+    pub(crate) fn drawn(&self, name: &str, given: Pairs) -> Result<Subject, Failure> {
+        let mut definition = self.with_limits(name)?.clone();
+        definition.overrides.clear();
+        definition.block.clear();
+        definition.allow.clear();
+        let is_given = |name: &String| given.iter().any(|(given, _)| given == name);
+        let varying: Vec<_> = counted(&definition).iter().filter(|name| !is_given(name)).cloned().collect();
+        let rules = RuleSet::new([definition]).map_err(|error| Failure::Told(error.to_string()))?;
+        let drawn = Drawn { rules, name: name.to_owned(), given, varying };
+        let alone = Self { file: self.file.clone(), rules: drawn.rules.clone() };
+        let (subject, _) = alone.whom(name, None, drawn.attributes(0))?;
+        Ok(subject.with_drawn(drawn))
+    }
+}
+
+impl Drawn {
+    /// Whether all requests count as one.
+    pub(crate) fn is_one(&self) -> bool {
+        self.varying.is_empty()
+    }
+
+    /// What counts the request of this number.
+    pub(crate) fn request(&self, number: u32) -> Option<(Vec<u8>, Pairs)> {
+        let given = self.attributes(number);
+        let applies = self.rules.by_name(&self.name, &attributes::read(&given)).ok()??;
+        let Effect::Limit(charge) = applies.effect else { return None };
+        let parts = charge.parts().map(|(name, value)| (name.to_owned(), value.to_vec())).collect();
+        Some((charge.key().to_vec(), parts))
+    }
+
+    fn attributes(&self, number: u32) -> Pairs {
+        let mut all = self.given.clone();
+        for name in &self.varying {
+            let value = match name.as_str() {
+                // Of those that belong to nobody, so many that a run doesn't need more.
+                "ip" => std::net::Ipv4Addr::from(0x0a00_0000 | (number & 0x00ff_ffff)).to_string(),
+                "path" => format!("/key-{number}"),
+                _ => format!("key-{number}"),
+            };
+            all.push((name.clone(), value.into_bytes()));
+        }
+        all
+    }
+}
+
+/// The attributes that a rule's key is made of: none of `global`.
+fn counted(definition: &Definition) -> &[String] {
+    match definition.key.0.as_slice() {
+        [global] if global == "global" => &[],
+        names => names,
+    }
+}
