@@ -188,9 +188,15 @@ impl<'a> Request<'a> {
     }
 }
 
-#[cfg(feature = "rules")]
 impl OwnedRequest {
-    pub(crate) fn parts(&self) -> impl Iterator<Item = (&str, &[u8])> {
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// The parts, by name.
+    pub fn parts(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.parts.iter().map(|(name, value)| (name.as_str(), value.as_slice()))
     }
 }

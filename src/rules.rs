@@ -429,7 +429,7 @@ impl<'s> Charge<'s> {
     /// What the limits count that don't count by a key of their own: `user:42`.
     #[must_use]
     pub fn key(&self) -> &[u8] {
-        self.request().key
+        self.request.key()
     }
 
     /// What the others count, and the hash tag: each by its name in the [rule](Rule::counted_parts).

@@ -52,12 +52,13 @@ Examples:
   tollgate probe \"gcra 10/1s\" \"fixed-window 250/1d\" user:42 --name api --cost 3
   tollgate probe '{\"name\": \"api\", \"limits\": [{\"limit\": \"gcra 9/1s\", \"key\": \"org\"}], \"tag\": \"org\"}' user:42 --part org=acme
 
-  A service that has its rules in a file gives that, and the name of one of them:
+A service's own file of rules:
+  --rules gives the file, and RULE is then the name of one of its rules:
 
     tollgate inspect --rules rules.toml uploads user:42 --prefix shop --url redis://127.0.0.1:6379
 
   Then the key is as the rule counts it, and --attr gives what else the rule counts, such as org=acme.
-  tollgate rules explain says which rule applies to a request, and which keys that writes.
+  Which rule applies to a request, and which keys that writes, is said by tollgate rules explain.
 
 Keys:
   A key is any bytes. It is shown as it is where it can be printed. \\xff stands for a byte that isn't

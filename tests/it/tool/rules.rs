@@ -1,7 +1,6 @@
 //! A service's set of rules: checked, explained, compared, and used to reach the keys that the service has.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{KeySecret, Limiter, Redis};
@@ -61,12 +60,7 @@ fn each_fault_is_a_line_with_its_place_in_the_order_of_the_file() {
                 rule("x", "action = \"allow\"\ncost = 3"),
             ]
             .concat(),
-            &[
-                "7:10: rule y: key: ",
-                "9:8: rule x: expected to apply to some",
-                "13:8: rule x: name: ",
-                "15:8: rule x: cost: ",
-            ],
+            &["7:10: rule y: key: ", "9:8: rule x: expected to apply to some", "13:8: rule x: name: "],
         ),
     ] {
         let path = file(&directory, "rules.toml", &text);
@@ -118,12 +112,7 @@ passed over  office: expected ip 10.0.0.0/8 or 2001:db8:77::/48, got 192.0.2.1
              uploads: expected method POST or PUT, got GET
 ";
     assert_eq!((stdout(&output).as_str(), code(&output)), (expected, 0), "{}", stderr(&output));
-    for text in ["README.md", "src/guide.md"] {
-        let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(text)).expect("a file");
-        if text.contains("rules explain examples/rules.toml --user 42") {
-            assert!(text.contains(expected), "what it shows isn't what is printed");
-        }
-    }
+    assert!(include_str!("../../../src/guide.md").contains(expected), "the guide shows something else");
 
     let line = &lines(&tollgate(&arguments(&["--ip", "203.0.113.7", "--prefix", "shop"])))[0];
     assert_eq!((&line["rule"], &line["reason"], &line["status"]), (&json!("banned"), &json!("blocked"), &json!(403)));

@@ -57,6 +57,8 @@ struct Step<'a> {
     cost: Option<u64>,
     limits: Vec<Counted>,
     on_error: Option<Policy>,
+    /// How long who is denied is blocked.
+    block_for: Option<&'a str>,
     /// Of a denial.
     status: Option<u16>,
     message: Option<&'a str>,
@@ -162,6 +164,7 @@ impl<'a> Step<'a> {
             cost: charge.map(Charge::cost),
             limits: charge.map(|charge| Counted::all(charge, limiter)).unwrap_or_default(),
             on_error: definition.and_then(|rule| rule.on_error),
+            block_for: definition.and_then(|rule| rule.block_for.as_deref()),
             status: denies.map(|response| response.status.get()),
             message: denies.and_then(|response| response.message.as_deref()),
         }
@@ -201,6 +204,12 @@ impl<'a> Step<'a> {
             lines.push(("limit", format!("{named}{} of {}", limit.limit, limit.key)));
             lines.extend(limit.unknown.iter().map(|why| ("redis key", format!("unknown: {why}"))));
             lines.extend(limit.redis_keys.iter().flatten().map(|key| ("redis key", key.clone())));
+        }
+        if let Some(time) = self.block_for.filter(|_| !self.limits.is_empty()) {
+            lines.push(("block for", format!("{time}, once it is denied")));
+        }
+        if let Some(policy) = self.on_error.and_then(|policy| serde_json::to_value(policy).ok()) {
+            lines.push(("on error", policy.as_str().unwrap_or_default().to_owned()));
         }
         if let Some(status) = self.status {
             let message = self.message.map(|message| format!(", {:?}", shown(message.as_bytes()))).unwrap_or_default();
