@@ -28,6 +28,8 @@ struct Asked {
     rule: Rule,
     request: OwnedRequest,
     cost: u64,
+    /// The call's name: the record's, or one of its own if it holds permits.
+    id: Option<Vec<u8>>,
     /// What each limit counts.
     counted: Vec<Vec<u8>>,
     decision: Decision,
@@ -53,12 +55,13 @@ impl<'s> Judged<'s> {
         let holds = rule.limits().any(|limit| limit.algorithm().holds());
         let own = (id.is_none() && op.takes() && holds).then(|| format!("replay-{t_us}-{line}"));
         let mut request = charge.request().cost(cost).at(UNIX_EPOCH + Duration::from_micros(t_us));
-        if let Some(id) = id.as_deref().or(own.as_deref().map(str::as_bytes)) {
+        let id = id.clone().or(own.map(String::into_bytes));
+        if let Some(id) = &id {
             request = request.id(id);
         }
         let decision = decide(limiter, &rule, op, request, length).await?;
         let (request, counted) = (request.into_owned(), counted(charge));
-        let asked = Asked { rule, request, cost, counted, decision };
+        let asked = Asked { rule, request, cost, id, counted, decision };
         Ok(Self { allowed: asked.decision.allowed, applies, asked: Some(asked) })
     }
 
@@ -204,7 +207,7 @@ impl<'a> VerdictLine<'a> {
             granted: decision.filter(|_| op == Op::AtMost).map(|decision| decision.granted),
             blocked: decision.is_some_and(|decision| decision.blocked),
             overage: decision.and_then(|decision| decision.overage),
-            id: id.as_deref().map(shown),
+            id: asked.and_then(|asked| asked.id.as_ref()).or(id.as_ref()).map(|id| shown(id)),
             length: length.map(|length| format!("{length:#}")),
             shadows: shadows.iter().map(ShadowLine::new).collect(),
         }

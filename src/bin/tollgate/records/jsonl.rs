@@ -44,7 +44,9 @@ pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, Strin
             Value::String(key) if !key.is_empty() => (written(key), Vec::new()),
             other => return Err(unexpected("key", field::KEY, &got(&other))),
         },
-        (Whom::Attributes, Some(_), _) if !own => return Err("key: expected attrs in its place, with --rules".into()),
+        (Whom::Attributes, Some(_), _) if !own => {
+            return Err("key: expected attrs in its place, for a set of rules".into());
+        }
         (Whom::Attributes, _, None) => return Err(missing("attrs")),
         (Whom::Attributes, _, Some(Value::Object(attrs))) => {
             let attribute = |(name, value): (String, Value)| match value {

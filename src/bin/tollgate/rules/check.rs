@@ -10,6 +10,9 @@ use tollgate::rules::RuleSet;
 use crate::output::counted;
 use crate::{Outcome, messages};
 
+/// Faults that the library tells at once.
+const MOST: usize = 100;
+
 #[derive(Debug, Args)]
 pub(crate) struct Check {
     /// The set, in TOML; several are checked each by itself.
@@ -28,6 +31,9 @@ impl Check {
                 }
                 Err(error) => {
                     error.faults().iter().for_each(messages::fault);
+                    if error.faults().len() >= MOST {
+                        messages::note(format!("{}: these are the first {MOST}; there may be more", file.display()));
+                    }
                     code = ExitCode::from(2);
                 }
             }

@@ -155,7 +155,7 @@ fn an_access_log_and_csv_give_attributes_and_options_give_the_rest() {
     assert!(stderr(&output).contains(said), "{}", stderr(&output));
 
     for (line, expected) in [
-        ("{\"t_us\":1,\"key\":\"k\"}", "key: expected attrs in its place, with --rules"),
+        ("{\"t_us\":1,\"key\":\"k\"}", "key: expected attrs in its place, for a set of rules"),
         ("{\"t_us\":1}", "attrs: missing"),
         ("{\"t_us\":1,\"attrs\":[]}", "attrs: expected an object, got []"),
         ("{\"t_us\":1,\"attrs\":{\"user\":null}}", "attrs: user: expected a string, got null"),
@@ -188,4 +188,23 @@ fn the_log_by_a_set_is_what_it_is_by_the_rule_alone() {
     let summary = &lines(&output)[0];
     assert_eq!((&summary["allowed"], &summary["denied"], &summary["keys"]), (&json!(9913), &json!(87), &json!(1753)));
     assert_eq!(summary["busiest_denied"][0], json!({"key": "ip:75.97.9.59", "denied": 72}));
+}
+
+/// As of one rule: each call holds its permits by an id that is shown, and gives them back by it.
+#[test]
+fn permits_of_a_set_are_held_by_ids_and_leave_no_key() {
+    let (server, directory) = (Server::start(), directory());
+    let limits = "limits = [\"concurrency 2 ttl 30s\", \"gcra 100/1s\"]";
+    let rules = file(&directory, "rules.toml", &format!("[[rule]]\nname = \"jobs\"\nkey = \"user\"\n{limits}\n"));
+    let record = |t_us: u32, more: &str| format!("{{\"t_us\":{t_us},\"attrs\":{{\"user\":\"u\"}}{more}}}\n");
+    let released = ",\"op\":\"release\",\"id\":\"replay-1-1\"";
+    let input = record(1, "") + &record(2, "") + &record(3, "") + &record(4, released) + &record(5, "");
+    for engine in [vec![], vec!["--url", &server.url()]] {
+        let output = with_input(&[&["replay", "--rules", &rules, "-"], engine.as_slice()].concat(), input.as_bytes());
+        let told: Vec<_> = lines(&output).iter().map(|line| (line["id"].clone(), line["allowed"] == true)).collect();
+        let id = |id: &str, allowed| (json!(id), allowed);
+        let [first, second, third] = [id("replay-1-1", true), id("replay-2-2", true), id("replay-3-3", false)];
+        assert_eq!(told, [first.clone(), second, third, first, id("replay-5-5", true)], "{}", stderr(&output));
+    }
+    assert_eq!(keys(&server), [""; 0]);
 }
