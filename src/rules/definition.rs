@@ -91,7 +91,8 @@ pub struct Definition {
     /// What it admits: all of them, or nothing is charged.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<LimitDefinition>,
-    /// The attribute that all its keys share as hash tag. Needed where limits count by different attributes.
+    /// The attribute that all its keys share as hash tag, and within which they count, or `global`. Needed where limits
+    /// count by different attributes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
     /// What a request takes: so many units, or what an attribute of it says. Default: 1.

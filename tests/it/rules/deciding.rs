@@ -104,6 +104,23 @@ async fn one_rule_applies_and_its_limits_decide_together() {
     }
 }
 
+/// Keys count within their tag, so what is counted across users needs one that they have in common.
+#[tokio::test]
+async fn an_address_is_counted_whatever_the_account() {
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    for (tag, allowed) in [("global", [true, true, false]), ("user", [true, true, true])] {
+        let rules = set(&format!(
+            "[[rule]]\nname = \"{tag}\"\nkey = \"user\"\ntag = \"{tag}\"\n\
+             limits = [\"gcra 5/1h\", {{ name = \"address\", limit = \"gcra 2/1h\", key = \"ip\" }}]"
+        ));
+        for (user, allowed) in ["a", "b", "c"].into_iter().zip(allowed) {
+            let request = Attributes::new().user(user).ip([192, 0, 2, 1].into());
+            assert_eq!(verdict(&limiter, &rules, &request).await.allowed, allowed, "{tag}: {user}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn rules_that_allow_or_block_ask_nobody() {
     let limiter = limiter("redis://127.0.0.1:1");
