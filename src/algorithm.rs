@@ -15,6 +15,9 @@ pub enum Algorithm {
     TokenBucket,
     /// `rate` units per window; unused ones roll over up to the capacity.
     FixedWindow,
+    /// `rate` units in each day, week, month or year of the calendar: in the text form a `fixed-window` too. Made by
+    /// [`Limit::calendar`].
+    CalendarWindow,
     /// The previous window's count weighted by its overlap, plus the current window's.
     SlidingWindow,
     /// Exactly `rate` units in any `period`: remembers the requests.
@@ -34,6 +37,7 @@ pub(crate) enum Setting {
     Max,
     Ttl,
     Shards,
+    Tz,
 }
 
 /// A limit's numbers as a script's packed form takes them, and as the states it writes end with them.
@@ -65,7 +69,7 @@ pub(crate) struct Row {
     pub(crate) state: &'static [&'static str],
 }
 
-static ROWS: [Row; 6] = [
+static ROWS: [Row; 7] = [
     Row {
         algorithm: Algorithm::TokenBucket,
         name: "token-bucket",
@@ -103,6 +107,16 @@ static ROWS: [Row; 6] = [
             "blocked_us",
             "overage",
         ],
+    },
+    Row {
+        algorithm: Algorithm::CalendarWindow,
+        name: "calendar-window",
+        script: Script::file("calendar_window", include_str!("../lua/calendar_window.lua")),
+        options: &[Setting::Tz, Setting::Shards],
+        fit: exact::fit_calendar,
+        arguments: exact::calendar_arguments,
+        packing: Some(Packing { layout: 8, widths: &[7, 7, 7, 7], most_keys: 80 }),
+        state: &["time_us", "window_us", "used", "state_limit", "blocked_us", "overage"],
     },
     Row {
         algorithm: Algorithm::SlidingWindow,
@@ -225,10 +239,11 @@ impl Algorithm {
         ROWS.iter().find(|row| row.algorithm == self).expect("every algorithm has a row")
     }
 
-    /// The algorithm of that name in the text form.
+    /// The algorithm of that name in the text form. There a calendar's window is a fixed one whose period says so.
     pub(crate) fn named(name: &str) -> Result<Self, RuleError> {
-        ROWS.iter().find(|row| row.name == name).map(|row| row.algorithm).ok_or_else(|| {
-            let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
+        let rows = || ROWS.iter().filter(|row| row.algorithm != Self::CalendarWindow);
+        rows().find(|row| row.name == name).map(|row| row.algorithm).ok_or_else(|| {
+            let names: Vec<_> = rows().map(|row| row.name).collect();
             RuleError::new(format!("algorithm: expected one of {}, got {name:?}", names.join(", ")))
         })
     }
@@ -270,6 +285,7 @@ impl fmt::Display for Setting {
             Self::Max => "max",
             Self::Ttl => "ttl",
             Self::Shards => "shards",
+            Self::Tz => "tz",
         })
     }
 }

@@ -1,6 +1,7 @@
 //! Decisions that are made together: keys of one limit in one call of its script, by the script's packed form, and asks
 //! alike on one key as one group of it.
 
+use std::borrow::Cow;
 use std::hash::BuildHasher;
 use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
@@ -27,7 +28,7 @@ static HASHER: LazyLock<DefaultHashBuilder> = LazyLock::new(DefaultHashBuilder::
 pub(crate) struct Ask<'a> {
     pub(crate) script: &'static Script,
     /// The limit's numbers, as the script's packed form takes them.
-    pub(crate) numbers: &'a Arc<[u8]>,
+    pub(crate) numbers: Cow<'a, Arc<[u8]>>,
     pub(crate) key: Key,
     pub(crate) cost: u64,
     /// Microseconds since the epoch; the server's time if none.
@@ -100,7 +101,8 @@ pub(crate) struct Records {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
-    /// How many of the asks are allowed; -1 if the key is blocked, below that if its state can't be read.
+    /// How many of the asks are allowed; -1 if the key is blocked, -2 if its state can't be read, -3 if the script was told
+    /// of windows at another time than `retry_after_us`.
     allowed: i64,
     limit: i64,
     remaining: i64,
@@ -139,13 +141,13 @@ impl Ask<'_> {
     }
 
     fn terms_hash(&self) -> u64 {
-        terms_hash(self.script, self.numbers, self.now_us, self.slot)
+        terms_hash(self.script, &self.numbers, self.now_us, self.slot)
     }
 }
 
 impl Alone<'_> {
     pub(crate) fn call(&self) -> Packed<'_> {
-        let Ask { script, numbers, now_us, .. } = *self.ask;
+        let Ask { script, ref numbers, now_us, .. } = *self.ask;
         Packed { script, numbers, now_us, groups: std::slice::from_ref(&self.group), keys: &self.ask.key }
     }
 }
@@ -253,7 +255,7 @@ impl Batch {
             Some(at) => *at = new,
             None => _ = self.by_terms.insert_unique(hash, new, |at| self.calls[*at as usize].terms_hash()),
         }
-        let Ask { script, numbers, now_us, slot, .. } = *ask;
+        let Ask { script, ref numbers, now_us, slot, .. } = *ask;
         let groups = self.spare.pop().unwrap_or_default();
         self.calls.push(PackedCall { script, numbers: Arc::clone(numbers), now_us, slot, groups });
         new
@@ -270,7 +272,7 @@ fn terms_hash(script: &'static Script, numbers: &[u8], now_us: Option<u64>, slot
 
 impl PackedCall {
     fn is_for(&self, ask: &Ask<'_>) -> bool {
-        let same_numbers = Arc::ptr_eq(&self.numbers, ask.numbers) || self.numbers == *ask.numbers;
+        let same_numbers = Arc::ptr_eq(&self.numbers, &ask.numbers) || self.numbers == *ask.numbers;
         same_numbers && std::ptr::eq(self.script, ask.script) && self.now_us == ask.now_us && self.slot == ask.slot
     }
 
@@ -352,7 +354,7 @@ impl Record {
         let mut next = || numbers.next().and_then(whole);
         let (allowed, limit, remaining) = (next()?, next()?, next()?);
         let record = Self { allowed, limit, remaining, retry_after_us: next()?, reset_after_us: next()?, costs };
-        (-2..=i64::from(asks)).contains(&allowed).then_some(record)
+        (-3..=i64::from(asks)).contains(&allowed).then_some(record)
     }
 }
 
@@ -386,6 +388,7 @@ impl Records {
             }
             // That it is blocked, and no denials counted.
             -1 => Ok(reply(false, vec![1, 0])),
+            -3 => Err(Error::stale(retry_after_us.unsigned_abs())),
             _ => {
                 let what = "expected the limit's state, which a reset would restore";
                 let name = self.script.name();
@@ -405,7 +408,7 @@ mod tests {
 
     fn ask<'a>(numbers: &'a Arc<[u8]>, key: &str, cost: u64) -> Ask<'a> {
         let (script, key, most_keys) = (Algorithm::Gcra.script(), Key::from(key.as_bytes()), KEYS_IN_CALL);
-        Ask { script, numbers, key, cost, now_us: None, most_keys, slot: None }
+        Ask { script, numbers: Cow::Borrowed(numbers), key, cost, now_us: None, most_keys, slot: None }
     }
 
     /// With those of these asks that are sent.

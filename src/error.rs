@@ -5,7 +5,7 @@
 //! Denied               a denial, for callers who want it as an error (Decision::into_result)
 //! Error                a decision that could not be made
 //!   not charged        key, now, url, version, authentication, permission, connecting, state that can't be read,
-//!                      an id that nothing is remembered of, a server that refused, or not now
+//!                      an id that nothing is remembered of, a server that refused, or not now, windows of another time
 //!   charged            units were taken and could not be given back, or too few replicas have it
 //!   unknown            no answer in time, the connection broke while waiting for it, or the answer is none that a
 //!                      script gives
@@ -105,6 +105,8 @@ pub(crate) enum Kind {
     UnknownId,
     /// The server refused to run the script, or the script refused its arguments.
     Refused,
+    /// The script was told of windows of the calendar that are of another time than the server's, which is this.
+    Stale { now_us: u64 },
     /// The server runs no script now, but may soon: it loads, is busy, has lost its primary, or has become a replica.
     NotNow,
     /// An answer that isn't a script's reply.
@@ -143,6 +145,28 @@ impl Error {
     /// What a script says with the code BADID, without the code and its own name.
     pub(crate) fn unknown_id(message: &str) -> Self {
         Self::new(Kind::UnknownId, message.split_once(": ").map_or(message, |(_, said)| said))
+    }
+
+    /// What a script says with the code STALE at this time of the server, in microseconds since the epoch.
+    pub(crate) fn stale(now_us: u64) -> Self {
+        let what = "expected windows of the calendar around the server's time, got others";
+        Self::new(Kind::Stale { now_us }, what)
+    }
+
+    /// The same, by the script's message, which ends with that time.
+    pub(crate) fn stale_as_told(message: &str) -> Self {
+        let now_us = message
+            .rsplit_once("now_us=")
+            .and_then(|(_, rest)| rest.split(|character: char| !character.is_ascii_digit()).next()?.parse().ok());
+        now_us.map_or_else(|| Self::new(Kind::Garbled, message), Self::stale)
+    }
+
+    /// The server's time, if that is what the script's windows are to be around.
+    pub(crate) fn windows_around(&self) -> Option<u64> {
+        match self.kind {
+            Kind::Stale { now_us } => Some(now_us),
+            _ => None,
+        }
     }
 
     pub(crate) fn deadline(after: Duration, sent: bool) -> Self {
@@ -242,12 +266,12 @@ impl Error {
 
     /// Whether a rule's [policy](crate::OnError) answers in place of this. Misuse and permission errors bypass the policy.
     pub(crate) fn goes_to_policy(&self) -> bool {
-        self.is_away() || matches!(self.kind, Kind::Refused | Kind::Unreadable | Kind::Unconfirmed)
+        self.is_away() || matches!(self.kind, Kind::Refused | Kind::Unreadable | Kind::Unconfirmed | Kind::Stale { .. })
     }
 
     /// A word for what went wrong, for logs and metrics: `input`, `unreachable`, `authentication`, `permission`,
-    /// `unsupported`, `deadline`, `disconnected`, `unreadable-state`, `unknown-id`, `refused`, `not-now`, `garbled` or
-    /// `unconfirmed`.
+    /// `unsupported`, `deadline`, `disconnected`, `unreadable-state`, `unknown-id`, `refused`, `stale-windows`, `not-now`,
+    /// `garbled` or `unconfirmed`.
     #[must_use]
     pub fn class(&self) -> &'static str {
         match self.kind {
@@ -261,6 +285,7 @@ impl Error {
             Kind::Unreadable => "unreadable-state",
             Kind::UnknownId => "unknown-id",
             Kind::Refused => "refused",
+            Kind::Stale { .. } => "stale-windows",
             Kind::NotNow => "not-now",
             Kind::Garbled => "garbled",
             Kind::Unconfirmed => "unconfirmed",
@@ -324,10 +349,11 @@ impl Error {
     }
 
     /// The server refused to run the script: it is out of memory, can't write to its disk, has too few replicas, or said
-    /// otherwise; or it runs none [now](Self::is_not_now).
+    /// otherwise; or it runs none [now](Self::is_not_now); or its clock moved by a window of the calendar and more, twice
+    /// within one call.
     #[must_use]
     pub fn is_refused(&self) -> bool {
-        matches!(self.kind, Kind::Refused | Kind::NotNow)
+        matches!(self.kind, Kind::Refused | Kind::Stale { .. } | Kind::NotNow)
     }
 
     /// The units were taken, and fewer replicas than [asked for](crate::Redis::confirmed_by) have it: a failover could

@@ -81,8 +81,9 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// Anything but one limit, a token bucket, gcra or fixed window that doesn't start at the first hit, without shards, with
-    /// a burst of at least twice the processes; a rule that counts denials or blocks for them; a request with an id, a time or a cost.
+    /// Anything but one limit, a token bucket, gcra or fixed window that is neither of the calendar nor starts at the first
+    /// hit, without shards, with a burst of at least twice the processes; a rule that counts denials or blocks for them; a
+    /// request with an id, a time or a cost.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -120,8 +121,14 @@ impl Limiter {
         let bad = |expected: &str| Error::new(Kind::Input, format!("lease: expected {expected}, got {rule}"));
         let [count] = rule.counts() else { return Err(bad("a rule of one limit")) };
         let limit = &count.limit;
-        if !matches!(limit.algorithm(), Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::FixedWindow) {
+        if !matches!(
+            limit.algorithm(),
+            Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::FixedWindow | Algorithm::CalendarWindow
+        ) {
             return Err(bad("a token bucket, gcra or fixed window"));
+        }
+        if limit.window().is_some() {
+            return Err(bad("a fixed window of a period, not of the calendar"));
         }
         if limit.start() == Start::FirstHit {
             return Err(bad("a fixed window that doesn't start at the first hit, which a batch would be"));

@@ -111,7 +111,7 @@ pub use error::{Charged, Error, RuleError};
 pub use hold::{Held, Permit};
 pub use key::KeySecret;
 pub use lease::Lease;
-pub use limit::{Debt, Limit, LimitBuilder, Start};
+pub use limit::{Calendar, Debt, Limit, LimitBuilder, Start};
 pub use limiter::{Limiter, Progress, State};
 pub use request::{OwnedRequest, Request};
 pub use rule::{Change, OnError, Rule};

@@ -1,14 +1,18 @@
 //! What one limit admits: an algorithm and its numbers, validated, with the arguments its script is called with.
 
+mod calendar;
 pub(crate) mod exact;
 mod parts;
 mod text;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::algorithm::{Algorithm, Setting};
 use crate::error::RuleError;
+pub use calendar::Calendar;
+pub(crate) use calendar::Windows;
 use exact::{EXACT, Exact, LONGEST};
 pub(crate) use parts::Shards;
 pub(crate) use text::Period;
@@ -52,6 +56,7 @@ pub struct Limit {
     arguments: Vec<String>,
     packed: Option<Arc<[u8]>>,
     shards: Option<Shards>,
+    windows: Option<Windows>,
 }
 
 /// Where the windows of a fixed window start.
@@ -87,6 +92,8 @@ pub struct LimitBuilder {
     start: Option<Start>,
     max: Option<u64>,
     shards: Option<u64>,
+    calendar: Option<Calendar>,
+    zone: Option<String>,
 }
 
 impl Limit {
@@ -94,7 +101,35 @@ impl Limit {
     /// algorithm's defaults for everything else.
     #[must_use]
     pub fn of(algorithm: Algorithm, rate: u64, period: Duration) -> LimitBuilder {
-        LimitBuilder { algorithm, rate, period, capacity: None, max_debt: None, start: None, max: None, shards: None }
+        LimitBuilder {
+            algorithm,
+            rate,
+            period,
+            capacity: None,
+            max_debt: None,
+            start: None,
+            max: None,
+            shards: None,
+            calendar: None,
+            zone: None,
+        }
+    }
+
+    /// A limit of `rate` units in each day, week, month or year of the calendar, of UTC unless a [time
+    /// zone](LimitBuilder::tz) is named. Each window begins full and nothing carries over: see [the
+    /// guide](crate::guide#windows-of-the-calendar).
+    ///
+    /// ```
+    /// use tollgate::{Calendar, Limit};
+    ///
+    /// let limit = Limit::calendar(250, Calendar::Day).tz("Europe/Zurich").build()?;
+    /// assert_eq!(limit.to_string(), "fixed-window 250/day tz Europe/Zurich");
+    /// # Ok::<(), tollgate::RuleError>(())
+    /// ```
+    #[must_use]
+    pub fn calendar(rate: u64, window: Calendar) -> LimitBuilder {
+        let period = Duration::from_micros(window.longest_us());
+        LimitBuilder { calendar: Some(window), ..Self::of(Algorithm::CalendarWindow, rate, period) }
     }
 
     /// The algorithm.
@@ -109,7 +144,8 @@ impl Limit {
         self.rate
     }
 
-    /// The period; of permits, how long one lasts that is neither renewed nor released.
+    /// The period; of permits, how long one lasts that is neither renewed nor released; of windows of the calendar, what
+    /// the longest lasts where no clock is set: 1, 7, 31 or 366 days.
     #[must_use]
     pub fn period(&self) -> Duration {
         Duration::from_micros(self.period)
@@ -163,7 +199,25 @@ impl Limit {
         Duration::from_micros(self.exact.tick)
     }
 
-    /// The longest that a key takes from fully used, or fully in debt, to as if never used.
+    /// The day, week, month or year that its windows are, if they are of the calendar.
+    #[must_use]
+    pub fn window(&self) -> Option<Calendar> {
+        self.windows.as_ref().map(Windows::unit)
+    }
+
+    /// The time zone of its windows, as the database of time zones spells it, if they are of the calendar.
+    #[must_use]
+    pub fn zone(&self) -> Option<&str> {
+        self.windows.as_ref().map(Windows::zone)
+    }
+
+    /// Its windows, if they are of the calendar.
+    pub(crate) fn windows(&self) -> Option<&Windows> {
+        self.windows.as_ref()
+    }
+
+    /// The longest that a key takes from fully used, or fully in debt, to as if never used; of windows of the calendar, a
+    /// day more than the [period](Self::period), since clocks are set back.
     #[must_use]
     pub fn longest_reset(&self) -> Duration {
         Duration::from_micros(self.exact.longest_reset)
@@ -191,18 +245,34 @@ impl Limit {
         match &self.name {
             Some(name) => name.clone(),
             None if self.algorithm.holds() => self.algorithm.to_string(),
-            None => format!("{}-{}", self.algorithm, text::Period(self.period)),
+            None => match &self.windows {
+                None => format!("{}-{}", self.algorithm, text::Period(self.period)),
+                // The zone is left out, as the start of other windows is: where it changes, what was used stays used.
+                Some(windows) => format!("{}-{}", Algorithm::FixedWindow, windows.unit()),
+            },
         }
     }
 
-    /// What the script is called with before cost, mode and now, as decimal text.
-    pub(crate) fn arguments(&self) -> &[String] {
-        &self.arguments
+    /// What the script is called with before cost, mode and now, as decimal text, to decide at this time or by the
+    /// server's.
+    pub(crate) fn arguments(&self, now_us: Option<u64>) -> Cow<'_, [String]> {
+        match &self.windows {
+            Some(windows) => Cow::Owned(windows.at(now_us).arguments.clone()),
+            None => Cow::Borrowed(&self.arguments),
+        }
     }
 
     /// The same as the script's packed form takes them, where it has one.
-    pub(crate) fn packed(&self) -> Option<&Arc<[u8]>> {
-        self.packed.as_ref()
+    pub(crate) fn packed(&self, now_us: Option<u64>) -> Option<Cow<'_, Arc<[u8]>>> {
+        match &self.windows {
+            Some(windows) => Some(Cow::Owned(Arc::clone(&windows.at(now_us).packed))),
+            None => self.packed.as_ref().map(Cow::Borrowed),
+        }
+    }
+
+    /// What makes of two limits of one algorithm different ones to its script, whatever the time.
+    pub(crate) fn numbers(&self) -> impl std::hash::Hash + '_ {
+        (&self.arguments, &self.windows)
     }
 
     /// The index among the arguments of the window's start, where it is the key's own, and the period it spreads over.
@@ -263,12 +333,21 @@ impl LimitBuilder {
         self
     }
 
+    /// The time zone of windows of the calendar, by its name in the IANA database of time zones, such as
+    /// `Europe/Zurich`, in whatever case; it is the database of this build, not of the machine. Default: `UTC`.
+    #[must_use]
+    pub fn tz(mut self, zone: &str) -> Self {
+        self.zone = Some(zone.to_owned());
+        self
+    }
+
     /// The limit, or why these numbers can't be one.
     ///
     /// # Errors
     ///
-    /// Zero, more than 2^53, an option that the algorithm doesn't have, numbers that fit at no useful tick, shards
-    /// that would not each have a unit, or shards of windows that start at the first hit, one of each shard's own.
+    /// Zero, more than 2^53, an option that the algorithm doesn't have, a time zone that isn't known, numbers that fit at
+    /// no useful tick, shards that would not each have a unit, or shards of windows that start at the first hit, one of
+    /// each shard's own.
     pub fn build(self) -> Result<Limit, RuleError> {
         let Self { algorithm, rate, period, .. } = self;
         let row = algorithm.row();
@@ -277,6 +356,7 @@ impl LimitBuilder {
             (self.max_debt.is_some(), Setting::MaxDebt),
             (self.start.is_some(), Setting::Start),
             (self.max.is_some(), Setting::Max),
+            (self.zone.is_some(), Setting::Tz),
         ] {
             if given && !row.options.contains(&option) {
                 return Err(RuleError::new(format!(
@@ -284,6 +364,10 @@ impl LimitBuilder {
                     row.options()
                 )));
             }
+        }
+        if algorithm == Algorithm::CalendarWindow && self.calendar.is_none() {
+            let why = "expected a day, week, month or year (Limit::calendar)";
+            return Err(RuleError::new(format!("{algorithm}: {why}, got {:?}", self.period)));
         }
         let (units, time, most) =
             if algorithm.holds() { ("permits", "ttl", MOST_PERMITS) } else { ("rate", "period", EXACT) };
@@ -338,7 +422,12 @@ impl LimitBuilder {
             arguments: Vec::new(),
             packed: None,
             shards: None,
+            windows: None,
         };
+        if let Some(unit) = self.calendar {
+            let zone = self.zone.as_deref().unwrap_or(calendar::UTC);
+            limit.windows = Some(Windows::of(rate, unit, zone)?);
+        }
         let shards = self.shards.unwrap_or(1);
         within("shards", shards, 1, MOST_SHARDS)?;
         limit.exact = (row.fit)(&limit)?;

@@ -1,5 +1,6 @@
 //! One call: rule + key + cost -> decision.
 
+mod again;
 mod asking;
 #[cfg(feature = "rules")]
 mod by_rules;
@@ -15,7 +16,7 @@ use std::future::poll_fn;
 #[cfg(feature = "embedded")]
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::decision::{Answered, Decision, LimitDecision, count};
@@ -28,7 +29,7 @@ use crate::key::{self, KeySecret};
 use crate::limit::exact::LONGEST;
 use crate::request::Request;
 use crate::rule::{OnError, Rule, Target};
-use crate::script::{Call, Marker, Mode, Part, Reply, Script};
+use crate::script::{Mode, Reply};
 
 use asking::concerned;
 pub use upkeep::{Progress, State};
@@ -150,7 +151,7 @@ impl Limiter {
     /// No decision could be made; see [`Error`]. A sliding window or log can't reserve.
     pub async fn reserve<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         if let Some(limit) = rule.limits().find(|limit| !limit.algorithm().reserves()) {
-            let why = "expected a token bucket, gcra or fixed window, which can owe units";
+            let why = "expected a token bucket, gcra or fixed window of a period, which can owe units";
             return Err(Error::new(Kind::Input, format!("reserve: {why}, got {limit}")));
         }
         self.decide(rule, &request.into(), Mode::Reserve).await
@@ -381,9 +382,18 @@ impl Limiter {
         mode: Mode,
     ) -> Result<Decision, Error> {
         if mode == Mode::Acquire {
-            let begin = |context: &mut Context<'_>| Poll::Ready(self.begin(rule, target, request, context.waker()));
+            let deadline = request.deadline_or(self.deadline);
+            let began = target.limit.windows().map(|_| Instant::now());
+            let begin =
+                |context: &mut Context<'_>| Poll::Ready(self.begin(rule, target, request, deadline, context.waker()));
             if let Some(acquiring) = poll_fn(begin).await? {
-                return self.decision_of_ask(rule, target, request, &acquiring.await?);
+                let reply = match acquiring.await {
+                    Err(stale) if stale.windows_around().is_some() => {
+                        Box::pin(self.acquire_again(rule, target, request, stale, began)).await?
+                    }
+                    reply => reply?,
+                };
+                return self.decision_of_ask(rule, target, request, &reply);
             }
         }
         Box::pin(self.decide_in_full(rule, &[target], request, mode)).await
@@ -395,10 +405,11 @@ impl Limiter {
         rule: &Rule,
         target: Target<'r>,
         request: &Request<'_>,
+        deadline: Duration,
         waker: &Waker,
     ) -> Result<Option<Acquiring<'r>>, Error> {
         let Some(ask) = self.ask(rule, target, request)? else { return Ok(None) };
-        self.engine.acquire(ask, request.deadline_or(self.deadline), waker).map(Some)
+        self.engine.acquire(ask, deadline, waker).map(Some)
     }
 
     async fn decide_in_full(
@@ -462,20 +473,6 @@ impl Limiter {
         let answered = Answered::new(reply.decision, notes, false).ok_or_else(garbled)?;
         let granted = if answered.allowed { request.units(rule) } else { 0 };
         Ok(Decision::of_one(&target.count.title, &answered, granted, self.engine.by(), decided_at(request, reply)))
-    }
-
-    async fn run(
-        &self,
-        rule: &Rule,
-        script: &'static Script,
-        limits: &[Part<'_>],
-        marker: Option<&Marker>,
-        request: &Request<'_>,
-        mode: Mode,
-    ) -> Result<Reply, Error> {
-        let (cost, options, now_us) = (request.units(rule), rule.options(), request.now_us()?);
-        let call = Call { script, limits, marker, cost, mode, options, now_us };
-        self.engine.run(&call, request.deadline_or(self.deadline)).await
     }
 }
 

@@ -309,7 +309,7 @@ impl Rule {
         let mut hasher = DefaultHasher::new();
         self.options().hash(&mut hasher);
         for limit in self.limits() {
-            (limit.algorithm(), limit.arguments()).hash(&mut hasher);
+            (limit.algorithm(), limit.numbers()).hash(&mut hasher);
         }
         hasher.finish()
     }

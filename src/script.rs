@@ -1,10 +1,12 @@
 //! A script, its digest, and how it is called.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use crate::error::Error;
 use crate::key::Key;
+use crate::limit::Windows;
 
 /// The text of one algorithm, as it stands in `lua/`.
 #[derive(Debug)]
@@ -67,14 +69,16 @@ pub(crate) struct Call<'a> {
 }
 
 /// One limit of a call: its state's key, and how its own script is called.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Part<'a> {
     pub(crate) key: Key,
     pub(crate) script: &'static Script,
     /// The script's own arguments, as decimal text.
-    pub(crate) arguments: &'a [String],
+    pub(crate) arguments: Cow<'a, [String]>,
     /// An argument that depends on the request: its index, and its value.
     pub(crate) replaced: Option<(usize, Vec<u8>)>,
+    /// What the arguments are made of where they depend on the server's time.
+    pub(crate) windows: Option<&'a Windows>,
 }
 
 /// The key that remembers a call by its id, and for how long.

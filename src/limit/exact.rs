@@ -78,6 +78,12 @@ pub(crate) fn fit_window(limit: &Limit) -> Result<Exact, RuleError> {
     Ok(Exact { rate, period, tick: 1, max_debt, longest_reset: u64::try_from(longest).unwrap_or(u64::MAX) })
 }
 
+/// Windows of the calendar: only times are added up. A day more than a window's own length is more than any clock is set
+/// back in it.
+pub(crate) fn fit_calendar(limit: &Limit) -> Result<Exact, RuleError> {
+    Ok(Exact { longest_reset: limit.period + 86_400_000_000, ..fit_log(limit)? })
+}
+
 /// Sliding windows: a count times the window must be exact.
 pub(crate) fn fit_counter(limit: &Limit) -> Result<Exact, RuleError> {
     let tick = finest_tick(limit, limit.period, u128::from(limit.rate), |rate, period| (rate + 1) * period, "rate")?;
@@ -109,6 +115,11 @@ pub(crate) fn window_arguments(limit: &Limit) -> Vec<i64> {
         Start::Spread => 0,
     };
     vec![number(limit.capacity), number(rate), number(period), start, number(max_debt)]
+}
+
+/// The bounds of two windows, last, are each call's own.
+pub(crate) fn calendar_arguments(limit: &Limit) -> Vec<i64> {
+    vec![number(limit.rate), 0, 0, 0]
 }
 
 pub(crate) fn counter_arguments(limit: &Limit) -> Vec<i64> {

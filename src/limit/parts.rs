@@ -134,6 +134,8 @@ impl Limit {
             start: None,
             max: None,
             shards: None,
+            calendar: self.window(),
+            zone: self.zone().map(str::to_owned),
         };
         match self.algorithm {
             Algorithm::TokenBucket | Algorithm::Gcra => {
@@ -145,7 +147,7 @@ impl Limit {
             }
             Algorithm::FixedWindow => builder = builder.capacity(part(self.capacity)).start(self.start),
             Algorithm::SlidingLog => builder = builder.max(self.max),
-            Algorithm::SlidingWindow | Algorithm::Concurrency => {}
+            Algorithm::SlidingWindow | Algorithm::Concurrency | Algorithm::CalendarWindow => {}
         }
         match self.max_debt {
             Debt::Units(0) => {}
@@ -267,14 +269,18 @@ mod tests {
             for algorithm in Algorithm::all() {
                 let options =
                     if algorithm.row().options.contains(&crate::algorithm::Setting::MaxDebt) { max } else { "" };
-                let numbers = if algorithm.holds() { "1000 ttl 30s" } else { numbers };
+                let text = match algorithm {
+                    Algorithm::CalendarWindow => "fixed-window 1031/week tz Asia/Tokyo".to_owned(),
+                    Algorithm::Concurrency => format!("{algorithm} 1000 ttl 30s"),
+                    _ => format!("{algorithm} {numbers} {options}"),
+                };
                 let estimates = algorithm == Algorithm::SlidingWindow;
                 for count in [2, 3, 7, 10, 64, 999, 1000] {
                     if estimates && count > 500 {
                         continue;
                     }
                     let kept_back = if estimates { u64::from(count) - 1 } else { 0 };
-                    let limit: Limit = format!("{algorithm} {numbers} {options} shards {count}").parse().unwrap();
+                    let limit: Limit = format!("{text} shards {count}").parse().unwrap();
                     let parts: Vec<_> = (0..count).map(|number| limit.parts().unwrap().part(number)).collect();
                     let sum = |units: fn(&Limit) -> u64| parts.iter().map(|part| units(part)).sum::<u64>();
                     assert_eq!(

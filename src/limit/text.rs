@@ -1,9 +1,10 @@
 //! The one-line text form of a limit: `token-bucket 100/1m burst 200`.
 
 use std::fmt;
-use std::str::FromStr;
+use std::str::{FromStr, SplitWhitespace};
 use std::time::Duration;
 
+use super::calendar::{Calendar, UTC};
 use super::{Debt, Limit, LimitBuilder, Start};
 use crate::algorithm::{Algorithm, Setting};
 use crate::error::RuleError;
@@ -50,7 +51,10 @@ impl FromStr for Limit {
             return permits(algorithm, count, options)?.build();
         }
         let (count, period, mut options) = rate(algorithm, words)?;
-        let mut limit = Limit::of(algorithm, count, Duration::from_micros(period.0));
+        let mut limit = match period {
+            Every::Period(period) => Limit::of(algorithm, count, Duration::from_micros(period.0)),
+            Every::Window(window) => Limit::calendar(count, window),
+        };
         while let Some((option, rest)) = options.split_first() {
             limit = with_option(limit, option, rest.first().copied())?;
             options = rest.get(1..).unwrap_or_default();
@@ -59,15 +63,22 @@ impl FromStr for Limit {
     }
 }
 
-/// `10/1s`, and the words after it.
-fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Period, &'w [&'t str]), RuleError> {
+/// What a rate is per.
+enum Every {
+    Period(Period),
+    Window(Calendar),
+}
+
+/// `10/1s`, and the words after it; of a fixed window also `10/month`.
+fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Every, &'w [&'t str]), RuleError> {
     let expected = |example: &str, got: &str| {
         RuleError::new(format!("rate: expected units per period, such as {example}, got {got}"))
     };
     let Some((rate, options)) = words.split_first() else {
         return Err(expected("10/1s", &format!("nothing after {algorithm}")));
     };
-    let meant = suggested_rate(words);
+    let calendar = algorithm == Algorithm::FixedWindow;
+    let meant = Some(words).filter(|_| calendar).and_then(suggested_window).or_else(|| suggested_rate(words));
     let example = meant.as_deref().unwrap_or("10/1s");
     let Some((count, period)) = rate.split_once('/') else {
         let got = if meant.is_some() { words.join(" ") } else { (*rate).to_owned() };
@@ -78,22 +89,56 @@ fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Peri
         return Err(expected(example, &format!("{what} in {rate:?}")));
     }
     let count = whole("rate", count)?;
+    if let Some(window) = Calendar::named(period).filter(|_| calendar) {
+        return Ok((count, Every::Window(window), options));
+    }
     match (period.parse::<Period>(), meant) {
         (Err(_), Some(meant)) => Err(expected(&meant, &format!("{rate:?}"))),
-        (period, _) => Ok((count, period?, options)),
+        (period, _) => Ok((count, Every::Period(period?), options)),
     }
+}
+
+/// The rate of a calendar's windows that is meant by `100/days`, `100 per month`, `2/1week` or the like; of several of
+/// them, such as `2/3months`, which aren't one window, that of one.
+fn suggested_window(words: &[&str]) -> Option<String> {
+    let text = lower_case(words);
+    let (count, first, mut rest) = rate_as_people_write_it(&text)?;
+    let digits = first.find(|character: char| !character.is_ascii_digit()).unwrap_or(first.len());
+    let (several, unit) = first.split_at(digits);
+    let unit = if unit.is_empty() { rest.next()? } else { unit };
+    let unit = unit.trim_end_matches('.');
+    let window = Calendar::named(match unit {
+        "daily" => "day",
+        "monthly" | "mo" => "month",
+        "yearly" | "y" | "yr" => "year",
+        "weekly" | "w" => "week",
+        _ => unit.trim_end_matches('s'),
+    })?;
+    // Several days or weeks are a period of their own.
+    let is_period = !matches!(several, "" | "1") && matches!(window, Calendar::Day | Calendar::Week);
+    (!is_period).then(|| format!("{count}/{window}"))
 }
 
 /// The rate that is meant by `100/min`, `100/10 sec`, `100 per minute` or the like, as it is written here.
 fn suggested_rate(words: &[&str]) -> Option<String> {
-    let text = words.iter().map(|word| word.to_lowercase()).collect::<Vec<_>>().join(" ");
+    let text = lower_case(words);
+    let (count, first, mut rest) = rate_as_people_write_it(&text)?;
+    // A count may stand apart from its unit.
+    let period = suggested_period(first).or_else(|| suggested_period(&format!("{first}{}", rest.next()?)))?;
+    Some(format!("{count}/{period}"))
+}
+
+fn lower_case(words: &[&str]) -> String {
+    words.iter().map(|word| word.to_lowercase()).collect::<Vec<_>>().join(" ")
+}
+
+/// The count, the word after `/`, `per` or `a`, and those that follow.
+fn rate_as_people_write_it(text: &str) -> Option<(&str, &str, SplitWhitespace<'_>)> {
     let (count, period) =
         text.split_once('/').or_else(|| text.split_once(" per ")).or_else(|| text.split_once(" a "))?;
     let (count, mut period) = (count.trim(), period.split_whitespace());
     let first = period.next()?;
-    // A count may stand apart from its unit.
-    let period = suggested_period(first).or_else(|| suggested_period(&format!("{first}{}", period.next()?)))?;
-    (!count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit())).then(|| format!("{count}/{period}"))
+    (!count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit())).then_some((count, first, period))
 }
 
 /// The period that is meant by `min`, `10sec` or the like, as it is written here.
@@ -101,8 +146,14 @@ fn suggested_period(text: &str) -> Option<String> {
     let text = text.to_lowercase();
     let (count, unit) = text.split_at(text.find(|character: char| !character.is_ascii_digit())?);
     let (count, unit) = (if count.is_empty() { "1" } else { count }, unit.trim_end_matches('.'));
-    if let "week" | "weeks" | "w" = unit {
-        return Some(format!("{}d", count.parse::<u64>().ok()?.checked_mul(7)?));
+    let days = match unit {
+        "week" | "weeks" | "w" => 7,
+        "month" | "months" | "mo" => 30,
+        "year" | "years" | "y" | "yr" => 365,
+        _ => 0,
+    };
+    if days > 0 {
+        return Some(format!("{}d", count.parse::<u64>().ok()?.checked_mul(days)?));
     }
     let known = |(name, others): &&(&str, &[&str])| *name == unit || others.contains(&unit);
     OTHER_NAMES.iter().find(known).map(|(name, _)| format!("{count}{name}"))
@@ -132,8 +183,16 @@ fn permits(algorithm: Algorithm, count: &str, options: &[&str]) -> Result<LimitB
 
 fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Result<LimitBuilder, RuleError> {
     let unknown = || {
-        let row = limit.algorithm.row();
-        RuleError::new(format!("option: expected {} after {}, got {option:?}", row.options(), limit.algorithm))
+        let (algorithm, options) = (limit.algorithm, limit.algorithm.row().options());
+        let after = match limit.calendar {
+            Some(window) => format!("{} {}/{window}", Algorithm::FixedWindow, limit.rate),
+            None => algorithm.to_string(),
+        };
+        let hint = match (option, algorithm) {
+            ("tz", Algorithm::FixedWindow) => " (tz is of windows of the calendar, such as 10/day)",
+            _ => "",
+        };
+        RuleError::new(format!("option: expected {options} after {after}, got {option:?}{hint}"))
     };
     let setting = match option {
         "burst" | "capacity" => Setting::Burst,
@@ -141,6 +200,7 @@ fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Re
         "start" => Setting::Start,
         "max" => Setting::Max,
         "shards" => Setting::Shards,
+        "tz" => Setting::Tz,
         _ => return Err(unknown()),
     };
     if !limit.algorithm.row().options.contains(&setting) {
@@ -168,6 +228,7 @@ fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Re
         }
         Setting::Max => limit.max.replace(whole(option, value)?).is_some(),
         Setting::Shards => limit.shards.replace(whole(option, value)?).is_some(),
+        Setting::Tz => limit.zone.replace(value.to_owned()).is_some(),
         Setting::Ttl => return Err(unknown()),
     };
     if again {
@@ -227,7 +288,9 @@ impl fmt::Display for Period {
 impl fmt::Display for Limit {
     /// The canonical form: the options in the grammar's order, defaults left out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.algorithm.holds() {
+        if let Some(windows) = &self.windows {
+            write!(f, "{} {}/{}", Algorithm::FixedWindow, self.rate, windows.unit())?;
+        } else if self.algorithm.holds() {
             write!(f, "{} {} ttl {}", self.algorithm, self.rate, Period(self.period))?;
         } else {
             write!(f, "{} {}/{}", self.algorithm, self.rate, Period(self.period))?;
@@ -251,6 +314,9 @@ impl fmt::Display for Limit {
         }
         if self.shards() > 1 {
             write!(f, " shards {}", self.shards())?;
+        }
+        if let Some(zone) = self.zone().filter(|zone| *zone != UTC) {
+            write!(f, " tz {zone}")?;
         }
         Ok(())
     }

@@ -17,15 +17,17 @@ impl Limiter {
         target: Target<'r>,
         request: &Request<'_>,
     ) -> Result<Option<Ask<'r>>, Error> {
-        let Some(numbers) = target.limit.packed().filter(|_| request.id.is_none() && rule.options().is_empty()) else {
+        if request.id.is_some() || !rule.options().is_empty() {
             return Ok(None);
-        };
+        }
+        let now_us = request.now_us()?;
+        let Some(numbers) = target.limit.packed(now_us) else { return Ok(None) };
         Ok(Some(Ask {
             script: target.limit.algorithm().script(),
             numbers,
             key: self.state_key(rule, target, request)?,
             cost: request.units(rule),
-            now_us: request.now_us()?,
+            now_us,
             most_keys: target.limit.algorithm().row().most_keys(),
             slot: None,
         }))
@@ -78,7 +80,8 @@ impl Limiter {
         Ok(Part {
             key: self.state_key(rule, target, request)?,
             script: limit.algorithm().script(),
-            arguments: limit.arguments(),
+            arguments: limit.arguments(request.now_us()?),
+            windows: limit.windows(),
             replaced: match (limit.spread(), limit.holder()) {
                 (Some((at, period)), _) => {
                     let name = self.name(rule, request.counted(rule, target.count.by.as_deref())?)?;

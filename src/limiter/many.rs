@@ -5,6 +5,7 @@ use std::time::Instant;
 use futures_util::future::{join, join_all};
 
 use super::Limiter;
+use super::again::{around_server_time, left_of};
 use super::sharded::Place;
 use crate::batch::Ask;
 use crate::decision::Decision;
@@ -12,7 +13,7 @@ use crate::denials::Sighting;
 use crate::engine::AcquiringAll;
 use crate::error::Error;
 use crate::request::Request;
-use crate::rule::Rule;
+use crate::rule::{Rule, Target};
 use crate::script::{Mode, Reply};
 
 /// So many requests are prepared before the first of them are sent.
@@ -32,6 +33,8 @@ impl Limiter {
     /// Acquires for each of these requests by itself, together: as few calls of scripts as will do, in a round trip for
     /// each 1,024 keys, of which two are under way at a time. The decisions are in the requests' order. Requests that can't
     /// be decided together, as those with an id or by a rule of several limits, are sent at the same time, a call each.
+    ///
+    /// Those of windows of the calendar that the server's clock has left take one round trip more for each 1,024 keys.
     ///
     /// Each ends by its deadline, counted from the call. Redis decides some 300,000 a second, so of more than 100,000 keys
     /// some are not asked for within 500 ms: what isn't sent by then is an error that says so, and nothing is charged.
@@ -88,7 +91,8 @@ impl Limiter {
         let mut alone = join(begun, join_all(alone)).await.1.into_iter();
         let mut steps = steps.into_iter();
         let mut together = steps.next();
-        let mut decisions = Vec::with_capacity(requests.len());
+        let mut decisions: Vec<Result<Decision, Error>> = Vec::with_capacity(requests.len());
+        let mut stale = Vec::new();
         for (request, way) in requests.iter().zip(ways) {
             let decided = match way {
                 Way::Together(sighting) => {
@@ -99,7 +103,14 @@ impl Limiter {
                             None => together = steps.next(),
                         }
                     };
-                    reply.and_then(|reply| self.decided_together(rule, request, &reply, sighting))
+                    match reply {
+                        Err(refused) if refused.windows_around().is_some() => {
+                            stale.push((decisions.len(), sighting));
+                            decisions.push(Err(refused));
+                            continue;
+                        }
+                        reply => reply.and_then(|reply| self.decided_together(rule, request, &reply, sighting)),
+                    }
                 }
                 Way::Alone => {
                     decisions.extend(alone.next());
@@ -112,17 +123,76 @@ impl Limiter {
                     continue;
                 }
             };
-            let decided = match decided {
-                Ok(decision) => Ok(decision),
-                Err(error) => {
-                    // What is decided in this process never waits by itself.
-                    tokio::task::consume_budget().await;
-                    Box::pin(self.answer_instead(error, rule, request, Mode::Acquire)).await
-                }
-            };
-            decisions.push(decided.map(|decision| decision.jittered(request.wait_jitter())));
+            decisions.push(self.or_instead(rule, request, decided).await);
+        }
+        if !stale.is_empty() {
+            Box::pin(self.acquire_stale_again(rule, &requests, stale, &mut decisions, began)).await;
         }
         decisions
+    }
+
+    /// What was decided, or what the rule's policy answers in its place.
+    async fn or_instead(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        decided: Result<Decision, Error>,
+    ) -> Result<Decision, Error> {
+        let decision = match decided {
+            Ok(decision) => decision,
+            Err(error) => {
+                // What is decided in this process never waits by itself.
+                tokio::task::consume_budget().await;
+                Box::pin(self.answer_instead(error, rule, request, Mode::Acquire)).await?
+            }
+        };
+        Ok(decision.jittered(request.wait_jitter()))
+    }
+
+    /// Asks once more, together, for those whose windows were refused: their numbers, and what is remembered of a denial.
+    async fn acquire_stale_again(
+        &self,
+        rule: &Rule,
+        requests: &[Request<'_>],
+        stale: Vec<(usize, Option<Box<Sighting>>)>,
+        decisions: &mut [Result<Decision, Error>],
+        began: Instant,
+    ) {
+        let ask = |at: usize| {
+            let (request, refused) = (&requests[at], decisions[at].as_ref().err());
+            let left = left_of(request.deadline_or(self.deadline), began)?;
+            let Some(target) = self.together(rule, request) else { return Ok(None) };
+            if let (Some(windows), Some(refused)) = (target.limit.windows(), refused) {
+                around_server_time(windows, refused);
+            }
+            Ok(self.ask(rule, target, request)?.map(|ask| (ask, left)))
+        };
+        let mut unsent = Vec::with_capacity(stale.len());
+        let mut again = self.engine.acquire_all(stale.iter().filter_map(|(at, _)| match ask(*at) {
+            Ok(Some(ask)) => {
+                unsent.push(None);
+                Some(ask)
+            }
+            Ok(None) => {
+                unsent.push(decisions[*at].as_ref().err().cloned());
+                None
+            }
+            Err(error) => {
+                unsent.push(Some(error));
+                None
+            }
+        }));
+        again.begin().await;
+        for ((at, sighting), unsent) in stale.into_iter().zip(unsent) {
+            let request = &requests[at];
+            let reply = match unsent {
+                Some(error) => Some(Err(error)),
+                None => again.next().await,
+            };
+            let Some(reply) = reply else { return };
+            let decided = reply.and_then(|reply| self.decided_together(rule, request, &reply, sighting));
+            decisions[at] = self.or_instead(rule, request, decided).await;
+        }
     }
 
     fn decided_together(
@@ -139,16 +209,21 @@ impl Limiter {
         Ok(decision)
     }
 
+    /// The limit, or the shard of one, that such a request is decided by together with others, if it is.
+    fn together<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Option<Target<'r>> {
+        let [count] = rule.counts() else { return None };
+        match count.limit.shards() {
+            1 => Some(count.whole()),
+            _ => match self.place(rule, count, request, Mode::Acquire) {
+                Place::One(number) => Some(count.shard(number)),
+                Place::OneOf(..) | Place::All => None,
+            },
+        }
+    }
+
     /// How this request is decided, and by which ask if it goes with others.
     fn way<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Result<(Way, Option<Ask<'r>>), Error> {
-        let [count] = rule.counts() else { return Ok((Way::Alone, None)) };
-        let target = match count.limit.shards() {
-            1 => count.whole(),
-            _ => match self.place(rule, count, request, Mode::Acquire) {
-                Place::One(number) => count.shard(number),
-                Place::OneOf(..) | Place::All => return Ok((Way::Alone, None)),
-            },
-        };
+        let Some(target) = self.together(rule, request) else { return Ok((Way::Alone, None)) };
         let Some(ask) = self.ask(rule, target, request)? else { return Ok((Way::Alone, None)) };
         let sighting = match &self.denials {
             Some(cache) => self.sight(cache, rule, request)?.map(|sighting| (cache, sighting)),

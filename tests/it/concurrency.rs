@@ -11,9 +11,10 @@ use tollgate::{Limiter, Redis, Request, Rule};
 use crate::server::Server;
 
 /// One of each algorithm, with a capacity of 1000 and a period in which nothing comes back during a test.
-pub(crate) const THOUSAND: [&str; 5] = [
+pub(crate) const THOUSAND: [&str; 6] = [
     "token-bucket 1000/30d",
     "fixed-window 1000/30d start first-hit",
+    "fixed-window 1000/year",
     "sliding-window 1000/30d",
     "sliding-log 1000/30d",
     "gcra 1000/30d",

@@ -8,7 +8,7 @@ use tollgate::{By, Clock, Decision, DenialCache, Embedded, Limiter, Redis, Reque
 
 use crate::rule::{by_own_id, rule};
 use crate::server::Server;
-use crate::subject::FIVE;
+use crate::subject::{FIVE, SIX};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -209,12 +209,12 @@ proptest! {
     /// Alone in its process, a limiter that remembers denials allows just what one that doesn't would.
     #[test]
     fn the_cache_changes_no_verdict(
-        which in 0..FIVE.len(),
+        which in 0..SIX.len(),
         steps in prop::collection::vec((0..4_u64, 0..3_000_000_u64, 0..20_u8), 1..60),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime");
         runtime.block_on(async {
-            let rule = rule(FIVE[which]);
+            let rule = rule(SIX[which]);
             // Two engines that go through the same.
             let (cached, plain) = (Pair::new(DenialCache::of_keys(10).longest(60 * SECOND)), Pair::new(DenialCache::of_keys(1)));
             for (cost, pause, kind) in steps {

@@ -64,7 +64,7 @@ fn a_server_as_it_comes_is_fit() {
         let output = examine(&url);
         assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
         assert_eq!(text(&finding(&output, "eviction"), "level"), "ok");
-        assert_eq!(finding(&output, "scripts")["numbers"]["decide"], 7);
+        assert_eq!(finding(&output, "scripts")["numbers"]["decide"], 8);
         assert_eq!(finding(&output, "clock")["level"], "ok");
         let sizes = finding(&output, "key size");
         let gcra = sizes["numbers"]["gcra"].as_u64().expect("bytes");

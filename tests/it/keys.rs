@@ -104,8 +104,14 @@ async fn what_is_personal_is_hashed_wherever_redis_keeps_it() {
     let secret = KeySecret::new("0123456789abcdef0123456789abcdef").expect("a secret");
     let redis = Redis::open(&server.url()).expect("a good address");
     let limiter = Limiter::new(redis.clone()).key_secret(&secret).denial_cache(DenialCache::of_keys(100));
-    let texts =
-        ["gcra 5/1d", "token-bucket 5/1d", "fixed-window 5/1d start spread", "sliding-window 5/1d", "sliding-log 5/1d"];
+    let texts = [
+        "gcra 5/1d",
+        "token-bucket 5/1d",
+        "fixed-window 5/1d start spread",
+        "fixed-window 5/month tz Europe/Zurich",
+        "sliding-window 5/1d",
+        "sliding-log 5/1d",
+    ];
     let mut rules: Vec<_> = texts.into_iter().map(crate::rule::rule).collect();
     rules.push(
         crate::rule::rule("gcra 9/1d")

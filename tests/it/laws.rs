@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use tollgate::{Algorithm, Change, Debt, Limit};
+use tollgate::{Algorithm, Calendar, Change, Debt, Limit};
 
 use crate::limits::{Step, any_limit, beginning, steps, two_limits};
 use crate::oracle::{self as oracles, Answer, Retry};
@@ -181,6 +181,11 @@ fn most_in(limit: &Limit, begin: Micros, end: Micros) -> u128 {
         Spec::TokenBucket { .. } | Spec::Gcra { .. } => capacity + span * rate / period,
         // Each boundary within the span adds the rate.
         Spec::FixedWindow { .. } => capacity + (span / period + 1) * rate,
+        // None is shorter by more than an hour or a day left out beside it.
+        Spec::CalendarWindow { .. } => {
+            let shortest = u128::from(micros(limit.period())).min(365 * 86_400_000_000) * 9 / 10;
+            (span / shortest + 2) * rate
+        }
         Spec::SlidingLog { .. } | Spec::Concurrency { .. } => (span / period + 1) * rate,
         // The count before is taken to have come evenly: two windows' worth at worst.
         Spec::SlidingWindow { .. } => (span / period + 2) * rate,
@@ -311,6 +316,9 @@ fn limits_at_the_bounds(algorithm: Algorithm) -> impl Strategy<Value = (Limit, L
 
 /// The limit with as much of the capacity and the debt as fits, or some units of the debt less.
 fn at_the_bounds(algorithm: Algorithm, rate: u64, period: u64, numbers: (u64, Debt, u64)) -> Option<Limit> {
+    if algorithm == Algorithm::CalendarWindow {
+        return Limit::calendar(rate, Calendar::Month).tz("Australia/Lord_Howe").build().ok();
+    }
     let of = |capacity: u64, debt: Debt| {
         let limit = Limit::of(algorithm, rate, Duration::from_micros(period));
         if algorithm.reserves() { limit.capacity(capacity).max_debt(debt).build() } else { limit.build() }

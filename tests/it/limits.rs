@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tollgate::{Algorithm, Debt, Limit, LimitBuilder, Start};
+use tollgate::{Algorithm, Calendar, Debt, Limit, LimitBuilder, Start};
 
 use crate::oracle::Retry;
 use crate::subject::{Micros, Subject, micros};
@@ -91,9 +91,12 @@ pub(crate) fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
     let rate = if remembers_each { logarithmic(1..=60) } else { logarithmic(1..=1_000_000) };
     let capacity = proptest::option::of(logarithmic(1..=2_000_000));
     let debt = prop_oneof![3 => Just(0), 1 => logarithmic(1..=1000)];
-    let parameters = (rate, period(), capacity, debt, start());
-    parameters.prop_filter_map("can be built", move |(rate, period, capacity, debt, start)| {
+    let parameters = (rate, period(), capacity, debt, start(), any_window());
+    parameters.prop_filter_map("can be built", move |(rate, period, capacity, debt, start, (unit, zone))| {
         let mut limit: LimitBuilder = Limit::of(algorithm, rate, period);
+        if algorithm == Algorithm::CalendarWindow {
+            limit = Limit::calendar(rate, unit).tz(zone);
+        }
         if bucket || window {
             limit = limit.capacity(capacity.unwrap_or(rate)).max_debt(Debt::Units(debt));
         }
@@ -107,6 +110,14 @@ pub(crate) fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
         // Room for a history of several resets before the last time that a decision can be made at.
         limit.build().ok().filter(|limit| micros(limit.longest_reset()) <= 1 << 49)
     })
+}
+
+/// Of zones where clocks are set by an hour and by half of one, where a day was left out, and where midnight is.
+fn any_window() -> impl Strategy<Value = (Calendar, &'static str)> {
+    let units = vec![Calendar::Day, Calendar::Week, Calendar::Month, Calendar::Year];
+    let zones =
+        vec!["UTC", "Europe/Zurich", "America/Havana", "Australia/Lord_Howe", "Pacific/Apia", "America/Santiago"];
+    (proptest::sample::select(units), proptest::sample::select(zones))
 }
 
 /// Two limits of one algorithm, for a rule that changes.

@@ -2,6 +2,7 @@
 
 mod beyond;
 mod block;
+mod calendar;
 #[cfg_attr(not(feature = "tls"), allow(dead_code))]
 mod certificates;
 mod chaos;

@@ -15,10 +15,11 @@ use crate::rule::by_own_id;
 use crate::server::Server;
 use crate::subject::{Micros, answer, oracle, time};
 
-const RULES: [&str; 6] = [
+const RULES: [&str; 7] = [
     "token-bucket 40/1h max-debt 20",
     "gcra 40/1h max-debt 20",
     "fixed-window 40/1h max-debt 20",
+    "fixed-window 40/month tz Europe/Zurich",
     "sliding-window 40/1h",
     "sliding-log 40/1h",
     "concurrency 40 ttl 1h",
@@ -136,6 +137,10 @@ impl Shared {
         Request::new(&self.key).cost(cost).at(time(NOW))
     }
 
+    fn forgives(&self) -> bool {
+        self.rule.limits().any(|limit| limit.window().is_some())
+    }
+
     async fn task(&self, number: usize, asks: Vec<Ask>, bound: i64) {
         let Self { limiter, rule, holds, .. } = self;
         let mut taken: Vec<Taken> = Vec::new();
@@ -180,6 +185,8 @@ impl Shared {
                     let again = limiter.cancel(rule, self.request(1).id(&id)).await;
                     assert!(again.is_err_and(|error| error.is_unknown_id()), "given back once");
                 }
+                // Of windows of the calendar a penalty forgives what exceeds the limit, which no sum shows.
+                Ask::Penalty(_) if self.forgives() => {}
                 Ask::Penalty(cost) => {
                     limiter.penalty(rule, by_own_id(rule, self.request(cost))).await.expect("an answer");
                     self.imposed.fetch_add(signed(cost), Ordering::SeqCst);
@@ -227,6 +234,7 @@ impl Shared {
     async fn settle(&self, units: u64, taken: &mut Vec<Taken>) {
         let Some(at) = taken.iter().position(|taken| taken.remembered) else { return };
         let Taken { units: estimate, id, .. } = taken.remove(at);
+        let units = if self.forgives() { units.min(estimate) } else { units };
         let less = estimate.saturating_sub(units);
         self.out.fetch_sub(signed(less), Ordering::SeqCst);
         for _ in 0..2 {

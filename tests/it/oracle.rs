@@ -13,12 +13,14 @@
 #![allow(unreachable_pub)]
 
 mod block;
+pub mod calendar;
 mod change;
 mod permits;
 mod rule;
 
 pub use change::Change;
 
+use calendar::Window;
 use rule::{Kind, Rule, State, floor_to, u64_of};
 
 /// Where a fixed window begins.
@@ -38,6 +40,7 @@ pub enum Spec {
     TokenBucket { rate: u64, period_us: u64, capacity: u64, max_debt: u64, tick_us: u64 },
     Gcra { rate: u64, period_us: u64, capacity: u64, max_debt: u64, tick_us: u64 },
     FixedWindow { rate: u64, period_us: u64, capacity: u64, max_debt: u64, start: Start },
+    CalendarWindow { limit: u64, window: Window, zone: chrono_tz::Tz },
     SlidingWindow { limit: u64, period_us: u64, tick_us: u64 },
     SlidingLog { limit: u64, period_us: u64 },
     Concurrency { limit: u64, ttl_us: u64 },
@@ -235,8 +238,14 @@ impl Oracle {
 
     /// Denials counted so far: since the first of them, and for as long as usage could last.
     fn denials(&self, now_us: u64) -> u64 {
-        let longest = Rule::of(self.spec).longest();
+        let rule = Rule::of(self.spec);
+        let longest = rule.longest();
         match self.denied.first() {
+            // In the window of now alone.
+            Some(&first) if rule.kind == Kind::Calendar => {
+                let counts = first <= now_us && i128::from(first) >= rule.window_at(now_us.into());
+                if counts { self.denied.len() as u64 } else { 0 }
+            }
             Some(&first) if now_us >= first && i128::from(now_us - first) < longest => self.denied.len() as u64,
             _ => 0,
         }
@@ -253,7 +262,7 @@ impl Oracle {
         if rule.used(&state, time) == 0 && until <= now_us.into() {
             // The same as no state: its time must not bind anybody.
             unused
-        } else if time - at > rule.longest() {
+        } else if rule.is_far_ahead(time, at) {
             let gap = time - at;
             Found { state: rule.rebased(&state, at), at, until: until - gap, altered: true }
         } else {

@@ -1,7 +1,7 @@
 //! The packed form of the scripts, which decides many keys in one call, decides as their text form does. By raw calls of
 //! the scripts on a real server; what a packed call is told is read from the scripts' headers.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -53,12 +53,14 @@ impl Form {
             Self { algorithm, layout: layout.parse().expect("a byte"), names, widths }
         };
         let forms: Vec<_> = Algorithm::all().filter(packs).map(form).collect();
-        assert_eq!(forms.len(), 5, "all but permits");
+        assert_eq!(forms.len(), 6, "all but permits");
         forms
     }
 
-    /// The script's own arguments, as text.
-    fn own(&self, numbers: &Numbers) -> Vec<i64> {
+    /// The script's own arguments at this time, as text.
+    fn own(&self, numbers: &Numbers, now_us: i64) -> Vec<i64> {
+        // Windows of the calendar are told to the script: here they follow each other as fixed ones do.
+        let first = now_us - now_us.rem_euclid(numbers.period);
         let number = |name: &&str| match *name {
             "capacity" => numbers.capacity,
             "limit" => numbers.capacity.max(1),
@@ -66,6 +68,9 @@ impl Form {
             "period" => numbers.period,
             "tick" => numbers.tick,
             "max_debt" => numbers.max_debt,
+            "first" => first,
+            "second" => first + numbers.period,
+            "stop" => first + 2 * numbers.period,
             "start" => numbers.start.min(numbers.period - 1),
             other => panic!("{other}: what is it?"),
         };
@@ -101,7 +106,7 @@ impl Form {
 
     fn text(&self, numbers: &Numbers, key: &str, cost: i64, mode: &str, now_us: i64) -> Cmd {
         let mut call = self.evalsha(&[key]);
-        call.arg(self.own(numbers)).arg(cost).arg(mode).arg(now_us);
+        call.arg(self.own(numbers, now_us)).arg(cost).arg(mode).arg(now_us);
         call
     }
 
@@ -111,7 +116,9 @@ impl Form {
         let twice = (1..groups.len()).any(|at| groups[..at].iter().any(|group| group.0 == groups[at].0));
         let alike = !twice && groups.iter().all(|group| (group.1, group.2) == (cost, 1));
         let mut call = self.evalsha(&groups.iter().map(|group| group.0).collect::<Vec<_>>());
-        call.arg(self.pack(&self.own(numbers), cost)).arg(now_us.or((!alike).then_some(-1)).as_slice());
+        let server_us = || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as i64;
+        let own = self.own(numbers, now_us.unwrap_or_else(server_us));
+        call.arg(self.pack(&own, cost)).arg(now_us.or((!alike).then_some(-1)).as_slice());
         if alike { call } else { call.arg(several(groups)).clone() }
     }
 }
@@ -344,7 +351,7 @@ fn bad_arguments_are_refused_and_nothing_is_written() {
     for form in Form::all() {
         cmd("FLUSHALL").exec(&mut redis).expect("flushed");
         form.text(&SAMPLE, "a", 2, "acquire", NOW).exec(&mut redis).expect("decided");
-        let (own, now) = (form.own(&SAMPLE), NOW.to_string().into_bytes());
+        let (own, now) = (form.own(&SAMPLE, NOW), NOW.to_string().into_bytes());
         let good = form.pack(&own, 1);
         let before = dumps(&mut redis, &KEYS);
         let mut refused = |why: String, arguments: &[&[u8]]| {
@@ -372,7 +379,10 @@ fn bad_arguments_are_refused_and_nothing_is_written() {
             if ["limit", "rate", "period", "tick"].contains(name) {
                 refused(format!("{name} 0"), &[&with(0), &now]);
             }
-            // The largest of its width but one; -2 where it has a sign.
+            // The largest of its width but one; -2 where it has a sign, when a window may have begun.
+            if *name == "first" {
+                continue;
+            }
             refused(format!("{name} too large"), &[&with(-2), &now]);
         }
     }

@@ -40,6 +40,7 @@ async fn everything(limiter: &Limiter) -> Result<(), Error> {
     for text in [
         "token-bucket 60/1d max-debt 9",
         "fixed-window 60/1d max-debt 9",
+        "fixed-window 60/year",
         "gcra 60/1d max-debt 9",
         "sliding-window 60/1d",
         "sliding-log 60/1d",

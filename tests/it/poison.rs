@@ -9,11 +9,12 @@ use crate::rule::by_own_id;
 use crate::subject::{Engine, Micros, micros, time};
 
 /// Long enough that nothing refills while a test looks on.
-const RULES: [&str; 10] = [
+const RULES: [&str; 11] = [
     "token-bucket 5/1d max-debt 3",
     "token-bucket 1000000/30d burst 3000000",
     "fixed-window 5/1d burst 7 max-debt 3",
     "fixed-window 5/1d start first-hit",
+    "fixed-window 5/month",
     "sliding-window 5/1d",
     "sliding-window 1000000/30d",
     "sliding-log 5/1d",
@@ -120,7 +121,7 @@ fn survive(
         now.map_or(request, |now| request.at(time(now)))
     };
     let (limiter, run) = (&engine.limiter, &engine.runtime);
-    let owes = ["token-bucket", "gcra", "fixed-window"].iter().any(|name| rule.to_string().starts_with(name));
+    let owes = rule.limits().all(|limit| limit.algorithm().reserves());
     let verbs = verbs.iter().filter(|verb| **verb != Verb::Reserve || owes);
     for (verb, cost) in verbs.flat_map(|verb| [(*verb, 2), (*verb, 1 << 52)]) {
         put(redis);

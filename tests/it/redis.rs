@@ -13,7 +13,7 @@ use tollgate::{Charged, Limiter, Redis, Request, RetryAfter};
 use crate::limits::{any_limit, beginning, steps};
 use crate::rule::rule;
 use crate::server::{Server, fake_server, free_port};
-use crate::subject::{Engine, FIVE};
+use crate::subject::{Engine, SIX};
 
 /// Ends a test that would hang; no machine is so slow that it decides one.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 async fn a_decision_is_one_round_trip() {
     let server = Server::start();
     let limiter = limiter(&server.url());
-    for rule in FIVE.map(rule) {
+    for rule in SIX.map(rule) {
         limiter.acquire(&rule, "first").await.expect("a decision");
         server.forget_commands();
         for n in 0..20 {

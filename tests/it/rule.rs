@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tollgate::{Request, Rule};
+use tollgate::{Algorithm, Request, Rule};
 
 /// These limits under the name `test`.
 pub(crate) fn rule(text: &str) -> Rule {
@@ -19,4 +19,18 @@ pub(crate) fn by_own_id<'a>(rule: &Rule, request: impl Into<Request<'a>>) -> Req
     let id = format!("own-{}", IDS.fetch_add(1, Ordering::Relaxed));
     // A request borrows its id, and these are few.
     request.id(Box::leak(id.into_boxed_str()))
+}
+
+/// A limit of this algorithm that admits five in ten seconds or, of the calendar, in a day.
+pub(crate) fn five_of(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::TokenBucket => "token-bucket 5/10s",
+        Algorithm::FixedWindow => "fixed-window 5/10s",
+        Algorithm::CalendarWindow => "fixed-window 5/day",
+        Algorithm::SlidingWindow => "sliding-window 5/10s",
+        Algorithm::SlidingLog => "sliding-log 5/10s",
+        Algorithm::Gcra => "gcra 5/10s",
+        Algorithm::Concurrency => "concurrency 5 ttl 10s",
+        other => panic!("{other}: what admits five?"),
+    }
 }

@@ -22,13 +22,14 @@ const SECOND: Micros = 1_000_000;
 const SECONDS: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-const SIX: [&str; 6] = [
+const SEVEN: [&str; 7] = [
     "token-bucket 40/1h shards 4",
     "fixed-window 40/1h shards 4",
     "sliding-window 40/1h shards 4",
     "sliding-log 40/1h shards 4",
     "gcra 40/1h shards 4",
     "concurrency 40 ttl 1h shards 4",
+    "fixed-window 40/month shards 4",
 ];
 
 /// The rule of this limit; of a sliding window, of one whose shards have so many units, since some are kept back.
@@ -107,7 +108,7 @@ fn whatever_shards_admit_one_limiter_would_have_admitted() {
 #[test]
 fn all_of_the_limit_can_be_had_and_not_one_more() {
     for engine in both() {
-        for text in SIX.into_iter().chain([
+        for text in SEVEN.into_iter().chain([
             "gcra 43/1h shards 4",
             "sliding-log 7/1h shards 7",
             "fixed-window 9/1h burst 11 shards 2",
@@ -134,7 +135,7 @@ fn all_of_the_limit_can_be_had_and_not_one_more() {
 #[test]
 fn the_better_of_two_keeps_shards_even() {
     for engine in both() {
-        for text in SIX {
+        for text in SEVEN {
             // Permits are in the shard of the id that holds them.
             if text.starts_with("concurrency") {
                 continue;
@@ -161,7 +162,7 @@ fn the_better_of_two_keeps_shards_even() {
 #[test]
 fn a_penalty_and_what_there_is_at_most_go_to_the_better_one_too() {
     for engine in both() {
-        for text in SIX {
+        for text in SEVEN {
             if text.starts_with("concurrency") {
                 continue;
             }
@@ -266,7 +267,7 @@ fn law_1_a_denial_and_a_peek_write_nothing() {
 fn law_4_every_shard_expires_and_is_then_as_if_never_used() {
     let engine = Engine::redis();
     let mut redis = engine.server.as_ref().expect("redis").connection();
-    for text in SIX {
+    for text in SEVEN {
         let (rule, key) = (rule(text), engine.fresh_key());
         for _ in 0..30 {
             engine.call(engine.limiter.acquire(&rule, by_own_id(&rule, key.as_str())));
@@ -294,7 +295,7 @@ fn law_4_every_shard_expires_and_is_then_as_if_never_used() {
 #[test]
 fn an_id_finds_its_shard_again() {
     for engine in both() {
-        for text in SIX {
+        for text in SEVEN {
             if text.starts_with("concurrency") {
                 continue;
             }
@@ -369,7 +370,7 @@ async fn permits_are_renewed_and_released_where_they_are_held() {
 #[test]
 fn a_block_and_a_reset_are_of_all_shards() {
     for engine in both() {
-        for text in SIX {
+        for text in SEVEN {
             let (rule, key) = (rule(text), engine.fresh_key());
             for _ in 0..20 {
                 engine.call(engine.limiter.acquire(&rule, by_own_id(&rule, request(&key, NOW))));

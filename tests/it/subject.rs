@@ -3,8 +3,11 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Runtime;
-use tollgate::{Algorithm, Change, Decision, Embedded, Error, Limit, Limiter, Redis, Request, RetryAfter, Rule, Start};
+use tollgate::{
+    Algorithm, Calendar, Change, Decision, Embedded, Error, Limit, Limiter, Redis, Request, RetryAfter, Rule, Start,
+};
 
+use crate::oracle::calendar::Window;
 use crate::oracle::{self, Answer, Oracle, Retry, Spec};
 use crate::rule::by_own_id;
 use crate::server::Server;
@@ -35,6 +38,9 @@ pub(crate) const FIVE: [&str; 5] = [
     "sliding-log 5/10s",
     "gcra 5/10s",
 ];
+
+/// The same, and one of windows of the calendar.
+pub(crate) const SIX: [&str; 6] = [FIVE[0], FIVE[1], FIVE[2], FIVE[3], FIVE[4], "fixed-window 5/day"];
 
 /// A moment, in microseconds since the epoch.
 pub(crate) type Micros = u64;
@@ -228,9 +234,24 @@ pub(crate) fn spec(limit: &Limit) -> Spec {
         Algorithm::TokenBucket => Spec::TokenBucket { rate, period_us, capacity, max_debt, tick_us },
         Algorithm::Gcra => Spec::Gcra { rate, period_us, capacity, max_debt, tick_us },
         Algorithm::FixedWindow => Spec::FixedWindow { rate, period_us, capacity, max_debt, start },
+        Algorithm::CalendarWindow => {
+            let zone = limit.zone().and_then(|zone| zone.parse().ok()).expect("a zone that both know");
+            Spec::CalendarWindow { limit: rate, window: window(limit), zone }
+        }
         Algorithm::SlidingWindow => Spec::SlidingWindow { limit: rate, period_us, tick_us },
         Algorithm::SlidingLog => Spec::SlidingLog { limit: rate, period_us },
         Algorithm::Concurrency => Spec::Concurrency { limit: rate, ttl_us: period_us },
         other => panic!("{other}: the oracle doesn't know it"),
+    }
+}
+
+/// What a limit's windows of the calendar are.
+pub(crate) fn window(limit: &Limit) -> Window {
+    match limit.window() {
+        Some(Calendar::Day) => Window::Day,
+        Some(Calendar::Week) => Window::Week,
+        Some(Calendar::Month) => Window::Month,
+        Some(Calendar::Year) => Window::Year,
+        other => panic!("{limit}: {other:?}: the oracle doesn't know it"),
     }
 }

@@ -59,6 +59,10 @@ fn any_text() -> impl Strategy<Value = String> {
         "ttl",
         "shards",
         "shards 2",
+        "tz Europe/Zurich",
+        "tz",
+        "5/month",
+        "5/week",
         "none",
         "first-hit",
         "spread",
@@ -119,6 +123,11 @@ fn the_canonical_form_has_one_unit_and_leaves_defaults_out() {
         ("gcra 1/1500us", "gcra 1/1500us"),
         ("gcra 100/s shards 4 burst 20", "gcra 100/1s burst 20 shards 4"),
         ("fixed-window 100/1h shards 8 start 8m", "fixed-window 100/1h start 8m shards 8"),
+        ("fixed-window 250/day", "fixed-window 250/day"),
+        ("fixed-window 250/1d", "fixed-window 250/1d"),
+        ("fixed-window 5/week tz UTC", "fixed-window 5/week"),
+        ("fixed-window 9/month tz europe/zurich shards 2", "fixed-window 9/month shards 2 tz Europe/Zurich"),
+        ("fixed-window 1/year tz Etc/GMT+1", "fixed-window 1/year tz Etc/GMT+1"),
         ("sliding-window 100/1h shards 1", "sliding-window 100/1h"),
         ("concurrency 8 shards 2 ttl 30s", "concurrency 8 ttl 30s shards 2"),
     ] {
@@ -144,7 +153,8 @@ fn a_tick_is_a_microsecond_or_the_finest_that_fits() {
 fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
     let line = json!("gcra 5/1s");
     let table = json!({"name": "org", "limit": "fixed-window 10/1m"});
-    for value in [line, table] {
+    let of_the_calendar = json!("fixed-window 250/day tz Europe/Zurich");
+    for value in [line, table, of_the_calendar] {
         let limit: Limit = serde_json::from_value(value.clone()).expect("a limit");
         assert_eq!(serde_json::to_value(&limit).expect("a value"), value);
     }

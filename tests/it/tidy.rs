@@ -151,8 +151,7 @@ async fn rust_sends_the_arguments_that_the_header_lists() {
     let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
     let mut redis = server.connection();
     for (algorithm, text) in Algorithm::all().zip(scripts()) {
-        let numbers = if algorithm.holds() { "5 ttl 10s" } else { "5/10s" };
-        let rule = crate::rule::rule(&format!("{algorithm} {numbers}"));
+        let rule = crate::rule::rule(crate::rule::five_of(algorithm));
         let request = Request::new("key").cost(3).at(time(1 << 50));
         let request = by_own_id(&rule, request);
         limiter.at_most(&rule, request).await.expect("a decision");

@@ -38,6 +38,7 @@ async fn many_callers_on_one_key_are_one_call_and_the_first_are_allowed() {
     for text in [
         "token-bucket 300/30d",
         "fixed-window 300/30d",
+        "fixed-window 300/year",
         "gcra 300/30d",
         "sliding-window 300/30d",
         "sliding-log 300/30d",

@@ -240,6 +240,7 @@ fn scripts() -> Vec<Script> {
         let (allow, deny): (&[i64], &[i64]) = match algorithm {
             Algorithm::TokenBucket | Algorithm::Gcra => (&[1_000_000, 1, 3_600, 1, 0], &[1, 1, HOUR_US, 1, 0]),
             Algorithm::FixedWindow => (&[1_000_000, 1_000_000, HOUR_US, 0, 0], &[1, 1, HOUR_US, 0, 0]),
+            Algorithm::CalendarWindow => (&[1_000_000, 0, 1 << 51, 1 << 52], &[1, 0, 1 << 51, 1 << 52]),
             Algorithm::SlidingWindow => (&[1_000_000, HOUR_US, 1], &[1, HOUR_US, 1]),
             // Few entries; more follow.
             Algorithm::SlidingLog => (&[10, 10_000], &[1, HOUR_US]),

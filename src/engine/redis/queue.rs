@@ -467,7 +467,15 @@ mod tests {
         let (script, waker) = (&SCRIPT, futures_util::task::noop_waker());
         let ask = |key: &str| {
             let key = key.as_bytes().into();
-            Ask { script, numbers: &numbers, key, cost: 1, now_us: None, most_keys: 80, slot: None }
+            Ask {
+                script,
+                numbers: std::borrow::Cow::Borrowed(&numbers),
+                key,
+                cost: 1,
+                now_us: None,
+                most_keys: 80,
+                slot: None,
+            }
         };
         let alone = local.queue.enter(&local, &ask("a"), Until::after(Duration::from_secs(9)), &waker);
         assert!(matches!(alone, Entered::Alone(0)));

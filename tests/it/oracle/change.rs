@@ -41,6 +41,11 @@ impl Rule {
                 let start = if keeps { *start } else { self.window_at(time) };
                 State::Window { used: kept, start, time }
             }
+            // The same window by another name is no change.
+            State::Calendar { start, used, .. } if self.capacity == old.capacity && self.window_at(time) == *start => {
+                self.place(*used, time)
+            }
+            State::Calendar { .. } => self.place(kept, time),
             State::Counter { previous, current, start, .. } => {
                 let time = floor_to(time, self.tick);
                 let fits = old.used(state, state.time()) <= self.capacity && *previous <= self.capacity;

@@ -1,6 +1,7 @@
 //! A rule's numbers and what a state under it comes to: how much counts as used, what a taking or giving makes of it,
 //! and when a wait ends.
 
+use super::calendar::{Window, bounds};
 use super::permits::Permit;
 use super::{Found, Retry, Spec, Start};
 
@@ -8,6 +9,7 @@ use super::{Found, Retry, Spec, Start};
 pub(super) enum Kind {
     Bucket,
     Window,
+    Calendar,
     Counter,
     Log,
     Permits,
@@ -23,6 +25,8 @@ pub(super) struct Rule {
     pub(super) debt: i128,
     pub(super) tick: i128,
     pub(super) start: Start,
+    /// Of the calendar's windows alone.
+    pub(super) calendar: Option<(Window, chrono_tz::Tz)>,
 }
 
 /// Usage as last written. `used` counts parts of a unit (`Rule::parts`) and is `capacity - level`,
@@ -37,6 +41,13 @@ pub(super) enum State {
     Window {
         used: i128,
         start: i128,
+        time: i128,
+    },
+    /// What was used in the window of the calendar that ends then.
+    Calendar {
+        used: i128,
+        start: i128,
+        end: i128,
         time: i128,
     },
     Counter {
@@ -59,7 +70,7 @@ pub(super) enum State {
 impl State {
     pub(super) fn time(&self) -> i128 {
         match self {
-            State::Bucket { time, .. } | State::Window { time, .. } => *time,
+            State::Bucket { time, .. } | State::Window { time, .. } | State::Calendar { time, .. } => *time,
             State::Counter { time, .. } | State::Permits { time, .. } => *time,
             State::Log { entries } => entries.last().expect("never empty").0,
         }
@@ -70,6 +81,10 @@ impl State {
 impl Rule {
     pub(super) fn of(spec: Spec) -> Rule {
         let at0 = Start::At(0);
+        let calendar = match spec {
+            Spec::CalendarWindow { window, zone, .. } => Some((window, zone)),
+            _ => None,
+        };
         let (kind, rate, period, capacity, debt, tick, start) = match spec {
             // By arrival time or by level: the same limiter, told apart by its state only.
             Spec::TokenBucket { rate, period_us, capacity, max_debt, tick_us }
@@ -80,6 +95,7 @@ impl Rule {
             Spec::FixedWindow { rate, period_us, capacity, max_debt, start } => {
                 (Kind::Window, rate, period_us, capacity, max_debt, 1, start)
             }
+            Spec::CalendarWindow { limit, .. } => (Kind::Calendar, limit, 1, limit, 0, 1, at0),
             Spec::SlidingWindow { limit, period_us, tick_us } => {
                 (Kind::Counter, limit, period_us, limit, 0, tick_us, at0)
             }
@@ -94,7 +110,7 @@ impl Rule {
         assert!(rate > 0 || matches!(kind, Kind::Counter | Kind::Log | Kind::Permits), "something comes back");
         let [rate, period, capacity, debt, tick] =
             [rate, period, capacity, debt, tick].map(i128::from);
-        Rule { kind, rate, period, capacity, debt, tick, start }
+        Rule { kind, rate, period, capacity, debt, tick, start, calendar }
     }
 
     /// Parts that a unit is counted in. A bucket refills `rate` units in `period / tick` ticks:
@@ -115,11 +131,30 @@ impl Rule {
             Kind::Window => ceil_div(most, self.rate) * self.period,
             Kind::Counter => 2 * self.period,
             Kind::Log | Kind::Permits => self.period,
+            Kind::Calendar => 366 * 86_400_000_000,
         }
+    }
+
+    /// The window of the calendar that contains `t`, where it ends, and where the next does.
+    pub(super) fn windows_at(&self, t: i128) -> [i128; 3] {
+        let (window, zone) = self.calendar.expect("a calendar's");
+        bounds(window, zone, t.try_into().expect("within range")).map(i128::from)
+    }
+
+    /// Whether a state of `time` is further ahead of `at` than the rule could ever take.
+    pub(super) fn is_far_ahead(&self, time: i128, at: i128) -> bool {
+        if self.kind == Kind::Calendar && time > at {
+            let [first, second, stop] = self.windows_at(at);
+            return time >= stop || time - at > (second - first).max(stop - second);
+        }
+        time - at > self.longest()
     }
 
     /// Where the window that contains `t` begins, if it begins afresh.
     pub(super) fn window_at(&self, t: i128) -> i128 {
+        if self.kind == Kind::Calendar {
+            return self.windows_at(t)[0];
+        }
         match self.start {
             Start::At(offset) => i128::from(offset) + floor_to(t - i128::from(offset), self.period),
             Start::FirstHit => t,
@@ -149,6 +184,7 @@ impl Rule {
                 let boundaries = (t - start) / self.period;
                 (used - self.rate * boundaries).max(0)
             }
+            State::Calendar { used, end, .. } => if t < *end { *used } else { 0 },
             State::Counter { previous, current, start, .. } => {
                 let (previous, current) = self.counts(*previous, *current, *start, t);
                 let left = self.period - (t - self.window_at(t));
@@ -177,6 +213,8 @@ impl Rule {
                 };
                 State::Window { used, start, time: at }
             }
+            State::Calendar { start, end, .. } if at < *end => State::Calendar { used, start: *start, end: *end, time: at },
+            State::Calendar { .. } => self.place(0, at),
             State::Counter { previous, current, start, .. } => {
                 let (previous, current) = self.counts(*previous, *current, *start, at);
                 State::Counter { previous, current, start: self.window_at(at), time: at }
@@ -202,7 +240,7 @@ impl Rule {
                 let nearly_full = before <= self.rate;
                 if at < now && nearly_full { *time += self.tick }
             }
-            State::Window { used, .. } => *used += parts,
+            State::Window { used, .. } | State::Calendar { used, .. } => *used += parts,
             State::Counter { current, .. } => *current += parts,
             State::Log { entries } => entries.push((at, parts)),
             State::Permits { held, .. } => held.extend(Permit::new(None, at + self.period).times(parts)),
@@ -219,7 +257,7 @@ impl Rule {
             left -= given;
         };
         match &mut state {
-            State::Bucket { used, .. } | State::Window { used, .. } => less(used),
+            State::Bucket { used, .. } | State::Window { used, .. } | State::Calendar { used, .. } => less(used),
             State::Counter { previous, current, .. } => [current, previous].into_iter().for_each(less),
             State::Log { entries } => {
                 entries.iter_mut().rev().for_each(|(_, cost)| less(cost));
@@ -249,6 +287,8 @@ impl Rule {
                 floor_to(exact.min(longest * self.rate / self.tick), self.parts()) - used
             }
             State::Window { .. } => (exact - self.rate).min(longest / self.period * self.rate) - used,
+            // No more than there is: nothing carries over.
+            State::Calendar { .. } => self.capacity - used,
             // Only the current count: the previous one was bounded when it was current.
             State::Counter { current, .. } => exact / (self.period / self.tick) - 1 - current,
             State::Log { .. } => (1 << 39) - used,
@@ -261,10 +301,14 @@ impl Rule {
     /// level-based ones may be in debt.
     pub(super) fn place(&self, used: i128, at: i128) -> State {
         let capped = used.min(self.capacity);
-        let start = self.window_at(at);
+        let start = if self.kind == Kind::Calendar { 0 } else { self.window_at(at) };
         match self.kind {
             Kind::Bucket => State::Bucket { used, time: at },
             Kind::Window => State::Window { used, start, time: at },
+            Kind::Calendar => {
+                let [start, end, _] = self.windows_at(at);
+                State::Calendar { used: capped, start, end, time: at }
+            }
             Kind::Counter => State::Counter { previous: 0, current: capped, start, time: at },
             Kind::Log => State::Log { entries: vec![(at, capped)] },
             Kind::Permits => {

