@@ -36,8 +36,9 @@ pub use upkeep::{Progress, State};
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
 ///
-/// Unless a method says otherwise, it costs one round trip to Redis: two where the server has lost its scripts, and
-/// more for the first call, which connects.
+/// Unless a method says otherwise, it costs one round trip to Redis: two where the server has lost its scripts, or its time
+/// has left [the windows of the calendar](crate::guide#windows-of-the-calendar) that it is told, and more for the first call,
+/// which connects.
 #[derive(Clone, Debug)]
 pub struct Limiter {
     engine: Engine,
@@ -189,7 +190,8 @@ impl Limiter {
         }
     }
 
-    /// Takes the cost whether it is there or not. [`refund`](Self::refund) forgives it.
+    /// Takes the cost whether it is there or not. [`refund`](Self::refund) forgives it. Of windows of the calendar it takes
+    /// what is left in the window at most.
     ///
     /// # Errors
     ///
@@ -258,7 +260,8 @@ impl Limiter {
     }
 
     /// Makes the cost what the call of this [id](Request::id) took in the end, once: more is charged, whether it is
-    /// there or not (as far as the arithmetic stays exact), and less is given back.
+    /// there or not (as far as the arithmetic stays exact; of windows of the calendar, what is left in the window at most),
+    /// and less is given back.
     ///
     /// # Errors
     ///

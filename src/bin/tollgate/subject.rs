@@ -31,6 +31,7 @@ Rules:
     token-bucket 100/1m burst 200           100 a minute, up to 200 at once
     token-bucket 10/1s max-debt 50          reservations may owe up to 50 units
     fixed-window 100/1h                     100 from each full hour on; start 8h | first-hit | spread
+    fixed-window 250/day tz Europe/Zurich   in each day there; day | week | month | year, of UTC without tz
     sliding-window 1000/1h                  an estimate that slides, in little memory
     sliding-log 5/10s                       exactly 5 in any 10 seconds
     concurrency 8 ttl 30s                   at most 8 held at once, each for 30 seconds unless renewed
