@@ -45,12 +45,12 @@
 --   state's time beyond it: the windows around now show whether that is too far ahead.
 --
 -- Formula
---   remaining  : limit - used, where used is what was taken since the window's start
+--   remaining  : limit - used, 0 at least, where used is what was taken since the window's start
 --   allowed    : cost <= remaining
 --   retry_after, reset_after: to the window's end
 --   at-most    : as allowed, for min(cost, remaining) units, or for one where none remains
---   refund     : used - cost, 0 at least, of the window that now is in; penalty: used + cost, limit at most: what
---                exceeds it is forgiven, since nothing carries over
+--   refund     : used - cost, 0 at least, of the window that now is in; penalty: used + cost, 2^53 at most: beyond the
+--                limit until the window ends, since nothing carries over
 --   block      : denies every call until it ends; a refund or a penalty moves what is used beneath it. +block: a denial
 --                starts one, unless the key is blocked already or the cost could never be allowed
 --   changed numbers, and other windows, keep what was used in the window that the state's time is in: at most limit.
@@ -218,7 +218,7 @@ for index = 1, count do repeat
         noted, blocked_until, denied_since, denials = true, struct.unpack('<I7I7I4', state, 35)
       end
     end
-    if version ~= 8 or time > 2^53 or was_window > time or was_window < -2^53 or was_limit > 2^53 or used > was_limit
+    if version ~= 8 or time > 2^53 or was_window > time or was_window < -2^53 or was_limit > 2^53 or used > 2^53
       or blocked_until > 2^53 then
       if count == 1 then
         return redis.error_reply('BADSTATE calendar_window: the key holds something else than this limit\'s state')
@@ -250,12 +250,13 @@ for index = 1, count do repeat
       elseif time >= stop or ahead > math.max(second - first, stop - second) then
         blocked_until = blocked_until - ahead
         time, window, ending, same, rebased = now_us, start, ends, false, true
+        used = math.min(limit, used)
       end
     end
   end
 
   -- From here on `time` is the moment that the decision is made at: now, or the state's own while now lies before it.
-  local remaining, wanted = limit - used, cost
+  local remaining, wanted = math.max(limit - used, 0), cost
   if mode == 'at-most' then wanted = math.min(cost, math.max(remaining, 1)) end
 
   -- How many of the calls are allowed, and what they take.
@@ -271,7 +272,7 @@ for index = 1, count do repeat
     if mode == 'refund' then
       allowed, taken = 1, -math.min(cost, used)
     elseif mode == 'penalty' then
-      allowed, taken = 1, math.min(cost, remaining)
+      allowed, taken = 1, math.min(cost, 2^53 - used)
     elseif mode == 'block' then
       allowed, taken = 1, 0
     elseif blocked then
@@ -297,7 +298,7 @@ for index = 1, count do repeat
 
   if taken ~= 0 then
     used = used + taken
-    remaining = limit - used
+    remaining = math.max(limit - used, 0)
   end
   if allowed < calls and wanted > 0 then
     if wanted > limit then

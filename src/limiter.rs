@@ -190,8 +190,8 @@ impl Limiter {
         }
     }
 
-    /// Takes the cost whether it is there or not. [`refund`](Self::refund) forgives it. Of windows of the calendar it takes
-    /// what is left in the window at most.
+    /// Takes the cost whether it is there or not. [`refund`](Self::refund) forgives it, and of windows of the calendar the
+    /// window's end.
     ///
     /// # Errors
     ///
@@ -260,8 +260,7 @@ impl Limiter {
     }
 
     /// Makes the cost what the call of this [id](Request::id) took in the end, once: more is charged, whether it is
-    /// there or not (as far as the arithmetic stays exact; of windows of the calendar, what is left in the window at most),
-    /// and less is given back.
+    /// there or not (as far as the arithmetic stays exact), and less is given back.
     ///
     /// # Errors
     ///

@@ -364,14 +364,20 @@ async fn what_windows_of_the_calendar_cannot_do_is_refused_in_a_line() {
 }
 
 #[tokio::test]
-async fn a_penalty_and_settling_take_what_is_left_and_no_more() {
-    let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(time(FEBRUARY_28))));
+async fn a_penalty_and_settling_count_until_the_window_ends() {
+    let clock = Clock::set_to(time(FEBRUARY_28));
+    let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
     let rule = rule("fixed-window 10/day");
     let request = || Request::new("key").id("call").cost(4);
     assert_eq!(limiter.acquire(&rule, request()).await.expect("a decision").remaining, 6);
     assert_eq!(limiter.settle(&rule, request().cost(40)).await.expect("an answer").remaining, 0);
-    assert_eq!(limiter.penalty(&rule, Request::new("key").cost(99)).await.expect("an answer").remaining, 0);
+    assert_eq!(limiter.penalty(&rule, Request::new("key").cost(9)).await.expect("an answer").remaining, 0);
+    // What was settled is given back, and no more than that.
+    assert_eq!(limiter.cancel(&rule, Request::new("key").id("call")).await.expect("an answer").remaining, 1);
     assert_eq!(limiter.refund(&rule, Request::new("key").cost(99)).await.expect("an answer").remaining, 10);
+    assert_eq!(limiter.penalty(&rule, Request::new("key").cost(u64::MAX >> 11)).await.expect("an answer").remaining, 0);
+    clock.advance(Duration::from_micros(24 * HOUR));
+    assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 10);
 }
 
 #[tokio::test]

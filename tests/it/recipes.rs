@@ -108,6 +108,13 @@ async fn pay(limiter: &Limiter, user: &str, payment: &str) -> Result<Decision, B
     })
 }
 
+async fn guess(limiter: &Limiter, account: &str) -> Result<Decision, Box<dyn Error + Send + Sync>> {
+    // Five guesses in fifteen minutes; the sixth shuts the account for an hour.
+    let rule = "sliding-log 5/15m".parse::<Rule>()?.named("guesses")?;
+    let rule = rule.block_for(Duration::from_secs(3600))?;
+    Ok(limiter.acquire(&rule, account).await?)
+}
+
 async fn crawl(limiter: &Limiter, client: &str) -> Result<Decision, Box<dyn Error + Send + Sync>> {
     let rule = "gcra 1/1h".parse::<Rule>()?.named("crawlers")?.count_denials(true);
     let decision = limiter.acquire(&rule, client).await?;

@@ -287,8 +287,7 @@ impl Rule {
                 floor_to(exact.min(longest * self.rate / self.tick), self.parts()) - used
             }
             State::Window { .. } => (exact - self.rate).min(longest / self.period * self.rate) - used,
-            // No more than there is: nothing carries over.
-            State::Calendar { .. } => self.capacity - used,
+            State::Calendar { .. } => exact - used,
             // Only the current count: the previous one was bounded when it was current.
             State::Counter { current, .. } => exact / (self.period / self.tick) - 1 - current,
             State::Log { .. } => (1 << 39) - used,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tollgate::{Limiter, OnError, Redis, Rule};
 
-use super::{batch, call, complete, crawl, export, login, pay, report, report_in_turn, send_mail, upload};
+use super::{batch, call, complete, crawl, export, guess, login, pay, report, report_in_turn, send_mail, upload};
 use crate::server::Server;
 
 /// Ends a test that would hang; no machine is so slow that it decides one.
@@ -251,6 +251,27 @@ async fn a_batch_admits_each_key_its_own_and_says_when_redis_is_away() {
     let gone = redis();
     server.stop();
     batch(gone, &keys).await.expect_err("the policy is the error");
+}
+
+#[tokio::test]
+async fn five_of_all_guesses_at_once_are_looked_at_and_then_the_account_is_shut() {
+    let server = Server::start();
+    let limiter = limiter(&server.tcp_url());
+    let guesses = join_all((0..20).map(|_| guess(&limiter, "alice"))).await;
+    let guesses: Vec<_> = guesses.into_iter().map(|guess| guess.expect("a decision")).collect();
+    assert_eq!(guesses.iter().filter(|guess| guess.allowed).count(), 5);
+    for denied in guesses.iter().filter(|guess| !guess.allowed) {
+        let wait = denied.retry_after.duration().expect("a wait");
+        assert!(denied.blocked && wait > Duration::from_secs(3500) && wait <= Duration::from_secs(3600), "{denied:?}");
+    }
+    assert!(guess(&limiter, "bob").await.expect("a decision").allowed);
+    guess(&away(OnError::Closed), "alice").await.expect_err("closed");
+    // The process blocks by itself, too.
+    let local = away(LOCAL);
+    for at in 0..7 {
+        let guess = guess(&local, "alice").await.expect("decided here");
+        assert_eq!((guess.allowed, guess.blocked), (at < 5, at >= 5));
+    }
 }
 
 #[tokio::test]
