@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures decisions end to end, much at once and on the server, each variant in turn, and prints every target beside what was measured:
-# about ten minutes unless told otherwise. Needs cargo and redis-server; starts servers of its own on loopback.
+# Measures decisions end to end, much at once and on the server, and finding rules, each variant in turn, and prints every
+# target beside what was measured: about ten minutes unless told otherwise. Needs cargo and redis-server; starts servers of its own on loopback.
 #
 #   bash benches/run.sh [--rounds N] [--slice MS] [--callers N,N] [--keys N]
 set -euo pipefail
