@@ -323,7 +323,7 @@ impl RuleSet {
         let shared = Shared { definitions: Vec::new(), ignores_case, rules, checks, index };
         for (place, at) in places.iter().enumerate() {
             if let Some(before) = shared.hidden_by(place) {
-                let why = format!("expected to apply to some request, got none that {before} leaves to it");
+                let why = format!("never applies: expected some request that rule {before:?}, before it, doesn't take");
                 fault(*at, (Place::field("name"), why));
             }
         }
@@ -397,7 +397,9 @@ impl Compiled {
                 (effect, overridden)
             }
         };
-        let (rule, response) = (Some(&*self.name), Some(&self.response));
+        let blocks = matches!(effect, Effect::Block);
+        let response = Some(if blocks { &self.response_if_blocked } else { &self.response });
+        let rule = Some(&*self.name);
         Ok(Applies { rule, effect, response, overridden, rule_name: Some(&self.name) })
     }
 }

@@ -36,6 +36,8 @@ pub(super) struct Compiled {
     pub(super) shadow: bool,
     pub(super) does: Does,
     pub(super) response: Response,
+    /// Of a request that isn't only too many: by a rule that blocks, or a key that is blocked.
+    pub(super) response_if_blocked: Response,
 }
 
 /// How to answer a request that a rule denies.
@@ -109,8 +111,10 @@ impl Compiled {
                 if action == Action::Block { Does::Block } else { Does::Allow }
             }
         };
-        let response = Response::new(definition)?;
-        Ok(Self { name: name.into(), conditions, shadow: definition.shadow.unwrap_or_default(), does, response })
+        let response = Response::new(definition, 429)?;
+        let response_if_blocked = Response::new(definition, 403)?;
+        let shadow = definition.shadow.unwrap_or_default();
+        Ok(Self { name: name.into(), conditions, shadow, does, response, response_if_blocked })
     }
 
     /// Why it doesn't apply to this request, if so.
@@ -151,8 +155,7 @@ impl Compiled {
 }
 
 impl Response {
-    fn new(definition: &Definition) -> Result<Self, Fault> {
-        let default = if definition.action == Action::Block { 403 } else { 429 };
+    fn new(definition: &Definition, default: u16) -> Result<Self, Fault> {
         let got = definition.status.unwrap_or(default);
         let status = NonZeroU16::new(got).filter(|_| (400..=599).contains(&got)).ok_or_else(|| {
             (Place::field("status"), format!("status: expected an HTTP status from 400 to 599, got {got}"))
@@ -184,6 +187,10 @@ impl Throttle {
         }
         let cost = match &definition.cost {
             Cost::Units(_) => None,
+            Cost::Attribute(name) if name.is_empty() || name.bytes().all(|byte| byte.is_ascii_digit()) => {
+                let why = format!("cost: expected a number without quotes, or the name of an attribute, got {name:?}");
+                return Err((Place::field("cost"), why));
+            }
             Cost::Attribute(name) => Some(attributes::name(name)),
         };
         let skips = definition.missing == Some(Missing::Skip);
@@ -254,11 +261,7 @@ impl Throttle {
     /// The first attribute that it counts by and the request doesn't have.
     fn missing(&self, request: &Attributes<'_>) -> Option<&str> {
         let counted = self.key.iter().chain(self.parts.iter().flat_map(|(_, part)| part)).chain(&self.cost);
-        let has = |name: &str| match name {
-            IP => request.ip.is_some(),
-            name => request.counted(name, 128).is_some(),
-        };
-        counted.map(|name| &**name).find(|name| !has(name))
+        first_missing(counted, request)
     }
 
     /// What it makes of this request, and the key of the override that says so, if one does.
@@ -267,7 +270,7 @@ impl Throttle {
     ///
     /// What the request takes, as an attribute says, is no number.
     pub(super) fn throttled(&self, request: &Attributes<'_>) -> Result<(Throttled<'_>, Option<&str>), Error> {
-        if let Some(attribute) = self.missing(request) {
+        if let Some(attribute) = first_missing(&self.key, request) {
             return Ok((Throttled::Missing(attribute), None));
         }
         let key = self.spelled_of(&self.key, request);
@@ -280,6 +283,9 @@ impl Throttle {
             Some(Override::Block) => return Ok((Throttled::Block, overridden)),
             Some(Override::Allow) => return Ok((Throttled::Allow, overridden)),
         };
+        if let Some(attribute) = self.missing(request) {
+            return Ok((Throttled::Missing(attribute), overridden));
+        }
         let parts: Vec<_> =
             self.parts.iter().map(|(name, part)| (name.as_str(), self.spelled_of(part, request))).collect();
         let parts: Vec<_> = parts.iter().map(|(name, value)| (*name, value.as_slice())).collect();
@@ -319,6 +325,15 @@ impl Throttle {
     }
 }
 
+/// The first of these that the request doesn't have.
+fn first_missing<'n>(names: impl IntoIterator<Item = &'n Name>, request: &Attributes<'_>) -> Option<&'n str> {
+    let has = |name: &str| match name {
+        IP => request.ip.is_some(),
+        name => request.counted(name, 128).is_some(),
+    };
+    names.into_iter().map(|name| &**name).find(|name| !has(name))
+}
+
 fn units(attribute: &str, request: &Attributes<'_>) -> Result<u64, Error> {
     let value = request.other(attribute).unwrap_or_default();
     let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
@@ -338,6 +353,10 @@ fn rule(definition: &Definition, limits: &[LimitDefinition], parts: &mut Vec<(St
         let fault = |error: crate::error::RuleError| (at(), error.to_string());
         if text.limit.starts_with('$') {
             let why = format!("limits: expected a limit or the name of a variable, got {:?}", text.limit);
+            return Err((at(), why));
+        }
+        if text.limit.contains(',') {
+            let why = format!("limits: expected one limit in each string of the list, got {:?}", text.limit);
             return Err((at(), why));
         }
         let limit: Limit = text.limit.parse().map_err(fault)?;
@@ -386,7 +405,8 @@ fn rule(definition: &Definition, limits: &[LimitDefinition], parts: &mut Vec<(St
         rule = rule.block_for(time).map_err(|error| (Place::field("block_for"), error.to_string()))?;
     }
     let policy = Policy::of(definition.on_error, definition.processes);
-    let policy = policy.map_err(|why| (Place::field("on_error"), format!("on_error: expected {why}")))?;
+    let field = if definition.processes.is_some() { "processes" } else { "on_error" };
+    let policy = policy.map_err(|why| (Place::field(field), format!("{field}: expected {why}")))?;
     match policy {
         Some(policy) => rule.on_error(policy).map_err(whole),
         None => Ok(rule),

@@ -89,7 +89,7 @@ pub struct Definition {
     #[serde(default, skip_serializing_if = "OneOrMore::is_empty")]
     pub key: OneOrMore,
     /// What it admits: all of them, or nothing is charged.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_more_limits")]
     pub limits: Vec<LimitDefinition>,
     /// The attribute that all its keys share as hash tag, and within which they count, or `global`. Needed where limits
     /// count by different attributes.
@@ -307,6 +307,33 @@ impl<'de> Deserialize<'de> for OneOrMore {
 
         deserializer.deserialize_any(Strings)
     }
+}
+
+/// A list, or one line.
+fn one_or_more_limits<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LimitDefinition>, D::Error> {
+    struct Limits;
+
+    impl<'de> Visitor<'de> for Limits {
+        type Value = Vec<LimitDefinition>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of limits, such as [\"gcra 10/1s\"]")
+        }
+
+        fn visit_str<E: de::Error>(self, one: &str) -> Result<Self::Value, E> {
+            Ok(vec![one.into()])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut several: A) -> Result<Self::Value, A::Error> {
+            let mut limits = Vec::new();
+            while let Some(limit) = several.next_element()? {
+                limits.push(limit);
+            }
+            Ok(limits)
+        }
+    }
+
+    deserializer.deserialize_any(Limits)
 }
 
 impl Serialize for Cost {

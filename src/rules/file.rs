@@ -1,6 +1,7 @@
 //! Sets of rules in files, as TOML.
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use toml::de::{DeTable, DeValue};
 use super::definition::{Definition, Document};
 use super::error::{Place, Within};
 use super::{Fault, RuleSet, RuleSetError};
+use crate::rule::Rule;
 
 /// Where a fault stands.
 pub(super) struct Located {
@@ -67,6 +69,9 @@ pub(super) fn of_document(document: Document) -> Result<RuleSet, RuleSetError> {
         return Err(Fault::new("include: expected none of rules that aren't read from a file, got some").into());
     }
     let Document { ignore_case, variables, defaults, rules, .. } = document;
+    if let Some((_, why)) = bad_variable(&variables) {
+        return Err(Fault::new(why).into());
+    }
     let rules = rules.into_iter().map(|rule| rule.with(&variables).or(&defaults)).collect();
     RuleSet::compiled(rules, ignore_case, &|_, _| None)
 }
@@ -96,6 +101,9 @@ fn of_text(main: Source, directory: &Path) -> Result<RuleSet, RuleSetError> {
     }
     let rules: Vec<Definition> = rules.into_iter().map(|rule| rule.with(&variables).or(&defaults)).collect();
     let positions = Positions::of(&sources);
+    if let Some((name, why)) = bad_variable(&variables) {
+        return Err(Fault::new(why).in_file(&sources[0].path, positions.of_variable(name)).into());
+    }
     RuleSet::compiled(rules, ignore_case, &|rule, place| {
         let Origin { source, rule } = *origins.get(rule)?;
         Some(Located { file: sources[source].path.clone(), at: positions.at(source, rule, place) })
@@ -153,6 +161,14 @@ impl<'s> Positions<'s> {
         Self { files: sources.iter().map(|source| (source.text.as_str(), OnceCell::new())).collect() }
     }
 
+    /// Line and column of a variable, all of which stand in the first file.
+    fn of_variable(&self, name: &str) -> Option<(usize, usize)> {
+        let (text, table) = self.files.first()?;
+        let table = table.get_or_init(|| DeTable::parse(text).ok()).as_ref()?;
+        let variable = table.get_ref().get("variables")?.get_ref().as_table()?.get(name)?;
+        Some(line_and_column(text, variable.span().start))
+    }
+
     /// Line and column of a rule's field, of what stands there, or of the rule.
     fn at(&self, source: usize, rule: usize, place: &Place) -> Option<(usize, usize)> {
         let (text, table) = &self.files[source];
@@ -169,6 +185,14 @@ impl<'s> Positions<'s> {
         };
         Some(line_and_column(text, within.unwrap_or(field).span().start))
     }
+}
+
+/// A variable that isn't a limit, whether a rule uses it or not.
+fn bad_variable(variables: &BTreeMap<String, String>) -> Option<(&str, String)> {
+    variables.iter().find_map(|(name, text)| {
+        let error = text.parse::<Rule>().err()?;
+        Some((name.as_str(), format!("variables: {name}: {error}")))
+    })
 }
 
 fn place_of_include(text: &str) -> Option<(usize, usize)> {

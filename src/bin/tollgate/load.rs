@@ -54,7 +54,7 @@ pub(crate) struct Load {
     /// How unevenly zipf spreads: the n-th key in proportion to 1 / n^S. Default: 1.
     #[arg(long, value_name = "S", value_parser = exponent, allow_negative_numbers = true)]
     zipf_exponent: Option<f64>,
-    /// Units that each call takes. Default: 1, or what a rule in JSON says.
+    /// Units that each call takes. Default: 1, or what a rule in JSON or of --rules says.
     #[arg(long, value_name = "N", value_parser = options::units, allow_negative_numbers = true)]
     cost: Option<u64>,
     /// How long to run before anything is measured; the audit counts these calls too.

@@ -26,7 +26,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "D", default_value = "500ms", value_parser = duration)]
     deadline: Duration,
     /// What is answered while Redis is away: closed (the error), open (allowed) or local (the engine in this process).
-    /// Default: closed, or what a rule in JSON says.
+    /// Default: closed, or what a rule in JSON or of --rules says.
     #[arg(long, value_enum, value_name = "HOW")]
     on_error: Option<Policy>,
     /// How many processes share a rule that is decided locally: this one decides by its part.

@@ -19,7 +19,7 @@ use crate::{Failure, Outcome, found, messages};
 pub(crate) struct Probe {
     #[command(flatten)]
     whom: RulesAndKey,
-    /// Units that each request takes; 0 looks without taking. Default: 1, or what a rule in JSON says.
+    /// Units that each request takes; 0 looks without taking. Default: 1, or what a rule in JSON or of --rules says.
     #[arg(long, value_name = "N", value_parser = options::units, allow_negative_numbers = true)]
     cost: Option<u64>,
     /// How many requests.
@@ -40,7 +40,7 @@ pub(crate) struct Probe {
     #[arg(long = "for", value_name = "D", value_parser = options::duration)]
     length: Option<Duration>,
     /// What becomes of the key's state where the rule's numbers have changed: keep-used, as-is or reset. Default:
-    /// keep-used, or what a rule in JSON says.
+    /// keep-used, or what a rule in JSON or of --rules says.
     #[arg(long, value_name = "HOW")]
     on_change: Option<Change>,
     /// Count denied calls too, and show them as overage.
@@ -54,7 +54,7 @@ pub(crate) struct Probe {
 
 impl Probe {
     pub(crate) async fn run(self) -> Outcome {
-        let (subject, key) = self.about.whom(&self.whom)?;
+        let (subject, key) = self.about.whom(&self.whom, self.cost.is_none() && self.op.costs())?;
         let mut subject = subject.follow_policy(&self.options)?;
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);

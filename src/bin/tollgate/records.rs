@@ -91,6 +91,11 @@ impl Op {
         matches!(self, Self::Acquire | Self::AtMost | Self::Penalty)
     }
 
+    /// Whether what it does depends on a cost.
+    pub(crate) fn costs(self) -> bool {
+        !matches!(self, Self::Block | Self::Renew | Self::Release | Self::Cancel | Self::Reset)
+    }
+
     /// The name in records, on the command line and in output.
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tollgate::rules::{Action, Definition, Effect, RuleSet};
+use tollgate::rules::{Action, Cost, Definition, Effect, RuleSet};
 
 use crate::Failure;
 use crate::attributes::{self, Pairs, of_key};
@@ -64,10 +64,24 @@ impl Service {
         Err(Failure::Told(format!("rule {name}: expected one with limits, got one that {does} and counts nothing")))
     }
 
-    /// The limits that the rule has for a request of this key and these attributes, and the key as it is counted.
-    pub(crate) fn whom(&self, name: &str, key: Option<&[u8]>, mut given: Pairs) -> Result<(Subject, Vec<u8>), Failure> {
+    /// The limits that the rule has for a request of this key and these attributes, and the key as it is counted. Who
+    /// doesn't ask for the rule's cost needn't give the attribute that says it.
+    pub(crate) fn whom(
+        &self,
+        name: &str,
+        key: Option<&[u8]>,
+        mut given: Pairs,
+        costs: bool,
+    ) -> Result<(Subject, Vec<u8>), Failure> {
         let definition = self.with_limits(name)?;
         let told = |why: String| Failure::Told(format!("rule {name}: {why}"));
+        let is_cost = |attribute: &str| matches!(&definition.cost, Cost::Attribute(cost) if cost == attribute);
+        if !costs
+            && let Cost::Attribute(cost) = &definition.cost
+            && !given.iter().any(|(name, _)| name == cost)
+        {
+            given.push((cost.clone(), b"1".to_vec()));
+        }
         if let Some(key) = key {
             for (attribute, value) in of_key(key, counted(definition)).map_err(told)? {
                 if given.iter().any(|(other, _)| *other == attribute) {
@@ -89,7 +103,8 @@ impl Service {
                 Err(told(format!("expected a KEY such as {attribute}:..., or --attr {attribute}=VALUE, got neither")))
             }
             Effect::Missing(attribute) => {
-                Err(told(format!("expected --attr {attribute}=VALUE, which it counts by, got none")))
+                let why = if is_cost(attribute) { "which says what a request takes" } else { "which it counts by" };
+                Err(told(format!("expected --attr {attribute}=VALUE, {why}, got none")))
             }
             Effect::Block => decided("blocked"),
             _ => decided("allowed"),
@@ -107,7 +122,7 @@ impl Service {
         let rules = RuleSet::new([definition]).map_err(|error| Failure::Told(error.to_string()))?;
         let drawn = Drawn { rules, name: name.to_owned(), given, varying };
         let alone = Self { file: self.file.clone(), rules: drawn.rules.clone() };
-        let (subject, _) = alone.whom(name, None, drawn.attributes(0))?;
+        let (subject, _) = alone.whom(name, None, drawn.attributes(0), true)?;
         Ok(subject.with_drawn(drawn))
     }
 }

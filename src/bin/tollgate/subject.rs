@@ -23,6 +23,7 @@ Rules:
   A RULE is a limit in one line:
 
     ALGORITHM UNITS/PERIOD [burst N] [max-debt N|none] [start PERIOD|first-hit|spread] [max N] [shards N]
+    fixed-window UNITS/day|week|month|year [shards N] [tz ZONE]
     concurrency N ttl PERIOD [shards N]
 
   Not every algorithm has every option; a PERIOD is in us, ms, s, m, h or d, such as 10s or 1h30m.
@@ -112,8 +113,8 @@ pub(crate) struct About {
     /// attributes of the request.
     #[arg(long = "part", visible_alias = "attr", value_name = "NAME=VALUE")]
     parts: Vec<OsString>,
-    /// Blocks a key that is denied for so long, in the same call; denials meanwhile don't extend it. Default: no block, or
-    /// what a rule in JSON or of --rules says.
+    /// How long a key is blocked as soon as it is denied, such as 15m; denials meanwhile don't extend it. Default: no block,
+    /// or what a rule in JSON or of --rules says.
     #[arg(long, value_name = "D", value_parser = options::duration)]
     block_for: Option<Duration>,
     #[command(flatten)]
@@ -159,14 +160,14 @@ impl About {
         Subject::of(self.blocking(rule)?, pairs("--part", &self.parts)?)
     }
 
-    /// The rule, and the key that it counts.
-    pub(crate) fn whom(&self, whom: &RulesAndKey) -> Result<(Subject, Vec<u8>), Failure> {
+    /// The rule, and the key that it counts. What a request costs by the rule needn't be given unless it is asked for.
+    pub(crate) fn whom(&self, whom: &RulesAndKey, costs: bool) -> Result<(Subject, Vec<u8>), Failure> {
         let Some(service) = self.service()? else {
             let (rules, key) = whom.split()?;
             return Ok((self.subject(&rules)?, key.to_vec()));
         };
         let (name, key) = whom.name_and_key()?;
-        let (mut subject, key) = service.whom(&name, key, self.attributes()?)?;
+        let (mut subject, key) = service.whom(&name, key, self.attributes()?, costs)?;
         subject.rule = self.blocking(subject.rule)?;
         Ok((subject, key))
     }

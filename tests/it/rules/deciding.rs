@@ -174,6 +174,23 @@ async fn a_request_costs_what_its_attribute_says() {
     assert_eq!(one.reason, Reason::Missing("tokens".into()));
 }
 
+/// What is counted by is asked for first, and then the lists, which need nothing else of a request.
+#[tokio::test]
+async fn blocked_and_allowed_keys_are_so_whatever_else_a_request_lacks() {
+    let rules = set("[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"gcra 5/1s\"]\ncost = \"units\"\n\
+         block = [\"user:13\"]\noverrides = { \"user:1\" = \"allow\", \"user:2\" = \"gcra 1/1s\" }");
+    let limiter = limiter("redis://127.0.0.1:1");
+    for (user, reason, status) in [
+        ("13", Reason::Blocked, Some(403)),
+        ("1", Reason::Allowed, None),
+        ("2", Reason::Missing("units".into()), Some(429)),
+        ("3", Reason::Missing("units".into()), Some(429)),
+    ] {
+        let one = verdict(&limiter, &rules, &Attributes::new().user(user)).await;
+        assert_eq!((one.reason, one.response.map(|response| response.status.get())), (reason, status), "{user}");
+    }
+}
+
 #[tokio::test]
 async fn a_shadow_rule_decides_and_reports_and_lets_through() {
     let server = Server::start();

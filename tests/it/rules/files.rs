@@ -45,7 +45,7 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
         ),
         (
             second("priority = -1\naction = \"allow\""),
-            "rules.toml:6:8: rule b: expected to apply to some request, got none that a leaves to it",
+            "rules.toml:6:8: rule b: never applies: expected some request that rule \"a\", before it, doesn't take",
         ),
         (
             second("match = { tier = \"free\" }\naction = \"deny\""),

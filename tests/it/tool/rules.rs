@@ -60,7 +60,7 @@ fn each_fault_is_a_line_with_its_place_in_the_order_of_the_file() {
                 rule("x", "action = \"allow\"\ncost = 3"),
             ]
             .concat(),
-            &["7:10: rule y: key: ", "9:8: rule x: expected to apply to some", "13:8: rule x: name: "],
+            &["7:10: rule y: key: ", "9:8: rule x: never applies: expected some", "13:8: rule x: name: "],
         ),
     ] {
         let path = file(&directory, "rules.toml", &text);

@@ -178,7 +178,11 @@ impl<'a> Step<'a> {
         let mut lines = vec![("rule", format!("{rule} (priority {})", self.priority.unwrap_or_default()))];
         let values = |(name, values): (&String, &OneOrMore)| format!("{name} {}", values.0.join(" or "));
         let conditions: Vec<_> = self.conditions.into_iter().flatten().map(values).collect();
-        let asked = if conditions.is_empty() { "of any request".to_owned() } else { conditions.join(", and ") };
+        let asked = if conditions.is_empty() {
+            "every request, since it asks for nothing".to_owned()
+        } else {
+            conditions.join(", and ")
+        };
         lines.push(("matches", shown(asked.as_bytes())));
         let overridden = self.overridden.as_ref().map(|key| format!("the override of {key}"));
         if let Some(by) = &overridden {
@@ -191,7 +195,7 @@ impl<'a> Step<'a> {
                 ("allowed", _) => format!("allow: the request is allowed{by}, and nothing is counted"),
                 ("blocked", _) => format!("block: the request is denied{by}, and nothing is counted"),
                 ("missing", Some(missing)) => {
-                    format!("the request is denied: it has no {missing}, which the rule counts")
+                    format!("the request is denied: it lacks {missing}, which the rule counts or costs by")
                 }
                 _ => format!("throttle{by}"),
             },
@@ -208,10 +212,13 @@ impl<'a> Step<'a> {
         if let Some(time) = self.block_for.filter(|_| !self.limits.is_empty()) {
             lines.push(("block for", format!("{time}, once it is denied")));
         }
-        if let Some(policy) = self.on_error.and_then(|policy| serde_json::to_value(policy).ok()) {
+        // Nothing is asked of Redis, or no request denied, where there are no limits.
+        if let Some(policy) =
+            self.on_error.filter(|_| !self.limits.is_empty()).and_then(|policy| serde_json::to_value(policy).ok())
+        {
             lines.push(("on error", policy.as_str().unwrap_or_default().to_owned()));
         }
-        if let Some(status) = self.status {
+        if let Some(status) = self.status.filter(|_| self.reason != "allowed") {
             let message = self.message.map(|message| format!(", {:?}", shown(message.as_bytes()))).unwrap_or_default();
             lines.push(("denied as", format!("status {status}{message}")));
         }
