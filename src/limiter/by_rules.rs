@@ -9,8 +9,8 @@ use crate::error::Error;
 use crate::rules::{Applies, Attributes, Effect, Reason, RuleSet, ShadowVerdict, Verdict};
 
 impl Limiter {
-    /// Takes what a request costs by the rule of a set that applies to it, or denies it. Costs no round trip where no rule
-    /// applies, or one that blocks or allows; otherwise one, that of shadow rules being made meanwhile.
+    /// Takes what a request costs by the rule of a set that applies to it, or denies it. Costs a round trip where that rule,
+    /// or a shadow rule before it, has limits, all of which are asked at once; otherwise none.
     ///
     /// # Errors
     ///

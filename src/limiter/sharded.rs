@@ -55,7 +55,7 @@ impl Limiter {
         place: Place,
     ) -> Result<Decision, Error> {
         // What such a call isn't about, as a renewal of what isn't held, is told as ever.
-        concerned(rule, mode)?;
+        concerned(rule, mode, request)?;
         match place {
             Place::One(number) => self.decide_one(rule, count.shard(number), request, mode).await,
             Place::OneOf(one, other) => {

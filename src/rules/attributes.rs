@@ -81,10 +81,10 @@ impl<'a> Attributes<'a> {
         self
     }
 
-    /// The path of its URL, or the whole request target, as the client has sent it.
+    /// The path of its URL, or the whole request target, as the client has sent it; an empty one is `/`.
     #[must_use]
     pub fn path(mut self, target: &'a str) -> Self {
-        self.path = (!target.is_empty()).then(|| path::normalised(target));
+        self.path = Some(path::normalised(target));
         self
     }
 
@@ -106,7 +106,10 @@ impl<'a> Attributes<'a> {
                 ip: text().and_then(|text| text.parse().ok()).map(|address: IpAddr| address.to_canonical()),
                 ..self
             },
-            PATH => self.path(text().unwrap_or_default()),
+            PATH => match text() {
+                Some(path) => self.path(path),
+                None => Self { path: None, ..self },
+            },
             METHOD => self.method(text().unwrap_or_default()),
             _ => {
                 match self.others.iter_mut().find(|(other, _)| *other == name) {
@@ -146,6 +149,11 @@ impl<'a> Attributes<'a> {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
         self.counted(name, 128)
+    }
+
+    /// Those that aren't an address, a path or a method.
+    pub(super) fn others(&self) -> impl Iterator<Item = (&'a str, &'a [u8])> {
+        self.others.iter().copied().filter(|(_, value)| !value.is_empty())
     }
 
     /// The bytes of an attribute that isn't an address, a path or a method.

@@ -22,6 +22,7 @@ pub(super) enum Values {
     Paths(Vec<Pattern>),
     Nets(Vec<IpNet>),
     Methods(Vec<String>),
+    /// Sorted.
     Others(Vec<Box<[u8]>>),
 }
 
@@ -34,6 +35,9 @@ impl Condition {
         if let Some(empty) = values.iter().position(String::is_empty) {
             return Err(format!("expected a value, or \"*\" for any, got an empty one in place {}", empty + 1));
         }
+        if values.len() > 1 && values.iter().any(|value| value == "*") {
+            return Err(format!("expected \"*\" alone, or values, got {values:?}"));
+        }
         let values = match attribute {
             _ if values == ["*"] => Values::Present,
             PATH => {
@@ -41,7 +45,11 @@ impl Condition {
             }
             IP => Values::Nets(values.iter().map(|value| net(value)).collect::<Result<_, _>>()?),
             METHOD => Values::Methods(values.iter().map(|value| method(value)).collect::<Result<_, _>>()?),
-            _ => Values::Others(values.iter().map(|value| value.as_bytes().into()).collect()),
+            _ => {
+                let mut values: Vec<Box<[u8]>> = values.iter().map(|value| value.as_bytes().into()).collect();
+                values.sort_unstable();
+                Values::Others(values)
+            }
         };
         Ok(Self { attribute: attribute.into(), values })
     }
@@ -84,9 +92,9 @@ impl Condition {
             Values::Methods(methods) => {
                 request.method.as_deref().is_some_and(|got| methods.iter().any(|method| method_covers(method, got)))
             }
-            Values::Others(values) => {
-                request.other(&self.attribute).is_some_and(|got| values.iter().any(|value| **value == *got))
-            }
+            Values::Others(values) => request
+                .other(&self.attribute)
+                .is_some_and(|got| values.binary_search_by(|value| (**value).cmp(got)).is_ok()),
         }
     }
 

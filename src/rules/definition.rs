@@ -215,8 +215,9 @@ impl Definition {
             self.missing = self.missing.or(defaults.missing);
             self.ipv6_prefix = self.ipv6_prefix.or(defaults.ipv6_prefix);
             self.block_for = self.block_for.or_else(|| defaults.block_for.clone());
-            if self.on_error.is_none() && self.processes.is_none() {
-                (self.on_error, self.processes) = (defaults.on_error, defaults.processes);
+            if self.on_error.is_none() {
+                self.on_error = defaults.on_error;
+                self.processes = self.processes.or(defaults.processes);
             }
             self.on_change = self.on_change.or(defaults.on_change);
             self.overage = self.overage.or(defaults.overage);

@@ -3,7 +3,8 @@
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use toml::Spanned;
@@ -14,6 +15,9 @@ use super::error::{Place, Within};
 use super::{Fault, RuleSet, RuleSetError};
 use crate::rule::Rule;
 
+/// Some 100,000 rules. Nobody writes more into one file, and a file that grows without end is read no further.
+const LONGEST_FILE: u64 = 64 << 20;
+
 /// Where a fault stands.
 pub(super) struct Located {
     pub(super) file: PathBuf,
@@ -21,9 +25,17 @@ pub(super) struct Located {
 }
 
 /// One file that was read.
+#[derive(Hash)]
 struct Source {
     path: PathBuf,
     text: String,
+}
+
+/// A set's file and those that it includes, as they were at one moment.
+pub(super) struct Files {
+    sources: Result<Vec<Source>, RuleSetError>,
+    /// All that a change of the set would show on: its files, and the directories of which it includes each file.
+    pub(super) watched: Vec<PathBuf>,
 }
 
 /// Which rule of which file a definition is.
@@ -33,34 +45,73 @@ struct Origin {
     rule: usize,
 }
 
-/// The set in a file. One without rules would allow everything: it is more likely a file that is still being written.
+/// The set in a file.
 pub(super) fn read(path: &Path) -> Result<RuleSet, RuleSetError> {
-    let text = text_of(path).map_err(RuleSetError::from)?;
-    let directory = path.parent().unwrap_or(Path::new(""));
-    let rules = of_text(Source { path: path.to_owned(), text }, directory)?;
-    if rules.is_empty() {
-        return Err(Fault::new("expected at least one [[rule]], got none").in_file(path, None).into());
-    }
-    Ok(rules)
+    Files::read(path).compiled()
 }
 
-/// All that a change of the set would show on: its files, and the directories of which it includes each file.
-pub(super) fn watched(path: &Path) -> Vec<PathBuf> {
-    let mut watched = vec![path.to_owned()];
-    let document = fs::read_to_string(path).ok().and_then(|text| toml::from_str::<Document>(&text).ok());
-    let directory = path.parent().unwrap_or(Path::new(""));
-    for pattern in document.iter().flat_map(|document| &document.include) {
-        if pattern.ends_with("*.toml") {
-            watched.extend(directory.join(pattern).parent().map(Path::to_owned));
-        }
-        watched.extend(included(directory, pattern).unwrap_or_default());
+impl Files {
+    pub(super) fn read(path: &Path) -> Self {
+        let mut watched = vec![path.to_owned()];
+        let sources = sources(path, &mut watched);
+        Self { sources, watched }
     }
-    watched
+
+    /// What tells these contents, or what kept them from being read, from others.
+    pub(super) fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        match &self.sources {
+            Ok(sources) => sources.hash(&mut hasher),
+            Err(error) => error.to_string().hash(&mut hasher),
+        }
+        hasher.finish()
+    }
+
+    /// The set. One without rules would allow everything: it is more likely a file that is still being written.
+    pub(super) fn compiled(self) -> Result<RuleSet, RuleSetError> {
+        let sources = self.sources?;
+        let rules = of_sources(&sources)?;
+        match sources.first() {
+            Some(main) if rules.is_empty() => {
+                Err(Fault::new("expected at least one [[rule]], got none").in_file(&main.path, None).into())
+            }
+            _ => Ok(rules),
+        }
+    }
+}
+
+/// The file and those that it includes; what it takes to see that they change is added to the list.
+fn sources(path: &Path, watched: &mut Vec<PathBuf>) -> Result<Vec<Source>, RuleSetError> {
+    let main = Source { path: path.to_owned(), text: text_of(path)? };
+    including(main, path.parent().unwrap_or(Path::new("")), watched)
+}
+
+/// This, and what it includes.
+fn including(main: Source, directory: &Path, watched: &mut Vec<PathBuf>) -> Result<Vec<Source>, RuleSetError> {
+    let include = document(&main)?.include;
+    let mut sources = vec![main];
+    for pattern in include {
+        if pattern.ends_with("*.toml") {
+            watched.extend(directory.join(&pattern).parent().map(Path::to_owned));
+        }
+        let mut files = included(directory, &pattern).map_err(|why| {
+            let (at, path) = (place_of_include(&sources[0].text), &sources[0].path);
+            Fault::new(format!("include: {why}")).in_file(path, at)
+        })?;
+        // A pattern may match the file that it stands in.
+        files.retain(|path| *path != sources[0].path);
+        watched.extend(files.iter().cloned());
+        for path in files {
+            let text = text_of(&path)?;
+            sources.push(Source { path, text });
+        }
+    }
+    Ok(sources)
 }
 
 pub(super) fn parse(text: &str) -> Result<RuleSet, RuleSetError> {
     let source = Source { path: PathBuf::from("rules"), text: text.to_owned() };
-    of_text(source, Path::new(""))
+    of_sources(&including(source, Path::new(""), &mut Vec::new())?)
 }
 
 /// A set that isn't a file's: it has nothing to include.
@@ -76,31 +127,22 @@ pub(super) fn of_document(document: Document) -> Result<RuleSet, RuleSetError> {
     RuleSet::compiled(rules, ignore_case, &|_, _| None)
 }
 
-fn of_text(main: Source, directory: &Path) -> Result<RuleSet, RuleSetError> {
-    let Document { include, ignore_case, variables, defaults, mut rules } = document(&main)?;
-    let mut origins: Vec<_> = (0..rules.len()).map(|rule| Origin { source: 0, rule }).collect();
-    let mut sources = vec![main];
-    for pattern in include {
-        let files = included(directory, &pattern).map_err(|why| {
-            let (at, path) = (place_of_include(&sources[0].text), &sources[0].path);
-            Fault::new(format!("include: {why}")).in_file(path, at)
-        })?;
-        for path in files {
-            let text = text_of(&path).map_err(RuleSetError::from)?;
-            let source = Source { path, text };
-            let more = document(&source)?;
-            let others = Document { rules: Vec::new(), ..more.clone() };
-            if others != Document::default() {
-                let why = "expected [[rule]] alone in an included file, got what belongs into the one that includes it";
-                return Err(Fault::new(why).in_file(&source.path, None).into());
-            }
-            origins.extend((0..more.rules.len()).map(|rule| Origin { source: sources.len(), rule }));
-            rules.extend(more.rules);
-            sources.push(source);
+fn of_sources(sources: &[Source]) -> Result<RuleSet, RuleSetError> {
+    let (mut settings, mut rules, mut origins) = (Document::default(), Vec::new(), Vec::new());
+    for (at, source) in sources.iter().enumerate() {
+        let mut read = document(source)?;
+        origins.extend((0..read.rules.len()).map(|rule| Origin { source: at, rule }));
+        rules.append(&mut read.rules);
+        if at == 0 {
+            settings = read;
+        } else if read != Document::default() {
+            let why = "expected [[rule]] alone in an included file, got what belongs into the one that includes it";
+            return Err(Fault::new(why).in_file(&source.path, None).into());
         }
     }
+    let Document { ignore_case, variables, defaults, .. } = settings;
     let rules: Vec<Definition> = rules.into_iter().map(|rule| rule.with(&variables).or(&defaults)).collect();
-    let positions = Positions::of(&sources);
+    let positions = Positions::of(sources);
     if let Some((name, why)) = bad_variable(&variables) {
         return Err(Fault::new(why).in_file(&sources[0].path, positions.of_variable(name)).into());
     }
@@ -110,14 +152,25 @@ fn of_text(main: Source, directory: &Path) -> Result<RuleSet, RuleSetError> {
     })
 }
 
+/// The text of a file: not of what only looks like one, which might have no end.
 fn text_of(path: &Path) -> Result<String, Fault> {
-    fs::read_to_string(path).map_err(|error| {
-        let why = match error.kind() {
-            io::ErrorKind::InvalidData => "expected UTF-8, got bytes that aren't".to_owned(),
-            _ => format!("expected a file of rules that can be read, got: {error}"),
-        };
-        Fault::new(why).in_file(path, None)
-    })
+    let fault = |why: String| Fault::new(why).in_file(path, None);
+    let unreadable = |error: io::Error| match error.kind() {
+        io::ErrorKind::InvalidData => fault("expected UTF-8, got bytes that aren't".into()),
+        _ => fault(format!("expected a file of rules that can be read, got: {error}")),
+    };
+    let metadata = fs::metadata(path).map_err(unreadable)?;
+    if !metadata.is_file() {
+        let got = if metadata.is_dir() { "a directory" } else { "something else" };
+        return Err(fault(format!("expected a file of rules, got {got}")));
+    }
+    let mut text = String::new();
+    let file = fs::File::open(path).map_err(unreadable)?;
+    file.take(LONGEST_FILE + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > LONGEST_FILE {
+        return Err(fault(format!("expected a file of at most {} MiB, got a longer one", LONGEST_FILE >> 20)));
+    }
+    Ok(text)
 }
 
 fn document(source: &Source) -> Result<Document, Fault> {

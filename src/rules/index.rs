@@ -30,7 +30,7 @@ pub(super) struct Index {
     v6: PrefixMap<Ipv6Net, Places>,
     methods: ByText,
     /// By attribute.
-    others: Vec<(Name, ByText)>,
+    others: HashMap<Name, ByText>,
     /// Those without a condition that could be looked up.
     any: Places,
 }
@@ -114,13 +114,9 @@ impl Index {
                 }
             }
             Values::Others(values) => {
-                let name = condition.attribute();
-                let at = self.others.iter().position(|(other, _)| *other == name).unwrap_or_else(|| {
-                    self.others.push((attributes::name(name), HashMap::new()));
-                    self.others.len() - 1
-                });
+                let lists = self.others.entry(attributes::name(condition.attribute())).or_default();
                 for value in values {
-                    add(self.others[at].1.entry((&**value).into()).or_default(), place);
+                    add(lists.entry((&**value).into()).or_default(), place);
                 }
             }
         }
@@ -153,9 +149,10 @@ impl Index {
                 lists.extend(self.methods.get(&b"GET"[..]).map(SmallVec::as_slice));
             }
         }
-        for (name, values) in &self.others {
-            let value = sought.others.value(name);
-            lists.extend(value.and_then(|value| values.get(value)).map(SmallVec::as_slice));
+        if !self.others.is_empty() {
+            sought.others.each(|name, value| {
+                lists.extend(self.others.get(name).and_then(|values| values.get(value)).map(SmallVec::as_slice));
+            });
         }
         lists
     }
@@ -189,15 +186,18 @@ impl<'a, 'r> Sought<'a, 'r> {
     }
 }
 
-impl<'a> Others<'a, '_> {
-    fn value(&self, name: &str) -> Option<&'a [u8]> {
+impl Others<'_, '_> {
+    /// Each attribute with its value, or the first of those that a rule asks for.
+    fn each(&self, mut each: impl FnMut(&str, &[u8])) {
         match self {
-            Self::Request(request) => request.other(name),
+            Self::Request(request) => request.others().for_each(|(name, value)| each(name, value)),
             Self::Rule(conditions) => {
-                let condition = conditions.iter().find(|condition| condition.attribute() == name)?;
-                match &condition.values {
-                    Values::Others(values) => values.first().map(|value| &**value),
-                    _ => None,
+                for condition in *conditions {
+                    if let Values::Others(values) = &condition.values
+                        && let Some(first) = values.first()
+                    {
+                        each(condition.attribute(), first);
+                    }
                 }
             }
         }

@@ -1,9 +1,8 @@
 //! Rules that follow their file.
 
-use std::collections::hash_map::DefaultHasher;
 use std::fmt;
 use std::fs;
-use std::hash::{Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,7 +11,8 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 
-use super::{RuleSet, RuleSetError, file};
+use super::file::Files;
+use super::{RuleSet, RuleSetError};
 
 /// How often the file is looked at. A change is taken when it looks the same twice, so within twice this and what reading
 /// takes.
@@ -57,7 +57,8 @@ struct Watched {
 }
 
 /// What a file looks like, without reading it.
-type Looks = Vec<(PathBuf, Option<(SystemTime, u64, u64)>)>;
+type Look = (SystemTime, u64, u64, (i64, i64));
+type Looks = Vec<(PathBuf, Option<Look>)>;
 
 impl WatchedRules {
     /// The rules of this file, which are followed from now on.
@@ -70,7 +71,8 @@ impl WatchedRules {
     }
 
     /// The same, and calls this after each change of the file: with the rules that are in force from now on, or with what
-    /// is wrong, once for each fault. It is called on the thread that looks, which waits for it.
+    /// is wrong, once for each fault. It is called on the thread that looks, which waits for it; a panic is shown and goes no
+    /// further.
     ///
     /// # Errors
     ///
@@ -80,8 +82,9 @@ impl WatchedRules {
         reloaded: impl Fn(Result<&RuleSet, &RuleSetError>) + Send + 'static,
     ) -> Result<Self, RuleSetError> {
         let path = path.as_ref().to_owned();
-        let mut sight = Sight::new(&path);
-        let rules = RuleSet::read(&path)?;
+        let files = Files::read(&path);
+        let mut sight = Sight::of(&files);
+        let rules = files.compiled()?;
         sight.taken = Some(sight.digest);
         let shared = Arc::new(Watched {
             path,
@@ -137,30 +140,30 @@ fn follow(watched: &Weak<Watched>, mut sight: Sight, reloaded: &dyn Fn(Result<&R
         thread::sleep(INTERVAL);
         // Nobody is left who could ask for the rules.
         let Some(shared) = watched.upgrade() else { return };
-        if !sight.has_changed_for_good(&shared.path) {
-            continue;
-        }
-        let read = RuleSet::read(&shared.path);
-        // What was read may have been changed meanwhile, or be half of what is being written.
-        if sight.digest != digest(&sight.looks) {
-            continue;
-        }
+        let Some(files) = sight.changed_for_good(&shared.path) else { continue };
         sight.taken = Some(sight.digest);
+        let read = catch_unwind(AssertUnwindSafe(|| files.compiled()));
+        let read = read.unwrap_or_else(|_| Err(super::Fault::new("expected rules, got a panic").into()));
         match read {
             Ok(rules) => {
                 // Whoever sees the new rules sees what is said of them, too.
                 *shared.error.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 shared.reloads.fetch_add(1, Ordering::Relaxed);
                 shared.current.store(Arc::new(rules.clone()));
-                reloaded(Ok(&rules));
+                tell(reloaded, Ok(&rules));
             }
             Err(error) => {
                 *shared.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
                 shared.failures.fetch_add(1, Ordering::Relaxed);
-                reloaded(Err(&error));
+                tell(reloaded, Err(&error));
             }
         }
     }
+}
+
+/// Whoever panics when it hears of a change hears of the next one all the same.
+fn tell(reloaded: &dyn Fn(Result<&RuleSet, &RuleSetError>), result: Result<&RuleSet, &RuleSetError>) {
+    drop(catch_unwind(AssertUnwindSafe(|| reloaded(result))));
 }
 
 /// What was last seen of the files.
@@ -172,51 +175,35 @@ struct Sight {
 }
 
 impl Sight {
-    fn new(path: &Path) -> Self {
-        let looks = looks(path);
-        let digest = digest(&looks);
-        Self { looks, digest, taken: None }
+    fn of(files: &Files) -> Self {
+        let looks = files.watched.iter().map(|path| (path.clone(), look_of(path))).collect();
+        Self { looks, digest: files.digest(), taken: None }
     }
 
-    /// Whether the files have another content than the one that was taken, and had it when they were last looked at.
-    fn has_changed_for_good(&mut self, path: &Path) -> bool {
+    /// The files, if they have another content than the one that was taken, and had it when they were last looked at.
+    fn changed_for_good(&mut self, path: &Path) -> Option<Files> {
         let now = SystemTime::now();
         let is_young = |time: SystemTime| now.duration_since(time).is_ok_and(|age| age < GRAIN) || time > now;
-        let young = self.looks.iter().any(|(_, look)| look.is_none_or(|(time, _, _)| is_young(time)));
+        let young = self.looks.iter().any(|(_, look)| look.is_none_or(|(time, ..)| is_young(time)));
         if self.taken == Some(self.digest) && !young && self.looks.iter().all(|(path, look)| look_of(path) == *look) {
-            return false;
+            return None;
         }
-        let before = self.digest;
-        *self = Self { taken: self.taken, ..Self::new(path) };
-        self.digest == before && self.taken != Some(self.digest)
+        let (before, files) = (self.digest, Files::read(path));
+        *self = Self { taken: self.taken, ..Self::of(&files) };
+        (self.digest == before && self.taken != Some(self.digest)).then_some(files)
     }
 }
 
-fn looks(path: &Path) -> Looks {
-    let watched = file::watched(path).into_iter();
-    watched
-        .map(|path| {
-            let look = look_of(&path);
-            (path, look)
-        })
-        .collect()
-}
-
-/// Time of change, length, and which file it is, whatever links lead to it.
-fn look_of(path: &Path) -> Option<(SystemTime, u64, u64)> {
+/// Times of change, length, and which file it is, whatever links lead to it.
+fn look_of(path: &Path) -> Option<Look> {
     let metadata = fs::metadata(path).ok()?;
+    let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
     #[cfg(unix)]
-    let which = std::os::unix::fs::MetadataExt::ino(&metadata);
+    let (which, changed) = {
+        use std::os::unix::fs::MetadataExt;
+        (metadata.ino(), (metadata.ctime(), metadata.ctime_nsec()))
+    };
     #[cfg(not(unix))]
-    let which = 0;
-    Some((metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), metadata.len(), which))
-}
-
-/// Of the files' contents.
-fn digest(looks: &Looks) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for (path, _) in looks {
-        (path, fs::read(path).ok()).hash(&mut hasher);
-    }
-    hasher.finish()
+    let (which, changed) = (0, (0, 0));
+    Some((modified, metadata.len(), which, changed))
 }

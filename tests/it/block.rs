@@ -451,3 +451,19 @@ fn what_cannot_be_blocked_by_a_denial_is_refused_when_it_is_built() {
         "lease: expected a rule without block_for, since a batch that is denied would block everybody, got gcra 8/1s"
     );
 }
+
+/// A denial blocks whatever key denied it, so lifting a block lifts all of them.
+#[tokio::test]
+async fn what_a_denial_blocked_is_lifted_whoever_it_counts() {
+    let limiter = Limiter::new(Embedded::new());
+    let all: tollgate::Limit = "gcra 1/1h".parse().expect("a limit");
+    let rule = rule("gcra 100/1h").tagged("org").and_by("org", all.named("all").expect("a name")).expect("two limits");
+    let rule = rule.block_for(Duration::from_secs(7200)).expect("a time");
+    let parts: [(&str, &[u8]); 1] = [("org", b"acme")];
+    let request = || Request::new("user:1").parts(&parts);
+    assert!(limiter.acquire(&rule, request()).await.expect("a decision").allowed);
+    assert!(limiter.acquire(&rule, request()).await.expect("a decision").blocked);
+    limiter.unblock(&rule, request()).await.expect("an answer");
+    let peeked = limiter.peek(&rule, request()).await.expect("a decision");
+    assert!(!peeked.blocked && !peeked.allowed, "{peeked:?}");
+}

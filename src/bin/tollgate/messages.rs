@@ -20,7 +20,7 @@ pub(crate) fn error(message: impl Display) {
 
 /// A line that other programs look for: `rules.toml:12:10: ...`.
 pub(crate) fn fault(fault: impl Display) {
-    let line = fault.to_string().replace(char::is_control, " ");
+    let line = printable(&fault.to_string());
     let _ = anstream::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
@@ -33,8 +33,15 @@ pub(crate) fn in_full(error: &tollgate::Error) -> String {
     }
 }
 
+/// In one line, and without what would turn a terminal's text around.
+fn printable(message: &str) -> String {
+    let turns =
+        |character| matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    message.replace(|character: char| character.is_control() || turns(character), " ")
+}
+
 /// One line, whatever the message quotes, and at once, so that lines of several tools don't mix.
 fn say(what: impl Display, message: impl Display) {
-    let message = message.to_string().replace(char::is_control, " ");
+    let message = printable(&message.to_string());
     let _ = anstream::stderr().write_all(format!("{what} {message}\n").as_bytes());
 }

@@ -51,6 +51,15 @@ fn no_spelling_of_a_path_leads_around_its_rule() {
 }
 
 #[test]
+fn an_empty_path_is_the_root() {
+    let rules = set("[[rule]]\nname = \"all\"\nmatch = { path = \"/*\" }\naction = \"block\"");
+    for request in [Attributes::new().path(""), Attributes::new().set("path", "")] {
+        assert_eq!(applies(&rules, &request).as_deref(), Some("all"));
+    }
+    assert_eq!(applies(&rules, &Attributes::new()), None);
+}
+
+#[test]
 fn case_counts_unless_it_is_said_not_to() {
     let rules = set(&format!("ignore_case = true\n{}", LOGIN.replace("/login", "/Login")));
     for target in ["/API/V1/LOGIN", "/api/v1/login", "/Api/v1/%4Cogin/"] {
@@ -135,6 +144,37 @@ fn no_value_reaches_into_the_next_attribute_of_a_key() {
     keys.sort();
     keys.dedup();
     assert_eq!(keys.len(), all);
+}
+
+/// A ban that no request could come under would be worse than none.
+#[test]
+fn keys_of_overrides_are_read_as_those_of_requests() {
+    let request =
+        || Attributes::new().user("4|2").ip("2001:db8::1".parse().expect("an address")).method("post").path("//Api/x/");
+    for (key, top, banned) in [
+        ("\"user\"", "", "user:4|2"),
+        ("\"ip\"", "", "ip:2001:db8::7"),
+        ("\"ip\"", "", "ip:2001:db8::/64"),
+        ("\"method\"", "", "method:Post"),
+        ("\"path\"", "", "path:/Api/%78"),
+        ("\"path\"", "ignore_case = true", "path:/aPI/x"),
+        ("[\"user\", \"ip\"]", "", r"user:4\|2|ip:2001:db8::9"),
+        ("[\"user\", \"path\"]", "", r"user:4\|2|path:/Api/./x/"),
+        ("[\"user\", \"path\"]", "ignore_case = true", r"user:4\|2|path:/API/X"),
+    ] {
+        let rules =
+            set(&format!("{top}\n[[rule]]\nname = \"r\"\nkey = {key}\nlimits = [\"gcra 5/1s\"]\nblock = ['{banned}']"));
+        let effect = rules.applies(&request()).expect("a rule").effect;
+        assert!(matches!(effect, Effect::Block), "{banned}: {effect:?}");
+    }
+    for banned in ["user:42", "user:42|pth:/x", "path:/x|user:42", "user:42|path:", "user:42|path:/x|ip:::1", "|"] {
+        let text = format!(
+            "[[rule]]\nname = \"r\"\nkey = [\"user\", \"path\"]\nlimits = [\"gcra 5/1s\"]\nblock = [\"{banned}\"]"
+        );
+        let error = text.parse::<RuleSet>().expect_err(banned).to_string();
+        let expected = "expected a key that the rule counts by, user:...|path:..., got ";
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]

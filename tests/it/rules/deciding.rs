@@ -189,6 +189,13 @@ async fn blocked_and_allowed_keys_are_so_whatever_else_a_request_lacks() {
         let one = verdict(&limiter, &rules, &Attributes::new().user(user)).await;
         assert_eq!((one.reason, one.response.map(|response| response.status.get())), (reason, status), "{user}");
     }
+    // Whoever is banned doesn't get past by leaving something out.
+    let rules =
+        set("[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"gcra 5/1s\"]\ncost = \"units\"\nmissing = \"skip\"\n\
+         block = [\"user:13\"]");
+    for (user, reason) in [("13", Reason::Blocked), ("3", Reason::NoRule)] {
+        assert_eq!(verdict(&limiter, &rules, &Attributes::new().user(user)).await.reason, reason, "{user}");
+    }
 }
 
 #[tokio::test]

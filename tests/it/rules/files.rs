@@ -108,6 +108,14 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
             with("match = { method = \"GET /\" }"),
             "rules.toml:5:20: rule a: method: expected an HTTP method such as POST, got \"GET /\"",
         ),
+        (
+            with("match = { tier = [\"free\", \"*\"] }"),
+            "rules.toml:5:18: rule a: tier: expected \"*\" alone, or values, got ",
+        ),
+        (
+            with("cost = \"path\""),
+            "rules.toml:5:8: rule a: cost: expected a number without quotes, or the name of an attribute, got \"path\"",
+        ),
         (with("match = { tier = [] }"), "rules.toml:5:18: rule a: tier: expected at least one value, got none"),
         (
             with("match = { tier = \"\" }"),
@@ -201,6 +209,9 @@ fn files_include_others_by_name_or_by_directory() {
     assert_eq!(rules.definitions()[1].status, Some(420));
     assert_eq!(rules.rule("a").expect("limits").to_string(), "gcra 1/1m");
     assert_eq!(applies(&rules, &Attributes::new().set("team", "b").user("u")).as_deref(), Some("b"));
+    // A pattern that matches the file itself means the others.
+    fs::write(&path, main.replace("\"last.toml\"", "\"*.toml\"")).expect("a file");
+    assert_eq!(RuleSet::read(&path).expect("rules").len(), 4);
     // A fault stands where it was written, and only rules may be included.
     fs::write(directory.path().join("teams/b.toml"), of_team("b").replace("$slow", "$fast")).expect("a file");
     let error = RuleSet::read(&path).expect_err("a bad team");
@@ -228,6 +239,17 @@ fn the_file_in_the_documentation_does_what_it_says() {
         "token-bucket 1000/1h burst 20, fixed-window 100000/1d"
     );
     assert_eq!(rules.rule("logins").expect("limits").blocks_for(), Some(std::time::Duration::from_secs(900)));
+}
+
+#[test]
+fn a_rule_changes_its_part_of_a_default() {
+    let of = |rule: &str| {
+        let good = GOOD.replace("1/1s", "9/1s");
+        set(&format!("[defaults]\non_error = \"local\"\nprocesses = 2\n{good}{rule}")).definitions()[0].clone()
+    };
+    assert_eq!(of("").processes.map(u32::from), Some(2));
+    assert_eq!(of("processes = 1").processes.map(u32::from), Some(1));
+    assert_eq!(of("on_error = \"open\"").processes, None);
 }
 
 /// The format as the design has it.

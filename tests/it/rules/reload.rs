@@ -191,7 +191,37 @@ fn included_files_are_followed_and_new_ones_found() {
     until(|| names() == ["main"]);
 }
 
-/// A path that is as nobody would write it, from a thread that nobody waits for.
+/// What stands in the file's place may have no end, or no beginning.
+#[test]
+fn what_is_no_file_is_an_error_and_nobody_waits_for_it() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    fs::write(&path, edition(0)).expect("a file");
+    let rules = WatchedRules::open(&path).expect("rules");
+    let fifo = directory.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo runs").success());
+    for (round, instead) in (1..).zip([Path::new("/dev/zero"), &fifo, directory.path()]) {
+        fs::remove_file(&path).expect("removed");
+        std::os::unix::fs::symlink(instead, &path).expect("a link");
+        until(|| rules.error().is_some_and(|error| error.to_string().contains("expected a file of rules, got")));
+        fs::remove_file(&path).expect("removed");
+        fs::write(&path, edition(round)).expect("a file");
+        until(|| number(&rules.current()) == round && rules.error().is_none());
+    }
+}
+
+#[test]
+fn whoever_panics_hears_of_the_next_change_too() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    fs::write(&path, edition(0)).expect("a file");
+    let rules = WatchedRules::open_and(&path, |_| panic!("as a test does")).expect("rules");
+    for round in 1..=2 {
+        fs::write(&path, edition(round)).expect("written");
+        until(|| number(&rules.current()) == round);
+    }
+}
+
 #[test]
 fn the_thread_ends_with_its_last_owner() {
     let directory = TempDir::new().expect("a directory");

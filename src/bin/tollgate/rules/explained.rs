@@ -126,7 +126,9 @@ impl<'a> Explained<'a> {
     }
 
     fn attribute(&self, name: &str, value: &str) -> String {
-        match self.given.get(name) {
+        let given = self.given.get(name);
+        let name = shown(name.as_bytes());
+        match given {
             Some(given) => format!("{name} {value} (given as {given})"),
             None => format!("{name} {value}"),
         }
@@ -207,7 +209,7 @@ impl<'a> Step<'a> {
             let named = if limit.name == limit.limit { String::new() } else { format!("{}: ", limit.name) };
             lines.push(("limit", format!("{named}{} of {}", limit.limit, limit.key)));
             lines.extend(limit.unknown.iter().map(|why| ("redis key", format!("unknown: {why}"))));
-            lines.extend(limit.redis_keys.iter().flatten().map(|key| ("redis key", key.clone())));
+            lines.extend(limit.redis_keys.iter().flatten().map(|key| ("redis key", shown(key.as_bytes()))));
         }
         if let Some(time) = self.block_for.filter(|_| !self.limits.is_empty()) {
             lines.push(("block for", format!("{time}, once it is denied")));
