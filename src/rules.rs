@@ -99,7 +99,9 @@ struct Shared {
 
 #[derive(Clone, Copy, Debug)]
 struct Check {
-    /// Whether it has conditions beside the one that it is found by, or may skip a request.
+    /// The condition that it is found by, which then holds.
+    found_by: Option<u8>,
+    /// Whether it has others, or may skip a request.
     more: bool,
     shadow: bool,
     /// Whether it leaves nothing to those after it that match no more than it does.
@@ -323,6 +325,7 @@ impl RuleSet {
         let (places, rules): (Vec<_>, Vec<_>) = rules.into_iter().unzip();
         let (index, found_by) = Index::new(rules.iter().map(|rule| rule.conditions.as_slice()));
         let check = |(rule, found_by): (&Compiled, Option<usize>)| Check {
+            found_by: found_by.and_then(|at| u8::try_from(at).ok()),
             more: rule.conditions.len() > usize::from(found_by.is_some()) || rule.may_skip(),
             shadow: rule.shadow,
             hides: !rule.shadow && !rule.may_skip(),
@@ -355,7 +358,7 @@ impl Shared {
                     break;
                 }
                 let check = self.checks[place as usize];
-                if check.more && !self.rules[place as usize].applies(request) {
+                if check.more && !self.rules[place as usize].applies(request, check.found_by) {
                     continue;
                 }
                 if check.shadow {

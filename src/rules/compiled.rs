@@ -87,9 +87,11 @@ impl Compiled {
         }
     }
 
-    /// Whether it applies to this request.
-    pub(super) fn applies(&self, request: &Attributes<'_>) -> bool {
-        self.conditions.iter().all(|condition| condition.holds(request)) && !self.skips(request)
+    /// Whether it applies to this request, of which this condition is known to hold.
+    pub(super) fn applies(&self, request: &Attributes<'_>, known: Option<u8>) -> bool {
+        let known = known.map(usize::from);
+        let mut others = self.conditions.iter().enumerate().filter(|(at, _)| Some(*at) != known);
+        others.all(|(_, condition)| condition.holds(request)) && !self.skips(request)
     }
 
     /// Whether it applies only to requests that have all that it counts by.
