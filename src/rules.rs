@@ -59,6 +59,7 @@ use crate::error::Error;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 
+use attributes::Reading;
 use compiled::{Compiled, Does};
 use error::Place;
 use index::{Index, Sought};
@@ -67,7 +68,7 @@ use throttle::Throttled;
 pub use crate::rule::serialized::Policy;
 pub use attributes::Attributes;
 pub use compiled::Response;
-pub use definition::{Action, Cost, Defaults, Definition, LimitDefinition, Missing, OneOrMore};
+pub use definition::{Action, Cost, Defaults, Definition, LimitDefinition, Missing, OneOrMore, Paths};
 pub use error::{Fault, RuleSetError};
 pub use reload::WatchedRules;
 pub use verdict::{Reason, ShadowVerdict, Verdict};
@@ -89,7 +90,7 @@ pub struct RuleSet {
 struct Shared {
     /// As they were written, defaults and variables filled in.
     definitions: Vec<Definition>,
-    ignores_case: bool,
+    reading: Reading,
     /// In the order in which they apply.
     rules: Vec<Compiled>,
     /// What is left to look at of each once the index has found it. Close together, since most rules need no more.
@@ -161,7 +162,7 @@ impl RuleSet {
     ///
     /// Bad fields, names that stand twice, and rules that can never apply.
     pub fn new(definitions: impl IntoIterator<Item = Definition>) -> Result<Self, RuleSetError> {
-        Self::compiled(definitions.into_iter().collect(), false, &|_, _| None)
+        Self::compiled(definitions.into_iter().collect(), Reading::default(), &|_, _| None)
     }
 
     /// The set in a file, with what the file includes.
@@ -284,13 +285,13 @@ impl RuleSet {
 
     /// The request as this set compares it.
     fn spelled<'r, 'a>(&self, request: &'r Attributes<'a>) -> Cow<'r, Attributes<'a>> {
-        if self.shared.ignores_case { request.in_lower_case() } else { Cow::Borrowed(request) }
+        self.shared.reading.of(request)
     }
 
     /// A set of these rules; `locate` says where each rule's field stands.
     fn compiled(
         definitions: Vec<Definition>,
-        ignores_case: bool,
+        reading: Reading,
         locate: &dyn Fn(usize, &Place) -> Option<file::Located>,
     ) -> Result<Self, RuleSetError> {
         let mut faults = Vec::new();
@@ -315,7 +316,7 @@ impl RuleSet {
                 fault(at, (Place::field("name"), why));
                 continue;
             }
-            match Compiled::new(definition, ignores_case) {
+            match Compiled::new(definition, reading) {
                 Ok(rule) => rules.push((at, rule)),
                 Err(wrong) => fault(at, wrong),
             }
@@ -331,7 +332,7 @@ impl RuleSet {
             hides: !rule.shadow && !rule.may_skip(),
         };
         let checks = rules.iter().zip(found_by).map(check).collect();
-        let shared = Shared { definitions: Vec::new(), ignores_case, rules, checks, index };
+        let shared = Shared { definitions: Vec::new(), reading, rules, checks, index };
         for (place, at) in places.iter().enumerate() {
             if let Some(before) = shared.hidden_by(place) {
                 let why = format!("never applies: expected some request that rule {before:?}, before it, doesn't take");
@@ -471,8 +472,8 @@ impl FromStr for RuleSet {
 impl Serialize for RuleSet {
     /// As a file has it, with defaults and variables filled in.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (rules, ignore_case) = (self.shared.definitions.clone(), self.shared.ignores_case);
-        definition::Document { rules, ignore_case, ..Default::default() }.serialize(serializer)
+        let (rules, Reading { ignore_case, paths }) = (self.shared.definitions.clone(), self.shared.reading);
+        definition::Document { rules, ignore_case, paths, ..Default::default() }.serialize(serializer)
     }
 }
 

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use ipnet::Ipv6Net;
 use smallvec::SmallVec;
 
+use super::definition::Paths;
 use super::path;
 use crate::error::{Error, Kind};
 
@@ -43,6 +44,8 @@ pub(super) fn name(text: &str) -> Name {
 pub struct Attributes<'a> {
     pub(super) ip: Option<IpAddr>,
     pub(super) path: Option<Cow<'a, str>>,
+    /// As it is read by segments, where that differs.
+    by_segments: Option<String>,
     pub(super) method: Option<Cow<'a, str>>,
     others: SmallVec<[(&'a str, &'a [u8]); 4]>,
 }
@@ -84,7 +87,12 @@ impl<'a> Attributes<'a> {
     /// The path of its URL, or the whole request target, as the client has sent it; an empty one is `/`.
     #[must_use]
     pub fn path(mut self, target: &'a str) -> Self {
-        self.path = Some(path::normalised(target));
+        let decoded = path::normalised(target);
+        self.by_segments = match decoded {
+            Cow::Borrowed(_) => None,
+            Cow::Owned(_) => Some(path::by_segments(target)).filter(|path| *path != decoded),
+        };
+        self.path = Some(decoded);
         self
     }
 
@@ -108,7 +116,7 @@ impl<'a> Attributes<'a> {
             },
             PATH => match text() {
                 Some(path) => self.path(path),
-                None => Self { path: None, ..self },
+                None => Self { path: None, by_segments: None, ..self },
             },
             METHOD => self.method(text().unwrap_or_default()),
             _ => {
@@ -171,15 +179,33 @@ impl<'a> Attributes<'a> {
             _ => self.other(name).map(Cow::Borrowed),
         }
     }
+}
 
-    /// With its path in lower case.
-    pub(super) fn in_lower_case(&self) -> Cow<'_, Self> {
-        match &self.path {
-            Some(path) if path.bytes().any(|byte| byte.is_ascii_uppercase()) => {
-                Cow::Owned(Self { path: Some(Cow::Owned(path.to_ascii_lowercase())), ..self.clone() })
-            }
-            _ => Cow::Borrowed(self),
+/// How a set of rules reads paths.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reading {
+    pub(super) ignore_case: bool,
+    pub(super) paths: Paths,
+}
+
+impl Reading {
+    /// The request as it is read so.
+    pub(super) fn of<'r, 'a>(self, request: &'r Attributes<'a>) -> Cow<'r, Attributes<'a>> {
+        let path = match &request.by_segments {
+            Some(path) if self.paths == Paths::Segments => Cow::Borrowed(path.as_str()),
+            _ => match &request.path {
+                Some(path) => Cow::Borrowed(&**path),
+                None => return Cow::Borrowed(request),
+            },
+        };
+        let path = match self.ignore_case && path.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            true => Cow::Owned(path.to_ascii_lowercase()),
+            false => path,
+        };
+        if request.path.as_deref() == Some(&*path) {
+            return Cow::Borrowed(request);
         }
+        Cow::Owned(Attributes { path: Some(Cow::Owned(path.into_owned())), ..request.clone() })
     }
 }
 

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attributes::Attributes;
+use super::attributes::{Attributes, Reading};
 use super::condition::Condition;
 use super::definition::{Action, Cost, Definition};
 use super::error::Place;
@@ -48,7 +48,7 @@ pub(super) enum Does {
 pub(super) type Fault = (Place, String);
 
 impl Compiled {
-    pub(super) fn new(definition: &Definition, ignores_case: bool) -> Result<Self, Fault> {
+    pub(super) fn new(definition: &Definition, reading: Reading) -> Result<Self, Fault> {
         let name =
             crate::key::checked_name(&definition.name).map_err(|error| (Place::field("name"), error.to_string()))?;
         let conditions = definition.conditions.iter().map(|(attribute, values)| {
@@ -56,11 +56,12 @@ impl Compiled {
             if attribute.is_empty() || attribute == GLOBAL {
                 return Err((at(), format!("expected the name of an attribute, got {attribute:?}")));
             }
-            Condition::new(attribute, &values.0, ignores_case).map_err(|why| (at(), format!("{attribute}: {why}")))
+            Condition::new(attribute, &values.0, reading.ignore_case)
+                .map_err(|why| (at(), format!("{attribute}: {why}")))
         });
         let conditions = conditions.collect::<Result<_, _>>()?;
         let does = match definition.action {
-            Action::Throttle => Does::Throttle(Box::new(Throttle::new(definition, ignores_case)?)),
+            Action::Throttle => Does::Throttle(Box::new(Throttle::new(definition, reading)?)),
             action => {
                 only_for_limits(definition)?;
                 if action == Action::Block { Does::Block } else { Does::Allow }

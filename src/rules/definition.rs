@@ -19,6 +19,8 @@ pub(super) struct Document {
     pub(super) include: Vec<String>,
     #[serde(skip_serializing_if = "is_default")]
     pub(super) ignore_case: bool,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) paths: Paths,
     /// Limits by name, which rules write as `$name`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) variables: BTreeMap<String, String>,
@@ -163,6 +165,18 @@ pub struct LimitDefinition {
 /// A string, or a list of them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OneOrMore(pub Vec<String>);
+
+/// How the service behind the rules reads a path, so that the rules read it alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Paths {
+    /// Decoded first and then split, as by proxies and file servers: `%2F` is a slash, and `..` leads out of a segment.
+    #[default]
+    Decoded,
+    /// Split first, and then each segment decoded, as by routers such as axum's: `%2F` and `..` are part of a segment.
+    Segments,
+}
 
 /// What a request takes.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::attributes::Reading;
 use super::definition::{Definition, Document};
 use super::error::{Place, Within};
 use super::{Fault, RuleSet, RuleSetError};
@@ -119,12 +120,12 @@ pub(super) fn of_document(document: Document) -> Result<RuleSet, RuleSetError> {
     if !document.include.is_empty() {
         return Err(Fault::new("include: expected none of rules that aren't read from a file, got some").into());
     }
-    let Document { ignore_case, variables, defaults, rules, .. } = document;
+    let Document { ignore_case, paths, variables, defaults, rules, .. } = document;
     if let Some((_, why)) = bad_variable(&variables) {
         return Err(Fault::new(why).into());
     }
     let rules = rules.into_iter().map(|rule| rule.with(&variables).or(&defaults)).collect();
-    RuleSet::compiled(rules, ignore_case, &|_, _| None)
+    RuleSet::compiled(rules, Reading { ignore_case, paths }, &|_, _| None)
 }
 
 fn of_sources(sources: &[Source]) -> Result<RuleSet, RuleSetError> {
@@ -140,13 +141,13 @@ fn of_sources(sources: &[Source]) -> Result<RuleSet, RuleSetError> {
             return Err(Fault::new(why).in_file(&source.path, None).into());
         }
     }
-    let Document { ignore_case, variables, defaults, .. } = settings;
+    let Document { ignore_case, paths, variables, defaults, .. } = settings;
     let rules: Vec<Definition> = rules.into_iter().map(|rule| rule.with(&variables).or(&defaults)).collect();
     let positions = Positions::of(sources);
     if let Some((name, why)) = bad_variable(&variables) {
         return Err(Fault::new(why).in_file(&sources[0].path, positions.of_variable(name)).into());
     }
-    RuleSet::compiled(rules, ignore_case, &|rule, place| {
+    RuleSet::compiled(rules, Reading { ignore_case, paths }, &|rule, place| {
         let Origin { source, rule } = *origins.get(rule)?;
         Some(Located { file: sources[source].path.clone(), at: positions.at(source, rule, place) })
     })

@@ -28,10 +28,7 @@ pub(super) struct Pattern {
 /// A request target as servers understand its path: without scheme, authority, query and fragment; percent-encoded
 /// characters decoded once, slashes among them; a backslash is a slash; without empty and dot segments and a trailing slash.
 pub(super) fn normalised(target: &str) -> Cow<'_, str> {
-    // Most begin with their path.
-    let path = if target.starts_with('/') { target } else { without_authority(target) };
-    let end = path.bytes().position(|byte| byte == b'?' || byte == b'#');
-    let path = &path[..end.unwrap_or(path.len())];
+    let path = path_of(target);
     if is_normal(path) {
         return Cow::Borrowed(path);
     }
@@ -53,6 +50,28 @@ pub(super) fn normalised(target: &str) -> Cow<'_, str> {
         normal.push('/');
     }
     Cow::Owned(normal)
+}
+
+/// A request target as routers understand its path that split it first: each segment is decoded by itself, so that a slash
+/// that was encoded, a backslash and dots are part of it.
+pub(super) fn by_segments(target: &str) -> String {
+    let mut path = String::with_capacity(target.len() + 1);
+    for segment in path_of(target).split('/').filter(|segment| !segment.is_empty()) {
+        path.push('/');
+        path.push_str(&decoded(segment).replace('/', "%2F"));
+    }
+    if path.is_empty() {
+        path.push('/');
+    }
+    path
+}
+
+/// Without scheme, authority, query and fragment.
+fn path_of(target: &str) -> &str {
+    // Most begin with their path.
+    let path = if target.starts_with('/') { target } else { without_authority(target) };
+    let end = path.bytes().position(|byte| byte == b'?' || byte == b'#');
+    &path[..end.unwrap_or(path.len())]
 }
 
 /// The segments of a path in the one spelling.

@@ -1,11 +1,9 @@
 //! What a rule that throttles counts of a request, by which key, and for which keys it has other limits.
 
-use std::borrow::Cow;
-
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use super::attributes::{self, Attributes, IP, METHOD, Name, PATH};
+use super::attributes::{self, Attributes, IP, METHOD, Name, PATH, Reading};
 use super::compiled::{Fault, GLOBAL, time};
 use super::definition::{Cost, Definition, LimitDefinition, Missing};
 use super::error::Place;
@@ -52,7 +50,7 @@ pub(super) enum Throttled<'s> {
 }
 
 impl Throttle {
-    pub(super) fn new(definition: &Definition, ignores_case: bool) -> Result<Self, Fault> {
+    pub(super) fn new(definition: &Definition, reading: Reading) -> Result<Self, Fault> {
         let key = names("key", &definition.key.0)?;
         let Some(key) = key else {
             let why = "key: expected what it counts by, such as \"user\", \"ip\" or \"global\", got none";
@@ -84,11 +82,11 @@ impl Throttle {
         };
         let skips = definition.missing == Some(Missing::Skip);
         let mut throttle = Self { rule, key, parts, cost, ipv6_prefix, skips, overrides: HashMap::new() };
-        throttle.override_keys(definition, ignores_case)?;
+        throttle.override_keys(definition, reading)?;
         Ok(throttle)
     }
 
-    fn override_keys(&mut self, definition: &Definition, ignores_case: bool) -> Result<(), Fault> {
+    fn override_keys(&mut self, definition: &Definition, reading: Reading) -> Result<(), Fault> {
         for (key, text) in &definition.overrides {
             let at = Place::of("overrides", key);
             let instead = match text.as_str() {
@@ -100,19 +98,19 @@ impl Throttle {
                     Override::Rule(Box::new(rule.map_err(|(_, why)| (at.clone(), format!("{key}: {why}")))?))
                 }
             };
-            self.override_key(key, instead, at, ignores_case)?;
+            self.override_key(key, instead, at, reading)?;
         }
         for (field, keys) in [("block", &definition.block), ("allow", &definition.allow)] {
             for (index, key) in keys.iter().enumerate() {
                 let instead = if field == "block" { Override::Block } else { Override::Allow };
-                self.override_key(key, instead, Place::at(field, index), ignores_case)?;
+                self.override_key(key, instead, Place::at(field, index), reading)?;
             }
         }
         Ok(())
     }
 
-    fn override_key(&mut self, key: &str, instead: Override, at: Place, ignores_case: bool) -> Result<(), Fault> {
-        let spelled = self.spelled(key, ignores_case).map_err(|why| (at.clone(), why))?;
+    fn override_key(&mut self, key: &str, instead: Override, at: Place, reading: Reading) -> Result<(), Fault> {
+        let spelled = self.spelled(key, reading).map_err(|why| (at.clone(), why))?;
         if self.overrides.insert(spelled.into(), instead).is_some() {
             return Err((at, format!("expected each key once among overrides, block and allow, got {key:?} again")));
         }
@@ -120,7 +118,7 @@ impl Throttle {
     }
 
     /// A key of an override as requests are counted by it: one that no request could have would block nobody.
-    fn spelled(&self, key: &str, ignores_case: bool) -> Result<Vec<u8>, String> {
+    fn spelled(&self, key: &str, reading: Reading) -> Result<Vec<u8>, String> {
         if self.key.is_empty() {
             return Err(format!("expected no overrides of a rule that counts all requests together, got {key:?}"));
         }
@@ -147,7 +145,7 @@ impl Throttle {
         if first_missing(&self.key, &request).is_some() {
             return Err(expected());
         }
-        let request = if ignores_case { request.in_lower_case() } else { Cow::Borrowed(&request) };
+        let request = reading.of(&request);
         Ok(self.spelled_of(&self.key, &request))
     }
 

@@ -50,6 +50,41 @@ fn no_spelling_of_a_path_leads_around_its_rule() {
     }
 }
 
+/// Targets that axum 0.8 serves by the route `/users/{id}/items`, and what it would be to who decodes first.
+#[test]
+fn a_router_that_splits_first_has_rules_that_do() {
+    let text = |top: &str| {
+        set(&format!(
+            "{top}\n[[rule]]\nname = \"items\"\nmatch = {{ path = \"/users/*/items\" }}\naction = \"block\"\n\
+             [[rule]]\nname = \"x\"\nmatch = {{ path = \"/x/*\" }}\naction = \"allow\"\n"
+        ))
+    };
+    let (decoded, segments) = (text(""), text("paths = \"segments\""));
+    let of = |rules: &RuleSet, target: &str| applies(rules, &Attributes::new().path(target));
+    for (target, first) in [
+        ("/users/a%2Fb/items", None),
+        ("/users/a%5Cb/items", None),
+        ("/users/./items", None),
+        ("/users/../items", None),
+        ("/users/%2e%2E/items", None),
+        ("/users/..%2F..%2Fx/items", Some("x")),
+        ("/users//7/items/", Some("items")),
+        ("/users/%37/%69tems?x", Some("items")),
+    ] {
+        assert_eq!(of(&segments, target).as_deref(), Some("items"), "{target}");
+        assert_eq!(of(&decoded, target).as_deref(), first, "{target}");
+    }
+    assert_eq!(of(&segments, "/users/7%2Fitems"), None);
+    assert_eq!(of(&decoded, "/users/7%2Fitems").as_deref(), Some("items"));
+    // A list of keys by path reads as the requests do.
+    let rules = set(
+        "paths = \"segments\"\nignore_case = true\n[[rule]]\nname = \"r\"\nkey = \"path\"\nlimits = [\"gcra 5/1s\"]\n\
+         block = [\"path:/A%2fb\"]",
+    );
+    let effect = rules.applies(&Attributes::new().path("/a%2FB")).expect("a rule").effect;
+    assert!(matches!(effect, Effect::Block), "{effect:?}");
+}
+
 #[test]
 fn an_empty_path_is_the_root() {
     let rules = set("[[rule]]\nname = \"all\"\nmatch = { path = \"/*\" }\naction = \"block\"");
