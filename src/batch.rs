@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::hash::BuildHasher;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
@@ -330,9 +331,10 @@ impl<'a> Packed<'a> {
     pub(crate) fn read(self, answer: &[u8], lacking: Option<Error>) -> Result<Records, Error> {
         let (answered, rest) = answer.as_chunks::<40>();
         let mut answers = answered.iter();
+        let least = if self.script.takes_windows() { -3 } else { -2 };
         let each = self.groups.iter().map(|group| match group.asks {
             0 => Some(Record::default()),
-            asks => Record::read(answers.next()?, asks, group.cost > 0),
+            asks => Record::read(answers.next()?, least..=i64::from(asks), group.cost > 0),
         });
         match each.collect::<Option<Vec<_>>>() {
             Some(records) if answers.next().is_none() && rest.is_empty() => {
@@ -344,8 +346,8 @@ impl<'a> Packed<'a> {
 }
 
 impl Record {
-    /// None if it holds what a script doesn't say to so many asks.
-    fn read(bytes: &[u8; 40], asks: u32, costs: bool) -> Option<Self> {
+    /// None if it holds what a script doesn't say, of how many asks are allowed or else.
+    fn read(bytes: &[u8; 40], expected: RangeInclusive<i64>, costs: bool) -> Option<Self> {
         let whole = |number: f64| {
             let integer = number as i64;
             (integer as f64 == number && integer.unsigned_abs() <= LARGEST_COST).then_some(integer)
@@ -354,7 +356,7 @@ impl Record {
         let mut next = || numbers.next().and_then(whole);
         let (allowed, limit, remaining) = (next()?, next()?, next()?);
         let record = Self { allowed, limit, remaining, retry_after_us: next()?, reset_after_us: next()?, costs };
-        (-3..=i64::from(asks)).contains(&allowed).then_some(record)
+        expected.contains(&allowed).then_some(record)
     }
 }
 

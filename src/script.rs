@@ -126,6 +126,11 @@ impl Script {
         self.name
     }
 
+    /// Whether it is given windows of the calendar, and may refuse them.
+    pub(crate) fn takes_windows(&self) -> bool {
+        self.name == "calendar_window"
+    }
+
     /// The text that is sent and hashed.
     #[must_use]
     pub fn text(&self) -> &str {

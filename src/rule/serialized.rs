@@ -42,6 +42,7 @@ struct Table {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
+#[allow(unreachable_pub, reason = "exported with sets of rules, which are a feature of their own")]
 pub enum Policy {
     /// The error.
     Closed,
