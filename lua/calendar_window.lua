@@ -54,7 +54,8 @@
 --   block      : denies every call until it ends; a refund or a penalty moves what is used beneath it. +block: a denial
 --                starts one, unless the key is blocked already or the cost could never be allowed
 --   changed numbers, and other windows, keep what was used in the window that the state's time is in: at most limit.
---                +as-is: what was left; +reset: nothing
+--                +as-is: what was left; +reset: nothing. Where the state's time is in neither window it can't be
+--                seen whether they have changed, and it counts as if not
 --   a state's time ahead of now counts as now, at most the longer of the two windows ahead and before stop; else the
 --                state is brought back to now
 --   calls of a key: as many as fit one after the other

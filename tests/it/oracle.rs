@@ -257,7 +257,9 @@ impl Oracle {
         let at = floor_to(now_us.into(), rule.tick);
         let unused = Found { state: rule.place(0, at), at, until: 0, altered: false };
         let Some(Written { spec, state, until }) = &self.written else { return unused };
-        let state = rule.convert(&Rule::of(*spec), state, self.on_change);
+        let old = Rule::of(*spec);
+        let is_known = !rule.is_beyond_the_windows(&old, state.time(), at);
+        let state = if is_known { rule.convert(&old, state, self.on_change) } else { state.clone() };
         let (time, until) = (state.time(), *until);
         if rule.used(&state, time) == 0 && until <= now_us.into() {
             // The same as no state: its time must not bind anybody.

@@ -150,6 +150,12 @@ impl Rule {
         time - at > self.longest()
     }
 
+    /// Whether this state's time lies in neither of the two windows that a call at `at` knows of, so that nobody can tell
+    /// whether its window is one of this rule's. Another limit is another rule all the same.
+    pub(super) fn is_beyond_the_windows(&self, old: &Self, time: i128, at: i128) -> bool {
+        self.kind == Kind::Calendar && self.capacity == old.capacity && time >= self.windows_at(at)[2]
+    }
+
     /// Where the window that contains `t` begins, if it begins afresh.
     pub(super) fn window_at(&self, t: i128) -> i128 {
         if self.kind == Kind::Calendar {
