@@ -269,8 +269,11 @@ fn law_4_every_shard_expires_and_is_then_as_if_never_used() {
     let mut redis = engine.server.as_ref().expect("redis").connection();
     for text in SEVEN {
         let (rule, key) = (rule(text), engine.fresh_key());
-        for _ in 0..30 {
-            engine.call(engine.limiter.acquire(&rule, by_own_id(&rule, key.as_str())));
+        for number in 0..30 {
+            // The same ids in each run, so that permits are of all shards in each.
+            let (id, request) = (number.to_string(), Request::new(&key));
+            let request = if text.starts_with("concurrency") { request.id(&id) } else { request };
+            engine.call(engine.limiter.acquire(&rule, request));
             engine.call(engine.limiter.penalty(&rule, Request::new(&key).id("p").cost(1)));
         }
         let states = engine.call(engine.limiter.inspect(&rule, key.as_str()));
