@@ -29,8 +29,8 @@ pub struct Decision {
     /// Whether the key is blocked, whatever it has left: by [`block`](crate::Limiter::block), or by a denial of a rule that
     /// [says so](crate::Rule::block_for), this one included.
     pub blocked: bool,
-    /// Denied calls in the time of the limit's longest reset from the first of them: a surge is told from a small
-    /// excess by it. None unless the rule [counts them](crate::Rule::count_denials).
+    /// Denied calls in the time of the limit's longest reset from the first of them, which distinguishes a surge from a
+    /// small excess. None unless the rule [counts them](crate::Rule::count_denials).
     pub overage: Option<u64>,
     /// The first limit that denied: its name, else its text.
     pub denied_by: Option<Arc<str>>,

@@ -154,7 +154,7 @@ impl Error {
     }
 
     /// The same, by the script's message, which ends with that time.
-    pub(crate) fn stale_as_told(message: &str) -> Self {
+    pub(crate) fn stale_from_message(message: &str) -> Self {
         let now_us = message
             .rsplit_once("now_us=")
             .and_then(|(_, rest)| rest.split(|character: char| !character.is_ascii_digit()).next()?.parse().ok());

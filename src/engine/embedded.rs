@@ -314,7 +314,7 @@ fn from_message(message: &str) -> Error {
     let kind = match message.split(' ').next() {
         Some("BADSTATE" | "WRONGTYPE") => Kind::Unreadable,
         Some("BADID") => return Error::unknown_id(message),
-        Some("STALE") => return Error::stale_as_told(message),
+        Some("STALE") => return Error::stale_from_message(message),
         Some("BADARG") => Kind::Input,
         _ => Kind::Refused,
     };

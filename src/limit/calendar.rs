@@ -47,7 +47,7 @@ pub(crate) struct Windows {
     current: Arc<ArcSwap<Pair>>,
 }
 
-/// Two neighbouring windows, in microseconds since the epoch, and how a script is told them.
+/// Two neighbouring windows, in microseconds since the epoch, and the same as a script's arguments.
 #[derive(Debug)]
 pub(crate) struct Pair {
     first: i64,

@@ -131,7 +131,7 @@ impl fmt::Display for Condition {
     }
 }
 
-/// What GET is limited by, HEAD is too: most servers answer it by the same work.
+/// What GET is limited by, HEAD is too: most servers answer it by the same work. The index looks both up.
 fn method_covers(asked: &str, got: &str) -> bool {
     asked == got || (asked == "GET" && got == "HEAD")
 }

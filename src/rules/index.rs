@@ -144,7 +144,7 @@ impl Index {
             && let Some(method) = sought.method
         {
             lists.extend(self.methods.get(method.as_bytes()).map(SmallVec::as_slice));
-            // What GET is limited by, HEAD is too: most servers answer it by the same work.
+            // As `Condition` compares them.
             if method == "HEAD" {
                 lists.extend(self.methods.get(&b"GET"[..]).map(SmallVec::as_slice));
             }

@@ -60,7 +60,7 @@ struct State {
 #[derive(Debug)]
 struct Open {
     until: Instant,
-    /// What those are told who are refused until then, and while a call sees whether Redis answers again. Made once:
+    /// The error of calls that are refused until then, and while one call probes Redis. Made once:
     /// there may be many.
     unsent: Error,
     probed: Error,

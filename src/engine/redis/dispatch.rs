@@ -94,7 +94,7 @@ impl Redis {
             Ok((entry, local)) => {
                 let (waiting, begin) = local.queue.enter_all(&local, asks);
                 self.begin(&local, &begin);
-                // Who has nothing to ask leaves it to others to see whether Redis answers again.
+                // A call without asks doesn't probe Redis: it leaves that to others.
                 let entry = (!waiting.is_empty()).then_some(entry);
                 Many { waiting: waiting.into_iter(), _entry: entry, failed: None }
             }

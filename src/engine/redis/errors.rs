@@ -68,7 +68,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         (_, "NOAUTH" | "WRONGPASS") => Kind::Authentication,
         (_, "NOPERM") => Kind::Permission,
         (_, "BADID") => Kind::UnknownId,
-        (_, "STALE") => return Error::stale_as_told(&described(error)),
+        (_, "STALE") => return Error::stale_from_message(&described(error)),
         // Misuse, such as an id of another operation, which must not open a gate.
         (_, "BADARG") => Kind::Input,
         (_, "CLUSTERDOWN") if of_a_slot(error) => Kind::Refused,

@@ -96,7 +96,7 @@ impl<'a> Explained<'a> {
         let step = |applies: Applies<'a>| Step::of(rules, applies, limiter);
         let shadows = rules.shadows(request);
         let mut passed = rules.passed_over(request);
-        // Those are told apart.
+        // Shadow rules have lines of their own.
         passed.retain(|passed| !shadows.iter().any(|shadow| shadow.rule == Some(&*passed.rule)));
         let shown = if all { passed.len() } else { SHOWN.min(passed.len()) };
         let passed_over_more = passed.split_off(shown).len();

@@ -101,7 +101,7 @@ impl Shared {
                 return Some(answer.as_ref().map_err(Error::clone).and_then(|records| records.reply(position)));
             }
         }
-        // Whoever was left out because its deadline had passed sees that by itself, and is told so.
+        // A caller that was left out since its deadline had passed sees that itself, and returns that error.
         let left_out = self.latest().is_some_and(|sent| sent.positions[slot].is_none());
         failed.filter(|_| !left_out).map(|error| Err(error.clone()))
     }
