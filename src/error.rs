@@ -161,8 +161,8 @@ impl Error {
         now_us.map_or_else(|| Self::new(Kind::Garbled, message), Self::stale)
     }
 
-    /// The server's time, if that is what the script's windows are to be around.
-    pub(crate) fn windows_around(&self) -> Option<u64> {
+    /// The server's time, in microseconds since the epoch, if it had left the windows that it was told.
+    pub(crate) fn stale_at(&self) -> Option<u64> {
         match self.kind {
             Kind::Stale { now_us } => Some(now_us),
             _ => None,

@@ -1,9 +1,9 @@
 //! One call: rule + key + cost -> decision.
 
-mod again;
 mod asking;
 #[cfg(feature = "rules")]
 mod by_rules;
+mod calling;
 mod instead;
 #[cfg(feature = "embedded")]
 mod local;
@@ -15,15 +15,15 @@ mod upkeep;
 use std::future::poll_fn;
 #[cfg(feature = "embedded")]
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::decision::{Answered, Decision, LimitDecision, count};
 use crate::denials::{DenialCache, Sighting};
+use crate::engine::Engine;
 #[cfg(feature = "embedded")]
 use crate::engine::embedded::Embedded;
-use crate::engine::{Acquiring, Engine};
 use crate::error::{Error, Kind};
 use crate::key::{self, KeySecret};
 use crate::limit::exact::LONGEST;
@@ -390,7 +390,7 @@ impl Limiter {
                 |context: &mut Context<'_>| Poll::Ready(self.begin(rule, target, request, deadline, context.waker()));
             if let Some(acquiring) = poll_fn(begin).await? {
                 let reply = match acquiring.await {
-                    Err(stale) if stale.windows_around().is_some() => {
+                    Err(stale) if stale.stale_at().is_some() => {
                         Box::pin(self.acquire_again(rule, target, request, stale, began)).await?
                     }
                     reply => reply?,
@@ -399,19 +399,6 @@ impl Limiter {
             }
         }
         Box::pin(self.decide_in_full(rule, &[target], request, mode)).await
-    }
-
-    /// Begins an acquire by the script's packed form, if that can say all that is asked.
-    fn begin<'r>(
-        &'r self,
-        rule: &Rule,
-        target: Target<'r>,
-        request: &Request<'_>,
-        deadline: Duration,
-        waker: &Waker,
-    ) -> Result<Option<Acquiring<'r>>, Error> {
-        let Some(ask) = self.ask(rule, target, request)? else { return Ok(None) };
-        self.engine.acquire(ask, deadline, waker).map(Some)
     }
 
     async fn decide_in_full(

@@ -135,7 +135,8 @@ impl Windows {
     }
 
     /// The windows for a decision at this time, or by the server's. There it is the last pair that was told, until that
-    /// nears its end by the server's clock, as far as that is known: or is refused, see [`found`](Self::found).
+    /// nears its end by the server's clock, as far as that is known: or is refused, see
+    /// [`around_server_time`](Self::around_server_time).
     pub(crate) fn at(&self, now_us: Option<u64>) -> Arc<Pair> {
         let pair = self.current.load();
         if let Some(now) = now_us {
@@ -151,16 +152,14 @@ impl Windows {
         self.renew(now, pair.ahead_us)
     }
 
-    /// The server refused a pair, and this was its time: the next call is told the windows around that.
-    pub(crate) fn found(&self, now_us: u64) {
+    /// The windows around the time of a server that refused others: the next calls are told the same.
+    pub(crate) fn around_server_time(&self, now_us: u64) -> Arc<Pair> {
         let now = i64::try_from(now_us).unwrap_or(LAST_TIME);
         let pair = self.current.load();
         let ahead_us = now - system_us();
         // Others that were refused with this one may have been faster.
         let is_known = (pair.first..pair.second).contains(&now) && (ahead_us - pair.ahead_us).abs() < 1_000_000;
-        if !is_known {
-            self.renew(now, ahead_us);
-        }
+        if is_known { Arc::clone(&pair) } else { self.renew(now, ahead_us) }
     }
 
     fn renew(&self, now: i64, ahead_us: i64) -> Arc<Pair> {
@@ -384,7 +383,7 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &clone.at(None)));
         // The server's clock is a hundred days ahead.
         let server_us = system_us() + 100 * day;
-        windows.found(u64::try_from(server_us).unwrap());
+        windows.around_server_time(u64::try_from(server_us).unwrap());
         let then = clone.at(None);
         assert_eq!((then.first, then.second, then.stop), {
             let first = server_us - server_us % day;

@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use futures_util::future::{join, join_all};
 
-use super::Limiter;
-use super::again::{around_server_time, left_of};
+use super::calling::left_of;
 use super::sharded::Place;
+use super::{Limiter, garbled};
 use crate::batch::Ask;
 use crate::decision::Decision;
 use crate::denials::Sighting;
@@ -97,14 +97,14 @@ impl Limiter {
             let decided = match way {
                 Way::Together(sighting) => {
                     let reply = loop {
-                        let Some(step) = &mut together else { return decisions };
+                        let Some(step) = &mut together else { break Err(garbled()) };
                         match step.next().await {
                             Some(reply) => break reply,
                             None => together = steps.next(),
                         }
                     };
                     match reply {
-                        Err(refused) if refused.windows_around().is_some() => {
+                        Err(refused) if refused.stale_at().is_some() => {
                             stale.push((decisions.len(), sighting));
                             decisions.push(Err(refused));
                             continue;
@@ -159,37 +159,27 @@ impl Limiter {
         began: Instant,
     ) {
         let ask = |at: usize| {
-            let (request, refused) = (&requests[at], decisions[at].as_ref().err());
+            let request = &requests[at];
             let left = left_of(request.deadline_or(self.deadline), began)?;
-            let Some(target) = self.together(rule, request) else { return Ok(None) };
-            if let (Some(windows), Some(refused)) = (target.limit.windows(), refused) {
-                around_server_time(windows, refused);
-            }
-            Ok(self.ask(rule, target, request)?.map(|ask| (ask, left)))
+            let (Some(target), Err(refused)) = (self.together(rule, request), &decisions[at]) else {
+                return Err(garbled());
+            };
+            let ask = self.ask_again(rule, target, request, refused)?.ok_or_else(garbled)?;
+            Ok((ask, left))
         };
         let mut unsent = Vec::with_capacity(stale.len());
-        let mut again = self.engine.acquire_all(stale.iter().filter_map(|(at, _)| match ask(*at) {
-            Ok(Some(ask)) => {
-                unsent.push(None);
-                Some(ask)
-            }
-            Ok(None) => {
-                unsent.push(decisions[*at].as_ref().err().cloned());
-                None
-            }
-            Err(error) => {
-                unsent.push(Some(error));
-                None
-            }
+        let mut again = self.engine.acquire_all(stale.iter().filter_map(|(at, _)| {
+            let ask = ask(*at);
+            unsent.push(ask.as_ref().err().cloned());
+            ask.ok()
         }));
         again.begin().await;
         for ((at, sighting), unsent) in stale.into_iter().zip(unsent) {
             let request = &requests[at];
             let reply = match unsent {
-                Some(error) => Some(Err(error)),
-                None => again.next().await,
+                Some(error) => Err(error),
+                None => again.next().await.unwrap_or_else(|| Err(garbled())),
             };
-            let Some(reply) = reply else { return };
             let decided = reply.and_then(|reply| self.decided_together(rule, request, &reply, sighting));
             decisions[at] = self.or_instead(rule, request, decided).await;
         }

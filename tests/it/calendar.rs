@@ -264,6 +264,36 @@ async fn a_skewed_clock_costs_nothing_after_the_first_call() {
     }
 }
 
+/// Two clocks that are more than a year apart: each call finds the rule's windows as the other server's time has left them,
+/// also while it asks again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_rule_on_two_servers_of_different_times_is_decided_on_both() {
+    let limiters =
+        [FEBRUARY_28, FEBRUARY_28 + 400 * DAY].map(|at| Limiter::new(Embedded::with_clock(Clock::set_to(time(at)))));
+    let (one, several) = (rule("fixed-window 1000/day"), rule("fixed-window 1000/day, gcra 10000/1s"));
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..8 {
+        let (limiter, one, several) = (limiters[task % 2].clone(), one.clone(), several.clone());
+        tasks.spawn(async move {
+            for _ in 0..250 {
+                assert!(limiter.acquire(&one, "one").await.expect("a decision").allowed);
+                assert!(limiter.acquire(&several, "several").await.expect("a decision").allowed);
+                for decision in limiter.acquire_many(&one, ["many"]).await {
+                    assert!(decision.expect("a decision").allowed);
+                }
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("every call decided");
+    }
+    for limiter in &limiters {
+        for (rule, key) in [(&one, "one"), (&one, "many"), (&several, "several")] {
+            assert!(!limiter.acquire(rule, key).await.expect("a decision").allowed, "{key}");
+        }
+    }
+}
+
 fn oracle_of(rule: &Rule) -> crate::oracle::Oracle {
     oracle(rule.limits().next().expect("a limit"))
 }
@@ -343,7 +373,7 @@ async fn what_windows_of_the_calendar_cannot_do_is_refused_in_a_line() {
         ("fixed-window 2/3 days", "rate: expected units per period, such as 2/3d, got \"2/3\""),
         ("fixed-window 2/2weeks", "rate: expected units per period, such as 2/14d, got \"2/2weeks\""),
         ("fixed-window 2/yr", "rate: expected units per period, such as 2/year, got \"2/yr\""),
-        ("gcra 2/month", "rate: expected units per period, such as 2/30d, got \"2/month\""),
+        ("gcra 2/month", "rate: expected units per period, such as 2/30d, or fixed-window 2/month, got \"2/month\""),
     ] {
         let error = text.parse::<Limit>().expect_err(text).to_string();
         assert_eq!(error, expected, "{text}");

@@ -1,0 +1,103 @@
+//! Calls of scripts: by the packed form where that can say what is asked, and in full. Both are made once more where the
+//! server says that its time has left the windows of the calendar that it was told; it has charged nothing then.
+
+use std::borrow::Cow;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use super::Limiter;
+use crate::batch::Ask;
+use crate::engine::Acquiring;
+use crate::error::Error;
+use crate::request::Request;
+use crate::rule::{Rule, Target};
+use crate::script::{Call, Marker, Mode, Part, Reply, Script};
+
+impl Limiter {
+    /// Begins an acquire by the script's packed form, if that can say all that is asked.
+    pub(super) fn begin<'r>(
+        &'r self,
+        rule: &Rule,
+        target: Target<'r>,
+        request: &Request<'_>,
+        deadline: Duration,
+        waker: &Waker,
+    ) -> Result<Option<Acquiring<'r>>, Error> {
+        let Some(ask) = self.ask(rule, target, request)? else { return Ok(None) };
+        self.engine.acquire(ask, deadline, waker).map(Some)
+    }
+
+    /// The same, once more: its windows were refused.
+    pub(super) async fn acquire_again(
+        &self,
+        rule: &Rule,
+        target: Target<'_>,
+        request: &Request<'_>,
+        stale: Error,
+        began: Option<Instant>,
+    ) -> Result<Reply, Error> {
+        let deadline = request.deadline_or(self.deadline);
+        let deadline = began.map_or(Ok(deadline), |began| left_of(deadline, began))?;
+        let mut ask = self.ask_again(rule, target, request, &stale)?;
+        let begin =
+            poll_fn(|context| Poll::Ready(ask.take().map(|ask| self.engine.acquire(ask, deadline, context.waker()))));
+        match begin.await {
+            Some(begun) => begun?.await,
+            None => Err(stale),
+        }
+    }
+
+    /// What is asked after a refusal: the same, of the windows around the time that the server said.
+    pub(super) fn ask_again<'r>(
+        &self,
+        rule: &Rule,
+        target: Target<'r>,
+        request: &Request<'_>,
+        stale: &Error,
+    ) -> Result<Option<Ask<'r>>, Error> {
+        let (Some(windows), Some(server_us)) = (target.limit.windows(), stale.stale_at()) else { return Ok(None) };
+        let numbers = Arc::clone(&windows.around_server_time(server_us).packed);
+        Ok(self.ask(rule, target, request)?.map(|ask| Ask { numbers: Cow::Owned(numbers), ..ask }))
+    }
+
+    /// Calls a script in full.
+    pub(super) async fn run(
+        &self,
+        rule: &Rule,
+        script: &'static Script,
+        limits: &[Part<'_>],
+        marker: Option<&Marker>,
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> Result<Reply, Error> {
+        let (cost, options, now_us) = (request.units(rule), rule.options(), request.now_us()?);
+        let call = Call { script, limits, marker, cost, mode, options, now_us };
+        let deadline = request.deadline_or(self.deadline);
+        let began = limits.iter().any(|part| part.windows.is_some()).then(Instant::now);
+        match (self.engine.run(&call, deadline).await, began) {
+            (Err(stale), Some(began)) => match stale.stale_at() {
+                Some(server_us) => Box::pin(self.run_again(&call, server_us, left_of(deadline, began)?)).await,
+                None => Err(stale),
+            },
+            (reply, _) => reply,
+        }
+    }
+
+    async fn run_again(&self, call: &Call<'_>, server_us: u64, deadline: Duration) -> Result<Reply, Error> {
+        let mut limits = call.limits.to_vec();
+        for part in &mut limits {
+            if let Some(windows) = part.windows {
+                part.arguments = windows.around_server_time(server_us).arguments.clone().into();
+            }
+        }
+        self.engine.run(&Call { limits: &limits, ..*call }, deadline).await
+    }
+}
+
+/// What is left of a deadline for a call that began then.
+pub(super) fn left_of(deadline: Duration, began: Instant) -> Result<Duration, Error> {
+    let left = deadline.saturating_sub(began.elapsed());
+    if left.is_zero() { Err(Error::deadline(deadline, false)) } else { Ok(left) }
+}
