@@ -244,7 +244,8 @@ impl Algorithm {
         let rows = || ROWS.iter().filter(|row| row.algorithm != Self::CalendarWindow);
         rows().find(|row| row.name == name).map(|row| row.algorithm).ok_or_else(|| {
             let names: Vec<_> = rows().map(|row| row.name).collect();
-            RuleError::new(format!("algorithm: expected one of {}, got {name:?}", names.join(", ")))
+            let hint = if name == "calendar-window" { " (write fixed-window 100/month)" } else { "" };
+            RuleError::new(format!("algorithm: expected one of {}, got {name:?}{hint}", names.join(", ")))
         })
     }
 }

@@ -43,6 +43,7 @@ mod file;
 mod index;
 mod path;
 mod reload;
+mod text;
 mod throttle;
 mod verdict;
 
@@ -59,22 +60,18 @@ use crate::error::Error;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 
-use attributes::Reading;
-use compiled::{Compiled, Does};
-use error::Place;
-use index::{Index, Sought};
+use compiled::{Compiled, CompiledAction};
+use error::Field;
+use index::{Index, Lookup};
 use throttle::Throttled;
 
 pub use crate::rule::serialized::Policy;
-pub use attributes::Attributes;
+pub use attributes::{Attributes, Reading};
 pub use compiled::Response;
-pub use definition::{Action, Cost, Defaults, Definition, LimitDefinition, Missing, OneOrMore, Paths};
+pub use definition::{Action, Cost, Definition, LimitDefinition, Missing, OneOrMore, Paths};
 pub use error::{Fault, RuleSetError};
 pub use reload::WatchedRules;
 pub use verdict::{Reason, ShadowVerdict, Verdict};
-
-/// How many faults are worth reading at once.
-const MOST_FAULTS: usize = 100;
 
 /// Rules, of which at most one applies to a request: of those whose conditions hold, the one of the highest priority, and of
 /// those alike the first.
@@ -162,7 +159,28 @@ impl RuleSet {
     ///
     /// Bad fields, names that stand twice, and rules that can never apply.
     pub fn new(definitions: impl IntoIterator<Item = Definition>) -> Result<Self, RuleSetError> {
-        Self::compiled(definitions.into_iter().collect(), Reading::default(), &|_, _| None)
+        Self::with_reading(Reading::default(), definitions)
+    }
+
+    /// The same, of rules that read paths in this way.
+    ///
+    /// # Errors
+    ///
+    /// As of [`new`](Self::new).
+    ///
+    /// ```
+    /// use tollgate::rules::{Definition, Paths, Reading, RuleSet};
+    ///
+    /// let mut reading = Reading::default();
+    /// reading.paths = Paths::Segments;
+    /// let rules = RuleSet::with_reading(reading, [Definition::new("everyone")]);
+    /// assert!(rules.is_err(), "it says neither what it counts nor by which limit");
+    /// ```
+    pub fn with_reading(
+        reading: Reading,
+        definitions: impl IntoIterator<Item = Definition>,
+    ) -> Result<Self, RuleSetError> {
+        Self::compiled(definitions.into_iter().collect(), reading, &|_, _| None)
     }
 
     /// The set in a file, with what the file includes.
@@ -196,8 +214,8 @@ impl RuleSet {
     #[must_use]
     pub fn rule(&self, name: &str) -> Option<&Rule> {
         let rule = self.shared.rules.iter().find(|rule| *rule.name == *name)?;
-        match &rule.does {
-            Does::Throttle(throttle) => Some(&throttle.rule),
+        match &rule.action {
+            CompiledAction::Throttle(throttle) => Some(&throttle.rule),
             _ => None,
         }
     }
@@ -239,19 +257,19 @@ impl RuleSet {
     /// ```
     pub fn by_name(&self, name: &str, request: &Attributes<'_>) -> Result<Option<Applies<'_>>, Error> {
         let rule = self.shared.rules.iter().find(|rule| *rule.name == *name);
-        rule.map(|rule| rule.effect(&self.spelled(request))).transpose()
+        rule.map(|rule| rule.effect(&self.as_read(request))).transpose()
     }
 
     /// The shadow rules that a request comes by before the one that applies, in their order: what each would do.
     #[must_use]
     pub fn shadows(&self, request: &Attributes<'_>) -> Vec<Applies<'_>> {
-        let request = self.spelled(request);
+        let request = self.as_read(request);
         self.shared.shadows(self.shared.find(&request).1, &request)
     }
 
     /// The same, and what the shadow rules before it would have done.
     pub(crate) fn found(&self, request: &Attributes<'_>) -> Result<(Applies<'_>, Vec<Applies<'_>>), Error> {
-        let request = self.spelled(request);
+        let request = self.as_read(request);
         let (place, shadows) = self.shared.find(&request);
         let effect = |place: u32| self.shared.rules[place as usize].effect(&request);
         let applies = place.map_or(Ok(Applies::none()), effect)?;
@@ -262,7 +280,7 @@ impl RuleSet {
     /// set ignores case.
     #[must_use]
     pub fn sees<'r>(&self, request: &'r Attributes<'_>, name: &str) -> Option<Cow<'r, [u8]>> {
-        match self.spelled(request) {
+        match self.as_read(request) {
             Cow::Borrowed(request) => request.get(name),
             Cow::Owned(request) => request.get(name).map(|value| Cow::Owned(value.into_owned())),
         }
@@ -271,7 +289,7 @@ impl RuleSet {
     /// The rules that come before the one that applies, and why each doesn't; all of them where none applies.
     #[must_use]
     pub fn passed_over(&self, request: &Attributes<'_>) -> Vec<PassedOver> {
-        let request = self.spelled(request);
+        let request = self.as_read(request);
         let (place, _) = self.shared.find(&request);
         let before = place.map_or(self.len(), |place| place as usize);
         let rules = self.shared.rules[..before].iter();
@@ -284,36 +302,28 @@ impl RuleSet {
     }
 
     /// The request as this set compares it.
-    fn spelled<'r, 'a>(&self, request: &'r Attributes<'a>) -> Cow<'r, Attributes<'a>> {
+    fn as_read<'r, 'a>(&self, request: &'r Attributes<'a>) -> Cow<'r, Attributes<'a>> {
         self.shared.reading.of(request)
     }
 
-    /// A set of these rules; `locate` says where each rule's field stands.
+    /// A set of these rules, which are written as they are, or in files.
     fn compiled(
         definitions: Vec<Definition>,
         reading: Reading,
-        locate: &dyn Fn(usize, &Place) -> Option<file::Located>,
+        locate: &file::Locate<'_>,
     ) -> Result<Self, RuleSetError> {
         let mut faults = Vec::new();
-        let mut fault = |at: usize, (place, why): (Place, String)| {
-            if faults.len() == MOST_FAULTS {
-                return;
-            }
+        let mut fault = |at: usize, (field, why): (Field, String)| {
             let name = &definitions[at].name;
             let message = if why.starts_with(&format!("rule {name}: ")) { why } else { format!("rule {name}: {why}") };
-            let fault = Fault::new(message);
-            let fault = match locate(at, &place) {
-                Some(located) => fault.in_file(&located.file, located.at),
-                None => fault,
-            };
-            faults.push((at, fault));
+            faults.push((at, file::located(locate, at, &field, message)));
         };
         let mut names = HashMap::new();
         let mut rules: Vec<(usize, Compiled)> = Vec::with_capacity(definitions.len());
         for (at, definition) in definitions.iter().enumerate() {
             if names.insert(definition.name.as_str(), at).is_some() {
                 let why = format!("name: expected a name of its own, got {:?} again", definition.name);
-                fault(at, (Place::field("name"), why));
+                fault(at, (Field::named("name"), why));
                 continue;
             }
             match Compiled::new(definition, reading) {
@@ -336,7 +346,7 @@ impl RuleSet {
         for (place, at) in places.iter().enumerate() {
             if let Some(before) = shared.hidden_by(place) {
                 let why = format!("never applies: expected some request that rule {before:?}, before it, doesn't take");
-                fault(*at, (Place::field("name"), why));
+                fault(*at, (Field::named("name"), why));
             }
         }
         if faults.is_empty() {
@@ -344,7 +354,7 @@ impl RuleSet {
         }
         // Rules that can't apply were found in the order of priority.
         faults.sort_by_key(|(at, _)| *at);
-        Err(RuleSetError::new(faults.into_iter().take(MOST_FAULTS).map(|(_, fault)| fault).collect()))
+        Err(RuleSetError::new(faults.into_iter().map(|(_, fault)| fault).collect()))
     }
 }
 
@@ -353,7 +363,7 @@ impl Shared {
     fn find(&self, request: &Attributes<'_>) -> (Option<u32>, SmallVec<[u32; 4]>) {
         let mut found = None;
         let mut shadows: SmallVec<[u32; 4]> = SmallVec::new();
-        for list in self.index.lists(&Sought::of_request(request)) {
+        for list in self.index.lists(&Lookup::of_request(request)) {
             for &place in list {
                 if found.is_some_and(|found| place >= found) {
                     break;
@@ -385,7 +395,7 @@ impl Shared {
     fn hidden_by(&self, place: usize) -> Option<&str> {
         let rule = &self.rules[place];
         let mut first = place;
-        for list in self.index.lists(&Sought::of_rule(&rule.conditions)) {
+        for list in self.index.lists(&Lookup::of_rule(&rule.conditions)) {
             let end = first;
             let mut before = list.iter().map(|other| *other as usize).take_while(|other| *other < end);
             let hides = |other: &usize| self.checks[*other].hides && rule.is_hidden_by(&self.rules[*other]);
@@ -397,10 +407,10 @@ impl Shared {
 
 impl Compiled {
     fn effect(&self, request: &Attributes<'_>) -> Result<Applies<'_>, Error> {
-        let (effect, overridden) = match &self.does {
-            Does::Allow => (Effect::Allow, None),
-            Does::Block => (Effect::Block, None),
-            Does::Throttle(throttle) => {
+        let (effect, overridden) = match &self.action {
+            CompiledAction::Allow => (Effect::Allow, None),
+            CompiledAction::Block => (Effect::Block, None),
+            CompiledAction::Throttle(throttle) => {
                 let (throttled, overridden) = throttle.throttled(request)?;
                 let effect = match throttled {
                     Throttled::Allow => Effect::Allow,

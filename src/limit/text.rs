@@ -78,7 +78,14 @@ fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Ever
         return Err(expected("10/1s", &format!("nothing after {algorithm}")));
     };
     let calendar = algorithm == Algorithm::FixedWindow;
-    let meant = Some(words).filter(|_| calendar).and_then(suggested_window).or_else(|| suggested_rate(words));
+    let window = suggested_window(words);
+    let meant = match (window, suggested_rate(words)) {
+        (Some(window), _) if calendar => Some(window),
+        (Some(window), Some(rate)) if window.ends_with("month") || window.ends_with("year") => {
+            Some(format!("{rate}, or fixed-window {window}"))
+        }
+        (_, rate) => rate,
+    };
     let example = meant.as_deref().unwrap_or("10/1s");
     let Some((count, period)) = rate.split_once('/') else {
         let got = if meant.is_some() { words.join(" ") } else { (*rate).to_owned() };

@@ -159,13 +159,11 @@ impl<'a> Attributes<'a> {
         self.counted(name, 128)
     }
 
-    /// Those that aren't an address, a path or a method.
-    pub(super) fn others(&self) -> impl Iterator<Item = (&'a str, &'a [u8])> {
-        self.others.iter().copied().filter(|(_, value)| !value.is_empty())
-    }
-
-    /// The bytes of an attribute that isn't an address, a path or a method.
-    pub(super) fn other(&self, name: &str) -> Option<&'a [u8]> {
+    /// The bytes of an attribute that is compared as it is: of all but address and path.
+    pub(super) fn text(&self, name: &str) -> Option<&[u8]> {
+        if name == METHOD {
+            return self.method.as_deref().map(str::as_bytes);
+        }
         let found = self.others.iter().find(|(other, _)| *other == name);
         found.map(|(_, value)| *value).filter(|value| !value.is_empty())
     }
@@ -175,21 +173,23 @@ impl<'a> Attributes<'a> {
         match name {
             IP => self.ip.map(|address| Cow::Owned(network(address, ipv6_prefix).into_bytes())),
             PATH => self.path.as_deref().map(|path| Cow::Borrowed(path.as_bytes())),
-            METHOD => self.method.as_deref().map(|method| Cow::Borrowed(method.as_bytes())),
-            _ => self.other(name).map(Cow::Borrowed),
+            _ => self.text(name).map(Cow::Borrowed),
         }
     }
 }
 
-/// How a set of rules reads paths.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Reading {
-    pub(super) ignore_case: bool,
-    pub(super) paths: Paths,
+/// How a set of rules reads paths. In a file, `ignore_case` and `paths` say so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reading {
+    /// Whether the ASCII letters of paths and patterns are compared without their case. Default: false.
+    pub ignore_case: bool,
+    /// Whether a path is decoded before it is split, or after. Default: before.
+    pub paths: Paths,
 }
 
 impl Reading {
-    /// The request as it is read so.
+    /// A request as it is read so.
     pub(super) fn of<'r, 'a>(self, request: &'r Attributes<'a>) -> Cow<'r, Attributes<'a>> {
         let path = match &request.by_segments {
             Some(path) if self.paths == Paths::Segments => Cow::Borrowed(path.as_str()),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::attributes::{Attributes, Reading};
 use super::condition::Condition;
 use super::definition::{Action, Cost, Definition};
-use super::error::Place;
+use super::error::Field;
 use super::throttle::Throttle;
 use crate::limit::Period;
 
@@ -19,7 +19,7 @@ pub(super) struct Compiled {
     pub(super) name: Arc<str>,
     pub(super) conditions: Vec<Condition>,
     pub(super) shadow: bool,
-    pub(super) does: Does,
+    pub(super) action: CompiledAction,
     pub(super) response: Response,
     /// Of a request that isn't only too many: by a rule that blocks, or a key that is blocked.
     pub(super) response_if_blocked: Response,
@@ -38,21 +38,21 @@ pub struct Response {
 }
 
 #[derive(Debug)]
-pub(super) enum Does {
+pub(super) enum CompiledAction {
     Throttle(Box<Throttle>),
     Block,
     Allow,
 }
 
 /// What is wrong, and where in the definition.
-pub(super) type Fault = (Place, String);
+pub(super) type Fault = (Field, String);
 
 impl Compiled {
     pub(super) fn new(definition: &Definition, reading: Reading) -> Result<Self, Fault> {
         let name =
-            crate::key::checked_name(&definition.name).map_err(|error| (Place::field("name"), error.to_string()))?;
+            crate::key::checked_name(&definition.name).map_err(|error| (Field::named("name"), error.to_string()))?;
         let conditions = definition.conditions.iter().map(|(attribute, values)| {
-            let at = || Place::of("match", attribute);
+            let at = || Field::entry("match", attribute);
             if attribute.is_empty() || attribute == GLOBAL {
                 return Err((at(), format!("expected the name of an attribute, got {attribute:?}")));
             }
@@ -60,17 +60,17 @@ impl Compiled {
                 .map_err(|why| (at(), format!("{attribute}: {why}")))
         });
         let conditions = conditions.collect::<Result<_, _>>()?;
-        let does = match definition.action {
-            Action::Throttle => Does::Throttle(Box::new(Throttle::new(definition, reading)?)),
-            action => {
+        let action = match definition.action {
+            Action::Throttle => CompiledAction::Throttle(Box::new(Throttle::new(definition, reading)?)),
+            other => {
                 only_for_limits(definition)?;
-                if action == Action::Block { Does::Block } else { Does::Allow }
+                if other == Action::Block { CompiledAction::Block } else { CompiledAction::Allow }
             }
         };
         let response = Response::new(definition, 429)?;
         let response_if_blocked = Response::new(definition, 403)?;
         let shadow = definition.shadow.unwrap_or_default();
-        Ok(Self { name: name.into(), conditions, shadow, does, response, response_if_blocked })
+        Ok(Self { name: name.into(), conditions, shadow, action, response, response_if_blocked })
     }
 
     /// Why it doesn't apply to this request, if so.
@@ -80,8 +80,8 @@ impl Compiled {
             let got = got.map_or("none".to_owned(), |got| String::from_utf8_lossy(&got).into_owned());
             return Some(format!("expected {condition}, got {got}"));
         }
-        match &self.does {
-            Does::Throttle(throttle) if throttle.skips => throttle
+        match &self.action {
+            CompiledAction::Throttle(throttle) if throttle.skips => throttle
                 .skipped(request)
                 .map(|attribute| format!("counts by {attribute}, got none, and skips such requests")),
             _ => None,
@@ -97,11 +97,11 @@ impl Compiled {
 
     /// Whether it applies only to requests that have all that it counts by.
     pub(super) fn may_skip(&self) -> bool {
-        matches!(&self.does, Does::Throttle(throttle) if throttle.skips)
+        matches!(&self.action, CompiledAction::Throttle(throttle) if throttle.skips)
     }
 
     fn skips(&self, request: &Attributes<'_>) -> bool {
-        matches!(&self.does, Does::Throttle(throttle) if throttle.skips && throttle.skipped(request).is_some())
+        matches!(&self.action, CompiledAction::Throttle(throttle) if throttle.skips && throttle.skipped(request).is_some())
     }
 
     /// Whether nothing that it would apply to is left by the other, which goes before.
@@ -116,7 +116,7 @@ impl Response {
     fn new(definition: &Definition, default: u16) -> Result<Self, Fault> {
         let got = definition.status.unwrap_or(default);
         let status = NonZeroU16::new(got).filter(|_| (400..=599).contains(&got)).ok_or_else(|| {
-            (Place::field("status"), format!("status: expected an HTTP status from 400 to 599, got {got}"))
+            (Field::named("status"), format!("status: expected an HTTP status from 400 to 599, got {got}"))
         })?;
         let message = definition.message.as_deref().map(Arc::from);
         Ok(Self { status, message, retry_after: time("retry_after", definition.retry_after.as_deref())? })
@@ -126,9 +126,9 @@ impl Response {
 pub(super) fn time(field: &'static str, text: Option<&str>) -> Result<Option<Duration>, Fault> {
     let Some(text) = text else { return Ok(None) };
     match text.parse::<Period>() {
-        Ok(Period(0)) => Err((Place::field(field), format!("{field}: expected at least 1us, got {text:?}"))),
+        Ok(Period(0)) => Err((Field::named(field), format!("{field}: expected at least 1us, got {text:?}"))),
         Ok(Period(us)) => Ok(Some(Duration::from_micros(us))),
-        Err(error) => Err((Place::field(field), format!("{field}: {error}"))),
+        Err(error) => Err((Field::named(field), format!("{field}: {error}"))),
     }
 }
 
@@ -161,7 +161,7 @@ fn only_for_limits(definition: &Definition) -> Result<(), Fault> {
     let more = if definition.action == Action::Allow { &answers[..] } else { &[] };
     match says.iter().chain(more).find(|(_, said)| *said) {
         Some((field, _)) => {
-            Err((Place::field(field), format!("{field}: expected none of a rule whose action is {action}, got one")))
+            Err((Field::named(field), format!("{field}: expected none of a rule whose action is {action}, got one")))
         }
         None => Ok(()),
     }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 
 use super::attributes::{Attributes, IP, METHOD, PATH, upper_case};
@@ -20,10 +22,10 @@ pub(super) enum Values {
     /// `*`: whatever it is.
     Present,
     Paths(Vec<Pattern>),
+    /// Sorted, and none within another.
     Nets(Vec<IpNet>),
-    Methods(Vec<String>),
     /// Sorted.
-    Others(Vec<Box<[u8]>>),
+    Texts(Vec<Box<[u8]>>),
 }
 
 impl Condition {
@@ -43,13 +45,9 @@ impl Condition {
             PATH => {
                 Values::Paths(values.iter().map(|value| Pattern::new(value, ignores_case)).collect::<Result<_, _>>()?)
             }
-            IP => Values::Nets(values.iter().map(|value| net(value)).collect::<Result<_, _>>()?),
-            METHOD => Values::Methods(values.iter().map(|value| method(value)).collect::<Result<_, _>>()?),
-            _ => {
-                let mut values: Vec<Box<[u8]>> = values.iter().map(|value| value.as_bytes().into()).collect();
-                values.sort_unstable();
-                Values::Others(values)
-            }
+            IP => Values::Nets(widest(values.iter().map(|value| net(value)).collect::<Result<_, _>>()?)),
+            METHOD => Values::Texts(methods(values)?),
+            _ => Values::Texts(sorted(values.iter().map(|value| value.as_bytes().into()))),
         };
         Ok(Self { attribute: attribute.into(), values })
     }
@@ -68,8 +66,7 @@ impl Condition {
             Values::Present => {}
             Values::Paths(patterns) => patterns.iter().for_each(|pattern| each(pattern.to_string())),
             Values::Nets(nets) => nets.iter().for_each(|net| each(net.to_string())),
-            Values::Methods(methods) => methods.iter().for_each(|method| each(method.clone())),
-            Values::Others(values) => {
+            Values::Texts(values) => {
                 values.iter().for_each(|value| each(String::from_utf8_lossy(value).into_owned()));
             }
         }
@@ -81,19 +78,15 @@ impl Condition {
             Values::Present => match &*self.attribute {
                 PATH => request.path.is_some(),
                 IP => request.ip.is_some(),
-                METHOD => request.method.is_some(),
-                name => request.other(name).is_some(),
+                name => request.text(name).is_some(),
             },
             Values::Paths(patterns) => {
                 let covers = |path: &str| patterns.iter().any(|pattern| pattern.covers(path::segments(path)));
                 request.path.as_deref().is_some_and(covers)
             }
-            Values::Nets(nets) => request.ip.is_some_and(|address| nets.iter().any(|net| net.contains(&address))),
-            Values::Methods(methods) => {
-                request.method.as_deref().is_some_and(|got| methods.iter().any(|method| method_covers(method, got)))
-            }
-            Values::Others(values) => request
-                .other(&self.attribute)
+            Values::Nets(nets) => request.ip.is_some_and(|address| holds_address(nets, address)),
+            Values::Texts(values) => request
+                .text(&self.attribute)
                 .is_some_and(|got| values.binary_search_by(|value| (**value).cmp(got)).is_ok()),
         }
     }
@@ -109,10 +102,7 @@ impl Condition {
                 (Values::Nets(own), Values::Nets(other)) => {
                     other.iter().all(|other| own.iter().any(|own| own.contains(other)))
                 }
-                (Values::Methods(own), Values::Methods(other)) => {
-                    other.iter().all(|other| own.iter().any(|own| method_covers(own, other)))
-                }
-                (Values::Others(own), Values::Others(other)) => other.iter().all(|other| own.contains(other)),
+                (Values::Texts(own), Values::Texts(other)) => other.iter().all(|other| own.contains(other)),
                 _ => false,
             }
         })
@@ -131,16 +121,40 @@ impl fmt::Display for Condition {
     }
 }
 
-/// What GET is limited by, HEAD is too: most servers answer it by the same work. The index looks both up.
-fn method_covers(asked: &str, got: &str) -> bool {
-    asked == got || (asked == "GET" && got == "HEAD")
+/// What GET is limited by, HEAD is too: most servers answer it by the same work.
+fn methods(values: &[String]) -> Result<Vec<Box<[u8]>>, String> {
+    let mut methods = Vec::with_capacity(values.len());
+    for text in values {
+        if !text.bytes().all(|byte| byte.is_ascii_graphic() && !b"()<>@,;:\\\"/[]?={}".contains(&byte)) {
+            return Err(format!("expected an HTTP method such as POST, got {text:?}"));
+        }
+        let method = upper_case(text);
+        if method == "GET" {
+            methods.push(b"HEAD"[..].into());
+        }
+        methods.push(method.as_bytes().into());
+    }
+    Ok(sorted(methods))
 }
 
-fn method(text: &str) -> Result<String, String> {
-    if text.bytes().all(|byte| byte.is_ascii_graphic() && !b"()<>@,;:\\\"/[]?={}".contains(&byte)) {
-        return Ok(upper_case(text).into_owned());
-    }
-    Err(format!("expected an HTTP method such as POST, got {text:?}"))
+fn sorted(values: impl IntoIterator<Item = Box<[u8]>>) -> Vec<Box<[u8]>> {
+    let mut values: Vec<_> = values.into_iter().collect();
+    values.sort_unstable();
+    values.dedup();
+    values
+}
+
+/// Those that aren't within another.
+fn widest(mut nets: Vec<IpNet>) -> Vec<IpNet> {
+    nets.sort_unstable_by_key(|net| (net.network(), net.prefix_len()));
+    nets.dedup_by(|net, wider| wider.contains(&*net));
+    nets
+}
+
+/// Among networks that are [`widest`], only the last that begins at or before the address may hold it.
+fn holds_address(nets: &[IpNet], address: IpAddr) -> bool {
+    let after = nets.partition_point(|net| net.network() <= address);
+    nets[..after].last().is_some_and(|net| net.contains(&address))
 }
 
 /// An address or a network. Of IPv4 addresses within IPv6, those.

@@ -33,33 +33,31 @@ pub(super) struct Document {
 /// What a rule says that doesn't say otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "as of a definition, which documents each")]
-pub struct Defaults {
+pub(super) struct Defaults {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub shadow: Option<bool>,
+    pub(super) shadow: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub missing: Option<Missing>,
+    pub(super) missing: Option<Missing>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ipv6_prefix: Option<u8>,
+    pub(super) ipv6_prefix: Option<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub block_for: Option<String>,
+    pub(super) block_for: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub on_error: Option<Policy>,
+    pub(super) on_error: Option<Policy>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub processes: Option<NonZeroU32>,
+    pub(super) processes: Option<NonZeroU32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub on_change: Option<Change>,
+    pub(super) on_change: Option<Change>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub overage: Option<bool>,
+    pub(super) overage: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub hash_keys: Option<bool>,
+    pub(super) hash_keys: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub status: Option<u16>,
+    pub(super) status: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
+    pub(super) message: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub retry_after: Option<String>,
+    pub(super) retry_after: Option<String>,
 }
 
 /// One rule of a set as it is written, field by field as in a [file](super#the-file). It is checked when a
@@ -246,17 +244,6 @@ impl Definition {
         }
         self
     }
-
-    /// With variables' values for their names.
-    pub(super) fn with(mut self, variables: &BTreeMap<String, String>) -> Self {
-        let limits = self.limits.iter_mut().map(|limit| &mut limit.limit);
-        for text in limits.chain(self.overrides.values_mut()) {
-            if let Some(value) = text.strip_prefix('$').and_then(|name| variables.get(name)) {
-                text.clone_from(value);
-            }
-        }
-        self
-    }
 }
 
 impl OneOrMore {
@@ -376,8 +363,8 @@ impl<'de> Deserialize<'de> for Cost {
             }
 
             fn visit_i64<E: de::Error>(self, units: i64) -> Result<Cost, E> {
-                let units = u64::try_from(units);
-                units.map(Cost::Units).map_err(|_| E::invalid_value(de::Unexpected::Other("a negative number"), &self))
+                let unexpected = de::Unexpected::Signed(units);
+                u64::try_from(units).map(Cost::Units).map_err(|_| E::invalid_value(unexpected, &self))
             }
 
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Cost, E> {

@@ -3,6 +3,12 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+/// How many faults are worth reading at once.
+const MOST_FAULTS: usize = 100;
+
+/// A fault may show a value of any length.
+const LONGEST_MESSAGE: usize = 1000;
+
 /// A set of rules that can't be used. Shows the first of its [faults](Self::faults), in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSetError {
@@ -18,37 +24,41 @@ pub struct Fault {
     message: String,
 }
 
-/// Where in the definition of a rule.
+/// A field of a rule's definition, or something in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) field: &'static str,
+pub(super) struct Field {
+    pub(super) name: &'static str,
     pub(super) within: Within,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Within {
     All,
-    Index(usize),
-    Key(String),
+    Item(usize),
+    Entry(String),
 }
 
-impl Place {
-    pub(super) fn field(field: &'static str) -> Self {
-        Self { field, within: Within::All }
+impl Field {
+    pub(super) fn named(name: &'static str) -> Self {
+        Self { name, within: Within::All }
     }
 
-    pub(super) fn at(field: &'static str, index: usize) -> Self {
-        Self { field, within: Within::Index(index) }
+    pub(super) fn item(name: &'static str, index: usize) -> Self {
+        Self { name, within: Within::Item(index) }
     }
 
-    pub(super) fn of(field: &'static str, key: &str) -> Self {
-        Self { field, within: Within::Key(key.to_owned()) }
+    pub(super) fn entry(name: &'static str, key: &str) -> Self {
+        Self { name, within: Within::Entry(key.to_owned()) }
     }
 }
 
 impl RuleSetError {
     pub(super) fn new(faults: Vec<Fault>) -> Self {
-        Self { faults }
+        Self { faults: faults.into_iter().take(MOST_FAULTS).collect() }
+    }
+
+    pub(super) fn into_faults(self) -> Vec<Fault> {
+        self.faults
     }
 
     /// All that is wrong, at most a hundred, in the order in which it stands.
@@ -66,8 +76,12 @@ impl From<Fault> for RuleSetError {
 
 impl Fault {
     pub(super) fn new(message: impl Into<String>) -> Self {
-        let message: String = message.into();
-        Self { file: None, at: None, message: message.replace(char::is_control, " ") }
+        let mut message = message.into().replace(char::is_control, " ");
+        if let Some((end, _)) = message.char_indices().nth(LONGEST_MESSAGE) {
+            message.truncate(end);
+            message.push_str("...");
+        }
+        Self { file: None, at: None, message }
     }
 
     pub(super) fn in_file(mut self, file: &Path, at: Option<(usize, usize)>) -> Self {

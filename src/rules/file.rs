@@ -1,35 +1,25 @@
 //! Sets of rules in files, as TOML.
 
-use std::cell::OnceCell;
-use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
-
 use super::attributes::Reading;
-use super::definition::{Definition, Document};
-use super::error::{Place, Within};
+use super::definition::Document;
+use super::error::Field;
+use super::text::{Positions, Source, bad_variable, with_variables};
 use super::{Fault, RuleSet, RuleSetError};
-use crate::rule::Rule;
 
 /// Some 100,000 rules. Nobody writes more into one file, and a file that grows without end is read no further.
 const LONGEST_FILE: u64 = 64 << 20;
 
-/// Where a fault stands.
-pub(super) struct Located {
-    pub(super) file: PathBuf,
-    pub(super) at: Option<(usize, usize)>,
-}
+/// Says where a field of a rule stands, if the rules are a file's.
+pub(super) type Locate<'l> = dyn Fn(usize, &Field) -> Option<Located> + 'l;
 
-/// One file that was read.
-#[derive(Hash)]
-struct Source {
-    path: PathBuf,
-    text: String,
+pub(super) struct Located {
+    file: PathBuf,
+    at: Option<(usize, usize)>,
 }
 
 /// A set's file and those that it includes, as they were at one moment.
@@ -89,16 +79,13 @@ fn sources(path: &Path, watched: &mut Vec<PathBuf>) -> Result<Vec<Source>, RuleS
 
 /// This, and what it includes.
 fn including(main: Source, directory: &Path, watched: &mut Vec<PathBuf>) -> Result<Vec<Source>, RuleSetError> {
-    let include = document(&main)?.include;
+    let include = main.include()?;
     let mut sources = vec![main];
     for pattern in include {
         if pattern.ends_with("*.toml") {
             watched.extend(directory.join(&pattern).parent().map(Path::to_owned));
         }
-        let mut files = included(directory, &pattern).map_err(|why| {
-            let (at, path) = (place_of_include(&sources[0].text), &sources[0].path);
-            Fault::new(format!("include: {why}")).in_file(path, at)
-        })?;
+        let mut files = included(directory, &pattern).map_err(|why| sources[0].fault_of_include(why))?;
         // A pattern may match the file that it stands in.
         files.retain(|path| *path != sources[0].path);
         watched.extend(files.iter().cloned());
@@ -120,37 +107,69 @@ pub(super) fn of_document(document: Document) -> Result<RuleSet, RuleSetError> {
     if !document.include.is_empty() {
         return Err(Fault::new("include: expected none of rules that aren't read from a file, got some").into());
     }
-    let Document { ignore_case, paths, variables, defaults, rules, .. } = document;
-    if let Some((_, why)) = bad_variable(&variables) {
+    if let Some((_, why)) = bad_variable(&document.variables) {
         return Err(Fault::new(why).into());
     }
-    let rules = rules.into_iter().map(|rule| rule.with(&variables).or(&defaults)).collect();
-    RuleSet::compiled(rules, Reading { ignore_case, paths }, &|_, _| None)
+    of_settings(document, &|_, _| None)
 }
 
 fn of_sources(sources: &[Source]) -> Result<RuleSet, RuleSetError> {
-    let (mut settings, mut rules, mut origins) = (Document::default(), Vec::new(), Vec::new());
+    let (mut all, mut origins, mut faults) = (Document::default(), Vec::new(), Vec::new());
     for (at, source) in sources.iter().enumerate() {
-        let mut read = document(source)?;
+        let mut read = match source.document() {
+            Ok(read) => read,
+            Err(error) => {
+                faults.extend(error.into_faults());
+                continue;
+            }
+        };
         origins.extend((0..read.rules.len()).map(|rule| Origin { source: at, rule }));
-        rules.append(&mut read.rules);
+        let rules = std::mem::take(&mut read.rules);
         if at == 0 {
-            settings = read;
+            all = read;
         } else if read != Document::default() {
             let why = "expected [[rule]] alone in an included file, got what belongs into the one that includes it";
-            return Err(Fault::new(why).in_file(&source.path, None).into());
+            faults.push(Fault::new(why).in_file(&source.path, None));
         }
+        all.rules.extend(rules);
     }
-    let Document { ignore_case, paths, variables, defaults, .. } = settings;
-    let rules: Vec<Definition> = rules.into_iter().map(|rule| rule.with(&variables).or(&defaults)).collect();
+    if !faults.is_empty() {
+        return Err(RuleSetError::new(faults));
+    }
     let positions = Positions::of(sources);
-    if let Some((name, why)) = bad_variable(&variables) {
+    if let Some((name, why)) = bad_variable(&all.variables) {
         return Err(Fault::new(why).in_file(&sources[0].path, positions.of_variable(name)).into());
     }
-    RuleSet::compiled(rules, Reading { ignore_case, paths }, &|rule, place| {
+    of_settings(all, &|rule, field| {
         let Origin { source, rule } = *origins.get(rule)?;
-        Some(Located { file: sources[source].path.clone(), at: positions.at(source, rule, place) })
+        Some(Located { file: sources[source].path.clone(), at: positions.of_field(source, rule, field) })
     })
+}
+
+/// With defaults and variables for what the rules don't say.
+fn of_settings(document: Document, locate: &Locate<'_>) -> Result<RuleSet, RuleSetError> {
+    let Document { ignore_case, paths, variables, defaults, rules, .. } = document;
+    let (mut definitions, mut faults) = (Vec::with_capacity(rules.len()), Vec::new());
+    for (at, rule) in rules.into_iter().enumerate() {
+        let name = rule.name.clone();
+        match with_variables(rule, &variables) {
+            Ok(rule) => definitions.push(rule.or(&defaults)),
+            Err((field, why)) => faults.push(located(locate, at, &field, format!("rule {name}: {why}"))),
+        }
+    }
+    if faults.is_empty() {
+        RuleSet::compiled(definitions, Reading { ignore_case, paths }, locate)
+    } else {
+        Err(RuleSetError::new(faults))
+    }
+}
+
+/// A rule's fault, with its place if that is known.
+pub(super) fn located(locate: &Locate<'_>, rule: usize, field: &Field, why: String) -> Fault {
+    match locate(rule, field) {
+        Some(Located { file, at }) => Fault::new(why).in_file(&file, at),
+        None => Fault::new(why),
+    }
 }
 
 /// The text of a file: not of what only looks like one, which might have no end.
@@ -172,13 +191,6 @@ fn text_of(path: &Path) -> Result<String, Fault> {
         return Err(fault(format!("expected a file of at most {} MiB, got a longer one", LONGEST_FILE >> 20)));
     }
     Ok(text)
-}
-
-fn document(source: &Source) -> Result<Document, Fault> {
-    toml::from_str(&source.text).map_err(|error| {
-        let at = error.span().map(|span| line_and_column(&source.text, span.start));
-        Fault::new(error.message()).in_file(&source.path, at)
-    })
 }
 
 /// The files of one entry of `include`.
@@ -203,61 +215,4 @@ fn included(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, String> {
         .collect();
     files.sort();
     Ok(files)
-}
-
-/// The positions of all values in the files, read a second time where something is wrong.
-struct Positions<'s> {
-    files: Vec<(&'s str, OnceCell<Option<Spanned<DeTable<'s>>>>)>,
-}
-
-impl<'s> Positions<'s> {
-    fn of(sources: &'s [Source]) -> Self {
-        Self { files: sources.iter().map(|source| (source.text.as_str(), OnceCell::new())).collect() }
-    }
-
-    /// Line and column of a variable, all of which stand in the first file.
-    fn of_variable(&self, name: &str) -> Option<(usize, usize)> {
-        let (text, table) = self.files.first()?;
-        let table = table.get_or_init(|| DeTable::parse(text).ok()).as_ref()?;
-        let variable = table.get_ref().get("variables")?.get_ref().as_table()?.get(name)?;
-        Some(line_and_column(text, variable.span().start))
-    }
-
-    /// Line and column of a rule's field, of what stands there, or of the rule.
-    fn at(&self, source: usize, rule: usize, place: &Place) -> Option<(usize, usize)> {
-        let (text, table) = &self.files[source];
-        let table = table.get_or_init(|| DeTable::parse(text).ok()).as_ref()?;
-        let rules = table.get_ref().get("rule")?.get_ref().as_array()?;
-        let rule: &Spanned<DeValue<'_>> = rules.get(rule)?;
-        let Some(field) = rule.get_ref().get(place.field) else {
-            return Some(line_and_column(text, rule.span().start));
-        };
-        let within = match &place.within {
-            Within::All => None,
-            Within::Index(index) => field.get_ref().as_array().and_then(|array| array.get(*index)),
-            Within::Key(key) => field.get_ref().as_table().and_then(|table| table.get(key.as_str())),
-        };
-        Some(line_and_column(text, within.unwrap_or(field).span().start))
-    }
-}
-
-/// A variable that isn't a limit, whether a rule uses it or not.
-fn bad_variable(variables: &BTreeMap<String, String>) -> Option<(&str, String)> {
-    variables.iter().find_map(|(name, text)| {
-        let error = text.parse::<Rule>().err()?;
-        Some((name.as_str(), format!("variables: {name}: {error}")))
-    })
-}
-
-fn place_of_include(text: &str) -> Option<(usize, usize)> {
-    let table = DeTable::parse(text).ok()?;
-    table.get_ref().get("include").map(|include| line_and_column(text, include.span().start))
-}
-
-/// From 1; columns in characters.
-fn line_and_column(text: &str, at: usize) -> (usize, usize) {
-    let before = text.get(..at).unwrap_or(text);
-    let line = before.matches('\n').count() + 1;
-    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-    (line, column)
 }

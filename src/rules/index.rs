@@ -8,7 +8,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 use smallvec::SmallVec;
 
-use super::attributes::{self, Attributes, IP, METHOD, Name, PATH};
+use super::attributes::{Attributes, IP, PATH};
 use super::condition::{Condition, Values};
 use super::path::{self, Segment};
 
@@ -28,9 +28,8 @@ pub(super) struct Index {
     paths: Paths,
     v4: PrefixMap<Ipv4Net, Places>,
     v6: PrefixMap<Ipv6Net, Places>,
-    methods: ByText,
-    /// By attribute.
-    others: HashMap<Name, ByText>,
+    /// By attribute: sets of rules ask for few.
+    texts: Vec<(Box<str>, ByText)>,
     /// Those without a condition that could be looked up.
     any: Places,
 }
@@ -53,14 +52,13 @@ struct Node {
 }
 
 /// What a lookup is by: what a request has, or the first values that a rule asks for.
-pub(super) struct Sought<'a, 'r> {
+pub(super) struct Lookup<'a, 'r> {
     path: Option<SmallVec<[Segment<'a>; 8]>>,
     net: Option<IpNet>,
-    method: Option<&'a str>,
-    others: Others<'a, 'r>,
+    texts: Texts<'a, 'r>,
 }
 
-enum Others<'a, 'r> {
+enum Texts<'a, 'r> {
     Request(&'a Attributes<'r>),
     Rule(&'a [Condition]),
 }
@@ -108,13 +106,8 @@ impl Index {
                     add(list, place);
                 }
             }
-            Values::Methods(methods) => {
-                for method in methods {
-                    add(self.methods.entry(method.as_bytes().into()).or_default(), place);
-                }
-            }
-            Values::Others(values) => {
-                let lists = self.others.entry(attributes::name(condition.attribute())).or_default();
+            Values::Texts(values) => {
+                let lists = self.of_attribute(condition.attribute());
                 for value in values {
                     add(lists.entry((&**value).into()).or_default(), place);
                 }
@@ -122,16 +115,24 @@ impl Index {
         }
     }
 
+    fn of_attribute(&mut self, attribute: &str) -> &mut ByText {
+        let at = self.texts.iter().position(|(name, _)| **name == *attribute).unwrap_or_else(|| {
+            self.texts.push((attribute.into(), ByText::default()));
+            self.texts.len() - 1
+        });
+        &mut self.texts[at].1
+    }
+
     /// Lists of the rules whose condition by which they are found holds.
-    pub(super) fn lists(&self, sought: &Sought<'_, '_>) -> Lists<'_> {
+    pub(super) fn lists(&self, lookup: &Lookup<'_, '_>) -> Lists<'_> {
         let mut lists = Lists::new();
         if !self.any.is_empty() {
             lists.push(&self.any);
         }
-        if let Some(path) = &sought.path {
+        if let Some(path) = &lookup.path {
             self.paths.lists(path, &mut lists);
         }
-        match sought.net {
+        match lookup.net {
             Some(IpNet::V4(net)) if !self.v4.is_empty() => {
                 self.v4.cover_values(&net).for_each(|places| lists.push(places));
             }
@@ -140,31 +141,20 @@ impl Index {
             }
             _ => {}
         }
-        if !self.methods.is_empty()
-            && let Some(method) = sought.method
-        {
-            lists.extend(self.methods.get(method.as_bytes()).map(SmallVec::as_slice));
-            // As `Condition` compares them.
-            if method == "HEAD" {
-                lists.extend(self.methods.get(&b"GET"[..]).map(SmallVec::as_slice));
-            }
-        }
-        if !self.others.is_empty() {
-            sought.others.each(|name, value| {
-                lists.extend(self.others.get(name).and_then(|values| values.get(value)).map(SmallVec::as_slice));
-            });
+        for (attribute, values) in &self.texts {
+            let places = lookup.texts.of(attribute).and_then(|value| values.get(value));
+            lists.extend(places.map(SmallVec::as_slice));
         }
         lists
     }
 }
 
-impl<'a, 'r> Sought<'a, 'r> {
+impl<'a, 'r> Lookup<'a, 'r> {
     pub(super) fn of_request(request: &'a Attributes<'r>) -> Self {
         Self {
             path: request.path.as_deref().map(|path| path::segments(path).collect()),
             net: request.ip.map(host),
-            method: request.method.as_deref(),
-            others: Others::Request(request),
+            texts: Texts::Request(request),
         }
     }
 
@@ -178,26 +168,20 @@ impl<'a, 'r> Sought<'a, 'r> {
             Values::Nets(nets) => nets.first().copied(),
             _ => None,
         });
-        let method = of(METHOD).and_then(|condition| match &condition.values {
-            Values::Methods(methods) => methods.first().map(String::as_str),
-            _ => None,
-        });
-        Self { path, net, method, others: Others::Rule(conditions) }
+        Self { path, net, texts: Texts::Rule(conditions) }
     }
 }
 
-impl Others<'_, '_> {
-    /// Each attribute with its value, or the first of those that a rule asks for.
-    fn each(&self, mut each: impl FnMut(&str, &[u8])) {
+impl Texts<'_, '_> {
+    /// What the request has of an attribute, or the first value of those that a rule asks for.
+    fn of(&self, attribute: &str) -> Option<&[u8]> {
         match self {
-            Self::Request(request) => request.others().for_each(|(name, value)| each(name, value)),
+            Self::Request(request) => request.text(attribute),
             Self::Rule(conditions) => {
-                for condition in *conditions {
-                    if let Values::Others(values) = &condition.values
-                        && let Some(first) = values.first()
-                    {
-                        each(condition.attribute(), first);
-                    }
+                let condition = conditions.iter().find(|condition| condition.attribute() == attribute)?;
+                match &condition.values {
+                    Values::Texts(values) => values.first().map(|value| &**value),
+                    _ => None,
                 }
             }
         }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::attributes::{self, Attributes, IP, METHOD, Name, PATH, Reading};
 use super::compiled::{Fault, GLOBAL, time};
 use super::definition::{Cost, Definition, LimitDefinition, Missing};
-use super::error::Place;
+use super::error::Field;
 use crate::error::{Error, Kind};
 use crate::limit::Limit;
 use crate::request::{OwnedRequest, Request};
@@ -54,12 +54,12 @@ impl Throttle {
         let key = names("key", &definition.key.0)?;
         let Some(key) = key else {
             let why = "key: expected what it counts by, such as \"user\", \"ip\" or \"global\", got none";
-            return Err((Place::field("limits"), why.into()));
+            return Err((Field::named("limits"), why.into()));
         };
         let ipv6_prefix = definition.ipv6_prefix.unwrap_or(64);
         if !(1..=128).contains(&ipv6_prefix) {
             let why = format!("ipv6_prefix: expected a length from 1 to 128, got {ipv6_prefix}");
-            return Err((Place::field("ipv6_prefix"), why));
+            return Err((Field::named("ipv6_prefix"), why));
         }
         let mut parts: Vec<(String, Names)> = Vec::new();
         let rule = rule(definition, &definition.limits, &mut parts)?;
@@ -76,7 +76,7 @@ impl Throttle {
                     || [IP, PATH, METHOD, GLOBAL].contains(&name.as_str()) =>
             {
                 let why = format!("cost: expected a number without quotes, or the name of an attribute, got {name:?}");
-                return Err((Place::field("cost"), why));
+                return Err((Field::named("cost"), why));
             }
             Cost::Attribute(name) => Some(attributes::name(name)),
         };
@@ -88,7 +88,7 @@ impl Throttle {
 
     fn override_keys(&mut self, definition: &Definition, reading: Reading) -> Result<(), Fault> {
         for (key, text) in &definition.overrides {
-            let at = Place::of("overrides", key);
+            let at = Field::entry("overrides", key);
             let instead = match text.as_str() {
                 "block" => Override::Block,
                 "allow" => Override::Allow,
@@ -103,14 +103,14 @@ impl Throttle {
         for (field, keys) in [("block", &definition.block), ("allow", &definition.allow)] {
             for (index, key) in keys.iter().enumerate() {
                 let instead = if field == "block" { Override::Block } else { Override::Allow };
-                self.override_key(key, instead, Place::at(field, index), reading)?;
+                self.override_key(key, instead, Field::item(field, index), reading)?;
             }
         }
         Ok(())
     }
 
-    fn override_key(&mut self, key: &str, instead: Override, at: Place, reading: Reading) -> Result<(), Fault> {
-        let spelled = self.spelled(key, reading).map_err(|why| (at.clone(), why))?;
+    fn override_key(&mut self, key: &str, instead: Override, at: Field, reading: Reading) -> Result<(), Fault> {
+        let spelled = self.listed_key(key, reading).map_err(|why| (at.clone(), why))?;
         if self.overrides.insert(spelled.into(), instead).is_some() {
             return Err((at, format!("expected each key once among overrides, block and allow, got {key:?} again")));
         }
@@ -118,7 +118,7 @@ impl Throttle {
     }
 
     /// A key of an override as requests are counted by it: one that no request could have would block nobody.
-    fn spelled(&self, key: &str, reading: Reading) -> Result<Vec<u8>, String> {
+    fn listed_key(&self, key: &str, reading: Reading) -> Result<Vec<u8>, String> {
         if self.key.is_empty() {
             return Err(format!("expected no overrides of a rule that counts all requests together, got {key:?}"));
         }
@@ -146,7 +146,7 @@ impl Throttle {
             return Err(expected());
         }
         let request = reading.of(&request);
-        Ok(self.spelled_of(&self.key, &request))
+        Ok(self.key_of(&self.key, &request))
     }
 
     /// The first attribute that it counts by and the request doesn't have.
@@ -159,7 +159,7 @@ impl Throttle {
     pub(super) fn skipped(&self, request: &Attributes<'_>) -> Option<&str> {
         let missing = self.missing(request)?;
         let listed = || {
-            let found = self.overrides.get(&*self.spelled_of(&self.key, request));
+            let found = self.overrides.get(&*self.key_of(&self.key, request));
             matches!(found, Some(Override::Block | Override::Allow))
         };
         let counted = first_missing(&self.key, request).is_none();
@@ -175,7 +175,7 @@ impl Throttle {
         if let Some(attribute) = first_missing(&self.key, request) {
             return Ok((Throttled::Missing(attribute), None));
         }
-        let key = self.spelled_of(&self.key, request);
+        let key = self.key_of(&self.key, request);
         let found = self.overrides.get_key_value(&*key);
         // Overrides are written as text.
         let overridden = found.and_then(|(key, _)| std::str::from_utf8(key).ok());
@@ -188,8 +188,7 @@ impl Throttle {
         if let Some(attribute) = self.missing(request) {
             return Ok((Throttled::Missing(attribute), overridden));
         }
-        let parts: Vec<_> =
-            self.parts.iter().map(|(name, part)| (name.as_str(), self.spelled_of(part, request))).collect();
+        let parts: Vec<_> = self.parts.iter().map(|(name, part)| (name.as_str(), self.key_of(part, request))).collect();
         let parts: Vec<_> = parts.iter().map(|(name, value)| (*name, value.as_slice())).collect();
         let made = Request::new(&key).parts(&parts);
         let made = match &self.cost {
@@ -200,7 +199,7 @@ impl Throttle {
     }
 
     /// `user:42`, or `user:42|path:/x` of several. No two requests that differ in them have the same.
-    fn spelled_of(&self, attributes: &[Name], request: &Attributes<'_>) -> Vec<u8> {
+    fn key_of(&self, attributes: &[Name], request: &Attributes<'_>) -> Vec<u8> {
         if attributes.is_empty() {
             return GLOBAL.into();
         }
@@ -251,7 +250,7 @@ fn first_missing<'n>(names: impl IntoIterator<Item = &'n Name>, request: &Attrib
 }
 
 fn units(attribute: &str, request: &Attributes<'_>) -> Result<u64, Error> {
-    let value = request.other(attribute).unwrap_or_default();
+    let value = request.text(attribute).unwrap_or_default();
     let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
     let units = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).filter(|_| digits);
     units.ok_or_else(|| {
@@ -262,15 +261,11 @@ fn units(attribute: &str, request: &Attributes<'_>) -> Result<u64, Error> {
 
 /// A rule of these limits, with what else the definition says; and which parts of a request they count.
 fn rule(definition: &Definition, limits: &[LimitDefinition], parts: &mut Vec<(String, Names)>) -> Result<Rule, Fault> {
-    let whole = |error: crate::error::RuleError| (Place::field("limits"), error.to_string());
+    let whole = |error: crate::error::RuleError| (Field::named("limits"), error.to_string());
     let mut rule: Option<Rule> = None;
     for (index, text) in limits.iter().enumerate() {
-        let at = || Place::at("limits", index);
+        let at = || Field::item("limits", index);
         let fault = |error: crate::error::RuleError| (at(), error.to_string());
-        if text.limit.starts_with('$') {
-            let why = format!("limits: expected a limit or the name of a variable, got {:?}", text.limit);
-            return Err((at(), why));
-        }
         if text.limit.contains(',') {
             let why = format!("limits: expected one limit in each string of the list, got {:?}", text.limit);
             return Err((at(), why));
@@ -307,22 +302,22 @@ fn rule(definition: &Definition, limits: &[LimitDefinition], parts: &mut Vec<(St
     }
     let Some(mut rule) = rule else {
         let why = "limits: expected at least one limit, such as \"token-bucket 100/1m\", got none".into();
-        return Err((Place::field("name"), why));
+        return Err((Field::named("name"), why));
     };
     rule =
         rule.on_change(definition.on_change.unwrap_or_default()).count_denials(definition.overage.unwrap_or_default());
     if let Cost::Units(units) = definition.cost {
-        rule = rule.cost(units).map_err(|error| (Place::field("cost"), error.to_string()))?;
+        rule = rule.cost(units).map_err(|error| (Field::named("cost"), error.to_string()))?;
     }
     if let Some(yes) = definition.hash_keys {
         rule = rule.hash_keys(yes);
     }
     if let Some(time) = time("block_for", definition.block_for.as_deref())? {
-        rule = rule.block_for(time).map_err(|error| (Place::field("block_for"), error.to_string()))?;
+        rule = rule.block_for(time).map_err(|error| (Field::named("block_for"), error.to_string()))?;
     }
     let policy = Policy::of(definition.on_error, definition.processes);
     let field = if definition.processes.is_some() { "processes" } else { "on_error" };
-    let policy = policy.map_err(|why| (Place::field(field), format!("{field}: expected {why}")))?;
+    let policy = policy.map_err(|why| (Field::named(field), format!("{field}: expected {why}")))?;
     match policy {
         Some(policy) => rule.on_error(policy).map_err(whole),
         None => Ok(rule),
@@ -339,11 +334,11 @@ fn names(field: &'static str, names: &[String]) -> Result<Option<Names>, Fault> 
                 let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
                 if name.is_empty() || name == GLOBAL || !name.bytes().all(plain) {
                     let why = format!("{field}: expected names of attributes, or \"global\" alone, got {name:?}");
-                    return Err((Place::field(field), why));
+                    return Err((Field::named(field), why));
                 }
                 if names[..at].contains(name) {
                     return Err((
-                        Place::field(field),
+                        Field::named(field),
                         format!("{field}: expected each attribute once, got {name} again"),
                     ));
                 }

@@ -32,12 +32,49 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
     for (text, expected) in [
         (String::new(), "rules.toml: expected at least one [[rule]], got none"),
         ("[[rule]\n".into(), "rules.toml:1:8: "),
-        ("rule = 1\n".into(), "rules.toml:1:8: invalid type: integer `1`, expected a sequence"),
-        ("[[rules]]\nname = \"a\"\n".into(), "rules.toml:1:3: unknown field `rules`, expected one of "),
-        (with("colour = \"red\""), "rules.toml:5:1: unknown field `colour`, expected one of "),
-        (with("priority = \"high\""), "rules.toml:5:12: invalid type: string \"high\", expected i64"),
-        (with("name = \"b\""), "rules.toml:5:1: duplicate key"),
-        ("[[rule]]\nkey = \"user\"\n".into(), "rules.toml:1:1: missing field `name`"),
+        ("rule = 1\n".into(), "rules.toml:1:8: expected rules that begin with [[rule]] each, got rule as integer"),
+        (
+            "[[rules]]\nname = \"a\"\n".into(),
+            "rules.toml:1:3: expected a known name (did you mean rule?), got \"rules\"",
+        ),
+        (with("colour = \"red\""), "rules.toml:5:1: rule a: expected one of name, priority, match, "),
+        (with("priority = \"high\""), "rules.toml:5:12: rule a: priority: expected a whole number, got \"high\""),
+        (with("limts = \"x\""), "rules.toml:5:1: rule a: expected a known name (did you mean limits?), got \"limts\""),
+        (with("shadow = \"yes\""), "rules.toml:5:10: rule a: shadow: expected true or false, got \"yes\""),
+        (with("status = -1"), "rules.toml:5:10: rule a: status: expected a whole number from 0 to 65535, got -1"),
+        (
+            with("processes = 0"),
+            "rules.toml:5:13: rule a: processes: expected a whole number from 1 to 4294967295, got 0",
+        ),
+        (with("match = \"/x\""), "rules.toml:5:9: rule a: match: expected a table, got \"/x\""),
+        (
+            with("match = { tier = 1 }"),
+            "rules.toml:5:18: rule a: match: expected a string, or a list of strings, got 1",
+        ),
+        (
+            GOOD.replace("[\"gcra 1/1s\"]", "[{ limit = \"gcra 1/1s\", kee = \"x\" }]"),
+            "rules.toml:4:34: rule a: expected a known name (did you mean key?), got \"kee\"",
+        ),
+        (
+            format!("[defaults]\nstatus = \"x\"\n{GOOD}"),
+            "rules.toml:2:10: defaults.status: expected a whole number from 0 to 65535, got \"x\"",
+        ),
+        (format!("[defaults]\nlimits = []\n{GOOD}"), "rules.toml:2:1: expected one of shadow, missing, ipv6_prefix, "),
+        ("rule = [1]\n".into(), "rules.toml:1:9: rule: expected a table, got 1"),
+        (
+            format!("[variables]\nstandard = \"gcra 1/1s\"\n{}", GOOD.replace("gcra 1/1s", "$standrad")),
+            "rules.toml:6:11: rule a: limits: expected a limit or the name of a variable (did you mean $standard?), got ",
+        ),
+        (
+            format!("[variables]\nstandard = \"gcra 1/1s\"\n{GOOD}overrides = {{ \"user:a\" = \"$x\" }}\n"),
+            "rules.toml:7:26: rule a: user:a: expected a limit or the name of a variable (standard), got \"$x\"",
+        ),
+        (
+            GOOD.replace("gcra 1/1s", "gcra 5/month"),
+            "rules.toml:4:11: rule a: rate: expected units per period, such as 5/30d, or fixed-window 5/month, got ",
+        ),
+        (with("name = \"b\""), "rules.toml:5:1: expected each name once, got name again"),
+        ("[[rule]]\nkey = \"user\"\n".into(), "rules.toml:1:1: rule: expected a name, got none"),
         (GOOD.replace("\"a\"", "\"a b\""), "rules.toml:2:8: rule a b: name: expected 1 to 64 letters, digits"),
         (
             second("match = { path = \"/x\" }\naction = \"allow\"").replace("\"b\"", "\"a\""),
@@ -49,7 +86,7 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
         ),
         (
             second("match = { tier = \"free\" }\naction = \"deny\""),
-            "rules.toml:8:10: unknown variant `deny`, expected one of `throttle`, `block`, `allow`",
+            "rules.toml:8:10: rule b: action: expected one of throttle, block, allow, got \"deny\"",
         ),
         (
             GOOD.replace("gcra 1/1s", "gcra 1 per second"),
@@ -62,7 +99,7 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
         ),
         (
             GOOD.replace("\"gcra 1/1s\"", "\"$standard\""),
-            "rules.toml:4:11: rule a: limits: expected a limit or the name of a variable, got \"$standard\"",
+            "rules.toml:4:11: rule a: limits: expected a limit or the name of a variable (of which there are none), got \"$standard\"",
         ),
         (
             GOOD.replace("\"gcra 1/1s\"", ""),
@@ -127,7 +164,7 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
         ),
         (
             with("cost = -1"),
-            "rules.toml:5:8: invalid value: a negative number, expected units, or the name of an attribute",
+            "rules.toml:5:8: rule a: cost: expected units, or the name of an attribute that says them, got -1",
         ),
         (with("status = 200"), "rules.toml:5:10: rule a: status: expected an HTTP status from 400 to 599, got 200"),
         (
@@ -187,6 +224,22 @@ fn all_that_is_wrong_is_told_at_once() {
     assert_eq!(error.faults().iter().map(|fault| fault.line().expect("a line")).collect::<Vec<_>>(), [4, 7]);
     assert!(error.to_string().ends_with("(and 1 more)"), "{error}");
     assert!(error.faults().iter().all(|fault| fault.file() == Some(&path)));
+    // Of another type, in each of several files.
+    let text =
+        format!("include = [\"more.toml\"]\n{GOOD}cost = true\n{}status = \"x\"\n", GOOD.replace("\"a\"", "\"b\""));
+    let (directory, path) = written(&text);
+    fs::write(directory.path().join("more.toml"), format!("{GOOD}priority = \"high\"\n")).expect("a file");
+    let error = RuleSet::read(&path).expect_err("three faults");
+    let faults = error.faults().iter();
+    let places: Vec<_> = faults.map(|fault| (fault.file().and_then(|file| file.file_name()), fault.line())).collect();
+    assert_eq!(
+        places,
+        [
+            (Some("rules.toml".as_ref()), Some(6)),
+            (Some("rules.toml".as_ref()), Some(11)),
+            (Some("more.toml".as_ref()), Some(5))
+        ]
+    );
 }
 
 #[test]
