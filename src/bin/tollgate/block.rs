@@ -33,7 +33,7 @@ pub(crate) struct Block {
 
 impl Block {
     pub(crate) async fn run(self) -> Outcome {
-        let (subject, key) = self.about.whom(&self.whom, false)?;
+        let (subject, key) = self.about.whom(&self.whom, false)?.limits()?;
         let subject = subject.follow_policy(&self.options)?;
         let limiter = self.about.of_service(self.options.limiter_on_redis("block a key in")?)?;
         subject.say_who_overrides();

@@ -68,7 +68,7 @@ struct Inspected<'a> {
 
 impl Inspect {
     pub(crate) async fn run(self) -> Outcome {
-        let (mut subject, key) = self.about.whom(&self.whom, false)?;
+        let (mut subject, key) = self.about.whom(&self.whom, false)?.limits()?;
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);
         }

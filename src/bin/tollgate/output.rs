@@ -227,7 +227,7 @@ impl LimitLine<'_> {
 /// What a decision is called in a table.
 pub(crate) fn verdict(op: Op, allowed: bool, blocked: bool) -> (Style, &'static str) {
     match (allowed, op) {
-        (true, Op::Acquire | Op::Peek | Op::Reserve | Op::AtMost) => (RIGHT, "allowed"),
+        (true, op) if op.asks() => (RIGHT, "allowed"),
         (true, op) => (QUIET, op.name()),
         (false, _) if blocked => (WRONG, "blocked"),
         (false, _) => (WRONG, "denied"),

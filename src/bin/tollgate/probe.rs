@@ -11,7 +11,9 @@ use crate::escape::shown;
 use crate::options::{self, Options};
 use crate::output::{Line, Printer};
 use crate::records::Op;
+use crate::service::Whom;
 use crate::subject::{About, GRAMMAR, RulesAndKey, Subject};
+use crate::verdict::VerdictLine;
 use crate::{Failure, Outcome, found, messages};
 
 #[derive(Debug, Args)]
@@ -54,7 +56,15 @@ pub(crate) struct Probe {
 
 impl Probe {
     pub(crate) async fn run(self) -> Outcome {
-        let (subject, key) = self.about.whom(&self.whom, self.cost.is_none() && self.op.costs())?;
+        let whom = self.about.whom(&self.whom, self.cost.is_none() && self.op.costs())?;
+        if let Whom::Listed(listed) = &whom
+            && self.op.asks()
+        {
+            let printed = Printer::new(anstream::stdout(), self.options.shape())
+                .print_verdict(&VerdictLine::of_listed(listed, self.op));
+            return found(code(!listed.allowed), printed);
+        }
+        let (subject, key) = whom.limits()?;
         let mut subject = subject.follow_policy(&self.options)?;
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);
@@ -64,8 +74,8 @@ impl Probe {
         }
         let cost = self.cost.unwrap_or(subject.cost);
         // The others take or give back whatever is said.
-        let asks = matches!(self.op, Op::Acquire | Op::Peek | Op::Reserve);
-        let subject = if asks { subject.at_cost(cost)? } else { subject };
+        let takes_all = self.op.asks() && self.op != Op::AtMost;
+        let subject = if takes_all { subject.at_cost(cost)? } else { subject };
         self.op.check(self.id.is_some(), self.length.is_some()).map_err(|why| Failure::Told(format!("--{why}")))?;
         let limiter = self.about.of_service(self.options.limiter()?)?;
         self.options.say_who_decides();

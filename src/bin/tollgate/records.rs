@@ -91,6 +91,11 @@ impl Op {
         matches!(self, Self::Acquire | Self::AtMost | Self::Penalty)
     }
 
+    /// Whether it asks to be allowed, so that it may be denied.
+    pub(crate) fn asks(self) -> bool {
+        matches!(self, Self::Acquire | Self::Peek | Self::Reserve | Self::AtMost)
+    }
+
     /// Whether what it does depends on a cost.
     pub(crate) fn costs(self) -> bool {
         !matches!(self, Self::Block | Self::Renew | Self::Release | Self::Cancel | Self::Reset)

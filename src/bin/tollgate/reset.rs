@@ -77,8 +77,8 @@ impl Reset {
         let given = pairs("--attr", &self.attributes)?;
         attributes::check(&given).map_err(|why| Failure::Told(format!("--attr: {why}")))?;
         let key = self.key.as_deref().map(OsStr::as_encoded_bytes);
-        let all =
-            names.iter().map(|name| service.whom(name, key, given.clone(), false)).collect::<Result<Vec<_>, _>>()?;
+        let whom = |name: &String| service.whom(name, key, given.clone(), false)?.limits();
+        let all = names.iter().map(whom).collect::<Result<Vec<_>, _>>()?;
         let limiter = self.place.of_service(self.options.limiter_on_redis("forget a key of")?)?;
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
         for (subject, key) in &all {

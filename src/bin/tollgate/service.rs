@@ -30,6 +30,34 @@ pub(crate) struct Drawn {
     varying: Vec<String>,
 }
 
+/// What a rule has for a key.
+pub(crate) enum Whom {
+    /// Limits, and the key as they count it.
+    Limits(Box<Subject>, Vec<u8>),
+    Listed(Listed),
+}
+
+/// A key that an override allows or blocks, so that no limit counts it.
+pub(crate) struct Listed {
+    pub(crate) rule: String,
+    pub(crate) key: String,
+    pub(crate) allowed: bool,
+}
+
+impl Whom {
+    /// For what is only done to keys that are counted.
+    pub(crate) fn limits(self) -> Result<(Subject, Vec<u8>), Failure> {
+        match self {
+            Self::Limits(subject, key) => Ok((*subject, key)),
+            Self::Listed(Listed { rule, key, allowed }) => {
+                let does = if allowed { "allowed" } else { "blocked" };
+                let key = shown(key.as_bytes());
+                Err(Failure::Told(format!("rule {rule}: {key} is {does} by an override, so no limit counts it")))
+            }
+        }
+    }
+}
+
 impl Service {
     pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
         let rules = RuleSet::read(file).map_err(|error| {
@@ -66,13 +94,7 @@ impl Service {
 
     /// The limits that the rule has for a request of this key and these attributes, and the key as it is counted. Who
     /// doesn't ask for the rule's cost needn't give the attribute that says it.
-    pub(crate) fn whom(
-        &self,
-        name: &str,
-        key: Option<&[u8]>,
-        mut given: Pairs,
-        costs: bool,
-    ) -> Result<(Subject, Vec<u8>), Failure> {
+    pub(crate) fn whom(&self, name: &str, key: Option<&[u8]>, mut given: Pairs, costs: bool) -> Result<Whom, Failure> {
         let definition = self.with_limits(name)?;
         let told = |why: String| Failure::Told(format!("rule {name}: {why}"));
         let is_cost = |attribute: &str| matches!(&definition.cost, Cost::Attribute(cost) if cost == attribute);
@@ -93,12 +115,15 @@ impl Service {
         let request = attributes::read(&given);
         let applies =
             self.rules.by_name(name, &request)?.ok_or_else(|| told("expected one of the set, got none".into()))?;
-        let decided = |does: &str| {
-            let key = applies.overridden.unwrap_or_default();
-            Err(told(format!("{} is {does} by an override, so no limit counts it", shown(key.as_bytes()))))
+        let listed = |allowed: bool| {
+            let key = applies.overridden.unwrap_or_default().to_owned();
+            Ok(Whom::Listed(Listed { rule: name.to_owned(), key, allowed }))
         };
         match &applies.effect {
-            Effect::Limit(charge) => Ok((Subject::of_charge(charge, applies.overridden), charge.key().to_vec())),
+            Effect::Limit(charge) => {
+                let subject = Subject::of_charge(charge, applies.overridden);
+                Ok(Whom::Limits(Box::new(subject), charge.key().to_vec()))
+            }
             Effect::Missing(attribute) if key.is_none() && counted(definition).iter().any(|name| name == attribute) => {
                 Err(told(format!("expected a KEY such as {attribute}:..., or --attr {attribute}=VALUE, got neither")))
             }
@@ -106,8 +131,8 @@ impl Service {
                 let why = if is_cost(attribute) { "which says what a request takes" } else { "which it counts by" };
                 Err(told(format!("expected --attr {attribute}=VALUE, {why}, got none")))
             }
-            Effect::Block => decided("blocked"),
-            _ => decided("allowed"),
+            Effect::Block => listed(false),
+            _ => listed(true),
         }
     }
 
@@ -122,7 +147,7 @@ impl Service {
         let rules = RuleSet::new([definition]).map_err(|error| Failure::Told(error.to_string()))?;
         let drawn = Drawn { rules, name: name.to_owned(), given, varying };
         let alone = Self { file: self.file.clone(), rules: drawn.rules.clone() };
-        let (subject, _) = alone.whom(name, None, drawn.attributes(0), true)?;
+        let (subject, _) = alone.whom(name, None, drawn.attributes(0), true)?.limits()?;
         Ok(subject.with_drawn(drawn))
     }
 }

@@ -11,7 +11,7 @@ use tollgate::{KeySecret, Limit, LimitDecision, Limiter, Rule};
 use crate::attributes::{self, Pairs, pairs};
 use crate::escape::shown;
 use crate::options::{self, Options};
-use crate::service::{Drawn, Service};
+use crate::service::{Drawn, Service, Whom};
 use crate::{Failure, messages};
 
 /// What a rule is called that is given without a name.
@@ -161,15 +161,17 @@ impl About {
     }
 
     /// The rule, and the key that it counts. What a request costs by the rule needn't be given unless it is asked for.
-    pub(crate) fn whom(&self, whom: &RulesAndKey, costs: bool) -> Result<(Subject, Vec<u8>), Failure> {
+    pub(crate) fn whom(&self, whom: &RulesAndKey, costs: bool) -> Result<Whom, Failure> {
         let Some(service) = self.service()? else {
             let (rules, key) = whom.split()?;
-            return Ok((self.subject(&rules)?, key.to_vec()));
+            return Ok(Whom::Limits(Box::new(self.subject(&rules)?), key.to_vec()));
         };
         let (name, key) = whom.name_and_key()?;
-        let (mut subject, key) = service.whom(&name, key, self.attributes()?, costs)?;
-        subject.rule = self.blocking(subject.rule)?;
-        Ok((subject, key))
+        let mut whom = service.whom(&name, key, self.attributes()?, costs)?;
+        if let Whom::Limits(subject, _) = &mut whom {
+            subject.rule = self.blocking(subject.rule.clone())?;
+        }
+        Ok(whom)
     }
 
     /// The rule, which blocks who is denied if that was asked for.

@@ -12,6 +12,7 @@ use crate::escape::shown;
 use crate::output::{LimitLine, QUIET, WRONG, micros, numbers, time, verdict};
 use crate::probe::decide;
 use crate::records::{Op, Record};
+use crate::service::Listed;
 use crate::subject::title;
 
 /// A rule that applies to a record, or would if it were no shadow, and what came of that.
@@ -45,8 +46,7 @@ impl<'s> Judged<'s> {
     ) -> Result<Self, Error> {
         let Record { line, t_us, op, cost, ref id, length, .. } = *record;
         let Effect::Limit(charge) = &applies.effect else {
-            let gives = !matches!(op, Op::Acquire | Op::Peek | Op::Reserve | Op::AtMost);
-            let allowed = gives || matches!(applies.effect, Effect::Allow);
+            let allowed = !op.asks() || matches!(applies.effect, Effect::Allow);
             return Ok(Self { applies, allowed, asked: None });
         };
         let rule = adapted(charge.rule().clone());
@@ -121,9 +121,11 @@ pub(crate) fn counted(charge: &Charge<'_>) -> Vec<Vec<u8>> {
 /// One verdict, with the names and the order that other programs rely on.
 #[derive(Debug, Serialize)]
 pub(crate) struct VerdictLine<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) t_us: Option<u64>,
     op: Op,
-    attrs: Shown<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attrs: Option<Shown<'a>>,
     /// Whom the rule counts; none where none does.
     key: Option<String>,
     cost: Option<u64>,
@@ -184,7 +186,7 @@ impl<'a> VerdictLine<'a> {
         Self {
             t_us: Some(t_us),
             op,
-            attrs: Shown(attributes),
+            attrs: Some(Shown(attributes)),
             key: judged.key().map(shown),
             cost: asked.map(|asked| asked.cost).or(record.cost),
             rule: judged.applies.rule,
@@ -210,6 +212,37 @@ impl<'a> VerdictLine<'a> {
             id: asked.and_then(|asked| asked.id.as_ref()).or(id.as_ref()).map(|id| shown(id)),
             length: length.map(|length| format!("{length:#}")),
             shadows: shadows.iter().map(ShadowLine::new).collect(),
+        }
+    }
+
+    /// Of a key that an override allows or blocks.
+    pub(crate) fn of_listed(listed: &'a Listed, op: Op) -> Self {
+        let Listed { rule, key, allowed } = listed;
+        Self {
+            t_us: None,
+            op,
+            attrs: None,
+            key: Some(shown(key.as_bytes())),
+            cost: None,
+            rule: Some(rule),
+            reason: if *allowed { "allowed" } else { "blocked" },
+            allowed: *allowed,
+            limit: None,
+            remaining: None,
+            retry_after_us: if *allowed { RetryAfter::Now } else { RetryAfter::Never },
+            reset_after_us: None,
+            denied_by: None,
+            by: "rules".to_owned(),
+            limits: Vec::new(),
+            missing: None,
+            overridden: Some(shown(key.as_bytes())),
+            error: None,
+            granted: None,
+            blocked: false,
+            overage: None,
+            id: None,
+            length: None,
+            shadows: Vec::new(),
         }
     }
 

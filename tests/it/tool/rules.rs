@@ -35,7 +35,10 @@ fn a_good_set_is_counted_and_the_example_is_one() {
     let directory = directory();
     let one = file(&directory, "one.toml", "[[rule]]\nname = \"a\"\naction = \"allow\"\n");
     let output = tollgate(&["rules", "check", EXAMPLE, &one]);
-    assert_eq!((stdout(&output), code(&output)), (format!("{EXAMPLE}: 8 rules\n{one}: 1 rule\n"), 0));
+    assert_eq!(
+        (stdout(&output), code(&output)),
+        (format!("{EXAMPLE}: 8 rules, by ip, megabytes, method, org, path, tier, user\n{one}: 1 rule\n"), 0)
+    );
 }
 
 #[test]
@@ -44,7 +47,7 @@ fn each_fault_is_a_line_with_its_place_in_the_order_of_the_file() {
     let rule = |name: &str, rest: &str| format!("[[rule]]\nname = \"{name}\"\n{rest}\n");
     for (text, expected) in [
         (rule("a", "limits = [\"gcra 5/0s\"]\nkey = \"ip\""), &["3:11: rule a: "][..]),
-        (rule("a", "acton = \"block\""), &["3:1: unknown field `acton`, expected"]),
+        (rule("a", "acton = \"block\""), &["3:1: rule a: expected a known name (did you mean action?), got"]),
         (rule("a", "match = { path = \"x*\" }\naction = \"block\""), &["3:18: rule a: path: expected"]),
         (rule("a", "match = { ip = \"10.0.0.1/8\" }\naction = \"block\""), &["3:16: rule a: ip: expected"]),
         (rule("a b", "action = \"block\""), &["2:8: rule a b: name: expected"]),
@@ -129,6 +132,25 @@ passed over  office: expected ip 10.0.0.0/8 or 2001:db8:77::/48, got 192.0.2.1
     let line =
         &lines(&tollgate(&["rules", "explain", EXAMPLE, "--path", "/api", "--tier", "free", "--user", "666"]))[0];
     assert_eq!((&line["reason"], &line["override"]), (&json!("blocked"), &json!("user:666")));
+}
+
+#[test]
+fn a_key_that_an_override_lists_is_decided_without_redis() {
+    let probe = |key: &str, more: &[&str]| tollgate(&[&["probe", "--rules", EXAMPLE, "free", key], more].concat());
+    let denied = probe("user:666", &["--url", "redis://127.0.0.1:1"]);
+    assert_eq!((code(&denied), stderr(&denied).as_str()), (1, ""));
+    let expected = json!({
+        "op": "acquire", "key": "user:666", "cost": null, "rule": "free", "reason": "blocked", "allowed": false,
+        "limit": null, "remaining": null, "retry_after_us": "never", "reset_after_us": null, "denied_by": null,
+        "by": "rules", "limits": [], "override": "user:666",
+    });
+    assert_eq!(lines(&denied), [expected]);
+    let table = probe("user:666", &["--format", "table", "--op", "peek"]);
+    assert!(
+        stdout(&table).contains("blocked") && stdout(&table).ends_with("free: user:666 (override)\n"),
+        "{}",
+        stdout(&table)
+    );
 }
 
 #[test]
@@ -271,7 +293,11 @@ fn what_a_set_can_not_be_asked_is_one_line_that_says_what_was_expected() {
             "rule free: expected a key that it counts by, user:..., got 42",
         ),
         (vec!["probe", "--rules", EXAMPLE, "free"], "rule free: expected a KEY such as user:..., or --attr user=VALUE"),
-        (vec!["probe", "--rules", EXAMPLE, "free", "user:666"], "rule free: user:666 is blocked by an override"),
+        (vec!["inspect", "--rules", EXAMPLE, "free", "user:666"], "rule free: user:666 is blocked by an override"),
+        (
+            vec!["probe", "--rules", EXAMPLE, "free", "user:666", "--op", "reset"],
+            "rule free: user:666 is blocked by an override",
+        ),
         (vec!["probe", "--rules", EXAMPLE, "free", "a", "b"], "got 3 words"),
         (vec!["probe", "--rules", EXAMPLE, "free", "user:1", "--attr", "user=2"], "rule free: expected user once"),
         (

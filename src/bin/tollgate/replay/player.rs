@@ -64,6 +64,8 @@ impl<'s, W: Write> Player<'s, W> {
                 let whom = judged.whom(&record.attributes);
                 self.summary.touched(&whom);
                 self.summary.decided(&whom, judged.allowed);
+                self.summary.decided_by(judged.applies.rule, judged.allowed);
+                shadows.iter().for_each(|shadow| self.summary.shadow(shadow.applies.rule, shadow.allowed));
                 if !self.quiet {
                     self.printer.print_verdict(&VerdictLine::new(&judged, &shadows, &record))?;
                 }

@@ -1,14 +1,14 @@
 //! What a replay comes to.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
 use serde::Serialize;
 
 use crate::escape::shown;
 use crate::options::Shape;
-use crate::output::{facts, json};
+use crate::output::{QUIET, facts, json};
 
 /// Counts while records are played.
 #[derive(Debug, Default)]
@@ -19,6 +19,17 @@ pub(super) struct Summary {
     out_of_order: u64,
     /// How often each key was denied.
     keys: HashMap<Vec<u8>, u64>,
+    /// Of a set: what each rule decided, and what each shadow rule would have.
+    rules: BTreeMap<Option<String>, Counts>,
+    shadows: BTreeMap<Option<String>, Counts>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+struct Counts {
+    /// None where no rule applied.
+    rule: Option<String>,
+    allowed: u64,
+    denied: u64,
 }
 
 /// The totals, with the names and the order that other programs rely on.
@@ -31,6 +42,12 @@ struct Totals {
     out_of_order: u64,
     keys: usize,
     busiest_denied: Vec<Busiest>,
+    /// Of a set: by the rule that applied.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    rules: Vec<Counts>,
+    /// Of a set: what shadow rules would have allowed and denied.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    shadows: Vec<Counts>,
 }
 
 #[derive(Debug, Serialize)]
@@ -78,6 +95,16 @@ impl Summary {
         }
     }
 
+    /// What a rule of a set decided.
+    pub(super) fn decided_by(&mut self, rule: Option<&str>, allowed: bool) {
+        Counts::note(&mut self.rules, rule, allowed);
+    }
+
+    /// What a shadow rule of a set would have decided.
+    pub(super) fn shadow(&mut self, rule: Option<&str>, allowed: bool) {
+        Counts::note(&mut self.shadows, rule, allowed);
+    }
+
     pub(super) fn keys(&self) -> impl Iterator<Item = &Vec<u8>> {
         self.keys.keys()
     }
@@ -86,7 +113,7 @@ impl Summary {
         let totals = self.totals();
         match shape {
             Shape::Jsonl => json(out, &totals),
-            Shape::Table => facts(out, &totals.as_facts(order)),
+            Shape::Table => totals.print(out, order),
         }
     }
 
@@ -104,11 +131,47 @@ impl Summary {
             out_of_order,
             keys: self.keys.len(),
             busiest_denied,
+            rules: most_denied_first(&self.rules),
+            shadows: most_denied_first(&self.shadows),
         }
     }
 }
 
+impl Counts {
+    fn note(counts: &mut BTreeMap<Option<String>, Self>, rule: Option<&str>, allowed: bool) {
+        let rule = rule.map(str::to_owned);
+        let counts = counts.entry(rule.clone()).or_insert(Self { rule, ..Self::default() });
+        if allowed { counts.allowed += 1 } else { counts.denied += 1 }
+    }
+}
+
+fn most_denied_first(counts: &BTreeMap<Option<String>, Counts>) -> Vec<Counts> {
+    let mut counts: Vec<_> = counts.values().cloned().collect();
+    counts.sort_by_key(|counts| Reverse((counts.denied, counts.allowed)));
+    counts
+}
+
+/// What rules decided, if there were any.
+fn table(out: &mut impl Write, names: [&str; 3], rows: &[Counts]) -> io::Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let [allowed, denied, rule] = names;
+    writeln!(out, "\n{QUIET}{allowed:>11} {denied:>10}  {rule}{QUIET:#}")?;
+    for Counts { rule, allowed, denied } in rows {
+        let rule = rule.as_deref().unwrap_or("no rule applied");
+        writeln!(out, "{allowed:>11} {denied:>10}  {rule}")?;
+    }
+    Ok(())
+}
+
 impl Totals {
+    fn print(&self, mut out: impl Write, order: Order) -> io::Result<()> {
+        facts(&mut out, &self.as_facts(order))?;
+        table(&mut out, ["allowed", "denied", "rule"], &self.rules)?;
+        table(&mut out, ["would allow", "would deny", "shadow rule"], &self.shadows)
+    }
+
     fn as_facts(&self, order: Order) -> Vec<(&'static str, String)> {
         let why = match order {
             _ if self.out_of_order == 0 => "",

@@ -39,7 +39,7 @@ pub(crate) struct Diff {
     /// Stop at the first line that can't be read.
     #[arg(long)]
     strict: bool,
-    /// Print totals alone.
+    /// Leave out the records that are treated differently, as a table does: print totals alone.
     #[arg(long)]
     summary: bool,
     /// How many of the keys that are most affected to name.
@@ -74,6 +74,9 @@ struct Side<'a> {
 /// What it comes to.
 #[derive(Debug, Default, Serialize)]
 struct Totals {
+    /// The two files.
+    before: String,
+    after: String,
     records: u64,
     allowed_by_both: u64,
     denied_by_both: u64,
@@ -112,7 +115,8 @@ impl Diff {
     pub(super) async fn run(self) -> Outcome {
         let players = [Player::new(&self.before)?, Player::new(&self.after)?];
         let source = Source { path: &self.log, format: self.input, about: Whom::Attributes, strict: self.strict };
-        let mut totals = Totals::default();
+        let name = |file: &Path| file.display().to_string();
+        let mut totals = Totals { before: name(&self.before), after: name(&self.after), ..Totals::default() };
         let (mut records, mut warnings) = self.records(&source, &mut totals).await?;
         if !self.unsorted {
             records.sort_by_key(|record| record.t_us);
@@ -232,6 +236,8 @@ impl Totals {
         facts(
             &mut out,
             &[
+                ("before", self.before.clone()),
+                ("after", self.after.clone()),
                 ("records", self.records.to_string()),
                 ("allowed by both", self.allowed_by_both.to_string()),
                 ("denied by both", self.denied_by_both.to_string()),

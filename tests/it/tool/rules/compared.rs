@@ -55,7 +55,7 @@ fn the_log_under_another_set_comes_to_what_is_counted_otherwise() {
     let mut records = lines(&output);
     let totals = records.pop().expect("totals");
     let expected = json!({
-        "records": 10_000, "allowed_by_both": both_allowed, "denied_by_both": both_denied, "newly_denied": newly_denied,
+        "before": old, "after": new, "records": 10_000, "allowed_by_both": both_allowed, "denied_by_both": both_denied, "newly_denied": newly_denied,
         "newly_allowed": newly_allowed, "other_rule": 0, "unreadable": 0,
         "rules": [{"name": "talks", "newly_denied": newly_denied, "newly_allowed": newly_allowed}],
         "keys_affected": by_key.len(), "keys": totals["keys"],

@@ -115,6 +115,17 @@ fn a_set_is_replayed_on_both_engines_and_its_output_again() {
     let summed = &lines(&summary)[0];
     assert_eq!((&summed["allowed"], &summed["denied"]), (&json!(6), &json!(4)), "{summed}");
     assert_eq!(summed["busiest_denied"].as_array().map(Vec::len), busiest.as_array().map(Vec::len), "{summed}");
+    // By hand, from the set and the records above.
+    let totals = with_input(&[&replay[..], &["--summary", "--format", "table"]].concat(), input.as_bytes());
+    let of = |rule: Value, allowed: u32, denied: u32| json!({"rule": rule, "allowed": allowed, "denied": denied});
+    let by_rule = [of(json!("users"), 3, 3), of(json!("ban"), 1, 1), of(Value::Null, 1, 0), of(json!("office"), 1, 0)];
+    assert_eq!((&summed["rules"], &summed["shadows"]), (&json!(by_rule), &json!([of(json!("trial"), 4, 2)])));
+    let rows = [
+        "    allowed     denied  rule\n          3          3  users\n",
+        "          1          0  no rule applied\n",
+        "would allow would deny  shadow rule\n          4          2  trial\n",
+    ];
+    assert!(rows.iter().all(|row| stdout(&totals).contains(row)), "{}", stdout(&totals));
     let table = with_input(&[&replay[..], &["--format", "table"]].concat(), input.as_bytes());
     for expected in [
         "would deny by the shadow rule trial: user:u1",
