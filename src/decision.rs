@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::error::Error;
+use crate::quota::Quota;
 use crate::random::jittered;
 
 /// The answer: allow or deny, and how things stand after it.
@@ -36,6 +37,9 @@ pub struct Decision {
     pub denied_by: Option<Arc<str>>,
     /// Each limit's own decision, in the rule's order, where it has several.
     pub limits: Vec<LimitDecision>,
+    /// What the rule's only limit admits. None where it has several, which have their own in `limits`, and where the
+    /// rule's policy answered, which doesn't know how things stand.
+    pub quota: Option<Arc<Quota>>,
     /// Who answered.
     pub by: By,
     /// What went wrong, where the rule's [policy](crate::OnError) or the engine in this process answered for Redis.
@@ -50,6 +54,8 @@ pub struct Decision {
 pub struct LimitDecision {
     /// The limit's name, else its text.
     pub name: Arc<str>,
+    /// What it admits.
+    pub quota: Arc<Quota>,
     /// Whether this limit allowed. Where another denied, nothing was taken here either.
     pub allowed: bool,
     /// Its capacity, in units.
@@ -117,7 +123,7 @@ pub struct Denied {
 
 impl Decision {
     /// The decision of a rule's only limit.
-    pub(crate) fn of_one(name: &Arc<str>, reply: &Answered, granted: u64, by: By, decided_at: SystemTime) -> Self {
+    pub(crate) fn of_one(quota: &Arc<Quota>, reply: &Answered, granted: u64, by: By, decided_at: SystemTime) -> Self {
         let Answered { allowed, limit, remaining, retry_after, reset_after, blocked, overage } = *reply;
         Self {
             allowed,
@@ -128,8 +134,9 @@ impl Decision {
             granted,
             blocked,
             overage,
-            denied_by: (!allowed).then(|| Arc::clone(name)),
+            denied_by: (!allowed).then(|| Arc::clone(quota.title())),
             limits: Vec::new(),
+            quota: Some(Arc::clone(quota)),
             by,
             error: None,
             decided_at,
@@ -151,10 +158,18 @@ impl Decision {
             overage: limits.iter().filter_map(|limit| limit.overage).max(),
             denied_by,
             limits,
+            quota: None,
             by,
             error: None,
             decided_at,
         })
+    }
+
+    /// The name of the rule that decided, where that is known: not where its policy did.
+    #[must_use]
+    pub fn rule(&self) -> Option<&str> {
+        let quota = self.quota.as_ref().or_else(|| self.limits.first().map(|limit| &limit.quota))?;
+        quota.rule()
     }
 
     /// How long ago it was made, by this machine's clock.
@@ -181,7 +196,13 @@ impl Decision {
     }
 
     /// An allowed call that was paid from units held in this process.
-    pub(crate) fn leased(limit: u64, remaining: u64, granted: u64, reset_after: Duration) -> Self {
+    pub(crate) fn leased(quota: &Arc<Quota>, remaining: u64, granted: u64, reset_after: Duration) -> Self {
+        let capacity = quota.capacity();
+        Self { quota: Some(Arc::clone(quota)), ..Self::unasked(By::Lease, capacity, remaining, granted, reset_after) }
+    }
+
+    /// Allowed by this process.
+    fn unasked(by: By, limit: u64, remaining: u64, granted: u64, reset_after: Duration) -> Self {
         Self {
             allowed: true,
             limit,
@@ -193,7 +214,8 @@ impl Decision {
             overage: None,
             denied_by: None,
             limits: Vec::new(),
-            by: By::Lease,
+            quota: None,
+            by,
             error: None,
             decided_at: SystemTime::now(),
         }
@@ -201,7 +223,7 @@ impl Decision {
 
     /// Allowed without knowing how things stand, since Redis is away.
     pub(crate) fn by_policy(limit: u64, granted: u64) -> Self {
-        Self { by: By::Policy, ..Self::leased(limit, 0, granted, Duration::ZERO) }
+        Self::unasked(By::Policy, limit, 0, granted, Duration::ZERO)
     }
 
     /// Denied, since no rule that it is of could ever admit it.
@@ -258,9 +280,10 @@ impl Decision {
 }
 
 impl LimitDecision {
-    pub(crate) fn new(name: &Arc<str>, reply: &Answered) -> Self {
+    pub(crate) fn new(quota: &Arc<Quota>, reply: &Answered) -> Self {
         let Answered { allowed, limit, remaining, retry_after, reset_after, blocked, overage } = *reply;
-        Self { name: Arc::clone(name), allowed, limit, remaining, retry_after, reset_after, blocked, overage }
+        let (name, quota) = (Arc::clone(quota.title()), Arc::clone(quota));
+        Self { name, quota, allowed, limit, remaining, retry_after, reset_after, blocked, overage }
     }
 }
 

@@ -51,7 +51,6 @@ struct Shared {
     request: OwnedRequest,
     /// Of denials. A look must not be told a longer wait than there is.
     jitter: u8,
-    capacity: u64,
     stock: Mutex<Stock>,
     turns: Arc<Turns<()>>,
     /// To return what is left by, wherever the last clone is dropped.
@@ -155,7 +154,7 @@ impl Limiter {
         let (limiter, rule, closed) = (self.clone(), rule.clone(), rule.clone().closed());
         let (jitter, request) = (request.wait_jitter(), request.jitter(0).into_owned());
         let (turns, runtime) = (Arc::default(), OnceLock::new());
-        let shared = Shared { limiter, rule, closed, request, jitter, capacity, stock, turns, runtime };
+        let shared = Shared { limiter, rule, closed, request, jitter, stock, turns, runtime };
         Ok(Lease { shared: Arc::new(shared) })
     }
 }
@@ -253,7 +252,7 @@ impl Shared {
         {
             runtime.spawn(Arc::clone(self).refill(1, turn));
         }
-        Some(Decision::leased(self.capacity, left, cost, reset_after))
+        Some(Decision::leased(&self.rule.counts()[0].quota, left, cost, reset_after))
     }
 
     /// How many refills have ended so far, if another may help.

@@ -64,6 +64,9 @@ mod key;
 mod lease;
 mod limit;
 mod limiter;
+#[cfg(feature = "http")]
+pub mod middleware;
+mod quota;
 mod random;
 mod request;
 mod rule;
@@ -113,6 +116,7 @@ pub use key::KeySecret;
 pub use lease::Lease;
 pub use limit::{Calendar, Debt, Limit, LimitBuilder, Start};
 pub use limiter::{Limiter, Progress, State};
+pub use quota::Quota;
 pub use request::{OwnedRequest, Request};
 pub use rule::{Change, OnError, Rule};
 pub use script::Script;

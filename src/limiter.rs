@@ -32,6 +32,11 @@ use crate::rule::{OnError, Rule, Target};
 use crate::script::{Mode, Reply};
 
 use asking::concerned;
+#[cfg(feature = "http")]
+pub(crate) use by_rules::Asking;
+#[cfg(feature = "rules")]
+#[allow(unreachable_pub, reason = "exported with sets of rules, which are a feature of their own")]
+pub use by_rules::HeldVerdict;
 pub use upkeep::{Progress, State};
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
@@ -439,12 +444,12 @@ impl Limiter {
         let answers = answers.collect::<Option<Vec<_>>>().ok_or_else(garbled)?;
         let allowed = answers.iter().all(|answered| answered.allowed);
         let granted = granted(request.units(rule), mode, allowed, appended.first()).ok_or_else(garbled)?;
-        let mut limits = targets.iter().map(|target| &target.count.title).zip(&answers);
+        let mut limits = targets.iter().map(|target| &target.count.quota).zip(&answers);
         let (by, at) = (self.engine.by(), decided_at(request, reply));
         match targets.len() {
-            1 => limits.next().map(|(title, answered)| Decision::of_one(title, answered, granted, by, at)),
+            1 => limits.next().map(|(quota, answered)| Decision::of_one(quota, answered, granted, by, at)),
             _ => {
-                let limits = limits.map(|(title, answered)| LimitDecision::new(title, answered)).collect();
+                let limits = limits.map(|(quota, answered)| LimitDecision::new(quota, answered)).collect();
                 Decision::of_several(limits, granted, by, at)
             }
         }
@@ -461,7 +466,7 @@ impl Limiter {
         let notes = reply.appended.first_chunk().copied().unwrap_or_default();
         let answered = Answered::new(reply.decision, notes, false).ok_or_else(garbled)?;
         let granted = if answered.allowed { request.units(rule) } else { 0 };
-        Ok(Decision::of_one(&target.count.title, &answered, granted, self.engine.by(), decided_at(request, reply)))
+        Ok(Decision::of_one(&target.count.quota, &answered, granted, self.engine.by(), decided_at(request, reply)))
     }
 }
 

@@ -14,6 +14,7 @@ use crate::error::RuleError;
 use crate::key;
 use crate::limit::exact::LONGEST;
 use crate::limit::{Limit, Period};
+use crate::quota::Quota;
 
 pub use policy::OnError;
 
@@ -68,8 +69,7 @@ pub(crate) struct Count {
     pub(crate) by: Option<String>,
     /// `<rule>/<limit>`, the end of each key; without a rule's name, `/<limit>`.
     pub(crate) suffix: String,
-    /// What names it to people: its name, else its text.
-    pub(crate) title: Arc<str>,
+    pub(crate) quota: Arc<Quota>,
 }
 
 /// What a call counts by one limit: all of it, or one of its shards.
@@ -332,12 +332,18 @@ impl Rule {
         self
     }
 
+    /// What becomes of state when its numbers have changed.
+    #[cfg(feature = "rules")]
+    pub(crate) fn change(&self) -> Change {
+        self.on_change
+    }
+
     pub(crate) fn counts_denials(&self) -> bool {
         self.counts_denials
     }
 
     /// How long a denied key is blocked, as it is written.
-    fn block_period(&self) -> Option<Period> {
+    pub(crate) fn block_period(&self) -> Option<Period> {
         self.block_for.map(|time| Period(u64::try_from(time.as_micros()).unwrap_or(LONGEST)))
     }
 
@@ -392,8 +398,8 @@ impl Rule {
 impl Count {
     fn new(rule: &str, limit: Limit, by: Option<String>) -> Self {
         let suffix = format!("{rule}/{}", limit.label());
-        let title = limit.name().map_or_else(|| limit.to_string(), str::to_owned).into();
-        Self { limit, by, suffix, title }
+        let quota = Arc::new(Quota::of(rule, &limit));
+        Self { limit, by, suffix, quota }
     }
 
     /// All of the limit.

@@ -133,7 +133,7 @@ impl Limiter {
             };
             let (ttl_ms, fields, answered) =
                 read.ok_or_else(|| Error::new(Kind::Garbled, "inspect: expected a reply with the state appended"))?;
-            let decision = Decision::of_one(&count.title, &answered, 0, self.engine.by(), decided_at(&request, &reply));
+            let decision = Decision::of_one(&count.quota, &answered, 0, self.engine.by(), decided_at(&request, &reply));
             states.push(State {
                 key: String::from_utf8_lossy(&part.key).into_owned(),
                 decision,

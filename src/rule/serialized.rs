@@ -53,6 +53,16 @@ pub enum Policy {
 }
 
 impl Policy {
+    /// As it is written.
+    pub(crate) fn parts(policy: Option<OnError>) -> (Option<Self>, Option<NonZeroU32>) {
+        match policy {
+            None => (None, None),
+            Some(OnError::Closed) => (Some(Self::Closed), None),
+            Some(OnError::Open) => (Some(Self::Open), None),
+            Some(OnError::Local { processes }) => (Some(Self::Local), Some(processes)),
+        }
+    }
+
     /// The policy, or what was expected.
     pub(crate) fn of(policy: Option<Self>, processes: Option<NonZeroU32>) -> Result<Option<OnError>, String> {
         match (policy, processes) {
@@ -100,12 +110,7 @@ impl Serialize for Rule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let limits = self.counts.iter().map(Entry::of).collect();
         let (name, tag) = (self.name.clone(), self.tag.clone());
-        let (on_error, processes) = match self.on_error {
-            None => (None, None),
-            Some(OnError::Closed) => (Some(Policy::Closed), None),
-            Some(OnError::Open) => (Some(Policy::Open), None),
-            Some(OnError::Local { processes }) => (Some(Policy::Local), Some(processes)),
-        };
+        let (on_error, processes) = Policy::parts(self.on_error);
         let (on_change, overage, cost, hash_keys) = (self.on_change, self.counts_denials, self.cost, self.hash_keys);
         let block_for = self.block_period().map(|time| time.to_string());
         Table { name, limits, tag, cost, on_change, overage, block_for, hash_keys, on_error, processes }

@@ -1,0 +1,89 @@
+//! What a limit admits, as its decisions know it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::algorithm::Algorithm;
+use crate::limit::{Calendar, Limit};
+
+/// One limit of a rule, as a [`Decision`](crate::Decision) by it knows it: so many units in each period.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Quota {
+    rule: Option<Box<str>>,
+    title: Arc<str>,
+    label: Box<str>,
+    algorithm: Algorithm,
+    rate: u64,
+    period: Duration,
+    capacity: u64,
+    window: Option<Calendar>,
+}
+
+impl Quota {
+    /// Of a limit in the rule of this name, which is empty if it has none yet.
+    pub(crate) fn of(rule: &str, limit: &Limit) -> Self {
+        Self {
+            rule: (!rule.is_empty()).then(|| rule.into()),
+            title: limit.name().map_or_else(|| limit.to_string(), str::to_owned).into(),
+            label: limit.label().into(),
+            algorithm: limit.algorithm(),
+            rate: limit.rate(),
+            period: limit.period(),
+            capacity: limit.capacity(),
+            window: limit.window(),
+        }
+    }
+
+    /// The rule's name.
+    #[must_use]
+    pub fn rule(&self) -> Option<&str> {
+        self.rule.as_deref()
+    }
+
+    /// The limit's name, else its text.
+    #[must_use]
+    pub fn limit(&self) -> &str {
+        &self.title
+    }
+
+    /// The same, to be kept.
+    pub(crate) fn title(&self) -> &Arc<str> {
+        &self.title
+    }
+
+    /// The limit's name, else its algorithm and period: `gcra-1s`. As keys in Redis end with it.
+    #[must_use]
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// The algorithm.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Units per period; of permits, how many at once.
+    #[must_use]
+    pub fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// The period, as [`Limit::period`] says it.
+    #[must_use]
+    pub fn period(&self) -> Duration {
+        self.period
+    }
+
+    /// The most units that can be taken at one instant.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// The day, week, month or year that its windows are, if they are of the calendar.
+    #[must_use]
+    pub fn window(&self) -> Option<Calendar> {
+        self.window
+    }
+}
