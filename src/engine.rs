@@ -105,7 +105,10 @@ impl Engine {
             Self::Redis(redis) => redis.run(call, deadline).await,
             Self::Cluster(cluster) => Box::pin(cluster.run(call, deadline)).await,
             #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => embedded.run(call),
+            Self::Embedded(embedded) => {
+                tokio::task::consume_budget().await;
+                embedded.run(call)
+            }
         }
     }
 
@@ -120,7 +123,11 @@ impl Engine {
             Self::Redis(redis) => redis.acquire(ask, deadline, waker),
             Self::Cluster(cluster) => Ok(Acquiring::Otherwise(Box::pin(cluster.acquire(ask, deadline)))),
             #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => Ok(Acquiring::Otherwise(Box::pin(std::future::ready(embedded.acquire(&ask))))),
+            Self::Embedded(embedded) => Ok(Acquiring::Otherwise(Box::pin(async move {
+                // What is decided in this process never waits by itself.
+                tokio::task::consume_budget().await;
+                embedded.acquire(&ask)
+            }))),
         }
     }
 

@@ -43,6 +43,7 @@ mod file;
 mod index;
 mod path;
 mod reload;
+mod snapshot;
 mod text;
 mod throttle;
 mod verdict;
@@ -61,10 +62,11 @@ use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 
 use compiled::{Compiled, CompiledAction};
-use error::Field;
+use error::{Field, MOST_FAULTS};
 use index::{Index, Lookup};
 use throttle::Throttled;
 
+pub use crate::limiter::HeldVerdict;
 pub use crate::rule::serialized::Policy;
 pub use attributes::{Attributes, Reading};
 pub use compiled::Response;
@@ -121,6 +123,9 @@ pub struct Applies<'s> {
     rule_name: Option<&'s Arc<str>>,
 }
 
+/// What a shadow rule of this name would do, if it can make sense of the request.
+pub(crate) type Shadow<'s> = (&'s Arc<str>, Result<Applies<'s>, Error>);
+
 /// What becomes of a request by the rule that applies to it.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -162,7 +167,26 @@ impl RuleSet {
         Self::with_reading(Reading::default(), definitions)
     }
 
-    /// The same, of rules that read paths in this way.
+    /// A set of this rule alone, for all requests: its limits that don't count a [part](Rule::and_by) count by these
+    /// attributes. Parts and tag are the attributes of the same names.
+    ///
+    /// # Errors
+    ///
+    /// A rule without a name.
+    ///
+    /// ```
+    /// use tollgate::Rule;
+    /// use tollgate::rules::RuleSet;
+    ///
+    /// let rule = "gcra 100/1m burst 20".parse::<Rule>()?.named("api")?;
+    /// let rules = RuleSet::of(&rule, "api_key")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn of(rule: &Rule, key: impl Into<OneOrMore>) -> Result<Self, RuleSetError> {
+        Self::new([Definition::of(rule, key)])
+    }
+
+    /// The same as [`new`](Self::new), of rules that read paths in this way.
     ///
     /// # Errors
     ///
@@ -187,7 +211,7 @@ impl RuleSet {
     ///
     /// # Errors
     ///
-    /// A file that can't be read or has no rules; all that is wrong in it, with the lines.
+    /// A file that can't be read or has no rules; what is wrong in it, of each rule the first, with the lines.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, RuleSetError> {
         file::read(path.as_ref())
     }
@@ -264,16 +288,17 @@ impl RuleSet {
     #[must_use]
     pub fn shadows(&self, request: &Attributes<'_>) -> Vec<Applies<'_>> {
         let request = self.as_read(request);
-        self.shared.shadows(self.shared.find(&request).1, &request)
+        self.shared.shadows(self.shared.find(&request).1, &request).filter_map(|(_, applies)| applies.ok()).collect()
     }
 
     /// The same, and what the shadow rules before it would have done.
-    pub(crate) fn found(&self, request: &Attributes<'_>) -> Result<(Applies<'_>, Vec<Applies<'_>>), Error> {
+    pub(crate) fn found(&self, request: &Attributes<'_>) -> Result<(Applies<'_>, Vec<Shadow<'_>>), Error> {
         let request = self.as_read(request);
         let (place, shadows) = self.shared.find(&request);
         let effect = |place: u32| self.shared.rules[place as usize].effect(&request);
         let applies = place.map_or(Ok(Applies::none()), effect)?;
-        Ok((applies, self.shared.shadows(shadows, &request)))
+        let shadows = self.shared.shadows(shadows, &request).collect();
+        Ok((applies, shadows))
     }
 
     /// An attribute of a request as this set compares it: as [`Attributes::get`] has it, and a path in lower case if the
@@ -312,23 +337,18 @@ impl RuleSet {
         reading: Reading,
         locate: &file::Locate<'_>,
     ) -> Result<Self, RuleSetError> {
-        let mut faults = Vec::new();
-        let mut fault = |at: usize, (field, why): (Field, String)| {
-            let name = &definitions[at].name;
-            let message = if why.starts_with(&format!("rule {name}: ")) { why } else { format!("rule {name}: {why}") };
-            faults.push((at, file::located(locate, at, &field, message)));
-        };
+        let mut wrong: Vec<(usize, (Field, String))> = Vec::new();
         let mut names = HashMap::new();
         let mut rules: Vec<(usize, Compiled)> = Vec::with_capacity(definitions.len());
         for (at, definition) in definitions.iter().enumerate() {
             if names.insert(definition.name.as_str(), at).is_some() {
                 let why = format!("name: expected a name of its own, got {:?} again", definition.name);
-                fault(at, (Field::named("name"), why));
+                wrong.push((at, (Field::named("name"), why)));
                 continue;
             }
             match Compiled::new(definition, reading) {
                 Ok(rule) => rules.push((at, rule)),
-                Err(wrong) => fault(at, wrong),
+                Err(fault) => wrong.push((at, fault)),
             }
         }
         // Stable: of those alike, the first.
@@ -344,17 +364,24 @@ impl RuleSet {
         let checks = rules.iter().zip(found_by).map(check).collect();
         let shared = Shared { definitions: Vec::new(), reading, rules, checks, index };
         for (place, at) in places.iter().enumerate() {
-            if let Some(before) = shared.hidden_by(place) {
+            if wrong.len() < MOST_FAULTS
+                && let Some(before) = shared.hidden_by(place)
+            {
                 let why = format!("never applies: expected some request that rule {before:?}, before it, doesn't take");
-                fault(*at, (Field::named("name"), why));
+                wrong.push((*at, (Field::named("name"), why)));
             }
         }
-        if faults.is_empty() {
+        if wrong.is_empty() {
             return Ok(Self { shared: Arc::new(Shared { definitions, ..shared }) });
         }
         // Rules that can't apply were found in the order of priority.
-        faults.sort_by_key(|(at, _)| *at);
-        Err(RuleSetError::new(faults.into_iter().map(|(_, fault)| fault).collect()))
+        wrong.sort_by_key(|(at, _)| *at);
+        let faults = wrong.into_iter().take(MOST_FAULTS).map(|(at, (field, why))| {
+            let name = &definitions[at].name;
+            let message = if why.starts_with(&format!("rule {name}: ")) { why } else { format!("rule {name}: {why}") };
+            file::located(locate, at, &field, message)
+        });
+        Err(RuleSetError::new(faults.collect()))
     }
 }
 
@@ -386,9 +413,11 @@ impl Shared {
         (found, shadows)
     }
 
-    /// What a shadow rule can't make sense of is no reason to deny a request.
-    fn shadows(&self, places: SmallVec<[u32; 4]>, request: &Attributes<'_>) -> Vec<Applies<'_>> {
-        places.into_iter().filter_map(|place| self.rules[place as usize].effect(request).ok()).collect()
+    fn shadows<'s>(&'s self, places: SmallVec<[u32; 4]>, request: &Attributes<'_>) -> impl Iterator<Item = Shadow<'s>> {
+        places.into_iter().map(move |place| {
+            let rule = &self.rules[place as usize];
+            (&rule.name, rule.effect(request))
+        })
     }
 
     /// The name of a rule before this one that leaves it nothing to apply to.

@@ -1,12 +1,38 @@
 //! Decisions by a set of rules.
 
 use std::sync::Arc;
+#[cfg(feature = "http")]
+use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 
 use super::Limiter;
+use crate::decision::Decision;
 use crate::error::Error;
-use crate::rules::{Applies, Attributes, Effect, Reason, RuleSet, ShadowVerdict, Verdict};
+use crate::hold::Permit;
+use crate::rules::{Applies, Attributes, Charge, Effect, Reason, RuleSet, Shadow, ShadowVerdict, Verdict};
+
+/// A verdict, and the permits that it took.
+#[derive(Debug)]
+#[must_use = "permits that are dropped are given back"]
+pub struct HeldVerdict {
+    /// What became of the request.
+    pub verdict: Verdict,
+    /// Of the rule, and of shadow rules, that have a concurrency limit.
+    pub permits: Vec<Permit>,
+}
+
+/// How the limits of a rule are asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Asking<'a> {
+    /// As [`Limiter::acquire`] does.
+    Acquire,
+    /// The same, or as [`Limiter::hold`] does where they have permits; by this name, if it can be settled.
+    Hold { id: Option<&'a [u8]> },
+    /// The same, as soon as they allow, if that is within this time.
+    #[cfg(feature = "http")]
+    Wait(Duration),
+}
 
 impl Limiter {
     /// Takes what a request costs by the rule of a set that applies to it, or denies it. Costs a round trip where that rule,
@@ -14,22 +40,81 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); a cost that an attribute says and that is no whole number. Shadow rules cause none.
+    /// As [`acquire`](Self::acquire); a rule with permits, which [`hold_by`](Self::hold_by) is for; a cost that an attribute
+    /// says and that is no whole number. Shadow rules cause none.
     pub async fn acquire_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<Verdict, Error> {
         let (applies, shadows) = rules.found(request)?;
-        // Most sets have none.
-        if shadows.is_empty() {
-            return self.verdict(&applies).await;
-        }
-        let (verdict, shadows) =
-            join(self.verdict(&applies), join_all(shadows.iter().map(|one| self.shadow(one)))).await;
-        verdict.map(|verdict| Verdict { shadows, ..verdict })
+        self.judge(&applies, &shadows, Asking::Acquire).await.map(|held| held.verdict)
     }
 
-    async fn verdict(&self, applies: &Applies<'_>) -> Result<Verdict, Error> {
-        let decision = match &applies.effect {
-            Effect::Limit(charge) => Some(self.acquire(charge.rule(), charge.request()).await?),
-            _ => None,
+    /// The same, and holds the permits of rules with a concurrency limit until they are dropped, as [`hold`](Self::hold)
+    /// does.
+    ///
+    /// # Errors
+    ///
+    /// As [`hold`](Self::hold); a cost that an attribute says and that is no whole number. Shadow rules cause none.
+    ///
+    /// ```
+    /// # #[cfg(feature = "embedded")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate::rules::{Attributes, RuleSet};
+    /// use tollgate::{Embedded, Limiter};
+    ///
+    /// let rules: RuleSet = r#"
+    ///     [[rule]]
+    ///     name = "reports"
+    ///     match = { path = "/reports/*" }
+    ///     key = "user"
+    ///     limits = ["concurrency 1 ttl 30s"]
+    /// "#
+    /// .parse()?;
+    ///
+    /// let limiter = Limiter::new(Embedded::new());
+    /// let request = Attributes::new().user("42").path("/reports/7");
+    /// let held = limiter.hold_by(&rules, &request).await?;
+    /// assert!(held.verdict.allowed);
+    /// assert!(!limiter.hold_by(&rules, &request).await?.verdict.allowed, "one at a time");
+    /// # drop(held);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "embedded"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn hold_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<HeldVerdict, Error> {
+        let (applies, shadows) = rules.found(request)?;
+        self.judge(&applies, &shadows, Asking::Hold { id: None }).await
+    }
+
+    /// Asks the limits of the rule that applies and, without waiting, those of shadow rules.
+    pub(crate) async fn judge(
+        &self,
+        applies: &Applies<'_>,
+        shadows: &[Shadow<'_>],
+        asking: Asking<'_>,
+    ) -> Result<HeldVerdict, Error> {
+        // Most sets have none.
+        if shadows.is_empty() {
+            return self.verdict(applies, asking).await;
+        }
+        let asking_shadows = if let Asking::Acquire = asking { asking } else { Asking::Hold { id: None } };
+        let shadows = join_all(shadows.iter().map(|shadow| self.shadow(shadow, asking_shadows)));
+        let (held, shadows) = join(self.verdict(applies, asking), shadows).await;
+        let mut held = held?;
+        for (shadow, permit) in shadows {
+            held.verdict.shadows.push(shadow);
+            held.permits.extend(permit);
+        }
+        Ok(held)
+    }
+
+    async fn verdict(&self, applies: &Applies<'_>, asking: Asking<'_>) -> Result<HeldVerdict, Error> {
+        let (decision, permit) = match &applies.effect {
+            Effect::Limit(charge) => {
+                let (decision, permit) = self.ask_limits(charge, asking).await?;
+                (Some(decision), permit)
+            }
+            _ => (None, None),
         };
         let (allowed, reason) = match &applies.effect {
             Effect::Allow if applies.rule.is_none() => (true, Reason::NoRule),
@@ -39,18 +124,43 @@ impl Limiter {
             Effect::Limit(_) => (decision.as_ref().is_some_and(|decision| decision.allowed), Reason::Limits),
         };
         let response = applies.response.filter(|_| !allowed).cloned();
-        Ok(Verdict { allowed, rule: applies.name().cloned(), reason, decision, response, shadows: Vec::new() })
+        let verdict =
+            Verdict { allowed, rule: applies.name().cloned(), reason, decision, response, shadows: Vec::new() };
+        Ok(HeldVerdict { verdict, permits: permit.into_iter().collect() })
     }
 
-    async fn shadow(&self, applies: &Applies<'_>) -> ShadowVerdict {
-        let decision = match &applies.effect {
-            Effect::Limit(charge) => Some(self.acquire(charge.rule(), charge.request()).await),
-            _ => None,
+    /// What a shadow rule decides, which has no consequence.
+    async fn shadow(&self, (name, applies): &Shadow<'_>, asking: Asking<'_>) -> (ShadowVerdict, Option<Permit>) {
+        let (decision, permit) = match applies {
+            Ok(Applies { effect: Effect::Limit(charge), .. }) => match self.ask_limits(charge, asking).await {
+                Ok((decision, permit)) => (Some(Ok(decision)), permit),
+                Err(error) => (Some(Err(error)), None),
+            },
+            Ok(_) => (None, None),
+            Err(error) => (Some(Err(error.clone())), None),
         };
-        let allowed = match (&applies.effect, &decision) {
-            (Effect::Limit(_), Some(Ok(decision))) => decision.allowed,
-            (effect, _) => matches!(effect, Effect::Allow | Effect::Limit(_)),
+        let allowed = match (applies, &decision) {
+            (_, Some(Ok(decision))) => decision.allowed,
+            (Ok(applies), None) => matches!(applies.effect, Effect::Allow),
+            _ => true,
         };
-        ShadowVerdict { rule: applies.name().map_or_else(|| Arc::from(""), Arc::clone), allowed, decision }
+        (ShadowVerdict { rule: Arc::clone(name), allowed, decision }, permit)
+    }
+
+    async fn ask_limits(&self, charge: &Charge<'_>, asking: Asking<'_>) -> Result<(Decision, Option<Permit>), Error> {
+        let (rule, request) = (charge.rule(), charge.request());
+        let holds = || rule.limits().any(|limit| limit.algorithm().holds());
+        let held = match asking {
+            Asking::Hold { id } if holds() => {
+                Box::pin(self.hold(rule, id.map_or(request, |id| request.id(id)))).await?
+            }
+            Asking::Hold { id: Some(id) } => return Ok((self.acquire(rule, request.id(id)).await?, None)),
+            #[cfg(feature = "http")]
+            Asking::Wait(max_wait) if holds() => Box::pin(self.hold_wait(rule, request, max_wait)).await?,
+            #[cfg(feature = "http")]
+            Asking::Wait(max_wait) => return Ok((Box::pin(self.acquire_wait(rule, request, max_wait)).await?, None)),
+            _ => return Ok((self.acquire(rule, request).await?, None)),
+        };
+        Ok((held.decision, held.permit))
     }
 }

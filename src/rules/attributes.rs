@@ -159,7 +159,13 @@ impl<'a> Attributes<'a> {
         self.counted(name, 128)
     }
 
-    /// The bytes of an attribute that is compared as it is: of all but address and path.
+    /// Those that are compared as they are: all but address and path.
+    pub(super) fn texts(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let method = self.method.as_deref().map(|method| (METHOD, method.as_bytes()));
+        self.others.iter().copied().filter(|(_, value)| !value.is_empty()).chain(method)
+    }
+
+    /// The bytes of one of these.
     pub(super) fn text(&self, name: &str) -> Option<&[u8]> {
         if name == METHOD {
             return self.method.as_deref().map(str::as_bytes);

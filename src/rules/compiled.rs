@@ -52,12 +52,12 @@ impl Compiled {
         let name =
             crate::key::checked_name(&definition.name).map_err(|error| (Field::named("name"), error.to_string()))?;
         let conditions = definition.conditions.iter().map(|(attribute, values)| {
-            let at = || Field::entry("match", attribute);
+            let at = Field::named("match").entry(attribute);
             if attribute.is_empty() || attribute == GLOBAL {
-                return Err((at(), format!("expected the name of an attribute, got {attribute:?}")));
+                return Err((at, format!("expected the name of an attribute, got {attribute:?}")));
             }
-            Condition::new(attribute, &values.0, reading.ignore_case)
-                .map_err(|why| (at(), format!("{attribute}: {why}")))
+            Condition::new(attribute, &values.0, reading)
+                .map_err(|(index, why)| (at.item(index), format!("{attribute}: {why}")))
         });
         let conditions = conditions.collect::<Result<_, _>>()?;
         let action = match definition.action {

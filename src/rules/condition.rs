@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::attributes::{Attributes, IP, METHOD, PATH, upper_case};
+use super::attributes::{Attributes, IP, METHOD, PATH, Reading, upper_case};
 use super::index::host;
 use super::path::{self, Pattern};
 
@@ -29,23 +29,21 @@ pub(super) enum Values {
 }
 
 impl Condition {
-    /// Of an attribute and what a rule says of it; or what was expected.
-    pub(super) fn new(attribute: &str, values: &[String], ignores_case: bool) -> Result<Self, String> {
+    /// Of an attribute and what a rule says of it; or which of the values is wrong, and what was expected.
+    pub(super) fn new(attribute: &str, values: &[String], reading: Reading) -> Result<Self, (usize, String)> {
         if values.is_empty() {
-            return Err("expected at least one value, got none".into());
+            return Err((0, "expected at least one value, got none".into()));
         }
         if let Some(empty) = values.iter().position(String::is_empty) {
-            return Err(format!("expected a value, or \"*\" for any, got an empty one in place {}", empty + 1));
+            return Err((empty, "expected a value, or \"*\" for any, got an empty one".into()));
         }
-        if values.len() > 1 && values.iter().any(|value| value == "*") {
-            return Err(format!("expected \"*\" alone, or values, got {values:?}"));
+        if let Some(any) = values.iter().position(|value| value == "*").filter(|_| values.len() > 1) {
+            return Err((any, format!("expected \"*\" alone, or values, got {values:?}")));
         }
         let values = match attribute {
             _ if values == ["*"] => Values::Present,
-            PATH => {
-                Values::Paths(values.iter().map(|value| Pattern::new(value, ignores_case)).collect::<Result<_, _>>()?)
-            }
-            IP => Values::Nets(widest(values.iter().map(|value| net(value)).collect::<Result<_, _>>()?)),
+            PATH => Values::Paths(each(values, |value| Pattern::new(value, reading))?),
+            IP => Values::Nets(widest(each(values, net)?)),
             METHOD => Values::Texts(methods(values)?),
             _ => Values::Texts(sorted(values.iter().map(|value| value.as_bytes().into()))),
         };
@@ -84,7 +82,9 @@ impl Condition {
                 let covers = |path: &str| patterns.iter().any(|pattern| pattern.covers(path::segments(path)));
                 request.path.as_deref().is_some_and(covers)
             }
-            Values::Nets(nets) => request.ip.is_some_and(|address| holds_address(nets, address)),
+            Values::Nets(nets) => {
+                request.ip.is_some_and(|address| last_before(nets, address).is_some_and(|net| net.contains(&address)))
+            }
             Values::Texts(values) => request
                 .text(&self.attribute)
                 .is_some_and(|got| values.binary_search_by(|value| (**value).cmp(got)).is_ok()),
@@ -97,12 +97,14 @@ impl Condition {
             match (&self.values, &other.values) {
                 (Values::Present, _) => true,
                 (Values::Paths(own), Values::Paths(other)) => {
-                    other.iter().all(|other| own.iter().any(|own| own.covers(other.segments())))
+                    own == other || other.iter().all(|other| own.iter().any(|own| own.covers(other.segments())))
                 }
                 (Values::Nets(own), Values::Nets(other)) => {
-                    other.iter().all(|other| own.iter().any(|own| own.contains(other)))
+                    other.iter().all(|other| last_before(own, other.network()).is_some_and(|own| own.contains(other)))
                 }
-                (Values::Texts(own), Values::Texts(other)) => other.iter().all(|other| own.contains(other)),
+                (Values::Texts(own), Values::Texts(other)) => {
+                    other.iter().all(|other| own.binary_search(other).is_ok())
+                }
                 _ => false,
             }
         })
@@ -122,19 +124,20 @@ impl fmt::Display for Condition {
 }
 
 /// What GET is limited by, HEAD is too: most servers answer it by the same work.
-fn methods(values: &[String]) -> Result<Vec<Box<[u8]>>, String> {
-    let mut methods = Vec::with_capacity(values.len());
-    for text in values {
+fn methods(values: &[String]) -> Result<Vec<Box<[u8]>>, (usize, String)> {
+    let methods = each(values, |text| {
         if !text.bytes().all(|byte| byte.is_ascii_graphic() && !b"()<>@,;:\\\"/[]?={}".contains(&byte)) {
             return Err(format!("expected an HTTP method such as POST, got {text:?}"));
         }
-        let method = upper_case(text);
-        if method == "GET" {
-            methods.push(b"HEAD"[..].into());
-        }
-        methods.push(method.as_bytes().into());
-    }
-    Ok(sorted(methods))
+        Ok(upper_case(text).as_bytes().into())
+    })?;
+    let head = methods.contains(&b"GET"[..].into()).then(|| b"HEAD"[..].into());
+    Ok(sorted(methods.into_iter().chain(head)))
+}
+
+/// All of these as they are compared, or which one is wrong.
+fn each<T>(values: &[String], read: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, (usize, String)> {
+    values.iter().enumerate().map(|(at, value)| read(value).map_err(|why| (at, why))).collect()
 }
 
 fn sorted(values: impl IntoIterator<Item = Box<[u8]>>) -> Vec<Box<[u8]>> {
@@ -151,10 +154,10 @@ fn widest(mut nets: Vec<IpNet>) -> Vec<IpNet> {
     nets
 }
 
-/// Among networks that are [`widest`], only the last that begins at or before the address may hold it.
-fn holds_address(nets: &[IpNet], address: IpAddr) -> bool {
+/// Among networks that are [`widest`], the only one that may hold an address: the last that begins at or before it.
+fn last_before(nets: &[IpNet], address: IpAddr) -> Option<&IpNet> {
     let after = nets.partition_point(|net| net.network() <= address);
-    nets[..after].last().is_some_and(|net| net.contains(&address))
+    nets[..after].last()
 }
 
 /// An address or a network. Of IPv4 addresses within IPv6, those.

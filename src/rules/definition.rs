@@ -7,8 +7,8 @@ use std::num::NonZeroU32;
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::rule::Change;
 use crate::rule::serialized::{LineOr, LineOrTable, Policy};
+use crate::rule::{Change, Rule};
 
 /// A whole file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -28,6 +28,20 @@ pub(super) struct Document {
     pub(super) defaults: Defaults,
     #[serde(rename = "rule", skip_serializing_if = "Vec::is_empty")]
     pub(super) rules: Vec<Definition>,
+}
+
+impl Document {
+    /// Something beside rules that it says.
+    pub(super) fn setting(&self) -> Option<&'static str> {
+        let settings = [
+            ("include", !self.include.is_empty()),
+            ("ignore_case", !is_default(&self.ignore_case)),
+            ("paths", !is_default(&self.paths)),
+            ("[variables]", !self.variables.is_empty()),
+            ("[defaults]", !is_default(&self.defaults)),
+        ];
+        settings.into_iter().find(|(_, said)| *said).map(|(name, _)| name)
+    }
 }
 
 /// What a rule says that doesn't say otherwise.
@@ -218,6 +232,29 @@ impl Definition {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
+    /// A rule of these limits for all requests, by these attributes.
+    pub(super) fn of(rule: &Rule, key: impl Into<OneOrMore>) -> Self {
+        let limits = rule.limits().zip(rule.counted_parts()).map(|(limit, part)| LimitDefinition {
+            name: limit.name().map(str::to_owned),
+            limit: limit.to_string(),
+            key: OneOrMore(part.map(str::to_owned).into_iter().collect()),
+        });
+        let (on_error, processes) = Policy::parts(rule.policy());
+        Self {
+            key: key.into(),
+            limits: limits.collect(),
+            tag: rule.tag().map(str::to_owned),
+            cost: Cost::Units(rule.default_cost()),
+            block_for: rule.block_period().map(|time| time.to_string()),
+            on_error,
+            processes,
+            on_change: Some(rule.change()),
+            overage: Some(rule.counts_denials()),
+            hash_keys: rule.hashes_keys(),
+            ..Self::new(rule.name().unwrap_or_default())
+        }
+    }
+
     /// With these defaults for what it doesn't say.
     pub(super) fn or(mut self, defaults: &Defaults) -> Self {
         let denies = self.action != Action::Allow;
@@ -255,6 +292,12 @@ impl OneOrMore {
 impl<T: Into<String>, const N: usize> From<[T; N]> for OneOrMore {
     fn from(values: [T; N]) -> Self {
         Self(values.into_iter().map(Into::into).collect())
+    }
+}
+
+impl From<&str> for OneOrMore {
+    fn from(value: &str) -> Self {
+        [value].into()
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// How many faults are worth reading at once.
-const MOST_FAULTS: usize = 100;
+pub(super) const MOST_FAULTS: usize = 100;
 
 /// A fault may show a value of any length.
 const LONGEST_MESSAGE: usize = 1000;
@@ -20,7 +20,7 @@ pub struct RuleSetError {
 pub struct Fault {
     file: Option<PathBuf>,
     /// Line and column, from 1.
-    at: Option<(usize, usize)>,
+    pub(super) at: Option<(usize, usize)>,
     message: String,
 }
 
@@ -28,27 +28,30 @@ pub struct Fault {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Field {
     pub(super) name: &'static str,
-    pub(super) within: Within,
+    pub(super) within: Vec<Step>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Within {
-    All,
+pub(super) enum Step {
     Item(usize),
     Entry(String),
 }
 
 impl Field {
     pub(super) fn named(name: &'static str) -> Self {
-        Self { name, within: Within::All }
+        Self { name, within: Vec::new() }
     }
 
-    pub(super) fn item(name: &'static str, index: usize) -> Self {
-        Self { name, within: Within::Item(index) }
+    /// In a list.
+    pub(super) fn item(mut self, index: usize) -> Self {
+        self.within.push(Step::Item(index));
+        self
     }
 
-    pub(super) fn entry(name: &'static str, key: &str) -> Self {
-        Self { name, within: Within::Entry(key.to_owned()) }
+    /// In a table.
+    pub(super) fn entry(mut self, key: &str) -> Self {
+        self.within.push(Step::Entry(key.to_owned()));
+        self
     }
 }
 
@@ -61,7 +64,7 @@ impl RuleSetError {
         self.faults
     }
 
-    /// All that is wrong, at most a hundred, in the order in which it stands.
+    /// What is wrong, of each rule the first, at most a hundred, in the order in which it stands.
     #[must_use]
     pub fn faults(&self) -> &[Fault] {
         &self.faults

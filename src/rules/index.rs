@@ -20,6 +20,9 @@ type Text = SmallVec<[u8; 24]>;
 
 type ByText = HashMap<Text, Places>;
 
+/// Up to so many attributes, comparing their names is faster than hashing them.
+const FEW: usize = 8;
+
 /// The lists in which the rules of one request can stand.
 pub(super) type Lists<'i> = SmallVec<[&'i [u32]; 8]>;
 
@@ -28,8 +31,10 @@ pub(super) struct Index {
     paths: Paths,
     v4: PrefixMap<Ipv4Net, Places>,
     v6: PrefixMap<Ipv6Net, Places>,
-    /// By attribute: sets of rules ask for few.
+    /// By attribute.
     texts: Vec<(Box<str>, ByText)>,
+    /// Where each attribute stands in them.
+    names: HashMap<String, usize>,
     /// Those without a condition that could be looked up.
     any: Places,
 }
@@ -116,7 +121,7 @@ impl Index {
     }
 
     fn of_attribute(&mut self, attribute: &str) -> &mut ByText {
-        let at = self.texts.iter().position(|(name, _)| **name == *attribute).unwrap_or_else(|| {
+        let at = *self.names.entry_ref(attribute).or_insert_with(|| {
             self.texts.push((attribute.into(), ByText::default()));
             self.texts.len() - 1
         });
@@ -141,11 +146,34 @@ impl Index {
             }
             _ => {}
         }
-        for (attribute, values) in &self.texts {
-            let places = lookup.texts.of(attribute).and_then(|value| values.get(value));
-            lists.extend(places.map(SmallVec::as_slice));
-        }
+        self.text_lists(&lookup.texts, &mut lists);
         lists
+    }
+
+    fn text_lists<'i>(&'i self, texts: &Texts<'_, '_>, lists: &mut Lists<'i>) {
+        match texts {
+            Texts::Request(request) if self.texts.len() <= FEW => {
+                for (name, values) in &self.texts {
+                    let places = request.text(name).and_then(|value| values.get(value));
+                    lists.extend(places.map(SmallVec::as_slice));
+                }
+            }
+            Texts::Request(request) => {
+                let places = |(name, value)| self.texts[*self.names.get(name)?].1.get::<[u8]>(value);
+                lists.extend(request.texts().filter_map(places).map(SmallVec::as_slice));
+            }
+            Texts::Rule(conditions) => {
+                for condition in *conditions {
+                    if let (Values::Texts(values), Some(at)) =
+                        (&condition.values, self.names.get(condition.attribute()))
+                    {
+                        // A rule that leaves this one nothing stands in the list of each of its values.
+                        let places = |value: &[u8]| self.texts[*at].1.get(value).map_or(&[][..], SmallVec::as_slice);
+                        lists.extend(values.iter().map(|value| places(value)).min_by_key(|places| places.len()));
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -169,22 +197,6 @@ impl<'a, 'r> Lookup<'a, 'r> {
             _ => None,
         });
         Self { path, net, texts: Texts::Rule(conditions) }
-    }
-}
-
-impl Texts<'_, '_> {
-    /// What the request has of an attribute, or the first value of those that a rule asks for.
-    fn of(&self, attribute: &str) -> Option<&[u8]> {
-        match self {
-            Self::Request(request) => request.text(attribute),
-            Self::Rule(conditions) => {
-                let condition = conditions.iter().find(|condition| condition.attribute() == attribute)?;
-                match &condition.values {
-                    Values::Texts(values) => values.first().map(|value| &**value),
-                    _ => None,
-                }
-            }
-        }
     }
 }
 

@@ -5,6 +5,9 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
+use super::attributes::Reading;
+use super::definition::Paths;
+
 /// One segment of a path, or of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Segment<'a> {
@@ -148,7 +151,7 @@ fn decoded(path: &str) -> Cow<'_, str> {
 
 impl Pattern {
     /// A pattern, or what was expected.
-    pub(super) fn new(text: &str, ignores_case: bool) -> Result<Self, String> {
+    pub(super) fn new(text: &str, reading: Reading) -> Result<Self, String> {
         let expected = |what: &str| Err(format!("expected {what}, got {text:?}"));
         if !text.starts_with('/') {
             return expected("a path pattern that begins with /, such as /api/*");
@@ -171,13 +174,18 @@ impl Pattern {
                 segments.push(None);
                 continue;
             }
-            let literal = decoded(segment);
-            if literal.contains(['/', '\\']) || literal == "." || literal == ".." {
+            let mut literal = decoded(segment).into_owned();
+            if reading.paths == Paths::Segments {
+                literal = literal.replace('/', "%2F");
+            } else if literal.contains(['/', '\\']) || literal == "." || literal == ".." {
                 return expected(
                     "a path pattern without dot segments and encoded slashes, which no request has any more",
                 );
             }
-            segments.push(Some(if ignores_case { literal.to_ascii_lowercase() } else { literal.into_owned() }));
+            if reading.ignore_case {
+                literal.make_ascii_lowercase();
+            }
+            segments.push(Some(literal));
         }
         let mut pattern = Self { text: String::new(), segments, open };
         pattern.text = pattern.segments().fold(String::new(), |text, segment| {
@@ -276,7 +284,7 @@ mod tests {
             ("/a/*/c/*", &["/a/b/c", "/a/b/c/d/e"], &["/a/c", "/a/b/d"]),
             ("/a%20b", &["/a b"], &["/a%20b"]),
         ] {
-            let read = Pattern::new(pattern, false).unwrap();
+            let read = Pattern::new(pattern, Reading::default()).unwrap();
             for path in matching {
                 assert!(read.covers(segments(path)), "{pattern}: {path}");
             }
@@ -285,9 +293,15 @@ mod tests {
             }
         }
         for bad in ["api", "/a*", "/a/**", "/users/{id}", "/users/:id", "/a?b", "/a/../b", "/a%2Fb"] {
-            assert!(Pattern::new(bad, false).unwrap_err().contains("expected"), "{bad}");
+            assert!(Pattern::new(bad, Reading::default()).unwrap_err().contains("expected"), "{bad}");
         }
-        let ignoring = Pattern::new("/API/*", true).unwrap();
+        let ignoring = Pattern::new("/API/*", Reading { ignore_case: true, ..Reading::default() }).unwrap();
         assert!(ignoring.covers(segments("/api/x")) && ignoring.to_string() == "/api/*");
+        let segments_first = Reading { paths: Paths::Segments, ..Reading::default() };
+        for (pattern, target) in [("/a%2Fb", "/a%2fb"), ("/a/..", "/a/%2e."), ("/a%5Cb/*", "/a\\b/c")] {
+            let read = Pattern::new(pattern, segments_first).unwrap();
+            assert!(read.covers(segments(&by_segments(target))), "{pattern}: {target}");
+            assert!(!read.covers(segments("/a/b")), "{pattern}");
+        }
     }
 }

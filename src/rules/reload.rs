@@ -1,25 +1,21 @@
 //! Rules that follow their file.
 
 use std::fmt;
-use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
-use super::file::Files;
-use super::{RuleSet, RuleSetError};
+use super::snapshot::{Seen, Snapshot};
+use super::{RuleSet, RuleSetError, file};
 
 /// How often the file is looked at. A change is taken when it looks the same twice, so within twice this and what reading
 /// takes.
 const INTERVAL: Duration = Duration::from_millis(200);
-
-/// A file that changed so recently may have changed again without its time of change telling.
-const GRAIN: Duration = Duration::from_secs(2);
 
 /// The rules of a file, as it is now: a changed file is taken within a second, as a whole, or not at all.
 ///
@@ -56,10 +52,6 @@ struct Watched {
     failures: AtomicU64,
 }
 
-/// What a file looks like, without reading it.
-type Look = (SystemTime, u64, u64, (i64, i64));
-type Looks = Vec<(PathBuf, Option<Look>)>;
-
 impl WatchedRules {
     /// The rules of this file, which are followed from now on.
     ///
@@ -82,10 +74,10 @@ impl WatchedRules {
         reloaded: impl Fn(Result<&RuleSet, &RuleSetError>) + Send + 'static,
     ) -> Result<Self, RuleSetError> {
         let path = path.as_ref().to_owned();
-        let files = Files::read(&path);
-        let mut sight = Sight::of(&files);
-        let rules = files.compiled()?;
-        sight.taken = Some(sight.digest);
+        let snapshot = file::read_at_rest(&path);
+        let rules = file::compiled(&snapshot)?;
+        let digest = snapshot.digest();
+        let last = Last { taken: Some(digest), digest, seen: snapshot.into_seen() };
         let shared = Arc::new(Watched {
             path,
             current: ArcSwap::from_pointee(rules),
@@ -95,7 +87,7 @@ impl WatchedRules {
         });
         let watched = Arc::downgrade(&shared);
         let started =
-            thread::Builder::new().name("tollgate-rules".into()).spawn(move || follow(&watched, sight, &reloaded));
+            thread::Builder::new().name("tollgate-rules".into()).spawn(move || follow(&watched, last, &reloaded));
         if let Err(error) = started {
             let why = format!("expected a thread to watch the file with, got: {error}");
             return Err(super::Fault::new(why).in_file(&shared.path, None).into());
@@ -135,14 +127,15 @@ impl fmt::Debug for WatchedRules {
     }
 }
 
-fn follow(watched: &Weak<Watched>, mut sight: Sight, reloaded: &dyn Fn(Result<&RuleSet, &RuleSetError>)) {
+fn follow(watched: &Weak<Watched>, mut last: Last, reloaded: &dyn Fn(Result<&RuleSet, &RuleSetError>)) {
     loop {
         thread::sleep(INTERVAL);
         // Nobody is left who could ask for the rules.
         let Some(shared) = watched.upgrade() else { return };
-        let Some(files) = sight.changed_for_good(&shared.path) else { continue };
-        sight.taken = Some(sight.digest);
-        let read = catch_unwind(AssertUnwindSafe(|| files.compiled()));
+        let Some(snapshot) = last.changed_for_good(&shared.path) else { continue };
+        last.taken = Some(last.digest);
+        let read = catch_unwind(AssertUnwindSafe(|| file::compiled(&snapshot)));
+        last.seen = snapshot.into_seen();
         let read = read.unwrap_or_else(|_| Err(super::Fault::new("expected rules, got a panic").into()));
         match read {
             Ok(rules) => {
@@ -166,44 +159,26 @@ fn tell(reloaded: &dyn Fn(Result<&RuleSet, &RuleSetError>), result: Result<&Rule
     drop(catch_unwind(AssertUnwindSafe(|| reloaded(result))));
 }
 
-/// What was last seen of the files.
-struct Sight {
-    looks: Looks,
+/// What was last read of the files.
+struct Last {
+    seen: Seen,
     digest: u64,
     /// The content that was last taken, or refused.
     taken: Option<u64>,
 }
 
-impl Sight {
-    fn of(files: &Files) -> Self {
-        let looks = files.watched.iter().map(|path| (path.clone(), look_of(path))).collect();
-        Self { looks, digest: files.digest(), taken: None }
-    }
-
-    /// The files, if they have another content than the one that was taken, and had it when they were last looked at.
-    fn changed_for_good(&mut self, path: &Path) -> Option<Files> {
-        let now = SystemTime::now();
-        let is_young = |time: SystemTime| now.duration_since(time).is_ok_and(|age| age < GRAIN) || time > now;
-        let young = self.looks.iter().any(|(_, look)| look.is_none_or(|(time, ..)| is_young(time)));
-        if self.taken == Some(self.digest) && !young && self.looks.iter().all(|(path, look)| look_of(path) == *look) {
+impl Last {
+    /// The files, if they have another content than the one that was taken, and had it when they were read before.
+    fn changed_for_good(&mut self, path: &Path) -> Option<Snapshot> {
+        if self.taken == Some(self.digest) && self.seen.is_unchanged_for_sure() {
             return None;
         }
-        let (before, files) = (self.digest, Files::read(path));
-        *self = Self { taken: self.taken, ..Self::of(&files) };
-        (self.digest == before && self.taken != Some(self.digest)).then_some(files)
+        let snapshot = Snapshot::of(path);
+        let digest = snapshot.digest();
+        if digest == self.digest && self.taken != Some(digest) && snapshot.is_of_one_moment() {
+            return Some(snapshot);
+        }
+        (self.digest, self.seen) = (digest, snapshot.into_seen());
+        None
     }
-}
-
-/// Times of change, length, and which file it is, whatever links lead to it.
-fn look_of(path: &Path) -> Option<Look> {
-    let metadata = fs::metadata(path).ok()?;
-    let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    #[cfg(unix)]
-    let (which, changed) = {
-        use std::os::unix::fs::MetadataExt;
-        (metadata.ino(), (metadata.ctime(), metadata.ctime_nsec()))
-    };
-    #[cfg(not(unix))]
-    let (which, changed) = (0, (0, 0));
-    Some((modified, metadata.len(), which, changed))
 }

@@ -12,7 +12,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
 use super::definition::{Definition, Document};
-use super::error::{Fault, Field, RuleSetError, Within};
+use super::error::{Fault, Field, MOST_FAULTS, Step};
 use crate::rule::Rule;
 
 /// One file that was read.
@@ -22,57 +22,73 @@ pub(super) struct Source {
     pub(super) text: String,
 }
 
+/// What a file says.
+pub(super) struct Said {
+    /// All but its rules.
+    pub(super) settings: Document,
+    /// By their places in it.
+    pub(super) rules: Vec<(usize, Definition)>,
+    /// What has another type or name than expected: of each rule the first.
+    pub(super) faults: Vec<Fault>,
+}
+
+/// So many names are worth reading in a message.
+const MOST_NAMES: usize = 8;
+/// Beyond this, nobody has mistyped a name.
+const LONGEST_NAME: usize = 64;
+
 /// Line and column, from 1; columns in characters.
 type Position = (usize, usize);
 
 impl Source {
-    /// What it says; or what has another type or name than expected, of each rule the first.
-    pub(super) fn document(&self) -> Result<Document, RuleSetError> {
+    /// What it says, as far as it is TOML.
+    pub(super) fn read(&self) -> Result<Said, Fault> {
+        let lines = Lines::of(&self.text);
         let mut table = self.table()?;
         let rules = table.get_mut().remove("rule");
-        let settings = Document::deserialize(Deserializer::from(table.clone()));
-        let settings = settings.map_err(|error| {
+        let mut faults = Vec::new();
+        let settings = Document::deserialize(Deserializer::from(table.clone())).unwrap_or_else(|error| {
             let name = error.span().and_then(|span| name_of_span(table.get_ref(), &span));
-            self.fault(in_words(None, name, error.message()), error.span())
+            faults.push(self.fault(&lines, in_words(None, name, error.message()), error.span()));
+            Document::default()
         });
-        let mut faults: Vec<_> = settings.as_ref().err().cloned().into_iter().collect();
         let rules = match rules.map(|rules| (rules.span(), rules.into_inner())) {
             None => Vec::new(),
             Some((_, DeValue::Array(rules))) => rules.into_iter().collect(),
             Some((span, other)) => {
                 let why = format!("expected rules that begin with [[rule]] each, got rule as {}", kind(&other));
-                faults.push(self.fault(why, Some(span)));
+                faults.push(self.fault(&lines, why, Some(span)));
                 Vec::new()
             }
         };
         let mut definitions = Vec::with_capacity(rules.len());
-        for rule in rules {
-            match self.definition(rule) {
-                Ok(definition) => definitions.push(definition),
-                Err(fault) => faults.push(fault),
+        for (at, rule) in rules.into_iter().enumerate() {
+            match self.definition(&lines, rule) {
+                Ok(definition) => definitions.push((at, definition)),
+                Err(fault) if faults.len() < MOST_FAULTS => faults.push(fault),
+                Err(_) => break,
             }
         }
-        match settings {
-            Ok(settings) if faults.is_empty() => Ok(Document { rules: definitions, ..settings }),
-            _ => Err(RuleSetError::new(faults)),
-        }
+        Ok(Said { settings, rules: definitions, faults })
     }
 
-    fn definition(&self, rule: Spanned<DeValue<'_>>) -> Result<Definition, Fault> {
+    fn definition(&self, lines: &Lines<'_>, rule: Spanned<DeValue<'_>>) -> Result<Definition, Fault> {
         Definition::deserialize(rule.clone().into_deserializer()).map_err(|error| {
             let table = rule.get_ref().as_table();
             let name = table.and_then(|table| table.get("name")?.get_ref().as_str());
             let subject = name.map_or_else(|| "rule".to_owned(), |name| format!("rule {name}"));
             let field = error.span().and_then(|span| name_of_span(table?, &span));
-            self.fault(in_words(Some(subject), field, error.message()), error.span())
+            self.fault(lines, in_words(Some(subject), field, error.message()), error.span())
         })
     }
 
     /// The files that it includes, as they are written.
     pub(super) fn include(&self) -> Result<Vec<String>, Fault> {
         let Some(include) = self.table()?.get_mut().remove("include") else { return Ok(Vec::new()) };
-        Vec::deserialize(include.into_deserializer())
-            .map_err(|error| self.fault(in_words(Some("include".into()), None, error.message()), error.span()))
+        Vec::deserialize(include.into_deserializer()).map_err(|error| {
+            let why = in_words(Some("include".into()), None, error.message());
+            self.fault(&Lines::of(&self.text), why, error.span())
+        })
     }
 
     fn table(&self) -> Result<Spanned<DeTable<'_>>, Fault> {
@@ -82,19 +98,18 @@ impl Source {
                 "duplicate key" => format!("expected each name once, got {} again", again()),
                 message => message.to_owned(),
             };
-            self.fault(why, error.span())
+            self.fault(&Lines::of(&self.text), why, error.span())
         })
     }
 
     /// A fault of `include`.
     pub(super) fn fault_of_include(&self, why: String) -> Fault {
         let span = self.table().ok().and_then(|table| Some(table.get_ref().get("include")?.span()));
-        self.fault(format!("include: {why}"), span)
+        self.fault(&Lines::of(&self.text), format!("include: {why}"), span)
     }
 
-    fn fault(&self, why: String, span: Option<Range<usize>>) -> Fault {
-        let at = span.map(|span| position(&self.text, span.start));
-        Fault::new(why).in_file(&self.path, at)
+    fn fault(&self, lines: &Lines<'_>, why: String, span: Option<Range<usize>>) -> Fault {
+        Fault::new(why).in_file(&self.path, span.map(|span| lines.position(span.start)))
     }
 }
 
@@ -124,7 +139,8 @@ fn in_words(rule: Option<String>, field: Option<String>, message: &str) -> Strin
     for subject in rule.into_iter().chain(field.filter(|_| !message.starts_with("unknown field"))) {
         let _ = write!(words, "{subject}: ");
     }
-    let (what, expected) = message.split_once(", expected ").unwrap_or((message, ""));
+    // What was got may say the same.
+    let (what, expected) = message.rsplit_once(", expected ").unwrap_or((message, ""));
     let kinds = ["invalid type: ", "invalid value: ", "invalid length "];
     if let Some(got) = kinds.iter().find_map(|kind| what.strip_prefix(kind)) {
         let _ = write!(words, "expected {}, got {}", expected_in_words(expected), got_in_words(got));
@@ -133,13 +149,15 @@ fn in_words(rule: Option<String>, field: Option<String>, message: &str) -> Strin
     } else if let Some(got) = ["unknown field ", "unknown variant "].iter().find_map(|kind| what.strip_prefix(kind)) {
         let got = got.trim_matches('`');
         let known: Vec<_> = expected.split('`').skip(1).step_by(2).collect();
-        let expected = match nearest(&known, got) {
+        let expected = match nearest(known.iter().copied(), got) {
             Some(near) => format!("a known name (did you mean {near}?)"),
             None => format!("one of {}", known.join(", ")),
         };
         let _ = write!(words, "expected {expected}, got {got:?}");
+    } else if message == "wanted string or table" {
+        words.push_str("expected a string, got something else");
     } else {
-        words.push_str(message);
+        words.push_str(message.strip_prefix("on-change: ").unwrap_or(message));
     }
     words
 }
@@ -147,8 +165,9 @@ fn in_words(rule: Option<String>, field: Option<String>, message: &str) -> Strin
 fn expected_in_words(expected: &str) -> &str {
     match expected {
         "i64" => "a whole number",
-        "u8" => "a whole number from 0 to 255",
-        "u16" => "a whole number from 0 to 65535",
+        // Only lengths of networks and statuses are so small.
+        "u8" => "a whole number from 1 to 128",
+        "u16" => "a whole number from 400 to 599",
         "a nonzero u32" => "a whole number from 1 to 4294967295",
         "a boolean" => "true or false",
         "a sequence" => "a list",
@@ -171,9 +190,12 @@ fn got_in_words(got: &str) -> &str {
 }
 
 /// The name among these that was most likely meant.
-fn nearest<'n>(known: &[&'n str], got: &str) -> Option<&'n str> {
-    let distance = |name: &str| strsim::damerau_levenshtein(name, got);
-    known.iter().copied().filter(|name| distance(name) <= 2).min_by_key(|name| distance(name))
+fn nearest<'n>(known: impl Iterator<Item = &'n str>, got: &str) -> Option<&'n str> {
+    // Of short names, nearly all are alike.
+    let most = (got.len() / 2).min(2);
+    let alike = known.filter(|name| got.len() <= LONGEST_NAME && name.len().abs_diff(got.len()) <= most);
+    let distances = alike.map(|name| (strsim::damerau_levenshtein(name, got), name));
+    distances.filter(|(distance, _)| *distance <= most).min_by_key(|(distance, _)| *distance).map(|(_, name)| name)
 }
 
 /// A rule with variables' values for their names, or which name is no variable's.
@@ -184,11 +206,14 @@ pub(super) fn with_variables(
     let fill = |text: &mut String| {
         let Some(name) = text.strip_prefix('$') else { return Ok(()) };
         let Some(value) = variables.get(name) else {
-            let known: Vec<_> = variables.keys().map(String::as_str).collect();
-            let which = match nearest(&known, name) {
+            let known = || variables.keys().map(String::as_str);
+            let which = match nearest(known(), name) {
                 Some(near) => format!("did you mean ${near}?"),
-                None if known.is_empty() => "of which there are none".to_owned(),
-                None => known.join(", "),
+                None if variables.is_empty() => "of which there are none".to_owned(),
+                None => {
+                    let more = if variables.len() > MOST_NAMES { ", ..." } else { "" };
+                    known().take(MOST_NAMES).collect::<Vec<_>>().join(", ") + more
+                }
             };
             return Err(format!("expected a limit or the name of a variable ({which}), got {text:?}"));
         };
@@ -196,10 +221,10 @@ pub(super) fn with_variables(
         Ok(())
     };
     for (at, limit) in rule.limits.iter_mut().enumerate() {
-        fill(&mut limit.limit).map_err(|why| (Field::item("limits", at), format!("limits: {why}")))?;
+        fill(&mut limit.limit).map_err(|why| (Field::named("limits").item(at), format!("limits: {why}")))?;
     }
     for (key, text) in &mut rule.overrides {
-        fill(text).map_err(|why| (Field::entry("overrides", key), format!("{key}: {why}")))?;
+        fill(text).map_err(|why| (Field::named("overrides").entry(key), format!("{key}: {why}")))?;
     }
     Ok(rule)
 }
@@ -214,44 +239,65 @@ pub(super) fn bad_variable(variables: &BTreeMap<String, String>) -> Option<(&str
 
 /// Where all values of the files stand. They are read a second time for it, and only if something is wrong.
 pub(super) struct Positions<'s> {
-    files: Vec<(&'s str, OnceCell<Option<Spanned<DeTable<'s>>>>)>,
+    files: Vec<(&'s Source, OnceCell<Option<Parsed<'s>>>)>,
+}
+
+struct Parsed<'s> {
+    table: Spanned<DeTable<'s>>,
+    lines: Lines<'s>,
 }
 
 impl<'s> Positions<'s> {
     pub(super) fn of(sources: &'s [Source]) -> Self {
-        Self { files: sources.iter().map(|source| (source.text.as_str(), OnceCell::new())).collect() }
+        Self { files: sources.iter().map(|source| (source, OnceCell::new())).collect() }
     }
 
-    /// Of a variable, all of which stand in the first file.
-    pub(super) fn of_variable(&self, name: &str) -> Option<Position> {
-        let (text, table) = self.table(0)?;
-        let variable = table.get("variables")?.get_ref().as_table()?.get(name)?;
-        Some(position(text, variable.span().start))
+    /// Of a variable or a default, all of which stand in the first file.
+    pub(super) fn of_setting(&self, table: &str, name: &str) -> Option<Position> {
+        let Parsed { table: settings, lines } = self.parsed(0)?;
+        let setting = settings.get_ref().get(table)?.get_ref().as_table()?.get(name)?;
+        Some(lines.position(setting.span().start))
     }
 
     /// Of a rule's field, of what stands there, or of the rule.
     pub(super) fn of_field(&self, source: usize, rule: usize, field: &Field) -> Option<Position> {
-        let (text, table) = self.table(source)?;
-        let rule: &Spanned<DeValue<'_>> = table.get("rule")?.get_ref().as_array()?.get(rule)?;
-        let Some(value) = rule.get_ref().get(field.name) else { return Some(position(text, rule.span().start)) };
-        let within = match &field.within {
-            Within::All => None,
-            Within::Item(index) => value.get_ref().as_array().and_then(|array| array.get(*index)),
-            Within::Entry(key) => value.get_ref().as_table().and_then(|table| table.get(key.as_str())),
-        };
-        Some(position(text, within.unwrap_or(value).span().start))
+        let Parsed { table, lines } = self.parsed(source)?;
+        let rule: &Spanned<DeValue<'_>> = table.get_ref().get("rule")?.get_ref().as_array()?.get(rule)?;
+        let Some(mut value) = rule.get_ref().get(field.name) else { return Some(lines.position(rule.span().start)) };
+        for step in &field.within {
+            let within = match step {
+                Step::Item(index) => value.get_ref().as_array().and_then(|array| array.get(*index)),
+                Step::Entry(key) => value.get_ref().as_table().and_then(|table| table.get(key.as_str())),
+            };
+            // A list of one may be written without brackets.
+            value = within.unwrap_or(value);
+        }
+        Some(lines.position(value.span().start))
     }
 
-    fn table(&self, source: usize) -> Option<(&'s str, &DeTable<'s>)> {
-        let (text, table) = self.files.get(source)?;
-        let table = table.get_or_init(|| DeTable::parse(text).ok()).as_ref()?;
-        Some((text, table.get_ref()))
+    fn parsed(&self, source: usize) -> Option<&Parsed<'s>> {
+        let (source, parsed) = self.files.get(source)?;
+        let parse = || Some(Parsed { table: DeTable::parse(&source.text).ok()?, lines: Lines::of(&source.text) });
+        parsed.get_or_init(parse).as_ref()
     }
 }
 
-fn position(text: &str, at: usize) -> Position {
-    let before = text.get(..at).unwrap_or(text);
-    let line = before.matches('\n').count() + 1;
-    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-    (line, column)
+/// Where the lines of a text begin.
+struct Lines<'s> {
+    text: &'s str,
+    starts: Vec<usize>,
+}
+
+impl<'s> Lines<'s> {
+    fn of(text: &'s str) -> Self {
+        let after_ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at + 1);
+        Self { text, starts: std::iter::once(0).chain(after_ends).collect() }
+    }
+
+    fn position(&self, at: usize) -> Position {
+        let line = self.starts.partition_point(|start| *start <= at);
+        let start = self.starts[line - 1];
+        let column = self.text.get(start..at).map_or(0, |before| before.chars().count()) + 1;
+        (line, column)
+    }
 }

@@ -1,5 +1,7 @@
 //! What a rule that throttles counts of a request, by which key, and for which keys it has other limits.
 
+use std::borrow::Cow;
+
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -88,14 +90,20 @@ impl Throttle {
 
     fn override_keys(&mut self, definition: &Definition, reading: Reading) -> Result<(), Fault> {
         for (key, text) in &definition.overrides {
-            let at = Field::entry("overrides", key);
+            let at = Field::named("overrides").entry(key);
             let instead = match text.as_str() {
                 "block" => Override::Block,
                 "allow" => Override::Allow,
                 text => {
                     let lines: Vec<LimitDefinition> = text.split(',').map(|line| line.trim().into()).collect();
-                    let rule = rule(definition, &lines, &mut Vec::new());
-                    Override::Rule(Box::new(rule.map_err(|(_, why)| (at.clone(), format!("{key}: {why}")))?))
+                    let rule = rule(definition, &lines, &mut Vec::new()).map_err(|(_, why)| {
+                        let why = match text.contains(' ') {
+                            true => why.trim_start_matches(&format!("rule {}: ", definition.name)).to_owned(),
+                            false => format!("expected limits, \"block\" or \"allow\", got {text:?}"),
+                        };
+                        (at.clone(), format!("{key}: {why}"))
+                    })?;
+                    Override::Rule(Box::new(rule))
                 }
             };
             self.override_key(key, instead, at, reading)?;
@@ -103,7 +111,7 @@ impl Throttle {
         for (field, keys) in [("block", &definition.block), ("allow", &definition.allow)] {
             for (index, key) in keys.iter().enumerate() {
                 let instead = if field == "block" { Override::Block } else { Override::Allow };
-                self.override_key(key, instead, Field::item(field, index), reading)?;
+                self.override_key(key, instead, Field::named(field).item(index), reading)?;
             }
         }
         Ok(())
@@ -124,7 +132,8 @@ impl Throttle {
         }
         let expected = || {
             let example: Vec<_> = self.key.iter().map(|attribute| format!("{attribute}:...")).collect();
-            format!("expected a key that the rule counts by, {}, got {key:?}", example.join("|"))
+            let example = example.join("|").replace("ip:...", "ip:192.0.2.1");
+            format!("expected a key that the rule counts by, such as {example}, got {key:?}")
         };
         let values = if self.key.len() == 1 { vec![key.to_owned()] } else { unescaped(key) };
         if values.len() != self.key.len() {
@@ -136,7 +145,8 @@ impl Throttle {
                 value.strip_prefix(&**attribute).and_then(|rest| rest.strip_prefix(':')).ok_or_else(expected)?;
             // An address may stand as it is counted, by its network.
             let own = format!("/{}", self.ipv6_prefix);
-            let value = if attribute == IP { value.strip_suffix(&own).unwrap_or(value) } else { value };
+            let value =
+                if attribute == IP && value.contains(':') { value.strip_suffix(&own).unwrap_or(value) } else { value };
             if value.is_empty() {
                 return Err(expected());
             }
@@ -192,10 +202,22 @@ impl Throttle {
         let parts: Vec<_> = parts.iter().map(|(name, value)| (*name, value.as_slice())).collect();
         let made = Request::new(&key).parts(&parts);
         let made = match &self.cost {
-            Some(attribute) => made.cost(units(attribute, request)?),
+            Some(attribute) => made.cost(self.units(attribute, request)?),
             None => made,
         };
         Ok((Throttled::Charge { rule, request: made.into_owned() }, overridden))
+    }
+
+    /// What the request takes, as this attribute of it says.
+    fn units(&self, attribute: &str, request: &Attributes<'_>) -> Result<u64, Error> {
+        let value = request.text(attribute).unwrap_or_default();
+        let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
+        let units = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).filter(|_| digits);
+        units.ok_or_else(|| {
+            let (rule, got) = (self.rule.name().unwrap_or_default(), String::from_utf8_lossy(value));
+            let expected = format!("expected the attribute {attribute} to be a whole number");
+            Error::new(Kind::Input, format!("rule {rule}: cost: {expected}, got {got:?}"))
+        })
     }
 
     /// `user:42`, or `user:42|path:/x` of several. No two requests that differ in them have the same.
@@ -211,6 +233,8 @@ impl Throttle {
             key.extend_from_slice(attribute.as_bytes());
             key.push(b':');
             let value = request.counted(attribute, self.ipv6_prefix).unwrap_or_default();
+            // As conditions have it.
+            let value = if attribute == METHOD && *value == *b"HEAD" { Cow::Borrowed(&b"GET"[..]) } else { value };
             if attributes.len() == 1 {
                 key.extend_from_slice(&value);
             } else {
@@ -249,22 +273,12 @@ fn first_missing<'n>(names: impl IntoIterator<Item = &'n Name>, request: &Attrib
     names.into_iter().map(|name| &**name).find(|name| !has(name))
 }
 
-fn units(attribute: &str, request: &Attributes<'_>) -> Result<u64, Error> {
-    let value = request.text(attribute).unwrap_or_default();
-    let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
-    let units = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).filter(|_| digits);
-    units.ok_or_else(|| {
-        let got = String::from_utf8_lossy(value);
-        Error::new(Kind::Input, format!("cost: expected the attribute {attribute} to be a whole number, got {got:?}"))
-    })
-}
-
 /// A rule of these limits, with what else the definition says; and which parts of a request they count.
 fn rule(definition: &Definition, limits: &[LimitDefinition], parts: &mut Vec<(String, Names)>) -> Result<Rule, Fault> {
     let whole = |error: crate::error::RuleError| (Field::named("limits"), error.to_string());
     let mut rule: Option<Rule> = None;
     for (index, text) in limits.iter().enumerate() {
-        let at = || Field::item("limits", index);
+        let at = || Field::named("limits").item(index);
         let fault = |error: crate::error::RuleError| (at(), error.to_string());
         if text.limit.contains(',') {
             let why = format!("limits: expected one limit in each string of the list, got {:?}", text.limit);

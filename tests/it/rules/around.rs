@@ -191,6 +191,7 @@ fn keys_of_overrides_are_read_as_those_of_requests() {
         ("\"ip\"", "", "ip:2001:db8::7"),
         ("\"ip\"", "", "ip:2001:db8::/64"),
         ("\"method\"", "", "method:Post"),
+        ("[\"method\", \"ip\"]", "", "method:Post|ip:2001:db8::"),
         ("\"path\"", "", "path:/Api/%78"),
         ("\"path\"", "ignore_case = true", "path:/aPI/x"),
         ("[\"user\", \"ip\"]", "", r"user:4\|2|ip:2001:db8::9"),
@@ -207,7 +208,7 @@ fn keys_of_overrides_are_read_as_those_of_requests() {
             "[[rule]]\nname = \"r\"\nkey = [\"user\", \"path\"]\nlimits = [\"gcra 5/1s\"]\nblock = [\"{banned}\"]"
         );
         let error = text.parse::<RuleSet>().expect_err(banned).to_string();
-        let expected = "expected a key that the rule counts by, user:...|path:..., got ";
+        let expected = "expected a key that the rule counts by, such as user:...|path:..., got ";
         assert!(error.contains(expected), "{error}");
     }
 }
@@ -246,5 +247,19 @@ fn long_and_deep_paths_are_read_in_time_that_grows_with_them() {
     for path in ["/a".repeat(500_000), "/%2e%2e".repeat(200_000), "/%2F".repeat(300_000), "%".repeat(1_000_000)] {
         let request = Attributes::new().path(&path);
         applies(&rules, &request);
+    }
+}
+
+/// What GET is limited by, HEAD is too: by a key as by a condition.
+#[test]
+fn head_is_counted_as_get() {
+    let rules = set(
+        "[[rule]]\nname = \"r\"\nmatch = { method = \"GET\" }\nkey = [\"user\", \"method\"]\nlimits = [\"gcra 5/1s\"]\n\
+         block = [\"user:7|method:HEAD\"]",
+    );
+    for method in ["GET", "HEAD", "head"] {
+        let effect = |user| rules.applies(&Attributes::new().user(user).method(method)).expect("a rule").effect;
+        assert!(matches!(effect("7"), Effect::Block), "{method}");
+        assert!(matches!(effect("8"), Effect::Limit(charge) if charge.key() == b"user:8|method:GET"), "{method}");
     }
 }

@@ -167,7 +167,7 @@ async fn a_request_costs_what_its_attribute_says() {
     assert_eq!((never.allowed, never.retry_after), (false, RetryAfter::Never));
     for bad in ["-1", "1.5", "many", "99999999999999999999", " 1", "+1"] {
         let error: Error = limiter.acquire_by(&rules, &of(bad)).await.expect_err(bad);
-        let expected = format!("cost: expected the attribute tokens to be a whole number, got {bad:?}");
+        let expected = format!("rule tokens: cost: expected the attribute tokens to be a whole number, got {bad:?}");
         assert!(error.is_input() && error.to_string() == expected, "{error}");
     }
     let one = verdict(&limiter, &rules, &Attributes::new().user("a").path("/completions")).await;

@@ -41,7 +41,7 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
         (with("priority = \"high\""), "rules.toml:5:12: rule a: priority: expected a whole number, got \"high\""),
         (with("limts = \"x\""), "rules.toml:5:1: rule a: expected a known name (did you mean limits?), got \"limts\""),
         (with("shadow = \"yes\""), "rules.toml:5:10: rule a: shadow: expected true or false, got \"yes\""),
-        (with("status = -1"), "rules.toml:5:10: rule a: status: expected a whole number from 0 to 65535, got -1"),
+        (with("status = -1"), "rules.toml:5:10: rule a: status: expected a whole number from 400 to 599, got -1"),
         (
             with("processes = 0"),
             "rules.toml:5:13: rule a: processes: expected a whole number from 1 to 4294967295, got 0",
@@ -57,7 +57,7 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
         ),
         (
             format!("[defaults]\nstatus = \"x\"\n{GOOD}"),
-            "rules.toml:2:10: defaults.status: expected a whole number from 0 to 65535, got \"x\"",
+            "rules.toml:2:10: defaults.status: expected a whole number from 400 to 599, got \"x\"",
         ),
         (format!("[defaults]\nlimits = []\n{GOOD}"), "rules.toml:2:1: expected one of shadow, missing, ipv6_prefix, "),
         ("rule = [1]\n".into(), "rules.toml:1:9: rule: expected a table, got 1"),
@@ -73,6 +73,27 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
             GOOD.replace("gcra 1/1s", "gcra 5/month"),
             "rules.toml:4:11: rule a: rate: expected units per period, such as 5/30d, or fixed-window 5/month, got ",
         ),
+        (
+            with("match = { ip = [\n  \"10.0.0.0/8\",\n  \"10.0.0.1/8\",\n] }"),
+            "rules.toml:7:3: rule a: ip: expected a network without bits beyond its length, such as 10.0.0.0/8, got ",
+        ),
+        (
+            format!("[defaults]\nstatus = 99\n{GOOD}{}", GOOD.replace("\"a\"", "\"b\"")),
+            "rules.toml:2:10: defaults: status: expected an HTTP status from 400 to 599, got 99",
+        ),
+        (
+            format!("[defaults]\nblock_for = \"x\"\n[[rule]]\nname = \"a\"\naction = \"allow\"\n"),
+            "rules.toml:2:13: defaults: block_for: period: expected a count and a unit",
+        ),
+        (
+            with("overrides = { \"user:a\" = \"deny\" }"),
+            "rules.toml:5:26: rule a: user:a: expected limits, \"block\" or \"allow\", got \"deny\"",
+        ),
+        (
+            with("on_change = \"x\""),
+            "rules.toml:5:13: rule a: on_change: expected keep-used, as-is or reset, got \"x\"",
+        ),
+        (with("action = 1"), "rules.toml:5:10: rule a: action: expected a string, got something else"),
         (with("name = \"b\""), "rules.toml:5:1: expected each name once, got name again"),
         ("[[rule]]\nkey = \"user\"\n".into(), "rules.toml:1:1: rule: expected a name, got none"),
         (GOOD.replace("\"a\"", "\"a b\""), "rules.toml:2:8: rule a b: name: expected 1 to 64 letters, digits"),
@@ -147,7 +168,7 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
         ),
         (
             with("match = { tier = [\"free\", \"*\"] }"),
-            "rules.toml:5:18: rule a: tier: expected \"*\" alone, or values, got ",
+            "rules.toml:5:27: rule a: tier: expected \"*\" alone, or values, got ",
         ),
         (
             with("cost = \"path\""),
@@ -156,7 +177,7 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
         (with("match = { tier = [] }"), "rules.toml:5:18: rule a: tier: expected at least one value, got none"),
         (
             with("match = { tier = \"\" }"),
-            "rules.toml:5:18: rule a: tier: expected a value, or \"*\" for any, got an empty one in place 1",
+            "rules.toml:5:18: rule a: tier: expected a value, or \"*\" for any, got an empty one",
         ),
         (
             with("cost = 2"),
@@ -179,7 +200,7 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
         ),
         (
             with("overrides = { \"org:acme\" = \"gcra 2/1s\" }"),
-            "rules.toml:5:28: rule a: expected a key that the rule counts by, user:..., got \"org:acme\"",
+            "rules.toml:5:28: rule a: expected a key that the rule counts by, such as user:..., got \"org:acme\"",
         ),
         (
             with("overrides = { \"user:a\" = \"gcra 2\" }"),
@@ -240,6 +261,19 @@ fn all_that_is_wrong_is_told_at_once() {
             (Some("more.toml".as_ref()), Some(5))
         ]
     );
+    // Of types, variables and values; and of very many, a hundred.
+    let text = format!(
+        "{GOOD}cost = true\n{}{}",
+        GOOD.replace("\"a\"", "\"b\"").replace("gcra 1/1s", "$none"),
+        GOOD.replace("\"a\"", "\"c\"").replace("1/1s", "1/1x"),
+    );
+    let (_directory, path) = written(&text);
+    let error = RuleSet::read(&path).expect_err("three faults");
+    assert_eq!(error.faults().iter().map(|fault| fault.line().expect("a line")).collect::<Vec<_>>(), [5, 9, 13]);
+    let many: String =
+        (0..20_000).map(|at| GOOD.replace("\"a\"", &format!("\"r{at}\"")).replace("gcra 1", "gcra x")).collect();
+    let (_directory, path) = written(&many);
+    assert_eq!(RuleSet::read(&path).expect_err("many faults").faults().len(), 100);
 }
 
 #[test]
@@ -265,6 +299,10 @@ fn files_include_others_by_name_or_by_directory() {
     // A pattern that matches the file itself means the others.
     fs::write(&path, main.replace("\"last.toml\"", "\"*.toml\"")).expect("a file");
     assert_eq!(RuleSet::read(&path).expect("rules").len(), 4);
+    for again in ["\"./*.toml\"", "\"teams/../*.toml\"", "\"last.toml\", \"*.toml\", \"teams/a.toml\""] {
+        fs::write(&path, main.replace("\"last.toml\"", again)).expect("a file");
+        assert_eq!(RuleSet::read(&path).expect("rules").len(), 4, "{again}");
+    }
     // A fault stands where it was written, and only rules may be included.
     fs::write(directory.path().join("teams/b.toml"), of_team("b").replace("$slow", "$fast")).expect("a file");
     let error = RuleSet::read(&path).expect_err("a bad team");

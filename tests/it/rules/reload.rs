@@ -274,3 +274,82 @@ fn half_of_a_file_that_is_being_written_is_not_taken() {
         assert!(stood >= Duration::from_millis(190) || taken.iter().all(|rules| *rules == 100), "{taken:?}");
     }
 }
+
+/// As `rsync -a` and `cp -p` leave it: its times say that it is older than the file that it replaces.
+#[test]
+fn a_file_that_is_replaced_by_an_older_one_while_it_is_read_is_found() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    let part = |part: u32, number| {
+        edition(number).replace("\"r", &format!("\"p{part}r")).replace("\"/", &format!("\"/{part}/"))
+    };
+    let long = |number: u64| (0..20).map(|at| part(at, number)).collect::<String>();
+    let hour_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+    let write = |name: &str, number: u64| {
+        let file = directory.path().join(name);
+        fs::write(&file, long(number)).expect("a file");
+        fs::File::options().write(true).open(&file).expect("it").set_modified(hour_ago).expect("its time");
+        file
+    };
+    for round in 0..12_u32 {
+        fs::rename(write("before.toml", 1), &path).expect("the first");
+        let second = write("after.toml", 2);
+        let swap = std::thread::spawn({
+            let path = path.clone();
+            move || {
+                std::thread::sleep(Duration::from_millis(2) * round);
+                fs::rename(second, path).expect("the second");
+            }
+        });
+        let rules = WatchedRules::open(&path).expect("rules");
+        swap.join().expect("swapped");
+        until(|| rules.current().definitions()[0].message.as_deref() == Some("2"));
+    }
+}
+
+/// The main file and the one that it includes, of one version or of the other.
+#[test]
+fn versions_that_take_turns_while_they_are_read_are_never_mixed() {
+    let directory = TempDir::new().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    for version in ["a", "b"] {
+        fs::create_dir(at(version)).expect("a directory");
+        let rule =
+            |name: &str| format!("[[rule]]\nname = \"{name}\"\nmatch = {{ path = \"/{name}\" }}\naction = \"allow\"\n");
+        let main = format!(
+            "include = [\"more.toml\"]\n{}",
+            (0..3000).map(|at| rule(&format!("{version}{at}"))).collect::<String>()
+        );
+        fs::write(at(version).join("main.toml"), main).expect("a file");
+        fs::write(at(version).join("more.toml"), rule(&format!("{version}-more"))).expect("a file");
+    }
+    std::os::unix::fs::symlink(at("a"), at("data")).expect("a link");
+    let rules = WatchedRules::open(at("data/main.toml")).expect("rules");
+    let whole = |rules: &RuleSet| {
+        let names: Vec<_> = rules.definitions().iter().map(|rule| rule.name.as_bytes()[0]).collect();
+        assert!(names.iter().all(|name| *name == names[0]), "a mixture of two versions");
+        names[0]
+    };
+    let began = Instant::now();
+    for turn in 0.. {
+        std::os::unix::fs::symlink(at(if turn % 2 == 0 { "b" } else { "a" }), at("next")).expect("a link");
+        fs::rename(at("next"), at("data")).expect("swapped");
+        whole(&rules.current());
+        std::thread::sleep(Duration::from_millis(20));
+        if began.elapsed() > Duration::from_secs(3) && turn % 2 == 0 {
+            break;
+        }
+    }
+    until(|| whole(&rules.current()) == b'b');
+    assert_eq!(rules.failures(), 0);
+}
+
+#[test]
+fn a_pipe_in_the_files_place_keeps_nobody_waiting() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo");
+    assert!(made.success());
+    let error = RuleSet::read(&path).expect_err("a pipe").to_string();
+    assert!(error.ends_with("expected a file of rules, got something else"), "{error}");
+}

@@ -1,0 +1,201 @@
+//! A set's files as they are at one moment, and what a change of them would show on.
+
+use std::collections::HashSet;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::text::Source;
+use super::{Fault, RuleSetError};
+
+/// Some 100,000 rules. Nobody writes more into one file, and a file that grows without end is read no further.
+const LONGEST_FILE: u64 = 64 << 20;
+
+/// A file that changed so recently may have changed again without its times telling.
+const GRAIN: Duration = Duration::from_secs(2);
+
+/// A set's file, and those that it includes.
+pub(super) struct Snapshot {
+    pub(super) sources: Result<Vec<Source>, RuleSetError>,
+    seen: Seen,
+}
+
+/// How files and directories looked when they were read: none for what couldn't be.
+#[derive(Default)]
+pub(super) struct Seen(Vec<(PathBuf, Option<Look>)>);
+
+/// What a file looks like from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Look {
+    modified: SystemTime,
+    /// Of its content, its name or its owner; where the system doesn't know, the same.
+    changed: SystemTime,
+    length: u64,
+    /// Which file it is, whatever links lead to it.
+    which: u64,
+}
+
+impl Snapshot {
+    pub(super) fn of(path: &Path) -> Self {
+        let mut seen = Seen::default();
+        let sources = sources(path, &mut seen);
+        Self { sources, seen }
+    }
+
+    /// Whether no file was replaced or written while others were read: else it may be a mixture that never was.
+    pub(super) fn is_of_one_moment(&self) -> bool {
+        self.seen.is_unchanged()
+    }
+
+    /// What tells these contents, or what kept them from being read, from others.
+    pub(super) fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        match &self.sources {
+            Ok(sources) => sources.hash(&mut hasher),
+            Err(error) => error.to_string().hash(&mut hasher),
+        }
+        hasher.finish()
+    }
+
+    pub(super) fn into_seen(self) -> Seen {
+        self.seen
+    }
+}
+
+impl Seen {
+    /// Whether all looks now as it did, and so long ago that a change would show.
+    pub(super) fn is_unchanged_for_sure(&self) -> bool {
+        let now = SystemTime::now();
+        self.0.iter().all(|(_, look)| look.is_some_and(|look| !look.is_young(now))) && self.is_unchanged()
+    }
+
+    fn is_unchanged(&self) -> bool {
+        self.0.iter().all(|(path, look)| Look::of(path) == *look)
+    }
+
+    fn note(&mut self, path: &Path, look: Option<Look>) {
+        self.0.push((path.to_owned(), look));
+    }
+}
+
+impl Look {
+    fn of(path: &Path) -> Option<Self> {
+        fs::metadata(path).ok().as_ref().map(Self::from)
+    }
+
+    fn is_young(&self, now: SystemTime) -> bool {
+        let apart = |time: SystemTime| now.duration_since(time).unwrap_or_else(|ahead| ahead.duration());
+        apart(self.modified) < GRAIN || apart(self.changed) < GRAIN
+    }
+}
+
+impl From<&Metadata> for Look {
+    fn from(metadata: &Metadata) -> Self {
+        let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        #[cfg(unix)]
+        let (which, changed) = {
+            use std::os::unix::fs::MetadataExt;
+            let time = |seconds: i64, nanoseconds: i64| {
+                let nanoseconds = u32::try_from(nanoseconds).unwrap_or_default();
+                let since = Duration::new(u64::try_from(seconds).unwrap_or_default(), nanoseconds);
+                SystemTime::UNIX_EPOCH.checked_add(since).unwrap_or(modified)
+            };
+            (metadata.ino(), time(metadata.ctime(), metadata.ctime_nsec()))
+        };
+        #[cfg(not(unix))]
+        let (which, changed) = (0, modified);
+        Self { modified, changed, length: metadata.len(), which }
+    }
+}
+
+/// The file and those that it includes.
+fn sources(path: &Path, seen: &mut Seen) -> Result<Vec<Source>, RuleSetError> {
+    let main = Source { path: path.to_owned(), text: text_of(path, seen)? };
+    including(main, path.parent().unwrap_or(Path::new("")), seen)
+}
+
+/// This, and what it includes.
+pub(super) fn including(main: Source, directory: &Path, seen: &mut Seen) -> Result<Vec<Source>, RuleSetError> {
+    let include = main.include()?;
+    let mut known = HashSet::from([canonical(&main.path)]);
+    let mut sources = vec![main];
+    for pattern in include {
+        let mut files = included(directory, &pattern, seen).map_err(|why| sources[0].fault_of_include(why))?;
+        // A pattern may match the file that it stands in, and files that another has included.
+        files.retain(|path| known.insert(canonical(path)));
+        for path in files {
+            let text = text_of(&path, seen)?;
+            sources.push(Source { path, text });
+        }
+    }
+    Ok(sources)
+}
+
+/// One name of a file that has several.
+fn canonical(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// The text of a file: not of what only looks like one, which might have no end.
+fn text_of(path: &Path, seen: &mut Seen) -> Result<String, Fault> {
+    let fault = |why: String| Fault::new(why).in_file(path, None);
+    let unreadable = |error: io::Error| match error.kind() {
+        io::ErrorKind::InvalidData => fault("expected UTF-8, got bytes that aren't".into()),
+        _ => fault(format!("expected a file of rules that can be read, got: {error}")),
+    };
+    // Of the file that is read, whatever its name leads to by then.
+    let opened = open(path).and_then(|file| Ok((file.metadata()?, file)));
+    let (metadata, file) = opened.map_err(|error| {
+        seen.note(path, Look::of(path));
+        unreadable(error)
+    })?;
+    seen.note(path, Some(Look::from(&metadata)));
+    if !metadata.is_file() {
+        let got = if metadata.is_dir() { "a directory" } else { "something else" };
+        return Err(fault(format!("expected a file of rules, got {got}")));
+    }
+    let mut text = String::new();
+    file.take(LONGEST_FILE + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > LONGEST_FILE {
+        return Err(fault(format!("expected a file of at most {} MiB, got a longer one", LONGEST_FILE >> 20)));
+    }
+    Ok(text)
+}
+
+/// Opens a file, and doesn't wait for whoever writes into a pipe.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags(libc::O_NONBLOCK);
+    }
+    options.open(path)
+}
+
+/// The files of one entry of `include`.
+fn included(directory: &Path, pattern: &str, seen: &mut Seen) -> Result<Vec<PathBuf>, String> {
+    let path = directory.join(pattern);
+    if path.file_name().is_none_or(|name| name != "*.toml") {
+        return if pattern.contains('*') {
+            Err(format!("expected a file, or *.toml at the end for all of a directory, got {pattern:?}"))
+        } else {
+            Ok(vec![path])
+        };
+    }
+    let within = path.parent().filter(|within| !within.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    seen.note(within, Look::of(within));
+    let entries = fs::read_dir(within)
+        .map_err(|error| format!("expected a directory that can be read, got {pattern:?}: {error}"))?;
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|entry| entry.ok().map(|entry| within.join(entry.file_name())))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+        // What editors and mounts keep beside a file begins with a dot.
+        .filter(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')))
+        .collect();
+    files.sort();
+    Ok(files)
+}
