@@ -102,7 +102,7 @@ fn try_read(pairs: &Pairs) -> Result<Attributes<'_>, String> {
 }
 
 /// The attributes that a key is made of, as a rule counts them that counts by these: of `user:42|path:/x`, both.
-pub(crate) fn of_key(key: &[u8], counted: &[String]) -> Result<Pairs, String> {
+pub(crate) fn of_key(key: &[u8], counted: &[String], ipv6_prefix: u8) -> Result<Pairs, String> {
     let expected = || match counted {
         [] => format!("expected global, since it counts all requests together, got {}", shown(key)),
         counted => {
@@ -121,8 +121,9 @@ pub(crate) fn of_key(key: &[u8], counted: &[String]) -> Result<Pairs, String> {
         let value = value.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b":"));
         let value = value.filter(|value| !value.is_empty()).ok_or_else(expected)?;
         // An IPv6 address is counted, and shown, by its network.
-        let address = value.split(|byte| *byte == b'/').next().unwrap_or_default();
-        Ok((name.clone(), if name == "ip" { address } else { value }.to_vec()))
+        let network = format!("/{ipv6_prefix}");
+        let address = value.strip_suffix(network.as_bytes()).filter(|address| name == "ip" && address.contains(&b':'));
+        Ok((name.clone(), address.unwrap_or(value).to_vec()))
     };
     let pairs = counted.iter().zip(values).map(pair).collect::<Result<_, String>>()?;
     check(&pairs)?;
@@ -160,7 +161,7 @@ mod tests {
     fn parsed(key: &str, counted: &[&str]) -> Result<Vec<(String, String)>, String> {
         let counted: Vec<_> = counted.iter().map(|name| (*name).to_owned()).collect();
         let text = |(name, value)| (name, String::from_utf8(value).unwrap());
-        of_key(key.as_bytes(), &counted).map(|pairs| pairs.into_iter().map(text).collect())
+        of_key(key.as_bytes(), &counted, 64).map(|pairs| pairs.into_iter().map(text).collect())
     }
 
     #[test]
@@ -172,6 +173,9 @@ mod tests {
         assert_eq!(parsed("global", &[]), Ok(Vec::new()));
         for (key, counted) in [("42", &["user"][..]), ("user:", &["user"]), ("user:1", &["user", "path"]), ("x", &[])] {
             assert!(parsed(key, counted).unwrap_err().ends_with(&format!(", got {key}")), "{key}");
+        }
+        for network in ["ip:2001:db8::/32", "ip:2001:db8::/x", "ip:192.0.2.1/64", "ip:192.0.2.1/"] {
+            assert!(parsed(network, &["ip"]).unwrap_err().starts_with("ip: expected an address"), "{network}");
         }
         assert!(parsed("ip:nobody", &["ip"]).unwrap_err().starts_with("ip: expected an address"));
     }

@@ -60,9 +60,10 @@ impl Probe {
         if let Whom::Listed(listed) = &whom
             && self.op.asks()
         {
-            let printed = Printer::new(anstream::stdout(), self.options.shape())
-                .print_verdict(&VerdictLine::of_listed(listed, self.op));
-            return found(code(!listed.allowed), printed);
+            let mut printer = Printer::new(anstream::stdout(), self.options.shape());
+            let line = VerdictLine::of_listed(listed, self.op);
+            let printed = (0..self.count).try_for_each(|_| printer.print_verdict(&line));
+            return found(code(!listed.allowed && self.count > 0), printed);
         }
         let (subject, key) = whom.limits()?;
         let mut subject = subject.follow_policy(&self.options)?;

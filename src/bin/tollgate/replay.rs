@@ -113,6 +113,11 @@ impl Replay {
                 return Err(Failure::Told(format!("--rule: expected the name of one with --rules, got {got}")));
             }
         };
+        let hashed = service.rules.definitions().iter().find(|rule| rule.hash_keys == Some(true));
+        if let (Some(rule), false) = (hashed, self.about.has_key_secret()?) {
+            let why = "expected a secret to hash its keys by (--key-secret-file or TOLLGATE_KEY_SECRET), got none";
+            return Err(Failure::Told(format!("rule {}: {why}", rule.name)));
+        }
         // A rule that can't block stays as it is.
         let adapted = |rule: Rule| {
             let rule = if self.overage { rule.count_denials(true) } else { rule };

@@ -26,7 +26,8 @@ pub(crate) struct Reset {
     /// The service's own set of rules, of which NAME must be one.
     #[arg(long = "rules", value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Of a rule of --rules, forget this key alone, as the rule counts it, such as user:42, or what --attr says.
+    /// Of a rule of --rules, forget what it counts of this key, such as user:42, or of what --attr says; limits that count
+    /// something else of the request, such as its organisation, with it.
     #[arg(requires = "file")]
     key: Option<OsString>,
     /// Attributes of the request that the rule counts; once for each.

@@ -11,7 +11,7 @@ use crate::Outcome;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Rules {
-    /// Say how many rules there are, or all that is wrong, as FILE:LINE:COLUMN: what.
+    /// Say how many rules there are, or what is wrong, of each rule the first, as FILE:LINE:COLUMN: what.
     ///
     /// Exit code: 0, or 2 if anything is wrong.
     Check(check::Check),

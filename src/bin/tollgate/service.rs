@@ -105,7 +105,9 @@ impl Service {
             given.push((cost.clone(), b"1".to_vec()));
         }
         if let Some(key) = key {
-            for (attribute, value) in of_key(key, counted(definition)).map_err(told)? {
+            for (attribute, value) in
+                of_key(key, counted(definition), definition.ipv6_prefix.unwrap_or(64)).map_err(told)?
+            {
                 if given.iter().any(|(other, _)| *other == attribute) {
                     return Err(told(format!("expected {attribute} once, got it by --attr and in the key")));
                 }

@@ -194,6 +194,11 @@ impl About {
         Ok(given)
     }
 
+    /// Whether a secret to hash keys by was given.
+    pub(crate) fn has_key_secret(&self) -> Result<bool, Failure> {
+        self.place.key_secret().map(|secret| secret.is_some())
+    }
+
     /// The limiter, of the service's keys.
     pub(crate) fn of_service(&self, limiter: Limiter) -> Result<Limiter, Failure> {
         self.place.of_service(limiter)

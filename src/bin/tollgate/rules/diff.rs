@@ -84,6 +84,8 @@ struct Totals {
     newly_allowed: u64,
     /// Treated alike, by another rule.
     other_rule: u64,
+    /// One set alone can't decide them: an attribute says no cost, for one.
+    undecided: u64,
     unreadable: u64,
     /// By the rule that denies now, or that denied before.
     rules: Vec<Affected>,
@@ -128,10 +130,14 @@ impl Diff {
         let mut printed = Ok(());
         for record in &records {
             let [before, after] = match Player::both(&players, record).await {
-                Ok(both) => both,
-                Err(error) => {
-                    warnings.unreadable(unplayable(record, error)?)?;
-                    totals.unreadable += 1;
+                [Ok(before), Ok(after)] => [before, after],
+                [before, after] => {
+                    // What one set alone can't decide, it treats differently.
+                    let by_one = before.is_ok() != after.is_ok();
+                    *(if by_one { &mut totals.undecided } else { &mut totals.unreadable }) += 1;
+                    if let Some(error) = after.err().or(before.err()) {
+                        warnings.unreadable(unplayable(record, error)?)?;
+                    }
                     continue;
                 }
             };
@@ -147,7 +153,7 @@ impl Diff {
         }
         warnings.sum_up();
         counts.sum_up(&mut totals, self.top);
-        let differ = totals.newly_denied + totals.newly_allowed > 0;
+        let differ = totals.newly_denied + totals.newly_allowed + totals.undecided > 0;
         let printed = printed.and_then(|()| match shape {
             Shape::Jsonl => json(&mut out, &totals),
             Shape::Table => totals.print(&mut out),
@@ -196,9 +202,9 @@ impl Player {
         Ok(Self { rules: Service::read(file)?.rules, limiter: Limiter::new(engine).key_secret(&secret) })
     }
 
-    async fn both<'s>(players: &'s [Self; 2], record: &Record) -> Result<[Judged<'s>; 2], Error> {
+    async fn both<'s>(players: &'s [Self; 2], record: &Record) -> [Result<Judged<'s>, Error>; 2] {
         let [before, after] = players;
-        Ok([before.play(record).await?, after.play(record).await?])
+        [before.play(record).await, after.play(record).await]
     }
 
     async fn play(&self, record: &Record) -> Result<Judged<'_>, Error> {
@@ -244,6 +250,7 @@ impl Totals {
                 ("newly denied", self.newly_denied.to_string()),
                 ("newly allowed", self.newly_allowed.to_string()),
                 ("differ", format!("{differ}{other}")),
+                ("undecided by one", self.undecided.to_string()),
                 ("unreadable", self.unreadable.to_string()),
             ],
         )?;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::time::Duration;
 
 use serde::Serialize;
 use tollgate::rules::{
@@ -11,7 +12,7 @@ use tollgate::{Error, Limit, Limiter, Request, Rule};
 
 use crate::attributes::Pairs;
 use crate::escape::shown;
-use crate::output::{QUIET, counted, width, wrapped};
+use crate::output::{QUIET, counted, human, micros, width, wrapped};
 use crate::subject::title;
 use crate::verdict::{self, reason};
 
@@ -62,6 +63,8 @@ struct Step<'a> {
     /// Of a denial.
     status: Option<u16>,
     message: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after_us: Option<u64>,
 }
 
 /// One limit, and where it counts.
@@ -169,6 +172,7 @@ impl<'a> Step<'a> {
             block_for: definition.and_then(|rule| rule.block_for.as_deref()),
             status: denies.map(|response| response.status.get()),
             message: denies.and_then(|response| response.message.as_deref()),
+            retry_after_us: denies.and_then(|response| response.retry_after).map(micros),
         }
     }
 
@@ -222,7 +226,8 @@ impl<'a> Step<'a> {
         }
         if let Some(status) = self.status.filter(|_| self.reason != "allowed") {
             let message = self.message.map(|message| format!(", {:?}", shown(message.as_bytes()))).unwrap_or_default();
-            lines.push(("denied as", format!("status {status}{message}")));
+            let wait = self.retry_after_us.map(|us| format!(", retry after {}", human(Duration::from_micros(us))));
+            lines.push(("denied as", format!("status {status}{message}{}", wait.unwrap_or_default())));
         }
         lines
     }

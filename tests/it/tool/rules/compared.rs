@@ -56,7 +56,7 @@ fn the_log_under_another_set_comes_to_what_is_counted_otherwise() {
     let totals = records.pop().expect("totals");
     let expected = json!({
         "before": old, "after": new, "records": 10_000, "allowed_by_both": both_allowed, "denied_by_both": both_denied, "newly_denied": newly_denied,
-        "newly_allowed": newly_allowed, "other_rule": 0, "unreadable": 0,
+        "newly_allowed": newly_allowed, "other_rule": 0, "undecided": 0, "unreadable": 0,
         "rules": [{"name": "talks", "newly_denied": newly_denied, "newly_allowed": newly_allowed}],
         "keys_affected": by_key.len(), "keys": totals["keys"],
     });
@@ -85,7 +85,7 @@ fn the_log_under_another_set_comes_to_what_is_counted_otherwise() {
     let table = tollgate(&[&diff[..], &["--format", "table"]].concat());
     let text = stdout(&table);
     assert!(
-        text.contains(&format!("newly denied     {newly_denied}\n")) && text.lines().all(|line| line.len() <= 80),
+        text.contains(&format!("newly denied      {newly_denied}\n")) && text.lines().all(|line| line.len() <= 80),
         "{text}"
     );
     let more = format!("and {} more keys: --top shows more\n", by_key.len() - 10);
