@@ -239,6 +239,11 @@ impl Algorithm {
         ROWS.iter().find(|row| row.algorithm == self).expect("every algorithm has a row")
     }
 
+    /// As in the text form: `gcra`.
+    pub(crate) fn name(self) -> &'static str {
+        self.row().name
+    }
+
     /// The algorithm of that name in the text form. There a calendar's window is a fixed one whose period says so.
     pub(crate) fn named(name: &str) -> Result<Self, RuleError> {
         let rows = || ROWS.iter().filter(|row| row.algorithm != Self::CalendarWindow);
@@ -273,7 +278,7 @@ impl Row {
 
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.row().name)
+        f.write_str(self.name())
     }
 }
 

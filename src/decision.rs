@@ -169,7 +169,7 @@ impl Decision {
     #[must_use]
     pub fn rule(&self) -> Option<&str> {
         let quota = self.quota.as_ref().or_else(|| self.limits.first().map(|limit| &limit.quota))?;
-        quota.rule()
+        quota.rule().map(|name| &**name)
     }
 
     /// How long ago it was made, by this machine's clock.
@@ -376,16 +376,22 @@ impl RetryAfter {
     }
 }
 
-impl fmt::Display for By {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl By {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
             Self::Redis => "redis",
             Self::Embedded => "embedded",
             Self::DenialCache => "denial-cache",
             Self::Lease => "lease",
             Self::Local => "local",
             Self::Policy => "policy",
-        })
+        }
+    }
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -76,6 +76,7 @@ mod runtime;
 mod script;
 #[cfg(all(test, feature = "embedded"))]
 mod simulation;
+mod telemetry;
 mod wait;
 
 #[doc = include_str!("guide.md")]
@@ -120,3 +121,5 @@ pub use quota::Quota;
 pub use request::{OwnedRequest, Request};
 pub use rule::{Change, OnError, Rule};
 pub use script::Script;
+#[cfg(feature = "metrics")]
+pub use telemetry::describe_metrics;

@@ -30,6 +30,7 @@ use crate::limit::exact::LONGEST;
 use crate::request::Request;
 use crate::rule::{OnError, Rule, Target};
 use crate::script::{Mode, Reply};
+use crate::telemetry::Observed;
 
 use asking::concerned;
 #[cfg(feature = "http")]
@@ -311,6 +312,14 @@ impl Limiter {
     }
 
     async fn decide(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+        let observed = Observed::begin(rule, mode);
+        let decided = observed.around(self.decide_by_policy(rule, request, mode)).await;
+        observed.end(rule, &decided);
+        decided
+    }
+
+    /// As Redis decides or, where it is away, as the rule's policy does.
+    async fn decide_by_policy(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         let decided = match &self.denials {
             None => self.decide_exactly(rule, request, mode).await,
             Some(cache) => Box::pin(self.decide_or_recall(cache, rule, request, mode)).await,

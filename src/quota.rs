@@ -9,7 +9,7 @@ use crate::limit::{Calendar, Limit};
 /// One limit of a rule, as a [`Decision`](crate::Decision) by it knows it: so many units in each period.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Quota {
-    rule: Option<Box<str>>,
+    rule: Option<Arc<str>>,
     title: Arc<str>,
     label: Box<str>,
     algorithm: Algorithm,
@@ -36,8 +36,8 @@ impl Quota {
 
     /// The rule's name.
     #[must_use]
-    pub fn rule(&self) -> Option<&str> {
-        self.rule.as_deref()
+    pub fn rule(&self) -> Option<&Arc<str>> {
+        self.rule.as_ref()
     }
 
     /// The limit's name, else its text.

@@ -332,9 +332,9 @@ impl Rule {
         self
     }
 
-    /// What becomes of state when its numbers have changed.
-    #[cfg(feature = "rules")]
-    pub(crate) fn change(&self) -> Change {
+    /// What becomes of the keys' state when a limit's numbers have [changed](Self::on_change).
+    #[must_use]
+    pub fn change(&self) -> Change {
         self.on_change
     }
 

@@ -34,6 +34,7 @@
 //!
 #![doc = include_str!("rules/format.md")]
 
+mod applies;
 mod attributes;
 mod compiled;
 mod condition;
@@ -58,16 +59,16 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
 
 use crate::error::Error;
-use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 
 use compiled::{Compiled, CompiledAction};
 use error::{Field, MOST_FAULTS};
 use index::{Index, Lookup};
-use throttle::Throttled;
 
 pub use crate::limiter::HeldVerdict;
 pub use crate::rule::serialized::Policy;
+pub(crate) use applies::Shadow;
+pub use applies::{Applies, Charge, Effect};
 pub use attributes::{Attributes, Reading};
 pub use compiled::Response;
 pub use definition::{Action, Cost, Definition, LimitDefinition, Missing, OneOrMore, Paths};
@@ -106,45 +107,6 @@ struct Check {
     shadow: bool,
     /// Whether it leaves nothing to those after it that match no more than it does.
     hides: bool,
-}
-
-/// Which rule applies to a request, and what that means.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Applies<'s> {
-    /// The rule's name; none where no rule applies.
-    pub rule: Option<&'s str>,
-    /// What becomes of the request.
-    pub effect: Effect<'s>,
-    /// How to answer if it is denied.
-    pub response: Option<&'s Response>,
-    /// The key of the override that decides in place of the rule's own limits, if one does: `user:42`.
-    pub overridden: Option<&'s str>,
-    rule_name: Option<&'s Arc<str>>,
-}
-
-/// What a shadow rule of this name would do, if it can make sense of the request.
-pub(crate) type Shadow<'s> = (&'s Arc<str>, Result<Applies<'s>, Error>);
-
-/// What becomes of a request by the rule that applies to it.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Effect<'s> {
-    /// Allowed, and nothing is counted: no rule applies, or one that allows.
-    Allow,
-    /// Denied: by a rule that blocks, or a key that it blocks.
-    Block,
-    /// Denied: the rule counts by this attribute, which the request doesn't have.
-    Missing(&'s str),
-    /// As these limits decide.
-    Limit(Charge<'s>),
-}
-
-/// What a request is charged by the limits of its rule: for [`Limiter::acquire`](crate::Limiter::acquire) or any other call.
-#[derive(Debug)]
-pub struct Charge<'s> {
-    rule: &'s Rule,
-    request: OwnedRequest,
 }
 
 /// A rule that was passed over, and why: what it expected, and what the request has.
@@ -431,71 +393,6 @@ impl Shared {
             first = before.find(hides).unwrap_or(first);
         }
         (first < place).then(|| &*self.rules[first].name)
-    }
-}
-
-impl Compiled {
-    fn effect(&self, request: &Attributes<'_>) -> Result<Applies<'_>, Error> {
-        let (effect, overridden) = match &self.action {
-            CompiledAction::Allow => (Effect::Allow, None),
-            CompiledAction::Block => (Effect::Block, None),
-            CompiledAction::Throttle(throttle) => {
-                let (throttled, overridden) = throttle.throttled(request)?;
-                let effect = match throttled {
-                    Throttled::Allow => Effect::Allow,
-                    Throttled::Block => Effect::Block,
-                    Throttled::Missing(attribute) => Effect::Missing(attribute),
-                    Throttled::Charge { rule, request } => Effect::Limit(Charge { rule, request }),
-                };
-                (effect, overridden)
-            }
-        };
-        let blocks = matches!(effect, Effect::Block);
-        let response = Some(if blocks { &self.response_if_blocked } else { &self.response });
-        let rule = Some(&*self.name);
-        Ok(Applies { rule, effect, response, overridden, rule_name: Some(&self.name) })
-    }
-}
-
-impl Applies<'_> {
-    /// The rule's name, to be kept.
-    pub(crate) fn name(&self) -> Option<&Arc<str>> {
-        self.rule_name
-    }
-
-    fn none() -> Self {
-        Self { rule: None, effect: Effect::Allow, response: None, overridden: None, rule_name: None }
-    }
-}
-
-impl<'s> Charge<'s> {
-    /// The limits.
-    #[must_use]
-    pub fn rule(&self) -> &'s Rule {
-        self.rule
-    }
-
-    /// Whom they count, and what it takes. Other terms, such as an id, can be added.
-    #[must_use]
-    pub fn request(&self) -> Request<'_> {
-        Request::from(&self.request)
-    }
-
-    /// What the limits count that don't count by a key of their own: `user:42`.
-    #[must_use]
-    pub fn key(&self) -> &[u8] {
-        self.request.key()
-    }
-
-    /// What the others count, and the hash tag: each by its name in the [rule](Rule::counted_parts).
-    pub fn parts(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        self.request.parts()
-    }
-
-    /// Units that it takes.
-    #[must_use]
-    pub fn cost(&self) -> u64 {
-        self.request().units(self.rule)
     }
 }
 

@@ -11,6 +11,7 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::hold::Permit;
 use crate::rules::{Applies, Attributes, Charge, Effect, Reason, RuleSet, Shadow, ShadowVerdict, Verdict};
+use crate::telemetry;
 
 /// A verdict, and the permits that it took.
 #[derive(Debug)]
@@ -93,18 +94,22 @@ impl Limiter {
         shadows: &[Shadow<'_>],
         asking: Asking<'_>,
     ) -> Result<HeldVerdict, Error> {
+        let own = self.verdict(applies, asking);
         // Most sets have none.
-        if shadows.is_empty() {
-            return self.verdict(applies, asking).await;
-        }
-        let asking_shadows = if let Asking::Acquire = asking { asking } else { Asking::Hold { id: None } };
-        let shadows = join_all(shadows.iter().map(|shadow| self.shadow(shadow, asking_shadows)));
-        let (held, shadows) = join(self.verdict(applies, asking), shadows).await;
-        let mut held = held?;
-        for (shadow, permit) in shadows {
-            held.verdict.shadows.push(shadow);
-            held.permits.extend(permit);
-        }
+        let held = if shadows.is_empty() {
+            own.await?
+        } else {
+            let asking = if let Asking::Acquire = asking { asking } else { Asking::Hold { id: None } };
+            let others = join_all(shadows.iter().map(|shadow| self.shadow(shadow, asking)));
+            let (held, others) = Box::pin(join(own, others)).await;
+            let mut held = held?;
+            for (shadow, permit) in others {
+                held.verdict.shadows.push(shadow);
+                held.permits.extend(permit);
+            }
+            held
+        };
+        telemetry::judged(&held.verdict);
         Ok(held)
     }
 

@@ -10,6 +10,7 @@ use crate::limit::exact::EXACT;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
 use crate::script::Mode;
+use crate::telemetry;
 
 impl Limiter {
     /// What the rule's policy answers in place of this error, or the error.
@@ -25,7 +26,11 @@ impl Limiter {
         if !(asks || gives_back) || !error.goes_to_policy() {
             return Err(error);
         }
-        match self.policy(rule) {
+        let policy = self.policy(rule);
+        if policy != OnError::Closed {
+            telemetry::answered_instead(rule, policy, &error);
+        }
+        match policy {
             OnError::Open | OnError::Local { .. } if gives_back => {
                 Ok(Decision::by_policy(rule.capacity(), 0).instead_of(error))
             }

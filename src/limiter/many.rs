@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::request::Request;
 use crate::rule::{Rule, Target};
 use crate::script::{Mode, Reply};
+use crate::telemetry;
 
 /// So many requests are prepared before the first of them are sent.
 const STEP: usize = 4096;
@@ -138,15 +139,16 @@ impl Limiter {
         request: &Request<'_>,
         decided: Result<Decision, Error>,
     ) -> Result<Decision, Error> {
-        let decision = match decided {
-            Ok(decision) => decision,
+        let decided = match decided {
+            Ok(decision) => Ok(decision),
             Err(error) => {
                 // What is decided in this process never waits by itself.
                 tokio::task::consume_budget().await;
-                Box::pin(self.answer_instead(error, rule, request, Mode::Acquire)).await?
+                Box::pin(self.answer_instead(error, rule, request, Mode::Acquire)).await
             }
         };
-        Ok(decision.jittered(request.wait_jitter()))
+        telemetry::decided_together(rule, &decided);
+        decided.map(|decision| decision.jittered(request.wait_jitter()))
     }
 
     /// Asks once more, together, for those whose windows were refused: their numbers, and what is remembered of a denial.

@@ -12,6 +12,7 @@ use arc_swap::ArcSwap;
 
 use super::snapshot::{Seen, Snapshot};
 use super::{RuleSet, RuleSetError, file};
+use crate::telemetry;
 
 /// How often the file is looked at. A change is taken when it looks the same twice, so within twice this and what reading
 /// takes.
@@ -156,6 +157,7 @@ fn follow(watched: &Weak<Watched>, mut last: Last, reloaded: &dyn Fn(Result<&Rul
 
 /// Whoever panics when it hears of a change hears of the next one all the same.
 fn tell(reloaded: &dyn Fn(Result<&RuleSet, &RuleSetError>), result: Result<&RuleSet, &RuleSetError>) {
+    telemetry::reloaded(result);
     drop(catch_unwind(AssertUnwindSafe(|| reloaded(result))));
 }
 

@@ -40,6 +40,20 @@ pub enum Reason {
     Limits,
 }
 
+impl Reason {
+    /// In a word: no-rule, allowed, blocked, missing or limits.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::NoRule => "no-rule",
+            Self::Allowed => "allowed",
+            Self::Blocked => "blocked",
+            Self::Missing(_) => "missing",
+            Self::Limits => "limits",
+        }
+    }
+}
+
 /// What a shadow rule decided: it has no consequence.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

@@ -15,6 +15,8 @@ mod expiry;
 mod faults;
 mod fleet;
 mod hostile;
+#[cfg(feature = "axum")]
+mod http;
 mod ids;
 mod keys;
 mod laws;
@@ -42,6 +44,8 @@ mod several;
 mod shards;
 mod subject;
 mod supply;
+#[cfg(all(feature = "metrics", feature = "tracing"))]
+mod telemetry;
 mod text;
 mod tidy;
 #[cfg(feature = "tls")]

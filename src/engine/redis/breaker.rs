@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 use crate::random::jittered;
+use crate::telemetry;
 
 /// Attempts that fail one after the other before the breaker opens.
 const FAILURES: u32 = 5;
@@ -103,6 +104,9 @@ impl Guard {
     pub(super) fn answered(&self) {
         if self.troubled.load(Ordering::Relaxed) {
             let mut state = self.state();
+            if state.open.is_some() {
+                telemetry::breaker_closed();
+            }
             *state = State { probes: state.probes, ..State::default() };
             self.troubled.store(false, Ordering::Relaxed);
         }
@@ -148,11 +152,22 @@ impl State {
     /// For twice as long as before, if it was open.
     fn open(&mut self, error: &Error) -> Error {
         self.pause = if self.open.is_some() { (self.pause * 2).min(LONGEST_PAUSE) } else { FIRST_PAUSE };
+        if self.open.is_none() {
+            telemetry::breaker_opened(error);
+        }
         let pause = jittered(self.pause, JITTER);
         let unsent = error.for_unsent(pause);
         self.open = Some(Open { until: Instant::now() + pause, unsent: unsent.clone(), probed: error.while_probed() });
         self.probing = None;
         unsent
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.state.get_mut().is_ok_and(|state| state.open.is_some()) {
+            telemetry::breaker_gone();
+        }
     }
 }
 

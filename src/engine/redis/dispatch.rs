@@ -16,6 +16,7 @@ use crate::batch::Ask;
 use crate::engine::Acquiring;
 use crate::error::Error;
 use crate::script::Reply;
+use crate::telemetry;
 
 /// One of those that may be in flight. In whatever way it ends, what is queued by then is sent.
 #[derive(Debug)]
@@ -84,6 +85,7 @@ impl Redis {
     }
 
     async fn apart(&self, local: &Arc<Local>, asking: Asking, ask: &Ask<'_>, until: Until) -> Result<Reply, Error> {
+        telemetry::sent_together(|| 1);
         let alone = ask.alone();
         self.ask_one(local, &alone.call(), asking, ask.cost > 0, until).await?.only()
     }
@@ -119,6 +121,7 @@ impl Redis {
                 // All have given up.
                 return;
             }
+            telemetry::sent_together(|| calls.iter().map(|call| call.key_count()).sum());
             let outcomes = self.exchange(local, &link, &calls, manner, &retries).await;
             let (mut unsent, mut refused) = (false, false);
             for (call, outcome) in numbers.into_iter().zip(outcomes) {

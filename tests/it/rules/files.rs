@@ -82,7 +82,7 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
             "rules.toml:2:10: defaults: status: expected an HTTP status from 400 to 599, got 99",
         ),
         (
-            format!("[defaults]\nblock_for = \"x\"\n[[rule]]\nname = \"a\"\naction = \"allow\"\n"),
+            "[defaults]\nblock_for = \"x\"\n[[rule]]\nname = \"a\"\naction = \"allow\"\n".into(),
             "rules.toml:2:13: defaults: block_for: period: expected a count and a unit",
         ),
         (

@@ -1,0 +1,17 @@
+//! HTTP services and clients under rules: a tower layer, for axum, tonic and anything on tower, and the header fields of a
+//! decision for everything else.
+//!
+#![doc = include_str!("middleware/answers.md")]
+
+mod answer;
+mod body;
+mod client_address;
+mod headers;
+mod layer;
+mod restraint;
+mod sources;
+
+pub use body::{ResponseBody, Usage};
+pub use client_address::ClientAddress;
+pub use headers::HeaderStyle;
+pub use layer::{RateLimit, RateLimitLayer};

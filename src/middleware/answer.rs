@@ -1,0 +1,225 @@
+//! Answers in place of the service's own: to requests that are denied, and where no decision could be made.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+use serde::Serialize;
+
+use super::headers::HeaderStyle;
+use crate::decision::{Decision, RetryAfter};
+use crate::error::Error;
+use crate::rules::{Reason, Verdict};
+
+/// How the client expects an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Http,
+    Grpc,
+}
+
+/// RFC 9457, with the member of the draft of RateLimit.
+#[derive(Serialize)]
+struct Problem<'a> {
+    r#type: &'static str,
+    title: &'static str,
+    status: u16,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<&'a str>,
+    #[serde(rename = "violated-policies", skip_serializing_if = "Vec::is_empty")]
+    violated_policies: Vec<String>,
+}
+
+const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+const ABNORMAL_USAGE: &str = "https://iana.org/assignments/http-problem-types#abnormal-usage-detected";
+const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+
+// Of gRPC.
+const INVALID_ARGUMENT: u8 = 3;
+const PERMISSION_DENIED: u8 = 7;
+const RESOURCE_EXHAUSTED: u8 = 8;
+const INTERNAL: u8 = 13;
+const UNAVAILABLE: u8 = 14;
+
+/// What a request is that can't be decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// It says something about itself that can't be read.
+    Request,
+    /// The limiter can't decide by these rules.
+    Configuration,
+    /// Nobody could be asked, or nobody answered.
+    Away,
+}
+
+impl Protocol {
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        let grpc = headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+        if grpc { Self::Grpc } else { Self::Http }
+    }
+
+    /// To a request that its rule denies.
+    pub(super) fn denied(self, verdict: &Verdict, style: HeaderStyle) -> Response<Bytes> {
+        let decision = verdict.decision.as_ref();
+        let listed = verdict.reason == Reason::Blocked;
+        let response = verdict.response.as_ref();
+        let status = response.and_then(|response| StatusCode::from_u16(response.status.get()).ok());
+        let status = status.unwrap_or(StatusCode::TOO_MANY_REQUESTS);
+        let detail = response.and_then(|response| response.message.as_deref());
+        let blocked = decision.is_some_and(|decision| decision.blocked);
+        let (kind, title) = match (listed, blocked) {
+            (true, _) => ("about:blank", status.canonical_reason().unwrap_or("Denied")),
+            (_, true) => (ABNORMAL_USAGE, "Blocked after too many requests"),
+            _ => (QUOTA_EXCEEDED, "Too many requests"),
+        };
+        let mut answer = match self {
+            Self::Http => {
+                let violated_policies = decision.map(violated).unwrap_or_default();
+                problem(&Problem { r#type: kind, title, status: status.as_u16(), detail, violated_policies })
+            }
+            Self::Grpc => {
+                let code = if listed { PERMISSION_DENIED } else { RESOURCE_EXHAUSTED };
+                let wait = decision.map(|decision| decision.retry_after);
+                grpc(code, detail.unwrap_or(title), wait)
+            }
+        };
+        append(answer.headers_mut(), verdict.headers(style));
+        answer
+    }
+
+    /// To a request for which no decision could be made. Why is nothing that a client should learn.
+    pub(super) fn failed(self, failure: Failure, error: &Error) -> Response<Bytes> {
+        let own = error.to_string();
+        let (status, code, kind, title, detail) = match failure {
+            Failure::Request => {
+                (StatusCode::BAD_REQUEST, INVALID_ARGUMENT, "about:blank", "Bad Request", Some(own.as_str()))
+            }
+            Failure::Configuration => {
+                (StatusCode::INTERNAL_SERVER_ERROR, INTERNAL, "about:blank", "Internal Server Error", None)
+            }
+            Failure::Away => {
+                (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, REDUCED_CAPACITY, "Service Unavailable", None)
+            }
+        };
+        let mut answer = match self {
+            Self::Http => problem(&Problem {
+                r#type: kind,
+                title,
+                status: status.as_u16(),
+                detail,
+                violated_policies: Vec::new(),
+            }),
+            Self::Grpc => grpc(code, detail.unwrap_or(title), None),
+        };
+        if failure == Failure::Away {
+            answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        answer
+    }
+}
+
+/// Fields of a decision, beside those of a layer within, none of which is overwritten.
+pub(super) fn append(headers: &mut HeaderMap, fields: Vec<(&'static str, String)>) {
+    for (name, value) in fields {
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.append(HeaderName::from_static(name), value);
+        }
+    }
+}
+
+fn violated(decision: &Decision) -> Vec<String> {
+    let rule = decision.rule().unwrap_or_default();
+    if decision.quota.is_some() {
+        return vec![rule.to_owned()];
+    }
+    let denied = decision.limits.iter().filter(|limit| !limit.allowed);
+    denied.map(|limit| format!("{rule}/{}", limit.quota.label())).collect()
+}
+
+fn problem(problem: &Problem<'_>) -> Response<Bytes> {
+    let body = serde_json::to_vec(problem).unwrap_or_default();
+    let mut answer = Response::new(Bytes::from(body));
+    *answer.status_mut() = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    answer
+}
+
+/// Of headers alone: gRPC's status is told by its own fields, whatever HTTP's.
+fn grpc(code: u8, message: &str, wait: Option<RetryAfter>) -> Response<Bytes> {
+    let mut answer = Response::new(Bytes::new());
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert("grpc-status", HeaderValue::from(u16::from(code)));
+    if let Ok(message) = HeaderValue::try_from(percent_encoded(message)) {
+        headers.insert("grpc-message", message);
+    }
+    let pushback = match wait {
+        // Clients don't retry then.
+        Some(RetryAfter::Never) => Some("-1".to_owned()),
+        Some(RetryAfter::After(wait)) => Some(wait.as_nanos().div_ceil(1_000_000).to_string()),
+        _ => None,
+    };
+    if let Some(Ok(pushback)) = pushback.map(HeaderValue::try_from) {
+        headers.insert("grpc-retry-pushback-ms", pushback);
+    }
+    if let Some(RetryAfter::After(wait)) = wait {
+        let details =
+            STANDARD_NO_PAD.encode(status_with_retry_info(code, message, wait.as_secs(), wait.subsec_nanos()));
+        if let Ok(details) = HeaderValue::try_from(details) {
+            headers.insert("grpc-status-details-bin", details);
+        }
+    }
+    answer
+}
+
+/// As gRPC over HTTP/2 has it: what isn't printable ASCII, and the percent sign itself.
+fn percent_encoded(message: &str) -> String {
+    message.bytes().fold(String::with_capacity(message.len()), |mut text, byte| {
+        match byte {
+            b' '..=b'~' if byte != b'%' => text.push(char::from(byte)),
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+        text
+    })
+}
+
+/// A `google.rpc.Status` whose one detail is a `google.rpc.RetryInfo`, in Protocol Buffers' wire format:
+/// <https://github.com/googleapis/googleapis/blob/master/google/rpc/error_details.proto>.
+fn status_with_retry_info(code: u8, message: &str, seconds: u64, nanos: u32) -> Vec<u8> {
+    let mut duration = Vec::new();
+    number(&mut duration, 1, seconds);
+    number(&mut duration, 2, u64::from(nanos));
+    let mut info = Vec::new();
+    bytes(&mut info, 1, &duration);
+    let mut any = Vec::new();
+    bytes(&mut any, 1, b"type.googleapis.com/google.rpc.RetryInfo");
+    bytes(&mut any, 2, &info);
+    let mut status = Vec::new();
+    number(&mut status, 1, u64::from(code));
+    bytes(&mut status, 2, message.as_bytes());
+    bytes(&mut status, 3, &any);
+    status
+}
+
+fn number(out: &mut Vec<u8>, field: u64, value: u64) {
+    // Zero is left out.
+    if value > 0 {
+        varint(out, field << 3);
+        varint(out, value);
+    }
+}
+
+fn bytes(out: &mut Vec<u8>, field: u64, value: &[u8]) {
+    varint(out, field << 3 | 2);
+    varint(out, value.len() as u64);
+    out.extend_from_slice(value);
+}
+
+fn varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push((value & 0x7f) as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}

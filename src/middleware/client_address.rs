@@ -1,0 +1,98 @@
+//! Whose address a request counts by: never one that the client may choose.
+
+use std::net::{IpAddr, SocketAddr};
+
+use http::header::{HeaderMap, HeaderName};
+use http::request::Parts;
+use ipnet::IpNet;
+
+use crate::error::{Error, Kind};
+
+/// Where a client's address comes from. By default from the connection; from a header only behind proxies that are named,
+/// since anybody can send one.
+///
+/// ```
+/// use tollgate::middleware::ClientAddress;
+///
+/// let address = ClientAddress::behind(["10.0.0.0/8", "2001:db8:1::/48"])?;
+/// # Ok::<(), tollgate::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct ClientAddress {
+    proxies: Vec<IpNet>,
+    /// The header in which a proxy says who asked it. Default: `X-Forwarded-For`.
+    header: Option<HeaderName>,
+}
+
+impl ClientAddress {
+    /// The other end of the connection, whatever headers say.
+    #[must_use]
+    pub fn of_connection() -> Self {
+        Self::default()
+    }
+
+    /// Behind these proxies, addresses or networks: of a connection that one of them makes, `X-Forwarded-For` is read from
+    /// its end, where the nearest proxy has written, and the first address that is none of theirs is the client's. What
+    /// comes before it, the client may have written itself. Of any other connection it is the other end.
+    ///
+    /// # Errors
+    ///
+    /// Text that is no address or network.
+    pub fn behind<P: AsRef<str>>(proxies: impl IntoIterator<Item = P>) -> Result<Self, Error> {
+        let net = |text: &str| text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+        let proxies = proxies.into_iter().map(|text| {
+            let text = text.as_ref();
+            let bad = |_| Error::new(Kind::Input, format!("proxies: expected an address or a network, got {text:?}"));
+            net(text).map_err(bad)
+        });
+        Ok(Self { proxies: proxies.collect::<Result<_, _>>()?, header: None })
+    }
+
+    /// Another header of the same form, such as `CF-Connecting-IP`, which holds one address. The standard `Forwarded` isn't
+    /// read.
+    #[must_use]
+    pub fn in_header(mut self, name: HeaderName) -> Self {
+        self.header = Some(name);
+        self
+    }
+
+    /// Of a request whose connection has this other end. None where a proxy says nothing that can be read.
+    pub(super) fn of(&self, parts: &Parts, peer: Option<IpAddr>) -> Option<IpAddr> {
+        let peer = peer?.to_canonical();
+        if !self.trusts(peer) {
+            return Some(peer);
+        }
+        let name = self.header.clone().unwrap_or(HeaderName::from_static("x-forwarded-for"));
+        let mut last = None;
+        for entry in entries_from_the_end(&parts.headers, &name) {
+            let address = entry?;
+            if !self.trusts(address) {
+                return Some(address);
+            }
+            last = Some(address);
+        }
+        // All are proxies: the farthest of them asked for itself.
+        Some(last.unwrap_or(peer))
+    }
+
+    fn trusts(&self, address: IpAddr) -> bool {
+        self.proxies.iter().any(|net| net.contains(&address))
+    }
+}
+
+/// The entries of all lines of a header, the last first: none for what is no address.
+fn entries_from_the_end(headers: &HeaderMap, name: &HeaderName) -> impl Iterator<Item = Option<IpAddr>> {
+    let lines: Vec<_> = headers.get_all(name).iter().collect();
+    lines.into_iter().rev().flat_map(|line| match line.to_str() {
+        Ok(line) => line.rsplit(',').map(|entry| address(entry.trim())).collect::<Vec<_>>(),
+        Err(_) => vec![None],
+    })
+}
+
+/// `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`.
+fn address(text: &str) -> Option<IpAddr> {
+    let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse().ok();
+    let with_port = || text.parse::<SocketAddr>().ok().map(|address| address.ip());
+    let address: Option<IpAddr> = text.parse().ok().or_else(with_port).or_else(bracketed);
+    address.map(|address| address.to_canonical())
+}

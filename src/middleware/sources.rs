@@ -1,0 +1,122 @@
+//! What is known of an HTTP request, for rules to match and count.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use http::header::{AUTHORIZATION, HeaderName};
+use http::request::Parts;
+
+use super::client_address::ClientAddress;
+use crate::rules::Attributes;
+
+type Read = Arc<dyn Fn(&Parts) -> Option<Vec<u8>> + Send + Sync>;
+type ReadPeer = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
+
+/// Where the attributes of a request come from.
+#[derive(Clone)]
+pub(super) struct Sources {
+    address: ClientAddress,
+    peer: ReadPeer,
+    others: Vec<(Arc<str>, Read)>,
+}
+
+/// What they say of one request.
+pub(super) struct Given<'s> {
+    ip: Option<IpAddr>,
+    others: Vec<(&'s str, Vec<u8>)>,
+}
+
+impl Sources {
+    pub(super) fn new() -> Self {
+        Self { address: ClientAddress::default(), peer: Arc::new(peer), others: Vec::new() }
+    }
+
+    pub(super) fn address(&mut self, address: ClientAddress) {
+        self.address = address;
+    }
+
+    pub(super) fn peer(&mut self, read: ReadPeer) {
+        self.peer = read;
+    }
+
+    /// The last source of a name is the one that counts.
+    pub(super) fn attribute(&mut self, name: &str, read: Read) {
+        self.others.retain(|(other, _)| **other != *name);
+        self.others.push((name.into(), read));
+    }
+
+    pub(super) fn of<'s>(&'s self, parts: &Parts) -> Given<'s> {
+        let others = self.others.iter().filter_map(|(name, read)| Some((&**name, read(parts)?)));
+        let route = route(parts).map(|route| ("route", route.as_bytes().to_vec()));
+        Given { ip: self.address.of(parts, (self.peer)(parts)), others: route.into_iter().chain(others).collect() }
+    }
+}
+
+impl Given<'_> {
+    pub(super) fn attributes<'a>(&'a self, parts: &'a Parts) -> Attributes<'a> {
+        let request = Attributes::new().method(parts.method.as_str()).path(path(parts));
+        let request = match self.ip {
+            Some(address) => request.ip(address),
+            None => request,
+        };
+        self.others.iter().fold(request, |request, (name, value)| request.set(name, value))
+    }
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.others.iter().map(|(name, _)| name).collect();
+        f.debug_struct("Sources").field("address", &self.address).field("others", &names).finish_non_exhaustive()
+    }
+}
+
+/// A header's value. One that stands twice counts as none: which of them another program goes by can't be known.
+pub(super) fn header(name: HeaderName) -> Read {
+    Arc::new(move |parts| only(parts, &name))
+}
+
+/// The token of `Authorization: Bearer ...`.
+pub(super) fn bearer() -> Read {
+    Arc::new(|parts| {
+        let value = only(parts, &AUTHORIZATION)?;
+        let (scheme, token) = value.split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii().to_vec())
+    })
+}
+
+fn only(parts: &Parts, name: &HeaderName) -> Option<Vec<u8>> {
+    let mut values = parts.headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) => Some(value.as_bytes().to_vec()),
+        _ => None,
+    }
+}
+
+/// The path that was asked for: a router within another has cut off what led to it.
+fn path(parts: &Parts) -> &str {
+    #[cfg(feature = "axum")]
+    if let Some(axum::extract::OriginalUri(uri)) = parts.extensions.get() {
+        return uri.path();
+    }
+    parts.uri.path()
+}
+
+/// The route that a router has matched: `/users/{id}`.
+#[cfg_attr(not(feature = "axum"), allow(unused_variables, reason = "no router is known"))]
+fn route(parts: &Parts) -> Option<&str> {
+    #[cfg(feature = "axum")]
+    return Some(parts.extensions.get::<axum::extract::MatchedPath>()?.as_str());
+    #[cfg(not(feature = "axum"))]
+    None
+}
+
+/// The other end of the connection, as the server has noted it.
+fn peer(parts: &Parts) -> Option<IpAddr> {
+    #[cfg(feature = "axum")]
+    if let Some(axum::extract::ConnectInfo(address)) = parts.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>()
+    {
+        return Some(address.ip());
+    }
+    parts.extensions.get::<SocketAddr>().map(SocketAddr::ip)
+}

@@ -1,0 +1,227 @@
+//! What is seen from outside: metrics and traces, where the features of these names are on. Labels and fields are bounded:
+//! rules, algorithms, outcomes and who answered, never a key. Messages have no numbers that vary, so that logs can be grouped
+//! by them.
+
+use std::future::Future;
+#[cfg(feature = "metrics")]
+use std::sync::Arc;
+#[cfg(feature = "metrics")]
+use std::time::Instant;
+
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::rule::{OnError, Rule};
+use crate::script::Mode;
+
+/// The names of metrics, their units and what they say.
+#[cfg(feature = "metrics")]
+pub(crate) mod names {
+    /// Decisions, by rule, algorithm, outcome (allowed, denied or error) and source (who answered).
+    pub(crate) const DECISIONS: &str = "tollgate_decisions_total";
+    /// How long a decision took, as its caller waited for it, by source.
+    pub(crate) const DURATION: &str = "tollgate_decision_duration_seconds";
+    /// Calls without a decision, by class.
+    pub(crate) const ERRORS: &str = "tollgate_errors_total";
+    /// Keys that went to Redis together.
+    pub(crate) const BATCH: &str = "tollgate_batch_keys";
+    /// How many Redis aren't asked for a while, since they didn't answer: each is counted once for each tokio runtime.
+    pub(crate) const BREAKERS: &str = "tollgate_breakers_open";
+    /// Changed files of rules, by outcome: taken or refused.
+    #[cfg(feature = "rules")]
+    pub(crate) const RELOADS: &str = "tollgate_rules_reloads_total";
+    /// Requests by a set of rules, by rule, outcome and reason.
+    #[cfg(feature = "rules")]
+    pub(crate) const VERDICTS: &str = "tollgate_verdicts_total";
+    /// What shadow rules would have done, by rule and outcome.
+    #[cfg(feature = "rules")]
+    pub(crate) const SHADOWS: &str = "tollgate_shadow_verdicts_total";
+}
+
+/// Describes the metrics to the recorder that is installed: call it once, after installing one.
+#[cfg(feature = "metrics")]
+pub fn describe_metrics() {
+    use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+    describe_counter!(names::DECISIONS, "Decisions, by rule, algorithm, outcome and source");
+    describe_histogram!(names::DURATION, Unit::Seconds, "How long a decision took, by source");
+    describe_counter!(names::ERRORS, "Calls without a decision, by class");
+    describe_histogram!(names::BATCH, "Keys that went to Redis together");
+    describe_gauge!(names::BREAKERS, "How many Redis are not asked for a while, since they did not answer");
+    #[cfg(feature = "rules")]
+    {
+        describe_counter!(names::RELOADS, "Changed files of rules, by outcome");
+        describe_counter!(names::VERDICTS, "Requests by a set of rules, by rule, outcome and reason");
+        describe_counter!(names::SHADOWS, "What shadow rules would have done, by rule and outcome");
+    }
+}
+
+/// A decision that is being made.
+pub(crate) struct Observed {
+    #[cfg(feature = "metrics")]
+    began: Instant,
+    #[cfg(feature = "tracing")]
+    span: tracing::Span,
+}
+
+impl Observed {
+    #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+    pub(crate) fn begin(rule: &Rule, mode: Mode) -> Self {
+        Self {
+            #[cfg(feature = "metrics")]
+            began: Instant::now(),
+            #[cfg(feature = "tracing")]
+            span: tracing::debug_span!(
+                target: "tollgate",
+                "decision",
+                rule = rule.name(),
+                operation = mode.text(),
+                allowed = tracing::field::Empty,
+                source = tracing::field::Empty,
+                error = tracing::field::Empty,
+            ),
+        }
+    }
+
+    #[cfg(feature = "tracing")]
+    pub(crate) fn around<F: Future>(&self, decision: F) -> impl Future<Output = F::Output> {
+        tracing::Instrument::instrument(decision, self.span.clone())
+    }
+
+    #[cfg(not(feature = "tracing"))]
+    #[allow(clippy::unused_self, reason = "as with traces")]
+    pub(crate) fn around<F: Future>(&self, decision: F) -> impl Future<Output = F::Output> {
+        decision
+    }
+
+    #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
+    pub(crate) fn end(self, rule: &Rule, decided: &Result<Decision, Error>) {
+        #[cfg(feature = "tracing")]
+        match decided {
+            Ok(decision) => {
+                self.span.record("allowed", decision.allowed);
+                self.span.record("source", source(decision));
+            }
+            Err(error) => {
+                self.span.record("error", error.class());
+            }
+        }
+        #[cfg(feature = "metrics")]
+        count(rule, decided, Some(self.began));
+    }
+}
+
+/// One of many decisions that are made together.
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
+pub(crate) fn decided_together(rule: &Rule, decided: &Result<Decision, Error>) {
+    #[cfg(feature = "metrics")]
+    count(rule, decided, None);
+}
+
+#[cfg(feature = "metrics")]
+fn count(rule: &Rule, decided: &Result<Decision, Error>, began: Option<Instant>) {
+    use metrics::{SharedString, counter, histogram};
+    let quota = &rule.counts()[0].quota;
+    let name = quota.rule().map_or(SharedString::const_str(""), |name| SharedString::from_shared(Arc::clone(name)));
+    let algorithm = if rule.counts().len() > 1 { "several" } else { quota.algorithm().name() };
+    let (outcome, source) = match decided {
+        Ok(decision) if decision.allowed => ("allowed", source(decision)),
+        Ok(decision) => ("denied", source(decision)),
+        Err(error) => {
+            counter!(names::ERRORS, "class" => error.class()).increment(1);
+            ("error", "none")
+        }
+    };
+    counter!(names::DECISIONS, "rule" => name, "algorithm" => algorithm, "outcome" => outcome, "source" => source)
+        .increment(1);
+    if let Some(began) = began {
+        histogram!(names::DURATION, "source" => source).record(began.elapsed());
+    }
+}
+
+#[cfg(any(feature = "metrics", feature = "tracing"))]
+fn source(decision: &Decision) -> &'static str {
+    decision.by.name()
+}
+
+/// So many keys went to Redis together.
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
+pub(crate) fn sent_together(keys: impl FnOnce() -> usize) {
+    #[cfg(feature = "metrics")]
+    #[allow(clippy::cast_precision_loss, reason = "batches have far less than 2^52 keys")]
+    metrics::histogram!(names::BATCH).record(keys() as f64);
+}
+
+/// A Redis isn't asked for a while.
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn breaker_opened(error: &Error) {
+    #[cfg(feature = "metrics")]
+    metrics::gauge!(names::BREAKERS).increment(1);
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", error = error.class(), "redis is not asked for a while: it did not answer");
+}
+
+/// It answered again.
+pub(crate) fn breaker_closed() {
+    breaker_gone();
+    #[cfg(feature = "tracing")]
+    tracing::info!(target: "tollgate", "redis answers again");
+}
+
+/// Nobody asks it any more.
+pub(crate) fn breaker_gone() {
+    #[cfg(feature = "metrics")]
+    metrics::gauge!(names::BREAKERS).decrement(1);
+}
+
+/// A rule's policy, or the engine in this process, answered in Redis's place.
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn answered_instead(rule: &Rule, policy: OnError, error: &Error) {
+    #[cfg(feature = "tracing")]
+    {
+        let policy = match policy {
+            OnError::Closed => "closed",
+            OnError::Open => "open",
+            OnError::Local { .. } => "local",
+        };
+        let (rule, error) = (rule.name(), error.class());
+        tracing::warn!(target: "tollgate", rule, policy, error, "redis is away: the rule's policy answers");
+    }
+}
+
+/// A changed file of rules was taken or, with what is wrong, not.
+#[cfg(feature = "rules")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn reloaded(result: Result<&crate::rules::RuleSet, &crate::rules::RuleSetError>) {
+    #[cfg(feature = "metrics")]
+    {
+        let outcome = if result.is_ok() { "taken" } else { "refused" };
+        metrics::counter!(names::RELOADS, "outcome" => outcome).increment(1);
+    }
+    #[cfg(feature = "tracing")]
+    match result {
+        Ok(rules) => tracing::info!(target: "tollgate", rules = rules.len(), "changed rules are in force"),
+        Err(error) => {
+            tracing::error!(target: "tollgate", %error, "changed rules are refused: those before stay in force")
+        }
+    }
+}
+
+/// What a set of rules made of a request.
+#[cfg(feature = "rules")]
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
+pub(crate) fn judged(verdict: &crate::rules::Verdict) {
+    #[cfg(feature = "metrics")]
+    {
+        use metrics::{SharedString, counter};
+        let name = |rule: Option<&Arc<str>>| {
+            rule.map_or(SharedString::const_str(""), |rule| SharedString::from_shared(Arc::clone(rule)))
+        };
+        let outcome = |allowed| if allowed { "allowed" } else { "denied" };
+        let (rule, reason) = (name(verdict.rule.as_ref()), verdict.reason.name());
+        counter!(names::VERDICTS, "rule" => rule, "outcome" => outcome(verdict.allowed), "reason" => reason)
+            .increment(1);
+        for shadow in &verdict.shadows {
+            let rule = name(Some(&shadow.rule));
+            counter!(names::SHADOWS, "rule" => rule, "outcome" => outcome(shadow.allowed)).increment(1);
+        }
+    }
+}

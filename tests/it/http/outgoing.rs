@@ -1,0 +1,80 @@
+//! Calls that go out: they wait instead of being denied, and hold back where the other side says so.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::http::{Request, Response};
+use tollgate::middleware::RateLimitLayer;
+use tollgate::{Embedded, Limiter};
+use tower::{Layer, ServiceExt, service_fn};
+
+use super::{get, set};
+
+#[tokio::test]
+async fn calls_wait_in_order_up_to_a_bound() {
+    let rules =
+        set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"token-bucket 1/200ms burst 1 max-debt 100\"]");
+    let layer = RateLimitLayer::new(Limiter::new(Embedded::new()), rules).wait(Duration::from_millis(1300));
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut calls = Vec::new();
+    let began = Instant::now();
+    for number in 0..10 {
+        let order = Arc::clone(&order);
+        let service = service_fn(move |_: Request<Body>| {
+            order.lock().expect("it").push(number);
+            async { Ok::<_, Infallible>(Response::new(Body::empty())) }
+        });
+        calls.push(layer.layer(service).oneshot(get("/", &[])));
+    }
+    let answers = futures_util::future::join_all(calls).await.into_iter();
+    let statuses: Vec<_> = answers.map(|response| response.expect("infallible").status().as_u16()).collect();
+    let order = order.lock().expect("it").clone();
+    assert!(order.is_sorted(), "{order:?}");
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), order.len());
+    // One at once, and one for each 200 ms until the bound.
+    assert!((6..=8).contains(&order.len()) && statuses.ends_with(&[429, 429]), "{statuses:?}");
+    assert!(
+        began.elapsed() >= Duration::from_millis(200) * u32::try_from(order.len() - 1).expect("few"),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn who_is_told_to_hold_back_does_so_and_so_do_all_who_share_the_key() {
+    for (status, fields, held) in [
+        (429, &[("retry-after", "7")][..], Some(7)),
+        (503, &[("retry-after", "7")], Some(7)),
+        (200, &[("retry-after", "7")], None),
+        (200, &[("ratelimit", "\"theirs\";r=0;t=9")], Some(9)),
+        (200, &[("ratelimit", "\"theirs\";r=3;t=9")], None),
+        (429, &[("retry-after", "2"), ("ratelimit", "\"theirs\";r=0;t=9")], Some(9)),
+        (429, &[], None),
+        (200, &[], None),
+    ] {
+        let rules = set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"gcra 100/1s burst 100\"]");
+        let limiter = Limiter::new(Embedded::new());
+        let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).heed();
+        let calls = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&calls);
+        let service = service_fn(move |_: Request<Body>| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            let response = fields
+                .iter()
+                .fold(Response::builder().status(status), |response, (name, value)| response.header(*name, *value));
+            async move { Ok::<_, Infallible>(response.body(Body::empty()).expect("a response")) }
+        });
+        let first = layer.layer(service.clone()).oneshot(get("/", &[])).await.expect("infallible");
+        assert_eq!(first.status().as_u16(), status, "the answer goes through");
+        let then = limiter.peek(rules.rule("theirs").expect("a rule"), "global").await.expect("an answer");
+        assert_eq!(then.blocked, held.is_some(), "{status} {fields:?}");
+        let wait = then.retry_after.duration().map(|wait| wait.as_secs_f64().ceil() as u64);
+        assert_eq!(wait.filter(|_| then.blocked), held, "{status} {fields:?}");
+        let second = layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
+        let expected = if held.is_some() { (1, 429) } else { (2, status) };
+        assert_eq!((calls.load(Ordering::Relaxed), second.status().as_u16()), expected, "{status} {fields:?}");
+    }
+}

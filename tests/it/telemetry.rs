@@ -1,0 +1,174 @@
+//! Metrics and traces: what is counted, by which labels, and what is said, without any key.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use metrics_util::MetricKind;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tollgate::rules::{Attributes, RuleSet, WatchedRules};
+use tollgate::{Embedded, Limiter, OnError, Redis, Rule};
+
+use crate::server::Server;
+
+/// Name and labels of each series, and its value or how many were recorded.
+fn series(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
+    let all = snapshotter.snapshot().into_vec().into_iter();
+    all.map(|(key, _, _, value)| {
+        let mut labels: Vec<_> = key.key().labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        labels.sort();
+        let value = match (key.kind(), value) {
+            (MetricKind::Counter, DebugValue::Counter(count)) => count as f64,
+            (MetricKind::Gauge, DebugValue::Gauge(value)) => value.into_inner(),
+            (_, DebugValue::Histogram(values)) => values.len() as f64,
+            other => panic!("{other:?}"),
+        };
+        (format!("{}{{{}}}", key.key().name(), labels.join(",")), value)
+    })
+    .collect()
+}
+
+/// Runs this on one thread, on which all that is counted is recorded.
+fn recorded(work: impl AsyncFnOnce()) -> BTreeMap<String, f64> {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        tollgate::describe_metrics();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(work());
+    });
+    series(&snapshotter)
+}
+
+fn rule(text: &str, name: &str) -> Rule {
+    text.parse::<Rule>().expect(text).named(name).expect(name)
+}
+
+const SECRET: &str = "user:alice@example.com";
+
+#[test]
+fn decisions_are_counted_by_rule_algorithm_outcome_and_source_and_never_by_key() {
+    let server = Server::start();
+    let seen = recorded(async || {
+        let limiter = Limiter::new(Redis::open(&server.tcp_url()).expect("an address"));
+        let (one, two) = (rule("gcra 2/1h", "one"), rule("gcra 9/1h, fixed-window 9/1h", "two"));
+        for _ in 0..3 {
+            limiter.acquire(&one, SECRET).await.expect("a decision");
+        }
+        limiter.acquire(&two, SECRET).await.expect("a decision");
+        limiter.acquire_many(&one, [SECRET, "user:bob"]).await;
+        let away =
+            Limiter::new(Redis::open("redis://127.0.0.1:1/").expect("an address")).deadline(Duration::from_millis(100));
+        away.acquire(&one, SECRET).await.expect_err("nobody listens");
+        let open = rule("gcra 2/1h", "open").on_error(OnError::Open).expect("a policy");
+        away.acquire(&open, SECRET).await.expect("a decision");
+        for _ in 0..10 {
+            let _ = away.acquire(&one, SECRET).await;
+        }
+    });
+    let count = |labels: &str| seen.get(&format!("tollgate_decisions_total{{{labels}}}")).copied().unwrap_or_default();
+    assert_eq!(count("algorithm=gcra,outcome=allowed,rule=one,source=redis"), 3.0, "{seen:?}");
+    assert_eq!(count("algorithm=gcra,outcome=denied,rule=one,source=redis"), 2.0);
+    assert_eq!(count("algorithm=several,outcome=allowed,rule=two,source=redis"), 1.0);
+    assert_eq!(count("algorithm=gcra,outcome=error,rule=one,source=none"), 11.0);
+    assert_eq!(count("algorithm=gcra,outcome=allowed,rule=open,source=policy"), 1.0);
+    assert_eq!(seen["tollgate_decision_duration_seconds{source=redis}"], 4.0, "{seen:?}");
+    assert_eq!(seen["tollgate_errors_total{class=unreachable}"], 11.0, "{seen:?}");
+    // Three by themselves, and two together; of two limits, nothing goes with others.
+    assert_eq!(seen["tollgate_batch_keys{}"], 4.0, "{seen:?}");
+    assert_eq!(seen["tollgate_breakers_open{}"], 0.0, "it is gone with its Redis: {seen:?}");
+    assert!(!format!("{seen:?}").contains("alice"), "{seen:?}");
+}
+
+#[test]
+fn verdicts_shadows_and_reloads_are_counted() {
+    let directory = tempfile::TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    let text = "[[rule]]\nname = \"trial\"\nkey = \"global\"\nlimits = [\"gcra 1/1h\"]\nshadow = true\n\
+                [[rule]]\nname = \"users\"\nkey = \"user\"\nlimits = [\"gcra 1/1h\"]\nblock = [\"user:eve\"]\n";
+    std::fs::write(&path, text).expect("a file");
+    let seen = recorded(async || {
+        let rules: RuleSet = text.parse().expect("rules");
+        let limiter = Limiter::new(Embedded::new());
+        for user in ["alice", "alice", "eve"] {
+            limiter.acquire_by(&rules, &Attributes::new().user(user)).await.expect("a verdict");
+        }
+        limiter.acquire_by(&rules, &Attributes::new()).await.expect("a verdict");
+    });
+    let count = |series: &str| seen.get(series).copied().unwrap_or_default();
+    assert_eq!(count("tollgate_verdicts_total{outcome=allowed,reason=limits,rule=users}"), 1.0, "{seen:?}");
+    assert_eq!(count("tollgate_verdicts_total{outcome=denied,reason=limits,rule=users}"), 1.0, "{seen:?}");
+    assert_eq!(count("tollgate_verdicts_total{outcome=denied,reason=blocked,rule=users}"), 1.0, "{seen:?}");
+    assert_eq!(count("tollgate_verdicts_total{outcome=denied,reason=missing,rule=users}"), 1.0, "{seen:?}");
+    assert_eq!(count("tollgate_shadow_verdicts_total{outcome=allowed,rule=trial}"), 1.0, "{seen:?}");
+    assert_eq!(count("tollgate_shadow_verdicts_total{outcome=denied,rule=trial}"), 3.0, "{seen:?}");
+    assert!(!format!("{seen:?}").contains("alice"), "{seen:?}");
+    drop(WatchedRules::open(&path));
+}
+
+/// Whatever is written to it.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("it").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().expect("it").clone()).expect("text")
+    }
+}
+
+#[test]
+fn spans_and_events_say_what_happened_and_to_no_one_whom() {
+    let mut server = Server::start();
+    let log = Log::default();
+    let (writer, level) = (log.clone(), tracing_subscriber::filter::LevelFilter::DEBUG);
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_ansi(false)
+        .with_span_events(tracing_subscriber::fmt::format::FmtSpan::CLOSE)
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let limiter =
+                Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_millis(300));
+            let open = rule("gcra 2/1h", "open").on_error(OnError::Open).expect("a policy");
+            limiter.acquire(&open, SECRET).await.expect("a decision");
+            server.stop();
+            for _ in 0..8 {
+                limiter.acquire(&open, SECRET).await.expect("a decision");
+            }
+            server.restart();
+            for _ in 0..1000 {
+                if limiter.acquire(&open, SECRET).await.expect("a decision").error.is_none() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+    });
+    let text = log.text();
+    for expected in [
+        "DEBUG decision{rule=\"open\" operation=\"acquire\" allowed=true source=\"redis\"}: tollgate: close",
+        "redis is away: the rule's policy answers rule=\"open\" policy=\"open\" error=",
+        "WARN",
+        "redis is not asked for a while: it did not answer error=",
+        "INFO",
+        "redis answers again",
+    ] {
+        assert!(text.contains(expected), "{expected}:\n{text}");
+    }
+    assert!(!text.contains("alice"), "{text}");
+}
