@@ -11,6 +11,7 @@ mod costs;
 mod denials;
 mod differential;
 mod doctor;
+mod examples;
 mod expiry;
 mod faults;
 mod fleet;

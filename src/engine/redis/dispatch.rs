@@ -85,9 +85,10 @@ impl Redis {
     }
 
     async fn apart(&self, local: &Arc<Local>, asking: Asking, ask: &Ask<'_>, until: Until) -> Result<Reply, Error> {
-        telemetry::sent_together(|| 1);
         let alone = ask.alone();
-        self.ask_one(local, &alone.call(), asking, ask.cost > 0, until).await?.only()
+        let replies = self.ask_one(local, &alone.call(), asking, ask.cost > 0, until).await?;
+        telemetry::sent_together(|| 1);
+        replies.only()
     }
 
     /// Decides all of these together, each by itself and by its deadline. They are queued at once.

@@ -1,0 +1,46 @@
+//! An axum service under the rules of a file, which may change while it runs, with metrics for Prometheus:
+//!
+//!   cargo run --manifest-path examples/services/Cargo.toml --bin service
+//!   curl -i -H 'X-User: 42' -H 'X-Tier: free' http://127.0.0.1:3000/api/v1/items
+
+use std::error::Error;
+use std::future::ready;
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::http::HeaderName;
+use axum::routing::{get, post};
+use metrics_exporter_prometheus::PrometheusBuilder;
+use tollgate::Limiter;
+use tollgate::middleware::RateLimitLayer;
+use tollgate::rules::WatchedRules;
+use tollgate_examples::{address, engine};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let metrics = PrometheusBuilder::new().install_recorder()?;
+    tollgate::describe_metrics();
+
+    let rules = std::env::var("RULES").unwrap_or_else(|_| "examples/rules.toml".to_owned());
+    // In a service, who the user is comes from its authentication: see RateLimitLayer::attribute.
+    let layer = RateLimitLayer::new(Limiter::new(engine()?), WatchedRules::open(&rules)?)
+        .api_key(HeaderName::from_static("x-api-key"))
+        .header("user", HeaderName::from_static("x-user"))
+        .header("tier", HeaderName::from_static("x-tier"))
+        .header("org", HeaderName::from_static("x-org"))
+        .header("megabytes", HeaderName::from_static("x-megabytes"));
+
+    let app = Router::new()
+        .route("/", get(|| async { "hello\n" }))
+        .route("/login", post(|| async { "welcome\n" }))
+        .route("/api/{*rest}", get(|| async { "items\n" }).post(|| async { "stored\n" }))
+        .layer(layer)
+        // Below the layer: not limited.
+        .route("/metrics", get(move || ready(metrics.render())));
+
+    let listener = tokio::net::TcpListener::bind(address("127.0.0.1:3000")).await?;
+    println!("listening on {}", listener.local_addr()?);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}

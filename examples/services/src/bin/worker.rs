@@ -1,0 +1,26 @@
+//! A worker that waits for its turn: ten jobs, five a second over all workers that share a Redis, in order.
+//!
+//!   cargo run --manifest-path examples/services/Cargo.toml --bin worker
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use tollgate::{Limiter, Rule};
+use tollgate_examples::engine;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let limiter = Limiter::new(engine()?);
+    // With a debt, workers queue by reservations; without one, whoever comes back first is served.
+    let rule = "token-bucket 5/1s burst 1 max-debt 100".parse::<Rule>()?.named("jobs")?;
+    let began = Instant::now();
+    for job in 0..10 {
+        let turn = limiter.acquire_wait(&rule, "mail", Duration::from_secs(30)).await?;
+        if !turn.allowed {
+            println!("job {job}: the queue is longer than 30 s");
+            continue;
+        }
+        println!("job {job} at {:.1} s", began.elapsed().as_secs_f64());
+    }
+    Ok(())
+}

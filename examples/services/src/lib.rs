@@ -1,0 +1,18 @@
+//! What all examples begin with.
+
+use std::error::Error;
+
+use tollgate::{Embedded, Engine};
+
+/// The Redis at `TOLLGATE_URL` or, without one, the engine in this process.
+pub fn engine() -> Result<Engine, Box<dyn Error>> {
+    match std::env::var("TOLLGATE_URL") {
+        Ok(url) => Ok(Engine::open(&url)?),
+        Err(_) => Ok(Embedded::new().into()),
+    }
+}
+
+/// The address to listen on: `LISTEN`, or this.
+pub fn address(default: &str) -> String {
+    std::env::var("LISTEN").unwrap_or_else(|_| default.to_owned())
+}
