@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures decisions end to end, much at once and on the server, and finding rules, each variant in turn, and prints every
+# Measures decisions end to end, much at once and on the server, finding rules and the HTTP layer, each variant in turn, and prints every
 # target beside what was measured: about ten minutes unless told otherwise. Needs cargo and redis-server; starts servers of its own on loopback.
 #
 #   bash benches/run.sh [--rounds N] [--slice MS] [--callers N,N] [--keys N]
@@ -17,4 +17,5 @@ printf 'Machine: %s cores shared by client and server (%s), %s, %s. Load before 
 "$binaries/cluster" "$@"
 "$binaries/many" "$@"
 "$binaries/rules" "$@"
+"$binaries/layer" "$@"
 "$binaries/server" "$@"

@@ -29,15 +29,16 @@
 //! - [`Limit`]: an algorithm and its numbers, validated; its text form; its parts, where it is shared or has shards.
 //! - [`Rule`]: a named limit, or several that are decided together; what it answers where Redis is away.
 //! - [`Request`]: whom a call is about, and what it takes.
-//! - [`Decision`]: the answer. [`Error`]: no answer.
+//! - [`Decision`]: the answer. [`Quota`]: what a limit admits, as its decisions know it. [`Error`]: no answer.
 //! - `key`: how keys are spelled in Redis.
 //! - [`Script`]: a script's text and digest, and one call of it.
 //! - [`Limiter`]: one call: rule + key + cost -> decision.
 //! - `rules`: which rule applies to a request; out of a file, which is followed as it changes.
+//! - `middleware`: HTTP services and clients under rules, and a decision's header fields.
 //! - `batch`: decisions that are made together. `denials`: those that are remembered in the process.
 //! - `wait`: waiting until a request is allowed. `hold`: permits for as long as a value lives.
 //! - [`Lease`]: units of a hot limit, taken in batches and spent in the process.
-//! - `random`: jitter and names by chance.
+//! - `random`: jitter and names by chance. `telemetry`: metrics and traces.
 //! - `engine`: the seam that runs a script, and behind it [`Redis`] (`Tls`: whom it trusts), a [`Cluster`] of them,
 //!   and the embedded engine.
 //!
@@ -90,7 +91,7 @@ pub mod guide {}
 pub mod operations {}
 
 /// The README's examples compile.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
 

@@ -27,13 +27,13 @@ done
 [ "$seconds" -ge 6 ] || fail "--seconds: expected at least 6, one for each load, got $seconds"
 command -v redis-server >/dev/null || fail 'expected redis-server on the PATH: tests/run.sh installs it'
 
-cargo test --quiet --features cli,tls --test it --no-run
+cargo test --quiet --all-features --test it --no-run
 errors=$(mktemp)
 trap 'rm -f "$errors"' EXIT
 # What the harness adds before and after isn't of interest, unless the test ended without a verdict.
 result=0
 TOLLGATE_CHAOS_SECONDS=$seconds TOLLGATE_CHAOS_SEED=$seed \
-    cargo test --quiet --features cli,tls --test it -- chaos --nocapture 2>"$errors" |
+    cargo test --quiet --all-features --test it -- chaos --nocapture 2>"$errors" |
     awk '/^chaos of/ { shown = 1 } shown && !/^test / { print; fflush() } /^chaos: / { shown = 0 }' || result=1
 if [ "$result" -ne 0 ] && ! grep -q '^seed ' "$errors"; then
     cat "$errors" >&2

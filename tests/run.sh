@@ -14,17 +14,20 @@ version=$(redis-server --version | sed -n 's/.*v=\([0-9.]*\).*/\1/p')
 [ "${version%%.*}" -ge 7 ] || fail "expected redis-server 7.0 or newer on the PATH, got $version"
 echo "redis-server $version"
 
+# Load on the example services.
+command -v wrk >/dev/null || install wrk wrk wrk wrk wrk
+
 # Each set of features builds by itself: features only add.
-for features in '' serde rules tls embedded embedded,serde; do
+for features in '' serde rules http axum metrics tracing tls embedded embedded,serde; do
     cargo check --quiet --lib --no-default-features --features "$features"
 done
 cargo check --quiet --bins --no-default-features --features cli
-cargo test --features cli,tls --lib --bins --tests
-cargo test --features cli,tls --doc
+cargo test --all-features --lib --bins --tests
+cargo test --all-features --doc
 # What a program without TLS is told, and the tool without it.
 cargo test --no-default-features --lib engine::redis
 cargo test --features cli --test it without_tls
 # What is published builds by itself, and passes its own tests.
-cargo package --quiet --allow-dirty --features cli,tls
+cargo package --quiet --allow-dirty --all-features
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
-cargo test --manifest-path "target/package/tollgate-$version/Cargo.toml" --target-dir target --features cli,tls --lib
+cargo test --manifest-path "target/package/tollgate-$version/Cargo.toml" --target-dir target --all-features --lib

@@ -102,7 +102,7 @@ for name in "${named[@]}"; do
     folder=$(folder_of "$name") || exit 1
     folders+=("$folder")
 done
-cargo test --quiet --features cli,tls --test it --no-run
+cargo test --quiet --all-features --test it --no-run
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -118,11 +118,11 @@ for at in "${!named[@]}"; do
         unsaid='all others, since this server is refused'
     elif ! has_tls "$folder"; then
         only=(--skip tls::)
-        tls=$(cargo test --quiet --features cli,tls --test it -- --list tls:: | sed -n 's/: test$//p')
+        tls=$(cargo test --quiet --all-features --test it -- --list tls:: | sed -n 's/: test$//p')
         printf '%s: these tests are not run, since this build speaks no TLS:\n%s\n' "$name" "$tls"
         unsaid="$(wc -l <<<"$tls"), since this build speaks no TLS"
     fi
-    PATH=$folder:$PATH cargo test --quiet --features cli,tls --test it -- "${only[@]}" 2>&1 | tee "$log" || failed+=("$name")
+    PATH=$folder:$PATH cargo test --quiet --all-features --test it -- "${only[@]}" 2>&1 | tee "$log" || failed+=("$name")
     counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$log")
     read -r passed wrong <<<"${counts:-0 none}"
     summary+=$'\n'$(printf '%-9s %-22s %6s %6s  %s' "$name" "$server" "$passed" "$wrong" "${unsaid:-none}")

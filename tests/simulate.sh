@@ -32,12 +32,12 @@ command -v cargo >/dev/null || fail 'expected cargo on the PATH: install Rust 1.
 export RUST_BACKTRACE=0 TOLLGATE_SIMULATE_SEEDS=$seeds TOLLGATE_SIMULATE_FROM=$from
 [ -z "$trace" ] || export TOLLGATE_SIMULATE_TRACE=1
 echo 'simulate: building, which takes some minutes the first time' >&2
-cargo test --quiet --features cli,tls --lib --no-run
+cargo test --quiet --all-features --lib --no-run
 # What the harness adds isn't of interest, unless a test ended without a verdict.
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 result=0
-cargo test --quiet --features cli,tls --lib -- simulation::seeds --nocapture >"$output" 2>&1 || result=1
+cargo test --quiet --all-features --lib -- simulation::seeds --nocapture >"$output" 2>&1 || result=1
 # Before what is printed stand the harness's dots.
 sed -i 's/^\.\.*//' "$output"
 if [ -n "$trace" ] || { [ "$result" -ne 0 ] && ! grep -aq '^seed ' "$output"; }; then

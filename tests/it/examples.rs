@@ -135,6 +135,117 @@ fn the_tonic_service_answers_in_grpcs_terms() {
     }
 }
 
+const STRICT: &str =
+    "[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"fixed-window 1000/1h start first-hit\"]\n";
+
+/// Decisions that a service has counted, of this outcome.
+fn counted(service: &Running, outcome: &str) -> u64 {
+    let (_, metrics) = call(&service.address, "GET /metrics", "");
+    let series = metrics.lines().filter(|line| line.starts_with("tollgate_decisions_total{") && line.contains(outcome));
+    series.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok()).expect("a count")).sum()
+}
+
+/// Two processes and one Redis, under a load tool; Redis is killed and comes back, and the rules are changed meanwhile.
+#[test]
+fn two_services_under_load_admit_what_their_rules_say() {
+    let mut server = Server::start();
+    let directory = tempfile::TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    std::fs::write(&path, STRICT).expect("rules");
+    let rules = path.to_str().expect("text");
+    let services = [(); 2].map(|()| start("service", Some(&server.tcp_url()), &[("RULES", rules)]));
+    let load: Vec<_> = services
+        .iter()
+        .map(|service| {
+            let target = format!("http://{}/", service.address);
+            let wrk = Command::new("wrk").args(["-t1", "-c16", "-d6s", &target]).stdout(Stdio::piped()).spawn();
+            wrk.expect("wrk, which tests/run.sh installs")
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(1500));
+    server.stop();
+    std::thread::sleep(Duration::from_millis(500));
+    server.restart();
+    std::thread::sleep(Duration::from_millis(2000));
+    std::fs::write(directory.path().join("next"), STRICT.replace("1000/1h", "1500/1h")).expect("rules");
+    std::fs::rename(directory.path().join("next"), &path).expect("replaced");
+    let (mut answered, mut refused) = (0, 0);
+    for wrk in load {
+        let output = wrk.wait_with_output().expect("its end");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let number = |line: &str| line.split_whitespace().find_map(|word| word.parse::<u64>().ok()).expect("a number");
+        answered +=
+            text.lines().find(|line| line.contains("requests in")).map(number).unwrap_or_else(|| panic!("{text}"));
+        refused += text.lines().find(|line| line.contains("Non-2xx")).map(number).unwrap_or_else(|| panic!("{text}"));
+        assert!(!text.contains("Socket errors"), "{text}");
+    }
+    // What it had counted is gone with the Redis that was killed: once more as many, and 500 by the changed rules. What
+    // was taken as it died, and answered to nobody, is missing.
+    let admitted: u64 = services.iter().map(|service| counted(service, "outcome=\"allowed\"")).sum();
+    assert!((2400..=2500).contains(&admitted), "{admitted}");
+    let passed = answered - refused;
+    assert!((2300..=admitted).contains(&passed), "{passed} of {admitted}: of {answered}");
+    assert!(services.iter().map(|service| counted(service, "outcome=\"error\"")).sum::<u64>() > 0, "Redis was away");
+    let (status, text) = call(&services[0].address, "GET /", "");
+    let field =
+        |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {text}"));
+    assert_eq!(status, 429, "{text}");
+    let wait: u64 = field("retry-after: ").parse().expect("seconds");
+    for (name, parameter, value) in [("ratelimit-policy: ", "q", 1500), ("ratelimit: ", "t", wait)] {
+        let list: sfv::List = sfv::Parser::new(field(name)).parse().expect(name);
+        let [sfv::ListEntry::Item(item)] = list.as_slice() else { panic!("{list:?}") };
+        assert_eq!(item.bare_item.as_string().map(|name| name.as_str()), Some("all"));
+        assert_eq!(
+            item.params.get(parameter).and_then(|value| value.as_integer()).map(i64::from),
+            Some(value.cast_signed())
+        );
+    }
+}
+
+/// Each query of the dashboard asks for metrics that there are, by labels that they have.
+#[test]
+fn the_dashboard_asks_for_what_is_counted() {
+    let dashboard: serde_json::Value =
+        serde_json::from_str(include_str!("../../examples/services/grafana.json")).expect("JSON");
+    let told = crate::tidy::read("src/guide.md");
+    let labels_of = |metric: &str| {
+        let row = told
+            .lines()
+            .find(|line| line.starts_with(&format!("| `{metric}` |")))
+            .unwrap_or_else(|| panic!("{metric}"));
+        row.split('|').nth(2).expect("its labels").to_owned()
+    };
+    let code = crate::tidy::read("src/telemetry.rs");
+    let mut seen = std::collections::BTreeSet::new();
+    for target in dashboard["panels"]
+        .as_array()
+        .expect("panels")
+        .iter()
+        .flat_map(|panel| panel["targets"].as_array().expect("targets"))
+    {
+        let query = target["expr"].as_str().expect("a query");
+        for word in query.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_') {
+            if let Some(name) = word.strip_prefix("tollgate_") {
+                let base =
+                    ["_bucket", "_sum", "_count"].iter().fold(name, |name, end| name.strip_suffix(end).unwrap_or(name));
+                let metric = format!("tollgate_{base}");
+                assert!(code.contains(&format!("\"{metric}\"")), "{metric}: {query}");
+                for label in ["rule", "outcome", "source", "class", "reason"] {
+                    let grouped = query.contains(&format!("({label}"))
+                        || query.contains(&format!(", {label})"))
+                        || query.contains(&format!("{label}="));
+                    assert!(
+                        !grouped || labels_of(&metric).contains(&format!("`{label}`")),
+                        "{metric} has no {label}: {query}"
+                    );
+                }
+                seen.insert(metric);
+            }
+        }
+    }
+    assert_eq!(seen.len(), 8, "{seen:?}");
+}
+
 /// It waits for its own turn, and for as long as the other side says.
 #[test]
 fn the_client_stays_under_a_third_partys_limit() {

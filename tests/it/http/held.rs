@@ -51,7 +51,7 @@ async fn a_permit_is_held_until_the_body_has_ended_or_is_dropped() {
         let (sender, mut receiver) = mpsc::channel::<Bytes>(1);
         senders.send(sender).expect("it is heard");
         let frames = futures_util::stream::poll_fn(move |context| receiver.poll_recv(context));
-        let frames = futures_util::StreamExt::map(frames, |bytes| Ok::<_, Infallible>(bytes));
+        let frames = futures_util::StreamExt::map(frames, Ok::<_, Infallible>);
         let body = Body::from_stream(frames);
         async move { Ok::<_, Infallible>(Response::new(body)) }
     });

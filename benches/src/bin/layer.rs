@@ -1,0 +1,73 @@
+//! What the HTTP layer adds to a decision: a service behind it, and the same decision before the same service by hand, in
+//! turn. The engine in this process decides both.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::hint::black_box;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::{HeaderName, Request, Response};
+use http_body_util::{BodyExt, Empty, Full};
+use tollgate::middleware::{HeaderStyle, RateLimitLayer};
+use tollgate::rules::{Attributes, RuleSet};
+use tollgate::{Embedded, Limiter, Rule};
+use tollgate_benches::options::Options;
+use tollgate_benches::report::{Targets, header, median, row, short};
+use tower::{Layer, ServiceExt, service_fn};
+
+const REQUESTS: u32 = 2000;
+
+type Body = Empty<Bytes>;
+
+async fn hello(request: Request<Body>) -> Result<Response<Full<Bytes>>, Infallible> {
+    black_box(&request);
+    Ok(Response::new(Full::new(Bytes::from_static(b"hello"))))
+}
+
+fn request() -> Request<Body> {
+    Request::get("/api/v1/items").header("x-api-key", "abcdef0123456789").body(Empty::new()).expect("a request")
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let options = Options::read();
+    let rule = "gcra 1000000/1s burst 1000000".parse::<Rule>()?.named("api")?;
+    let (rules, limiter) = (RuleSet::of(&rule, "api_key")?, Limiter::new(Embedded::new()));
+    let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).api_key(HeaderName::from_static("x-api-key"));
+    let service = layer.layer(service_fn(hello));
+    let (mut by_hand, mut by_layer, mut fields) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..options.rounds {
+        let began = Instant::now();
+        for _ in 0..REQUESTS {
+            let request = request();
+            let key = request.headers()["x-api-key"].clone();
+            let verdict = limiter.acquire_by(&rules, &Attributes::new().api_key(key.as_bytes())).await?;
+            assert!(verdict.allowed);
+            black_box(service_fn(hello).oneshot(request).await?.into_body().collect().await?);
+        }
+        by_hand.push(began.elapsed().as_secs_f64() * 1e6 / f64::from(REQUESTS));
+        let began = Instant::now();
+        for _ in 0..REQUESTS {
+            black_box(service.clone().oneshot(request()).await?.into_body().collect().await?);
+        }
+        by_layer.push(began.elapsed().as_secs_f64() * 1e6 / f64::from(REQUESTS));
+        let decision = limiter.acquire(&rule, "k").await?;
+        let began = Instant::now();
+        for _ in 0..REQUESTS {
+            black_box(decision.headers(HeaderStyle::Draft));
+        }
+        fields.push(began.elapsed().as_secs_f64() * 1e6 / f64::from(REQUESTS));
+    }
+    let [by_hand, by_layer, fields] = [by_hand, by_layer, fields].map(median);
+    println!("## The HTTP layer\n");
+    println!("A request to a service that says hello, decided by the engine in the process, in microseconds.\n");
+    println!("{}", header(&["", "µs"]));
+    for (what, us) in [("decided by hand", by_hand), ("under the layer", by_layer), ("of it, the fields", fields)] {
+        println!("{}", row([what.to_owned(), short(us)]));
+    }
+    let mut targets = Targets::default();
+    targets.at_most("the layer beyond the decision, µs", 5.0, by_layer - by_hand);
+    println!("\n{targets}");
+    Ok(())
+}
