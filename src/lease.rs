@@ -33,6 +33,7 @@ use crate::limiter::Limiter;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::runtime;
+use crate::telemetry;
 use stock::{Stock, Unused};
 
 /// A process's share of a hot limit, spent without asking Redis: see [`Limiter::lease`]. Clones share it; when the last
@@ -252,7 +253,9 @@ impl Shared {
         {
             runtime.spawn(Arc::clone(self).refill(1, turn));
         }
-        Some(Decision::leased(&self.rule.counts()[0].quota, left, cost, reset_after))
+        let decision = Decision::leased(&self.rule.counts()[0].quota, left, cost, reset_after);
+        telemetry::decided(&self.rule, Ok(&decision));
+        Some(decision)
     }
 
     /// How many refills have ended so far, if another may help.

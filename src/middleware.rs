@@ -14,4 +14,4 @@ mod sources;
 pub use body::{ResponseBody, Usage};
 pub use client_address::ClientAddress;
 pub use headers::HeaderStyle;
-pub use layer::{RateLimit, RateLimitLayer};
+pub use layer::{RateLimit, RateLimitLayer, Rules};

@@ -71,6 +71,8 @@ pub(crate) use applies::Shadow;
 pub use applies::{Applies, Charge, Effect};
 pub use attributes::{Attributes, Reading};
 pub use compiled::Response;
+#[cfg(feature = "http")]
+pub(crate) use condition::net;
 pub use definition::{Action, Cost, Definition, LimitDefinition, Missing, OneOrMore, Paths};
 pub use error::{Fault, RuleSetError};
 pub use reload::WatchedRules;

@@ -56,18 +56,19 @@ pub fn describe_metrics() {
 
 /// A decision that is being made.
 pub(crate) struct Observed {
+    /// None of what asks for no decision, such as a block.
     #[cfg(feature = "metrics")]
-    began: Instant,
+    began: Option<Instant>,
     #[cfg(feature = "tracing")]
     span: tracing::Span,
 }
 
 impl Observed {
-    #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+    #[cfg_attr(not(any(feature = "tracing", feature = "metrics")), allow(unused_variables, reason = "nobody looks"))]
     pub(crate) fn begin(rule: &Rule, mode: Mode) -> Self {
         Self {
             #[cfg(feature = "metrics")]
-            began: Instant::now(),
+            began: matches!(mode, Mode::Acquire | Mode::Reserve | Mode::AtMost).then(Instant::now),
             #[cfg(feature = "tracing")]
             span: tracing::debug_span!(
                 target: "tollgate",
@@ -105,20 +106,24 @@ impl Observed {
             }
         }
         #[cfg(feature = "metrics")]
-        count(rule, decided, Some(self.began));
+        if let Some(began) = self.began {
+            let source = count(rule, decided.as_ref());
+            metrics::histogram!(names::DURATION, "source" => source).record(began.elapsed());
+        }
     }
 }
 
-/// One of many decisions that are made together.
+/// One of many decisions that are made together, or that is made in this process.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
-pub(crate) fn decided_together(rule: &Rule, decided: &Result<Decision, Error>) {
+pub(crate) fn decided(rule: &Rule, decided: Result<&Decision, &Error>) {
     #[cfg(feature = "metrics")]
-    count(rule, decided, None);
+    count(rule, decided);
 }
 
+/// Counts it, and says who answered.
 #[cfg(feature = "metrics")]
-fn count(rule: &Rule, decided: &Result<Decision, Error>, began: Option<Instant>) {
-    use metrics::{SharedString, counter, histogram};
+fn count(rule: &Rule, decided: Result<&Decision, &Error>) -> &'static str {
+    use metrics::{SharedString, counter};
     let quota = &rule.counts()[0].quota;
     let name = quota.rule().map_or(SharedString::const_str(""), |name| SharedString::from_shared(Arc::clone(name)));
     let algorithm = if rule.counts().len() > 1 { "several" } else { quota.algorithm().name() };
@@ -132,9 +137,7 @@ fn count(rule: &Rule, decided: &Result<Decision, Error>, began: Option<Instant>)
     };
     counter!(names::DECISIONS, "rule" => name, "algorithm" => algorithm, "outcome" => outcome, "source" => source)
         .increment(1);
-    if let Some(began) = began {
-        histogram!(names::DURATION, "source" => source).record(began.elapsed());
-    }
+    source
 }
 
 #[cfg(any(feature = "metrics", feature = "tracing"))]
@@ -185,6 +188,37 @@ pub(crate) fn answered_instead(rule: &Rule, policy: OnError, error: &Error) {
         let (rule, error) = (rule.name(), error.class());
         tracing::warn!(target: "tollgate", rule, policy, error, "redis is away: the rule's policy answers");
     }
+}
+
+/// A request was refused, since nothing could be decided.
+#[cfg(feature = "http")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn unanswered(error: &Error) {
+    #[cfg(feature = "tracing")]
+    if error.is_input() {
+        tracing::error!(target: "tollgate", %error, "a request is refused: its rule cannot be decided");
+    } else {
+        // The breaker has said so already: this would be a line for each request.
+        tracing::debug!(target: "tollgate", error = error.class(), "a request is refused: no decision could be made");
+    }
+}
+
+/// What a request took in the end couldn't be charged.
+#[cfg(feature = "http")]
+#[cfg_attr(not(any(feature = "tracing", feature = "metrics")), allow(unused_variables, reason = "nobody looks"))]
+pub(crate) fn unsettled(error: &Error) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!(names::ERRORS, "class" => error.class()).increment(1);
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", error = error.class(), "a cost is not settled: what was charged at first stays");
+}
+
+/// Another asked to be left alone, and it couldn't be noted.
+#[cfg(feature = "http")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn unheeded(error: &Error) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", %error, "the other side asks to be left alone, and its key is not blocked");
 }
 
 /// A changed file of rules was taken or, with what is wrong, not.

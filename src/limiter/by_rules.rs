@@ -1,7 +1,6 @@
 //! Decisions by a set of rules.
 
 use std::sync::Arc;
-#[cfg(feature = "http")]
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
@@ -15,6 +14,7 @@ use crate::telemetry;
 
 /// A verdict, and the permits that it took.
 #[derive(Debug)]
+#[non_exhaustive]
 #[must_use = "permits that are dropped are given back"]
 pub struct HeldVerdict {
     /// What became of the request.
@@ -28,8 +28,9 @@ pub struct HeldVerdict {
 pub(crate) enum Asking<'a> {
     /// As [`Limiter::acquire`] does.
     Acquire,
-    /// The same, or as [`Limiter::hold`] does where they have permits; by this name, if it can be settled.
-    Hold { id: Option<&'a [u8]> },
+    /// The same, or as [`Limiter::hold`] does where they have permits; by this name, if it can be settled within
+    /// this time.
+    Hold { id: Option<(&'a [u8], Duration)> },
     /// The same, as soon as they allow, if that is within this time.
     #[cfg(feature = "http")]
     Wait(Duration),
@@ -157,9 +158,11 @@ impl Limiter {
         let holds = || rule.limits().any(|limit| limit.algorithm().holds());
         let held = match asking {
             Asking::Hold { id } if holds() => {
-                Box::pin(self.hold(rule, id.map_or(request, |id| request.id(id)))).await?
+                Box::pin(self.hold(rule, id.map_or(request, |(id, ttl)| request.id(id).id_ttl(ttl)))).await?
             }
-            Asking::Hold { id: Some(id) } => return Ok((self.acquire(rule, request.id(id)).await?, None)),
+            Asking::Hold { id: Some((id, ttl)) } => {
+                return Ok((self.acquire(rule, request.id(id).id_ttl(ttl)).await?, None));
+            }
             #[cfg(feature = "http")]
             Asking::Wait(max_wait) if holds() => Box::pin(self.hold_wait(rule, request, max_wait)).await?,
             #[cfg(feature = "http")]

@@ -147,7 +147,7 @@ impl Limiter {
                 Box::pin(self.answer_instead(error, rule, request, Mode::Acquire)).await
             }
         };
-        telemetry::decided_together(rule, &decided);
+        telemetry::decided(rule, decided.as_ref());
         decided.map(|decision| decision.jittered(request.wait_jitter()))
     }
 

@@ -1,16 +1,20 @@
 //! Answers in place of the service's own: to requests that are denied, and where no decision could be made.
 
+use std::time::Duration;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use http::{Response, StatusCode};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use http::request::Parts;
+use http::{Method, Response, StatusCode};
 use serde::Serialize;
 
 use super::headers::HeaderStyle;
 use crate::decision::{Decision, RetryAfter};
 use crate::error::Error;
 use crate::rules::{Reason, Verdict};
+use crate::telemetry;
 
 /// How the client expects an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +49,8 @@ const UNAVAILABLE: u8 = 14;
 /// What a request is that can't be decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// It says something about itself that can't be read.
-    Request,
+    /// It says something about itself that can't be read: this.
+    Request(&'static str),
     /// The limiter can't decide by these rules.
     Configuration,
     /// Nobody could be asked, or nobody answered.
@@ -54,24 +58,29 @@ pub(super) enum Failure {
 }
 
 impl Protocol {
-    pub(super) fn of(headers: &HeaderMap) -> Self {
-        let grpc = headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-        if grpc { Self::Grpc } else { Self::Http }
+    /// A call of gRPC is a POST of this type, with `+proto` or the like after it.
+    pub(super) fn of(parts: &Parts) -> Self {
+        let kind = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+        let after = kind.get(..16).filter(|kind| kind.eq_ignore_ascii_case(b"application/grpc")).map(|_| &kind[16..]);
+        let grpc = after.is_some_and(|after| after.is_empty() || after.starts_with(b"+") || after.starts_with(b";"));
+        if grpc && parts.method == Method::POST { Self::Grpc } else { Self::Http }
     }
 
     /// To a request that its rule denies.
     pub(super) fn denied(self, verdict: &Verdict, style: HeaderStyle) -> Response<Bytes> {
         let decision = verdict.decision.as_ref();
-        let listed = verdict.reason == Reason::Blocked;
         let response = verdict.response.as_ref();
         let status = response.and_then(|response| StatusCode::from_u16(response.status.get()).ok());
         let status = status.unwrap_or(StatusCode::TOO_MANY_REQUESTS);
-        let detail = response.and_then(|response| response.message.as_deref());
-        let blocked = decision.is_some_and(|decision| decision.blocked);
-        let (kind, title) = match (listed, blocked) {
-            (true, _) => ("about:blank", status.canonical_reason().unwrap_or("Denied")),
-            (_, true) => (ABNORMAL_USAGE, "Blocked after too many requests"),
-            _ => (QUOTA_EXCEEDED, "Too many requests"),
+        let missing = match &verdict.reason {
+            Reason::Missing(attribute) => Some(format!("this request needs {attribute}, by which its limit counts")),
+            _ => None,
+        };
+        let detail = response.and_then(|response| response.message.as_deref()).or(missing.as_deref());
+        let (kind, title) = match decision {
+            Some(decision) if decision.blocked => (ABNORMAL_USAGE, "Blocked after too many requests"),
+            Some(_) => (QUOTA_EXCEEDED, "Too many requests"),
+            None => ("about:blank", status.canonical_reason().unwrap_or("Denied")),
         };
         let mut answer = match self {
             Self::Http => {
@@ -79,8 +88,12 @@ impl Protocol {
                 problem(&Problem { r#type: kind, title, status: status.as_u16(), detail, violated_policies })
             }
             Self::Grpc => {
-                let code = if listed { PERMISSION_DENIED } else { RESOURCE_EXHAUSTED };
-                let wait = decision.map(|decision| decision.retry_after);
+                let code = match verdict.reason {
+                    Reason::Blocked => PERMISSION_DENIED,
+                    Reason::Missing(_) => INVALID_ARGUMENT,
+                    _ => RESOURCE_EXHAUSTED,
+                };
+                let wait = verdict.wait().map_or(RetryAfter::Never, RetryAfter::After);
                 grpc(code, detail.unwrap_or(title), wait)
             }
         };
@@ -88,12 +101,14 @@ impl Protocol {
         answer
     }
 
-    /// To a request for which no decision could be made. Why is nothing that a client should learn.
+    /// To a request for which no decision could be made. Why is nothing that a client should learn, but of its own request.
     pub(super) fn failed(self, failure: Failure, error: &Error) -> Response<Bytes> {
-        let own = error.to_string();
+        if !matches!(failure, Failure::Request(_)) {
+            telemetry::unanswered(error);
+        }
         let (status, code, kind, title, detail) = match failure {
-            Failure::Request => {
-                (StatusCode::BAD_REQUEST, INVALID_ARGUMENT, "about:blank", "Bad Request", Some(own.as_str()))
+            Failure::Request(detail) => {
+                (StatusCode::BAD_REQUEST, INVALID_ARGUMENT, "about:blank", "Bad Request", Some(detail))
             }
             Failure::Configuration => {
                 (StatusCode::INTERNAL_SERVER_ERROR, INTERNAL, "about:blank", "Internal Server Error", None)
@@ -102,27 +117,33 @@ impl Protocol {
                 (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, REDUCED_CAPACITY, "Service Unavailable", None)
             }
         };
-        let mut answer = match self {
-            Self::Http => problem(&Problem {
-                r#type: kind,
-                title,
-                status: status.as_u16(),
-                detail,
-                violated_policies: Vec::new(),
-            }),
-            Self::Grpc => grpc(code, detail.unwrap_or(title), None),
-        };
-        if failure == Failure::Away {
-            answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        match self {
+            Self::Http => {
+                let violated_policies = Vec::new();
+                let mut answer =
+                    problem(&Problem { r#type: kind, title, status: status.as_u16(), detail, violated_policies });
+                if matches!(failure, Failure::Away) {
+                    answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+                }
+                answer
+            }
+            Self::Grpc => {
+                let away = matches!(failure, Failure::Away);
+                let wait = if away { RetryAfter::After(Duration::from_secs(1)) } else { RetryAfter::Never };
+                grpc(code, detail.unwrap_or(title), wait)
+            }
         }
-        answer
     }
 }
 
-/// Fields of a decision, beside those of a layer within, none of which is overwritten.
+/// Fields of a decision, beside those of a layer within, none of which is overwritten. Older ones are no lists: the inner
+/// layer's stay alone.
 pub(super) fn append(headers: &mut HeaderMap, fields: Vec<(&'static str, String)>) {
+    let inner = headers.contains_key("x-ratelimit-limit");
     for (name, value) in fields {
-        if let Ok(value) = HeaderValue::try_from(value) {
+        if let Ok(value) = HeaderValue::try_from(value)
+            && !(inner && name.starts_with("x-"))
+        {
             headers.append(HeaderName::from_static(name), value);
         }
     }
@@ -142,11 +163,12 @@ fn problem(problem: &Problem<'_>) -> Response<Bytes> {
     let mut answer = Response::new(Bytes::from(body));
     *answer.status_mut() = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     answer
 }
 
 /// Of headers alone: gRPC's status is told by its own fields, whatever HTTP's.
-fn grpc(code: u8, message: &str, wait: Option<RetryAfter>) -> Response<Bytes> {
+fn grpc(code: u8, message: &str, wait: RetryAfter) -> Response<Bytes> {
     let mut answer = Response::new(Bytes::new());
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -156,14 +178,14 @@ fn grpc(code: u8, message: &str, wait: Option<RetryAfter>) -> Response<Bytes> {
     }
     let pushback = match wait {
         // Clients don't retry then.
-        Some(RetryAfter::Never) => Some("-1".to_owned()),
-        Some(RetryAfter::After(wait)) => Some(wait.as_nanos().div_ceil(1_000_000).to_string()),
-        _ => None,
+        RetryAfter::Never => Some("-1".to_owned()),
+        RetryAfter::After(wait) => Some(wait.as_nanos().div_ceil(1_000_000).to_string()),
+        RetryAfter::Now => None,
     };
     if let Some(Ok(pushback)) = pushback.map(HeaderValue::try_from) {
         headers.insert("grpc-retry-pushback-ms", pushback);
     }
-    if let Some(RetryAfter::After(wait)) = wait {
+    if let RetryAfter::After(wait) = wait {
         let details =
             STANDARD_NO_PAD.encode(status_with_retry_info(code, message, wait.as_secs(), wait.subsec_nanos()));
         if let Ok(details) = HeaderValue::try_from(details) {

@@ -1,9 +1,11 @@
 //! The body of a response, with which ends what its request holds.
 
+use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -12,8 +14,9 @@ use tokio::runtime::Handle;
 
 use crate::hold::Permit;
 use crate::limiter::Limiter;
-use crate::request::OwnedRequest;
+use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
+use crate::telemetry;
 
 pin_project! {
     /// The body of a response: the service's own, or the limiter's answer in its place. Permits are given back, and costs
@@ -35,8 +38,9 @@ pin_project! {
     }
 }
 
-/// What a request turned out to take, for a service that knows only afterwards: in the extensions of each request under a
-/// layer that [settles](super::RateLimitLayer::settle). What was said last when the response has ended is what is charged.
+/// What a request turned out to take, for a service that knows only afterwards: in the extensions of each request that a
+/// layer passes on which [settles](super::RateLimitLayer::settle). What was said last when the response has ended is what is
+/// charged.
 #[derive(Clone, Debug)]
 pub struct Usage {
     units: Arc<AtomicU64>,
@@ -45,16 +49,19 @@ pub struct Usage {
 /// Nothing was said.
 const UNSAID: u64 = u64::MAX;
 
-/// What ends with a response.
-#[derive(Debug)]
+/// How long a call is remembered that is to be settled.
+pub(super) const SETTLED_WITHIN: Duration = Duration::from_secs(3600);
+
+/// After which pauses a settlement is tried again: it counts once.
+const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(2)];
+
+/// What ends with a response: permits are given back, and the cost is settled, as they are dropped.
 pub(super) struct Ends {
-    #[expect(dead_code, reason = "given back as they are dropped")]
-    pub(super) permits: Vec<Permit>,
-    pub(super) settlement: Option<Settlement>,
+    pub(super) _permits: Vec<Permit>,
+    pub(super) _settlement: Option<Box<Settlement>>,
 }
 
 /// A call whose cost becomes known later.
-#[derive(Debug)]
 pub(super) struct Settlement {
     pub(super) limiter: Limiter,
     pub(super) rule: Rule,
@@ -64,7 +71,9 @@ pub(super) struct Settlement {
 }
 
 impl Usage {
-    pub(super) fn unsaid() -> Self {
+    /// Nothing said yet.
+    #[must_use]
+    pub fn new() -> Self {
         Self { units: Arc::new(AtomicU64::new(UNSAID)) }
     }
 
@@ -78,14 +87,38 @@ impl Usage {
     }
 }
 
+impl Default for Usage {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Drop for Settlement {
     fn drop(&mut self) {
         let Some(units) = self.usage.said() else { return };
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
         self.runtime.spawn(async move {
-            // Nobody waits for this answer: what was charged before stays charged.
-            let _ = limiter.settle(&rule, crate::request::Request::from(&request).cost(units)).await;
+            let settle = || limiter.settle(&rule, Request::from(&request).cost(units));
+            let mut settled = settle().await;
+            for pause in PAUSES {
+                if settled.as_ref().is_ok_and(|decision| decision.error.is_none()) {
+                    return;
+                }
+                tokio::time::sleep(pause).await;
+                settled = settle().await;
+            }
+            // What was charged before stays charged.
+            if let Err(error) = settled {
+                telemetry::unsettled(&error);
+            }
         });
+    }
+}
+
+/// Whom it is about is nobody's business.
+impl fmt::Debug for Ends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ends").finish_non_exhaustive()
     }
 }
 
@@ -96,6 +129,13 @@ impl<B> ResponseBody<B> {
 
     pub(super) fn answer(bytes: Bytes) -> Self {
         Self { kind: Kind::Answer { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) }, ends: None }
+    }
+}
+
+/// Empty, as layers ask for that answer by themselves.
+impl<B: Default> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self::inner(B::default(), None)
     }
 }
 
@@ -110,8 +150,10 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         let this = self.project();
         match this.kind.project() {
             KindProjection::Inner { body } => {
-                let polled = body.poll_frame(context);
-                if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
+                let mut body = body;
+                let polled = body.as_mut().poll_frame(context);
+                let ended = body.is_end_stream();
+                if matches!(polled, Poll::Ready(None | Some(Err(_)))) || (polled.is_ready() && ended) {
                     *this.ends = None;
                 }
                 polled

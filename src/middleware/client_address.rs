@@ -7,6 +7,7 @@ use http::request::Parts;
 use ipnet::IpNet;
 
 use crate::error::{Error, Kind};
+use crate::rules;
 
 /// Where a client's address comes from. By default from the connection; from a header only behind proxies that are named,
 /// since anybody can send one.
@@ -39,11 +40,9 @@ impl ClientAddress {
     ///
     /// Text that is no address or network.
     pub fn behind<P: AsRef<str>>(proxies: impl IntoIterator<Item = P>) -> Result<Self, Error> {
-        let net = |text: &str| text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
         let proxies = proxies.into_iter().map(|text| {
             let text = text.as_ref();
-            let bad = |_| Error::new(Kind::Input, format!("proxies: expected an address or a network, got {text:?}"));
-            net(text).map_err(bad)
+            rules::net(text).map_err(|why| Error::new(Kind::Input, format!("proxies: {why}")))
         });
         Ok(Self { proxies: proxies.collect::<Result<_, _>>()?, header: None })
     }
@@ -84,7 +83,7 @@ impl ClientAddress {
 fn entries_from_the_end(headers: &HeaderMap, name: &HeaderName) -> impl Iterator<Item = Option<IpAddr>> {
     let lines: Vec<_> = headers.get_all(name).iter().collect();
     lines.into_iter().rev().flat_map(|line| match line.to_str() {
-        Ok(line) => line.rsplit(',').map(|entry| address(entry.trim())).collect::<Vec<_>>(),
+        Ok(line) => line.rsplit(',').map(str::trim).filter(|entry| !entry.is_empty()).map(address).collect::<Vec<_>>(),
         Err(_) => vec![None],
     })
 }

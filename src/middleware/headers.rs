@@ -6,7 +6,7 @@ use crate::algorithm::Algorithm;
 use crate::decision::{By, Decision, RetryAfter};
 use crate::limit::Calendar;
 use crate::quota::Quota;
-use crate::rules::Verdict;
+use crate::rules::{Reason, Verdict};
 
 /// How a client is told of limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,9 +32,12 @@ type Field = (&'static str, String);
 struct Standing<'d> {
     quota: &'d Quota,
     remaining: u64,
-    /// Whole seconds until more can be taken.
+    /// Whole seconds until more can be taken, where that is known.
     seconds: Option<u64>,
 }
+
+/// The largest integer of structured fields.
+const LARGEST: u64 = 999_999_999_999_999;
 
 impl Decision {
     /// The header fields that tell an HTTP client how things stand, in any framework. `Retry-After` is the wait of a denial,
@@ -43,8 +46,8 @@ impl Decision {
     ///
     /// In `RateLimit-Policy`, a limit has its rule's name, or `rule/limit` where the rule has several; `q` is its rate
     /// (not its burst) and `w` its period in seconds, both multiplied where the period is no whole number of seconds.
-    /// In `RateLimit`, `r` is what remains and `t` the seconds until a denied request would be allowed or, of an allowed one,
-    /// until all is back.
+    /// In `RateLimit`, `r` is what remains, and `t` the seconds until there is more: of a limit that denies, until it would
+    /// allow the same request; of an allowed one, until the window ends, where the limit has fixed windows.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -71,12 +74,26 @@ impl Decision {
     /// ```
     #[must_use]
     pub fn headers(&self, style: HeaderStyle) -> Vec<(&'static str, String)> {
+        self.fields(style, self.wait())
+    }
+
+    /// The wait of a denial, if waiting helps.
+    fn wait(&self) -> Option<Duration> {
+        self.retry_after.duration().filter(|wait| !self.allowed && !wait.is_zero())
+    }
+
+    /// With this wait in place of the true one.
+    fn fields(&self, style: HeaderStyle, wait: Option<Duration>) -> Vec<Field> {
         let mut fields = Vec::with_capacity(3);
-        fields.extend(retry_after(self));
+        fields.extend(wait.map(retry_after));
         if matches!(self.by, By::Policy | By::Local) {
             return fields;
         }
-        let standings = self.standings();
+        let mut standings = self.standings();
+        if wait != self.wait() {
+            // `Retry-After` may not be earlier.
+            standings.iter_mut().for_each(|standing| standing.seconds = None);
+        }
         if matches!(style, HeaderStyle::Draft | HeaderStyle::Both) && !standings.is_empty() {
             let list =
                 |item: &dyn Fn(&Standing<'_>) -> String| standings.iter().map(item).collect::<Vec<_>>().join(", ");
@@ -86,7 +103,7 @@ impl Decision {
                 "ratelimit",
                 list(&|standing| {
                     let seconds = standing.seconds.map(|seconds| format!(";t={seconds}")).unwrap_or_default();
-                    format!("{};r={}{seconds}", name(standing), standing.remaining)
+                    format!("{};r={}{seconds}", name(standing), standing.remaining.min(LARGEST))
                 }),
             ));
         }
@@ -103,15 +120,17 @@ impl Decision {
     fn standings(&self) -> Vec<Standing<'_>> {
         match &self.quota {
             Some(quota) => {
-                let seconds = seconds_left(self.retry_after, self.reset_after);
+                let seconds = seconds_left(quota, self.allowed, self.retry_after, self.reset_after);
                 vec![Standing { quota, remaining: self.remaining, seconds }]
             }
             None => {
-                let standing = |limit: &'_ crate::LimitDecision| -> (u64, Option<u64>) {
-                    (limit.remaining, seconds_left(limit.retry_after, limit.reset_after))
-                };
-                let limits = self.limits.iter().map(|limit| (&limit.quota, standing(limit)));
-                limits.map(|(quota, (remaining, seconds))| Standing { quota, remaining, seconds }).collect()
+                let standings = self.limits.iter().map(|limit| {
+                    // What another limit has denied took nothing of this one: it says nothing of waits.
+                    let said = self.allowed || !limit.allowed;
+                    let seconds = seconds_left(&limit.quota, limit.allowed, limit.retry_after, limit.reset_after);
+                    Standing { quota: &limit.quota, remaining: limit.remaining, seconds: seconds.filter(|_| said) }
+                });
+                standings.collect()
             }
         }
     }
@@ -119,31 +138,39 @@ impl Decision {
 
 impl Verdict {
     /// The header fields that tell an HTTP client how things stand: those of its [decision](Decision::headers), if limits
-    /// were asked, and the wait that the rule tells in place of the true one, if it does.
+    /// were asked, with the wait that the rule tells in place of the true one, if it does and waiting helps.
     #[must_use]
     pub fn headers(&self, style: HeaderStyle) -> Vec<(&'static str, String)> {
-        let mut fields = self.decision.as_ref().map(|decision| decision.headers(style)).unwrap_or_default();
-        if let Some(instead) = self.response.as_ref().and_then(|response| response.retry_after) {
-            fields.retain(|(name, _)| *name != "retry-after");
-            fields.insert(0, ("retry-after", whole_seconds(instead).max(1).to_string()));
+        match &self.decision {
+            Some(decision) => decision.fields(style, self.wait()),
+            None => self.wait().map(retry_after).into_iter().collect(),
         }
-        fields
+    }
+
+    /// The wait that a client is told of.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        let instead = self.response.as_ref().and_then(|response| response.retry_after);
+        match (&self.decision, &self.reason) {
+            (Some(decision), _) => decision.wait().map(|wait| instead.unwrap_or(wait)),
+            (None, Reason::Blocked) => instead,
+            _ => None,
+        }
     }
 }
 
-fn retry_after(decision: &Decision) -> Option<Field> {
-    match decision.retry_after {
-        RetryAfter::After(wait) if !decision.allowed => Some(("retry-after", whole_seconds(wait).max(1).to_string())),
-        _ => None,
-    }
+fn retry_after(wait: Duration) -> Field {
+    ("retry-after", whole_seconds(wait).max(1).to_string())
 }
 
-/// Until the request would be allowed or, where it is, until all is back; none where that is now or never.
-fn seconds_left(retry_after: RetryAfter, reset_after: Duration) -> Option<u64> {
-    let wait = match retry_after {
-        RetryAfter::After(wait) => wait,
-        RetryAfter::Now => reset_after,
-        RetryAfter::Never => return None,
+/// Until there is more, where that is known: none where it is now or never.
+fn seconds_left(quota: &Quota, allowed: bool, retry_after: RetryAfter, reset_after: Duration) -> Option<u64> {
+    let wait = match (retry_after, quota.algorithm()) {
+        // Permits are given back long before they expire.
+        (_, Algorithm::Concurrency) | (RetryAfter::Never, _) => return None,
+        (RetryAfter::After(wait), _) if !allowed => wait,
+        (_, Algorithm::FixedWindow | Algorithm::CalendarWindow) => reset_after,
+        // What refills bit by bit has more sooner than all is back.
+        _ => return None,
     };
     Some(whole_seconds(wait)).filter(|seconds| *seconds > 0)
 }
@@ -164,23 +191,24 @@ fn policy_name(quota: &Quota, among_several: bool) -> String {
 
 /// `;q=6;w=60`.
 fn terms(quota: &Quota) -> String {
+    let rate = quota.rate().min(LARGEST);
     if quota.algorithm() == Algorithm::Concurrency {
-        return format!(";q={};qu=\"concurrent-requests\"", quota.rate());
+        return format!(";q={rate};qu=\"concurrent-requests\"");
     }
     match quota.window() {
         None => {}
         Some(Calendar::Day | Calendar::Week) => {
-            return format!(";q={};w={}", quota.rate(), quota.period().as_secs());
+            return format!(";q={rate};w={}", quota.period().as_secs());
         }
         // Not all are equally long.
-        Some(_) => return format!(";q={}", quota.rate()),
+        Some(_) => return format!(";q={rate}"),
     }
     let us = u64::try_from(quota.period().as_micros()).unwrap_or(u64::MAX);
     // The fewest periods that last whole seconds.
     let periods = 1_000_000 / gcd(us, 1_000_000);
     match (quota.rate().checked_mul(periods), us.checked_mul(periods)) {
-        (Some(units), Some(us)) if units < 1_000_000_000_000_000 => format!(";q={units};w={}", us / 1_000_000),
-        _ => format!(";q={}", quota.rate()),
+        (Some(units), Some(us)) if units <= LARGEST => format!(";q={units};w={}", us / 1_000_000),
+        _ => format!(";q={rate}"),
     }
 }
 

@@ -18,12 +18,13 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::answer::{self, Failure, Protocol};
-use super::body::{Ends, ResponseBody, Settlement, Usage};
+use super::body::{Ends, ResponseBody, SETTLED_WITHIN, Settlement, Usage};
 use super::client_address::ClientAddress;
 use super::headers::HeaderStyle;
 use super::restraint;
 use super::sources::{self, Sources};
 use crate::error::Error;
+use crate::hold::Permit;
 use crate::limiter::{Asking, HeldVerdict, Limiter};
 use crate::random::unique_id;
 use crate::request::OwnedRequest;
@@ -53,7 +54,8 @@ struct Settings {
     skip: Option<Skip>,
     max_wait: Option<Duration>,
     settles: bool,
-    heeds: bool,
+    /// How long another may tell to hold back.
+    heeds: Option<Duration>,
 }
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
@@ -102,25 +104,28 @@ impl RateLimitLayer {
             skip: None,
             max_wait: None,
             settles: false,
-            heeds: false,
+            heeds: None,
         };
         Self { settings }
     }
 
-    /// The attribute `api_key` is what this header holds, such as `x-api-key`. One that stands twice counts as none.
+    /// The attribute `api_key` is what this header holds, such as `x-api-key`. A request in which it stands twice is refused.
+    /// It stands in Redis as it is, unless keys are [hashed](Limiter::key_secret).
     #[must_use]
     pub fn api_key(self, header: HeaderName) -> Self {
         self.header("api_key", header)
     }
 
-    /// The attribute `api_key` is the token of `Authorization: Bearer ...`.
+    /// The attribute `api_key` is the token of `Authorization: Bearer ...`. It stands in Redis as it is, unless keys are
+    /// [hashed](Limiter::key_secret).
     #[must_use]
     pub fn bearer_key(mut self) -> Self {
         self.settings.sources.attribute("api_key", sources::bearer());
         self
     }
 
-    /// An attribute is what this header holds, which the client writes as it likes. One that stands twice counts as none.
+    /// An attribute is what this header holds, which the client writes as it likes. A request in which it stands twice is
+    /// refused.
     #[must_use]
     pub fn header(mut self, attribute: &str, header: HeaderName) -> Self {
         self.settings.sources.attribute(attribute, sources::header(header));
@@ -143,7 +148,7 @@ impl RateLimitLayer {
         name: &str,
         read: impl Fn(&Parts) -> Option<V> + Send + Sync + 'static,
     ) -> Self {
-        self.settings.sources.attribute(name, Arc::new(move |parts| read(parts).map(Into::into)));
+        self.settings.sources.attribute(name, Arc::new(move |parts| Ok(read(parts).map(Into::into))));
         self
     }
 
@@ -163,7 +168,7 @@ impl RateLimitLayer {
 
     /// How clients are told of limits. Default: [`HeaderStyle::Draft`].
     #[must_use]
-    pub fn headers(mut self, style: HeaderStyle) -> Self {
+    pub fn header_style(mut self, style: HeaderStyle) -> Self {
         self.settings.style = style;
         self
     }
@@ -176,7 +181,8 @@ impl RateLimitLayer {
     }
 
     /// Waits for at most so long until a request is allowed, instead of denying it: in order where every limit of its rule
-    /// has a `max-debt`, else whoever comes back first, see [`Limiter::acquire_wait`]. Such calls can't be settled.
+    /// has a `max-debt`, else whoever comes back first, see [`Limiter::acquire_wait`]. The service behind it is kept ready
+    /// meanwhile. Such calls aren't settled.
     #[must_use]
     pub fn wait(mut self, max_wait: Duration) -> Self {
         self.settings.max_wait = Some(max_wait);
@@ -184,8 +190,9 @@ impl RateLimitLayer {
     }
 
     /// Charges what a request turned out to take, as its handler says by the [`Usage`] in its extensions; at first what the
-    /// rule says, and where nothing is said that stays. One round trip more, when the response has ended; and each decision
-    /// goes to Redis in a call of its own, since it is remembered by an id.
+    /// rule says, and where nothing is said that stays. One round trip more, when the response has ended, within an hour; and
+    /// each decision goes to Redis in a call of its own, since it is remembered by an id. Rules with permits aren't settled,
+    /// since their cost is permits too: count tokens and requests at once by two layers.
     #[must_use]
     pub fn settle(mut self) -> Self {
         self.settings.settles = true;
@@ -193,11 +200,12 @@ impl RateLimitLayer {
     }
 
     /// For calls that go out: where the other side says by `Retry-After` (with 429 or 503) or `RateLimit` that it takes no
-    /// more for a while, the key of the request is [blocked](Limiter::block) for as long, for all who share it. With
+    /// more for a while, the key of the request is [blocked](Limiter::block) for as long, at most this long, for all who share
+    /// it and unless it is blocked for longer. With
     /// [`wait`](Self::wait), the calls behind it wait for that too. One round trip after such a response.
     #[must_use]
-    pub fn heed(mut self) -> Self {
-        self.settings.heeds = true;
+    pub fn heed(mut self, most: Duration) -> Self {
+        self.settings.heeds = Some(most);
         self
     }
 }
@@ -238,7 +246,7 @@ where
 struct Admitted {
     verdict: Verdict,
     ends: Option<Ends>,
-    /// Whom it was charged to, if the other side's answer is heeded.
+    /// Whom it was charged to.
     charged: Option<(Rule, OwnedRequest)>,
 }
 
@@ -254,74 +262,74 @@ impl Settings {
         R: Body<Data = Bytes>,
     {
         let (mut parts, body) = request.into_parts();
+        let usage = self.settles.then(|| parts.extensions.get_or_insert_with(Usage::new).clone());
         if self.skip.as_ref().is_some_and(|skip| skip(&parts)) {
             let response = service.call(Request::from_parts(parts, body)).await?;
             return Ok(response.map(|body| ResponseBody::inner(body, None)));
         }
-        let admitted = match self.decide(&parts).await {
+        let admitted = match self.decide(&parts, usage).await {
             Ok(admitted) => admitted,
             Err(answer) => return Ok(answer.map(ResponseBody::answer)),
         };
         let Admitted { verdict, ends, charged } = admitted;
         let fields = verdict.headers(self.style);
-        if let Some(settlement) = ends.as_ref().and_then(|ends| ends.settlement.as_ref()) {
-            parts.extensions.insert(settlement.usage.clone());
-        }
         parts.extensions.insert(verdict);
         let (mut parts, body) = service.call(Request::from_parts(parts, body)).await?.into_parts();
-        if let Some((rule, request)) = charged {
-            restraint::heed(&self.limiter, &rule, &request, parts.status, &parts.headers).await;
+        if let (Some((rule, request)), Some(most)) = (charged, self.heeds) {
+            restraint::heed(&self.limiter, &rule, &request, most, &parts).await;
         }
         answer::append(&mut parts.headers, fields);
         Ok(Response::from_parts(parts, ResponseBody::inner(body, ends)))
     }
 
     /// What the rules make of a request; or the answer in place of the service's.
-    async fn decide(&self, parts: &Parts) -> Result<Admitted, Response<Bytes>> {
-        let protocol = Protocol::of(&parts.headers);
+    async fn decide(&self, parts: &Parts, usage: Option<Usage>) -> Result<Admitted, Response<Bytes>> {
+        let protocol = Protocol::of(parts);
         let rules = self.rules.current();
-        let given = self.sources.of(parts);
+        let refused = |detail| move |error: Error| protocol.failed(Failure::Request(detail), &error);
+        let given = self.sources.of(parts).map_err(refused("a header stands twice of which one counts"))?;
         let found = rules.found(&given.attributes(parts));
-        let (applies, shadows) = found.map_err(|error| protocol.failed(Failure::Request, &error))?;
-        let settling = self.settles && self.max_wait.is_none() && matches!(applies.effect, Effect::Limit(_));
-        let id = settling.then(|| unique_id("http"));
+        let (applies, shadows) = found.map_err(refused("what this request says that it costs is no whole number"))?;
+        let usage = usage.filter(|_| self.max_wait.is_none() && may_be_settled(&applies));
+        let id = usage.as_ref().map(|_| unique_id("http"));
         let asking = match self.max_wait {
             Some(max_wait) => Asking::Wait(max_wait),
-            None => Asking::Hold { id: id.as_ref().map(AsRef::as_ref) },
+            None => Asking::Hold { id: id.as_ref().map(|id| (id.as_bytes(), SETTLED_WITHIN)) },
         };
-        let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(|error| {
+        let failed = |error: Error| {
             let failure = if error.is_input() { Failure::Configuration } else { Failure::Away };
             protocol.failed(failure, &error)
-        })?;
+        };
+        let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(failed)?;
         let HeldVerdict { verdict, permits } = held;
         if !verdict.allowed {
             return Err(protocol.denied(&verdict, self.style));
         }
-        let settlement = match &id {
-            Some(id) => self
-                .settlement(&applies, &verdict, id.as_ref())
-                .map_err(|error| protocol.failed(Failure::Configuration, &error))?,
-            None => None,
-        };
-        // For as long as the response takes.
-        let permits: Vec<_> = permits.into_iter().map(crate::hold::Permit::renewed).collect();
-        let ends = (settlement.is_some() || !permits.is_empty()).then_some(Ends { permits, settlement });
         let charged = match &applies.effect {
-            Effect::Limit(charge) if self.heeds => Some((charge.rule().clone(), charge.request().into_owned())),
+            Effect::Limit(charge) => Some((charge.rule().clone(), charge.request().into_owned())),
             _ => None,
         };
+        let settlement = match (&charged, &verdict.decision, usage, &id) {
+            (Some((rule, request)), Some(decision), Some(usage), Some(id)) => {
+                let request = crate::request::Request::from(request).id(id).id_ttl(SETTLED_WITHIN).after(decision);
+                let (limiter, rule, request) = (self.limiter.clone(), rule.clone(), request.into_owned());
+                let runtime = runtime::current().map_err(failed)?;
+                Some(Box::new(Settlement { limiter, rule, request, usage, runtime }))
+            }
+            _ => None,
+        };
+        // For as long as the response takes.
+        let permits: Vec<_> = permits.into_iter().map(Permit::renewed).collect();
+        let holds = settlement.is_some() || !permits.is_empty();
+        let ends = holds.then_some(Ends { _permits: permits, _settlement: settlement });
         Ok(Admitted { verdict, ends, charged })
     }
+}
 
-    fn settlement(&self, applies: &Applies<'_>, verdict: &Verdict, id: &[u8]) -> Result<Option<Settlement>, Error> {
-        let (Effect::Limit(charge), Some(decision)) = (&applies.effect, &verdict.decision) else { return Ok(None) };
-        Ok(Some(Settlement {
-            limiter: self.limiter.clone(),
-            rule: charge.rule().clone(),
-            request: charge.request().id(id).after(decision).into_owned(),
-            usage: Usage::unsaid(),
-            runtime: runtime::current()?,
-        }))
+fn may_be_settled(applies: &Applies<'_>) -> bool {
+    match &applies.effect {
+        Effect::Limit(charge) => !charge.rule().limits().any(|limit| limit.algorithm().holds()),
+        _ => false,
     }
 }
 

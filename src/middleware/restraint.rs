@@ -1,30 +1,30 @@
 //! Holding back where the other side of an outgoing call says that it takes no more.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use http::StatusCode;
 use http::header::{HeaderMap, RETRY_AFTER};
+use http::response::Parts;
+use jiff::Timestamp;
 use jiff::fmt::rfc2822;
 
 use crate::limiter::Limiter;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
+use crate::telemetry;
 
-/// What another says is believed up to here.
-const LONGEST: Duration = Duration::from_secs(86_400);
-
-/// Blocks the key for as long as a response asks to be left alone.
-pub(super) async fn heed(
-    limiter: &Limiter,
-    rule: &Rule,
-    request: &OwnedRequest,
-    status: StatusCode,
-    headers: &HeaderMap,
-) {
-    let asked = [retry_after(status, headers), exhausted(headers)].into_iter().flatten().max();
-    if let Some(time) = asked.filter(|time| !time.is_zero()) {
-        // Redis away: the next response says it again.
-        let _ = limiter.block(rule, Request::from(request), time.min(LONGEST)).await;
+/// Blocks the key for as long as a response asks to be left alone, at most so long, unless it is blocked for longer.
+pub(super) async fn heed(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, most: Duration, response: &Parts) {
+    let asked = [retry_after(response.status, &response.headers), exhausted(&response.headers)];
+    let Some(time) = asked.into_iter().flatten().max().map(|time| time.min(most)).filter(|time| !time.is_zero()) else {
+        return;
+    };
+    let request = Request::from(request);
+    // Redis away: the next response says it again.
+    let Ok(now) = limiter.peek(rule, request).await else { return };
+    let is_longer = now.blocked && now.retry_after.duration().is_some_and(|left| left >= time);
+    if !is_longer && let Err(error) = limiter.block(rule, request, time).await {
+        telemetry::unheeded(&error);
     }
 }
 
@@ -34,11 +34,11 @@ fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
         return None;
     }
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if let Ok(seconds) = text.parse() {
-        return Some(Duration::from_secs(seconds));
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
     }
-    let date = SystemTime::from(rfc2822::parse(text).ok()?.timestamp());
-    Some(date.duration_since(SystemTime::now()).unwrap_or_default())
+    let date = rfc2822::parse(text).ok()?.timestamp();
+    Some(date.duration_since(Timestamp::now()).try_into().unwrap_or_default())
 }
 
 /// Of `RateLimit: "a";r=0;t=30, "b";r=7`: the longest `t` of those of which nothing remains.
@@ -92,15 +92,19 @@ mod tests {
     #[test]
     fn the_wait_that_is_asked_for_is_read() {
         let refused = StatusCode::TOO_MANY_REQUESTS;
-        for (text, expected) in [("30", Some(30)), (" 7 ", Some(7)), ("soon", None), ("-1", None)] {
+        for (text, expected) in
+            [("30", Some(30)), (" 7 ", Some(7)), ("soon", None), ("-1", None), ("+5", None), ("", None)]
+        {
             let told = headers(&[("retry-after", text)]);
             assert_eq!(retry_after(refused, &told), expected.map(Duration::from_secs), "{text}");
             assert_eq!(retry_after(StatusCode::OK, &told), None);
         }
         let past = headers(&[("retry-after", "Sun, 06 Nov 1994 08:49:37 GMT")]);
         assert_eq!(retry_after(refused, &past), Some(Duration::ZERO));
+        let endless = headers(&[("retry-after", "99999999999999999999")]);
+        assert_eq!(retry_after(refused, &endless), Some(Duration::from_secs(u64::MAX)));
         let future = headers(&[("retry-after", "Sat, 06 Nov 2094 08:49:37 GMT")]);
-        assert!(retry_after(refused, &future).is_some_and(|wait| wait > LONGEST));
+        assert!(retry_after(refused, &future).is_some_and(|wait| wait > Duration::from_secs(86_400)));
     }
 
     #[test]

@@ -8,9 +8,10 @@ use http::header::{AUTHORIZATION, HeaderName};
 use http::request::Parts;
 
 use super::client_address::ClientAddress;
+use crate::error::{Error, Kind};
 use crate::rules::Attributes;
 
-type Read = Arc<dyn Fn(&Parts) -> Option<Vec<u8>> + Send + Sync>;
+pub(super) type Read = Arc<dyn Fn(&Parts) -> Result<Option<Vec<u8>>, Error> + Send + Sync>;
 type ReadPeer = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
 
 /// Where the attributes of a request come from.
@@ -46,10 +47,16 @@ impl Sources {
         self.others.push((name.into(), read));
     }
 
-    pub(super) fn of<'s>(&'s self, parts: &Parts) -> Given<'s> {
-        let others = self.others.iter().filter_map(|(name, read)| Some((&**name, read(parts)?)));
-        let route = route(parts).map(|route| ("route", route.as_bytes().to_vec()));
-        Given { ip: self.address.of(parts, (self.peer)(parts)), others: route.into_iter().chain(others).collect() }
+    /// # Errors
+    ///
+    /// A header that stands twice.
+    pub(super) fn of<'s>(&'s self, parts: &Parts) -> Result<Given<'s>, Error> {
+        let mut others = Vec::with_capacity(self.others.len() + 1);
+        others.extend(route(parts).map(|route| ("route", route.as_bytes().to_vec())));
+        for (name, read) in &self.others {
+            others.extend(read(parts)?.map(|value| (&**name, value)));
+        }
+        Ok(Given { ip: self.address.of(parts, (self.peer)(parts)), others })
     }
 }
 
@@ -71,7 +78,7 @@ impl fmt::Debug for Sources {
     }
 }
 
-/// A header's value. One that stands twice counts as none: which of them another program goes by can't be known.
+/// A header's value.
 pub(super) fn header(name: HeaderName) -> Read {
     Arc::new(move |parts| only(parts, &name))
 }
@@ -79,17 +86,23 @@ pub(super) fn header(name: HeaderName) -> Read {
 /// The token of `Authorization: Bearer ...`.
 pub(super) fn bearer() -> Read {
     Arc::new(|parts| {
-        let value = only(parts, &AUTHORIZATION)?;
-        let (scheme, token) = value.split_at_checked(7)?;
-        scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii().to_vec())
+        let token = |value: Vec<u8>| {
+            let (scheme, token) = value.split_at_checked(7)?;
+            scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii().to_vec())
+        };
+        Ok(only(parts, &AUTHORIZATION)?.and_then(token))
     })
 }
 
-fn only(parts: &Parts, name: &HeaderName) -> Option<Vec<u8>> {
+/// Of a header that stands twice, nobody knows which one another program goes by: a rule that blocks one of them, or counts
+/// it, could be walked around by the other.
+fn only(parts: &Parts, name: &HeaderName) -> Result<Option<Vec<u8>>, Error> {
     let mut values = parts.headers.get_all(name).iter();
     match (values.next(), values.next()) {
-        (Some(value), None) => Some(value.as_bytes().to_vec()),
-        _ => None,
+        (Some(_), Some(_)) => {
+            Err(Error::new(Kind::Input, format!("header {name}: expected it once, got it several times")))
+        }
+        (value, _) => Ok(value.map(|value| value.as_bytes().to_vec())),
     }
 }
 

@@ -65,8 +65,11 @@ impl Compiled {
                 (effect, overridden)
             }
         };
-        let blocks = matches!(effect, Effect::Block);
-        let response = Some(if blocks { &self.response_if_blocked } else { &self.response });
+        let response = Some(match effect {
+            Effect::Block => &self.response_if_blocked,
+            Effect::Missing(_) => &self.response_if_missing,
+            _ => &self.response,
+        });
         let rule = Some(&*self.name);
         Ok(Applies { rule, effect, response, overridden, rule_name: Some(&self.name) })
     }

@@ -23,6 +23,8 @@ pub(super) struct Compiled {
     pub(super) response: Response,
     /// Of a request that isn't only too many: by a rule that blocks, or a key that is blocked.
     pub(super) response_if_blocked: Response,
+    /// Of a request that lacks what the rule counts by: trying again doesn't help.
+    pub(super) response_if_missing: Response,
 }
 
 /// How to answer a request that a rule denies.
@@ -69,8 +71,9 @@ impl Compiled {
         };
         let response = Response::new(definition, 429)?;
         let response_if_blocked = Response::new(definition, 403)?;
+        let response_if_missing = Response::new(definition, 400)?;
         let shadow = definition.shadow.unwrap_or_default();
-        Ok(Self { name: name.into(), conditions, shadow, action, response, response_if_blocked })
+        Ok(Self { name: name.into(), conditions, shadow, action, response, response_if_blocked, response_if_missing })
     }
 
     /// Why it doesn't apply to this request, if so.

@@ -161,7 +161,7 @@ fn last_before(nets: &[IpNet], address: IpAddr) -> Option<&IpNet> {
 }
 
 /// An address or a network. Of IPv4 addresses within IPv6, those.
-fn net(text: &str) -> Result<IpNet, String> {
+pub(crate) fn net(text: &str) -> Result<IpNet, String> {
     let bad = || format!("expected an address or a network, such as 192.0.2.1 or 10.0.0.0/8, got {text:?}");
     let net = match text.parse::<IpNet>() {
         Ok(net) => net,

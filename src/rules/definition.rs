@@ -151,7 +151,8 @@ pub struct Definition {
     /// Whether its keys are hashed by the limiter's secret. Default: if the limiter has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_keys: Option<bool>,
-    /// The HTTP status of a denial, 400 to 599. Default: 429, and 403 of a rule that blocks.
+    /// The HTTP status of a denial, 400 to 599. Default: 429; 403 of what is blocked, and 400 where the request lacks what
+    /// the rule counts by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
     /// What a denial says.

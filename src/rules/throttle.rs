@@ -11,6 +11,7 @@ use super::definition::{Cost, Definition, LimitDefinition, Missing};
 use super::error::Field;
 use crate::error::{Error, Kind};
 use crate::limit::Limit;
+use crate::limit::exact::EXACT;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::rule::serialized::Policy;
@@ -213,7 +214,7 @@ impl Throttle {
         let value = request.text(attribute).unwrap_or_default();
         let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
         let units = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).filter(|_| digits);
-        units.ok_or_else(|| {
+        units.filter(|units| *units <= EXACT).ok_or_else(|| {
             let (rule, got) = (self.rule.name().unwrap_or_default(), String::from_utf8_lossy(value));
             let expected = format!("expected the attribute {attribute} to be a whole number");
             Error::new(Kind::Input, format!("rule {rule}: cost: {expected}, got {got:?}"))

@@ -88,6 +88,7 @@ fn the_axum_service_follows_its_rules_on_both_engines() {
         let (_, metrics) = call(&service.address, "GET /metrics", "");
         let series = "tollgate_verdicts_total{rule=\"login\",outcome=\"denied\",reason=\"limits\"} 2";
         assert!(metrics.contains(series), "{metrics}");
+        assert!(metrics.contains("tollgate_decision_duration_seconds_bucket{source="), "{metrics}");
     }
 }
 

@@ -5,40 +5,97 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metrics_util::MetricKind;
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use metrics::{
+    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+};
 use tollgate::rules::{Attributes, RuleSet, WatchedRules};
 use tollgate::{Embedded, Limiter, OnError, Redis, Rule};
 
 use crate::server::Server;
 
 /// Name and labels of each series, and its value or how many were recorded.
-fn series(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
-    let all = snapshotter.snapshot().into_vec().into_iter();
-    all.map(|(key, _, _, value)| {
-        let mut labels: Vec<_> = key.key().labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+#[derive(Clone, Default)]
+struct Counted(Arc<Mutex<BTreeMap<String, f64>>>);
+
+/// One of them.
+struct Series(Counted, String);
+
+impl Counted {
+    fn series(&self, key: &Key) -> Arc<Series> {
+        let mut labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
         labels.sort();
-        let value = match (key.kind(), value) {
-            (MetricKind::Counter, DebugValue::Counter(count)) => count as f64,
-            (MetricKind::Gauge, DebugValue::Gauge(value)) => value.into_inner(),
-            (_, DebugValue::Histogram(values)) => values.len() as f64,
-            other => panic!("{other:?}"),
-        };
-        (format!("{}{{{}}}", key.key().name(), labels.join(",")), value)
-    })
-    .collect()
+        Arc::new(Series(self.clone(), format!("{}{{{}}}", key.name(), labels.join(","))))
+    }
+}
+
+impl Series {
+    fn change(&self, change: impl Fn(f64) -> f64) {
+        let mut all = self.0.0.lock().expect("it");
+        let value = all.entry(self.1.clone()).or_default();
+        *value = change(*value);
+    }
+}
+
+impl CounterFn for Series {
+    fn increment(&self, value: u64) {
+        self.change(|count| count + value as f64);
+    }
+
+    fn absolute(&self, value: u64) {
+        self.change(|_| value as f64);
+    }
+}
+
+impl GaugeFn for Series {
+    fn increment(&self, value: f64) {
+        self.change(|now| now + value);
+    }
+
+    fn decrement(&self, value: f64) {
+        self.change(|now| now - value);
+    }
+
+    fn set(&self, value: f64) {
+        self.change(|_| value);
+    }
+}
+
+impl HistogramFn for Series {
+    fn record(&self, _: f64) {
+        self.change(|count| count + 1.0);
+    }
+}
+
+impl Recorder for Counted {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(self.series(key))
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(self.series(key))
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(self.series(key))
+    }
 }
 
 /// Runs this on one thread, on which all that is counted is recorded.
 fn recorded(work: impl AsyncFnOnce()) -> BTreeMap<String, f64> {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    metrics::with_local_recorder(&recorder, || {
+    let counted = Counted::default();
+    metrics::with_local_recorder(&counted, || {
         tollgate::describe_metrics();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(work());
     });
-    series(&snapshotter)
+    let all = counted.0.lock().expect("it");
+    all.clone()
 }
 
 fn rule(text: &str, name: &str) -> Rule {

@@ -185,3 +185,37 @@ async fn what_a_handler_never_says_stays_as_it_was_charged() {
     let remaining = limiter.peek(rules.rule("tokens").expect("a rule"), "global").await.expect("an answer").remaining;
     assert_eq!(remaining, 900);
 }
+
+/// Its cost is permits too: what is said of it late is not charged, and permits are given back all the same.
+#[tokio::test]
+async fn a_rule_with_permits_is_not_settled() {
+    let server = Server::start();
+    let limiter = limiter(&server);
+    let text =
+        "[[rule]]\nname = \"jobs\"\nkey = \"global\"\nlimits = [\"concurrency 2 ttl 30s\", \"token-bucket 1000/1h\"]";
+    let layer = RateLimitLayer::new(limiter.clone(), set(text)).settle();
+    let service = service_fn(|request: Request<Body>| async move {
+        request.extensions().get::<Usage>().expect("also where it isn't settled").set(250);
+        Ok::<_, Infallible>(Response::new(Body::from("hello")))
+    });
+    let response = layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
+    assert_eq!(left(&limiter, text).await, 1);
+    assert_eq!(&answer(response).await.body[..], b"hello");
+    for _ in 0..1000 {
+        let rules = set(text);
+        let now = limiter.peek(rules.rule("jobs").expect("a rule"), "global").await.expect("an answer");
+        if now.limits[0].remaining == 2 {
+            assert_eq!(now.limits[1].remaining, 999);
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("the permit is kept");
+}
+
+/// Layers of others, such as one for CORS, answer by themselves with an empty body.
+#[test]
+fn a_response_body_can_be_empty_by_default() {
+    let body = <tollgate::middleware::ResponseBody<Body>>::default();
+    assert!(http_body::Body::is_end_stream(&body));
+}

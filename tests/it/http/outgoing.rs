@@ -49,15 +49,17 @@ async fn who_is_told_to_hold_back_does_so_and_so_do_all_who_share_the_key() {
         (429, &[("retry-after", "7")][..], Some(7)),
         (503, &[("retry-after", "7")], Some(7)),
         (200, &[("retry-after", "7")], None),
-        (200, &[("ratelimit", "\"theirs\";r=0;t=9")], Some(9)),
+        (200, &[("ratelimit", "\"theirs\";r=0;t=6")], Some(6)),
         (200, &[("ratelimit", "\"theirs\";r=3;t=9")], None),
-        (429, &[("retry-after", "2"), ("ratelimit", "\"theirs\";r=0;t=9")], Some(9)),
+        (429, &[("retry-after", "2"), ("ratelimit", "\"theirs\";r=0;t=7")], Some(7)),
+        // No longer than it is told to believe.
+        (429, &[("retry-after", "86400")], Some(8)),
         (429, &[], None),
         (200, &[], None),
     ] {
         let rules = set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"gcra 100/1s burst 100\"]");
         let limiter = Limiter::new(Embedded::new());
-        let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).heed();
+        let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).heed(Duration::from_secs(8));
         let calls = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&calls);
         let service = service_fn(move |_: Request<Body>| {
@@ -77,4 +79,25 @@ async fn who_is_told_to_hold_back_does_so_and_so_do_all_who_share_the_key() {
         let expected = if held.is_some() { (1, 429) } else { (2, status) };
         assert_eq!((calls.load(Ordering::Relaxed), second.status().as_u16()), expected, "{status} {fields:?}");
     }
+}
+
+/// Whatever the other side says: who was blocked for longer, by an operator for one, stays so.
+#[tokio::test]
+async fn what_is_heeded_never_shortens_a_block() {
+    let rules = set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"gcra 100/1s burst 100\"]");
+    let limiter = Limiter::new(Embedded::new());
+    let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).heed(Duration::from_secs(600));
+    let blocking = (limiter.clone(), rules.clone());
+    let service = service_fn(move |_: Request<Body>| {
+        let (limiter, rules) = blocking.clone();
+        async move {
+            let rule = rules.rule("theirs").expect("a rule");
+            limiter.block(rule, "global", Duration::from_secs(60)).await.expect("blocked");
+            let response = Response::builder().status(429).header("retry-after", "2").body(Body::empty());
+            Ok::<_, Infallible>(response.expect("a response"))
+        }
+    });
+    layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
+    let then = limiter.peek(rules.rule("theirs").expect("a rule"), "global").await.expect("an answer");
+    assert!(then.retry_after.duration().is_some_and(|wait| wait > Duration::from_secs(50)), "{then:?}");
 }

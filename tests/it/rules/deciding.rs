@@ -183,8 +183,8 @@ async fn blocked_and_allowed_keys_are_so_whatever_else_a_request_lacks() {
     for (user, reason, status) in [
         ("13", Reason::Blocked, Some(403)),
         ("1", Reason::Allowed, None),
-        ("2", Reason::Missing("units".into()), Some(429)),
-        ("3", Reason::Missing("units".into()), Some(429)),
+        ("2", Reason::Missing("units".into()), Some(400)),
+        ("3", Reason::Missing("units".into()), Some(400)),
     ] {
         let one = verdict(&limiter, &rules, &Attributes::new().user(user)).await;
         assert_eq!((one.reason, one.response.map(|response| response.status.get())), (reason, status), "{user}");

@@ -6,11 +6,12 @@
 use std::error::Error;
 use std::future::ready;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::HeaderName;
 use axum::routing::{get, post};
-use metrics_exporter_prometheus::PrometheusBuilder;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use tollgate::Limiter;
 use tollgate::middleware::RateLimitLayer;
 use tollgate::rules::WatchedRules;
@@ -19,8 +20,21 @@ use tollgate_examples::{address, engine};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let metrics = PrometheusBuilder::new().install_recorder()?;
+    let buckets = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.5];
+    let keys = [1.0, 2.0, 5.0, 10.0, 50.0, 200.0, 1000.0];
+    let metrics = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &buckets)?
+        .set_buckets_for_metric(Matcher::Suffix("_keys".into()), &keys)?
+        .install_recorder()?;
     tollgate::describe_metrics();
+
+    let upkeep = metrics.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            upkeep.run_upkeep();
+        }
+    });
 
     let rules = std::env::var("RULES").unwrap_or_else(|_| "examples/rules.toml".to_owned());
     // In a service, who the user is comes from its authentication: see RateLimitLayer::attribute.
