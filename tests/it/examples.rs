@@ -187,6 +187,10 @@ fn two_services_under_load_admit_what_their_rules_say() {
     let passed = answered - refused;
     assert!((2300..=admitted).contains(&passed), "{passed} of {admitted}: of {answered}");
     assert!(services.iter().map(|service| counted(service, "outcome=\"error\"")).sum::<u64>() > 0, "Redis was away");
+    for service in &services {
+        let (_, metrics) = call(&service.address, "GET /metrics", "");
+        assert!(metrics.contains("\ntollgate_rules_reloads_total{outcome=\"taken\"} 1\n"), "{metrics}");
+    }
     let (status, text) = call(&services[0].address, "GET /", "");
     let field =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {text}"));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
-use tollgate::rules::{Attributes, RuleSet, WatchedRules};
+use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Embedded, Limiter, OnError, Redis, Rule};
 
 use crate::server::Server;
@@ -139,12 +139,9 @@ fn decisions_are_counted_by_rule_algorithm_outcome_and_source_and_never_by_key()
 }
 
 #[test]
-fn verdicts_shadows_and_reloads_are_counted() {
-    let directory = tempfile::TempDir::new().expect("a directory");
-    let path = directory.path().join("rules.toml");
+fn verdicts_and_shadow_rules_are_counted() {
     let text = "[[rule]]\nname = \"trial\"\nkey = \"global\"\nlimits = [\"gcra 1/1h\"]\nshadow = true\n\
                 [[rule]]\nname = \"users\"\nkey = \"user\"\nlimits = [\"gcra 1/1h\"]\nblock = [\"user:eve\"]\n";
-    std::fs::write(&path, text).expect("a file");
     let seen = recorded(async || {
         let rules: RuleSet = text.parse().expect("rules");
         let limiter = Limiter::new(Embedded::new());
@@ -161,7 +158,6 @@ fn verdicts_shadows_and_reloads_are_counted() {
     assert_eq!(count("tollgate_shadow_verdicts_total{outcome=allowed,rule=trial}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_shadow_verdicts_total{outcome=denied,rule=trial}"), 3.0, "{seen:?}");
     assert!(!format!("{seen:?}").contains("alice"), "{seen:?}");
-    drop(WatchedRules::open(&path));
 }
 
 /// Whatever is written to it.
@@ -187,6 +183,20 @@ impl Log {
 
 #[test]
 fn spans_and_events_say_what_happened_and_to_no_one_whom() {
+    // A process of its own: what one thread traces depends on which threads came by each place in the code before.
+    const ALONE: &str = "TOLLGATE_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let test = "telemetry::spans_and_events_say_what_happened_and_to_no_one_whom";
+        let mut again = std::process::Command::new(std::env::current_exe().expect("this program"));
+        let output = again.args(["--exact", test, "--nocapture"]).env(ALONE, "yes").output().expect("its end");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.contains("1 passed"),
+            "{text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        return;
+    }
     let mut server = Server::start();
     let log = Log::default();
     let (writer, level) = (log.clone(), tracing_subscriber::filter::LevelFilter::DEBUG);
