@@ -44,8 +44,8 @@
 //!
 //! # Invariants
 //!
-//! - The core (everything but `engine`, `limiter`, `hold`, `wait`, `lease` and `denials`) does no I/O, knows no async
-//!   runtime and names no feature but `serde`.
+//! - The core (everything but `engine`, `limiter`, `hold`, `wait`, `lease`, `denials`, `rules`, `middleware` and
+//!   `telemetry`) does no I/O, knows no async runtime and names no feature but `serde`.
 //! - Arrows point to the core: engines know scripts, never rules, and never each other, but that each node of a cluster
 //!   is a `Redis`.
 //! - A decision is one round trip.

@@ -152,7 +152,7 @@ impl Windows {
         self.renew(now, pair.ahead_us)
     }
 
-    /// The windows around the time of a server that refused others: the next calls are told the same.
+    /// The windows around the time of a server that has refused a call by others. Later calls use them too.
     pub(crate) fn around_server_time(&self, now_us: u64) -> Arc<Pair> {
         let now = i64::try_from(now_us).unwrap_or(LAST_TIME);
         let pair = self.current.load();
@@ -173,7 +173,7 @@ impl Windows {
     }
 }
 
-/// The same windows, whatever was last told of them.
+/// The same windows, whichever pair was last used.
 impl PartialEq for Windows {
     fn eq(&self, other: &Self) -> bool {
         (self.unit, &self.name, self.limit) == (other.unit, &other.name, other.limit)

@@ -1,5 +1,5 @@
-//! Calls of scripts: by the packed form where that can say what is asked, and in full. Both are made once more where the
-//! server says that its time has left the windows of the calendar that it was told; it has charged nothing then.
+//! Calls of scripts: by the packed form where that can say what is asked, and in full. Both are made once more where
+//! the windows of the calendar in a call aren't around the server's time: it has charged nothing then.
 
 use std::borrow::Cow;
 use std::future::poll_fn;

@@ -167,7 +167,7 @@ fn problem(problem: &Problem<'_>) -> Response<Bytes> {
     answer
 }
 
-/// Of headers alone: gRPC's status is told by its own fields, whatever HTTP's.
+/// An answer of headers alone. gRPC's status is in a header of its own; HTTP's is always 200.
 fn grpc(code: u8, message: &str, wait: RetryAfter) -> Response<Bytes> {
     let mut answer = Response::new(Bytes::new());
     let headers = answer.headers_mut();

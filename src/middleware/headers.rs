@@ -8,7 +8,7 @@ use crate::limit::Calendar;
 use crate::quota::Quota;
 use crate::rules::{Reason, Verdict};
 
-/// How a client is told of limits.
+/// Which header fields an answer has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderStyle {
@@ -41,7 +41,7 @@ const LARGEST: u64 = 999_999_999_999_999;
 
 impl Decision {
     /// The header fields that tell an HTTP client how things stand, in any framework. `Retry-After` is the wait of a denial,
-    /// rounded up to whole seconds and at least 1; none where waiting doesn't help. Nothing but that is told where Redis was
+    /// rounded up to whole seconds and at least 1; none where waiting doesn't help. There are no other fields where Redis was
     /// away and the rule's [policy](crate::OnError) or the engine in this process answered.
     ///
     /// In `RateLimit-Policy`, a limit has its rule's name, or `rule/limit` where the rule has several; `q` is its rate
@@ -61,8 +61,8 @@ impl Decision {
     ///
     /// limiter.acquire(&rule, "user:42").await?;
     /// let denied = limiter.acquire(&rule, "user:42").await?;
-    /// let told = denied.headers(HeaderStyle::Draft);
-    /// assert_eq!(told, [
+    /// let fields = denied.headers(HeaderStyle::Draft);
+    /// assert_eq!(fields, [
     ///     ("retry-after", "10".to_owned()),
     ///     ("ratelimit-policy", "\"api\";q=6;w=60".to_owned()),
     ///     ("ratelimit", "\"api\";r=0;t=10".to_owned()),
@@ -147,7 +147,7 @@ impl Verdict {
         }
     }
 
-    /// The wait that a client is told of.
+    /// The wait that `Retry-After` gives: the rule's own, or the true one.
     pub(super) fn wait(&self) -> Option<Duration> {
         let instead = self.response.as_ref().and_then(|response| response.retry_after);
         match (&self.decision, &self.reason) {

@@ -166,7 +166,7 @@ impl RateLimitLayer {
         self
     }
 
-    /// How clients are told of limits. Default: [`HeaderStyle::Draft`].
+    /// Which header fields answers have. Default: [`HeaderStyle::Draft`].
     #[must_use]
     pub fn header_style(mut self, style: HeaderStyle) -> Self {
         self.settings.style = style;

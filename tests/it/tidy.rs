@@ -221,7 +221,7 @@ fn the_scripts_readme_lists_every_script_with_its_arguments_and_every_mode() {
 
 #[test]
 fn the_core_does_no_io_and_names_no_feature_but_serde() {
-    for name in ["algorithm", "batch", "decision", "error", "key", "limit", "request", "rule", "script"] {
+    for name in ["algorithm", "batch", "decision", "error", "key", "limit", "quota", "request", "rule", "script"] {
         for file in rust_files(&format!("src/{name}")) {
             let text = read(&file);
             for word in

@@ -45,7 +45,7 @@ async fn a_permit_is_held_until_the_body_has_ended_or_is_dropped() {
     let server = Server::start();
     let limiter = limiter(&server);
     let layer = RateLimitLayer::new(limiter.clone(), set(PERMITS));
-    // A body that ends when it is told to.
+    // A body that ends when its sender is dropped.
     let (senders, mut opened) = mpsc::unbounded_channel();
     let service = service_fn(move |_: Request<Body>| {
         let (sender, mut receiver) = mpsc::channel::<Bytes>(1);
