@@ -242,6 +242,14 @@ impl Decision {
         self.allowed = false;
         self.granted = 0;
         self.retry_after = reservation.retry_after;
+        for (limit, reserved) in self.limits.iter_mut().zip(&reservation.limits) {
+            limit.retry_after = reserved.retry_after;
+            limit.allowed = limit.retry_after == RetryAfter::Now;
+        }
+        self.denied_by = match &self.quota {
+            Some(quota) => Some(Arc::clone(quota.title())),
+            None => self.limits.iter().find(|limit| !limit.allowed).map(|limit| Arc::clone(&limit.name)),
+        };
         self
     }
 
@@ -327,6 +335,12 @@ impl Denied {
     #[must_use]
     pub fn decision(&self) -> &Decision {
         &self.decision
+    }
+
+    /// The decision itself.
+    #[must_use]
+    pub fn into_decision(self) -> Decision {
+        *self.decision
     }
 }
 

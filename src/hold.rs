@@ -12,6 +12,8 @@ use crate::random::{jittered, unique_id};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::runtime;
+use crate::script::Mode;
+use crate::telemetry;
 
 /// What [`Limiter::hold`] answers: a permit, or how things stand without one.
 #[derive(Debug)]
@@ -77,17 +79,22 @@ impl Limiter {
     /// # fn main() {}
     /// ```
     pub async fn hold<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Held, Error> {
+        let held = self.hold_once(rule, request.into()).await;
+        telemetry::decided(rule, held.as_ref().map(|held| &held.decision));
+        held
+    }
+
+    async fn hold_once(&self, rule: &Rule, request: Request<'_>) -> Result<Held, Error> {
         if !rule.limits().any(|limit| limit.algorithm().holds()) {
             return Err(Error::new(Kind::Input, format!("hold: expected a concurrency limit, got {rule}")));
         }
-        let request = request.into();
         let own = unique_id("held");
         let request = if request.has_id() { request } else { request.id(&own) };
         // Made first: whatever happens to the call, what it took is given back.
         let (limiter, rule, owned) = (self.clone(), rule.clone(), request.into_owned());
         let runtime = runtime::current()?;
         let mut permit = Permit { limiter, rule, request: owned, held: true, renewing: None, runtime };
-        let decision = self.acquire(&permit.rule, request).await?;
+        let decision = self.look(&permit.rule, &request, Mode::Acquire).await?;
         // What was asked of Redis may have been charged there, whoever answered.
         permit.held = decision.allowed || decision.error.is_some();
         permit.request = request.after(&decision).into_owned();
@@ -106,12 +113,17 @@ impl Limiter {
         request: impl Into<Request<'a>>,
         max_wait: Duration,
     ) -> Result<Held, Error> {
-        let request = request.into();
+        let held = self.hold_in_time(rule, request.into(), max_wait).await;
+        telemetry::decided(rule, held.as_ref().map(|held| &held.decision));
+        held
+    }
+
+    async fn hold_in_time(&self, rule: &Rule, request: Request<'_>, max_wait: Duration) -> Result<Held, Error> {
         runtime::with_timers()?;
         let until = tokio::time::Instant::now() + max_wait.min(LONGEST_WAIT);
         let mut look = FIRST_LOOK;
         loop {
-            let held = self.hold(rule, request).await?;
+            let held = self.hold_once(rule, request).await?;
             let left = until.saturating_duration_since(tokio::time::Instant::now());
             let Some(expires) = held.decision.retry_after.duration() else { return Ok(held) };
             if held.permit.is_some() || left.is_zero() {

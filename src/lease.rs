@@ -33,6 +33,7 @@ use crate::limiter::Limiter;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::runtime;
+use crate::script::Mode;
 use crate::telemetry;
 use stock::{Stock, Unused};
 
@@ -305,7 +306,7 @@ impl Shared {
         }
         let batch = self.stock().next_batch(cost, Instant::now());
         if batch > 0 {
-            let answer = self.limiter.at_most(&self.closed, self.request().cost(batch)).await?;
+            let answer = self.limiter.look(&self.closed, &self.request().cost(batch), Mode::AtMost).await?;
             self.stock().put(&answer, Instant::now());
         }
         Ok(())

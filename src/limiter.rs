@@ -30,7 +30,7 @@ use crate::limit::exact::LONGEST;
 use crate::request::Request;
 use crate::rule::{OnError, Rule, Target};
 use crate::script::{Mode, Reply};
-use crate::telemetry::Observed;
+use crate::telemetry::{self, Observed};
 
 use asking::concerned;
 #[cfg(feature = "http")]
@@ -312,9 +312,18 @@ impl Limiter {
     }
 
     async fn decide(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+        let decided = self.look(rule, request, mode).await;
+        if matches!(mode, Mode::Acquire | Mode::Reserve | Mode::AtMost) {
+            telemetry::decided(rule, decided.as_ref());
+        }
+        decided
+    }
+
+    /// The same, one of several calls that one decision takes, which their caller counts once.
+    pub(crate) async fn look(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         let observed = Observed::begin(rule, mode);
         let decided = observed.around(self.decide_by_policy(rule, request, mode)).await;
-        observed.end(rule, &decided);
+        observed.end(&decided);
         decided
     }
 

@@ -11,7 +11,8 @@ mod layer;
 mod restraint;
 mod sources;
 
-pub use body::{ResponseBody, Usage};
+pub use answer::Rejection;
+pub use body::{HeldPermits, Permits, ResponseBody, Usage};
 pub use client_address::ClientAddress;
 pub use headers::HeaderStyle;
 pub use layer::{RateLimit, RateLimitLayer, Rules};

@@ -3,7 +3,7 @@
 //! by them.
 
 use std::future::Future;
-#[cfg(feature = "metrics")]
+#[cfg(any(feature = "metrics", feature = "rules"))]
 use std::sync::Arc;
 #[cfg(feature = "metrics")]
 use std::time::Instant;
@@ -18,7 +18,7 @@ use crate::script::Mode;
 pub(crate) mod names {
     /// Decisions, by rule, algorithm, outcome (allowed, denied or error) and source (who answered).
     pub(crate) const DECISIONS: &str = "tollgate_decisions_total";
-    /// How long a decision took, as its caller waited for it, by source.
+    /// How long a call for a decision took, by source: of one that waits for its turn, each call.
     pub(crate) const DURATION: &str = "tollgate_decision_duration_seconds";
     /// Calls without a decision, by class.
     pub(crate) const ERRORS: &str = "tollgate_errors_total";
@@ -29,7 +29,7 @@ pub(crate) mod names {
     /// Changed files of rules, by outcome: taken or refused.
     #[cfg(feature = "rules")]
     pub(crate) const RELOADS: &str = "tollgate_rules_reloads_total";
-    /// Requests by a set of rules, by rule, outcome and reason.
+    /// Requests by a set of rules, by rule, outcome (allowed, denied or error) and reason (of an error, its class).
     #[cfg(feature = "rules")]
     pub(crate) const VERDICTS: &str = "tollgate_verdicts_total";
     /// What shadow rules would have done, by rule and outcome.
@@ -42,7 +42,7 @@ pub(crate) mod names {
 pub fn describe_metrics() {
     use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
     describe_counter!(names::DECISIONS, "Decisions, by rule, algorithm, outcome and source");
-    describe_histogram!(names::DURATION, Unit::Seconds, "How long a decision took, by source");
+    describe_histogram!(names::DURATION, Unit::Seconds, "How long a call for a decision took, by source");
     describe_counter!(names::ERRORS, "Calls without a decision, by class");
     describe_histogram!(names::BATCH, "Keys that went to Redis together");
     describe_gauge!(names::BREAKERS, "How many Redis are not asked for a while, since they did not answer");
@@ -54,7 +54,7 @@ pub fn describe_metrics() {
     }
 }
 
-/// A decision that is being made.
+/// A call that is being made.
 pub(crate) struct Observed {
     /// None of what asks for no decision, such as a block.
     #[cfg(feature = "metrics")]
@@ -94,12 +94,12 @@ impl Observed {
     }
 
     #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
-    pub(crate) fn end(self, rule: &Rule, decided: &Result<Decision, Error>) {
+    pub(crate) fn end(self, decided: &Result<Decision, Error>) {
         #[cfg(feature = "tracing")]
         match decided {
             Ok(decision) => {
                 self.span.record("allowed", decision.allowed);
-                self.span.record("source", source(decision));
+                self.span.record("source", decision.by.name());
             }
             Err(error) => {
                 self.span.record("error", error.class());
@@ -107,42 +107,31 @@ impl Observed {
         }
         #[cfg(feature = "metrics")]
         if let Some(began) = self.began {
-            let source = count(rule, decided.as_ref());
+            let source = decided.as_ref().map_or("none", |decision| decision.by.name());
             metrics::histogram!(names::DURATION, "source" => source).record(began.elapsed());
         }
     }
 }
 
-/// One of many decisions that are made together, or that is made in this process.
+/// What a caller was answered: once, however many calls that took.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
 pub(crate) fn decided(rule: &Rule, decided: Result<&Decision, &Error>) {
     #[cfg(feature = "metrics")]
-    count(rule, decided);
-}
-
-/// Counts it, and says who answered.
-#[cfg(feature = "metrics")]
-fn count(rule: &Rule, decided: Result<&Decision, &Error>) -> &'static str {
-    use metrics::{SharedString, counter};
-    let quota = &rule.counts()[0].quota;
-    let name = quota.rule().map_or(SharedString::const_str(""), |name| SharedString::from_shared(Arc::clone(name)));
-    let algorithm = if rule.counts().len() > 1 { "several" } else { quota.algorithm().name() };
-    let (outcome, source) = match decided {
-        Ok(decision) if decision.allowed => ("allowed", source(decision)),
-        Ok(decision) => ("denied", source(decision)),
-        Err(error) => {
-            counter!(names::ERRORS, "class" => error.class()).increment(1);
-            ("error", "none")
-        }
-    };
-    counter!(names::DECISIONS, "rule" => name, "algorithm" => algorithm, "outcome" => outcome, "source" => source)
-        .increment(1);
-    source
-}
-
-#[cfg(any(feature = "metrics", feature = "tracing"))]
-fn source(decision: &Decision) -> &'static str {
-    decision.by.name()
+    {
+        use metrics::{SharedString, counter};
+        let quota = &rule.counts()[0].quota;
+        let name = quota.rule().map_or(SharedString::const_str(""), |name| SharedString::from_shared(Arc::clone(name)));
+        let algorithm = if rule.counts().len() > 1 { "several" } else { quota.algorithm().name() };
+        let (outcome, source) = match decided {
+            Ok(decision) => (if decision.allowed { "allowed" } else { "denied" }, decision.by.name()),
+            Err(error) => {
+                counter!(names::ERRORS, "class" => error.class()).increment(1);
+                ("error", "none")
+            }
+        };
+        counter!(names::DECISIONS, "rule" => name, "algorithm" => algorithm, "outcome" => outcome, "source" => source)
+            .increment(1);
+    }
 }
 
 /// So many keys went to Redis together.
@@ -239,10 +228,10 @@ pub(crate) fn reloaded(result: Result<&crate::rules::RuleSet, &crate::rules::Rul
     }
 }
 
-/// What a set of rules made of a request.
+/// What a set of rules made of a request, or which rule couldn't decide, if one applied, and why.
 #[cfg(feature = "rules")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
-pub(crate) fn judged(verdict: &crate::rules::Verdict) {
+pub(crate) fn judged(judged: Result<&crate::rules::Verdict, (Option<&Arc<str>>, &Error)>) {
     #[cfg(feature = "metrics")]
     {
         use metrics::{SharedString, counter};
@@ -250,10 +239,12 @@ pub(crate) fn judged(verdict: &crate::rules::Verdict) {
             rule.map_or(SharedString::const_str(""), |rule| SharedString::from_shared(Arc::clone(rule)))
         };
         let outcome = |allowed| if allowed { "allowed" } else { "denied" };
-        let (rule, reason) = (name(verdict.rule.as_ref()), verdict.reason.name());
-        counter!(names::VERDICTS, "rule" => rule, "outcome" => outcome(verdict.allowed), "reason" => reason)
-            .increment(1);
-        for shadow in &verdict.shadows {
+        let (rule, outcome_of_all, reason) = match judged {
+            Ok(verdict) => (verdict.rule.as_ref(), outcome(verdict.allowed), verdict.reason.name()),
+            Err((rule, error)) => (rule, "error", error.class()),
+        };
+        counter!(names::VERDICTS, "rule" => name(rule), "outcome" => outcome_of_all, "reason" => reason).increment(1);
+        for shadow in judged.iter().flat_map(|verdict| &verdict.shadows) {
             let rule = name(Some(&shadow.rule));
             counter!(names::SHADOWS, "rule" => rule, "outcome" => outcome(shadow.allowed)).increment(1);
         }

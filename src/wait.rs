@@ -12,6 +12,8 @@ use crate::random::{jittered, unique_id};
 use crate::request::Request;
 use crate::rule::Rule;
 use crate::runtime;
+use crate::script::Mode;
+use crate::telemetry;
 
 /// A denied caller comes back later by up to so many hundredths of its wait, so that not all come back at once.
 const JITTER: u8 = 10;
@@ -46,11 +48,13 @@ impl Limiter {
             let why = "expected a rule without permits, which Limiter::hold_wait waits for";
             return Err(Error::new(Kind::Input, format!("acquire_wait: {why}, got {rule}")));
         }
-        if rule.limits().all(|limit| limit.max_debt() > 0) {
+        let decided = if rule.limits().all(|limit| limit.max_debt() > 0) {
             self.wait_by_reservation(rule, request, max_wait).await
         } else {
             self.wait_by_retry(rule, request, max_wait).await
-        }
+        };
+        telemetry::decided(rule, decided.as_ref());
+        decided
     }
 
     async fn wait_by_reservation(
@@ -65,7 +69,7 @@ impl Limiter {
         let request = request.id(&id).id_remembered_beyond(max_wait.min(longest));
         let runtime = runtime::with_timers()?;
         let mut reservation = Reservation { limiter: self, rule, request, kept: false, runtime };
-        let mut decision = self.reserve(rule, request).await?;
+        let mut decision = self.look(rule, &request, Mode::Reserve).await?;
         // Nobody can queue while the key is blocked.
         let started = Instant::now();
         while let (false, true, RetryAfter::After(blocked)) = (decision.allowed, decision.blocked, decision.retry_after)
@@ -74,7 +78,7 @@ impl Limiter {
                 break;
             }
             tokio::time::sleep(blocked).await;
-            decision = self.reserve(rule, request).await?;
+            decision = self.look(rule, &request, Mode::Reserve).await?;
         }
         reservation.request = request.after(&decision);
         let max_wait = max_wait.saturating_sub(started.elapsed());
@@ -107,7 +111,7 @@ impl Limiter {
         runtime::with_timers()?;
         let started = Instant::now();
         loop {
-            let decision = self.acquire(rule, request).await?;
+            let decision = self.look(rule, &request, Mode::Acquire).await?;
             let left = max_wait.saturating_sub(started.elapsed());
             // What Redis took, or may have taken, is not asked of it again.
             let charged = decision.error.as_ref().is_some_and(|error| error.charged() != Charged::No);

@@ -45,7 +45,7 @@ impl Limiter {
     /// As [`acquire`](Self::acquire); a rule with permits, which [`hold_by`](Self::hold_by) is for; a cost that an attribute
     /// says and that is no whole number. Shadow rules cause none.
     pub async fn acquire_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<Verdict, Error> {
-        let (applies, shadows) = rules.found(request)?;
+        let (applies, shadows) = Self::found(rules, request)?;
         self.judge(&applies, &shadows, Asking::Acquire).await.map(|held| held.verdict)
     }
 
@@ -84,8 +84,20 @@ impl Limiter {
     /// # fn main() {}
     /// ```
     pub async fn hold_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<HeldVerdict, Error> {
-        let (applies, shadows) = rules.found(request)?;
+        let (applies, shadows) = Self::found(rules, request)?;
         self.judge(&applies, &shadows, Asking::Hold { id: None }).await
+    }
+
+    /// What applies to a request, and the shadow rules that would.
+    ///
+    /// # Errors
+    ///
+    /// A cost that an attribute says and that is no whole number.
+    pub(crate) fn found<'r>(
+        rules: &'r RuleSet,
+        request: &'r Attributes<'_>,
+    ) -> Result<(Applies<'r>, Vec<Shadow<'r>>), Error> {
+        rules.found(request).inspect_err(|error| telemetry::judged(Err((None, error))))
     }
 
     /// Asks the limits of the rule that applies and, without waiting, those of shadow rules.
@@ -98,20 +110,21 @@ impl Limiter {
         let own = self.verdict(applies, asking);
         // Most sets have none.
         let held = if shadows.is_empty() {
-            own.await?
+            own.await
         } else {
             let asking = if let Asking::Acquire = asking { asking } else { Asking::Hold { id: None } };
             let others = join_all(shadows.iter().map(|shadow| self.shadow(shadow, asking)));
             let (held, others) = Box::pin(join(own, others)).await;
-            let mut held = held?;
-            for (shadow, permit) in others {
-                held.verdict.shadows.push(shadow);
-                held.permits.extend(permit);
-            }
-            held
+            held.map(|mut held| {
+                for (shadow, permit) in others {
+                    held.verdict.shadows.push(shadow);
+                    held.permits.extend(permit);
+                }
+                held
+            })
         };
-        telemetry::judged(&held.verdict);
-        Ok(held)
+        telemetry::judged(held.as_ref().map(|held| &held.verdict).map_err(|error| (applies.name(), error)));
+        held
     }
 
     async fn verdict(&self, applies: &Applies<'_>, asking: Asking<'_>) -> Result<HeldVerdict, Error> {

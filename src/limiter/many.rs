@@ -120,6 +120,7 @@ impl Limiter {
                 Way::Recalled(denial) => Ok(*denial),
                 Way::Late => Err(Error::deadline(request.deadline_or(self.deadline), false)),
                 Way::Refused(error) => {
+                    telemetry::decided(rule, Err(&error));
                     decisions.push(Err(error));
                     continue;
                 }

@@ -11,7 +11,7 @@ use http::{Method, Response, StatusCode};
 use serde::Serialize;
 
 use super::headers::HeaderStyle;
-use crate::decision::{Decision, RetryAfter};
+use crate::decision::{Decision, Denied, RetryAfter};
 use crate::error::Error;
 use crate::rules::{Reason, Verdict};
 use crate::telemetry;
@@ -57,6 +57,57 @@ pub(super) enum Failure {
     Away,
 }
 
+/// The answer to a request whose handler decides by itself: a denial or an error as the [layer](super::RateLimitLayer) would
+/// answer it over HTTP. `?` makes one of either, and with the feature `axum` a handler may return it.
+///
+/// ```
+/// use tollgate::middleware::Rejection;
+/// use tollgate::{Limiter, Rule};
+///
+/// async fn send_code(limiter: &Limiter, rule: &Rule, phone: &str) -> Result<&'static str, Rejection> {
+///     limiter.acquire(rule, phone).await?.into_result()?;
+///     Ok("sent")
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Rejection {
+    // Boxed, since it is the error of handlers whose results are small.
+    response: Box<Response<Bytes>>,
+}
+
+impl From<Denied> for Rejection {
+    fn from(denied: Denied) -> Self {
+        let verdict = Verdict::of(denied.into_decision());
+        Self { response: Box::new(Protocol::Http.denied(verdict, HeaderStyle::default())) }
+    }
+}
+
+impl From<Error> for Rejection {
+    fn from(error: Error) -> Self {
+        Self { response: Box::new(Protocol::Http.failed(Failure::of(&error), &error)) }
+    }
+}
+
+impl From<Rejection> for Response<Bytes> {
+    fn from(rejection: Rejection) -> Self {
+        *rejection.response
+    }
+}
+
+#[cfg(feature = "axum")]
+impl axum::response::IntoResponse for Rejection {
+    fn into_response(self) -> axum::response::Response {
+        self.response.map(axum::body::Body::from)
+    }
+}
+
+impl Failure {
+    /// Of a decision that wasn't made.
+    pub(super) fn of(error: &Error) -> Self {
+        if error.is_input() { Self::Configuration } else { Self::Away }
+    }
+}
+
 impl Protocol {
     /// A call of gRPC is a POST of this type, with `+proto` or the like after it.
     pub(super) fn of(parts: &Parts) -> Self {
@@ -66,8 +117,8 @@ impl Protocol {
         if grpc && parts.method == Method::POST { Self::Grpc } else { Self::Http }
     }
 
-    /// To a request that its rule denies.
-    pub(super) fn denied(self, verdict: &Verdict, style: HeaderStyle) -> Response<Bytes> {
+    /// To a request that its rule denies. Why is in its extensions, for whoever answers in another form.
+    pub(super) fn denied(self, verdict: Verdict, style: HeaderStyle) -> Response<Bytes> {
         let decision = verdict.decision.as_ref();
         let response = verdict.response.as_ref();
         let status = response.and_then(|response| StatusCode::from_u16(response.status.get()).ok());
@@ -98,6 +149,7 @@ impl Protocol {
             }
         };
         append(answer.headers_mut(), verdict.headers(style));
+        answer.extensions_mut().insert(verdict);
         answer
     }
 

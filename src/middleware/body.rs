@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -49,6 +49,32 @@ pub struct Usage {
 /// Nothing was said.
 const UNSAID: u64 = u64::MAX;
 
+/// The permits of a request, in its extensions where its rule has a `concurrency` limit: for work that outlasts the response,
+/// such as that of a WebSocket.
+#[derive(Clone, Debug, Default)]
+pub struct Permits {
+    // Weak, so that nothing is held by a request that somebody keeps.
+    of_layers: Vec<Weak<Vec<Permit>>>,
+}
+
+/// Permits that are held until this is dropped, or their response has ended if that is later.
+#[derive(Debug)]
+#[must_use = "permits are given back when this is dropped"]
+pub struct HeldPermits {
+    _of_layers: Vec<Arc<Vec<Permit>>>,
+}
+
+impl Permits {
+    pub(super) fn add(&mut self, ends: &Ends) {
+        self.of_layers.push(Arc::downgrade(&ends.permits));
+    }
+
+    /// Holds them from now on; none of them are left once the response has ended.
+    pub fn hold(&self) -> HeldPermits {
+        HeldPermits { _of_layers: self.of_layers.iter().filter_map(Weak::upgrade).collect() }
+    }
+}
+
 /// How long a call is remembered that is to be settled.
 pub(super) const SETTLED_WITHIN: Duration = Duration::from_secs(3600);
 
@@ -57,7 +83,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(2
 
 /// What ends with a response: permits are given back, and the cost is settled, as they are dropped.
 pub(super) struct Ends {
-    pub(super) _permits: Vec<Permit>,
+    pub(super) permits: Arc<Vec<Permit>>,
     pub(super) _settlement: Option<Box<Settlement>>,
 }
 

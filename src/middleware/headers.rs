@@ -17,7 +17,8 @@ pub enum HeaderStyle {
     /// [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/
     #[default]
     Draft,
-    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` (seconds to go), which older clients know.
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` (seconds to go), which older clients know. As in
+    /// the draft, the limit is the rate, of which a burst lets more remain.
     Legacy,
     /// All of these.
     Both,

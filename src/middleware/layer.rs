@@ -18,7 +18,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::answer::{self, Failure, Protocol};
-use super::body::{Ends, ResponseBody, SETTLED_WITHIN, Settlement, Usage};
+use super::body::{Ends, Permits, ResponseBody, SETTLED_WITHIN, Settlement, Usage};
 use super::client_address::ClientAddress;
 use super::headers::HeaderStyle;
 use super::restraint;
@@ -31,6 +31,7 @@ use crate::request::OwnedRequest;
 use crate::rule::Rule;
 use crate::rules::{Applies, Effect, RuleSet, Verdict, WatchedRules};
 use crate::runtime;
+use crate::telemetry;
 
 /// Puts a service under rules: see [the module](super).
 #[derive(Clone, Debug)]
@@ -201,8 +202,9 @@ impl RateLimitLayer {
 
     /// For calls that go out: where the other side says by `Retry-After` (with 429 or 503) or `RateLimit` that it takes no
     /// more for a while, the key of the request is [blocked](Limiter::block) for as long, at most this long, for all who share
-    /// it and unless it is blocked for longer. With
-    /// [`wait`](Self::wait), the calls behind it wait for that too. One round trip after such a response.
+    /// it and unless it is blocked for longer; of two responses at the same moment, either may have the last word. With
+    /// [`wait`](Self::wait), the calls behind it wait for that too. Two round trips after such a response. A rule of which no
+    /// limit counts the key can't be blocked: that is logged, with the feature `tracing`.
     #[must_use]
     pub fn heed(mut self, most: Duration) -> Self {
         self.settings.heeds = Some(most);
@@ -274,6 +276,9 @@ impl Settings {
         let Admitted { verdict, ends, charged } = admitted;
         let fields = verdict.headers(self.style);
         parts.extensions.insert(verdict);
+        if let Some(ends) = ends.as_ref().filter(|ends| !ends.permits.is_empty()) {
+            parts.extensions.get_or_insert_default::<Permits>().add(ends);
+        }
         let (mut parts, body) = service.call(Request::from_parts(parts, body)).await?.into_parts();
         if let (Some((rule, request)), Some(most)) = (charged, self.heeds) {
             restraint::heed(&self.limiter, &rule, &request, most, &parts).await;
@@ -287,8 +292,10 @@ impl Settings {
         let protocol = Protocol::of(parts);
         let rules = self.rules.current();
         let refused = |detail| move |error: Error| protocol.failed(Failure::Request(detail), &error);
-        let given = self.sources.of(parts).map_err(refused("a header stands twice of which one counts"))?;
-        let found = rules.found(&given.attributes(parts));
+        let given = self.sources.of(parts).inspect_err(|error| telemetry::judged(Err((None, error))));
+        let given = given.map_err(refused("a header stands twice of which one counts"))?;
+        let attributes = given.attributes(parts);
+        let found = Limiter::found(&rules, &attributes);
         let (applies, shadows) = found.map_err(refused("what this request says that it costs is no whole number"))?;
         let usage = usage.filter(|_| self.max_wait.is_none() && may_be_settled(&applies));
         let id = usage.as_ref().map(|_| unique_id("http"));
@@ -296,14 +303,11 @@ impl Settings {
             Some(max_wait) => Asking::Wait(max_wait),
             None => Asking::Hold { id: id.as_ref().map(|id| (id.as_bytes(), SETTLED_WITHIN)) },
         };
-        let failed = |error: Error| {
-            let failure = if error.is_input() { Failure::Configuration } else { Failure::Away };
-            protocol.failed(failure, &error)
-        };
+        let failed = |error: Error| protocol.failed(Failure::of(&error), &error);
         let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(failed)?;
         let HeldVerdict { verdict, permits } = held;
         if !verdict.allowed {
-            return Err(protocol.denied(&verdict, self.style));
+            return Err(protocol.denied(verdict, self.style));
         }
         let charged = match &applies.effect {
             Effect::Limit(charge) => Some((charge.rule().clone(), charge.request().into_owned())),
@@ -321,7 +325,7 @@ impl Settings {
         // For as long as the response takes.
         let permits: Vec<_> = permits.into_iter().map(Permit::renewed).collect();
         let holds = settlement.is_some() || !permits.is_empty();
-        let ends = holds.then_some(Ends { _permits: permits, _settlement: settlement });
+        let ends = holds.then(|| Ends { permits: Arc::new(permits), _settlement: settlement });
         Ok(Admitted { verdict, ends, charged })
     }
 }

@@ -109,17 +109,26 @@ fn only(parts: &Parts, name: &HeaderName) -> Result<Option<Vec<u8>>, Error> {
 /// The path that was asked for: a router within another has cut off what led to it.
 fn path(parts: &Parts) -> &str {
     #[cfg(feature = "axum")]
-    if let Some(axum::extract::OriginalUri(uri)) = parts.extensions.get() {
+    if let Some(axum::extract::OriginalUri(uri)) = parts.extensions.get()
+        && !goes_elsewhere(parts)
+    {
         return uri.path();
     }
     parts.uri.path()
+}
+
+/// Whether a request that came in is sent on, with all its extensions, to another host: a router keeps the host.
+#[cfg(feature = "axum")]
+fn goes_elsewhere(parts: &Parts) -> bool {
+    let original: Option<&axum::extract::OriginalUri> = parts.extensions.get();
+    original.is_some_and(|original| original.0.authority() != parts.uri.authority())
 }
 
 /// The route that a router has matched: `/users/{id}`.
 #[cfg_attr(not(feature = "axum"), allow(unused_variables, reason = "no router is known"))]
 fn route(parts: &Parts) -> Option<&str> {
     #[cfg(feature = "axum")]
-    return Some(parts.extensions.get::<axum::extract::MatchedPath>()?.as_str());
+    return Some(parts.extensions.get::<axum::extract::MatchedPath>()?.as_str()).filter(|_| !goes_elsewhere(parts));
     #[cfg(not(feature = "axum"))]
     None
 }

@@ -40,6 +40,15 @@ pub enum Reason {
     Limits,
 }
 
+impl Verdict {
+    /// Of a decision that was made without a set of rules.
+    #[cfg(feature = "http")]
+    pub(crate) fn of(decision: Decision) -> Self {
+        let (allowed, rule) = (decision.allowed, decision.rule().map(Into::into));
+        Self { allowed, rule, reason: Reason::Limits, decision: Some(decision), response: None, shadows: Vec::new() }
+    }
+}
+
 impl Reason {
     /// In a word: no-rule, allowed, blocked, missing or limits.
     #[must_use]

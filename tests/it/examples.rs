@@ -66,10 +66,16 @@ fn start(name: &str, url: Option<&str>, variables: &[(&str, &str)]) -> Running {
 
 /// Status and text of an answer.
 fn call(address: &str, request: &str, headers: &str) -> (u16, String) {
+    send(address, request, headers, "")
+}
+
+/// The same, of a request with a body.
+fn send(address: &str, request: &str, headers: &str, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).expect("connected");
     stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
-    write!(stream, "{request} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: 0\r\n{headers}\r\n")
-        .expect("sent");
+    let length = body.len();
+    let headers = format!("Host: test\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}");
+    write!(stream, "{request} HTTP/1.1\r\n{headers}\r\n{body}").expect("sent");
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("an answer");
     (text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{text:?}")), text)
@@ -90,6 +96,129 @@ fn the_axum_service_follows_its_rules_on_both_engines() {
         assert!(metrics.contains(series), "{metrics}");
         assert!(metrics.contains("tollgate_decision_duration_seconds_bucket{source="), "{metrics}");
     }
+}
+
+/// So many at once, over two processes in turn: the statuses.
+fn at_once(services: &[Running; 2], count: usize, one: impl Fn(&str) -> u16 + Sync) -> Vec<u16> {
+    std::thread::scope(|scope| {
+        let one = &one;
+        let calls: Vec<_> = (0..count).map(|number| scope.spawn(move || one(&services[number % 2].address))).collect();
+        calls.into_iter().map(|call| call.join().expect("an answer")).collect()
+    })
+}
+
+fn count(statuses: &[u16], wanted: u16) -> usize {
+    statuses.iter().filter(|status| **status == wanted).count()
+}
+
+/// Of two processes that share a Redis, and then have none.
+#[test]
+fn a_service_with_four_limits_keeps_each_of_them() {
+    let mut server = Server::start();
+    let services = [(); 2].map(|()| start("completions", Some(&server.tcp_url()), &[]));
+    let complete = |address: &str, key: &str, prompt: &str| {
+        let headers = format!("Authorization: Bearer {key}\r\nX-Org: acme\r\n");
+        send(address, "POST /completions", &headers, prompt)
+    };
+    // What each took in the end is charged, not the 500 that it might have.
+    for service in &services {
+        let (status, text) = complete(&service.address, "a", "Why?");
+        assert!(status == 200 && text.contains("\r\nratelimit: \"tokens\";r=99"), "{text}");
+        assert!(text.contains("\"requests/concurrency\";r=7"), "{text}");
+    }
+    let until = Instant::now() + Duration::from_secs(5);
+    let left = loop {
+        let (_, text) = complete(&services[0].address, "a", "Why?");
+        let left =
+            text.split("\"tokens\";r=").nth(1).and_then(|rest| rest.split(['\r', ';', ',']).next()?.parse().ok());
+        let left: u64 = left.unwrap_or_else(|| panic!("{text}"));
+        if left > 99_400 || Instant::now() > until {
+            break left;
+        }
+    };
+    assert!((99_480..=99_500).contains(&left), "{left}");
+    // Of 16 at once, 8 are under way at a time; of more, 20 of a burst are let through.
+    let statuses = at_once(&services, 16, |address| complete(address, "b", "").0);
+    assert_eq!((count(&statuses, 200), count(&statuses, 429)), (8, 8), "{statuses:?}");
+    let statuses: Vec<_> = (0..30)
+        .map(|at| call(&services[at % 2].address, "POST /completions", "Authorization: Bearer c\r\n").0)
+        .collect();
+    // Without an organisation: those whom the outer limit lets through get that far.
+    let passed = count(&statuses, 400);
+    assert!((20..=22).contains(&passed) && count(&statuses, 429) == 30 - passed, "{statuses:?}");
+    assert_eq!(call(&services[0].address, "POST /completions", "").0, 400, "without a key");
+    // Guesses of a password, at once.
+    let form = "Content-Type: application/x-www-form-urlencoded\r\n";
+    let guess = |address: &str, account: &str, password: &str| {
+        send(address, "POST /login", form, &format!("account={account}&password={password}")).0
+    };
+    let statuses = at_once(&services, 200, |address| guess(address, "eve", "wrong"));
+    assert_eq!((count(&statuses, 401), count(&statuses, 429)), (5, 195));
+    assert_eq!(guess(&services[0].address, "eve", "right"), 429, "also with the right one");
+    for _ in 0..3 {
+        let tries: Vec<_> = (0..4).map(|at| guess(&services[at % 2].address, "bob", "wrong")).collect();
+        assert_eq!((count(&tries, 401), guess(&services[0].address, "bob", "right")), (4, 200));
+    }
+    server.stop();
+    for at in 0..30 {
+        let address = &services[at % 2].address;
+        let (completed, login) = (complete(address, "a", "").0, guess(address, "eve", "right"));
+        assert_eq!((completed, login), (200, 200), "{at}");
+    }
+    let statuses = at_once(&services, 40, |address| guess(address, "mallory", "wrong"));
+    assert_eq!((count(&statuses, 401), count(&statuses, 429)), (4, 36), "{statuses:?}");
+}
+
+/// Lines that its limits add to a service, of which all else is here.
+#[test]
+fn four_limits_take_at_most_thirty_lines() {
+    let unlimited = "
+        use std::collections::HashMap;
+        use std::error::Error;
+        use std::time::Duration;
+        use axum::http::StatusCode;
+        use axum::routing::post;
+        use axum::{Form, Router};
+        use tollgate_examples::address;
+        #[tokio::main]
+        async fn main() -> Result<(), Box<dyn Error>> {
+        let app = Router::new()
+        .route(\"/completions\", post(complete))
+        .route(\"/login\", post(login));
+        let listener = tokio::net::TcpListener::bind(address(\"127.0.0.1:3000\")).await?;
+        println!(\"listening on {}\", listener.local_addr()?);
+        axum::serve(listener, app).await?;
+        Ok(())
+        }
+        async fn complete(prompt: String) -> String {
+        let answer = format!(\"{prompt} I don't know.\\n\");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        answer
+        }
+        async fn login(
+        Form(form): Form<HashMap<String, String>>,
+        ) -> StatusCode {
+        let account = form.get(\"account\").map_or(\"\", String::as_str);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        if form.get(\"password\").is_none_or(|password| password != \"right\") {
+        return StatusCode::UNAUTHORIZED;
+        }
+        StatusCode::OK
+        }
+    ";
+    let mut known: Vec<_> = unlimited.lines().map(str::trim).collect();
+    let program = crate::tidy::read("examples/services/src/bin/completions.rs");
+    let code = program.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
+    let added: Vec<_> = code
+        .filter(|line| match known.iter().position(|other| other == line) {
+            Some(at) => {
+                known.swap_remove(at);
+                false
+            }
+            None => true,
+        })
+        .collect();
+    assert!(added.len() <= 30, "{}: {added:#?}", added.len());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod answers;
+mod connections;
 mod fields;
 mod held;
 mod outgoing;

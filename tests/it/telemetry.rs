@@ -149,15 +149,56 @@ fn verdicts_and_shadow_rules_are_counted() {
             limiter.acquire_by(&rules, &Attributes::new().user(user)).await.expect("a verdict");
         }
         limiter.acquire_by(&rules, &Attributes::new()).await.expect("a verdict");
+        let away =
+            Limiter::new(Redis::open("redis://127.0.0.1:1/").expect("an address")).deadline(Duration::from_millis(100));
+        away.acquire_by(&rules, &Attributes::new().user("bob")).await.expect_err("nobody listens");
     });
     let count = |series: &str| seen.get(series).copied().unwrap_or_default();
     assert_eq!(count("tollgate_verdicts_total{outcome=allowed,reason=limits,rule=users}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_verdicts_total{outcome=denied,reason=limits,rule=users}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_verdicts_total{outcome=denied,reason=blocked,rule=users}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_verdicts_total{outcome=denied,reason=missing,rule=users}"), 1.0, "{seen:?}");
+    assert_eq!(count("tollgate_verdicts_total{outcome=error,reason=unreachable,rule=users}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_shadow_verdicts_total{outcome=allowed,rule=trial}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_shadow_verdicts_total{outcome=denied,rule=trial}"), 3.0, "{seen:?}");
     assert!(!format!("{seen:?}").contains("alice"), "{seen:?}");
+}
+
+/// However many calls it takes.
+#[test]
+fn what_takes_several_calls_is_one_decision() {
+    let (hundredth, second) = (Duration::from_millis(10), Duration::from_secs(1));
+    let seen = recorded(async || {
+        let limiter = Limiter::new(Embedded::new());
+        for text in ["gcra 1/50ms", "gcra 1/50ms burst 0 max-debt 5"] {
+            let rule = rule(text, "waits");
+            limiter.acquire_wait(&rule, text, second).await.expect("a decision");
+            limiter.acquire_wait(&rule, text, second).await.expect("a decision");
+            limiter.acquire_wait(&rule, text, hundredth).await.expect("a decision");
+        }
+        let permits = rule("concurrency 1 ttl 1m", "permits");
+        let held = limiter.hold_wait(&permits, "key", second).await.expect("an answer");
+        let denied = limiter.hold_wait(&permits, "key", hundredth * 4).await.expect("an answer");
+        assert!(held.permit.is_some() && denied.permit.is_none());
+        let leased = rule("token-bucket 1000/1h", "leased");
+        let lease = limiter.lease(&leased, "key", std::num::NonZeroU32::MIN).expect("a lease");
+        for _ in 0..100 {
+            lease.acquire(1).await.expect("a decision");
+        }
+        let refused = limiter.acquire_many(&rule("gcra 1/1s", "many"), ["", "key"]).await;
+        assert!(refused[0].is_err() && refused[1].is_ok());
+    });
+    let count = |rule: &str, outcome: &str| -> f64 {
+        let of = |series: &&String| {
+            series.starts_with("tollgate_decisions_total")
+                && series.contains(&format!("outcome={outcome},rule={rule},"))
+        };
+        seen.keys().filter(of).map(|series| seen[series]).sum()
+    };
+    assert_eq!((count("waits", "allowed"), count("waits", "denied")), (4.0, 2.0), "{seen:?}");
+    assert_eq!((count("permits", "allowed"), count("permits", "denied")), (1.0, 1.0), "{seen:?}");
+    assert_eq!(count("leased", "allowed"), 100.0, "{seen:?}");
+    assert_eq!((count("many", "allowed"), count("many", "error")), (1.0, 1.0), "{seen:?}");
 }
 
 /// Whatever is written to it.

@@ -147,3 +147,14 @@ async fn a_reservation_that_cannot_be_cancelled_is_not_told_as_free() {
     let error = limiter.acquire_wait(&rule, "key", Duration::from_secs(1)).await.expect_err("no right to cancel");
     assert!(error.is_permission() && error.charged() != Charged::No, "{error:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_is_too_long_names_the_limits_that_deny() {
+    let limiter = Limiter::new(Embedded::new());
+    let rule = rule("gcra 1000/1s max-debt 9, token-bucket 1/1h max-debt 9");
+    assert!(limiter.acquire_wait(&rule, "key", SECOND).await.expect("a decision").allowed);
+    let decision = limiter.acquire_wait(&rule, "key", SECOND).await.expect("a decision");
+    assert_eq!((decision.allowed, decision.denied_by.as_deref()), (false, Some("token-bucket 1/1h max-debt 9")));
+    assert_eq!([0, 1].map(|at| decision.limits[at].allowed), [true, false]);
+    assert_eq!(decision.limits[1].retry_after, decision.retry_after);
+}

@@ -5,9 +5,9 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderName, Request};
 use serde_json::json;
-use tollgate::middleware::{HeaderStyle, RateLimitLayer};
-use tollgate::rules::RuleSet;
-use tollgate::{Limiter, OnError, Redis, Rule};
+use tollgate::middleware::{HeaderStyle, RateLimitLayer, Rejection};
+use tollgate::rules::{RuleSet, Verdict};
+use tollgate::{Decision, Embedded, Limiter, OnError, Redis, Rule};
 
 use super::{Answer, ask, embedded, get};
 
@@ -267,4 +267,40 @@ async fn fields_of_two_layers_stand_beside_each_other() {
     let told: Vec<_> =
         response.headers().get_all("ratelimit").iter().map(|value| value.to_str().expect("text")).collect();
     assert_eq!(told, ["\"own\";r=1", "\"inner\";r=4;t=3600", "\"outer\";r=8;t=3600"]);
+}
+
+/// For services that answer in a form of their own.
+#[tokio::test]
+async fn a_denial_carries_its_verdict_for_a_layer_around() {
+    use tower::{Layer, ServiceExt};
+    let layer = embedded("[[rule]]\nname = \"api\"\nkey = \"global\"\nlimits = [\"gcra 1/1h\"]");
+    let service = tower::service_fn(|_: Request<Body>| async {
+        Ok::<_, std::convert::Infallible>(axum::response::Response::new(Body::empty()))
+    });
+    let service = tower::util::MapResponse::new(layer.layer(service), |response: axum::response::Response<_>| {
+        response
+            .extensions()
+            .get::<Verdict>()
+            .map(|verdict| (verdict.allowed, verdict.rule.as_deref().map(String::from)))
+    });
+    assert_eq!(service.clone().oneshot(get("/", &[])).await.expect("infallible"), None);
+    assert_eq!(service.oneshot(get("/", &[])).await.expect("infallible"), Some((false, Some("api".to_owned()))));
+}
+
+#[tokio::test]
+async fn a_handlers_own_denials_and_errors_are_answered_alike() {
+    let rule: Rule = "gcra 1/1m".parse().expect("a rule");
+    let decide = async |limiter: &Limiter, rule: &Rule| -> Result<Decision, Rejection> {
+        Ok(limiter.acquire(rule, "key").await?.into_result()?)
+    };
+    let answer = |rejection: Rejection| axum::http::Response::<axum::body::Bytes>::from(rejection);
+    let limiter = Limiter::new(Embedded::new());
+    let named = rule.clone().named("codes").expect("a name");
+    decide(&limiter, &named).await.expect("allowed");
+    let denied = answer(decide(&limiter, &named).await.expect_err("denied"));
+    assert_eq!((denied.status().as_u16(), &denied.headers()["retry-after"]), (429, &"60".parse().expect("a value")));
+    let body: serde_json::Value = serde_json::from_slice(denied.body()).expect("JSON");
+    assert_eq!(body["violated-policies"], json!(["codes"]));
+    assert_eq!(answer(decide(&away(), &named).await.expect_err("away")).status().as_u16(), 503);
+    assert_eq!(answer(decide(&limiter, &rule).await.expect_err("no name")).status().as_u16(), 500);
 }

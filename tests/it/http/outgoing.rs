@@ -101,3 +101,24 @@ async fn what_is_heeded_never_shortens_a_block() {
     let then = limiter.peek(rules.rule("theirs").expect("a rule"), "global").await.expect("an answer");
     assert!(then.retry_after.duration().is_some_and(|wait| wait > Duration::from_secs(50)), "{then:?}");
 }
+
+/// A proxy that sends its own request on, with all that its router noted of it: the path that it goes to counts.
+#[tokio::test]
+async fn what_is_sent_on_is_counted_by_where_it_goes() {
+    let rules = "[[rule]]\nname = \"theirs\"\nmatch = { path = \"/v1/*\" }\nkey = \"global\"\nlimits = [\"gcra 1/1h\"]";
+    let layer = super::embedded(rules);
+    let mut statuses = Vec::new();
+    for (target, original) in [
+        ("https://theirs.example/v1/chat", "/proxy/chat"),
+        ("https://theirs.example/v1/chat", "/proxy/chat"),
+        ("https://theirs.example/chat", "/v1/chat"),
+        // A router within another, over HTTP/1 and HTTP/2.
+        ("/chat", "/v1/chat"),
+        ("https://ours.example/chat", "https://ours.example/v1/chat"),
+    ] {
+        let mut request = get(target, &[]);
+        request.extensions_mut().insert(axum::extract::OriginalUri(original.parse().expect("a target")));
+        statuses.push(super::ask(&layer, request).await.status.as_u16());
+    }
+    assert_eq!(statuses, [200, 429, 200, 429, 429]);
+}

@@ -6,14 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{Query, State};
-use axum::http::{HeaderName, StatusCode};
-use axum::routing::{get, post};
+use axum::http::HeaderName;
+use axum::routing::get;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tollgate::middleware::RateLimitLayer;
-use tollgate::rules::{RuleSet, WatchedRules};
-use tollgate::{Limiter, OnError, Redis, Request, Rule};
+use tollgate::rules::WatchedRules;
+use tollgate::{Limiter, Redis};
 
 use super::set;
 use crate::server::Server;
@@ -23,7 +22,7 @@ fn limiter(server: &Server) -> Limiter {
 }
 
 /// Serves until the test ends.
-async fn serve(app: Router) -> SocketAddr {
+pub(super) async fn serve(app: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
@@ -168,89 +167,4 @@ async fn two_instances_admit_what_the_rules_say_while_redis_and_rules_come_and_g
         }
     }
     assert_eq!(load(3).await, [10, 14, 0]);
-}
-
-/// Recipe: a guess is taken before the password is looked at, and forgotten where it was right.
-async fn login(
-    State((limiter, rule)): State<(Limiter, Arc<Rule>)>,
-    Query(form): Query<std::collections::HashMap<String, String>>,
-) -> StatusCode {
-    let user = form["user"].as_str();
-    match limiter.acquire(&rule, user).await {
-        Ok(guess) if guess.allowed => {}
-        Ok(_) => return StatusCode::TOO_MANY_REQUESTS,
-        Err(_) => return StatusCode::SERVICE_UNAVAILABLE,
-    }
-    // The check takes its time, in which others guess too.
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    if form["password"] != "right" {
-        return StatusCode::UNAUTHORIZED;
-    }
-    let _ = limiter.reset(&rule, Request::new(user)).await;
-    StatusCode::OK
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_guesses_at_once_are_five() {
-    let server = Server::start();
-    let rule = Rule::new("logins", "sliding-log 5/15m".parse().expect("a limit")).expect("a rule");
-    let state = (limiter(&server), Arc::new(rule));
-    let address = serve(Router::new().route("/login", post(login)).with_state(state)).await;
-    let guess = |user: &'static str, password: &'static str| async move {
-        call(address, "POST", &format!("/login?user={user}&password={password}"), "").await.0
-    };
-    let statuses = futures_util::future::join_all((0..200).map(|_| guess("eve", "wrong"))).await;
-    let count = |wanted: u16| statuses.iter().filter(|status| **status == wanted).count();
-    assert_eq!((count(401), count(429)), (5, 195));
-    assert_eq!(guess("eve", "right").await, 429, "also with the right one, for 15 minutes");
-    // Who knows it may mistype four times, again and again.
-    for _ in 0..5 {
-        for _ in 0..4 {
-            assert_eq!(guess("bob", "wrong").await, 401);
-        }
-        assert_eq!(guess("bob", "right").await, 200);
-    }
-}
-
-/// What was tried before there was a layer: 100 a minute by API key with a burst of 20, tokens by organisation, 8 requests at
-/// once, open while Redis is away.
-async fn trial(server: &Server) -> SocketAddr {
-    let rules: RuleSet = r#"
-        [defaults]
-        on_error = "open"
-        [[rule]]
-        name = "completions"
-        match = { path = "/completions" }
-        key = "api_key"
-        tag = "org"
-        limits = ["token-bucket 100/1m burst 20", { limit = "token-bucket 10000/1h", key = "org" }, { limit = "concurrency 8 ttl 1m", key = "org" }]
-        [[rule]]
-        name = "api"
-        key = "api_key"
-        limits = ["token-bucket 100/1m burst 20"]
-    "#
-    .parse()
-    .expect("rules");
-    let layer = RateLimitLayer::new(limiter(server).on_error(OnError::Open).expect("a policy"), rules)
-        .api_key(HeaderName::from_static("x-api-key"))
-        .header("org", HeaderName::from_static("x-org"));
-    serve(Router::new().route("/{*rest}", get(|| async { "hello" })).layer(layer)).await
-}
-
-#[tokio::test]
-async fn the_trials_service_takes_a_few_lines() {
-    let mut server = Server::start();
-    let addresses = [trial(&server).await, trial(&server).await];
-    let mut statuses = Vec::new();
-    for at in 0..30 {
-        statuses.push(call(addresses[at % 2], "GET", "/items", "X-API-Key: k\r\n").await.0);
-    }
-    let allowed = statuses.iter().filter(|status| **status == 200).count();
-    assert!((20..=22).contains(&allowed), "{statuses:?}");
-    let (status, text) = call(addresses[0], "GET", "/completions", "X-API-Key: c\r\nX-Org: acme\r\n").await;
-    assert!(status == 200 && text.contains("\"completions/concurrency\";r=7"), "{text}");
-    server.stop();
-    for _ in 0..30 {
-        assert_eq!(call(addresses[0], "GET", "/items", "X-API-Key: k\r\n").await.0, 200);
-    }
 }

@@ -1,0 +1,67 @@
+//! A service with four limits: requests by API key, 100 a minute with a burst of 20, 8 of them at once; a model's tokens by
+//! organisation; and five failed logins in 15 minutes. While Redis is away, requests pass, and each of two processes looks at
+//! two logins.
+//!
+//!   cargo run --manifest-path examples/services/Cargo.toml --bin completions
+//!   curl -i -H 'Authorization: Bearer k' -H 'X-Org: acme' -d 'What is a tollgate?' http://127.0.0.1:3000/completions
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::time::Duration;
+
+use axum::http::{HeaderName, StatusCode};
+use axum::routing::post;
+use axum::{Extension, Form, Router};
+use tollgate::middleware::{RateLimitLayer, Rejection, Usage};
+use tollgate::rules::RuleSet;
+use tollgate::{Limiter, OnError, Request, Rule};
+use tollgate_examples::{address, engine};
+
+/// A completion costs 500 until it is known what it took.
+const TOKENS: &str = r#"
+rule = [{ name = "tokens", key = "org", limits = ["token-bucket 100000/1h"], cost = 500 }]
+"#;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let limiter = Limiter::new(engine()?).on_error(OnError::Open)?;
+    let rule = "token-bucket 100/1m burst 20, concurrency 8 ttl 1m".parse::<Rule>()?.named("requests")?;
+    let requests = RateLimitLayer::new(limiter.clone(), RuleSet::of(&rule, "api_key")?).bearer_key();
+    // In a service, whose key it is comes from its authentication: see RateLimitLayer::attribute.
+    let tokens = RateLimitLayer::new(limiter.clone(), TOKENS.parse::<RuleSet>()?);
+    let tokens = tokens.header("org", HeaderName::from_static("x-org")).settle();
+    let logins =
+        Rule::new("logins", "sliding-log 5/15m".parse()?)?.on_error(OnError::Local { processes: 2.try_into()? })?;
+
+    let app = Router::new()
+        .route("/completions", post(complete).layer(tokens))
+        .layer(requests)
+        .route("/login", post(login).layer(Extension((limiter, logins))));
+
+    let listener = tokio::net::TcpListener::bind(address("127.0.0.1:3000")).await?;
+    println!("listening on {}", listener.local_addr()?);
+    axum::serve(listener, app).await?;
+    Ok(())
+}
+
+async fn complete(Extension(usage): Extension<Usage>, prompt: String) -> String {
+    let answer = format!("{prompt} I don't know.\n");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    usage.set(prompt.len() as u64);
+    answer
+}
+
+async fn login(
+    Extension((limiter, logins)): Extension<(Limiter, Rule)>,
+    Form(form): Form<HashMap<String, String>>,
+) -> Result<StatusCode, Rejection> {
+    let account = form.get("account").map_or("", String::as_str);
+    // Taken before the password is looked at: of guesses made at once, five get past this line.
+    let attempt = limiter.acquire(&logins, account).await?.into_result()?;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    if form.get("password").is_none_or(|password| password != "right") {
+        return Ok(StatusCode::UNAUTHORIZED);
+    }
+    limiter.reset(&logins, Request::new(account).after(&attempt)).await?;
+    Ok(StatusCode::OK)
+}
