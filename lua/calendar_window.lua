@@ -55,7 +55,7 @@
 --                starts one, unless the key is blocked already or the cost could never be allowed
 --   changed numbers, and other windows, keep what was used in the window that the state's time is in: at most limit.
 --                +as-is: what was left; +reset: nothing. Where the state's time is in neither window it can't be
---                seen whether they have changed, and it counts as if not
+--                seen whether they have changed, and it counts as if not; nor can it where windows start alike
 --   a state's time ahead of now counts as now, at most the longer of the two windows ahead and before stop; else the
 --                state is brought back to now
 --   calls of a key: as many as fit one after the other
@@ -186,11 +186,12 @@ for index = 1, count do repeat
   -- fewer steps.
   if brief and state and calls == 1 and cost > 0 and #state == 34 and string.find(state, numbers, 20, true) then
     local time, used, armed = struct.unpack('<I7I7I5', state)
-    if time <= now_us and time >= start and used <= limit then
+    local expires = armed * 1000000
+    -- Windows that start alike may end apart: a day's state is not kept until the week's end.
+    if time <= now_us and time >= start and used <= limit and expires >= ends then
       local answer
       if cost <= limit - used then
-        local expires = armed * 1000000
-        if expires >= ends and expires <= latest then
+        if expires <= latest then
           used = used + cost
           redis.call('SETRANGE', key, '0', struct.pack('<I7I7', now_us, used))
           answer = struct.pack('<ddddd', 1, limit, limit - used, 0, ends - now_us)
@@ -208,7 +209,7 @@ for index = 1, count do repeat
 
   local time, window, ending, used, armed = now_us, start, ends, 0, 0
   -- Whether the state ends with this limit and this window.
-  local same, changed, rebased = false, false, false
+  local same, rebased = false, false
   -- Only a key that is blocked, or whose denials are counted, has this tail.
   local noted, blocked_until, denied_since, denials = false, 0, 0, 0
   if state then
@@ -238,7 +239,6 @@ for index = 1, count do repeat
         -- Changed numbers, or another calendar: what was used in the window of the state's own time stays used.
         if as_is and used > 0 then used = limit - math.min(limit, was_limit - used) end
         used = afresh and 0 or math.min(limit, used)
-        changed = true
       end
       if ahead <= 0 then
         time = now_us
@@ -315,13 +315,14 @@ for index = 1, count do repeat
   end
 
   local settles = taken ~= 0 or mode == 'block' or blocks
-  if settles or changed or rebased or counted then
-    -- Whether the key's expiry lies between what it has to outlive, this reset and the window of counted denials, and
-    -- what it is armed for.
-    local least, last = now_us + reset_after, ending + math.min(ending - window, 3600000000)
-    if denials > 0 and ends > least then least = ends end
+  -- Whether the key's expiry lies between what it has to outlive, this reset and the window of counted denials, and what
+  -- it is armed for.
+  local least, last = now_us + reset_after, ending + math.min(ending - window, 3600000000)
+  if denials > 0 and ends > least then least = ends end
+  local covered = server_time and armed * 1000000 >= least
+  local extends = server_time and writes and not covered and least > now_us
+  if settles or rebased or counted or extends then
     if blocked and blocked_until > last then last = blocked_until end
-    local covered = server_time and armed * 1000000 >= least
     if settles and used == 0 and tail == '' then
       redis.call('DEL', key)
     elseif settles or (rebased and writes) or (counted and not state) then
@@ -349,7 +350,7 @@ for index = 1, count do repeat
       elseif counted then
         redis.call('SETRANGE', key, '34', tail)
       end
-      if (changed or counted) and not covered and server_time and writes then
+      if extends then
         -- Denied, and the key would expire before it resets in other windows, or before its denials are forgotten.
         armed = (last + 1000000 - last % 1000000) / 1000000
         -- In this order, since Redis refuses a SETRANGE, but no PEXPIREAT, where it is out of memory.

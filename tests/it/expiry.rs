@@ -159,3 +159,32 @@ async fn denials_are_counted_for_their_time_whenever_the_key_was_armed() {
         }
     }
 }
+
+/// A day and a week that begin at the same midnight: what the day's key counts, the week counts to its end.
+#[tokio::test]
+async fn a_days_usage_is_not_forgotten_before_the_week_ends_that_began_with_it() {
+    let monday = time(1_786_320_000_000_000);
+    let named = |text: &str| {
+        let limit = text.parse::<Limit>().and_then(|limit| limit.named("limit")).expect("a limit");
+        Rule::new("test", limit).expect("a rule")
+    };
+    let (day, week) = (named("fixed-window 1/day"), named("fixed-window 1/week"));
+    // By itself, and together with others.
+    for many in [false, true] {
+        let clock = Clock::set_to(monday);
+        let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
+        let decide = async |rule: &Rule| match many {
+            true => limiter.acquire_many(rule, ["key", "other"]).await.remove(0).expect("a decision"),
+            false => limiter.acquire(rule, "key").await.expect("a decision"),
+        };
+        assert!(decide(&day).await.allowed);
+        clock.advance(Duration::from_secs(3600));
+        let denied = decide(&week).await;
+        let reset = Duration::from_secs(7 * 86_400 - 3600);
+        assert_eq!((denied.allowed, denied.reset_after), (false, reset), "{many}");
+        let state = limiter.inspect(&week, "key").await.expect("a state").remove(0);
+        assert!(state.expires_after.is_some_and(|ttl| ttl >= reset), "{many}: {state:?}");
+        clock.advance(Duration::from_secs(6 * 86_400));
+        assert!(!decide(&week).await.allowed, "{many}");
+    }
+}
