@@ -28,7 +28,7 @@
 --   An allowed call with an id leaves the marker with its answer; the same id gets that answer again, charged once, for
 --   as long as the permits that it took are held.
 --   settle makes `cost` what a call of this id took in the end: more is charged, whether it is there or not, less is
---   given back; once. cancel gives all of it back and forgets the id. An id of which nothing that was taken is
+--   given back; once. How many permits are held stays as it is. cancel gives all of it back and forgets the id. An id of which nothing that was taken is
 --   remembered is the error BADID. reset and release forget the id too.
 --
 -- Source
@@ -208,8 +208,11 @@ end
 
 local replies, allowed, granted = {}, true, cost
 for index, limit in ipairs(limits) do
-  local reply = decide(limit, units, as)
+  -- Permits are released, not settled: how many are held stays as it is.
+  local stays = mode == 'settle' and limit.script == 'concurrency'
+  local reply = decide(limit, stays and 0 or units, stays and 'peek' or as)
   if reply.err then return reply end
+  if stays then reply[1], reply[4] = 1, 0 end
   replies[index] = reply
   allowed = allowed and reply[1] == 1
   if mode == 'at-most' and reply[6] < granted then granted = reply[6] end

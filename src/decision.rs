@@ -169,7 +169,7 @@ impl Decision {
     #[must_use]
     pub fn rule(&self) -> Option<&str> {
         let quota = self.quota.as_ref().or_else(|| self.limits.first().map(|limit| &limit.quota))?;
-        quota.rule().map(|name| &**name)
+        quota.rule_name().map(|name| &**name)
     }
 
     /// How long ago it was made, by this machine's clock.

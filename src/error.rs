@@ -87,6 +87,8 @@ pub enum Charged {
 pub(crate) enum Kind {
     /// A key, a time, a prefix or an address that can't be used.
     Input,
+    /// Nothing to count by, which is input too: in a service, its client's.
+    EmptyKey,
     /// No connection could be made.
     Unreachable,
     /// The server refused the user or the password.
@@ -275,7 +277,7 @@ impl Error {
     #[must_use]
     pub fn class(&self) -> &'static str {
         match self.kind {
-            Kind::Input => "input",
+            Kind::Input | Kind::EmptyKey => "input",
             Kind::Unreachable => "unreachable",
             Kind::Authentication => "authentication",
             Kind::Permission => "permission",
@@ -296,7 +298,12 @@ impl Error {
     /// name.
     #[must_use]
     pub fn is_input(&self) -> bool {
-        self.kind == Kind::Input
+        matches!(self.kind, Kind::Input | Kind::EmptyKey)
+    }
+
+    #[allow(dead_code, reason = "asked by the middleware, which is a feature")]
+    pub(crate) fn is_empty_key(&self) -> bool {
+        self.kind == Kind::EmptyKey
     }
 
     /// Redis could not be asked: no connection could be made, or the deadline passed before the call was sent.

@@ -1,5 +1,6 @@
 //! Permits of a concurrency limit, held for as long as a value lives.
 
+use std::fmt;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -7,13 +8,14 @@ use tokio::task::JoinHandle;
 
 use crate::decision::{Decision, Denied};
 use crate::error::{Error, Kind};
-use crate::limiter::Limiter;
+use crate::limiter::{Limiter, persist};
 use crate::random::{jittered, unique_id};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::runtime;
 use crate::script::Mode;
 use crate::telemetry;
+use crate::wait::LONGEST_WAIT;
 
 /// What [`Limiter::hold`] answers: a permit, or how things stand without one.
 #[derive(Debug)]
@@ -25,9 +27,9 @@ pub struct Held {
     pub permit: Option<Permit>,
 }
 
-/// Permits that are given back when this is dropped, by a task of the runtime in which they were taken. If that runtime or
-/// the process has ended, they expire after the limit's ttl.
-#[derive(Debug)]
+/// Permits that are given back when this is dropped, by a task of the runtime that it is dropped on, or else of the one in
+/// which they were taken: while Redis is away, again for some seconds. If the runtime or the process has ended, they expire
+/// after the limit's ttl; [`Limiter::finish`] waits for what is still under way.
 #[must_use = "a permit that is dropped is given back"]
 pub struct Permit {
     limiter: Limiter,
@@ -43,8 +45,6 @@ pub struct Permit {
 /// are released before they expire.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 const LAST_LOOK: Duration = Duration::from_millis(250);
-/// A wait beyond this is as good as for ever, and an instant so far ahead can be told.
-const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 impl Limiter {
     /// Takes permits of the rule's concurrency limits (so many as the cost says) and, of its other limits, the cost,
@@ -84,7 +84,8 @@ impl Limiter {
         held
     }
 
-    async fn hold_once(&self, rule: &Rule, request: Request<'_>) -> Result<Held, Error> {
+    /// The same, for a caller who counts what becomes of it.
+    pub(crate) async fn hold_once(&self, rule: &Rule, request: Request<'_>) -> Result<Held, Error> {
         if !rule.limits().any(|limit| limit.algorithm().holds()) {
             return Err(Error::new(Kind::Input, format!("hold: expected a concurrency limit, got {rule}")));
         }
@@ -113,12 +114,18 @@ impl Limiter {
         request: impl Into<Request<'a>>,
         max_wait: Duration,
     ) -> Result<Held, Error> {
-        let held = self.hold_in_time(rule, request.into(), max_wait).await;
+        let held = self.hold_within(rule, request.into(), max_wait).await;
         telemetry::decided(rule, held.as_ref().map(|held| &held.decision));
         held
     }
 
-    async fn hold_in_time(&self, rule: &Rule, request: Request<'_>, max_wait: Duration) -> Result<Held, Error> {
+    /// The same, for a caller who counts what becomes of it.
+    pub(crate) async fn hold_within(
+        &self,
+        rule: &Rule,
+        request: Request<'_>,
+        max_wait: Duration,
+    ) -> Result<Held, Error> {
         runtime::with_timers()?;
         let until = tokio::time::Instant::now() + max_wait.min(LONGEST_WAIT);
         let mut look = FIRST_LOOK;
@@ -168,6 +175,7 @@ impl Permit {
                 tokio::time::sleep(every).await;
                 let renewal = limiter.renew(&rule, &request).await;
                 if renewal.is_err_and(|error| error.is_unknown_id()) {
+                    telemetry::permit_lost(&rule);
                     return;
                 }
             }
@@ -195,6 +203,13 @@ impl Permit {
     }
 }
 
+/// Hides the key.
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit").field("rule", &self.rule.name()).field("held", &self.held).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         self.stop_renewing();
@@ -203,9 +218,9 @@ impl Drop for Permit {
         }
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
         // Once the runtime has ended there is nothing left to send it by: the permit expires.
-        self.runtime.spawn(async move {
+        self.limiter.spawn(&self.runtime, async move {
             // Nobody waits for this answer.
-            let _ = limiter.release(&rule, &request).await;
+            let _ = persist(|| limiter.release(&rule, &request)).await;
         });
     }
 }

@@ -90,7 +90,7 @@ impl<'a> Name<'a> {
     /// Hashed if there is a secret.
     pub(crate) fn new(bytes: &'a [u8], secret: Option<&KeySecret>) -> Result<Self, Error> {
         if bytes.is_empty() {
-            return Err(Error::new(Kind::Input, "key: expected at least one byte, got an empty one"));
+            return Err(Error::new(Kind::EmptyKey, "key: expected at least one byte, got an empty one"));
         }
         Ok(secret.map_or(Self::Plain(bytes), |secret| Self::Hashed(secret.hash(bytes))))
     }

@@ -373,7 +373,9 @@ impl Drop for Shared {
         if let (Some(unused), Some(runtime)) = (unused, self.runtime.get()) {
             let (limiter, rule, request) = (self.limiter.clone(), self.closed.clone(), self.request.clone());
             // Whatever this answers, nobody is there to be told.
-            runtime.spawn(async move { give(&limiter, &rule, &request, unused).await });
+            self.limiter.spawn(runtime, async move {
+                let _ = give(&limiter, &rule, &request, unused).await;
+            });
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One call: rule + key + cost -> decision.
 
 mod asking;
+mod background;
 #[cfg(feature = "rules")]
 mod by_rules;
 mod calling;
@@ -8,6 +9,7 @@ mod instead;
 #[cfg(feature = "embedded")]
 mod local;
 mod many;
+mod recalled;
 mod sharded;
 mod undo;
 mod upkeep;
@@ -20,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::decision::{Answered, Decision, LimitDecision, count};
-use crate::denials::{DenialCache, Sighting};
+use crate::denials::DenialCache;
 use crate::engine::Engine;
 #[cfg(feature = "embedded")]
 use crate::engine::embedded::Embedded;
@@ -33,6 +35,8 @@ use crate::script::{Mode, Reply};
 use crate::telemetry::{self, Observed};
 
 use asking::concerned;
+use background::Background;
+pub(crate) use background::persist;
 #[cfg(feature = "http")]
 pub(crate) use by_rules::Asking;
 #[cfg(feature = "rules")]
@@ -53,6 +57,7 @@ pub struct Limiter {
     on_error: OnError,
     denials: Option<DenialCache>,
     key_secret: Option<KeySecret>,
+    background: Background,
     /// Decides where Redis is away and a rule says `local`; made when it is first needed.
     #[cfg(feature = "embedded")]
     local: Arc<OnceLock<Embedded>>,
@@ -68,6 +73,7 @@ impl Limiter {
             on_error: OnError::Closed,
             denials: None,
             key_secret: None,
+            background: Background::default(),
             #[cfg(feature = "embedded")]
             local: Arc::default(),
         }
@@ -338,52 +344,6 @@ impl Limiter {
             Err(error) => Box::pin(self.answer_instead(error, rule, request, mode)).await?,
         };
         Ok(decision.jittered(request.wait_jitter()))
-    }
-
-    async fn decide_or_recall(
-        &self,
-        cache: &DenialCache,
-        rule: &Rule,
-        request: &Request<'_>,
-        mode: Mode,
-    ) -> Result<Decision, Error> {
-        if matches!(mode, Mode::Peek | Mode::Inspect) {
-            return self.decide_exactly(rule, request, mode).await;
-        }
-        if mode != Mode::Acquire {
-            // It may give something back, in whatever way it ends.
-            let _changing = cache.changing(self.state_keys(rule, request)?);
-            return self.decide_exactly(rule, request, mode).await;
-        }
-        let Some(sighting) = self.sight(cache, rule, request)? else {
-            return self.decide_exactly(rule, request, mode).await;
-        };
-        if let Some(denial) = cache.recall(&sighting, request.units(rule)) {
-            return Ok(denial);
-        }
-        let decision = self.decide_exactly(rule, request, mode).await?;
-        cache.remember(sighting, request.units(rule), &decision);
-        Ok(decision)
-    }
-
-    /// What an acquire looks for among the denials; none if only the engine can answer it.
-    fn sight(&self, cache: &DenialCache, rule: &Rule, request: &Request<'_>) -> Result<Option<Sighting>, Error> {
-        let holds = rule.limits().any(|limit| limit.algorithm().holds());
-        // Of a sharded limit, the next call may find another shard.
-        if holds || rule.sharded().is_some() || rule.counts_denials() || request.has_id() || request.time().is_some() {
-            return Ok(None);
-        }
-        Ok(Some(cache.sight(self.state_keys(rule, request)?, rule.fingerprint())))
-    }
-
-    /// The keys of all limits' states, each ended by a newline, which no key has in it.
-    fn state_keys(&self, rule: &Rule, request: &Request<'_>) -> Result<Vec<u8>, Error> {
-        let mut keys = Vec::new();
-        for count in rule.counts() {
-            keys.extend_from_slice(&self.state_key(rule, count.whole(), request)?);
-            keys.push(b'\n');
-        }
-        Ok(keys)
     }
 
     async fn decide_exactly(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {

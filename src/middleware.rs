@@ -6,13 +6,16 @@
 mod answer;
 mod body;
 mod client_address;
+mod grpc;
 mod headers;
 mod layer;
 mod restraint;
+mod service;
 mod sources;
 
 pub use answer::Rejection;
 pub use body::{HeldPermits, Permits, ResponseBody, Usage};
 pub use client_address::ClientAddress;
 pub use headers::HeaderStyle;
-pub use layer::{RateLimit, RateLimitLayer, Rules};
+pub use layer::{RateLimitLayer, Rules};
+pub use service::RateLimit;

@@ -36,7 +36,12 @@ impl Quota {
 
     /// The rule's name.
     #[must_use]
-    pub fn rule(&self) -> Option<&Arc<str>> {
+    pub fn rule(&self) -> Option<&str> {
+        self.rule.as_deref()
+    }
+
+    /// The same, to be kept.
+    pub(crate) fn rule_name(&self) -> Option<&Arc<str>> {
         self.rule.as_ref()
     }
 

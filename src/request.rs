@@ -261,7 +261,10 @@ impl Request<'_> {
             Parts::Owned(parts) => parts.iter().find(|(part, _)| part == name).map(|(_, value)| value.as_slice()),
         };
         if found.is_some_and(<[u8]>::is_empty) {
-            return Err(Error::new(Kind::Input, format!("part {name}: expected at least one byte, got an empty one")));
+            return Err(Error::new(
+                Kind::EmptyKey,
+                format!("part {name}: expected at least one byte, got an empty one"),
+            ));
         }
         found.ok_or_else(|| {
             let rule = rule.name().unwrap_or_default();

@@ -333,8 +333,8 @@ impl Rule {
     }
 
     /// What becomes of the keys' state when a limit's numbers have [changed](Self::on_change).
-    #[must_use]
-    pub fn change(&self) -> Change {
+    #[allow(dead_code, reason = "asked by sets of rules, which are a feature")]
+    pub(crate) fn change(&self) -> Change {
         self.on_change
     }
 

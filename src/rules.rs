@@ -50,7 +50,7 @@ mod throttle;
 mod verdict;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -92,6 +92,8 @@ pub struct RuleSet {
 struct Shared {
     /// As they were written, defaults and variables filled in.
     definitions: Vec<Definition>,
+    /// All that they match, count or cost by.
+    attributes: BTreeSet<Box<str>>,
     reading: Reading,
     /// In the order in which they apply.
     rules: Vec<Compiled>,
@@ -265,6 +267,25 @@ impl RuleSet {
         Ok((applies, shadows))
     }
 
+    /// The attributes that its rules match, count or cost by, in alphabetical order: one that is misspelled stands out among
+    /// them.
+    pub fn attributes(&self) -> impl Iterator<Item = &str> {
+        self.shared.attributes.iter().map(|name| &**name)
+    }
+
+    /// Whether a rule looks at paths, and this one could be read in two ways, of which the set doesn't say one.
+    #[cfg(feature = "http")]
+    pub(crate) fn reads_two_ways(&self, request: &Attributes<'_>) -> bool {
+        let Shared { attributes, reading, .. } = &*self.shared;
+        reading.paths == Paths::Unambiguous && request.reads_two_ways() && attributes.contains("path")
+    }
+
+    /// Which set this is: another one once it has been reloaded.
+    #[cfg(feature = "http")]
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
+    }
+
     /// An attribute of a request as this set compares it: as [`Attributes::get`] has it, and a path in lower case if the
     /// set ignores case.
     #[must_use]
@@ -326,7 +347,8 @@ impl RuleSet {
             hides: !rule.shadow && !rule.may_skip(),
         };
         let checks = rules.iter().zip(found_by).map(check).collect();
-        let shared = Shared { definitions: Vec::new(), reading, rules, checks, index };
+        let attributes = definitions.iter().flat_map(Definition::attributes).map(Into::into).collect();
+        let shared = Shared { definitions: Vec::new(), attributes, reading, rules, checks, index };
         for (place, at) in places.iter().enumerate() {
             if wrong.len() < MOST_FAULTS
                 && let Some(before) = shared.hidden_by(place)

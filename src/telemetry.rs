@@ -24,7 +24,7 @@ pub(crate) mod names {
     pub(crate) const ERRORS: &str = "tollgate_errors_total";
     /// Keys that went to Redis together.
     pub(crate) const BATCH: &str = "tollgate_batch_keys";
-    /// How many Redis aren't asked for a while, since they didn't answer: each is counted once for each tokio runtime.
+    /// Open breakers: at most one for each Redis and tokio runtime.
     pub(crate) const BREAKERS: &str = "tollgate_breakers_open";
     /// Changed files of rules, by outcome: taken or refused.
     #[cfg(feature = "rules")]
@@ -120,7 +120,8 @@ pub(crate) fn decided(rule: &Rule, decided: Result<&Decision, &Error>) {
     {
         use metrics::{SharedString, counter};
         let quota = &rule.counts()[0].quota;
-        let name = quota.rule().map_or(SharedString::const_str(""), |name| SharedString::from_shared(Arc::clone(name)));
+        let name =
+            quota.rule_name().map_or(SharedString::const_str(""), |name| SharedString::from_shared(Arc::clone(name)));
         let algorithm = if rule.counts().len() > 1 { "several" } else { quota.algorithm().name() };
         let (outcome, source) = match decided {
             Ok(decision) => (if decision.allowed { "allowed" } else { "denied" }, decision.by.name()),
@@ -174,9 +175,29 @@ pub(crate) fn answered_instead(rule: &Rule, policy: OnError, error: &Error) {
             OnError::Open => "open",
             OnError::Local { .. } => "local",
         };
-        let (rule, error) = (rule.name(), error.class());
-        tracing::warn!(target: "tollgate", rule, policy, error, "redis is away: the rule's policy answers");
+        let (rule, class) = (rule.name(), error.class());
+        if error.is_outage() {
+            // The breaker has said so already.
+            tracing::debug!(target: "tollgate", rule, policy, error = class, "the rule's policy answers for redis");
+        } else {
+            tracing::warn!(target: "tollgate", rule, policy, error = class, "the rule's policy answers for redis");
+        }
     }
+}
+
+/// A permit that is still in use has expired, or Redis has forgotten it: others may hold as many beside it.
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn permit_lost(rule: &Rule) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", rule = rule.name(), "a permit that is in use has expired: others may hold it too");
+}
+
+/// Rules ask for an attribute that the layer in front of a service knows of no request.
+#[cfg(feature = "http")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn unsourced(attribute: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", attribute, "rules ask for an attribute that no request has");
 }
 
 /// A request was refused, since nothing could be decided.
@@ -186,9 +207,11 @@ pub(crate) fn unanswered(error: &Error) {
     #[cfg(feature = "tracing")]
     if error.is_input() {
         tracing::error!(target: "tollgate", %error, "a request is refused: its rule cannot be decided");
-    } else {
+    } else if error.is_outage() {
         // The breaker has said so already: this would be a line for each request.
         tracing::debug!(target: "tollgate", error = error.class(), "a request is refused: no decision could be made");
+    } else {
+        tracing::warn!(target: "tollgate", error = error.class(), "a request is refused: no decision could be made");
     }
 }
 

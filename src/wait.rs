@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::decision::{Decision, RetryAfter};
 use crate::error::{Charged, Error, Kind};
-use crate::limiter::Limiter;
+use crate::limiter::{Limiter, persist};
 use crate::random::{jittered, unique_id};
 use crate::request::Request;
 use crate::rule::Rule;
@@ -17,13 +17,16 @@ use crate::telemetry;
 
 /// A denied caller comes back later by up to so many hundredths of its wait, so that not all come back at once.
 const JITTER: u8 = 10;
+/// A wait beyond this is as good as for ever, and an instant so far ahead can be told.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 impl Limiter {
     /// Takes the cost as soon as it is there, and sleeps until then: at most `max_wait`. Where that would be longer it
     /// is denied at once, with the wait in `retry_after`.
     ///
     /// Where every limit of the rule can be reserved from (a token bucket, gcra or fixed window with a `max-debt`),
-    /// callers are served in the order in which they came: one round trip, and one more to cancel or after each block.
+    /// callers are served in the order in which they came, but for those who came while the key was blocked: one round trip, and
+    /// one more to cancel or after each block.
     /// Otherwise each comes back after its `retry_after` and up to a tenth more, and whoever comes first is served.
     ///
     /// Dropping the future charges nothing while it sleeps: a reservation is cancelled by a task of its own. An acquire
@@ -39,7 +42,19 @@ impl Limiter {
         request: impl Into<Request<'a>>,
         max_wait: Duration,
     ) -> Result<Decision, Error> {
-        let request = request.into();
+        let decided = self.wait_within(rule, request.into(), max_wait, Blocks::Outrun).await;
+        telemetry::decided(rule, decided.as_ref());
+        decided
+    }
+
+    /// The same, for a caller who counts what becomes of it.
+    pub(crate) async fn wait_within(
+        &self,
+        rule: &Rule,
+        request: Request<'_>,
+        max_wait: Duration,
+        blocks: Blocks,
+    ) -> Result<Decision, Error> {
         if request.has_id() {
             let why = "expected no id: a wait names its reservation itself";
             return Err(Error::new(Kind::Input, format!("acquire_wait: {why}, got one")));
@@ -48,13 +63,11 @@ impl Limiter {
             let why = "expected a rule without permits, which Limiter::hold_wait waits for";
             return Err(Error::new(Kind::Input, format!("acquire_wait: {why}, got {rule}")));
         }
-        let decided = if rule.limits().all(|limit| limit.max_debt() > 0) {
-            self.wait_by_reservation(rule, request, max_wait).await
+        if rule.limits().all(|limit| limit.max_debt() > 0) {
+            self.wait_by_reservation(rule, request, max_wait, blocks).await
         } else {
             self.wait_by_retry(rule, request, max_wait).await
-        };
-        telemetry::decided(rule, decided.as_ref());
-        decided
+        }
     }
 
     async fn wait_by_reservation(
@@ -62,6 +75,7 @@ impl Limiter {
         rule: &Rule,
         request: Request<'_>,
         max_wait: Duration,
+        blocks: Blocks,
     ) -> Result<Decision, Error> {
         let id = unique_id("wait");
         // A reservation that nobody waits for any more must still be known when it is cancelled.
@@ -82,11 +96,17 @@ impl Limiter {
         }
         reservation.request = request.after(&decision);
         let max_wait = max_wait.saturating_sub(started.elapsed());
-        let wait = decision.retry_after.duration();
+        let until = Instant::now() + max_wait.min(LONGEST_WAIT);
+        let wait = decision.retry_after.duration().filter(|wait| decision.allowed && *wait <= max_wait);
+        if let Some(wait) = wait {
+            tokio::time::sleep(wait).await;
+            decision.retry_after = match blocks {
+                Blocks::Respected if !wait.is_zero() => self.after_blocks(rule, request, until).await,
+                _ => RetryAfter::Now,
+            };
+        }
         match wait {
-            Some(wait) if decision.allowed && wait <= max_wait => {
-                tokio::time::sleep(wait).await;
-                decision.retry_after = RetryAfter::Now;
+            Some(_) if decision.retry_after == RetryAfter::Now => {
                 reservation.keep();
                 Ok(decision)
             }
@@ -107,6 +127,23 @@ impl Limiter {
         }
     }
 
+    /// Waits until the key isn't blocked any more, or says how long it will be where that is too long.
+    async fn after_blocks(&self, rule: &Rule, request: Request<'_>, until: Instant) -> RetryAfter {
+        // If Redis is away, nobody knows of a block.
+        while let Ok(now) = self.look(rule, &request.cost(0), Mode::Peek).await {
+            match now.retry_after {
+                RetryAfter::After(blocked)
+                    if now.blocked && blocked > until.saturating_duration_since(Instant::now()) =>
+                {
+                    return now.retry_after;
+                }
+                RetryAfter::After(blocked) if now.blocked => tokio::time::sleep(blocked).await,
+                _ => break,
+            }
+        }
+        RetryAfter::Now
+    }
+
     async fn wait_by_retry(&self, rule: &Rule, request: Request<'_>, max_wait: Duration) -> Result<Decision, Error> {
         runtime::with_timers()?;
         let started = Instant::now();
@@ -123,6 +160,16 @@ impl Limiter {
             }
         }
     }
+}
+
+/// What becomes of those whose turn comes while their key is blocked, which it wasn't when they came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blocks {
+    /// They go on: their units were taken before.
+    Outrun,
+    /// They wait for the end of the block, which takes a round trip more for each who has waited.
+    #[allow(dead_code, reason = "asked for by the middleware, which is a feature")]
+    Respected,
 }
 
 /// Cancels what was reserved unless it is kept.
@@ -148,9 +195,9 @@ impl Drop for Reservation<'_> {
         }
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.into_owned());
         // Once the runtime has ended there is nothing left to send it by: the reservation stays charged.
-        self.runtime.spawn(async move {
+        self.limiter.spawn(&self.runtime, async move {
             // Nobody waits for this answer.
-            let _ = limiter.cancel(&rule, &request).await;
+            let _ = persist(|| limiter.cancel(&rule, &request)).await;
         });
     }
 }

@@ -10,7 +10,10 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::hold::Permit;
 use crate::rules::{Applies, Attributes, Charge, Effect, Reason, RuleSet, Shadow, ShadowVerdict, Verdict};
+use crate::script::Mode;
 use crate::telemetry;
+#[cfg(feature = "http")]
+use crate::wait::Blocks;
 
 /// A verdict, and the permits that it took.
 #[derive(Debug)]
@@ -33,7 +36,7 @@ pub(crate) enum Asking<'a> {
     Hold { id: Option<(&'a [u8], Duration)> },
     /// The same, as soon as they allow, if that is within this time.
     #[cfg(feature = "http")]
-    Wait(Duration),
+    Wait(Duration, Blocks),
 }
 
 impl Limiter {
@@ -130,7 +133,9 @@ impl Limiter {
     async fn verdict(&self, applies: &Applies<'_>, asking: Asking<'_>) -> Result<HeldVerdict, Error> {
         let (decision, permit) = match &applies.effect {
             Effect::Limit(charge) => {
-                let (decision, permit) = self.ask_limits(charge, asking).await?;
+                let answer = self.ask_limits(charge, asking).await;
+                telemetry::decided(charge.rule(), answer.as_ref().map(|(decision, _)| decision));
+                let (decision, permit) = answer?;
                 (Some(decision), permit)
             }
             _ => (None, None),
@@ -166,21 +171,23 @@ impl Limiter {
         (ShadowVerdict { rule: Arc::clone(name), allowed, decision }, permit)
     }
 
+    /// What the limits decide, for a caller who counts what becomes of it.
     async fn ask_limits(&self, charge: &Charge<'_>, asking: Asking<'_>) -> Result<(Decision, Option<Permit>), Error> {
         let (rule, request) = (charge.rule(), charge.request());
         let holds = || rule.limits().any(|limit| limit.algorithm().holds());
+        let request = match asking {
+            Asking::Hold { id: Some((id, ttl)) } => request.id(id).id_ttl(ttl),
+            _ => request,
+        };
         let held = match asking {
-            Asking::Hold { id } if holds() => {
-                Box::pin(self.hold(rule, id.map_or(request, |(id, ttl)| request.id(id).id_ttl(ttl)))).await?
-            }
-            Asking::Hold { id: Some((id, ttl)) } => {
-                return Ok((self.acquire(rule, request.id(id).id_ttl(ttl)).await?, None));
-            }
+            Asking::Hold { .. } if holds() => Box::pin(self.hold_once(rule, request)).await?,
             #[cfg(feature = "http")]
-            Asking::Wait(max_wait) if holds() => Box::pin(self.hold_wait(rule, request, max_wait)).await?,
+            Asking::Wait(max_wait, _) if holds() => Box::pin(self.hold_within(rule, request, max_wait)).await?,
             #[cfg(feature = "http")]
-            Asking::Wait(max_wait) => return Ok((Box::pin(self.acquire_wait(rule, request, max_wait)).await?, None)),
-            _ => return Ok((self.acquire(rule, request).await?, None)),
+            Asking::Wait(max_wait, blocks) => {
+                return Ok((Box::pin(self.wait_within(rule, request, max_wait, blocks)).await?, None));
+            }
+            _ => return Ok((self.look(rule, &request, Mode::Acquire).await?, None)),
         };
         Ok((held.decision, held.permit))
     }

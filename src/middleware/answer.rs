@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::request::Parts;
-use http::{Method, Response, StatusCode};
+use http::{Extensions, Method, Response, StatusCode, Version};
 use serde::Serialize;
 
-use super::headers::HeaderStyle;
+use super::grpc;
+use super::headers::{HeaderStyle, policy_name};
 use crate::decision::{Decision, Denied, RetryAfter};
 use crate::error::Error;
 use crate::rules::{Reason, Verdict};
@@ -39,14 +38,7 @@ const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#qu
 const ABNORMAL_USAGE: &str = "https://iana.org/assignments/http-problem-types#abnormal-usage-detected";
 const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
-// Of gRPC.
-const INVALID_ARGUMENT: u8 = 3;
-const PERMISSION_DENIED: u8 = 7;
-const RESOURCE_EXHAUSTED: u8 = 8;
-const INTERNAL: u8 = 13;
-const UNAVAILABLE: u8 = 14;
-
-/// What a request is that can't be decided.
+/// Why a request could not be decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// It says something about itself that can't be read: this.
@@ -58,7 +50,8 @@ pub(super) enum Failure {
 }
 
 /// The answer to a request whose handler decides by itself: a denial or an error as the [layer](super::RateLimitLayer) would
-/// answer it over HTTP. `?` makes one of either, and with the feature `axum` a handler may return it.
+/// answer it over HTTP, in the default style of header fields. `?` makes one of either, and with the feature `axum` a handler
+/// may return it.
 ///
 /// ```
 /// use tollgate::middleware::Rejection;
@@ -104,17 +97,23 @@ impl axum::response::IntoResponse for Rejection {
 impl Failure {
     /// Of a decision that wasn't made.
     pub(super) fn of(error: &Error) -> Self {
-        if error.is_input() { Self::Configuration } else { Self::Away }
+        if error.is_empty_key() {
+            Self::Request("what this request is counted by is empty")
+        } else if error.is_input() {
+            Self::Configuration
+        } else {
+            Self::Away
+        }
     }
 }
 
 impl Protocol {
-    /// A call of gRPC is a POST of this type, with `+proto` or the like after it.
+    /// A call of gRPC is a POST of this type over HTTP/2, with `+proto` or the like after it.
     pub(super) fn of(parts: &Parts) -> Self {
         let kind = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
         let after = kind.get(..16).filter(|kind| kind.eq_ignore_ascii_case(b"application/grpc")).map(|_| &kind[16..]);
         let grpc = after.is_some_and(|after| after.is_empty() || after.starts_with(b"+") || after.starts_with(b";"));
-        if grpc && parts.method == Method::POST { Self::Grpc } else { Self::Http }
+        if grpc && parts.method == Method::POST && parts.version == Version::HTTP_2 { Self::Grpc } else { Self::Http }
     }
 
     /// To a request that its rule denies. Why is in its extensions, for whoever answers in another form.
@@ -127,49 +126,52 @@ impl Protocol {
             Reason::Missing(attribute) => Some(format!("this request needs {attribute}, by which its limit counts")),
             _ => None,
         };
-        let detail = response.and_then(|response| response.message.as_deref()).or(missing.as_deref());
+        let never = decision.is_some_and(|decision| decision.retry_after == RetryAfter::Never);
+        let never = never.then_some("this request costs more than its limit can ever allow");
+        let message = response.and_then(|response| response.message.as_deref());
+        let detail = missing.as_deref().or(message).or(never);
         let (kind, title) = match decision {
             Some(decision) if decision.blocked => (ABNORMAL_USAGE, "Blocked after too many requests"),
             Some(_) => (QUOTA_EXCEEDED, "Too many requests"),
             None => ("about:blank", status.canonical_reason().unwrap_or("Denied")),
         };
-        let mut answer = match self {
+        let answer = match self {
             Self::Http => {
                 let violated_policies = decision.map(violated).unwrap_or_default();
                 problem(&Problem { r#type: kind, title, status: status.as_u16(), detail, violated_policies })
             }
             Self::Grpc => {
                 let code = match verdict.reason {
-                    Reason::Blocked => PERMISSION_DENIED,
-                    Reason::Missing(_) => INVALID_ARGUMENT,
-                    _ => RESOURCE_EXHAUSTED,
+                    Reason::Blocked => grpc::PERMISSION_DENIED,
+                    Reason::Missing(_) => grpc::INVALID_ARGUMENT,
+                    _ => grpc::RESOURCE_EXHAUSTED,
                 };
-                let wait = verdict.wait().map_or(RetryAfter::Never, RetryAfter::After);
-                grpc(code, detail.unwrap_or(title), wait)
+                grpc::answer(code, detail.unwrap_or(title), verdict.wait())
             }
         };
-        append(answer.headers_mut(), verdict.headers(style));
-        answer.extensions_mut().insert(verdict);
-        answer
+        let (mut parts, body) = answer.into_parts();
+        append(&mut parts.headers, &mut parts.extensions, verdict.headers(style));
+        parts.extensions.insert(verdict);
+        Response::from_parts(parts, body)
     }
 
-    /// To a request for which no decision could be made. Why is nothing that a client should learn, but of its own request.
+    /// To a request for which no decision could be made, with the error in its extensions. The client isn't told the reason, unless its own request is at fault.
     pub(super) fn failed(self, failure: Failure, error: &Error) -> Response<Bytes> {
         if !matches!(failure, Failure::Request(_)) {
             telemetry::unanswered(error);
         }
         let (status, code, kind, title, detail) = match failure {
             Failure::Request(detail) => {
-                (StatusCode::BAD_REQUEST, INVALID_ARGUMENT, "about:blank", "Bad Request", Some(detail))
+                (StatusCode::BAD_REQUEST, grpc::INVALID_ARGUMENT, "about:blank", "Bad Request", Some(detail))
             }
             Failure::Configuration => {
-                (StatusCode::INTERNAL_SERVER_ERROR, INTERNAL, "about:blank", "Internal Server Error", None)
+                (StatusCode::INTERNAL_SERVER_ERROR, grpc::INTERNAL, "about:blank", "Internal Server Error", None)
             }
             Failure::Away => {
-                (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, REDUCED_CAPACITY, "Service Unavailable", None)
+                (StatusCode::SERVICE_UNAVAILABLE, grpc::UNAVAILABLE, REDUCED_CAPACITY, "Service Unavailable", None)
             }
         };
-        match self {
+        let mut answer = match self {
             Self::Http => {
                 let violated_policies = Vec::new();
                 let mut answer =
@@ -180,34 +182,44 @@ impl Protocol {
                 answer
             }
             Self::Grpc => {
-                let away = matches!(failure, Failure::Away);
-                let wait = if away { RetryAfter::After(Duration::from_secs(1)) } else { RetryAfter::Never };
-                grpc(code, detail.unwrap_or(title), wait)
+                let wait = matches!(failure, Failure::Away).then_some(Duration::from_secs(1));
+                grpc::answer(code, detail.unwrap_or(title), wait)
             }
-        }
+        };
+        answer.extensions_mut().insert(error.clone());
+        answer
     }
 }
 
-/// Fields of a decision, beside those of a layer within, none of which is overwritten. Older ones are no lists: the inner
-/// layer's stay alone.
-pub(super) fn append(headers: &mut HeaderMap, fields: Vec<(&'static str, String)>) {
+/// The fields that layers within have added to a response, which nobody else said: the last lines of `RateLimit`, and
+/// whether there are older ones.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Added {
+    pub(super) lines: usize,
+    pub(super) older: bool,
+}
+
+/// Adds a decision's fields to those of an inner layer. `X-RateLimit-*` can't be lists, so the inner layer's are kept.
+pub(super) fn append(headers: &mut HeaderMap, extensions: &mut Extensions, fields: Vec<(&'static str, String)>) {
     let inner = headers.contains_key("x-ratelimit-limit");
+    let added = extensions.get_or_insert_default::<Added>();
     for (name, value) in fields {
         if let Ok(value) = HeaderValue::try_from(value)
             && !(inner && name.starts_with("x-"))
         {
+            added.lines += usize::from(name == "ratelimit");
+            added.older |= name.starts_with("x-");
             headers.append(HeaderName::from_static(name), value);
         }
     }
 }
 
 fn violated(decision: &Decision) -> Vec<String> {
-    let rule = decision.rule().unwrap_or_default();
-    if decision.quota.is_some() {
-        return vec![rule.to_owned()];
+    if let Some(quota) = &decision.quota {
+        return vec![policy_name(quota, false)];
     }
     let denied = decision.limits.iter().filter(|limit| !limit.allowed);
-    denied.map(|limit| format!("{rule}/{}", limit.quota.label())).collect()
+    denied.map(|limit| policy_name(&limit.quota, true)).collect()
 }
 
 fn problem(problem: &Problem<'_>) -> Response<Bytes> {
@@ -217,83 +229,4 @@ fn problem(problem: &Problem<'_>) -> Response<Bytes> {
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     answer
-}
-
-/// An answer of headers alone. gRPC's status is in a header of its own; HTTP's is always 200.
-fn grpc(code: u8, message: &str, wait: RetryAfter) -> Response<Bytes> {
-    let mut answer = Response::new(Bytes::new());
-    let headers = answer.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    headers.insert("grpc-status", HeaderValue::from(u16::from(code)));
-    if let Ok(message) = HeaderValue::try_from(percent_encoded(message)) {
-        headers.insert("grpc-message", message);
-    }
-    let pushback = match wait {
-        // Clients don't retry then.
-        RetryAfter::Never => Some("-1".to_owned()),
-        RetryAfter::After(wait) => Some(wait.as_nanos().div_ceil(1_000_000).to_string()),
-        RetryAfter::Now => None,
-    };
-    if let Some(Ok(pushback)) = pushback.map(HeaderValue::try_from) {
-        headers.insert("grpc-retry-pushback-ms", pushback);
-    }
-    if let RetryAfter::After(wait) = wait {
-        let details =
-            STANDARD_NO_PAD.encode(status_with_retry_info(code, message, wait.as_secs(), wait.subsec_nanos()));
-        if let Ok(details) = HeaderValue::try_from(details) {
-            headers.insert("grpc-status-details-bin", details);
-        }
-    }
-    answer
-}
-
-/// As gRPC over HTTP/2 has it: what isn't printable ASCII, and the percent sign itself.
-fn percent_encoded(message: &str) -> String {
-    message.bytes().fold(String::with_capacity(message.len()), |mut text, byte| {
-        match byte {
-            b' '..=b'~' if byte != b'%' => text.push(char::from(byte)),
-            _ => text.push_str(&format!("%{byte:02X}")),
-        }
-        text
-    })
-}
-
-/// A `google.rpc.Status` whose one detail is a `google.rpc.RetryInfo`, in Protocol Buffers' wire format:
-/// <https://github.com/googleapis/googleapis/blob/master/google/rpc/error_details.proto>.
-fn status_with_retry_info(code: u8, message: &str, seconds: u64, nanos: u32) -> Vec<u8> {
-    let mut duration = Vec::new();
-    number(&mut duration, 1, seconds);
-    number(&mut duration, 2, u64::from(nanos));
-    let mut info = Vec::new();
-    bytes(&mut info, 1, &duration);
-    let mut any = Vec::new();
-    bytes(&mut any, 1, b"type.googleapis.com/google.rpc.RetryInfo");
-    bytes(&mut any, 2, &info);
-    let mut status = Vec::new();
-    number(&mut status, 1, u64::from(code));
-    bytes(&mut status, 2, message.as_bytes());
-    bytes(&mut status, 3, &any);
-    status
-}
-
-fn number(out: &mut Vec<u8>, field: u64, value: u64) {
-    // Zero is left out.
-    if value > 0 {
-        varint(out, field << 3);
-        varint(out, value);
-    }
-}
-
-fn bytes(out: &mut Vec<u8>, field: u64, value: &[u8]) {
-    varint(out, field << 3 | 2);
-    varint(out, value.len() as u64);
-    out.extend_from_slice(value);
-}
-
-fn varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push((value & 0x7f) as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
 }

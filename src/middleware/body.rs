@@ -1,4 +1,4 @@
-//! The body of a response, with which ends what its request holds.
+//! A response body. What its request holds is released when the body ends.
 
 use std::fmt;
 use std::pin::Pin;
@@ -13,7 +13,8 @@ use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
 
 use crate::hold::Permit;
-use crate::limiter::Limiter;
+use crate::limit::exact::EXACT;
+use crate::limiter::{Limiter, persist};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::telemetry;
@@ -38,19 +39,21 @@ pin_project! {
     }
 }
 
-/// What a request turned out to take, for a service that knows only afterwards: in the extensions of each request that a
-/// layer passes on which [settles](super::RateLimitLayer::settle). What was said last when the response has ended is what is
-/// charged.
+/// The actual cost of a request, where it is known only afterwards. A layer that [settles](super::RateLimitLayer::settle)
+/// puts one into the extensions of each request; within another such layer, both are told. The last value set before the
+/// response ends is charged.
 #[derive(Clone, Debug)]
 pub struct Usage {
     units: Arc<AtomicU64>,
+    /// That of the layer around.
+    outer: Option<Box<Usage>>,
 }
 
 /// Nothing was said.
 const UNSAID: u64 = u64::MAX;
 
-/// The permits of a request, in its extensions where its rule has a `concurrency` limit: for work that outlasts the response,
-/// such as that of a WebSocket.
+/// The permits of a request, in its extensions: for work that outlasts the response, such as that of a WebSocket. There are
+/// none where its rule has no `concurrency` limit.
 #[derive(Clone, Debug, Default)]
 pub struct Permits {
     // Weak, so that nothing is held by a request that somebody keeps.
@@ -65,26 +68,30 @@ pub struct HeldPermits {
 }
 
 impl Permits {
-    pub(super) fn add(&mut self, ends: &Ends) {
-        self.of_layers.push(Arc::downgrade(&ends.permits));
+    pub(super) fn add(&mut self, ends: Option<&Ends>) {
+        let held = ends.filter(|ends| !ends.permits.is_empty());
+        self.of_layers.extend(held.map(|ends| Arc::downgrade(&ends.permits)));
     }
 
-    /// Holds them from now on; none of them are left once the response has ended.
-    pub fn hold(&self) -> HeldPermits {
-        HeldPermits { _of_layers: self.of_layers.iter().filter_map(Weak::upgrade).collect() }
+    /// Holds the permits from now on: call it before the response is returned, and move the value into the task that needs
+    /// them. None where there are none, or the response has ended and they are given back.
+    pub fn hold(&self) -> Option<HeldPermits> {
+        let held: Vec<_> = self.of_layers.iter().filter_map(Weak::upgrade).collect();
+        (!held.is_empty()).then_some(HeldPermits { _of_layers: held })
     }
 }
 
 /// How long a call is remembered that is to be settled.
 pub(super) const SETTLED_WITHIN: Duration = Duration::from_secs(3600);
 
-/// After which pauses a settlement is tried again: it counts once.
-const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(2)];
+/// And once it is settled, for an answer that was lost.
+const REMEMBERED_ONCE_SETTLED: Duration = Duration::from_secs(60);
 
 /// What ends with a response: permits are given back, and the cost is settled, as they are dropped.
 pub(super) struct Ends {
-    pub(super) permits: Arc<Vec<Permit>>,
+    // Settled first: what is released is forgotten.
     pub(super) _settlement: Option<Box<Settlement>>,
+    pub(super) permits: Arc<Vec<Permit>>,
 }
 
 /// A call whose cost becomes known later.
@@ -93,6 +100,8 @@ pub(super) struct Settlement {
     pub(super) rule: Rule,
     pub(super) request: OwnedRequest,
     pub(super) usage: Usage,
+    /// Held until it is settled: what is released is forgotten.
+    pub(super) permits: Arc<Vec<Permit>>,
     pub(super) runtime: Handle,
 }
 
@@ -100,12 +109,19 @@ impl Usage {
     /// Nothing said yet.
     #[must_use]
     pub fn new() -> Self {
-        Self { units: Arc::new(AtomicU64::new(UNSAID)) }
+        Self { units: Arc::new(AtomicU64::new(UNSAID)), outer: None }
     }
 
-    /// So many units were taken in the end.
+    pub(super) fn within(outer: Option<Self>) -> Self {
+        Self { outer: outer.map(Box::new), ..Self::new() }
+    }
+
+    /// So many units were taken in the end, at most 2^53.
     pub fn set(&self, units: u64) {
-        self.units.store(units, Ordering::Relaxed);
+        self.units.store(units.min(EXACT), Ordering::Relaxed);
+        if let Some(outer) = &self.outer {
+            outer.set(units);
+        }
     }
 
     fn said(&self) -> Option<u64> {
@@ -123,25 +139,19 @@ impl Drop for Settlement {
     fn drop(&mut self) {
         let Some(units) = self.usage.said() else { return };
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
-        self.runtime.spawn(async move {
-            let settle = || limiter.settle(&rule, Request::from(&request).cost(units));
-            let mut settled = settle().await;
-            for pause in PAUSES {
-                if settled.as_ref().is_ok_and(|decision| decision.error.is_none()) {
-                    return;
-                }
-                tokio::time::sleep(pause).await;
-                settled = settle().await;
-            }
-            // What was charged before stays charged.
-            if let Err(error) = settled {
+        let permits = Arc::clone(&self.permits);
+        self.limiter.spawn(&self.runtime, async move {
+            let _permits = permits;
+            // What was charged before stays charged otherwise.
+            let request = Request::from(&request).cost(units).id_ttl(REMEMBERED_ONCE_SETTLED);
+            if let Err(error) = persist(|| limiter.settle(&rule, request)).await {
                 telemetry::unsettled(&error);
             }
         });
     }
 }
 
-/// Whom it is about is nobody's business.
+/// Hides the key.
 impl fmt::Debug for Ends {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ends").finish_non_exhaustive()
@@ -174,12 +184,14 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = self.project();
-        match this.kind.project() {
-            KindProjection::Inner { body } => {
-                let mut body = body;
+        let mut kind = this.kind;
+        match kind.as_mut().project() {
+            KindProjection::Inner { mut body } => {
                 let polled = body.as_mut().poll_frame(context);
                 let ended = body.is_end_stream();
                 if matches!(polled, Poll::Ready(None | Some(Err(_)))) || (polled.is_ready() && ended) {
+                    // It may say what it took as it is dropped.
+                    kind.set(Kind::Answer { bytes: None });
                     *this.ends = None;
                 }
                 polled

@@ -32,9 +32,9 @@ impl ClientAddress {
         Self::default()
     }
 
-    /// Behind these proxies, addresses or networks: of a connection that one of them makes, `X-Forwarded-For` is read from
-    /// its end, where the nearest proxy has written, and the first address that is none of theirs is the client's. What
-    /// comes before it, the client may have written itself. Of any other connection it is the other end.
+    /// Behind these proxies, addresses or networks: on a connection from one of them, `X-Forwarded-For` is read from its end,
+    /// where the nearest proxy has written, and the first address that is none of theirs is the client's. What comes before
+    /// it, the client may have written itself. On any other connection, the other end's address counts.
     ///
     /// # Errors
     ///

@@ -18,7 +18,7 @@ pub enum HeaderStyle {
     #[default]
     Draft,
     /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` (seconds to go), which older clients know. As in
-    /// the draft, the limit is the rate, of which a burst lets more remain.
+    /// the draft, the limit is the rate; what remains is bounded by the burst, which may be less or more.
     Legacy,
     /// All of these.
     Both,
@@ -37,12 +37,15 @@ struct Standing<'d> {
     seconds: Option<u64>,
 }
 
+/// After which a client that found no permit may look again: permits are given back long before they expire.
+const NEXT_LOOK: Duration = Duration::from_secs(1);
+
 /// The largest integer of structured fields.
 const LARGEST: u64 = 999_999_999_999_999;
 
 impl Decision {
     /// The header fields that tell an HTTP client how things stand, in any framework. `Retry-After` is the wait of a denial,
-    /// rounded up to whole seconds and at least 1; none where waiting doesn't help. There are no other fields where Redis was
+    /// rounded up to whole seconds and at least 1; 1 where permits are all that is missing; none where waiting doesn't help. There are no other fields where Redis was
     /// away and the rule's [policy](crate::OnError) or the engine in this process answered.
     ///
     /// In `RateLimit-Policy`, a limit has its rule's name, or `rule/limit` where the rule has several; `q` is its rate
@@ -78,9 +81,24 @@ impl Decision {
         self.fields(style, self.wait())
     }
 
-    /// The wait of a denial, if waiting helps.
+    /// The wait of a denial that a client is told, if waiting helps.
     fn wait(&self) -> Option<Duration> {
-        self.retry_after.duration().filter(|wait| !self.allowed && !wait.is_zero())
+        let wait = self.retry_after.duration().filter(|wait| !self.allowed && !wait.is_zero())?;
+        if self.blocked {
+            return Some(wait);
+        }
+        let told = |quota: &Quota, wait: Duration| match quota.algorithm() {
+            Algorithm::Concurrency => wait.min(NEXT_LOOK),
+            _ => wait,
+        };
+        Some(match &self.quota {
+            Some(quota) => told(quota, wait),
+            None => {
+                let waits =
+                    self.limits.iter().filter_map(|limit| Some(told(&limit.quota, limit.retry_after.duration()?)));
+                waits.max().unwrap_or(wait)
+            }
+        })
     }
 
     /// With this wait in place of the true one.
@@ -98,7 +116,7 @@ impl Decision {
         if matches!(style, HeaderStyle::Draft | HeaderStyle::Both) && !standings.is_empty() {
             let list =
                 |item: &dyn Fn(&Standing<'_>) -> String| standings.iter().map(item).collect::<Vec<_>>().join(", ");
-            let name = |standing: &Standing<'_>| policy_name(standing.quota, self.limits.len() > 1);
+            let name = |standing: &Standing<'_>| format!("\"{}\"", policy_name(standing.quota, self.limits.len() > 1));
             fields.push(("ratelimit-policy", list(&|standing| format!("{}{}", name(standing), terms(standing.quota)))));
             fields.push((
                 "ratelimit",
@@ -126,7 +144,7 @@ impl Decision {
             }
             None => {
                 let standings = self.limits.iter().map(|limit| {
-                    // What another limit has denied took nothing of this one: it says nothing of waits.
+                    // Another limit denied, so this one took nothing and has no wait to report.
                     let said = self.allowed || !limit.allowed;
                     let seconds = seconds_left(&limit.quota, limit.allowed, limit.retry_after, limit.reset_after);
                     Standing { quota: &limit.quota, remaining: limit.remaining, seconds: seconds.filter(|_| said) }
@@ -148,8 +166,9 @@ impl Verdict {
         }
     }
 
-    /// The wait that `Retry-After` gives: the rule's own, or the true one.
-    pub(super) fn wait(&self) -> Option<Duration> {
+    /// The wait that `Retry-After` gives: the rule's own, or the true one. None where it is allowed, or waiting doesn't help.
+    #[must_use]
+    pub fn wait(&self) -> Option<Duration> {
         let instead = self.response.as_ref().and_then(|response| response.retry_after);
         match (&self.decision, &self.reason) {
             (Some(decision), _) => decision.wait().map(|wait| instead.unwrap_or(wait)),
@@ -169,11 +188,22 @@ fn seconds_left(quota: &Quota, allowed: bool, retry_after: RetryAfter, reset_aft
         // Permits are given back long before they expire.
         (_, Algorithm::Concurrency) | (RetryAfter::Never, _) => return None,
         (RetryAfter::After(wait), _) if !allowed => wait,
-        (_, Algorithm::FixedWindow | Algorithm::CalendarWindow) => reset_after,
+        (_, Algorithm::CalendarWindow) => reset_after,
+        // A full one, or one without debts, may be several windows away: there is more when this one ends.
+        (_, Algorithm::FixedWindow) if !reset_after.is_zero() => to_the_end_of_a_window(reset_after, quota.period()),
         // What refills bit by bit has more sooner than all is back.
         _ => return None,
     };
     Some(whole_seconds(wait)).filter(|seconds| *seconds > 0)
+}
+
+/// What is full after so long is full at the end of a window.
+fn to_the_end_of_a_window(reset_after: Duration, period: Duration) -> Duration {
+    let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    match us(reset_after) % us(period).max(1) {
+        0 => period,
+        rest => Duration::from_micros(rest),
+    }
 }
 
 /// Rounded up.
@@ -181,12 +211,12 @@ fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// A quoted string of structured fields: names have no character that would have to be escaped.
-fn policy_name(quota: &Quota, among_several: bool) -> String {
+/// A limit's name for clients, which stands in quotes: names have no character that would have to be escaped.
+pub(super) fn policy_name(quota: &Quota, among_several: bool) -> String {
     match quota.rule() {
-        Some(rule) if among_several => format!("\"{rule}/{}\"", quota.label()),
-        Some(rule) => format!("\"{rule}\""),
-        None => format!("\"{}\"", quota.label()),
+        Some(rule) if among_several => format!("{rule}/{}", quota.label()),
+        Some(rule) => rule.to_owned(),
+        None => quota.label().to_owned(),
     }
 }
 

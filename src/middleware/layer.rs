@@ -1,37 +1,21 @@
 //! The layer: a decision before each request that the service behind it gets.
 
 use std::fmt;
-use std::future::Future;
-use std::mem;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::HeaderName;
 use http::request::Parts;
-use http::{Request, Response};
-use http_body::Body;
 use tower_layer::Layer;
-use tower_service::Service;
 
-use super::answer::{self, Failure, Protocol};
-use super::body::{Ends, Permits, ResponseBody, SETTLED_WITHIN, Settlement, Usage};
 use super::client_address::ClientAddress;
 use super::headers::HeaderStyle;
-use super::restraint;
+use super::service::RateLimit;
 use super::sources::{self, Sources};
-use crate::error::Error;
-use crate::hold::Permit;
-use crate::limiter::{Asking, HeldVerdict, Limiter};
-use crate::random::unique_id;
-use crate::request::OwnedRequest;
-use crate::rule::Rule;
-use crate::rules::{Applies, Effect, RuleSet, Verdict, WatchedRules};
-use crate::runtime;
-use crate::telemetry;
+use crate::limiter::Limiter;
+use crate::rules::{RuleSet, WatchedRules};
 
 /// Puts a service under rules: see [the module](super).
 #[derive(Clone, Debug)]
@@ -39,24 +23,17 @@ pub struct RateLimitLayer {
     settings: Settings,
 }
 
-/// A service under rules, which a [`RateLimitLayer`] makes.
-#[derive(Clone, Debug)]
-pub struct RateLimit<S> {
-    settings: Arc<Settings>,
-    service: S,
-}
-
 #[derive(Clone)]
-struct Settings {
-    limiter: Limiter,
-    rules: Rules,
-    sources: Sources,
-    style: HeaderStyle,
-    skip: Option<Skip>,
-    max_wait: Option<Duration>,
-    settles: bool,
+pub(super) struct Settings {
+    pub(super) limiter: Limiter,
+    pub(super) rules: Rules,
+    pub(super) sources: Sources,
+    pub(super) style: HeaderStyle,
+    pub(super) skip: Option<Skip>,
+    pub(super) max_wait: Option<Duration>,
+    pub(super) settles: bool,
     /// How long another may tell to hold back.
-    heeds: Option<Duration>,
+    pub(super) heeds: Option<Duration>,
 }
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
@@ -83,7 +60,7 @@ impl From<WatchedRules> for Rules {
 }
 
 impl Rules {
-    fn current(&self) -> RuleSet {
+    pub(super) fn current(&self) -> RuleSet {
         match self {
             Self::Set(rules) => rules.clone(),
             Self::Watched(rules) => rules.current(),
@@ -190,21 +167,22 @@ impl RateLimitLayer {
         self
     }
 
-    /// Charges what a request turned out to take, as its handler says by the [`Usage`] in its extensions; at first what the
+    /// Charges what a request turned out to take, as its handler says by the [`Usage`](super::Usage) in its extensions; at first what the
     /// rule says, and where nothing is said that stays. One round trip more, when the response has ended, within an hour; and
-    /// each decision goes to Redis in a call of its own, since it is remembered by an id. Rules with permits aren't settled,
-    /// since their cost is permits too: count tokens and requests at once by two layers.
+    /// each decision goes to Redis in a call of its own, since it is remembered by an id. Of a rule with permits, the other
+    /// limits are settled; what it says at first is permits too, so it says 1.
     #[must_use]
     pub fn settle(mut self) -> Self {
         self.settings.settles = true;
         self
     }
 
-    /// For calls that go out: where the other side says by `Retry-After` (with 429 or 503) or `RateLimit` that it takes no
-    /// more for a while, the key of the request is [blocked](Limiter::block) for as long, at most this long, for all who share
-    /// it and unless it is blocked for longer; of two responses at the same moment, either may have the last word. With
-    /// [`wait`](Self::wait), the calls behind it wait for that too. Two round trips after such a response. A rule of which no
-    /// limit counts the key can't be blocked: that is logged, with the feature `tracing`.
+    /// For calls that go out: where the other side says that it takes no more for a while, the key of the request is
+    /// [blocked](Limiter::block) for that time, up to `most`, for everyone who shares the key. It says so by `Retry-After`
+    /// (with 403, 429 or 503), by `RateLimit`, or by `X-RateLimit-Remaining: 0` and `X-RateLimit-Reset`. A longer block is
+    /// kept; if two responses arrive together, either may win. With [`wait`](Self::wait), the calls behind it wait for that
+    /// too, and go on together. Two round trips after such a response, and one for each that waits in order. If none of the rule's limits counts by the rule's own
+    /// key, nothing is blocked; that is logged, with the feature `tracing`.
     #[must_use]
     pub fn heed(mut self, most: Duration) -> Self {
         self.settings.heeds = Some(most);
@@ -216,129 +194,14 @@ impl<S> Layer<S> for RateLimitLayer {
     type Service = RateLimit<S>;
 
     fn layer(&self, service: S) -> RateLimit<S> {
-        RateLimit { settings: Arc::new(self.settings.clone()), service }
-    }
-}
-
-impl<S, B, R> Service<Request<B>> for RateLimit<S>
-where
-    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
-    S::Future: Send,
-    B: Send + 'static,
-    R: Body<Data = Bytes> + Send + 'static,
-{
-    type Response = Response<ResponseBody<R>>;
-    type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.service.poll_ready(context)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that is ready.
-        let again = self.service.clone();
-        let service = mem::replace(&mut self.service, again);
-        let settings = Arc::clone(&self.settings);
-        Box::pin(settings.pass(service, request))
-    }
-}
-
-/// A request that may go on, and what it holds.
-struct Admitted {
-    verdict: Verdict,
-    ends: Option<Ends>,
-    /// Whom it was charged to.
-    charged: Option<(Rule, OwnedRequest)>,
-}
-
-impl Settings {
-    /// Decides, and passes the request on if it is allowed.
-    async fn pass<S, B, R>(
-        self: Arc<Self>,
-        mut service: S,
-        request: Request<B>,
-    ) -> Result<Response<ResponseBody<R>>, S::Error>
-    where
-        S: Service<Request<B>, Response = Response<R>>,
-        R: Body<Data = Bytes>,
-    {
-        let (mut parts, body) = request.into_parts();
-        let usage = self.settles.then(|| parts.extensions.get_or_insert_with(Usage::new).clone());
-        if self.skip.as_ref().is_some_and(|skip| skip(&parts)) {
-            let response = service.call(Request::from_parts(parts, body)).await?;
-            return Ok(response.map(|body| ResponseBody::inner(body, None)));
-        }
-        let admitted = match self.decide(&parts, usage).await {
-            Ok(admitted) => admitted,
-            Err(answer) => return Ok(answer.map(ResponseBody::answer)),
-        };
-        let Admitted { verdict, ends, charged } = admitted;
-        let fields = verdict.headers(self.style);
-        parts.extensions.insert(verdict);
-        if let Some(ends) = ends.as_ref().filter(|ends| !ends.permits.is_empty()) {
-            parts.extensions.get_or_insert_default::<Permits>().add(ends);
-        }
-        let (mut parts, body) = service.call(Request::from_parts(parts, body)).await?.into_parts();
-        if let (Some((rule, request)), Some(most)) = (charged, self.heeds) {
-            restraint::heed(&self.limiter, &rule, &request, most, &parts).await;
-        }
-        answer::append(&mut parts.headers, fields);
-        Ok(Response::from_parts(parts, ResponseBody::inner(body, ends)))
-    }
-
-    /// What the rules make of a request; or the answer in place of the service's.
-    async fn decide(&self, parts: &Parts, usage: Option<Usage>) -> Result<Admitted, Response<Bytes>> {
-        let protocol = Protocol::of(parts);
-        let rules = self.rules.current();
-        let refused = |detail| move |error: Error| protocol.failed(Failure::Request(detail), &error);
-        let given = self.sources.of(parts).inspect_err(|error| telemetry::judged(Err((None, error))));
-        let given = given.map_err(refused("a header stands twice of which one counts"))?;
-        let attributes = given.attributes(parts);
-        let found = Limiter::found(&rules, &attributes);
-        let (applies, shadows) = found.map_err(refused("what this request says that it costs is no whole number"))?;
-        let usage = usage.filter(|_| self.max_wait.is_none() && may_be_settled(&applies));
-        let id = usage.as_ref().map(|_| unique_id("http"));
-        let asking = match self.max_wait {
-            Some(max_wait) => Asking::Wait(max_wait),
-            None => Asking::Hold { id: id.as_ref().map(|id| (id.as_bytes(), SETTLED_WITHIN)) },
-        };
-        let failed = |error: Error| protocol.failed(Failure::of(&error), &error);
-        let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(failed)?;
-        let HeldVerdict { verdict, permits } = held;
-        if !verdict.allowed {
-            return Err(protocol.denied(verdict, self.style));
-        }
-        let charged = match &applies.effect {
-            Effect::Limit(charge) => Some((charge.rule().clone(), charge.request().into_owned())),
-            _ => None,
-        };
-        let settlement = match (&charged, &verdict.decision, usage, &id) {
-            (Some((rule, request)), Some(decision), Some(usage), Some(id)) => {
-                let request = crate::request::Request::from(request).id(id).id_ttl(SETTLED_WITHIN).after(decision);
-                let (limiter, rule, request) = (self.limiter.clone(), rule.clone(), request.into_owned());
-                let runtime = runtime::current().map_err(failed)?;
-                Some(Box::new(Settlement { limiter, rule, request, usage, runtime }))
-            }
-            _ => None,
-        };
-        // For as long as the response takes.
-        let permits: Vec<_> = permits.into_iter().map(Permit::renewed).collect();
-        let holds = settlement.is_some() || !permits.is_empty();
-        let ends = holds.then(|| Ends { permits: Arc::new(permits), _settlement: settlement });
-        Ok(Admitted { verdict, ends, charged })
-    }
-}
-
-fn may_be_settled(applies: &Applies<'_>) -> bool {
-    match &applies.effect {
-        Effect::Limit(charge) => !charge.rule().limits().any(|limit| limit.algorithm().holds()),
-        _ => false,
+        let checked = Arc::new(AtomicUsize::new(0));
+        RateLimit { settings: Arc::new(self.settings.clone()), checked, service }
     }
 }
 
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings").field("rules", &self.rules).field("sources", &self.sources).finish_non_exhaustive()
+        let rules = self.rules.current().len();
+        f.debug_struct("Settings").field("rules", &rules).field("sources", &self.sources).finish_non_exhaustive()
     }
 }

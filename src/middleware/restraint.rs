@@ -1,51 +1,79 @@
 //! Holding back where the other side of an outgoing call says that it takes no more.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::StatusCode;
 use http::header::{HeaderMap, RETRY_AFTER};
 use http::response::Parts;
-use jiff::Timestamp;
-use jiff::fmt::rfc2822;
 
+use super::answer::Added;
+use crate::error::Error;
+use crate::limit::exact::LONGEST;
 use crate::limiter::Limiter;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
+use crate::rules::Verdict;
 use crate::telemetry;
+
+/// A Redis that is away must not hold up the response for long.
+const DEADLINE: Duration = Duration::from_millis(100);
 
 /// Blocks the key for as long as a response asks to be left alone, at most so long, unless it is blocked for longer.
 pub(super) async fn heed(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, most: Duration, response: &Parts) {
-    let asked = [retry_after(response.status, &response.headers), exhausted(&response.headers)];
-    let Some(time) = asked.into_iter().flatten().max().map(|time| time.min(most)).filter(|time| !time.is_zero()) else {
-        return;
-    };
-    let request = Request::from(request);
-    // Redis away: the next response says it again.
-    let Ok(now) = limiter.peek(rule, request).await else { return };
+    let Some(time) = asked_for(response).map(|time| time.min(most)).filter(|time| !time.is_zero()) else { return };
+    let time = time.min(Duration::from_micros(LONGEST));
+    let request = Request::from(request).deadline(DEADLINE.min(limiter.deadline));
+    // Without a cost, nothing but a block makes it wait. If Redis is away, skip: the next response will repeat it.
+    let Ok(now) = limiter.peek(rule, request.cost(0)).await else { return };
     let is_longer = now.blocked && now.retry_after.duration().is_some_and(|left| left >= time);
     if !is_longer && let Err(error) = limiter.block(rule, request, time).await {
         telemetry::unheeded(&error);
     }
 }
 
+/// How long the other side asks to be left alone. What layers of our own have said isn't its word.
+fn asked_for(response: &Parts) -> Option<Duration> {
+    if response.extensions.get::<Verdict>().is_some() || response.extensions.get::<Error>().is_some() {
+        return None;
+    }
+    let added = response.extensions.get::<Added>().copied().unwrap_or_default();
+    let headers = &response.headers;
+    let older = || exhausted_by_older_fields(headers).filter(|_| !added.older);
+    [retry_after(response.status, headers), exhausted(headers, added.lines), older()].into_iter().flatten().max()
+}
+
 /// Of a response that refuses: seconds, or a date.
 fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
-    if ![StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&status) {
+    let refusals = [StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
+    if !refusals.contains(&status) {
         return None;
     }
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
     }
-    let date = rfc2822::parse(text).ok()?.timestamp();
-    Some(date.duration_since(Timestamp::now()).try_into().unwrap_or_default())
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
-/// Of `RateLimit: "a";r=0;t=30, "b";r=7`: the longest `t` of those of which nothing remains.
-fn exhausted(headers: &HeaderMap) -> Option<Duration> {
-    let items = headers.get_all("ratelimit").iter().filter_map(|line| line.to_str().ok()).flat_map(items);
+/// Of `RateLimit: "a";r=0;t=30, "b";r=7`: the longest `t` of those of which nothing remains, but for so many lines at the
+/// end.
+fn exhausted(headers: &HeaderMap, added: usize) -> Option<Duration> {
+    let lines = headers.get_all("ratelimit").iter().rev().skip(added);
+    let items = lines.filter_map(|line| line.to_str().ok()).flat_map(items);
     let empty = items.filter(|item| parameter(item, "r") == Some(0));
     empty.filter_map(|item| parameter(item, "t")).max().map(Duration::from_secs)
+}
+
+/// Of `X-RateLimit-Remaining: 0` and `X-RateLimit-Reset: 30`, or without the `X-`: seconds to go or, as GitHub and others
+/// have it, seconds since the epoch.
+fn exhausted_by_older_fields(headers: &HeaderMap) -> Option<Duration> {
+    let number = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<u64>().ok();
+    let of = |remaining: &str, reset: &str| number(reset).filter(|_| number(remaining) == Some(0));
+    let reset = of("x-ratelimit-remaining", "x-ratelimit-reset").or(of("ratelimit-remaining", "ratelimit-reset"))?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    // Nobody waits for thirty years.
+    Some(Duration::from_secs(if reset < 1_000_000_000 { reset } else { reset.saturating_sub(now) }))
 }
 
 /// The members of a list of structured fields: commas within quotes don't separate.
@@ -67,10 +95,22 @@ fn items(line: &str) -> Vec<&str> {
     items
 }
 
+/// What follows `"name"`, in which a backslash stands before what would end it.
+fn after_the_name(item: &str) -> &str {
+    let mut escaped = false;
+    let mut ends = item.char_indices().skip_while(|(_, letter)| *letter != '"').skip(1);
+    let end = ends.find(|(_, letter)| {
+        let ends = !escaped && *letter == '"';
+        escaped = !escaped && *letter == '\\';
+        ends
+    });
+    end.map_or(item, |(at, _)| &item[at + 1..])
+}
+
 /// A parameter that is a whole number: what follows the item's name, which stands in quotes.
 fn parameter(item: &str, name: &str) -> Option<u64> {
-    let item = item.rsplit_once('"').map_or(item, |(_, parameters)| parameters);
-    item.split(';').skip(1).find_map(|parameter| {
+    let parameters = after_the_name(item);
+    parameters.split(';').skip(1).find_map(|parameter| {
         let (key, value) = parameter.split_once('=')?;
         (key.trim() == name).then(|| value.trim().parse().ok())?
     })
@@ -101,6 +141,10 @@ mod tests {
         }
         let past = headers(&[("retry-after", "Sun, 06 Nov 1994 08:49:37 GMT")]);
         assert_eq!(retry_after(refused, &past), Some(Duration::ZERO));
+        for old in ["Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
+            let told = headers(&[("retry-after", old)]);
+            assert_eq!(retry_after(refused, &told), Some(Duration::ZERO), "{old}");
+        }
         let endless = headers(&[("retry-after", "99999999999999999999")]);
         assert_eq!(retry_after(refused, &endless), Some(Duration::from_secs(u64::MAX)));
         let future = headers(&[("retry-after", "Sat, 06 Nov 2094 08:49:37 GMT")]);
@@ -116,11 +160,32 @@ mod tests {
             (&["\"a\";r=0;t=5", "\"b\";r=0;t=7"], Some(7)),
             (&["\"a,\\\";r=0;t=9\";r=3;t=30"], None),
             (&["\"a\";r=0"], None),
+            (&["\"a\";r=0;t=30;reason=\"x;t=9\""], Some(30)),
             (&["a;r=0;t=x"], None),
             (&[""], None),
         ] {
             let fields: Vec<_> = lines.iter().map(|line| ("ratelimit", *line)).collect();
-            assert_eq!(exhausted(&headers(&fields)), expected.map(Duration::from_secs), "{lines:?}");
+            assert_eq!(exhausted(&headers(&fields), 0), expected.map(Duration::from_secs), "{lines:?}");
         }
+    }
+
+    #[test]
+    fn older_fields_are_read_too() {
+        let soon = (SystemTime::now() + Duration::from_secs(100)).duration_since(UNIX_EPOCH).unwrap();
+        let soon = soon.as_secs().to_string();
+        for (fields, expected) in [
+            (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "30")][..], Some(30)),
+            (&[("ratelimit-remaining", "0"), ("ratelimit-reset", "7")], Some(7)),
+            (&[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "30")], None),
+            (&[("x-ratelimit-remaining", "0")], None),
+            (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1200000000")], Some(0)),
+            (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "-5")], None),
+        ] {
+            assert_eq!(exhausted_by_older_fields(&headers(fields)), expected.map(Duration::from_secs), "{fields:?}");
+        }
+        let mut fields = headers(&[("x-ratelimit-remaining", "0")]);
+        fields.insert("x-ratelimit-reset", HeaderValue::from_str(&soon).unwrap());
+        let wait = exhausted_by_older_fields(&fields).unwrap().as_secs();
+        assert!((95..=100).contains(&wait), "{wait}");
     }
 }

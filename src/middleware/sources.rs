@@ -9,7 +9,8 @@ use http::request::Parts;
 
 use super::client_address::ClientAddress;
 use crate::error::{Error, Kind};
-use crate::rules::Attributes;
+use crate::rules::{Attributes, RuleSet};
+use crate::telemetry;
 
 pub(super) type Read = Arc<dyn Fn(&Parts) -> Result<Option<Vec<u8>>, Error> + Send + Sync>;
 type ReadPeer = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
@@ -45,6 +46,21 @@ impl Sources {
     pub(super) fn attribute(&mut self, name: &str, read: Read) {
         self.others.retain(|(other, _)| **other != *name);
         self.others.push((name.into(), read));
+    }
+
+    /// Reports what rules ask for that no request has.
+    pub(super) fn check(&self, rules: &RuleSet) {
+        let known = |name: &str| {
+            ["method", "path", "ip"].contains(&name)
+                || cfg!(feature = "axum") && name == "route"
+                || self.others.iter().any(|(other, _)| **other == *name)
+        };
+        rules.attributes().filter(|name| !known(name)).for_each(telemetry::unsourced);
+    }
+
+    /// Whether the server has noted the other end of the connection.
+    pub(super) fn know_the_peer(&self, parts: &Parts) -> bool {
+        (self.peer)(parts).is_some()
     }
 
     /// # Errors
@@ -94,8 +110,7 @@ pub(super) fn bearer() -> Read {
     })
 }
 
-/// Of a header that stands twice, nobody knows which one another program goes by: a rule that blocks one of them, or counts
-/// it, could be walked around by the other.
+/// Programs disagree on which of two equal headers counts, so sending both could evade a rule.
 fn only(parts: &Parts, name: &HeaderName) -> Result<Option<Vec<u8>>, Error> {
     let mut values = parts.headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -117,11 +132,14 @@ fn path(parts: &Parts) -> &str {
     parts.uri.path()
 }
 
-/// Whether a request that came in is sent on, with all its extensions, to another host: a router keeps the host.
+/// Whether a request that came in is sent on, with all its extensions: a router keeps its host, and the end of its path.
 #[cfg(feature = "axum")]
 fn goes_elsewhere(parts: &Parts) -> bool {
     let original: Option<&axum::extract::OriginalUri> = parts.extensions.get();
-    original.is_some_and(|original| original.0.authority() != parts.uri.authority())
+    original.is_some_and(|axum::extract::OriginalUri(original)| {
+        let path = parts.uri.path();
+        original.authority() != parts.uri.authority() || (path != "/" && !original.path().ends_with(path))
+    })
 }
 
 /// The route that a router has matched: `/users/{id}`.

@@ -159,6 +159,12 @@ impl<'a> Attributes<'a> {
         self.counted(name, 128)
     }
 
+    /// Whether decoding its path before it is split makes another path than decoding it after that.
+    #[cfg(feature = "http")]
+    pub(super) fn reads_two_ways(&self) -> bool {
+        self.by_segments.is_some()
+    }
+
     /// Those that are compared as they are: all but address and path.
     pub(super) fn texts(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let method = self.method.as_deref().map(|method| (METHOD, method.as_bytes()));
@@ -190,7 +196,7 @@ impl<'a> Attributes<'a> {
 pub struct Reading {
     /// Whether the ASCII letters of paths and patterns are compared without their case. Default: false.
     pub ignore_case: bool,
-    /// Whether a path is decoded before it is split, or after. Default: before.
+    /// Whether a path is decoded before it is split, or after. Default: before, unless that makes a difference.
     pub paths: Paths,
 }
 

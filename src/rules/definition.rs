@@ -184,8 +184,11 @@ pub struct OneOrMore(pub Vec<String>);
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Paths {
-    /// Decoded first and then split, as by proxies and file servers: `%2F` is a slash, and `..` leads out of a segment.
+    /// As decoded; and the [middleware](crate::middleware) refuses a path that the other way would read differently, where a
+    /// rule looks at paths.
     #[default]
+    Unambiguous,
+    /// Decoded first and then split, as by proxies and file servers: `%2F` is a slash, and `..` leads out of a segment.
     Decoded,
     /// Split first, and then each segment decoded, as by routers such as axum's: `%2F` and `..` are part of a segment.
     Segments,
@@ -254,6 +257,17 @@ impl Definition {
             hash_keys: rule.hashes_keys(),
             ..Self::new(rule.name().unwrap_or_default())
         }
+    }
+
+    /// The attributes that it matches, counts or costs by.
+    pub(super) fn attributes(&self) -> impl Iterator<Item = &str> {
+        let cost = match &self.cost {
+            Cost::Attribute(name) => Some(name),
+            Cost::Units(_) => None,
+        };
+        let limits = self.limits.iter().flat_map(|limit| &limit.key.0);
+        let names = self.conditions.keys().chain(&self.key.0).chain(&self.tag).chain(limits).chain(cost);
+        names.map(String::as_str).filter(|name| *name != "global")
     }
 
     /// With these defaults for what it doesn't say.

@@ -179,15 +179,16 @@ fn four_limits_take_at_most_thirty_lines() {
         use axum::http::StatusCode;
         use axum::routing::post;
         use axum::{Form, Router};
-        use tollgate_examples::address;
+        use tollgate_examples::{address, interrupted};
         #[tokio::main]
         async fn main() -> Result<(), Box<dyn Error>> {
+        tracing_subscriber::fmt().with_writer(std::io::stderr).init();
         let app = Router::new()
         .route(\"/completions\", post(complete))
         .route(\"/login\", post(login));
         let listener = tokio::net::TcpListener::bind(address(\"127.0.0.1:3000\")).await?;
         println!(\"listening on {}\", listener.local_addr()?);
-        axum::serve(listener, app).await?;
+        axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
         Ok(())
         }
         async fn complete(prompt: String) -> String {

@@ -1,15 +1,20 @@
 //! Metrics and traces: what is counted, by which labels, and what is said, without any key.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::body::Body;
+use axum::http;
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
+use tollgate::middleware::RateLimitLayer;
 use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Embedded, Limiter, OnError, Redis, Rule};
+use tower::{Layer, ServiceExt, service_fn};
 
 use crate::server::Server;
 
@@ -158,6 +163,8 @@ fn verdicts_and_shadow_rules_are_counted() {
     assert_eq!(count("tollgate_verdicts_total{outcome=denied,reason=limits,rule=users}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_verdicts_total{outcome=denied,reason=blocked,rule=users}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_verdicts_total{outcome=denied,reason=missing,rule=users}"), 1.0, "{seen:?}");
+    // Nobody was answered by a shadow rule.
+    assert!(!seen.keys().any(|series| series.contains("decisions_total") && series.contains("rule=trial")), "{seen:?}");
     assert_eq!(count("tollgate_verdicts_total{outcome=error,reason=unreachable,rule=users}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_shadow_verdicts_total{outcome=allowed,rule=trial}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_shadow_verdicts_total{outcome=denied,rule=trial}"), 3.0, "{seen:?}");
@@ -254,6 +261,23 @@ fn spans_and_events_say_what_happened_and_to_no_one_whom() {
                 Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_millis(300));
             let open = rule("gcra 2/1h", "open").on_error(OnError::Open).expect("a policy");
             limiter.acquire(&open, SECRET).await.expect("a decision");
+            // Rules by what no request has, and a user who may not run scripts.
+            let mistyped = "[[rule]]\nname = \"all\"\nkey = \"apikey\"\nlimits = [\"gcra 1/1h\"]".parse::<RuleSet>();
+            let layer = RateLimitLayer::new(limiter.clone(), mistyped.expect("rules"));
+            let service = layer.layer(service_fn(async |_: http::Request<()>| {
+                Ok::<_, Infallible>(http::Response::new(Body::empty()))
+            }));
+            service.oneshot(http::Request::new(())).await.expect("infallible");
+            let reader = Redis::open(&server.user("reader", "+@all ~* -evalsha -eval")).expect("an address");
+            let one = "gcra 1/1h".parse::<Rule>().and_then(|rule| rule.named("one")).expect("a rule");
+            let rules = RuleSet::of(&one, "global").expect("a set");
+            let service =
+                RateLimitLayer::new(Limiter::new(reader), rules).layer(service_fn(async |_: http::Request<()>| {
+                    Ok::<_, Infallible>(http::Response::new(Body::empty()))
+                }));
+            assert_eq!(service.oneshot(http::Request::new(())).await.expect("infallible").status().as_u16(), 503);
+            let permits = rule("concurrency 9 ttl 1h", "permits");
+            tracing::info!("held: {:?}", limiter.hold(&permits, SECRET).await.expect("an answer").permit);
             server.stop();
             for _ in 0..8 {
                 limiter.acquire(&open, SECRET).await.expect("a decision");
@@ -270,13 +294,19 @@ fn spans_and_events_say_what_happened_and_to_no_one_whom() {
     let text = log.text();
     for expected in [
         "DEBUG decision{rule=\"open\" operation=\"acquire\" allowed=true source=\"redis\"}: tollgate: close",
-        "redis is away: the rule's policy answers rule=\"open\" policy=\"open\" error=",
+        "DEBUG",
+        "the rule's policy answers for redis rule=\"open\" policy=\"open\" error=",
         "WARN",
         "redis is not asked for a while: it did not answer error=",
         "INFO",
         "redis answers again",
+        "rules ask for an attribute that no request has attribute=\"apikey\"",
+        "a request is refused: no decision could be made error=\"permission\"",
+        "held: Some(Permit { rule: Some(\"permits\"), held: true, .. })",
     ] {
         assert!(text.contains(expected), "{expected}:\n{text}");
     }
     assert!(!text.contains("alice"), "{text}");
+    let warnings = text.lines().filter(|line| line.contains(" WARN ") && !line.contains("is not asked for a while"));
+    assert_eq!(warnings.count(), 2, "one for the outage, not for each request: {text}");
 }

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use tokio::signal::unix::{SignalKind, signal};
 use tollgate::{Embedded, Engine};
 
 /// The Redis at `TOLLGATE_URL` or, without one, the engine in this process.
@@ -15,4 +16,13 @@ pub fn engine() -> Result<Engine, Box<dyn Error>> {
 /// The address to listen on: `LISTEN`, or this.
 pub fn address(default: &str) -> String {
     std::env::var("LISTEN").unwrap_or_else(|_| default.to_owned())
+}
+
+/// Ctrl-C, or the signal by which services are ended.
+pub async fn interrupted() {
+    let mut ended = signal(SignalKind::terminate()).expect("a handler of signals");
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = ended.recv() => {}
+    }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderName, Request};
+use axum::http::{HeaderName, Request, Version};
 use serde_json::json;
 use tollgate::middleware::{HeaderStyle, RateLimitLayer, Rejection};
 use tollgate::rules::{RuleSet, Verdict};
@@ -124,7 +124,7 @@ async fn what_is_denied_has_a_problem_in_json() {
             400,
             None,
             json!({"type": "about:blank", "title": "Bad Request", "status": 400,
-                   "detail": "a header stands twice of which one counts"}),
+                   "detail": "a header by which requests are told apart was sent more than once"}),
         );
     }
     // Without what the rule counts by.
@@ -141,12 +141,18 @@ async fn what_is_denied_has_a_problem_in_json() {
     let answer = ask(&layer, get("/big", &[KEY, ("x-units", "6")])).await;
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (429, None));
     assert_eq!(answer.header("ratelimit"), Some("\"big\";r=5"));
+    assert_eq!(answer.json()["detail"], "this request costs more than its limit can ever allow");
+    // What is said of denials says nothing of these.
+    assert_eq!(
+        ask(&layer, get("/slow", &[])).await.json()["detail"],
+        "this request needs api_key, by which its limit counts"
+    );
     check(
         ask(&layer, get("/big", &[KEY, ("x-units", "many")])).await,
         400,
         None,
         json!({"type": "about:blank", "title": "Bad Request", "status": 400,
-               "detail": "what this request says that it costs is no whole number"}),
+               "detail": "what this request says it costs must be a whole number"}),
     );
 }
 
@@ -155,7 +161,10 @@ async fn what_is_denied_has_a_problem_in_json() {
 async fn a_grpc_call_is_answered_in_its_own_terms() {
     let layer = layer(RULES);
     let call = async |path: &str, key: &str| {
-        let request = Request::post(path).header("content-type", "application/grpc+proto").header("x-api-key", key);
+        let request = Request::post(path)
+            .version(Version::HTTP_2)
+            .header("content-type", "application/grpc+proto")
+            .header("x-api-key", key);
         ask(&layer, request.body(Body::empty()).expect("a request")).await
     };
     assert_eq!(call("/pkg.Service/Method", "k").await.header("grpc-status"), None);
@@ -167,7 +176,7 @@ async fn a_grpc_call_is_answered_in_its_own_terms() {
     assert!((9_000..=10_000).contains(&pushback), "{pushback}");
     // google.rpc.Status { code: 8, message, details: [RetryInfo { retry_delay }] }, as Protocol Buffers have them.
     let details = denied.header("grpc-status-details-bin").expect("details");
-    let text = data_encoding(details);
+    let text = base64_decoded(details);
     let inner = [b"\x0a\x28type.googleapis.com/google.rpc.RetryInfo\x12".as_slice()].concat();
     assert!(text.starts_with(b"\x08\x08\x12\x11Too many requests\x1a"), "{text:?}");
     assert!(text.windows(inner.len()).any(|window| window == inner), "{text:?}");
@@ -179,7 +188,7 @@ async fn a_grpc_call_is_answered_in_its_own_terms() {
 }
 
 /// Base64 without padding.
-fn data_encoding(text: &str) -> Vec<u8> {
+fn base64_decoded(text: &str) -> Vec<u8> {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bits = text.bytes().flat_map(|byte| {
         let value = DIGITS.iter().position(|digit| *digit == byte).expect("a digit");
@@ -206,10 +215,12 @@ async fn a_closed_policy_is_a_503_and_an_open_one_invents_nothing() {
     let kind = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
     assert_eq!(closed.json(), json!({"type": kind, "title": "Service Unavailable", "status": 503}));
     assert_eq!(closed.header("ratelimit"), None);
-    let call = |method: &str, kind: &str| {
-        let request = Request::builder().method(method).uri("/pkg.Service/Method").header("content-type", kind);
+    let call_over = |version: Version, method: &str, kind: &str| {
+        let request =
+            Request::builder().version(version).method(method).uri("/pkg.Service/Method").header("content-type", kind);
         request.body(Body::empty()).expect("a request")
     };
+    let call = |method: &str, kind: &str| call_over(Version::HTTP_2, method, kind);
     let grpc = ask(&layer, call("POST", "application/grpc")).await;
     assert_eq!((grpc.status.as_u16(), grpc.header("grpc-status"), grpc.body.len()), (200, Some("14"), 0));
     assert_eq!((grpc.header("grpc-retry-pushback-ms"), grpc.header("retry-after")), (Some("1000"), None));
@@ -218,6 +229,8 @@ async fn a_closed_policy_is_a_503_and_an_open_one_invents_nothing() {
     {
         assert_eq!(ask(&layer, call(method, kind)).await.status.as_u16(), 503, "{method} {kind}");
     }
+    let older = call_over(Version::HTTP_11, "POST", "application/grpc");
+    assert_eq!(ask(&layer, older).await.status.as_u16(), 503, "gRPC is over HTTP/2");
 
     let open =
         RateLimitLayer::new(away().on_error(OnError::Open).expect("a policy"), rules).header_style(HeaderStyle::Both);
@@ -302,5 +315,39 @@ async fn a_handlers_own_denials_and_errors_are_answered_alike() {
     let body: serde_json::Value = serde_json::from_slice(denied.body()).expect("JSON");
     assert_eq!(body["violated-policies"], json!(["codes"]));
     assert_eq!(answer(decide(&away(), &named).await.expect_err("away")).status().as_u16(), 503);
-    assert_eq!(answer(decide(&limiter, &rule).await.expect_err("no name")).status().as_u16(), 500);
+    let unnamed = answer(decide(&limiter, &rule).await.expect_err("no name"));
+    assert_eq!(unnamed.status().as_u16(), 500);
+    assert!(unnamed.extensions().get::<tollgate::Error>().is_some_and(tollgate::Error::is_input));
+    let empty = limiter.acquire(&named, "").await.expect_err("an empty key");
+    assert_eq!(answer(empty.into()).status().as_u16(), 400);
+}
+
+/// Axum's routes see `/api/..%2Fadmin` within `/api`, and a proxy that decodes sees `/admin`.
+#[tokio::test]
+async fn a_path_that_can_be_read_in_two_ways_is_refused_unless_the_set_says_which() {
+    let rules = "[[rule]]\nname = \"api\"\nmatch = { path = \"/api/*\" }\nkey = \"global\"\nlimits = [\"gcra 1/1h\"]";
+    for (said, expected) in
+        [("", [400, 400]), ("paths = \"segments\"\n", [200, 429]), ("paths = \"decoded\"\n", [200, 200])]
+    {
+        let layer = embedded(&format!("{said}{rules}"));
+        let mut statuses = Vec::new();
+        for path in ["/api/..%2Fadmin", "/api/%2e%2e/x"] {
+            statuses.push(ask(&layer, get(path, &[])).await.status.as_u16());
+        }
+        assert_eq!(statuses, expected, "{said}");
+        assert_eq!(ask(&layer, get("/other//%61b/", &[])).await.status.as_u16(), 200, "{said}");
+    }
+    // Nobody looks at it.
+    let layer = embedded("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 1/1h\"]");
+    assert_eq!(ask(&layer, get("/api/..%2Fadmin", &[])).await.status.as_u16(), 200);
+}
+
+/// No client's fault.
+#[tokio::test]
+async fn a_server_that_notes_no_addresses_is_misconfigured() {
+    let layer = embedded("[[rule]]\nname = \"all\"\nkey = \"ip\"\nlimits = [\"gcra 1/1h\"]");
+    assert_eq!(ask(&layer, get("/", &[])).await.status.as_u16(), 500);
+    let mut noted = get("/", &[]);
+    noted.extensions_mut().insert(std::net::SocketAddr::from(([192, 0, 2, 1], 99)));
+    assert_eq!(ask(&layer, noted).await.status.as_u16(), 200);
 }

@@ -1,6 +1,7 @@
 //! What becomes of permits and counts on real connections: slow readers, clients who hang up, upgrades, and HTTP/2.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
@@ -72,7 +73,7 @@ async fn who_reads_slowly_holds_a_permit_until_all_is_read_and_who_hangs_up_hold
 
 /// Speaks another protocol from then on, which says everything twice; holds its permit meanwhile if the path says so.
 async fn doubled(Extension(permits): Extension<Permits>, mut request: Request) -> Response<Body> {
-    let held = request.uri().path().ends_with("held").then(|| permits.hold());
+    let held = request.uri().path().ends_with("held").then(|| permits.hold().expect("permits"));
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         let mut stream = TokioIo::new(upgrade.await.expect("switched"));
@@ -102,6 +103,8 @@ async fn an_upgraded_connection_holds_a_permit_if_its_handler_does() {
             stream.read_exact(&mut answer).await.expect("an answer");
             assert_eq!(&answer, b"wordword");
         }
+        until_left(&limiter, if held { 1 } else { 2 }).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
         until_left(&limiter, if held { 1 } else { 2 }).await;
         drop(stream);
         until_left(&limiter, 2).await;
@@ -133,11 +136,12 @@ async fn over_http2_the_path_counts_whatever_its_other_pseudo_headers_say() {
     for target in [
         "http://a.example/api/items",
         "https://b.example/api//items?x=/other",
-        "http://user@c.example:99/other/../api/./items",
+        "http://user@c.example:99/api/items/",
         "http://d.example/%61pi/items",
     ] {
         assert_eq!(ask("GET", target).await, 200, "{target}");
     }
+    assert_eq!(ask("GET", "http://a.example/other/../api/./items").await, 400, "to routers another than to proxies");
     for (method, target) in
         [("GET", "http://e.example/api/items"), ("POST", "https://f.example/api/x"), ("OPTIONS", "http://g/api/x")]
     {
@@ -145,4 +149,17 @@ async fn over_http2_the_path_counts_whatever_its_other_pseudo_headers_say() {
     }
     assert_eq!(ask("GET", "http://a.example/other").await, 200);
     assert_eq!(ask("OPTIONS", "http://a.example/*").await, 200);
+}
+
+/// A handler may take the permits of any request: there are none where its rule has none.
+#[tokio::test]
+async fn a_rule_without_permits_has_none_to_hold() {
+    let server = Server::start();
+    let free = set("[[rule]]\nname = \"free\"\nkey = \"global\"\nlimits = [\"gcra 9/1s\"]");
+    let handler = get(async |Extension(permits): Extension<Permits>| format!("{}", permits.hold().is_none()));
+    let app = Router::new().route("/", handler).layer(RateLimitLayer::new(limiter(&server), free));
+    let mut stream = asked(serve(app).await, "/", "Connection: close\r\n").await;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("an answer");
+    assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("true"), "{text}");
 }

@@ -90,6 +90,9 @@ async fn waits_are_whole_seconds_rounded_up_and_at_least_one() {
         ("gcra 1000/1s burst 1", 2, Some("1"), Some("1")),
         ("gcra 1/1h", 1, None, None),
         ("fixed-window 1/1h start first-hit", 1, None, Some("3600")),
+        // Full after several windows, and more of it after this one.
+        ("fixed-window 2/1h start first-hit burst 9", 7, None, Some("3600")),
+        ("fixed-window 2/1h start first-hit max-debt 9", 1, None, Some("3600")),
         ("concurrency 8 ttl 30s", 1, None, None),
         ("sliding-window 5/1h", 1, None, None),
     ] {
@@ -118,4 +121,26 @@ async fn several_limits_are_told_by_name_and_older_clients_by_the_scarcest() {
     let denied = taken(&both, 4).await;
     assert_eq!(denied.headers(HeaderStyle::Off), [("retry-after", "3600".to_owned())]);
     assert_eq!(denied.rule(), Some("api"));
+}
+
+/// Permits are given back long before they expire.
+#[tokio::test]
+async fn who_finds_no_permit_may_look_again_after_a_second() {
+    let limiter = Limiter::new(Embedded::new());
+    for (text, expected) in [
+        ("concurrency 1 ttl 1h", "1"),
+        ("concurrency 1 ttl 200ms", "1"),
+        ("concurrency 1 ttl 1h, token-bucket 9/1m", "1"),
+        ("concurrency 9 ttl 1h, token-bucket 1/1m", "60"),
+    ] {
+        let rule = text.parse::<Rule>().expect(text).named(&format!("r{}", text.len())).expect("a name");
+        let held = limiter.hold(&rule, text).await.expect("an answer");
+        let denied = limiter.hold(&rule, text).await.expect("an answer").decision;
+        assert_eq!(field(&denied, "retry-after").as_deref(), Some(expected), "{text}");
+        drop(held);
+    }
+    let rule = rule("concurrency 1 ttl 1h");
+    limiter.block(&rule, "blocked", Duration::from_secs(100)).await.expect("blocked");
+    let denied = limiter.hold(&rule, "blocked").await.expect("an answer").decision;
+    assert_eq!(field(&denied, "retry-after").as_deref(), Some("100"));
 }

@@ -188,31 +188,133 @@ async fn what_a_handler_never_says_stays_as_it_was_charged() {
     }
 }
 
-/// Its cost is permits too: what is said of it late is not charged, and permits are given back all the same.
+/// Tokens are settled, how many are at work isn't; and permits are given back after that.
 #[tokio::test]
-async fn a_rule_with_permits_is_not_settled() {
+async fn of_a_rule_with_permits_the_other_limits_are_settled() {
     let server = Server::start();
     let limiter = limiter(&server);
-    let text =
-        "[[rule]]\nname = \"jobs\"\nkey = \"global\"\nlimits = [\"concurrency 2 ttl 30s\", \"token-bucket 1000/1h\"]";
+    let text = "[[rule]]\nname = \"jobs\"\nkey = \"global\"\nlimits = [\"concurrency 2 ttl 30s\", \"fixed-window 1000/1h start first-hit\"]";
     let layer = RateLimitLayer::new(limiter.clone(), set(text)).settle();
     let service = service_fn(|request: Request<Body>| async move {
-        request.extensions().get::<Usage>().expect("also where it isn't settled").set(250);
+        request.extensions().get::<Usage>().expect("it").set(250);
         Ok::<_, Infallible>(Response::new(Body::from("hello")))
     });
-    let response = layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
-    assert_eq!(left(&limiter, text).await, 1);
-    assert_eq!(&answer(response).await.body[..], b"hello");
-    for _ in 0..1000 {
-        let rules = set(text);
-        let now = limiter.peek(rules.rule("jobs").expect("a rule"), "global").await.expect("an answer");
-        if now.limits[0].remaining == 2 {
-            assert_eq!(now.limits[1].remaining, 999);
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
+    for expected in [750, 500, 250] {
+        let response = layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
+        assert_eq!(left(&limiter, text).await, 1);
+        assert_eq!(&answer(response).await.body[..], b"hello");
+        limiter.finish().await;
+        let now = limiter.peek(set(text).rule("jobs").expect("a rule"), "global").await.expect("an answer");
+        assert_eq!([0, 1].map(|at| now.limits[at].remaining), [2, expected]);
     }
-    panic!("the permit is kept");
+    // What is remembered of a call stays for a minute, in case that an answer was lost.
+    let keys: Vec<String> = tollgate::redis::cmd("KEYS").arg("*").query(&mut server.connection()).expect("keys");
+    let markers: Vec<_> = keys.iter().filter(|key| key.contains("http")).collect();
+    for key in &markers {
+        let ttl: i64 = tollgate::redis::cmd("PTTL").arg(key).query(&mut server.connection()).expect("a time");
+        assert!(ttl <= 60_000, "{key}: {ttl}");
+    }
+}
+
+/// It is released when there is a Redis again, long before it expires.
+#[tokio::test]
+async fn a_permit_that_is_dropped_while_redis_is_away_for_a_moment_is_given_back() {
+    let mut server = Server::with(&["--save", "1 1"]);
+    let limiter = Limiter::new(Redis::open(&server.tcp_url()).expect("an address"));
+    let layer = RateLimitLayer::new(limiter.clone(), set(PERMITS));
+    let service = service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::from("hello"))) });
+    let response = layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
+    assert_eq!(left(&limiter, PERMITS).await, 1);
+    tollgate::redis::cmd("SAVE").exec(&mut server.connection()).expect("saved");
+    server.stop();
+    drop(response);
+    // Until it has been tried once.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    server.start_again(&[]);
+    server.wait_until_it_answers();
+    limiter.finish().await;
+    until_left(&limiter, 2).await;
+}
+
+/// A handler meters its stream by a value that says so as it is dropped.
+#[tokio::test]
+async fn what_a_body_says_as_it_is_dropped_is_charged_however_it_ends() {
+    struct Meter(Usage);
+    impl Drop for Meter {
+        fn drop(&mut self) {
+            self.0.set(300);
+        }
+    }
+    let limiter = Limiter::new(tollgate::Embedded::new());
+    let rules = set("[[rule]]\nname = \"tokens\"\nkey = \"global\"\nlimits = [\"fixed-window 1000/1h\"]");
+    let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).settle();
+    let service = service_fn(move |request: Request<Body>| async move {
+        let meter = Meter(request.extensions().get::<Usage>().expect("it").clone());
+        let frames = futures_util::stream::iter([b"one", b"two"]);
+        let frames = futures_util::StreamExt::map(frames, move |frame| {
+            let _ = &meter;
+            Ok::<_, Infallible>(Bytes::from_static(frame))
+        });
+        Ok::<_, Infallible>(Response::new(Body::from_stream(frames)))
+    });
+    for (read, expected) in [(true, 700), (false, 400)] {
+        let response = layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
+        if read {
+            let mut body = response.into_body();
+            while let Some(frame) = body.frame().await {
+                frame.expect("infallible");
+            }
+            // The body itself is still there.
+            limiter.finish().await;
+            let now = limiter.peek(rules.rule("tokens").expect("a rule"), "global").await.expect("an answer");
+            assert_eq!(now.remaining, expected);
+        } else {
+            drop(response);
+            limiter.finish().await;
+            let now = limiter.peek(rules.rule("tokens").expect("a rule"), "global").await.expect("an answer");
+            assert_eq!(now.remaining, expected);
+        }
+    }
+}
+
+/// One layer around the retries, and one within: an attempt that says nothing isn't charged for another's.
+#[tokio::test]
+async fn attempts_of_one_request_are_settled_each_by_itself() {
+    let limiter = Limiter::new(tollgate::Embedded::new());
+    let rule = |name: &str| {
+        set(&format!("[[rule]]\nname = \"{name}\"\nkey = \"global\"\nlimits = [\"fixed-window 1000/1h\"]"))
+    };
+    let (around, each) = (rule("around"), rule("each"));
+    let outer = RateLimitLayer::new(limiter.clone(), around.clone()).settle();
+    let inner = RateLimitLayer::new(limiter.clone(), each.clone()).settle();
+    let attempts = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counted = Arc::clone(&attempts);
+    let service = inner.layer(service_fn(move |request: Request<Body>| {
+        if counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0 {
+            request.extensions().get::<Usage>().expect("it").set(50);
+        }
+        async { Ok::<_, Infallible>(Response::new(Body::empty())) }
+    }));
+    let thrice = service_fn(move |request: Request<Body>| {
+        let service = service.clone();
+        async move {
+            let extensions = request.extensions().clone();
+            for _ in 0..2 {
+                let mut attempt = get("/", &[]);
+                *attempt.extensions_mut() = extensions.clone();
+                service.clone().oneshot(attempt).await?;
+            }
+            service.oneshot(request).await
+        }
+    });
+    outer.layer(thrice).oneshot(get("/", &[])).await.expect("infallible");
+    limiter.finish().await;
+    let mut remaining = Vec::new();
+    for (rules, name) in [(&around, "around"), (&each, "each")] {
+        let rule = rules.rule(name).expect("a rule");
+        remaining.push(limiter.peek(rule, "global").await.expect("an answer").remaining);
+    }
+    assert_eq!(remaining, [950, 948]);
 }
 
 /// Layers of others, such as one for CORS, answer by themselves with an empty body.

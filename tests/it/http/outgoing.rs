@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{Request, Response};
-use tollgate::middleware::RateLimitLayer;
+use tollgate::middleware::{HeaderStyle, RateLimitLayer};
+use tollgate::rules::RuleSet;
 use tollgate::{Embedded, Limiter};
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -84,9 +85,16 @@ async fn who_is_told_to_hold_back_does_so_and_so_do_all_who_share_the_key() {
 /// Whatever the other side says: who was blocked for longer, by an operator for one, stays so.
 #[tokio::test]
 async fn what_is_heeded_never_shortens_a_block() {
-    let rules = set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"gcra 100/1s burst 100\"]");
+    // Of the second, no cost but what is owed can ever be had.
+    for limit in ["gcra 100/1s burst 100", "token-bucket 5/1s burst 0 max-debt 100"] {
+        let rules = set(&format!("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"{limit}\"]"));
+        never_shortened(rules).await;
+    }
+}
+
+async fn never_shortened(rules: RuleSet) {
     let limiter = Limiter::new(Embedded::new());
-    let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).heed(Duration::from_secs(600));
+    let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).wait(Duration::from_secs(1)).heed(Duration::MAX);
     let blocking = (limiter.clone(), rules.clone());
     let service = service_fn(move |_: Request<Body>| {
         let (limiter, rules) = blocking.clone();
@@ -98,7 +106,8 @@ async fn what_is_heeded_never_shortens_a_block() {
         }
     });
     layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
-    let then = limiter.peek(rules.rule("theirs").expect("a rule"), "global").await.expect("an answer");
+    let request = tollgate::Request::new("global").cost(0);
+    let then = limiter.peek(rules.rule("theirs").expect("a rule"), request).await.expect("an answer");
     assert!(then.retry_after.duration().is_some_and(|wait| wait > Duration::from_secs(50)), "{then:?}");
 }
 
@@ -115,10 +124,75 @@ async fn what_is_sent_on_is_counted_by_where_it_goes() {
         // A router within another, over HTTP/1 and HTTP/2.
         ("/chat", "/v1/chat"),
         ("https://ours.example/chat", "https://ours.example/v1/chat"),
+        // The whole of it, nested.
+        ("/", "/v1/chat"),
+        // Sent on within one connection, whose host stands nowhere.
+        ("/v1/other", "/proxy/chat"),
+        ("/chat", "/v1/x"),
     ] {
         let mut request = get(target, &[]);
         request.extensions_mut().insert(axum::extract::OriginalUri(original.parse().expect("a target")));
         statuses.push(super::ask(&layer, request).await.status.as_u16());
     }
-    assert_eq!(statuses, [200, 429, 200, 429, 429]);
+    assert_eq!(statuses, [200, 429, 200, 429, 429, 429, 429, 200]);
+}
+
+/// Fields that a layer of our own within has added, and its denials, are no word of the other side.
+#[tokio::test]
+async fn only_the_other_side_is_heeded() {
+    let limiter = Limiter::new(Embedded::new());
+    let all = set("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 1000/1s burst 1000\"]");
+    let users = set("[[rule]]\nname = \"users\"\nkey = \"user\"\nlimits = [\"fixed-window 1/1h\"]");
+    let outer = RateLimitLayer::new(limiter.clone(), all.clone()).heed(Duration::from_secs(600));
+    let user = axum::http::HeaderName::from_static("x-user");
+    let inner = RateLimitLayer::new(limiter.clone(), users).header("user", user).header_style(HeaderStyle::Both);
+    let told = Arc::new(std::sync::Mutex::new(Response::new(Body::empty())));
+    let answers = Arc::clone(&told);
+    let service = outer.layer(inner.layer(service_fn(move |_: Request<Body>| {
+        let answer = std::mem::take(&mut *answers.lock().expect("it"));
+        async { Ok::<_, Infallible>(answer) }
+    })));
+    let ask = async |user: &str| {
+        service.clone().oneshot(get("/", &[("x-user", user)])).await.expect("infallible").status().as_u16()
+    };
+    for (user, expected) in [("alice", 200), ("alice", 429), ("bob", 200), ("bob", 429), ("carol", 200)] {
+        assert_eq!(ask(user).await, expected, "{user}");
+    }
+    told.lock().expect("it").headers_mut().insert("ratelimit", "\"theirs\";r=0;t=60".parse().expect("a value"));
+    assert_eq!((ask("dave").await, ask("erin").await), (200, 429));
+    let then = limiter.peek(all.rule("all").expect("a rule"), "global").await.expect("an answer");
+    assert!(then.blocked, "what they say is heeded beside our own");
+}
+
+/// Those who wait in order when the other side asks to be left alone wait for that too.
+#[tokio::test]
+async fn who_waits_while_the_key_is_blocked_waits_on() {
+    let rules = set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"gcra 1/50ms burst 0 max-debt 100\"]");
+    for (bound, expected) in
+        [(Duration::from_secs(9), [200, 429, 200, 200]), (Duration::from_millis(900), [200, 429, 429, 429])]
+    {
+        let layer = RateLimitLayer::new(Limiter::new(Embedded::new()), rules.clone());
+        let layer = layer.wait(bound).heed(Duration::from_secs(1));
+        let calls = Arc::new(AtomicU64::new(0));
+        let sent = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let began = Instant::now();
+        let asked = (0..4).map(|_| {
+            let (calls, sent) = (Arc::clone(&calls), Arc::clone(&sent));
+            let service = service_fn(move |_: Request<Body>| {
+                sent.lock().expect("it").push(began.elapsed());
+                let response = match calls.fetch_add(1, Ordering::Relaxed) {
+                    1 => Response::builder().status(429).header("retry-after", "60"),
+                    _ => Response::builder(),
+                };
+                async { Ok::<_, Infallible>(response.body(Body::empty()).expect("a response")) }
+            });
+            layer.layer(service).oneshot(get("/", &[]))
+        });
+        let answers = futures_util::future::join_all(asked).await.into_iter();
+        let statuses: Vec<_> = answers.map(|answer| answer.expect("infallible").status().as_u16()).collect();
+        assert_eq!(statuses, expected);
+        let sent = sent.lock().expect("it").clone();
+        assert!(sent.iter().skip(2).all(|at| *at >= Duration::from_secs(1)), "{sent:?}");
+        assert_eq!(sent.len(), if expected[2] == 200 { 4 } else { 2 });
+    }
 }

@@ -90,13 +90,13 @@ fn each_fault_is_a_line_with_its_place_in_the_order_of_the_file() {
 
 #[test]
 fn a_request_is_explained_step_by_step() {
-    let request = ["--user", "42", "--tier", "free", "--path", "//api/v1/./items?page=1", "--method", "get"];
+    let request = ["--user", "42", "--tier", "free", "--path", "//api/v1/%69tems?page=1", "--method", "get"];
     let arguments = |more: &[&'static str]| [&["rules", "explain", EXAMPLE], &request[..], more].concat();
     let output = tollgate(&arguments(&["--ip", "::ffff:192.0.2.1", "--format", "table"]));
     let expected = "\
 request      ip 192.0.2.1 (given as ::ffff:192.0.2.1)
              method GET (given as get)
-             path /api/v1/items (given as //api/v1/./items?page=1)
+             path /api/v1/items (given as //api/v1/%69tems?page=1)
              tier free
              user 42
 rule         free (priority 600)

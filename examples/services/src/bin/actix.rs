@@ -26,10 +26,12 @@ async fn hello(request: HttpRequest, limits: web::Data<Limits>) -> HttpResponse 
     };
     let verdict = match limits.limiter.acquire_by(&limits.rules, &known).await {
         Ok(verdict) => verdict,
-        // No decision: a dead Redis is no client's fault.
+        // No decision: a dead Redis is no client's fault, and a rule that can't be decided isn't either.
         Err(error) => {
             eprintln!("{error}");
-            return HttpResponse::ServiceUnavailable().insert_header(("retry-after", "1")).finish();
+            let status =
+                if error.is_input() { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::SERVICE_UNAVAILABLE };
+            return HttpResponse::build(status).insert_header(("retry-after", "1")).finish();
         }
     };
     let status = verdict.response.as_ref().map_or(200, |response| response.status.get());

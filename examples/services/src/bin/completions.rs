@@ -1,6 +1,6 @@
 //! A service with four limits: requests by API key, 100 a minute with a burst of 20, 8 of them at once; a model's tokens by
-//! organisation; and five failed logins in 15 minutes. While Redis is away, requests pass, and each of two processes looks at
-//! two logins.
+//! organisation; and five failed logins in 15 minutes. While Redis is away, requests pass, and each of the two processes
+//! still checks two attempts per account.
 //!
 //!   cargo run --manifest-path examples/services/Cargo.toml --bin completions
 //!   curl -i -H 'Authorization: Bearer k' -H 'X-Org: acme' -d 'What is a tollgate?' http://127.0.0.1:3000/completions
@@ -15,7 +15,7 @@ use axum::{Extension, Form, Router};
 use tollgate::middleware::{RateLimitLayer, Rejection, Usage};
 use tollgate::rules::RuleSet;
 use tollgate::{Limiter, OnError, Request, Rule};
-use tollgate_examples::{address, engine};
+use tollgate_examples::{address, engine, interrupted};
 
 /// A completion costs 500 until it is known what it took.
 const TOKENS: &str = r#"
@@ -24,6 +24,7 @@ rule = [{ name = "tokens", key = "org", limits = ["token-bucket 100000/1h"], cos
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let limiter = Limiter::new(engine()?).on_error(OnError::Open)?;
     let rule = "token-bucket 100/1m burst 20, concurrency 8 ttl 1m".parse::<Rule>()?.named("requests")?;
     let requests = RateLimitLayer::new(limiter.clone(), RuleSet::of(&rule, "api_key")?).bearer_key();
@@ -36,11 +37,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let app = Router::new()
         .route("/completions", post(complete).layer(tokens))
         .layer(requests)
-        .route("/login", post(login).layer(Extension((limiter, logins))));
+        .route("/login", post(login).layer(Extension((limiter.clone(), logins))));
 
     let listener = tokio::net::TcpListener::bind(address("127.0.0.1:3000")).await?;
     println!("listening on {}", listener.local_addr()?);
-    axum::serve(listener, app).await?;
+    axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
+    limiter.finish().await;
     Ok(())
 }
 
@@ -62,6 +64,8 @@ async fn login(
     if form.get("password").is_none_or(|password| password != "right") {
         return Ok(StatusCode::UNAUTHORIZED);
     }
-    limiter.reset(&logins, Request::new(account).after(&attempt)).await?;
+    if let Err(error) = limiter.reset(&logins, Request::new(account).after(&attempt)).await {
+        eprintln!("attempts stay counted: {error}");
+    }
     Ok(StatusCode::OK)
 }

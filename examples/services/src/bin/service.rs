@@ -15,7 +15,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use tollgate::Limiter;
 use tollgate::middleware::RateLimitLayer;
 use tollgate::rules::WatchedRules;
-use tollgate_examples::{address, engine};
+use tollgate_examples::{address, engine, interrupted};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -38,7 +38,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let rules = std::env::var("RULES").unwrap_or_else(|_| "examples/rules.toml".to_owned());
     // In a service, who the user is comes from its authentication: see RateLimitLayer::attribute.
-    let layer = RateLimitLayer::new(Limiter::new(engine()?), WatchedRules::open(&rules)?)
+    let limiter = Limiter::new(engine()?);
+    let layer = RateLimitLayer::new(limiter.clone(), WatchedRules::open(&rules)?)
         .api_key(HeaderName::from_static("x-api-key"))
         .header("user", HeaderName::from_static("x-user"))
         .header("tier", HeaderName::from_static("x-tier"))
@@ -50,11 +51,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/login", post(|| async { "welcome\n" }))
         .route("/api/{*rest}", get(|| async { "items\n" }).post(|| async { "stored\n" }))
         .layer(layer)
-        // Below the layer: not limited.
+        // Added after the layer, so not limited.
         .route("/metrics", get(move || ready(metrics.render())));
 
     let listener = tokio::net::TcpListener::bind(address("127.0.0.1:3000")).await?;
     println!("listening on {}", listener.local_addr()?);
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
+    limiter.finish().await;
     Ok(())
 }

@@ -1,12 +1,11 @@
 //! `tollgate rules check`: whether a service's sets of rules can be used.
 
-use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use tollgate::rules::{Cost, RuleSet};
+use tollgate::rules::RuleSet;
 
 use crate::escape::shown;
 use crate::output::counted;
@@ -22,17 +21,8 @@ pub(crate) struct Check {
     files: Vec<PathBuf>,
 }
 
-/// The attributes that rules match, count or cost by: one that is misspelled stands out among them.
 fn by(rules: &RuleSet) -> String {
-    let mut names = BTreeSet::new();
-    for rule in rules.definitions() {
-        names.extend(rule.conditions.keys().chain(&rule.key.0).chain(&rule.tag));
-        names.extend(rule.limits.iter().flat_map(|limit| &limit.key.0));
-        if let Cost::Attribute(name) = &rule.cost {
-            names.insert(name);
-        }
-    }
-    let names: Vec<_> = names.into_iter().map(String::as_str).filter(|name| *name != "global").collect();
+    let names: Vec<_> = rules.attributes().collect();
     if names.is_empty() { String::new() } else { format!(", by {}", shown(names.join(", ").as_bytes())) }
 }
 

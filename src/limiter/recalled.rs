@@ -1,0 +1,63 @@
+//! Denials that are remembered in this process, in place of asking again.
+
+use super::Limiter;
+use crate::decision::Decision;
+use crate::denials::{DenialCache, Sighting};
+use crate::error::Error;
+use crate::request::Request;
+use crate::rule::Rule;
+use crate::script::Mode;
+
+impl Limiter {
+    /// As the engine decides, or as it has just denied.
+    pub(super) async fn decide_or_recall(
+        &self,
+        cache: &DenialCache,
+        rule: &Rule,
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> Result<Decision, Error> {
+        if matches!(mode, Mode::Peek | Mode::Inspect) {
+            return self.decide_exactly(rule, request, mode).await;
+        }
+        if mode != Mode::Acquire {
+            // It may give something back, in whatever way it ends.
+            let _changing = cache.changing(self.state_keys(rule, request)?);
+            return self.decide_exactly(rule, request, mode).await;
+        }
+        let Some(sighting) = self.sight(cache, rule, request)? else {
+            return self.decide_exactly(rule, request, mode).await;
+        };
+        if let Some(denial) = cache.recall(&sighting, request.units(rule)) {
+            return Ok(denial);
+        }
+        let decision = self.decide_exactly(rule, request, mode).await?;
+        cache.remember(sighting, request.units(rule), &decision);
+        Ok(decision)
+    }
+
+    /// What an acquire looks for among the denials; none if only the engine can answer it.
+    pub(super) fn sight(
+        &self,
+        cache: &DenialCache,
+        rule: &Rule,
+        request: &Request<'_>,
+    ) -> Result<Option<Sighting>, Error> {
+        let holds = rule.limits().any(|limit| limit.algorithm().holds());
+        // Of a sharded limit, the next call may find another shard.
+        if holds || rule.sharded().is_some() || rule.counts_denials() || request.has_id() || request.time().is_some() {
+            return Ok(None);
+        }
+        Ok(Some(cache.sight(self.state_keys(rule, request)?, rule.fingerprint())))
+    }
+
+    /// The keys of all limits' states, each ended by a newline, which no key has in it.
+    fn state_keys(&self, rule: &Rule, request: &Request<'_>) -> Result<Vec<u8>, Error> {
+        let mut keys = Vec::new();
+        for count in rule.counts() {
+            keys.extend_from_slice(&self.state_key(rule, count.whole(), request)?);
+            keys.push(b'\n');
+        }
+        Ok(keys)
+    }
+}

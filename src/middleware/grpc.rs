@@ -1,0 +1,92 @@
+//! Answers to calls of gRPC, whose status is in header fields of its own.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use bytes::Bytes;
+use http::Response;
+use http::header::{CONTENT_TYPE, HeaderValue};
+
+// Its status codes.
+pub(super) const INVALID_ARGUMENT: u8 = 3;
+pub(super) const PERMISSION_DENIED: u8 = 7;
+pub(super) const RESOURCE_EXHAUSTED: u8 = 8;
+pub(super) const INTERNAL: u8 = 13;
+pub(super) const UNAVAILABLE: u8 = 14;
+
+/// An answer of headers alone. gRPC's status is in a header of its own; HTTP's is always 200.
+///
+/// With a wait, clients may try again after it; without one they don't.
+pub(super) fn answer(code: u8, message: &str, wait: Option<Duration>) -> Response<Bytes> {
+    let mut answer = Response::new(Bytes::new());
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert("grpc-status", HeaderValue::from(u16::from(code)));
+    if let Ok(message) = HeaderValue::try_from(percent_encoded(message)) {
+        headers.insert("grpc-message", message);
+    }
+    let pushback = wait.map_or("-1".to_owned(), |wait| wait.as_nanos().div_ceil(1_000_000).to_string());
+    if let Ok(pushback) = HeaderValue::try_from(pushback) {
+        headers.insert("grpc-retry-pushback-ms", pushback);
+    }
+    if let Some(wait) = wait {
+        let details =
+            STANDARD_NO_PAD.encode(status_with_retry_info(code, message, wait.as_secs(), wait.subsec_nanos()));
+        if let Ok(details) = HeaderValue::try_from(details) {
+            headers.insert("grpc-status-details-bin", details);
+        }
+    }
+    answer
+}
+
+/// As gRPC over HTTP/2 has it: what isn't printable ASCII, and the percent sign itself.
+fn percent_encoded(message: &str) -> String {
+    message.bytes().fold(String::with_capacity(message.len()), |mut text, byte| {
+        match byte {
+            b' '..=b'~' if byte != b'%' => text.push(char::from(byte)),
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+        text
+    })
+}
+
+/// A `google.rpc.Status` whose one detail is a `google.rpc.RetryInfo`, in Protocol Buffers' wire format:
+/// <https://github.com/googleapis/googleapis/blob/master/google/rpc/error_details.proto>.
+fn status_with_retry_info(code: u8, message: &str, seconds: u64, nanos: u32) -> Vec<u8> {
+    let mut duration = Vec::new();
+    number(&mut duration, 1, seconds);
+    number(&mut duration, 2, u64::from(nanos));
+    let mut info = Vec::new();
+    bytes(&mut info, 1, &duration);
+    let mut any = Vec::new();
+    bytes(&mut any, 1, b"type.googleapis.com/google.rpc.RetryInfo");
+    bytes(&mut any, 2, &info);
+    let mut status = Vec::new();
+    number(&mut status, 1, u64::from(code));
+    bytes(&mut status, 2, message.as_bytes());
+    bytes(&mut status, 3, &any);
+    status
+}
+
+fn number(out: &mut Vec<u8>, field: u64, value: u64) {
+    // Zero is left out.
+    if value > 0 {
+        varint(out, field << 3);
+        varint(out, value);
+    }
+}
+
+fn bytes(out: &mut Vec<u8>, field: u64, value: &[u8]) {
+    varint(out, field << 3 | 2);
+    varint(out, value.len() as u64);
+    out.extend_from_slice(value);
+}
+
+fn varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push((value & 0x7f) as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}

@@ -1,0 +1,178 @@
+//! A service under rules: the path of a request.
+
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use super::answer::{self, Failure, Protocol};
+use super::body::{Ends, Permits, ResponseBody, SETTLED_WITHIN, Settlement, Usage};
+use super::layer::Settings;
+use super::restraint;
+use crate::error::{Error, Kind};
+use crate::hold::Permit;
+use crate::limiter::{Asking, HeldVerdict, Limiter};
+use crate::random::unique_id;
+use crate::request::OwnedRequest;
+use crate::rule::Rule;
+use crate::rules::{Applies, Effect, Reason, RuleSet, Verdict};
+use crate::runtime;
+use crate::telemetry;
+use crate::wait::Blocks;
+
+/// A service under rules, which a [`RateLimitLayer`](super::RateLimitLayer) makes.
+#[derive(Clone, Debug)]
+pub struct RateLimit<S> {
+    pub(super) settings: Arc<Settings>,
+    /// The set of rules that was looked at last, by its address.
+    pub(super) checked: Arc<AtomicUsize>,
+    pub(super) service: S,
+}
+
+impl<S, B, R> Service<Request<B>> for RateLimit<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    B: Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    type Response = Response<ResponseBody<R>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.service.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The one that is ready.
+        let again = self.service.clone();
+        let service = mem::replace(&mut self.service, again);
+        let (settings, rules) = (Arc::clone(&self.settings), self.settings.rules.current());
+        if self.checked.load(Ordering::Relaxed) != rules.address() {
+            self.checked.store(rules.address(), Ordering::Relaxed);
+            settings.sources.check(&rules);
+        }
+        Box::pin(settings.pass(rules, service, request))
+    }
+}
+
+/// A request that may go on, and what it holds.
+struct Admitted {
+    verdict: Verdict,
+    ends: Option<Ends>,
+    /// Whom it was charged to.
+    charged: Option<(Rule, OwnedRequest)>,
+}
+
+impl Settings {
+    /// Decides, and passes the request on if it is allowed.
+    async fn pass<S, B, R>(
+        self: Arc<Self>,
+        rules: RuleSet,
+        mut service: S,
+        request: Request<B>,
+    ) -> Result<Response<ResponseBody<R>>, S::Error>
+    where
+        S: Service<Request<B>, Response = Response<R>>,
+        R: Body<Data = Bytes>,
+    {
+        let (mut parts, body) = request.into_parts();
+        let usage = self.settles.then(|| Usage::within(parts.extensions.remove()));
+        if let Some(usage) = &usage {
+            parts.extensions.insert(usage.clone());
+        }
+        if self.skip.as_ref().is_some_and(|skip| skip(&parts)) {
+            let response = service.call(Request::from_parts(parts, body)).await?;
+            return Ok(response.map(|body| ResponseBody::inner(body, None)));
+        }
+        let admitted = match self.decide(&rules, &parts, usage).await {
+            Ok(admitted) => admitted,
+            Err(answer) => return Ok(answer.map(ResponseBody::answer)),
+        };
+        let Admitted { verdict, ends, charged } = admitted;
+        let fields = verdict.headers(self.style);
+        parts.extensions.insert(verdict);
+        parts.extensions.get_or_insert_default::<Permits>().add(ends.as_ref());
+        let (mut parts, body) = service.call(Request::from_parts(parts, body)).await?.into_parts();
+        if let (Some((rule, request)), Some(most)) = (charged, self.heeds) {
+            restraint::heed(&self.limiter, &rule, &request, most, &parts).await;
+        }
+        answer::append(&mut parts.headers, &mut parts.extensions, fields);
+        Ok(Response::from_parts(parts, ResponseBody::inner(body, ends)))
+    }
+
+    /// What the rules make of a request; or the answer in place of the service's.
+    async fn decide(&self, rules: &RuleSet, parts: &Parts, usage: Option<Usage>) -> Result<Admitted, Response<Bytes>> {
+        let protocol = Protocol::of(parts);
+        let refused = |detail| move |error: Error| protocol.failed(Failure::Request(detail), &error);
+        let uncounted = |error: Error| {
+            telemetry::judged(Err((None, &error)));
+            error
+        };
+        let given = self.sources.of(parts).map_err(uncounted);
+        let given = given.map_err(refused("a header by which requests are told apart was sent more than once"))?;
+        let attributes = given.attributes(parts);
+        if rules.reads_two_ways(&attributes) {
+            let error = Error::new(Kind::Input, "path: expected one that reads alike before and after it is decoded");
+            return Err(refused("this path can be read in two ways")(uncounted(error)));
+        }
+        let found = Limiter::found(rules, &attributes);
+        let (applies, shadows) = found.map_err(refused("what this request says it costs must be a whole number"))?;
+        let usage = usage.filter(|_| self.max_wait.is_none() && may_be_settled(&applies));
+        let id = usage.as_ref().map(|_| unique_id("http"));
+        let asking = match self.max_wait {
+            // What comes back may block the key while others wait.
+            Some(max_wait) if self.heeds.is_some() => Asking::Wait(max_wait, Blocks::Respected),
+            Some(max_wait) => Asking::Wait(max_wait, Blocks::Outrun),
+            None => Asking::Hold { id: id.as_ref().map(|id| (id.as_bytes(), SETTLED_WITHIN)) },
+        };
+        let failed = |error: Error| protocol.failed(Failure::of(&error), &error);
+        let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(failed)?;
+        let HeldVerdict { verdict, permits } = held;
+        if matches!(&verdict.reason, Reason::Missing(name) if name == "ip") && !self.sources.know_the_peer(parts) {
+            let why = "ip: expected the connection's other end, which the server doesn't note (in axum, serve \
+                       into_make_service_with_connect_info::<SocketAddr>())";
+            return Err(failed(Error::new(Kind::Input, why)));
+        }
+        if !verdict.allowed {
+            return Err(protocol.denied(verdict, self.style));
+        }
+        // For as long as the response takes.
+        let permits: Arc<Vec<_>> = Arc::new(permits.into_iter().map(Permit::renewed).collect());
+        let charged = match &applies.effect {
+            Effect::Limit(charge) if usage.is_some() || self.heeds.is_some() => {
+                Some((charge.rule().clone(), charge.request().into_owned()))
+            }
+            _ => None,
+        };
+        let settlement = match (&charged, &verdict.decision, usage, &id) {
+            (Some((rule, request)), Some(decision), Some(usage), Some(id)) => {
+                let request = crate::request::Request::from(request).id(id).id_ttl(SETTLED_WITHIN).after(decision);
+                let (limiter, rule, request) = (self.limiter.clone(), rule.clone(), request.into_owned());
+                let (permits, runtime) = (Arc::clone(&permits), runtime::current().map_err(failed)?);
+                Some(Box::new(Settlement { limiter, rule, request, usage, permits, runtime }))
+            }
+            _ => None,
+        };
+        let holds = settlement.is_some() || !permits.is_empty();
+        let ends = holds.then_some(Ends { _settlement: settlement, permits });
+        Ok(Admitted { verdict, ends, charged })
+    }
+}
+
+/// Whether a limit of it counts what a request took.
+fn may_be_settled(applies: &Applies<'_>) -> bool {
+    match &applies.effect {
+        Effect::Limit(charge) => charge.rule().limits().any(|limit| !limit.algorithm().holds()),
+        _ => false,
+    }
+}
