@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test. Installs redis-server (7.0 or newer) with the system's package manager if it is missing.
+# Runs every test. Installs redis-server (7.0 or newer), PostgreSQL (14 or newer) and wrk with the system's package manager
+# if they are missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,11 +15,16 @@ version=$(redis-server --version | sed -n 's/.*v=\([0-9.]*\).*/\1/p')
 [ "${version%%.*}" -ge 7 ] || fail "expected redis-server 7.0 or newer on the PATH, got $version"
 echo "redis-server $version"
 
+# The system of record. Debian puts initdb where the tests look for it, but not on the PATH.
+if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
+    install 'PostgreSQL 14 or newer' postgresql postgresql-server postgresql postgresql
+fi
+
 # Load on the example services.
 command -v wrk >/dev/null || install wrk wrk wrk wrk wrk
 
 # Each set of features builds by itself: features only add.
-for features in '' serde rules http axum metrics tracing tls embedded embedded,serde; do
+for features in '' serde rules http axum postgres metrics tracing tls embedded embedded,serde; do
     cargo check --quiet --lib --no-default-features --features "$features"
 done
 cargo check --quiet --bins --no-default-features --features cli

@@ -8,6 +8,8 @@ mod certificates;
 mod chaos;
 mod concurrency;
 mod costs;
+#[cfg(feature = "postgres")]
+mod database;
 mod denials;
 mod differential;
 mod doctor;
@@ -33,6 +35,8 @@ mod packed;
 mod permissions;
 mod permits;
 mod poison;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod recipes;
 mod redis;
 mod replies;

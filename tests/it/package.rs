@@ -23,7 +23,7 @@ fn packaged() -> BTreeSet<String> {
 #[test]
 fn the_package_is_small_and_has_neither_tests_nor_logs() {
     let files = packaged();
-    let folders = ["src/", "lua/", "examples/"];
+    let folders = ["src/", "lua/", "sql/", "examples/"];
     let others = ["Cargo.toml", "Cargo.lock", "README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"];
     for file in &files {
         let expected = folders.iter().any(|folder| file.starts_with(folder)) || others.contains(&file.as_str());

@@ -6,6 +6,8 @@
 
 mod attributes;
 mod block;
+#[cfg(feature = "postgres")]
+mod db;
 mod doctor;
 mod escape;
 mod inspect;
@@ -69,6 +71,10 @@ enum Command {
     ///
     /// Exit code: 0, 1 if there are warnings, 2 if it is unfit or can't be reached.
     Doctor(doctor::Doctor),
+    /// Make the tables of the system of record on PostgreSQL, or show which there are.
+    #[cfg(feature = "postgres")]
+    #[command(subcommand)]
+    Db(db::Db),
 }
 
 /// What ends a command early.
@@ -97,6 +103,8 @@ async fn main() -> ExitCode {
         Command::Reset(reset) => reset.run().await,
         Command::Rules(rules) => rules.run().await,
         Command::Doctor(doctor) => doctor.run().await,
+        #[cfg(feature = "postgres")]
+        Command::Db(db) => db.run().await,
     };
     match outcome {
         Ok(code) => code,
@@ -146,6 +154,13 @@ impl From<tollgate::Error> for Failure {
 
 impl From<tollgate::RuleError> for Failure {
     fn from(error: tollgate::RuleError) -> Self {
+        Self::Told(error.to_string())
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl From<tollgate::postgres::PostgresError> for Failure {
+    fn from(error: tollgate::postgres::PostgresError) -> Self {
         Self::Told(error.to_string())
     }
 }

@@ -1,0 +1,67 @@
+//! `tollgate db`: the tables of the system of record on PostgreSQL.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use tollgate::postgres::{Migration, Postgres};
+
+use crate::{Failure, Outcome, found};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Db {
+    /// Make the tables, or bring those of an older version to this one.
+    ///
+    /// In one transaction; a second one at the same time waits for the first. Does nothing where nothing is left to do.
+    Migrate(Database),
+    /// Show which migrations the database has, and which are still to be made.
+    ///
+    /// Exit code: 0 if it has all, 1 if some are to be made, 2 if something broke.
+    Status(Database),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Database {
+    /// PostgreSQL 14 or newer, such as postgres://user:password@127.0.0.1/app.
+    #[arg(long = "database", value_name = "URL", env = "TOLLGATE_DATABASE", hide_env_values = true)]
+    url: String,
+}
+
+impl Database {
+    pub(crate) fn open(&self) -> Result<Postgres, Failure> {
+        Ok(Postgres::open(&self.url)?)
+    }
+}
+
+impl Db {
+    pub(crate) async fn run(self) -> Outcome {
+        match self {
+            Self::Migrate(database) => {
+                let made = database.open()?.migrate().await?;
+                found(ExitCode::SUCCESS, print_made(&made))
+            }
+            Self::Status(database) => {
+                let postgres = database.open()?;
+                let schema = postgres.schema().await?;
+                let code = if schema.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(1) };
+                let printed =
+                    writeln!(anstream::stdout(), "{}: PostgreSQL {}", postgres.address(), schema.server_version);
+                found(code, printed.and_then(|()| schema.migrations.iter().try_for_each(print)))
+            }
+        }
+    }
+}
+
+fn print_made(made: &[Migration]) -> io::Result<()> {
+    match made {
+        [] => writeln!(anstream::stdout(), "nothing to do: the database has all migrations"),
+        made => made.iter().try_for_each(print),
+    }
+}
+
+/// `1 configuration   applied 2026-11-22T18:10:11Z`
+fn print(migration: &Migration) -> io::Result<()> {
+    let applied = migration.applied_at.and_then(|at| jiff::Timestamp::try_from(at).ok());
+    let state = applied.map_or("to be made".to_owned(), |at| format!("applied {at:.0}"));
+    writeln!(anstream::stdout(), "{:>4} {:<16} {state}", migration.number, migration.name)
+}

@@ -1,0 +1,116 @@
+//! What goes wrong with PostgreSQL, each in one line without values or passwords.
+
+use std::error::Error as _;
+use std::fmt;
+
+use deadpool_postgres::PoolError;
+use tokio_postgres::error::SqlState;
+
+/// Why PostgreSQL could not do what was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PostgresError {
+    kind: Kind,
+    message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Input,
+    Unreachable,
+    Schema,
+    Refused,
+}
+
+impl PostgresError {
+    pub(super) fn input(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Input, message: message.into() }
+    }
+
+    pub(super) fn schema(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Schema, message: message.into() }
+    }
+
+    /// What is wrong with an address, of which nothing is repeated: it may hold a password.
+    pub(super) fn address(error: &tokio_postgres::Error) -> Self {
+        let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        let expected = "expected an address such as postgres://user:password@host/database";
+        Self::input(format!("postgres: {expected}: {why}"))
+    }
+
+    pub(super) fn unreachable(address: &str, error: &PoolError) -> Self {
+        match error {
+            PoolError::Backend(error) if error.as_db_error().is_some() => Self::from_server(address, error),
+            PoolError::Backend(error) => {
+                let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                Self { kind: Kind::Unreachable, message: format!("postgres at {address}: {why}") }
+            }
+            PoolError::Timeout(_) => {
+                Self { kind: Kind::Unreachable, message: format!("postgres at {address}: no connection in time") }
+            }
+            other => Self { kind: Kind::Unreachable, message: format!("postgres at {address}: {other}") },
+        }
+    }
+
+    fn from_server(address: &str, error: &tokio_postgres::Error) -> Self {
+        let said = Self::from(tokio_error(error));
+        Self { message: said.message.replacen("postgres:", &format!("postgres at {address}:"), 1), ..said }
+    }
+
+    /// An address that can't be read, or a server that is too old.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        self.kind == Kind::Input
+    }
+
+    /// No connection could be made, or it broke.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        self.kind == Kind::Unreachable
+    }
+
+    /// The tables are missing, older or newer than this version of tollgate knows; see
+    /// [`Postgres::migrate`](super::Postgres::migrate).
+    #[must_use]
+    pub fn is_schema(&self) -> bool {
+        self.kind == Kind::Schema
+    }
+}
+
+/// What the server said, and its SQLSTATE, or why it said nothing.
+fn tokio_error(error: &tokio_postgres::Error) -> (Kind, String) {
+    let Some(said) = error.as_db_error() else {
+        let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        let kind = if error.is_closed() || error.source().is_some_and(|why| why.is::<std::io::Error>()) {
+            Kind::Unreachable
+        } else {
+            Kind::Refused
+        };
+        return (kind, format!("postgres: {why}"));
+    };
+    let kind = match *said.code() {
+        SqlState::ADMIN_SHUTDOWN | SqlState::CRASH_SHUTDOWN | SqlState::CANNOT_CONNECT_NOW => Kind::Unreachable,
+        SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::INVALID_SCHEMA_NAME => Kind::Schema,
+        _ => Kind::Refused,
+    };
+    (kind, format!("postgres: {} (SQLSTATE {})", said.message(), said.code().code()))
+}
+
+impl From<(Kind, String)> for PostgresError {
+    fn from((kind, message): (Kind, String)) -> Self {
+        Self { kind, message }
+    }
+}
+
+impl From<tokio_postgres::Error> for PostgresError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        tokio_error(&error).into()
+    }
+}
+
+impl fmt::Display for PostgresError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for PostgresError {}

@@ -1,0 +1,138 @@
+//! The tables, made step by step by the files in `sql/`.
+
+use std::time::SystemTime;
+
+use sha2::{Digest, Sha256};
+use tokio_postgres::Transaction;
+
+use super::{Postgres, PostgresError};
+
+/// A file in `sql/`, whose name begins with its number.
+struct Step {
+    name: &'static str,
+    sql: &'static str,
+}
+
+/// In their order: the first has number 1. One that was released is never changed, since databases have it.
+const STEPS: [Step; 1] = [Step { name: "configuration", sql: include_str!("../../sql/0001_configuration.sql") }];
+
+/// Whoever migrates holds this lock, so that two don't at once.
+const LOCK: i64 = i64::from_be_bytes(*b"tollgate");
+
+/// How long another may take who migrates at the same time.
+const PATIENCE: &str = "SET LOCAL lock_timeout = '60s'";
+
+const OWN_TABLE: &str = "
+    CREATE SCHEMA IF NOT EXISTS tollgate;
+    CREATE TABLE IF NOT EXISTS tollgate.migrations (
+        number integer PRIMARY KEY,
+        name text NOT NULL,
+        -- SHA-256 of its text.
+        digest bytea NOT NULL,
+        applied_at timestamptz NOT NULL DEFAULT now()
+    )";
+
+/// One step from nothing to the tables that this version of tollgate uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Migration {
+    /// From 1 on.
+    pub number: u32,
+    /// What it makes.
+    pub name: String,
+    /// When that was done in this database; none if it is still to be done.
+    pub applied_at: Option<SystemTime>,
+}
+
+/// How far a database is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Schema {
+    /// What the server calls its version, such as `15.18`.
+    pub server_version: String,
+    /// All that this version of tollgate knows.
+    pub migrations: Vec<Migration>,
+}
+
+impl Schema {
+    /// Whether nothing is left to be done.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.migrations.iter().all(|migration| migration.applied_at.is_some())
+    }
+}
+
+impl Postgres {
+    /// Makes the tables, or brings those of an older version to this one: what was done, in order, or nothing. All of it
+    /// in one transaction; who calls it at the same time waits, for at most a minute. Needs the right to create a schema in
+    /// the database, the first time.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no right; tables of a newer version of tollgate, or of migrations that somebody has altered.
+    pub async fn migrate(&self) -> Result<Vec<Migration>, PostgresError> {
+        let mut connection = self.connection().await?;
+        let transaction = connection.transaction().await?;
+        transaction.batch_execute(PATIENCE).await?;
+        transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await?;
+        transaction.batch_execute(OWN_TABLE).await?;
+        let done = applied(&transaction).await?;
+        let mut made = Vec::new();
+        for (step, number) in STEPS.iter().zip(1_i32..).skip(done.len()) {
+            transaction.batch_execute(step.sql).await?;
+            let insert =
+                "INSERT INTO tollgate.migrations (number, name, digest) VALUES ($1, $2, $3) RETURNING applied_at";
+            let row = transaction.query_one(insert, &[&number, &step.name, &digest(step)]).await?;
+            made.push(Migration {
+                number: number.unsigned_abs(),
+                name: step.name.to_owned(),
+                applied_at: Some(row.get(0)),
+            });
+        }
+        transaction.commit().await?;
+        Ok(made)
+    }
+
+    /// How far this database is, changing nothing.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no right; tables of a newer version of tollgate, or of migrations that somebody has altered.
+    pub async fn schema(&self) -> Result<Schema, PostgresError> {
+        let mut connection = self.connection().await?;
+        let transaction = connection.build_transaction().read_only(true).start().await?;
+        let row = transaction.query_one("SELECT current_setting('server_version')", &[]).await?;
+        let known = transaction.query_one("SELECT to_regclass('tollgate.migrations') IS NOT NULL", &[]).await?;
+        let done = if known.get(0) { applied(&transaction).await? } else { Vec::new() };
+        let migrations = STEPS.iter().zip(1..).map(|(step, number)| Migration {
+            number,
+            name: step.name.to_owned(),
+            applied_at: done.get(number as usize - 1).copied(),
+        });
+        Ok(Schema { server_version: row.get(0), migrations: migrations.collect() })
+    }
+}
+
+/// When each step was done, of those that were.
+async fn applied(transaction: &Transaction<'_>) -> Result<Vec<SystemTime>, PostgresError> {
+    let select = "SELECT number, name, digest, applied_at FROM tollgate.migrations ORDER BY number";
+    let mut done = Vec::new();
+    for (row, number) in transaction.query(select, &[]).await?.iter().zip(1_i32..) {
+        let (got, name): (i32, String) = (row.get(0), row.get(1));
+        let Some(step) = usize::try_from(number - 1).ok().and_then(|at| STEPS.get(at)) else {
+            let most = STEPS.len();
+            let why = format!("schema: expected at most {most} migrations, got number {got}, {name}");
+            return Err(PostgresError::schema(format!("{why}: the database is newer than this version of tollgate")));
+        };
+        if got != number || name != step.name || row.get::<_, &[u8]>(2) != digest(step) {
+            let why = format!("schema: expected migration {number}, {}, as this version of tollgate has it", step.name);
+            return Err(PostgresError::schema(format!("{why}, got another of number {got}, {name}")));
+        }
+        done.push(row.get(3));
+    }
+    Ok(done)
+}
+
+fn digest(step: &Step) -> Vec<u8> {
+    Sha256::digest(step.sql).to_vec()
+}

@@ -1,0 +1,187 @@
+//! The tables of the system of record: made once, in order, and only by who may.
+
+use tollgate::postgres::{Postgres as Database, PostgresError};
+
+use crate::postgres::Postgres;
+use crate::tool::{code, stderr, stdout, tollgate};
+
+fn database(server: &Postgres) -> Database {
+    Database::open(&server.url()).expect("an address")
+}
+
+#[tokio::test]
+async fn tables_are_made_once_however_often_and_by_however_many() {
+    let server = Postgres::start();
+    let before = database(&server).schema().await.expect("an answer");
+    assert!(!before.is_complete() && before.migrations.iter().all(|migration| migration.applied_at.is_none()));
+    assert!(before.server_version.split('.').next().is_some_and(|major| major.parse::<u32>().expect("a number") >= 14));
+    assert_eq!(
+        server.run("SELECT 1 FROM pg_namespace WHERE nspname = 'tollgate'").await.len(),
+        0,
+        "looking makes none"
+    );
+    let made = futures_util::future::join_all((0..6).map(|_| async { database(&server).migrate().await })).await;
+    let mut made: Vec<_> = made.into_iter().map(|made| made.expect("made").len()).collect();
+    made.sort_unstable();
+    assert_eq!((&made[..5], made[5]), (&[0; 5][..], before.migrations.len()));
+    let after = database(&server).schema().await.expect("an answer");
+    assert!(after.is_complete());
+    let tables = server.run("SELECT tablename FROM pg_tables WHERE schemaname = 'tollgate' ORDER BY 1").await;
+    assert_eq!(tables, ["api_keys", "configuration", "migrations", "rate_limit_rules", "user_quotas"]);
+}
+
+#[tokio::test]
+async fn tables_of_another_version_are_left_alone() {
+    let server = Postgres::start();
+    let database = database(&server);
+    database.migrate().await.expect("made");
+    let refused = async |sql: &str, expected: &str| {
+        server.run(sql).await;
+        for error in [database.migrate().await.expect_err(sql), database.schema().await.map(|_| ()).expect_err(sql)] {
+            assert!(error.is_schema() && error.to_string().contains(expected), "{error}");
+        }
+    };
+    refused(
+        "UPDATE tollgate.migrations SET digest = 'other' WHERE number = 1",
+        "expected migration 1, configuration, as this version of tollgate has it, got another of number 1",
+    )
+    .await;
+    server.run("DELETE FROM tollgate.migrations").await;
+    let twice = database.migrate().await.expect_err("the tables are there");
+    assert!(twice.to_string().contains("already exists (SQLSTATE 42P07)"), "{twice}");
+    let server = Postgres::start();
+    let database = self::database(&server);
+    database.migrate().await.expect("made");
+    server.run("INSERT INTO tollgate.migrations VALUES (2, 'future', 'x')").await;
+    let newer = database.migrate().await.expect_err("newer");
+    let expected = "schema: expected at most 1 migrations, got number 2, future: the database is newer than this version \
+                    of tollgate";
+    assert_eq!(newer.to_string(), expected);
+}
+
+/// Half of a migration is none.
+#[tokio::test]
+async fn a_migration_that_fails_leaves_nothing() {
+    let server = Postgres::start();
+    // In the way of the last of what is made.
+    server
+        .run("CREATE SCHEMA tollgate; CREATE FUNCTION tollgate.changed() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+        .await;
+    let error = database(&server).migrate().await.expect_err("in the way");
+    assert!(error.to_string().contains("(SQLSTATE "), "{error}");
+    let tables = server.run("SELECT tablename FROM pg_tables WHERE schemaname = 'tollgate'").await;
+    assert_eq!(tables.len(), 0, "{tables:?}");
+    server.run("DROP FUNCTION tollgate.changed()").await;
+    assert_eq!(database(&server).migrate().await.expect("made").len(), 1);
+}
+
+#[tokio::test]
+async fn what_goes_wrong_is_one_line_without_a_password() {
+    let mut server = Postgres::start();
+    server.run("CREATE ROLE reader LOGIN").await;
+    let migrate = async |url: &str| -> PostgresError {
+        match Database::open(url) {
+            Ok(database) => database.migrate().await.expect_err(url),
+            Err(error) => error,
+        }
+    };
+    let port = server.port();
+    for (url, expected) in [
+        (
+            server.url_of("reader:sesame", "postgres"),
+            "permission denied for database postgres (SQLSTATE 42501)".to_owned(),
+        ),
+        (server.url_of("nobody:sesame", "postgres"), "role \"nobody\" does not exist (SQLSTATE 28000)".to_owned()),
+        (server.url_of("tollgate:sesame", "none"), "database \"none\" does not exist (SQLSTATE 3D000)".to_owned()),
+        ("postgres://u:sesame@127.0.0.1:1/x".to_owned(), "postgres at 127.0.0.1:1/x: ".to_owned()),
+        ("mysql://u:sesame@127.0.0.1/x".to_owned(), "expected an address such as postgres://".to_owned()),
+        ("postgres://u:sesame@127.0.0.1:port/x".to_owned(), "expected an address such as postgres://".to_owned()),
+        (String::new(), "expected an address with a host, got one without".to_owned()),
+    ] {
+        let error = migrate(&url).await;
+        let text = error.to_string();
+        assert!(text.contains(&expected) && text.starts_with("postgres"), "{url}: {text}");
+        assert!(!text.contains("sesame") && text.lines().count() == 1, "{url}: {text}");
+        assert!(!format!("{error:?}").contains("sesame"));
+    }
+    assert!(!format!("{:?}", database(&server)).contains("sesame"));
+    server.stop();
+    let error = migrate(&server.url()).await;
+    assert!(error.is_unreachable() && error.to_string().contains(&format!("127.0.0.1:{port}")), "{error}");
+}
+
+#[tokio::test]
+async fn the_tool_makes_the_tables_and_shows_them() {
+    let server = Postgres::start();
+    let url = server.url();
+    let run = |command: &str| tollgate(&["db", command, "--database", &url]);
+    let status = run("status");
+    assert_eq!(code(&status), 1);
+    let (first, rest) =
+        stdout(&status).split_once('\n').map(|(first, rest)| (first.to_owned(), rest.to_owned())).expect("lines");
+    assert!(first.starts_with(&format!("127.0.0.1:{}/postgres: PostgreSQL 1", server.port())), "{first}");
+    assert_eq!(rest, "   1 configuration    to be made\n");
+    let made = run("migrate");
+    assert!(code(&made) == 0 && stdout(&made).starts_with("   1 configuration    applied 20"), "{made:?}");
+    assert_eq!(stdout(&run("migrate")), "nothing to do: the database has all migrations\n");
+    let status = run("status");
+    assert!(code(&status) == 0 && stdout(&status).contains("   1 configuration    applied 20"), "{status:?}");
+    let none = tollgate(&["db", "status"]);
+    assert!(code(&none) == 2 && stderr(&none).contains("--database <URL>"), "{none:?}");
+    assert!(!format!("{:?}{:?}", run("status"), run("migrate")).contains("sesame"));
+}
+
+/// What the configuration consists of is told to all who listen, and is a new version; what is counted isn't.
+#[tokio::test]
+async fn each_change_is_a_new_version_and_counting_is_none() {
+    let server = Postgres::start();
+    database(&server).migrate().await.expect("made");
+    let version = async || -> i64 {
+        server.run("SELECT version FROM tollgate.configuration").await.remove(0).parse().expect("a number")
+    };
+    let mut expected = version().await;
+    for (sql, changes) in [
+        (r#"INSERT INTO tollgate.rate_limit_rules (name, place, definition) VALUES ('a', 0, '{"name": "a"}')"#, true),
+        ("UPDATE tollgate.rate_limit_rules SET enabled = false", true),
+        ("DELETE FROM tollgate.rate_limit_rules", true),
+        ("INSERT INTO tollgate.user_quotas (user_id) VALUES ('42')", true),
+        ("UPDATE tollgate.user_quotas SET total_today = 9, today = now(), last_request_at = now()", false),
+        ("UPDATE tollgate.user_quotas SET blocked = true, blocked_reason = 'spam'", true),
+        ("INSERT INTO tollgate.api_keys (key_id, hash, user_id) VALUES ('k', sha256('x'), '42')", true),
+        ("UPDATE tollgate.api_keys SET total = 1, last_used_at = now()", false),
+        ("UPDATE tollgate.api_keys SET revoked_at = now()", true),
+        ("TRUNCATE tollgate.user_quotas", true),
+    ] {
+        server.run(sql).await;
+        expected += i64::from(changes);
+        assert_eq!(version().await, expected, "{sql}");
+    }
+}
+
+/// Whatever a program or a person writes there: what no reader could use is refused.
+#[tokio::test]
+async fn what_could_not_be_used_is_refused() {
+    let server = Postgres::start();
+    database(&server).migrate().await.expect("made");
+    let (client, connection) = tokio_postgres::connect(&server.url(), tokio_postgres::NoTls).await.expect("connected");
+    tokio::spawn(connection);
+    for sql in [
+        r#"INSERT INTO tollgate.rate_limit_rules (name, place, definition) VALUES ('a b', 0, '{"name": "a b"}')"#,
+        r#"INSERT INTO tollgate.rate_limit_rules (name, place, definition) VALUES ('a', 0, '{"name": "b"}')"#,
+        r#"INSERT INTO tollgate.rate_limit_rules (name, place, definition) VALUES ('a', 0, '[]')"#,
+        "INSERT INTO tollgate.user_quotas (user_id) VALUES ('')",
+        "INSERT INTO tollgate.user_quotas (user_id) VALUES (repeat('x', 513))",
+        "INSERT INTO tollgate.user_quotas (user_id, per_hour) VALUES ('a', 0)",
+        "INSERT INTO tollgate.user_quotas (user_id, burst) VALUES ('a', 9007199254740993)",
+        "INSERT INTO tollgate.user_quotas (user_id, blocked_reason) VALUES ('a', 'but it is not')",
+        "INSERT INTO tollgate.user_quotas (user_id, this_month) VALUES ('a', '2026-11-02')",
+        "INSERT INTO tollgate.api_keys (key_id, hash, user_id) VALUES ('a', 'short', 'a')",
+        "INSERT INTO tollgate.api_keys (key_id, hash, user_id, replaces) VALUES ('a', sha256('a'), 'a', 'none')",
+        "INSERT INTO tollgate.configuration (only_row) VALUES (false)",
+        "INSERT INTO tollgate.configuration DEFAULT VALUES",
+    ] {
+        let error = client.batch_execute(sql).await.expect_err(sql);
+        let state = error.code().expect("a state").code().to_owned();
+        assert!(state.starts_with("23"), "an integrity constraint: {error:?}: {sql}");
+    }
+}

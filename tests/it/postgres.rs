@@ -1,0 +1,152 @@
+//! A PostgreSQL of a test's own: in a temporary directory, on a port of its own, stopped when the test ends.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tokio_postgres::NoTls;
+
+use crate::server::free_port;
+
+pub(crate) struct Postgres {
+    process: Child,
+    port: u16,
+    /// Removed once it has ended.
+    directory: Option<TempDir>,
+}
+
+/// Where `initdb` and `postgres` are: in TOLLGATE_TEST_POSTGRES, on the PATH, or where Debian puts them.
+fn program(name: &str) -> PathBuf {
+    if let Some(directory) = std::env::var_os("TOLLGATE_TEST_POSTGRES") {
+        return PathBuf::from(directory).join(name);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places: Vec<_> = std::env::split_paths(&path).collect();
+    if let Ok(versions) = std::fs::read_dir("/usr/lib/postgresql") {
+        places.extend(versions.filter_map(Result::ok).map(|version| version.path().join("bin")));
+    }
+    let found = places.into_iter().map(|place| place.join(name)).find(|program| program.exists());
+    found.unwrap_or_else(|| panic!("{name}: expected PostgreSQL 14 or newer, which tests/run.sh installs"))
+}
+
+/// The server refuses to be root: then it is whom Debian's package has made for it.
+#[cfg(unix)]
+fn not_as_root(command: &mut Command, directory: &Path) {
+    use std::os::unix::fs::chown;
+    use std::os::unix::process::CommandExt;
+
+    let id = |arguments: &[&str]| -> u32 {
+        let output = Command::new("id").args(arguments).output().expect("id");
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        text.parse().unwrap_or_else(|_| panic!("expected a user postgres, which PostgreSQL's package makes"))
+    };
+    if id(&["-u"]) != 0 {
+        return;
+    }
+    let (user, group) = (id(&["-u", "postgres"]), id(&["-g", "postgres"]));
+    chown(directory, Some(user), Some(group)).expect("its own directory");
+    command.uid(user).gid(group);
+}
+
+impl Postgres {
+    pub(crate) fn start() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut initdb = Command::new(program("initdb"));
+        initdb.args(["--no-sync", "--no-locale", "--encoding=UTF8", "--username=tollgate", "--wal-segsize=1"]);
+        initdb.args(["--auth=trust", "-D"]).arg(directory.path().join("data"));
+        not_as_root(&mut initdb, directory.path());
+        let made = initdb.output().expect("initdb");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        // On another port where somebody else was quicker to take the one that was free.
+        for _ in 0..5 {
+            let port = free_port();
+            let process = launch(directory.path(), port);
+            let mut server = Self { process, port, directory: None };
+            if server.comes_up() {
+                server.directory = Some(directory);
+                return server;
+            }
+        }
+        panic!("postgres ends as soon as it is started");
+    }
+
+    /// By a password that the server doesn't ask for.
+    pub(crate) fn url(&self) -> String {
+        self.url_of("tollgate:sesame", "postgres")
+    }
+
+    pub(crate) fn url_of(&self, user: &str, database: &str) -> String {
+        format!("postgres://{user}@127.0.0.1:{}/{database}", self.port)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Runs this, as its superuser, and answers the first column of its rows as text.
+    pub(crate) async fn run(&self, sql: &str) -> Vec<String> {
+        let (client, connection) = tokio_postgres::connect(&self.url(), NoTls).await.expect("connected");
+        let connection = tokio::spawn(connection);
+        let messages = client.simple_query(sql).await.unwrap_or_else(|error| panic!("{error:?}: {sql}"));
+        drop(client);
+        connection.await.expect("no panic").expect("a clean end");
+        let rows = messages.iter().filter_map(|message| match message {
+            tokio_postgres::SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or_default().to_owned()),
+            _ => None,
+        });
+        rows.collect()
+    }
+
+    /// Whether it answers; if not, it has ended.
+    fn comes_up(&mut self) -> bool {
+        let began = Instant::now();
+        // It listens before it lets anybody in, and says so by closing.
+        let ready = || {
+            let mut probe = Command::new(program("pg_isready"));
+            let asked = probe.args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()]).status();
+            asked.expect("pg_isready").success()
+        };
+        while !ready() {
+            if self.process.try_wait().expect("a state").is_some() {
+                return false;
+            }
+            assert!(began.elapsed() < Duration::from_secs(60), "postgres doesn't answer");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        true
+    }
+
+    /// Ends it at once, as a crash would.
+    pub(crate) fn stop(&mut self) {
+        if !matches!(self.process.try_wait(), Ok(None)) {
+            return;
+        }
+        // Its children end with it only if it is asked to.
+        let _ = Command::new("kill").args(["-QUIT", &self.process.id().to_string()]).status();
+        let _ = self.process.wait();
+    }
+}
+
+fn launch(directory: &Path, port: u16) -> Child {
+    let mut postgres = Command::new(program("postgres"));
+    postgres.arg("-D").arg(directory.join("data"));
+    for setting in [
+        "listen_addresses=127.0.0.1",
+        &format!("port={port}"),
+        "unix_socket_directories=",
+        "fsync=off",
+        "shared_buffers=16MB",
+        "max_connections=40",
+    ] {
+        postgres.args(["-c", setting]);
+    }
+    not_as_root(&mut postgres, directory);
+    postgres.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("postgres")
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
