@@ -4,9 +4,11 @@
 
 mod error;
 mod migrations;
+mod rules;
 
 pub use error::PostgresError;
 pub use migrations::{Migration, Schema};
+pub use rules::{RuleChanges, StoredRules};
 
 use std::fmt;
 use std::time::Duration;

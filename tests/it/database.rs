@@ -1,5 +1,7 @@
 //! The tables of the system of record: made once, in order, and only by who may.
 
+mod rules;
+
 use tollgate::postgres::{Postgres as Database, PostgresError};
 
 use crate::postgres::Postgres;

@@ -4,6 +4,8 @@ mod check;
 mod diff;
 mod explain;
 mod explained;
+#[cfg(feature = "postgres")]
+mod push;
 
 use clap::Subcommand;
 
@@ -28,6 +30,16 @@ pub(crate) enum Rules {
     ///
     /// Exit code: 0 if nobody is treated differently, 1 if anybody is, 2 if something is wrong.
     Diff(diff::Diff),
+    /// Put a set of rules into the database, in place of the one that is there.
+    ///
+    /// All of it or nothing, once it has been checked; says which rules that changed.
+    #[cfg(feature = "postgres")]
+    Push(push::Push),
+    /// Print the set of rules that is in the database, as a file has it.
+    ///
+    /// Defaults and variables are filled in.
+    #[cfg(feature = "postgres")]
+    Pull(push::Pull),
 }
 
 impl Rules {
@@ -36,6 +48,10 @@ impl Rules {
             Self::Check(check) => check.run(),
             Self::Explain(explain) => explain.run(),
             Self::Diff(diff) => diff.run().await,
+            #[cfg(feature = "postgres")]
+            Self::Push(push) => push.run().await,
+            #[cfg(feature = "postgres")]
+            Self::Pull(pull) => pull.run().await,
         }
     }
 }

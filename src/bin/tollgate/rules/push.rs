@@ -1,0 +1,79 @@
+//! `tollgate rules push` and `pull`: a set of rules between a file and the database.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use tollgate::postgres::RuleChanges;
+use tollgate::rules::RuleSet;
+
+use crate::db::Database;
+use crate::escape::shown;
+use crate::output::counted;
+use crate::{Failure, Outcome, found, messages};
+
+#[derive(Debug, Args)]
+pub(crate) struct Push {
+    /// The set, in TOML; what it includes comes along.
+    file: PathBuf,
+    /// Only show what would change. Exit code: 1 if anything would.
+    #[arg(long)]
+    dry_run: bool,
+    /// Who does it, for those who look later.
+    #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
+    by: String,
+    #[command(flatten)]
+    database: Database,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Pull {
+    #[command(flatten)]
+    database: Database,
+}
+
+impl Push {
+    pub(super) async fn run(self) -> Outcome {
+        let rules = match RuleSet::read(&self.file) {
+            Ok(rules) => rules,
+            Err(error) => {
+                error.faults().iter().for_each(messages::fault);
+                return Ok(ExitCode::from(2));
+            }
+        };
+        let postgres = self.database.open()?;
+        let changes = match self.dry_run {
+            true => postgres.compare_rules(&rules).await?,
+            false => postgres.push_rules(&rules, &self.by).await?,
+        };
+        let code = if self.dry_run && !changes.is_empty() { ExitCode::from(1) } else { ExitCode::SUCCESS };
+        found(code, print(&changes, rules.len()))
+    }
+}
+
+impl Pull {
+    pub(super) async fn run(self) -> Outcome {
+        let stored = self.database.open()?.rules().await?;
+        let text = toml::to_string(&stored.rules).map_err(|error| Failure::Told(format!("rules: {error}")))?;
+        found(ExitCode::SUCCESS, write!(anstream::stdout(), "{text}"))
+    }
+}
+
+/// `added    free, paid`, a line for each kind of change.
+fn print(changes: &RuleChanges, count: usize) -> io::Result<()> {
+    let mut out = anstream::stdout();
+    for (what, names) in [("added", &changes.added), ("changed", &changes.changed), ("removed", &changes.removed)] {
+        if !names.is_empty() {
+            writeln!(out, "{what:<10}{}", shown(names.join(", ").as_bytes()))?;
+        }
+    }
+    if changes.reordered {
+        writeln!(out, "{:<10}others stand in another order", "reordered")?;
+    }
+    if changes.settings {
+        writeln!(out, "{:<10}what all rules share", "changed")?;
+    }
+    let rules = counted(count as u64, "rule");
+    if changes.is_empty() { writeln!(out, "{rules}, as they were") } else { writeln!(out, "{rules}") }
+}

@@ -1,0 +1,180 @@
+//! Rules in the database: a set as a whole, put there and read back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value};
+use tokio_postgres::Transaction;
+
+use super::{Postgres, PostgresError};
+use crate::rules::RuleSet;
+
+/// Where a set's rules stand in its JSON.
+const RULES: &str = "rule";
+
+/// A set of rules as the database has it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StoredRules {
+    /// Those that are enabled.
+    pub rules: RuleSet,
+    /// Of the whole configuration; it grows with each change.
+    pub version: i64,
+}
+
+/// What makes one set of rules another, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RuleChanges {
+    /// Those that were not there.
+    pub added: Vec<String>,
+    /// Those that say something else.
+    pub changed: Vec<String>,
+    /// Those that are not there any more.
+    pub removed: Vec<String>,
+    /// Whether others stand in another order, which decides between rules of one priority.
+    pub reordered: bool,
+    /// Whether something that all rules share says otherwise, such as how paths are read.
+    pub settings: bool,
+}
+
+impl RuleChanges {
+    /// Whether the sets are the same.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn between(before: &Stored, after: &Stored) -> Self {
+        let names = |stored: &Stored| stored.rules.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let (old, new) = (names(before), names(after));
+        let (in_old, in_new): (BTreeSet<_>, BTreeSet<_>) = (old.iter().collect(), new.iter().collect());
+        let said: BTreeMap<_, _> = before.rules.iter().map(|(name, said)| (name, said)).collect();
+        let changed = after.rules.iter().filter(|(name, now)| said.get(name).is_some_and(|said| *said != now));
+        let kept = |names: &[String], others: &BTreeSet<&String>| -> Vec<String> {
+            names.iter().filter(|name| others.contains(name)).cloned().collect()
+        };
+        Self {
+            changed: changed.map(|(name, _)| name.clone()).collect(),
+            reordered: kept(&old, &in_new) != kept(&new, &in_old),
+            added: new.iter().filter(|name| !in_old.contains(name)).cloned().collect(),
+            removed: old.iter().filter(|name| !in_new.contains(name)).cloned().collect(),
+            settings: before.settings != after.settings,
+        }
+    }
+}
+
+/// A set as rows have it.
+struct Stored {
+    settings: Map<String, Value>,
+    /// By name, in their order.
+    rules: Vec<(String, Value)>,
+}
+
+impl Postgres {
+    /// Puts a set of rules in the place of the one that is there, and says what that changed: all of it or nothing, in one
+    /// transaction. Rules that stay as they are aren't touched; those that were disabled are enabled again. `by` says who
+    /// does it, in at most 256 bytes.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables; no right; a name that is too long; text with a NUL, which PostgreSQL doesn't store.
+    pub async fn push_rules(&self, rules: &RuleSet, by: &str) -> Result<RuleChanges, PostgresError> {
+        if by.len() > 256 {
+            return Err(PostgresError::input(format!("by: expected at most 256 bytes, got {}", by.len())));
+        }
+        let mut connection = self.connection().await?;
+        let transaction = connection.transaction().await?;
+        // Whoever pushes at the same time waits here.
+        transaction.execute("SELECT 1 FROM tollgate.configuration FOR UPDATE", &[]).await?;
+        let (before, after) = (stored(&transaction).await?, Stored::of(rules)?);
+        let changes = RuleChanges::between(&before, &after);
+        if changes.settings {
+            let update = "UPDATE tollgate.configuration SET settings = $1::text::jsonb, version = version + 1,
+                changed_at = now() RETURNING pg_notify('tollgate', version::text)";
+            transaction.execute(update, &[&Value::Object(after.settings.clone()).to_string()]).await?;
+        }
+        if !changes.removed.is_empty() {
+            let delete = "DELETE FROM tollgate.rate_limit_rules WHERE name = ANY ($1)";
+            transaction.execute(delete, &[&changes.removed]).await?;
+        }
+        if changes != (RuleChanges { settings: changes.settings, ..RuleChanges::default() }) {
+            write(&transaction, &after, by).await?;
+        }
+        transaction.commit().await?;
+        Ok(changes)
+    }
+
+    /// What [`push_rules`](Self::push_rules) would change.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables; no right.
+    pub async fn compare_rules(&self, rules: &RuleSet) -> Result<RuleChanges, PostgresError> {
+        let mut connection = self.connection().await?;
+        let transaction = connection.build_transaction().read_only(true).start().await?;
+        Ok(RuleChanges::between(&stored(&transaction).await?, &Stored::of(rules)?))
+    }
+
+    /// The set of rules that is in force.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables; rules that somebody has written by hand and that can't be used.
+    pub async fn rules(&self) -> Result<StoredRules, PostgresError> {
+        let mut connection = self.connection().await?;
+        let transaction = connection.build_transaction().read_only(true).start().await?;
+        let version = transaction.query_one("SELECT version FROM tollgate.configuration", &[]).await?.get(0);
+        let rules = stored(&transaction).await?.into_rules()?;
+        Ok(StoredRules { rules, version })
+    }
+}
+
+impl Stored {
+    fn of(rules: &RuleSet) -> Result<Self, PostgresError> {
+        let unusable = |why: &str| PostgresError::input(format!("rules: {why}"));
+        let Value::Object(mut settings) = serde_json::to_value(rules).map_err(|error| unusable(&error.to_string()))?
+        else {
+            return Err(unusable("expected a table"));
+        };
+        let rules = match settings.remove(RULES) {
+            Some(Value::Array(rules)) => rules,
+            _ => Vec::new(),
+        };
+        let named = rules.into_iter().map(|rule| (rule["name"].as_str().unwrap_or_default().to_owned(), rule));
+        Ok(Self { settings, rules: named.collect() })
+    }
+
+    fn into_rules(self) -> Result<RuleSet, PostgresError> {
+        let mut document = self.settings;
+        document.insert(RULES.to_owned(), self.rules.into_iter().map(|(_, rule)| rule).collect());
+        serde_json::from_value(Value::Object(document))
+            .map_err(|error| PostgresError::input(format!("rules in the database: {error}")))
+    }
+}
+
+async fn stored(transaction: &Transaction<'_>) -> Result<Stored, PostgresError> {
+    let unreadable = |error: serde_json::Error| PostgresError::input(format!("rules in the database: {error}"));
+    let settings = transaction.query_one("SELECT settings::text FROM tollgate.configuration", &[]).await?;
+    let settings = serde_json::from_str(settings.get(0)).map_err(unreadable)?;
+    let select = "SELECT name, definition::text FROM tollgate.rate_limit_rules WHERE enabled ORDER BY place, name";
+    let rows = transaction.query(select, &[]).await?;
+    let rules = rows.iter().map(|row| Ok((row.get(0), serde_json::from_str(row.get(1)).map_err(unreadable)?)));
+    Ok(Stored { settings, rules: rules.collect::<Result<_, PostgresError>>()? })
+}
+
+/// All rules with one statement; those that stay as they are keep their time.
+async fn write(transaction: &Transaction<'_>, stored: &Stored, by: &str) -> Result<(), PostgresError> {
+    let upsert = "
+        INSERT INTO tollgate.rate_limit_rules AS rule (name, place, definition, updated_by)
+        SELECT name, place, definition::jsonb, $4
+        FROM unnest($1::text[], $2::int4[], $3::text[]) AS pushed (name, place, definition)
+        ON CONFLICT (name) DO UPDATE
+        SET place = excluded.place, definition = excluded.definition, enabled = true, updated_at = now(),
+            updated_by = excluded.updated_by
+        WHERE (rule.place, rule.definition, rule.enabled) IS DISTINCT FROM (excluded.place, excluded.definition, true)";
+    let names: Vec<_> = stored.rules.iter().map(|(name, _)| name.as_str()).collect();
+    let places: Vec<_> = (0..).take(names.len()).collect::<Vec<i32>>();
+    let definitions: Vec<_> = stored.rules.iter().map(|(_, rule)| rule.to_string()).collect();
+    transaction.execute(upsert, &[&names, &places, &definitions, &by]).await?;
+    Ok(())
+}

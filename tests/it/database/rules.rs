@@ -1,0 +1,146 @@
+//! Rules between files and the database: nothing is lost, and nothing is half there.
+
+use tollgate::rules::{Attributes, RuleSet};
+
+use super::database;
+use crate::postgres::Postgres;
+use crate::tidy::read;
+use crate::tool::{code, stderr, stdout, tollgate};
+
+fn set(text: &str) -> RuleSet {
+    text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn rule(name: &str, limit: &str) -> String {
+    format!("[[rule]]\nname = \"{name}\"\nkey = \"user\"\nmatch = {{ tier = \"{name}\" }}\nlimits = [\"{limit}\"]\n")
+}
+
+#[tokio::test]
+async fn what_is_pushed_is_what_is_read_back() {
+    let server = Postgres::start();
+    let database = database(&server);
+    database.migrate().await.expect("made");
+    assert!(database.rules().await.expect("an empty set").rules.is_empty());
+    let everything = set(&read("examples/rules.toml"));
+    let changes = database.push_rules(&everything, "me").await.expect("pushed");
+    assert_eq!((changes.added.len(), changes.changed.len(), changes.settings), (everything.len(), 0, true));
+    let stored = database.rules().await.expect("rules");
+    let toml = |rules: &RuleSet| toml::to_string(rules).expect("TOML");
+    assert_eq!(toml(&stored.rules), toml(&everything));
+    assert!(stored.version > 1);
+    // Once more, nothing changes: neither versions nor times.
+    let times = async || server.run("SELECT updated_at FROM tollgate.rate_limit_rules ORDER BY name").await;
+    let before = times().await;
+    assert!(database.push_rules(&everything, "you").await.expect("pushed").is_empty());
+    assert_eq!((times().await, database.rules().await.expect("rules").version), (before, stored.version));
+    assert_eq!(server.run("SELECT DISTINCT updated_by FROM tollgate.rate_limit_rules").await, ["me"]);
+}
+
+#[tokio::test]
+async fn each_kind_of_change_is_told_and_made() {
+    let server = Postgres::start();
+    let database = database(&server);
+    database.migrate().await.expect("made");
+    let [a, b, c] = ["a", "b", "c"].map(|name| rule(name, "gcra 1/1s"));
+    let texts = |parts: &[&str]| set(&parts.concat());
+    database.push_rules(&texts(&[&a, &b]), "").await.expect("pushed");
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let faster = rule("b", "gcra 2/1s");
+    for (parts, added, changed, removed, reordered, settings) in [
+        (&[&*a, &b, &c][..], &["c"][..], &[][..], &[][..], false, false),
+        (&[&a, &faster, &c], &[], &["b"], &[], false, false),
+        (&[&c, &a, &faster], &[], &[], &[], true, false),
+        (&[&c, &faster], &[], &[], &["a"], false, false),
+        (&["ignore_case = true\n", &c, &faster], &[], &[], &[], false, true),
+        (&["ignore_case = true\n", &a, &b], &["a"], &["b"], &["c"], false, true),
+    ] {
+        let rules = texts(parts);
+        let compared = database.compare_rules(&rules).await.expect("compared");
+        let made = database.push_rules(&rules, "").await.expect("pushed");
+        assert_eq!(compared, made);
+        assert_eq!((&made.added, &made.changed, &made.removed), (&names(added), &names(changed), &names(removed)));
+        let settings = settings && !parts.contains(&&*b);
+        assert_eq!((made.reordered, made.settings), (reordered, settings), "{parts:?}");
+        let stored = database.rules().await.expect("rules").rules;
+        let stored: Vec<_> = stored.definitions().iter().map(|rule| rule.name.clone()).collect();
+        let expected: Vec<_> = rules.definitions().iter().map(|rule| rule.name.clone()).collect();
+        assert_eq!(stored, expected);
+    }
+    // A rule that somebody has disabled is none, and is enabled where a file has it again.
+    server.run("UPDATE tollgate.rate_limit_rules SET enabled = false WHERE name = 'a'").await;
+    assert_eq!(database.rules().await.expect("rules").rules.len(), 1);
+    let both = texts(&["ignore_case = true\n", &a, &b]);
+    assert_eq!(database.push_rules(&both, "").await.expect("pushed").added, names(&["a"]));
+    assert_eq!(database.rules().await.expect("rules").rules.len(), 2);
+}
+
+/// Eight who push one of two sets at once: what is there then is one of them, whole.
+#[tokio::test]
+async fn who_pushes_at_once_pushes_one_after_the_other() {
+    let server = Postgres::start();
+    database(&server).migrate().await.expect("made");
+    let many = |limit: &str| set(&(0..50).map(|at| rule(&format!("r{at}"), limit)).collect::<String>());
+    let sets = [many("gcra 1/1s"), many("gcra 2/1s")];
+    let pushes = (0..8).map(|at| {
+        let (database, rules) = (database(&server), sets[at % 2].clone());
+        async move { database.push_rules(&rules, "").await }
+    });
+    for pushed in futures_util::future::join_all(pushes).await {
+        pushed.expect("pushed");
+    }
+    let stored = toml::to_string(&database(&server).rules().await.expect("rules").rules).expect("TOML");
+    assert!(sets.iter().any(|rules| toml::to_string(rules).expect("TOML") == stored));
+}
+
+#[tokio::test]
+async fn hostile_text_is_stored_or_refused() {
+    let server = Postgres::start();
+    let database = database(&server);
+    let error = database.rules().await.expect_err("no tables");
+    assert!(error.is_schema(), "{error}");
+    database.migrate().await.expect("made");
+    for text in ["'; DROP TABLE tollgate.rate_limit_rules; --", "\\u0001 \u{202e} \u{1f600}", "$1 %s {}"] {
+        let mut rules = set(&rule("a", "gcra 1/1s")).definitions().to_vec();
+        rules[0].message = Some(text.to_owned());
+        rules[0].block = vec![format!("user:{text}")];
+        let rules = RuleSet::new(rules).expect("rules");
+        database.push_rules(&rules, text).await.expect("stored");
+        let stored = database.rules().await.expect("rules").rules;
+        assert_eq!(stored.definitions(), rules.definitions());
+        let denied = stored.applies(&Attributes::new().user(text).tier("a")).expect("a rule");
+        assert!(matches!(denied.effect, tollgate::rules::Effect::Block), "{denied:?}");
+    }
+    let mut nul = set(&rule("a", "gcra 1/1s")).definitions().to_vec();
+    nul[0].message = Some("\0".to_owned());
+    let error = database.push_rules(&RuleSet::new(nul).expect("rules"), "").await.expect_err("NUL");
+    assert!(error.to_string().contains("(SQLSTATE 22P05)") && error.to_string().lines().count() == 1, "{error}");
+    let error = database.push_rules(&set(&rule("a", "gcra 1/1s")), &"x".repeat(257)).await.expect_err("too long");
+    assert_eq!(error.to_string(), "by: expected at most 256 bytes, got 257");
+    // Rules that somebody has written by hand.
+    server.run(r#"UPDATE tollgate.rate_limit_rules SET definition = '{"name": "a", "limits": ["gcra"]}'"#).await;
+    let error = database.rules().await.expect_err("no rule");
+    assert!(error.is_input() && error.to_string().starts_with("rules in the database: "), "{error}");
+}
+
+#[tokio::test]
+async fn the_tool_pushes_and_pulls() {
+    let server = Postgres::start();
+    database(&server).migrate().await.expect("made");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("rules.toml");
+    std::fs::write(&file, [rule("a", "gcra 1/1s"), rule("b", "gcra 1/1s")].concat()).expect("a file");
+    let (file, url) = (file.to_str().expect("text").to_owned(), server.url());
+    let push = |more: &[&str]| tollgate(&[&["rules", "push", &file, "--database", &url], more].concat());
+    let dry = push(&["--dry-run"]);
+    assert_eq!((code(&dry), stdout(&dry)), (1, "added     a, b\n2 rules\n".to_owned()));
+    assert_eq!((code(&push(&[])), stdout(&push(&["--dry-run"]))), (0, "2 rules, as they were\n".to_owned()));
+    std::fs::write(&file, [rule("b", "gcra 2/1s"), rule("c", "gcra 1/1s")].concat()).expect("a file");
+    assert_eq!(stdout(&push(&[])), "added     c\nchanged   b\nremoved   a\n2 rules\n");
+    let pulled = tollgate(&["rules", "pull", "--database", &url]);
+    std::fs::write(&file, stdout(&pulled)).expect("a file");
+    assert_eq!((code(&pulled), stdout(&push(&[]))), (0, "2 rules, as they were\n".to_owned()));
+    std::fs::write(&file, "[[rule]]\nname = \"a\"\n").expect("a file");
+    let bad = push(&[]);
+    assert!(code(&bad) == 2 && stderr(&bad).contains("rules.toml:"), "{bad:?}");
+    assert_eq!(stdout(&tollgate(&["rules", "pull", "--database", &url])), stdout(&pulled), "nothing was lost");
+}
