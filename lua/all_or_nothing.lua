@@ -208,11 +208,15 @@ end
 
 local replies, allowed, granted = {}, true, cost
 for index, limit in ipairs(limits) do
-  -- Permits are released, not settled: how many are held stays as it is.
-  local stays = mode == 'settle' and limit.script == 'concurrency'
-  local reply = decide(limit, stays and 0 or units, stays and 'peek' or as)
+  local ask, asked = as, units
+  if limit.script == 'concurrency' then
+    -- Permits are released, not settled: how many are held stays as it is until then.
+    if mode == 'settle' then ask, asked = 'peek', 0 end
+    if mode == 'cancel' then ask = 'release' end
+  end
+  local reply = decide(limit, asked, ask)
   if reply.err then return reply end
-  if stays then reply[1], reply[4] = 1, 0 end
+  if mode == 'settle' and limit.script == 'concurrency' then reply[1], reply[4] = 1, 0 end
   replies[index] = reply
   allowed = allowed and reply[1] == 1
   if mode == 'at-most' and reply[6] < granted then granted = reply[6] end

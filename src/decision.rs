@@ -237,6 +237,14 @@ impl Decision {
         self
     }
 
+    /// With the waits of this, which blocks it.
+    pub(crate) fn wait_as(&mut self, blocked: &Self) {
+        self.retry_after = blocked.retry_after;
+        for (limit, blocked) in self.limits.iter_mut().zip(&blocked.limits) {
+            limit.retry_after = blocked.retry_after;
+        }
+    }
+
     /// How things stand now that a reservation was taken back, and why it was.
     pub(crate) fn denied_instead(mut self, reservation: &Self) -> Self {
         self.allowed = false;

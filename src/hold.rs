@@ -28,13 +28,16 @@ pub struct Held {
 }
 
 /// Permits that are given back when this is dropped, by a task of the runtime that it is dropped on, or else of the one in
-/// which they were taken: while Redis is away, again for some seconds. If the runtime or the process has ended, they expire
+/// which they were taken: while Redis is away, again for some 15 seconds, unless by an id of the caller's, which somebody
+/// else may hold by then. If the runtime or the process has ended, they expire
 /// after the limit's ttl; [`Limiter::finish`] waits for what is still under way.
 #[must_use = "a permit that is dropped is given back"]
 pub struct Permit {
     limiter: Limiter,
     rule: Rule,
     request: OwnedRequest,
+    /// Whether nobody else knows the id that it is held by.
+    own_id: bool,
     held: bool,
     renewing: Option<JoinHandle<()>>,
     /// To give it back by, wherever it is dropped.
@@ -79,13 +82,15 @@ impl Limiter {
     /// # fn main() {}
     /// ```
     pub async fn hold<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Held, Error> {
-        let held = self.hold_once(rule, request.into()).await;
+        let request = request.into();
+        let held = self.hold_once(rule, request, !request.has_id()).await;
         telemetry::decided(rule, held.as_ref().map(|held| &held.decision));
         held
     }
 
-    /// The same, for a caller who counts what becomes of it.
-    pub(crate) async fn hold_once(&self, rule: &Rule, request: Request<'_>) -> Result<Held, Error> {
+    /// The same, for a caller who counts what becomes of it, and who says whether the request's id, if it has one, is
+    /// nobody else's.
+    pub(crate) async fn hold_once(&self, rule: &Rule, request: Request<'_>, own_id: bool) -> Result<Held, Error> {
         if !rule.limits().any(|limit| limit.algorithm().holds()) {
             return Err(Error::new(Kind::Input, format!("hold: expected a concurrency limit, got {rule}")));
         }
@@ -94,7 +99,7 @@ impl Limiter {
         // Made first: whatever happens to the call, what it took is given back.
         let (limiter, rule, owned) = (self.clone(), rule.clone(), request.into_owned());
         let runtime = runtime::current()?;
-        let mut permit = Permit { limiter, rule, request: owned, held: true, renewing: None, runtime };
+        let mut permit = Permit { limiter, rule, request: owned, own_id, held: true, renewing: None, runtime };
         let decision = self.look(&permit.rule, &request, Mode::Acquire).await?;
         // What was asked of Redis may have been charged there, whoever answered.
         permit.held = decision.allowed || decision.error.is_some();
@@ -130,7 +135,7 @@ impl Limiter {
         let until = tokio::time::Instant::now() + max_wait.min(LONGEST_WAIT);
         let mut look = FIRST_LOOK;
         loop {
-            let held = self.hold_once(rule, request).await?;
+            let held = self.hold_once(rule, request, !request.has_id()).await?;
             let left = until.saturating_duration_since(tokio::time::Instant::now());
             let Some(expires) = held.decision.retry_after.duration() else { return Ok(held) };
             if held.permit.is_some() || left.is_zero() {
@@ -217,10 +222,17 @@ impl Drop for Permit {
             return;
         }
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
+        let own = self.own_id;
         // Once the runtime has ended there is nothing left to send it by: the permit expires.
-        self.limiter.spawn(&self.runtime, async move {
-            // Nobody waits for this answer.
-            let _ = persist(|| limiter.release(&rule, &request)).await;
+        self.limiter.spawn(&self.runtime, move || {
+            let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
+            async move {
+                let release = || limiter.release(&rule, &request);
+                // By an id of the caller's, somebody else may hold the permit soon.
+                let released = if own { persist(release).await } else { release().await.map(|_| ()) };
+                // Nobody waits for this answer.
+                !released.is_err_and(|error| error.is_input())
+            }
         });
     }
 }

@@ -373,8 +373,17 @@ impl Drop for Shared {
         if let (Some(unused), Some(runtime)) = (unused, self.runtime.get()) {
             let (limiter, rule, request) = (self.limiter.clone(), self.closed.clone(), self.request.clone());
             // Whatever this answers, nobody is there to be told.
-            self.limiter.spawn(runtime, async move {
-                let _ = give(&limiter, &rule, &request, unused).await;
+            // Once: units that are given twice would be there twice.
+            let unused = Mutex::new(Some(unused));
+            self.limiter.spawn(runtime, move || {
+                let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
+                let unused = unused.lock().unwrap_or_else(PoisonError::into_inner).take();
+                async move {
+                    if let Some(unused) = unused {
+                        let _ = give(&limiter, &rule, &request, unused).await;
+                    }
+                    true
+                }
             });
         }
     }

@@ -100,10 +100,13 @@ impl Limiter {
         let wait = decision.retry_after.duration().filter(|wait| decision.allowed && *wait <= max_wait);
         if let Some(wait) = wait {
             tokio::time::sleep(wait).await;
-            decision.retry_after = match blocks {
-                Blocks::Respected if !wait.is_zero() => self.after_blocks(rule, request, until).await,
-                _ => RetryAfter::Now,
-            };
+            decision.retry_after = RetryAfter::Now;
+            if blocks == Blocks::Respected
+                && !wait.is_zero()
+                && let Some(blocked) = self.after_blocks(rule, request, until).await
+            {
+                decision.wait_as(&blocked);
+            }
         }
         match wait {
             Some(_) if decision.retry_after == RetryAfter::Now => {
@@ -111,7 +114,11 @@ impl Limiter {
                 Ok(decision)
             }
             _ if decision.allowed => {
-                let after = self.cancel(rule, reservation.request).await.map_err(Error::after_charging)?;
+                let after = match self.cancel(rule, reservation.request).await {
+                    // Behind a block it may have been forgotten, and what it took is back by itself.
+                    Err(error) if error.is_unknown_id() => decision.clone(),
+                    after => after.map_err(Error::after_charging)?,
+                };
                 if let Some(error) = after.error {
                     return Err(Error::clone(&error).after_charging());
                 }
@@ -127,21 +134,17 @@ impl Limiter {
         }
     }
 
-    /// Waits until the key isn't blocked any more, or says how long it will be where that is too long.
-    async fn after_blocks(&self, rule: &Rule, request: Request<'_>, until: Instant) -> RetryAfter {
+    /// Waits until the key isn't blocked any more, or answers how things stand where that is too long.
+    async fn after_blocks(&self, rule: &Rule, request: Request<'_>, until: Instant) -> Option<Decision> {
         // If Redis is away, nobody knows of a block.
         while let Ok(now) = self.look(rule, &request.cost(0), Mode::Peek).await {
-            match now.retry_after {
-                RetryAfter::After(blocked)
-                    if now.blocked && blocked > until.saturating_duration_since(Instant::now()) =>
-                {
-                    return now.retry_after;
-                }
-                RetryAfter::After(blocked) if now.blocked => tokio::time::sleep(blocked).await,
-                _ => break,
+            let wait = now.retry_after.duration().filter(|_| now.blocked)?;
+            if wait > until.saturating_duration_since(Instant::now()) {
+                return Some(now);
             }
+            tokio::time::sleep(wait).await;
         }
-        RetryAfter::Now
+        None
     }
 
     async fn wait_by_retry(&self, rule: &Rule, request: Request<'_>, max_wait: Duration) -> Result<Decision, Error> {
@@ -195,9 +198,10 @@ impl Drop for Reservation<'_> {
         }
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.into_owned());
         // Once the runtime has ended there is nothing left to send it by: the reservation stays charged.
-        self.limiter.spawn(&self.runtime, async move {
+        self.limiter.spawn(&self.runtime, move || {
+            let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
             // Nobody waits for this answer.
-            let _ = persist(|| limiter.cancel(&rule, &request)).await;
+            async move { !persist(|| limiter.cancel(&rule, &request)).await.is_err_and(|error| error.is_input()) }
         });
     }
 }

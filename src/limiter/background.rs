@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -11,9 +11,14 @@ use tokio::sync::Notify;
 use super::Limiter;
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::runtime;
+use crate::random::jittered;
 
-const PAUSES: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
+/// What fails is tried again after this, and then each time after twice as long as before, up to the longest; so much longer
+/// by chance that not all come back at once.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// For so long in all.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// The tasks of a limiter and its clones.
 #[derive(Clone, Debug, Default)]
@@ -27,22 +32,37 @@ struct Running {
     none_left: Notify,
 }
 
-/// One of them, until it has ended or was dropped with its runtime.
-struct Task {
+/// One of them, until it has ended or no runtime is left to run it.
+struct Task<W: Work> {
     running: Arc<Running>,
+    work: Option<W>,
+    /// Where it begins anew if the runtime that it is on ends first.
+    otherwise: Option<Handle>,
+}
+
+/// What is done, and can be begun anew. It answers whether the runtime was one that it could be done on.
+pub(crate) trait Work: Fn() -> Self::Doing + Send + 'static {
+    type Doing: Future<Output = bool> + Send;
+}
+
+impl<W, D> Work for W
+where
+    W: Fn() -> D + Send + 'static,
+    D: Future<Output = bool> + Send,
+{
+    type Doing = D;
 }
 
 impl Limiter {
-    /// Runs this on the runtime that it is called on or, outside of any, on this one. Where that has ended, it is dropped.
-    pub(crate) fn spawn(&self, runtime: &Handle, work: impl Future<Output = ()> + Send + 'static) {
+    /// Runs this on the runtime that it is called on and, outside of any or where that ends too early, on this one.
+    pub(crate) fn spawn(&self, runtime: &Handle, work: impl Work) {
         let running = Arc::clone(&self.background.running);
         running.tasks.fetch_add(1, Ordering::AcqRel);
-        let task = Task { running };
-        let current = runtime::with_timers();
-        current.as_ref().unwrap_or(runtime).spawn(async move {
-            work.await;
-            drop(task);
-        });
+        let work = Some(work);
+        match Handle::try_current() {
+            Ok(current) => Task { running, work, otherwise: Some(runtime.clone()) }.start(&current),
+            Err(_) => Task { running, work, otherwise: None }.start(runtime),
+        }
     }
 
     /// Waits until this limiter and its clones have done what they do after their callers have gone: given back permits
@@ -80,28 +100,46 @@ impl Limiter {
     }
 }
 
-/// Does what may be done twice, again after each of some pauses as long as Redis is away.
+impl<W: Work> Task<W> {
+    fn start(mut self, runtime: &Handle) {
+        runtime.spawn(async move {
+            let fits = match &self.work {
+                Some(work) => work().await,
+                None => true,
+            };
+            if fits {
+                drop(self.work.take());
+            }
+        });
+    }
+}
+
+impl<W: Work> Drop for Task<W> {
+    fn drop(&mut self) {
+        if let (Some(work), Some(runtime)) = (self.work.take(), self.otherwise.take()) {
+            let running = Arc::clone(&self.running);
+            running.tasks.fetch_add(1, Ordering::AcqRel);
+            Self { running, work: Some(work), otherwise: None }.start(&runtime);
+        }
+        if self.running.tasks.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.running.none_left.notify_waiters();
+        }
+    }
+}
+
+/// Does what may be done twice, again and again for a while as long as Redis is away.
 pub(crate) async fn persist<F: Future<Output = Result<Decision, Error>>>(attempt: impl Fn() -> F) -> Result<(), Error> {
-    let mut pauses = PAUSES.into_iter();
+    let (mut pause, mut began) = (FIRST_PAUSE, None);
     loop {
         let failure = match attempt().await {
             Ok(Decision { error: None, .. }) => return Ok(()),
             Ok(Decision { error: Some(error), .. }) => Error::clone(&error),
             Err(error) => error,
         };
-        match pauses.next() {
-            Some(pause) if failure.goes_to_policy() && runtime::with_timers().is_ok() => {
-                tokio::time::sleep(pause).await;
-            }
-            _ => return Err(failure),
+        if !failure.goes_to_policy() || began.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            return Err(failure);
         }
-    }
-}
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        if self.running.tasks.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.running.none_left.notify_waiters();
-        }
+        tokio::time::sleep(jittered(pause, 100)).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }

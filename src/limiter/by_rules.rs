@@ -31,8 +31,8 @@ pub struct HeldVerdict {
 pub(crate) enum Asking<'a> {
     /// As [`Limiter::acquire`] does.
     Acquire,
-    /// The same, or as [`Limiter::hold`] does where they have permits; by this name, if it can be settled within
-    /// this time.
+    /// The same, or as [`Limiter::hold`] does where they have permits; by this id, which is nobody else's, if it can be
+    /// settled within this time.
     Hold { id: Option<(&'a [u8], Duration)> },
     /// The same, as soon as they allow, if that is within this time.
     #[cfg(feature = "http")]
@@ -180,7 +180,7 @@ impl Limiter {
             _ => request,
         };
         let held = match asking {
-            Asking::Hold { .. } if holds() => Box::pin(self.hold_once(rule, request)).await?,
+            Asking::Hold { .. } if holds() => Box::pin(self.hold_once(rule, request, true)).await?,
             #[cfg(feature = "http")]
             Asking::Wait(max_wait, _) if holds() => Box::pin(self.hold_within(rule, request, max_wait)).await?,
             #[cfg(feature = "http")]

@@ -1,6 +1,7 @@
 //! Decisions by the engine in this process, while Redis is away.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use futures_util::future::join;
 
@@ -68,6 +69,15 @@ impl Limiter {
         request: &Request<'_>,
         mode: Mode,
     ) -> Result<Decision, Error> {
-        join(self.decide_locally(rule, processes, request, mode), Box::pin(self.decide(rule, request, mode))).await.0
+        let there = Box::pin(self.decide(rule, request, mode));
+        let (here, there) = join(self.decide_locally(rule, processes, request, mode), there).await;
+        let mut decision = here?;
+        decision.error = match there {
+            Ok(there) => there.error,
+            Err(error) if error.goes_to_policy() => Some(Arc::new(error)),
+            // It never took them.
+            Err(_) => None,
+        };
+        Ok(decision)
     }
 }

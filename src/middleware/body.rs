@@ -140,12 +140,18 @@ impl Drop for Settlement {
         let Some(units) = self.usage.said() else { return };
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
         let permits = Arc::clone(&self.permits);
-        self.limiter.spawn(&self.runtime, async move {
-            let _permits = permits;
-            // What was charged before stays charged otherwise.
-            let request = Request::from(&request).cost(units).id_ttl(REMEMBERED_ONCE_SETTLED);
-            if let Err(error) = persist(|| limiter.settle(&rule, request)).await {
-                telemetry::unsettled(&error);
+        self.limiter.spawn(&self.runtime, move || {
+            let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
+            let permits = Arc::clone(&permits);
+            async move {
+                // What was charged before stays charged otherwise.
+                let request = Request::from(&request).cost(units).id_ttl(REMEMBERED_ONCE_SETTLED);
+                let settled = persist(|| limiter.settle(&rule, request)).await;
+                drop(permits);
+                if let Err(error) = &settled {
+                    telemetry::unsettled(error);
+                }
+                !settled.is_err_and(|error| error.is_input())
             }
         });
     }

@@ -87,18 +87,18 @@ impl Decision {
         if self.blocked {
             return Some(wait);
         }
-        let told = |quota: &Quota, wait: Duration| match quota.algorithm() {
-            Algorithm::Concurrency => wait.min(NEXT_LOOK),
-            _ => wait,
-        };
-        Some(match &self.quota {
-            Some(quota) => told(quota, wait),
-            None => {
-                let waits =
-                    self.limits.iter().filter_map(|limit| Some(told(&limit.quota, limit.retry_after.duration()?)));
-                waits.max().unwrap_or(wait)
+        let holds = |quota: &Quota| quota.algorithm() == Algorithm::Concurrency;
+        match &self.quota {
+            Some(quota) if holds(quota) => Some(wait.min(NEXT_LOOK)),
+            None if self.limits.iter().any(|limit| !limit.allowed && holds(&limit.quota)) => {
+                let waits = self.limits.iter().filter_map(|limit| {
+                    let wait = limit.retry_after.duration()?;
+                    Some(if holds(&limit.quota) { wait.min(NEXT_LOOK) } else { wait })
+                });
+                waits.max()
             }
-        })
+            _ => Some(wait),
+        }
     }
 
     /// With this wait in place of the true one.

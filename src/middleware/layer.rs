@@ -34,6 +34,8 @@ pub(super) struct Settings {
     pub(super) settles: bool,
     /// How long another may tell to hold back.
     pub(super) heeds: Option<Duration>,
+    /// The set of rules that was looked at last, by its address. A router makes a layer's services again and again.
+    pub(super) checked: Arc<AtomicUsize>,
 }
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
@@ -83,6 +85,7 @@ impl RateLimitLayer {
             max_wait: None,
             settles: false,
             heeds: None,
+            checked: Arc::default(),
         };
         Self { settings }
     }
@@ -194,8 +197,7 @@ impl<S> Layer<S> for RateLimitLayer {
     type Service = RateLimit<S>;
 
     fn layer(&self, service: S) -> RateLimit<S> {
-        let checked = Arc::new(AtomicUsize::new(0));
-        RateLimit { settings: Arc::new(self.settings.clone()), checked, service }
+        RateLimit { settings: Arc::new(self.settings.clone()), service }
     }
 }
 

@@ -38,8 +38,8 @@ fn asked_for(response: &Parts) -> Option<Duration> {
     }
     let added = response.extensions.get::<Added>().copied().unwrap_or_default();
     let headers = &response.headers;
-    let older = || exhausted_by_older_fields(headers).filter(|_| !added.older);
-    [retry_after(response.status, headers), exhausted(headers, added.lines), older()].into_iter().flatten().max()
+    let older = exhausted_by_older_fields(headers, !added.older);
+    [retry_after(response.status, headers), exhausted(headers, added.lines), older].into_iter().flatten().max()
 }
 
 /// Of a response that refuses: seconds, or a date.
@@ -66,14 +66,19 @@ fn exhausted(headers: &HeaderMap, added: usize) -> Option<Duration> {
 }
 
 /// Of `X-RateLimit-Remaining: 0` and `X-RateLimit-Reset: 30`, or without the `X-`: seconds to go or, as GitHub and others
-/// have it, seconds since the epoch.
-fn exhausted_by_older_fields(headers: &HeaderMap) -> Option<Duration> {
+/// have it, seconds or milliseconds since the epoch.
+fn exhausted_by_older_fields(headers: &HeaderMap, with_x: bool) -> Option<Duration> {
     let number = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<u64>().ok();
     let of = |remaining: &str, reset: &str| number(reset).filter(|_| number(remaining) == Some(0));
-    let reset = of("x-ratelimit-remaining", "x-ratelimit-reset").or(of("ratelimit-remaining", "ratelimit-reset"))?;
+    let with_x = of("x-ratelimit-remaining", "x-ratelimit-reset").filter(|_| with_x);
+    let reset = with_x.or(of("ratelimit-remaining", "ratelimit-reset"))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     // Nobody waits for thirty years.
-    Some(Duration::from_secs(if reset < 1_000_000_000 { reset } else { reset.saturating_sub(now) }))
+    Some(match reset {
+        0..1_000_000_000 => Duration::from_secs(reset),
+        1_000_000_000..100_000_000_000 => Duration::from_secs(reset.saturating_sub(now)),
+        _ => Duration::from_millis(reset.saturating_sub(now * 1000)),
+    })
 }
 
 /// The members of a list of structured fields: commas within quotes don't separate.
@@ -181,11 +186,19 @@ mod tests {
             (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1200000000")], Some(0)),
             (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "-5")], None),
         ] {
-            assert_eq!(exhausted_by_older_fields(&headers(fields)), expected.map(Duration::from_secs), "{fields:?}");
+            assert_eq!(
+                exhausted_by_older_fields(&headers(fields), true),
+                expected.map(Duration::from_secs),
+                "{fields:?}"
+            );
         }
         let mut fields = headers(&[("x-ratelimit-remaining", "0")]);
         fields.insert("x-ratelimit-reset", HeaderValue::from_str(&soon).unwrap());
-        let wait = exhausted_by_older_fields(&fields).unwrap().as_secs();
+        let wait = exhausted_by_older_fields(&fields, true).unwrap().as_secs();
         assert!((95..=100).contains(&wait), "{wait}");
+        fields.insert("x-ratelimit-reset", HeaderValue::from_str(&format!("{soon}000")).unwrap());
+        let wait = exhausted_by_older_fields(&fields, true).unwrap().as_secs();
+        assert!((95..=100).contains(&wait), "{wait}");
+        assert_eq!(exhausted_by_older_fields(&fields, false), None);
     }
 }

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -32,8 +32,6 @@ use crate::wait::Blocks;
 #[derive(Clone, Debug)]
 pub struct RateLimit<S> {
     pub(super) settings: Arc<Settings>,
-    /// The set of rules that was looked at last, by its address.
-    pub(super) checked: Arc<AtomicUsize>,
     pub(super) service: S,
 }
 
@@ -57,8 +55,8 @@ where
         let again = self.service.clone();
         let service = mem::replace(&mut self.service, again);
         let (settings, rules) = (Arc::clone(&self.settings), self.settings.rules.current());
-        if self.checked.load(Ordering::Relaxed) != rules.address() {
-            self.checked.store(rules.address(), Ordering::Relaxed);
+        if settings.checked.load(Ordering::Relaxed) != rules.address() {
+            settings.checked.store(rules.address(), Ordering::Relaxed);
             settings.sources.check(&rules);
         }
         Box::pin(settings.pass(rules, service, request))
@@ -118,7 +116,7 @@ impl Settings {
             telemetry::judged(Err((None, &error)));
             error
         };
-        let given = self.sources.of(parts).map_err(uncounted);
+        let given = self.sources.of(parts, self.max_wait.is_some() || self.heeds.is_some()).map_err(uncounted);
         let given = given.map_err(refused("a header by which requests are told apart was sent more than once"))?;
         let attributes = given.attributes(parts);
         if rules.reads_two_ways(&attributes) {
@@ -138,7 +136,7 @@ impl Settings {
         let failed = |error: Error| protocol.failed(Failure::of(&error), &error);
         let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(failed)?;
         let HeldVerdict { verdict, permits } = held;
-        if matches!(&verdict.reason, Reason::Missing(name) if name == "ip") && !self.sources.know_the_peer(parts) {
+        if matches!(&verdict.reason, Reason::Missing(name) if name == "ip") && self.sources.lack_a_peer(parts) {
             let why = "ip: expected the connection's other end, which the server doesn't note (in axum, serve \
                        into_make_service_with_connect_info::<SocketAddr>())";
             return Err(failed(Error::new(Kind::Input, why)));

@@ -26,6 +26,8 @@ pub(super) struct Sources {
 /// What they say of one request.
 pub(super) struct Given<'s> {
     ip: Option<IpAddr>,
+    /// Whether the request goes out, and isn't one that a router here has got.
+    outgoing: bool,
     others: Vec<(&'s str, Vec<u8>)>,
 }
 
@@ -58,27 +60,27 @@ impl Sources {
         rules.attributes().filter(|name| !known(name)).for_each(telemetry::unsourced);
     }
 
-    /// Whether the server has noted the other end of the connection.
-    pub(super) fn know_the_peer(&self, parts: &Parts) -> bool {
-        (self.peer)(parts).is_some()
+    /// Whether the address could only be that of the connection's other end, which the server hasn't noted.
+    pub(super) fn lack_a_peer(&self, parts: &Parts) -> bool {
+        (self.peer)(parts).is_none() && self.others.iter().all(|(name, _)| **name != *"ip")
     }
 
     /// # Errors
     ///
     /// A header that stands twice.
-    pub(super) fn of<'s>(&'s self, parts: &Parts) -> Result<Given<'s>, Error> {
+    pub(super) fn of<'s>(&'s self, parts: &Parts, outgoing: bool) -> Result<Given<'s>, Error> {
         let mut others = Vec::with_capacity(self.others.len() + 1);
-        others.extend(route(parts).map(|route| ("route", route.as_bytes().to_vec())));
+        others.extend(route(parts, outgoing).map(|route| ("route", route.as_bytes().to_vec())));
         for (name, read) in &self.others {
             others.extend(read(parts)?.map(|value| (&**name, value)));
         }
-        Ok(Given { ip: self.address.of(parts, (self.peer)(parts)), others })
+        Ok(Given { ip: self.address.of(parts, (self.peer)(parts)), outgoing, others })
     }
 }
 
 impl Given<'_> {
     pub(super) fn attributes<'a>(&'a self, parts: &'a Parts) -> Attributes<'a> {
-        let request = Attributes::new().method(parts.method.as_str()).path(path(parts));
+        let request = Attributes::new().method(parts.method.as_str()).path(path(parts, self.outgoing));
         let request = match self.ip {
             Some(address) => request.ip(address),
             None => request,
@@ -122,9 +124,11 @@ fn only(parts: &Parts, name: &HeaderName) -> Result<Option<Vec<u8>>, Error> {
 }
 
 /// The path that was asked for: a router within another has cut off what led to it.
-fn path(parts: &Parts) -> &str {
+#[cfg_attr(not(feature = "axum"), allow(unused_variables, reason = "no router is known"))]
+fn path(parts: &Parts, outgoing: bool) -> &str {
     #[cfg(feature = "axum")]
     if let Some(axum::extract::OriginalUri(uri)) = parts.extensions.get()
+        && !outgoing
         && !goes_elsewhere(parts)
     {
         return uri.path();
@@ -132,21 +136,19 @@ fn path(parts: &Parts) -> &str {
     parts.uri.path()
 }
 
-/// Whether a request that came in is sent on, with all its extensions: a router keeps its host, and the end of its path.
+/// Whether a request that came in is sent on to another host, with all its extensions: routers keep the host.
 #[cfg(feature = "axum")]
 fn goes_elsewhere(parts: &Parts) -> bool {
     let original: Option<&axum::extract::OriginalUri> = parts.extensions.get();
-    original.is_some_and(|axum::extract::OriginalUri(original)| {
-        let path = parts.uri.path();
-        original.authority() != parts.uri.authority() || (path != "/" && !original.path().ends_with(path))
-    })
+    original.is_some_and(|axum::extract::OriginalUri(original)| original.authority() != parts.uri.authority())
 }
 
 /// The route that a router has matched: `/users/{id}`.
 #[cfg_attr(not(feature = "axum"), allow(unused_variables, reason = "no router is known"))]
-fn route(parts: &Parts) -> Option<&str> {
+fn route(parts: &Parts, outgoing: bool) -> Option<&str> {
     #[cfg(feature = "axum")]
-    return Some(parts.extensions.get::<axum::extract::MatchedPath>()?.as_str()).filter(|_| !goes_elsewhere(parts));
+    return Some(parts.extensions.get::<axum::extract::MatchedPath>()?.as_str())
+        .filter(|_| !outgoing && !goes_elsewhere(parts));
     #[cfg(not(feature = "axum"))]
     None
 }

@@ -46,6 +46,8 @@ pub struct Attributes<'a> {
     pub(super) path: Option<Cow<'a, str>>,
     /// As it is read by segments, where that differs.
     by_segments: Option<String>,
+    /// Whether servers disagree on what it is.
+    ambiguous: bool,
     pub(super) method: Option<Cow<'a, str>>,
     others: SmallVec<[(&'a str, &'a [u8]); 4]>,
 }
@@ -92,6 +94,7 @@ impl<'a> Attributes<'a> {
             Cow::Borrowed(_) => None,
             Cow::Owned(_) => Some(path::by_segments(target)).filter(|path| *path != decoded),
         };
+        self.ambiguous = self.by_segments.is_some() || (matches!(decoded, Cow::Owned(_)) && path::is_ambiguous(target));
         self.path = Some(decoded);
         self
     }
@@ -116,7 +119,7 @@ impl<'a> Attributes<'a> {
             },
             PATH => match text() {
                 Some(path) => self.path(path),
-                None => Self { path: None, by_segments: None, ..self },
+                None => Self { path: None, by_segments: None, ambiguous: false, ..self },
             },
             METHOD => self.method(text().unwrap_or_default()),
             _ => {
@@ -159,10 +162,10 @@ impl<'a> Attributes<'a> {
         self.counted(name, 128)
     }
 
-    /// Whether decoding its path before it is split makes another path than decoding it after that.
+    /// Whether servers disagree on what its path is.
     #[cfg(feature = "http")]
     pub(super) fn reads_two_ways(&self) -> bool {
-        self.by_segments.is_some()
+        self.ambiguous
     }
 
     /// Those that are compared as they are: all but address and path.

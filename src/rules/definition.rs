@@ -184,7 +184,7 @@ pub struct OneOrMore(pub Vec<String>);
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Paths {
-    /// As decoded; and the [middleware](crate::middleware) refuses a path that the other way would read differently, where a
+    /// As decoded; and the [middleware](crate::middleware) refuses a path that other servers would read differently, where a
     /// rule looks at paths.
     #[default]
     Unambiguous,

@@ -69,6 +69,21 @@ pub(super) fn by_segments(target: &str) -> String {
     path
 }
 
+/// Whether servers disagree on what this path is: those that decode it before they split it, those that decode it after
+/// that, and those that compare it as it stands, for whom an empty segment and a letter that is encoded make another path.
+pub(super) fn is_ambiguous(target: &str) -> bool {
+    let path = path_of(target);
+    let encoded = |at: usize| {
+        let digits = path.get(at + 1..at + 3).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        digits.is_some_and(|byte| byte.is_ascii_alphanumeric() || b"-._~/\\".contains(&byte))
+    };
+    !is_normal(path)
+        && (path.contains("//")
+            || path.contains('\\')
+            || path.split('/').any(|segment| segment == "." || segment == "..")
+            || path.bytes().enumerate().any(|(at, byte)| byte == b'%' && encoded(at)))
+}
+
 /// Without scheme, authority, query and fragment.
 fn path_of(target: &str) -> &str {
     // Most begin with their path.

@@ -210,3 +210,29 @@ fn a_refund_cannot_be_settled_and_a_cost_that_no_number_holds_is_refused() {
     let error = call(&engine, &subject, Verb::Acquire, request.id("n").cost(u64::MAX)).expect_err("too much");
     assert!(error.is_input() && error.to_string().contains("18446744073709551615"), "{error}");
 }
+
+/// In whatever order a call of permits and units is ended, nothing of it stays.
+#[test]
+fn a_call_with_permits_is_settled_cancelled_and_released_in_any_order() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let rule = crate::rule::rule("concurrency 5 ttl 1h, fixed-window 100/1d start first-hit");
+        let (limiter, run) = (&engine.limiter, &engine.runtime);
+        for (cost, settled) in [(1, Some(0)), (3, Some(1)), (2, Some(9)), (2, None)] {
+            for release in [false, true] {
+                let request = tollgate::Request::new("key").cost(cost).id("call");
+                assert!(run.block_on(limiter.acquire(&rule, request)).expect("a decision").allowed);
+                if let Some(units) = settled {
+                    run.block_on(limiter.settle(&rule, request.cost(units))).expect("settled");
+                    let now = run.block_on(limiter.peek(&rule, "key")).expect("a decision");
+                    assert_eq!([0, 1].map(|at| now.limits[at].remaining), [5 - cost, 100 - units]);
+                }
+                run.block_on(limiter.cancel(&rule, request)).expect("cancelled");
+                if release {
+                    run.block_on(limiter.release(&rule, request)).expect("nothing is left to be released");
+                }
+                let now = run.block_on(limiter.peek(&rule, "key")).expect("a decision");
+                assert_eq!([0, 1].map(|at| now.limits[at].remaining), [5, 100], "{cost} {settled:?}");
+            }
+        }
+    }
+}

@@ -331,11 +331,17 @@ async fn a_path_that_can_be_read_in_two_ways_is_refused_unless_the_set_says_whic
     {
         let layer = embedded(&format!("{said}{rules}"));
         let mut statuses = Vec::new();
+        // Axum's routes see neither of the others within `/api`.
+        for path in ["//api/x", "/%61pi/x", "/api/./x"] {
+            let expected = if said.is_empty() { 400 } else { 200 };
+            let status = ask(&embedded(&format!("{said}{rules}")), get(path, &[])).await.status.as_u16();
+            assert_eq!(status, expected, "{said}{path}");
+        }
         for path in ["/api/..%2Fadmin", "/api/%2e%2e/x"] {
             statuses.push(ask(&layer, get(path, &[])).await.status.as_u16());
         }
         assert_eq!(statuses, expected, "{said}");
-        assert_eq!(ask(&layer, get("/other//%61b/", &[])).await.status.as_u16(), 200, "{said}");
+        assert_eq!(ask(&layer, get("/other/%20b/", &[])).await.status.as_u16(), 200, "{said}");
     }
     // Nobody looks at it.
     let layer = embedded("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 1/1h\"]");

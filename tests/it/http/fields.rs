@@ -144,3 +144,18 @@ async fn who_finds_no_permit_may_look_again_after_a_second() {
     let denied = limiter.hold(&rule, "blocked").await.expect("an answer").decision;
     assert_eq!(field(&denied, "retry-after").as_deref(), Some("100"));
 }
+
+/// Chance spreads what clients are told as well.
+#[tokio::test]
+async fn a_wait_with_jitter_is_told_as_it_is() {
+    let limiter = Limiter::new(Embedded::new());
+    let rule = rule("gcra 1/100s, fixed-window 9/1h");
+    for _ in 0..20 {
+        let denied = limiter.acquire(&rule, Request::new("key").jitter(50)).await.expect("a decision");
+        if denied.allowed {
+            continue;
+        }
+        let wait = denied.retry_after.duration().expect("a wait").as_secs_f64().ceil();
+        assert_eq!(field(&denied, "retry-after"), Some(format!("{wait}")));
+    }
+}

@@ -11,7 +11,7 @@ use axum::http::{Request, Response};
 use http_body_util::{BodyExt, StreamBody};
 use tokio::sync::{Notify, mpsc};
 use tollgate::middleware::{RateLimitLayer, Usage};
-use tollgate::{Limiter, Redis};
+use tollgate::{Limiter, Redis, Rule};
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::{answer, get, set};
@@ -216,24 +216,77 @@ async fn of_a_rule_with_permits_the_other_limits_are_settled() {
     }
 }
 
-/// It is released when there is a Redis again, long before it expires.
+/// They are released when there is a Redis again, long before they expire, however many they are.
 #[tokio::test]
-async fn a_permit_that_is_dropped_while_redis_is_away_for_a_moment_is_given_back() {
-    let mut server = Server::with(&["--save", "1 1"]);
+async fn permits_that_are_dropped_while_redis_is_away_for_a_moment_are_given_back() {
+    let mut server = Server::start();
     let limiter = Limiter::new(Redis::open(&server.tcp_url()).expect("an address"));
-    let layer = RateLimitLayer::new(limiter.clone(), set(PERMITS));
-    let service = service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::from("hello"))) });
-    let response = layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
-    assert_eq!(left(&limiter, PERMITS).await, 1);
+    let rule = "concurrency 500 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
+    let mut permits = Vec::new();
+    for _ in 0..200 {
+        permits.push(limiter.hold(&rule, "key").await.expect("an answer").permit.expect("a permit"));
+    }
     tollgate::redis::cmd("SAVE").exec(&mut server.connection()).expect("saved");
     server.stop();
-    drop(response);
-    // Until it has been tried once.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop(permits);
+    tokio::time::sleep(Duration::from_millis(1500)).await;
     server.start_again(&[]);
     server.wait_until_it_answers();
     limiter.finish().await;
-    until_left(&limiter, 2).await;
+    assert_eq!(limiter.peek(&rule, "key").await.expect("an answer").remaining, 500);
+}
+
+/// Whatever runtime it is dropped on, and if that ends at once.
+#[test]
+fn permits_are_given_back_by_whichever_runtime_lives() {
+    let lives = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let server = Server::start();
+    let limiter = Limiter::new(Redis::open(&server.tcp_url()).expect("an address"));
+    let rule = "concurrency 9 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
+    let hold = async || limiter.hold(&rule, "key").await.expect("an answer").permit.expect("a permit");
+    let left = || {
+        lives.block_on(async {
+            limiter.finish().await;
+            limiter.peek(&rule, "key").await.expect("an answer").remaining
+        })
+    };
+    let short = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    // Taken on one that lives, and dropped on one that ends; within none; and the other way round.
+    let permit = lives.block_on(hold());
+    short().block_on(async { drop(permit) });
+    assert_eq!(left(), 9);
+    let permit = lives.block_on(hold());
+    drop(permit);
+    assert_eq!(left(), 9);
+    let ends = short();
+    let permit = ends.block_on(hold());
+    drop(ends);
+    lives.block_on(async { drop(permit) });
+    assert_eq!(left(), 9);
+}
+
+/// By an id that others know, the next holder's permit isn't given back by a late try for the one before.
+#[tokio::test]
+async fn by_an_id_of_the_callers_a_permit_is_given_back_once() {
+    let server = Server::start();
+    let limiter =
+        Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_millis(150));
+    let rule = "concurrency 1 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
+    let request = tollgate::Request::new("key").id("job-7");
+    let first = limiter.hold(&rule, request).await.expect("an answer");
+    server.signal("-STOP");
+    drop(first);
+    limiter.finish().await;
+    server.signal("-CONT");
+    let patient = limiter.clone().deadline(Duration::from_secs(5));
+    let again = loop {
+        match patient.hold(&rule, request).await {
+            Ok(held) => break held,
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    };
+    tokio::time::sleep(Duration::from_millis(1000)).await;
+    again.permit.expect("a permit").renew().await.expect("it is still held");
 }
 
 /// A handler meters its stream by a value that says so as it is dropped.

@@ -115,26 +115,34 @@ async fn never_shortened(rules: RuleSet) {
 #[tokio::test]
 async fn what_is_sent_on_is_counted_by_where_it_goes() {
     let rules = "[[rule]]\nname = \"theirs\"\nmatch = { path = \"/v1/*\" }\nkey = \"global\"\nlimits = [\"gcra 1/1h\"]";
-    let layer = super::embedded(rules);
-    let mut statuses = Vec::new();
-    for (target, original) in [
+    let elsewhere = [
         ("https://theirs.example/v1/chat", "/proxy/chat"),
         ("https://theirs.example/v1/chat", "/proxy/chat"),
         ("https://theirs.example/chat", "/v1/chat"),
-        // A router within another, over HTTP/1 and HTTP/2.
+    ];
+    // Routers within others, over HTTP/1 and HTTP/2; one of them cuts off a slash. Or sent on within one connection.
+    let here = [
         ("/chat", "/v1/chat"),
         ("https://ours.example/chat", "https://ours.example/v1/chat"),
-        // The whole of it, nested.
         ("/", "/v1/chat"),
-        // Sent on within one connection, whose host stands nowhere.
-        ("/v1/other", "/proxy/chat"),
-        ("/chat", "/v1/x"),
-    ] {
-        let mut request = get(target, &[]);
-        request.extensions_mut().insert(axum::extract::OriginalUri(original.parse().expect("a target")));
-        statuses.push(super::ask(&layer, request).await.status.as_u16());
-    }
-    assert_eq!(statuses, [200, 429, 200, 429, 429, 429, 429, 200]);
+        ("/chat", "/v1/chat/"),
+        ("/v1/x", "/proxy/x"),
+    ];
+    let statuses = async |layer: RateLimitLayer, requests: &[(&str, &str)]| {
+        let mut statuses = Vec::new();
+        for (target, original) in requests {
+            let mut request = get(target, &[]);
+            request.extensions_mut().insert(axum::extract::OriginalUri(original.parse().expect("a target")));
+            statuses.push(super::ask(&layer, request).await.status.as_u16());
+        }
+        statuses
+    };
+    assert_eq!(statuses(super::embedded(rules), &elsewhere).await, [200, 429, 200]);
+    assert_eq!(statuses(super::embedded(rules), &here).await, [200, 429, 429, 429, 200]);
+    // Who heeds or waits is about calls that go out, wherever they go.
+    let outgoing = || super::embedded(rules).heed(Duration::from_secs(1));
+    assert_eq!(statuses(outgoing(), &elsewhere).await, [200, 429, 200]);
+    assert_eq!(statuses(outgoing(), &here).await, [200, 200, 200, 200, 200]);
 }
 
 /// Fields that a layer of our own within has added, and its denials, are no word of the other side.
