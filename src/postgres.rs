@@ -3,10 +3,12 @@
 //! No decision waits for it. Its tables are made by [`Postgres::migrate`], which nothing calls by itself.
 
 mod error;
+mod follow;
 mod migrations;
 mod rules;
 
 pub use error::PostgresError;
+pub use follow::FollowedRules;
 pub use migrations::{Migration, Schema};
 pub use rules::{RuleChanges, StoredRules};
 
@@ -27,6 +29,7 @@ const OLDEST: u32 = 140_000;
 #[derive(Clone)]
 pub struct Postgres {
     pool: Pool,
+    config: Config,
     /// Where it is, without what is secret.
     address: String,
 }
@@ -51,7 +54,8 @@ impl Postgres {
         }
         config.application_name("tollgate").connect_timeout(CONNECTED_WITHIN);
         let address = address(&config);
-        let manager = Manager::from_config(config, NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+        let manager =
+            Manager::from_config(config.clone(), NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
         let pool = Pool::builder(manager)
             .max_size(MOST_CONNECTIONS)
             .wait_timeout(Some(CONNECTED_WITHIN))
@@ -59,7 +63,7 @@ impl Postgres {
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|error| PostgresError::input(format!("postgres: {error}")))?;
-        Ok(Self { pool, address })
+        Ok(Self { pool, config, address })
     }
 
     /// Where it is: host, port and database, without user and password.

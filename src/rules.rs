@@ -200,6 +200,12 @@ impl RuleSet {
         &self.shared.definitions
     }
 
+    /// Whether it says the same.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn is_same_as(&self, other: &Self) -> bool {
+        self.shared.reading == other.shared.reading && self.shared.definitions == other.shared.definitions
+    }
+
     /// The limits of the rule of this name, if it has any.
     #[must_use]
     pub fn rule(&self, name: &str) -> Option<&Rule> {

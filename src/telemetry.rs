@@ -26,7 +26,7 @@ pub(crate) mod names {
     pub(crate) const BATCH: &str = "tollgate_batch_keys";
     /// Open breakers: at most one for each Redis and tokio runtime.
     pub(crate) const BREAKERS: &str = "tollgate_breakers_open";
-    /// Changed files of rules, by outcome: taken or refused.
+    /// Changed rules, of files or a database, by outcome: taken or refused.
     #[cfg(feature = "rules")]
     pub(crate) const RELOADS: &str = "tollgate_rules_reloads_total";
     /// Requests by a set of rules, by rule, outcome (allowed, denied or error) and reason (of an error, its class).
@@ -48,7 +48,7 @@ pub fn describe_metrics() {
     describe_gauge!(names::BREAKERS, "How many Redis are not asked for a while, since they did not answer");
     #[cfg(feature = "rules")]
     {
-        describe_counter!(names::RELOADS, "Changed files of rules, by outcome");
+        describe_counter!(names::RELOADS, "Changed rules, of files or a database, by outcome");
         describe_counter!(names::VERDICTS, "Requests by a set of rules, by rule, outcome and reason");
         describe_counter!(names::SHADOWS, "What shadow rules would have done, by rule and outcome");
     }
@@ -233,10 +233,10 @@ pub(crate) fn unheeded(error: &Error) {
     tracing::warn!(target: "tollgate", %error, "the other side asks to be left alone, and its key is not blocked");
 }
 
-/// A changed file of rules was taken or, with what is wrong, not.
+/// Changed rules, of a file or a database, were taken or, with what is wrong, not.
 #[cfg(feature = "rules")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
-pub(crate) fn reloaded(result: Result<&crate::rules::RuleSet, &crate::rules::RuleSetError>) {
+pub(crate) fn reloaded(result: Result<&crate::rules::RuleSet, &dyn std::error::Error>) {
     #[cfg(feature = "metrics")]
     {
         let outcome = if result.is_ok() { "taken" } else { "refused" };
@@ -249,6 +249,21 @@ pub(crate) fn reloaded(result: Result<&crate::rules::RuleSet, &crate::rules::Rul
             tracing::error!(target: "tollgate", %error, "changed rules are refused: those before stay in force")
         }
     }
+}
+
+/// The database of the rules isn't heard from any more.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn database_lost(error: &crate::postgres::PostgresError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", %error, "the database is away: the last rules stay in force");
+}
+
+/// It is heard from again.
+#[cfg(feature = "postgres")]
+pub(crate) fn database_found() {
+    #[cfg(feature = "tracing")]
+    tracing::info!(target: "tollgate", "the database is there again");
 }
 
 /// What a set of rules made of a request, or which rule couldn't decide, if one applied, and why.

@@ -15,6 +15,8 @@ use super::headers::HeaderStyle;
 use super::service::RateLimit;
 use super::sources::{self, Sources};
 use crate::limiter::Limiter;
+#[cfg(feature = "postgres")]
+use crate::postgres::FollowedRules;
 use crate::rules::{RuleSet, WatchedRules};
 
 /// Puts a service under rules: see [the module](super).
@@ -40,13 +42,16 @@ pub(super) struct Settings {
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
-/// The rules of a layer: [a set](RuleSet), or [one that follows its file](WatchedRules).
+/// The rules of a layer: [a set](RuleSet), [one that follows its file](WatchedRules) or, with the feature `postgres`, one that
+/// follows the database.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "named by what they hold")]
 pub enum Rules {
     Set(RuleSet),
     Watched(WatchedRules),
+    #[cfg(feature = "postgres")]
+    Followed(FollowedRules),
 }
 
 impl From<RuleSet> for Rules {
@@ -61,11 +66,20 @@ impl From<WatchedRules> for Rules {
     }
 }
 
+#[cfg(feature = "postgres")]
+impl From<FollowedRules> for Rules {
+    fn from(rules: FollowedRules) -> Self {
+        Self::Followed(rules)
+    }
+}
+
 impl Rules {
     pub(super) fn current(&self) -> RuleSet {
         match self {
             Self::Set(rules) => rules.clone(),
             Self::Watched(rules) => rules.current(),
+            #[cfg(feature = "postgres")]
+            Self::Followed(rules) => rules.current(),
         }
     }
 }

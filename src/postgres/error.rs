@@ -30,6 +30,10 @@ impl PostgresError {
         Self { kind: Kind::Schema, message: message.into() }
     }
 
+    pub(super) fn lost() -> Self {
+        Self { kind: Kind::Unreachable, message: "postgres: the connection was lost".to_owned() }
+    }
+
     /// What is wrong with an address, of which nothing is repeated: it may hold a password.
     pub(super) fn address(error: &tokio_postgres::Error) -> Self {
         let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);

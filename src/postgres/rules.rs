@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
-use tokio_postgres::Transaction;
+use tokio_postgres::{Client, IsolationLevel, Transaction};
 
 use super::{Postgres, PostgresError};
 use crate::rules::RuleSet;
@@ -111,7 +111,7 @@ impl Postgres {
     /// No connection; no tables; no right.
     pub async fn compare_rules(&self, rules: &RuleSet) -> Result<RuleChanges, PostgresError> {
         let mut connection = self.connection().await?;
-        let transaction = connection.build_transaction().read_only(true).start().await?;
+        let transaction = one_moment(&mut connection).await?;
         Ok(RuleChanges::between(&stored(&transaction).await?, &Stored::of(rules)?))
     }
 
@@ -121,11 +121,7 @@ impl Postgres {
     ///
     /// No connection; no tables; rules that somebody has written by hand and that can't be used.
     pub async fn rules(&self) -> Result<StoredRules, PostgresError> {
-        let mut connection = self.connection().await?;
-        let transaction = connection.build_transaction().read_only(true).start().await?;
-        let version = transaction.query_one("SELECT version FROM tollgate.configuration", &[]).await?.get(0);
-        let rules = stored(&transaction).await?.into_rules()?;
-        Ok(StoredRules { rules, version })
+        read(&mut *self.connection().await?).await
     }
 }
 
@@ -150,6 +146,20 @@ impl Stored {
         serde_json::from_value(Value::Object(document))
             .map_err(|error| PostgresError::input(format!("rules in the database: {error}")))
     }
+}
+
+/// All that is read is of one moment.
+async fn one_moment(client: &mut Client) -> Result<Transaction<'_>, PostgresError> {
+    let transaction = client.build_transaction().read_only(true).isolation_level(IsolationLevel::RepeatableRead);
+    Ok(transaction.start().await?)
+}
+
+/// The rules in force, by this connection.
+pub(super) async fn read(client: &mut Client) -> Result<StoredRules, PostgresError> {
+    let transaction = one_moment(client).await?;
+    let version = transaction.query_one("SELECT version FROM tollgate.configuration", &[]).await?.get(0);
+    let rules = stored(&transaction).await?.into_rules()?;
+    Ok(StoredRules { rules, version })
 }
 
 async fn stored(transaction: &Transaction<'_>) -> Result<Stored, PostgresError> {

@@ -157,7 +157,7 @@ fn follow(watched: &Weak<Watched>, mut last: Last, reloaded: &dyn Fn(Result<&Rul
 
 /// Whoever panics when it hears of a change hears of the next one all the same.
 fn tell(reloaded: &dyn Fn(Result<&RuleSet, &RuleSetError>), result: Result<&RuleSet, &RuleSetError>) {
-    telemetry::reloaded(result);
+    telemetry::reloaded(result.map_err(|error| error as &dyn std::error::Error));
     drop(catch_unwind(AssertUnwindSafe(|| reloaded(result))));
 }
 

@@ -1,5 +1,6 @@
 //! The tables of the system of record: made once, in order, and only by who may.
 
+mod follow;
 mod rules;
 
 use tollgate::postgres::{Postgres as Database, PostgresError};

@@ -117,6 +117,12 @@ impl Postgres {
         true
     }
 
+    /// Starts it again after it was stopped, on what that left.
+    pub(crate) fn start_again(&mut self) {
+        self.process = launch(self.directory.as_ref().expect("it has started").path(), self.port);
+        assert!(self.comes_up(), "postgres ends as soon as it is started");
+    }
+
     /// Ends it at once, as a crash would.
     pub(crate) fn stop(&mut self) {
         if !matches!(self.process.try_wait(), Ok(None)) {

@@ -1,4 +1,5 @@
-//! An axum service under the rules of a file, which may change while it runs, with metrics for Prometheus:
+//! An axum service under the rules of a file, which may change while it runs, with metrics for Prometheus; or, with
+//! `TOLLGATE_DATABASE`, under those of a PostgreSQL:
 //!
 //!   cargo run --manifest-path examples/services/Cargo.toml --bin service
 //!   curl -i -H 'X-User: 42' -H 'X-Tier: free' http://127.0.0.1:3000/api/v1/items
@@ -13,7 +14,8 @@ use axum::http::HeaderName;
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use tollgate::Limiter;
-use tollgate::middleware::RateLimitLayer;
+use tollgate::middleware::{RateLimitLayer, Rules};
+use tollgate::postgres::Postgres;
 use tollgate::rules::WatchedRules;
 use tollgate_examples::{address, engine, interrupted};
 
@@ -36,10 +38,16 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
     });
 
-    let rules = std::env::var("RULES").unwrap_or_else(|_| "examples/rules.toml".to_owned());
+    let rules: Rules = match std::env::var("TOLLGATE_DATABASE") {
+        Ok(url) => Postgres::open(&url)?.follow_rules().await?.into(),
+        Err(_) => {
+            let file = std::env::var("RULES").unwrap_or_else(|_| "examples/rules.toml".to_owned());
+            WatchedRules::open(&file)?.into()
+        }
+    };
     // In a service, who the user is comes from its authentication: see RateLimitLayer::attribute.
     let limiter = Limiter::new(engine()?);
-    let layer = RateLimitLayer::new(limiter.clone(), WatchedRules::open(&rules)?)
+    let layer = RateLimitLayer::new(limiter.clone(), rules)
         .api_key(HeaderName::from_static("x-api-key"))
         .header("user", HeaderName::from_static("x-user"))
         .header("tier", HeaderName::from_static("x-tier"))

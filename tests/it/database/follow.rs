@@ -1,0 +1,122 @@
+//! Rules that follow the database: in every process, after each change, and after PostgreSQL was away.
+
+use std::time::{Duration, Instant};
+
+use tollgate::middleware::RateLimitLayer;
+use tollgate::postgres::FollowedRules;
+use tollgate::rules::RuleSet;
+use tollgate::{Embedded, Limiter};
+use tower::{Layer, ServiceExt, service_fn};
+
+use super::database;
+use crate::postgres::Postgres;
+
+fn set(limit: &str) -> RuleSet {
+    format!("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"{limit}\"]").parse().expect("rules")
+}
+
+/// Until it has rules of this limit, and how long that took.
+async fn until(rules: &FollowedRules, limit: &str) -> Duration {
+    let began = Instant::now();
+    while rules.current().definitions()[0].limits[0].limit != limit {
+        assert!(began.elapsed() < Duration::from_secs(10), "{limit}: {:?}", rules.current().definitions());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    began.elapsed()
+}
+
+#[tokio::test]
+async fn a_change_is_in_force_in_every_process_also_after_postgres_was_away() {
+    let mut server = Postgres::start();
+    let tool = database(&server);
+    tool.migrate().await.expect("made");
+    tool.push_rules(&set("gcra 1/1s"), "").await.expect("pushed");
+    let services = [database(&server), database(&server)];
+    let mut followed = Vec::new();
+    for service in &services {
+        followed.push(service.follow_rules().await.expect("rules"));
+    }
+    let push = async |limit: &str| {
+        tool.push_rules(&set(limit), "").await.expect("pushed");
+        let mut longest = Duration::ZERO;
+        for rules in &followed {
+            longest = longest.max(until(rules, limit).await);
+        }
+        longest
+    };
+    for number in 2..6 {
+        let took = push(&format!("gcra {number}/1s")).await;
+        println!("in force after {took:?}");
+    }
+    // Killed: the last rules serve, and say so.
+    server.stop();
+    let began = Instant::now();
+    for rules in &followed {
+        while rules.is_connected() {
+            assert!(began.elapsed() < Duration::from_secs(10), "nobody has noticed");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(rules.current().definitions()[0].limits[0].limit, "gcra 5/1s");
+    }
+    server.start_again();
+    let took = push("gcra 9/1s").await;
+    println!("after PostgreSQL was away: in force after {took:?}");
+    assert!(followed.iter().all(|rules| rules.is_connected() && rules.reloads() == 5 && rules.failures() == 0));
+    // A user is no rule.
+    server.run("INSERT INTO tollgate.user_quotas (user_id) VALUES ('42')").await;
+    let newest: i64 = server.run("SELECT version FROM tollgate.configuration").await[0].parse().expect("a number");
+    while followed.iter().any(|rules| rules.version() != newest) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(followed.iter().all(|rules| rules.reloads() == 5));
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_is_not_taken() {
+    let server = Postgres::start();
+    let tool = database(&server);
+    assert!(tool.follow_rules().await.expect_err("no tables").is_schema());
+    tool.migrate().await.expect("made");
+    tool.push_rules(&set("gcra 1/1s"), "").await.expect("pushed");
+    let rules = tool.follow_rules().await.expect("rules");
+    server.run("UPDATE tollgate.rate_limit_rules SET definition = '{\"name\": \"all\", \"limits\": [\"gcra\"]}'").await;
+    while rules.failures() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!((rules.reloads(), rules.current().definitions()[0].limits[0].limit.as_str()), (0, "gcra 1/1s"));
+    tool.push_rules(&set("gcra 2/1s"), "").await.expect("pushed");
+    until(&rules, "gcra 2/1s").await;
+    assert_eq!((rules.reloads(), rules.failures()), (1, 1));
+}
+
+/// A layer follows too, and who drops the rules leaves no connection behind.
+#[tokio::test]
+async fn a_layer_decides_by_the_rules_in_force() {
+    let server = Postgres::start();
+    let tool = database(&server);
+    tool.migrate().await.expect("made");
+    tool.push_rules(&set("fixed-window 1/1h"), "").await.expect("pushed");
+    let rules = tool.follow_rules().await.expect("rules");
+    let layer = RateLimitLayer::new(Limiter::new(Embedded::new()), rules.clone());
+    let ask = async || {
+        let service = service_fn(async |_: axum::http::Request<()>| {
+            Ok::<_, std::convert::Infallible>(axum::http::Response::new(axum::body::Body::empty()))
+        });
+        layer.layer(service).oneshot(axum::http::Request::new(())).await.expect("infallible").status().as_u16()
+    };
+    assert_eq!((ask().await, ask().await), (200, 429));
+    tool.push_rules(&set("fixed-window 2/1h"), "").await.expect("pushed");
+    until(&rules, "fixed-window 2/1h").await;
+    assert_eq!((ask().await, ask().await), (200, 429));
+    let listening = async || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tollgate'";
+        server.run(sql).await[0].parse::<u64>().expect("a number")
+    };
+    assert!(listening().await >= 1);
+    drop((layer, rules, tool));
+    let began = Instant::now();
+    while listening().await > 0 {
+        assert!(began.elapsed() < Duration::from_secs(10), "the connection is still there");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
