@@ -13,11 +13,11 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::random::jittered;
 
-/// What fails is tried again after this, and then each time after twice as long as before, up to the longest; so much longer
-/// by chance that not all come back at once.
+/// The pause before the second try. It doubles with each try, up to the longest, and jitter makes it up to twice as long, so
+/// that not all come back at once.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// For so long in all.
+/// What fails later than this after the first failure isn't tried again.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// The tasks of a limiter and its clones.

@@ -40,8 +40,8 @@ pin_project! {
 }
 
 /// The actual cost of a request, where it is known only afterwards. A layer that [settles](super::RateLimitLayer::settle)
-/// puts one into the extensions of each request; within another such layer, both are told. The last value set before the
-/// response ends is charged.
+/// puts one into the extensions of each request; within another such layer, a value counts for both. The last value set
+/// before the response ends is charged.
 #[derive(Clone, Debug)]
 pub struct Usage {
     units: Arc<AtomicU64>,

@@ -81,7 +81,7 @@ impl Decision {
         self.fields(style, self.wait())
     }
 
-    /// The wait of a denial that a client is told, if waiting helps.
+    /// What `Retry-After` says of a denial, if waiting helps.
     fn wait(&self) -> Option<Duration> {
         let wait = self.retry_after.duration().filter(|wait| !self.allowed && !wait.is_zero())?;
         if self.blocked {

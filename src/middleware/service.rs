@@ -117,7 +117,7 @@ impl Settings {
             error
         };
         let given = self.sources.of(parts, self.max_wait.is_some() || self.heeds.is_some()).map_err(uncounted);
-        let given = given.map_err(refused("a header by which requests are told apart was sent more than once"))?;
+        let given = given.map_err(refused("a header that identifies the client was sent more than once"))?;
         let attributes = given.attributes(parts);
         if rules.reads_two_ways(&attributes) {
             let error = Error::new(Kind::Input, "path: expected one that reads alike before and after it is decoded");

@@ -134,7 +134,7 @@ async fn the_tool_makes_the_tables_and_shows_them() {
     assert!(!format!("{:?}{:?}", run("status"), run("migrate")).contains("sesame"));
 }
 
-/// What the configuration consists of is told to all who listen, and is a new version; what is counted isn't.
+/// A changed rule, user or key is a new version of the configuration. Totals are not.
 #[tokio::test]
 async fn each_change_is_a_new_version_and_counting_is_none() {
     let server = Postgres::start();

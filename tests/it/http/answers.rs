@@ -124,7 +124,7 @@ async fn what_is_denied_has_a_problem_in_json() {
             400,
             None,
             json!({"type": "about:blank", "title": "Bad Request", "status": 400,
-                   "detail": "a header by which requests are told apart was sent more than once"}),
+                   "detail": "a header that identifies the client was sent more than once"}),
         );
     }
     // Without what the rule counts by.

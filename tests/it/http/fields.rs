@@ -145,7 +145,7 @@ async fn who_finds_no_permit_may_look_again_after_a_second() {
     assert_eq!(field(&denied, "retry-after").as_deref(), Some("100"));
 }
 
-/// Chance spreads what clients are told as well.
+/// `Retry-After` has the jitter of the decision.
 #[tokio::test]
 async fn a_wait_with_jitter_is_told_as_it_is() {
     let limiter = Limiter::new(Embedded::new());
