@@ -6,8 +6,13 @@
 -- One row: which version this is, and what all rules share.
 CREATE TABLE tollgate.configuration (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-    -- Grows with each change: a process that lost its connection compares it with what it has.
+    -- Grows by one with each transaction that changes rules, users or keys. Such transactions commit one after the other,
+    -- so whoever has read a version has seen all changes up to it.
     version bigint NOT NULL DEFAULT 1,
+    -- The version in which rules last changed.
+    rules_version bigint NOT NULL DEFAULT 1,
+    -- The version in which a user or a key was last deleted: whoever has an older one reads all of them anew.
+    deleted_version bigint NOT NULL DEFAULT 1,
     -- What a file of rules says beside rules, such as `paths`, as JSON.
     settings jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(settings) = 'object'),
     changed_at timestamptz NOT NULL DEFAULT now()
@@ -35,7 +40,7 @@ CREATE TABLE tollgate.user_quotas (
     -- Units; none: as the tier says.
     per_hour bigint CHECK (per_hour BETWEEN 1 AND 9007199254740992),
     per_day bigint CHECK (per_day BETWEEN 1 AND 9007199254740992),
-    burst bigint CHECK (burst BETWEEN 1 AND 9007199254740992),
+    burst bigint CHECK (burst IS NULL OR (burst BETWEEN 1 AND 9007199254740992 AND per_hour IS NOT NULL)),
     blocked boolean NOT NULL DEFAULT false,
     blocked_reason text CHECK (octet_length(blocked_reason) <= 1024),
     -- None: until it is lifted.
@@ -47,28 +52,32 @@ CREATE TABLE tollgate.user_quotas (
     total_this_month bigint NOT NULL DEFAULT 0,
     times_exceeded bigint NOT NULL DEFAULT 0,
     last_request_at timestamptz,
+    -- In which anything but the totals last changed; none if nothing but them was ever set.
+    version bigint,
     created_at timestamptz NOT NULL DEFAULT now(),
     updated_at timestamptz NOT NULL DEFAULT now(),
     updated_by text NOT NULL DEFAULT current_user CHECK (octet_length(updated_by) <= 256),
     CHECK (blocked OR (blocked_reason IS NULL AND blocked_until IS NULL))
 );
 
--- Those whom a process must know of: the others are as their tier says.
-CREATE INDEX user_quotas_special ON tollgate.user_quotas (user_id)
-    WHERE blocked OR tier IS NOT NULL OR per_hour IS NOT NULL OR per_day IS NOT NULL OR burst IS NOT NULL;
+-- What has changed since a version, and all whom a process must know of: the others are as their tier says.
+CREATE INDEX user_quotas_by_version ON tollgate.user_quotas (version) WHERE version IS NOT NULL;
 
--- API keys, by the SHA-256 of the whole key: who reads this table can't use them.
+-- API keys, with the SHA-256 of each instead of the key: whoever reads this table can't use them.
 CREATE TABLE tollgate.api_keys (
     -- What stands in the key before its secret, and may be shown.
     key_id text PRIMARY KEY CHECK (octet_length(key_id) BETWEEN 1 AND 64),
-    hash bytea NOT NULL UNIQUE CHECK (octet_length(hash) = 32),
+    -- SHA-256 of the whole key.
+    hash bytea NOT NULL CHECK (octet_length(hash) = 32),
     user_id text NOT NULL CHECK (octet_length(user_id) BETWEEN 1 AND 512),
     name text NOT NULL DEFAULT '' CHECK (octet_length(name) <= 256),
     tier text CHECK (octet_length(tier) <= 64),
     per_second bigint CHECK (per_second BETWEEN 1 AND 9007199254740992),
     per_hour bigint CHECK (per_hour BETWEEN 1 AND 9007199254740992),
     per_day bigint CHECK (per_day BETWEEN 1 AND 9007199254740992),
-    burst bigint CHECK (burst BETWEEN 1 AND 9007199254740992),
+    burst bigint CHECK (
+        burst IS NULL OR (burst BETWEEN 1 AND 9007199254740992 AND coalesce(per_second, per_hour) IS NOT NULL)),
+    -- Requests that were allowed, and when the last one came, added in batches.
     total bigint NOT NULL DEFAULT 0,
     last_used_at timestamptz,
     expires_at timestamptz,
@@ -76,6 +85,8 @@ CREATE TABLE tollgate.api_keys (
     revoked_by text CHECK (octet_length(revoked_by) <= 256),
     -- The key that it was made to replace.
     replaces text REFERENCES tollgate.api_keys (key_id),
+    -- In which anything but total and last_used_at last changed.
+    version bigint NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     created_by text NOT NULL DEFAULT current_user CHECK (octet_length(created_by) <= 256),
     CHECK (revoked_at IS NOT NULL OR revoked_by IS NULL)
@@ -84,23 +95,103 @@ CREATE TABLE tollgate.api_keys (
 -- `tollgate keys list --user U`.
 CREATE INDEX api_keys_by_user ON tollgate.api_keys (user_id, created_at);
 
--- A change of the configuration is a new version, and is told to all who listen. Batches of totals are no change.
-CREATE FUNCTION tollgate.changed() RETURNS trigger LANGUAGE plpgsql AS $$
+-- What has changed since a version.
+CREATE INDEX api_keys_by_version ON tollgate.api_keys (version);
+
+-- The services that write totals: a batch that is tried again after a lost connection isn't added twice, and one that ended
+-- without writing its last batch is known by its name.
+CREATE TABLE tollgate.writers (
+    writer text PRIMARY KEY CHECK (octet_length(writer) BETWEEN 1 AND 256),
+    -- Where it connects from.
+    client inet DEFAULT inet_client_addr(),
+    -- Number of the last batch that was written.
+    batch bigint NOT NULL DEFAULT 0,
+    requests bigint NOT NULL DEFAULT 0,
+    -- Requests that this service knows it has lost.
+    lost bigint NOT NULL DEFAULT 0,
+    started_at timestamptz NOT NULL DEFAULT now(),
+    written_at timestamptz NOT NULL DEFAULT now(),
+    -- When it had written everything and stopped, or, of one that was killed, when it was last heard of.
+    ended_at timestamptz,
+    -- Whether it was not heard of any more before it had written everything: its last batch is lost.
+    killed boolean NOT NULL DEFAULT false
+);
+
+-- The version of this transaction: one more than before it, and everybody who listens hears of it on commit.
+CREATE FUNCTION tollgate.next_version() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     now_version bigint;
 BEGIN
-    UPDATE tollgate.configuration SET version = version + 1, changed_at = now() RETURNING version INTO now_version;
-    PERFORM pg_notify('tollgate', now_version::text);
+    IF current_setting('tollgate.changed_in', true) IS DISTINCT FROM pg_current_xact_id()::text THEN
+        UPDATE tollgate.configuration SET version = version + 1, changed_at = now() RETURNING version INTO now_version;
+        PERFORM set_config('tollgate.changed_in', pg_current_xact_id()::text, true);
+        PERFORM pg_notify('tollgate', now_version::text);
+        RETURN now_version;
+    END IF;
+    RETURN (SELECT version FROM tollgate.configuration);
+END
+$$;
+
+CREATE FUNCTION tollgate.rules_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    now_version bigint = tollgate.next_version();
+BEGIN
+    UPDATE tollgate.configuration SET rules_version = now_version;
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION tollgate.row_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.version = tollgate.next_version();
+    RETURN NEW;
+END
+$$;
+
+CREATE FUNCTION tollgate.rows_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    now_version bigint = tollgate.next_version();
+BEGIN
+    UPDATE tollgate.configuration SET deleted_version = now_version;
     RETURN NULL;
 END
 $$;
 
 CREATE TRIGGER changed AFTER INSERT OR DELETE OR TRUNCATE OR UPDATE ON tollgate.rate_limit_rules
-    FOR EACH STATEMENT EXECUTE FUNCTION tollgate.changed();
-CREATE TRIGGER changed AFTER INSERT OR DELETE OR TRUNCATE
-    OR UPDATE OF user_id, tier, per_hour, per_day, burst, blocked, blocked_reason, blocked_until ON tollgate.user_quotas
-    FOR EACH STATEMENT EXECUTE FUNCTION tollgate.changed();
-CREATE TRIGGER changed AFTER INSERT OR DELETE OR TRUNCATE
-    OR UPDATE OF key_id, hash, user_id, name, tier, per_second, per_hour, per_day, burst, expires_at, revoked_at
-    ON tollgate.api_keys
-    FOR EACH STATEMENT EXECUTE FUNCTION tollgate.changed();
+    FOR EACH STATEMENT EXECUTE FUNCTION tollgate.rules_changed();
+CREATE TRIGGER changed AFTER UPDATE OF settings ON tollgate.configuration
+    FOR EACH ROW WHEN (OLD.settings IS DISTINCT FROM NEW.settings) EXECUTE FUNCTION tollgate.rules_changed();
+
+-- Batches of totals change no version, also where they make a user's row.
+CREATE TRIGGER inserted BEFORE INSERT ON tollgate.user_quotas
+    FOR EACH ROW WHEN (NEW.blocked OR num_nonnulls(NEW.tier, NEW.per_hour, NEW.per_day, NEW.burst) > 0)
+    EXECUTE FUNCTION tollgate.row_changed();
+CREATE TRIGGER updated BEFORE UPDATE ON tollgate.user_quotas
+    FOR EACH ROW WHEN (
+        (OLD.user_id, OLD.tier, OLD.per_hour, OLD.per_day, OLD.burst, OLD.blocked, OLD.blocked_reason, OLD.blocked_until)
+        IS DISTINCT FROM
+        (NEW.user_id, NEW.tier, NEW.per_hour, NEW.per_day, NEW.burst, NEW.blocked, NEW.blocked_reason, NEW.blocked_until))
+    EXECUTE FUNCTION tollgate.row_changed();
+CREATE TRIGGER renamed AFTER UPDATE OF user_id ON tollgate.user_quotas
+    FOR EACH ROW WHEN (OLD.user_id <> NEW.user_id) EXECUTE FUNCTION tollgate.rows_deleted();
+CREATE TRIGGER deleted AFTER DELETE ON tollgate.user_quotas
+    FOR EACH ROW WHEN (OLD.version IS NOT NULL) EXECUTE FUNCTION tollgate.rows_deleted();
+CREATE TRIGGER truncated AFTER TRUNCATE ON tollgate.user_quotas
+    FOR EACH STATEMENT EXECUTE FUNCTION tollgate.rows_deleted();
+
+CREATE TRIGGER inserted BEFORE INSERT ON tollgate.api_keys
+    FOR EACH ROW EXECUTE FUNCTION tollgate.row_changed();
+CREATE TRIGGER updated BEFORE UPDATE ON tollgate.api_keys
+    FOR EACH ROW WHEN (
+        (OLD.key_id, OLD.hash, OLD.user_id, OLD.tier, OLD.per_second, OLD.per_hour, OLD.per_day, OLD.burst,
+            OLD.expires_at, OLD.revoked_at)
+        IS DISTINCT FROM
+        (NEW.key_id, NEW.hash, NEW.user_id, NEW.tier, NEW.per_second, NEW.per_hour, NEW.per_day, NEW.burst,
+            NEW.expires_at, NEW.revoked_at))
+    EXECUTE FUNCTION tollgate.row_changed();
+CREATE TRIGGER renamed AFTER UPDATE OF key_id ON tollgate.api_keys
+    FOR EACH ROW WHEN (OLD.key_id <> NEW.key_id) EXECUTE FUNCTION tollgate.rows_deleted();
+CREATE TRIGGER deleted AFTER DELETE ON tollgate.api_keys
+    FOR EACH ROW EXECUTE FUNCTION tollgate.rows_deleted();
+CREATE TRIGGER truncated AFTER TRUNCATE ON tollgate.api_keys
+    FOR EACH STATEMENT EXECUTE FUNCTION tollgate.rows_deleted();

@@ -9,6 +9,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+#[cfg(feature = "postgres")]
+use deadpool_redis::redis::{FromRedisValue, Pipeline};
 use futures_util::future::BoxFuture;
 
 use self::redis::address;
@@ -140,6 +142,22 @@ impl Engine {
             Self::Embedded(embedded) => {
                 AcquiringAll::Answered(embedded.acquire_all(asks.map(|(ask, _)| ask)).into_iter())
             }
+        }
+    }
+
+    /// The answers to commands that decide nothing, on keys that share a slot with this one. None where there is no Redis.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn ask<T: FromRedisValue>(
+        &self,
+        key: &[u8],
+        commands: &Pipeline,
+        deadline: Duration,
+    ) -> Result<Option<T>, Error> {
+        match self {
+            Self::Redis(redis) => redis.ask(commands, deadline).await.map(Some),
+            Self::Cluster(cluster) => cluster.ask_commands(key, commands, deadline).await.map(Some),
+            #[cfg(feature = "embedded")]
+            Self::Embedded(_) => Ok(None),
         }
     }
 

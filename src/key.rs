@@ -7,7 +7,7 @@
 //!
 //! Each shard of a limit has a tag of its own, so that it lies in a slot of its own: `{<tag>%s<number>}`, which no key
 //! can spell, since a `%` of its own is followed by two of `0-9a-f`. So is `%h` and the 32 digits of a hash, which stand
-//! for what is personal.
+//! for what is personal, and `%c`, under which the configuration of a system of record is cached.
 
 use std::fmt;
 

@@ -64,6 +64,12 @@ pub struct Limiter {
 }
 
 impl Limiter {
+    /// The engine that decides, and what its keys begin with: for what is kept beside them.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn engine(&self) -> (&Engine, &str) {
+        (&self.engine, &self.prefix)
+    }
+
     /// A limiter on this engine, with the prefix `tollgate`, a deadline of 500 ms, and an error where Redis is away.
     pub fn new(engine: impl Into<Engine>) -> Self {
         Self {

@@ -4,6 +4,8 @@
 #![doc = include_str!("middleware/answers.md")]
 
 mod answer;
+#[cfg(feature = "postgres")]
+mod api_keys;
 mod body;
 mod client_address;
 mod grpc;
@@ -14,6 +16,8 @@ mod service;
 mod sources;
 
 pub use answer::Rejection;
+#[cfg(feature = "postgres")]
+pub use api_keys::{ApiKeyLayer, ApiKeys};
 pub use body::{HeldPermits, Permits, ResponseBody, Usage};
 pub use client_address::ClientAddress;
 pub use headers::HeaderStyle;

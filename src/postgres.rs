@@ -2,15 +2,30 @@
 //!
 //! No decision waits for it. Its tables are made by [`Postgres::migrate`], which nothing calls by itself.
 
+mod cache;
+mod configuration;
 mod error;
 mod follow;
+mod input;
+mod key_text;
+mod keys;
+mod look_up;
 mod migrations;
 mod rules;
+mod snapshot;
+mod totals;
+mod users;
 
+pub use configuration::{Configuration, Status};
 pub use error::PostgresError;
-pub use follow::FollowedRules;
+pub use input::OwnLimits;
+pub use key_text::NewKey;
+pub use keys::{KeyTerms, StoredKey};
+pub use look_up::ApiKeyError;
 pub use migrations::{Migration, Schema};
-pub use rules::{RuleChanges, StoredRules};
+pub use rules::StoredRules;
+pub use totals::TotalsWriter;
+pub use users::StoredUser;
 
 use std::fmt;
 use std::time::Duration;

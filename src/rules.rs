@@ -34,8 +34,10 @@
 //!
 #![doc = include_str!("rules/format.md")]
 
+mod account;
 mod applies;
 mod attributes;
+mod changes;
 mod compiled;
 mod condition;
 mod definition;
@@ -67,9 +69,11 @@ use index::{Index, Lookup};
 
 pub use crate::limiter::HeldVerdict;
 pub use crate::rule::serialized::Policy;
+pub use account::{Account, UserBlock};
 pub(crate) use applies::Shadow;
 pub use applies::{Applies, Charge, Effect};
 pub use attributes::{Attributes, Reading};
+pub use changes::RuleChanges;
 pub use compiled::Response;
 #[cfg(feature = "http")]
 pub(crate) use condition::net;
@@ -83,7 +87,7 @@ pub use verdict::{Reason, ShadowVerdict, Verdict};
 ///
 /// Immutable and cheap to clone. Finding the rule of a request costs no round trip, and some 0.7 µs, 1 µs among 10,000 rules,
 /// as long as not too many share all that could tell them apart.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct RuleSet {
     shared: Arc<Shared>,
 }
@@ -265,6 +269,9 @@ impl RuleSet {
 
     /// The same, and what the shadow rules before it would have done.
     pub(crate) fn found(&self, request: &Attributes<'_>) -> Result<(Applies<'_>, Vec<Shadow<'_>>), Error> {
+        if let Some(block) = request.account.and_then(Account::block) {
+            return Ok((Applies::blocked(block), Vec::new()));
+        }
         let request = self.as_read(request);
         let (place, shadows) = self.shared.find(&request);
         let effect = |place: u32| self.shared.rules[place as usize].effect(&request);

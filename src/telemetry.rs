@@ -32,6 +32,12 @@ pub(crate) mod names {
     /// Requests by a set of rules, by rule, outcome (allowed, denied or error) and reason (of an error, its class).
     #[cfg(feature = "rules")]
     pub(crate) const VERDICTS: &str = "tollgate_verdicts_total";
+    /// How old the oldest request is that isn't in the database's totals yet.
+    #[cfg(feature = "postgres")]
+    pub(crate) const TOTALS_LAG: &str = "tollgate_totals_lag_seconds";
+    /// Requests that the database's totals will never have.
+    #[cfg(feature = "postgres")]
+    pub(crate) const TOTALS_LOST: &str = "tollgate_totals_lost_total";
     /// What shadow rules would have done, by rule and outcome.
     #[cfg(feature = "rules")]
     pub(crate) const SHADOWS: &str = "tollgate_shadow_verdicts_total";
@@ -46,6 +52,11 @@ pub fn describe_metrics() {
     describe_counter!(names::ERRORS, "Calls without a decision, by class");
     describe_histogram!(names::BATCH, "Keys that went to Redis together");
     describe_gauge!(names::BREAKERS, "How many Redis are not asked for a while, since they did not answer");
+    #[cfg(feature = "postgres")]
+    {
+        describe_gauge!(names::TOTALS_LAG, Unit::Seconds, "Age of the oldest request that is not in the totals yet");
+        describe_counter!(names::TOTALS_LOST, "Requests that the totals will never have");
+    }
     #[cfg(feature = "rules")]
     {
         describe_counter!(names::RELOADS, "Changed rules, of files or a database, by outcome");
@@ -264,6 +275,44 @@ pub(crate) fn database_lost(error: &crate::postgres::PostgresError) {
 pub(crate) fn database_found() {
     #[cfg(feature = "tracing")]
     tracing::info!(target: "tollgate", "the database is there again");
+}
+
+/// The configuration that a process starts with is the one in Redis.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn started_from_cache(error: &crate::postgres::PostgresError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", %error, "the database is away: the configuration cached in redis is in force");
+}
+
+/// Totals are kept for now.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn totals_unwritten(error: &crate::postgres::PostgresError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", %error, "totals cannot be written: they are kept until they can");
+}
+
+/// How far the totals in the database are behind, and how many requests they will never have.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
+pub(crate) fn totals(lag: std::time::Duration, lost: u64) {
+    #[cfg(feature = "metrics")]
+    {
+        metrics::gauge!(names::TOTALS_LAG).set(lag.as_secs_f64());
+        metrics::counter!(names::TOTALS_LOST).absolute(lost);
+    }
+}
+
+/// Another process has ended before it had written its totals, after this moment.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn writer_killed(last_written: std::time::SystemTime) {
+    #[cfg(feature = "tracing")]
+    {
+        let after = last_written.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
+        tracing::warn!(target: "tollgate", after_unix = after, "a process was killed: the totals of its last batch are lost");
+    }
 }
 
 /// What a set of rules made of a request, or which rule couldn't decide, if one applied, and why.

@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+#[cfg(feature = "postgres")]
+use deadpool_redis::redis::{FromRedisValue, Pipeline};
 use futures_util::future::{join, join_all};
 use tokio::time::Instant;
 
@@ -214,6 +216,24 @@ impl Cluster {
         let mut all: Vec<_> = answered.into_iter().flatten().chain(at_last).collect();
         all.sort_unstable_by_key(|(at, _)| *at);
         all.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    /// The answers of the node that has this key's slot. One that doesn't have it any more is left for the next try.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn ask_commands<T: FromRedisValue>(
+        &self,
+        key: &[u8],
+        commands: &Pipeline,
+        deadline: Duration,
+    ) -> Result<T, Error> {
+        let until = Until::in_(deadline);
+        let node = self.owner(slot_of(key), until).await?;
+        let left = until.at.saturating_duration_since(Instant::now());
+        let answers = node.redis.ask(commands, left).await;
+        if answers.is_err() {
+            self.topology.refresh_soon();
+        }
+        answers
     }
 
     /// Asks whoever has the slot.

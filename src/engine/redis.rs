@@ -307,7 +307,7 @@ impl Redis {
     }
 
     /// Commands that decide nothing: all answers, or the first that is an error.
-    pub(super) async fn ask<T: redis::FromRedisValue>(
+    pub(crate) async fn ask<T: redis::FromRedisValue>(
         &self,
         commands: &redis::Pipeline,
         deadline: Duration,

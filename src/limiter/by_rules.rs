@@ -143,11 +143,17 @@ impl Limiter {
         let (allowed, reason) = match &applies.effect {
             Effect::Allow if applies.rule.is_none() => (true, Reason::NoRule),
             Effect::Allow => (true, Reason::Allowed),
-            Effect::Block => (false, Reason::Blocked),
+            Effect::Block => match &applies.user_block {
+                Some(block) => (false, Reason::UserBlocked(Arc::clone(block))),
+                None => (false, Reason::Blocked),
+            },
             Effect::Missing(attribute) => (false, Reason::Missing((*attribute).to_owned())),
             Effect::Limit(_) => (decision.as_ref().is_some_and(|decision| decision.allowed), Reason::Limits),
         };
-        let response = applies.response.filter(|_| !allowed).cloned();
+        let mut response = applies.response.filter(|_| !allowed).cloned();
+        if let (Some(response), Some(block)) = (&mut response, &applies.user_block) {
+            response.retry_after = block.left();
+        }
         let verdict =
             Verdict { allowed, rule: applies.name().cloned(), reason, decision, response, shadows: Vec::new() };
         Ok(HeldVerdict { verdict, permits: permit.into_iter().collect() })

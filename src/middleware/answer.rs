@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+#[cfg(feature = "postgres")]
+use http::header::WWW_AUTHENTICATE;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::request::Parts;
 use http::{Extensions, Method, Response, StatusCode, Version};
@@ -142,7 +144,7 @@ impl Protocol {
             }
             Self::Grpc => {
                 let code = match verdict.reason {
-                    Reason::Blocked => grpc::PERMISSION_DENIED,
+                    Reason::Blocked | Reason::UserBlocked(_) => grpc::PERMISSION_DENIED,
                     Reason::Missing(_) => grpc::INVALID_ARGUMENT,
                     _ => grpc::RESOURCE_EXHAUSTED,
                 };
@@ -188,6 +190,46 @@ impl Protocol {
         };
         answer.extensions_mut().insert(error.clone());
         answer
+    }
+}
+
+/// To requests with API keys.
+#[cfg(feature = "postgres")]
+impl Protocol {
+    /// To a request without a valid key.
+    pub(super) fn unauthenticated(self, challenge: &HeaderValue, detail: &str) -> Response<Bytes> {
+        let mut answer = match self {
+            Self::Http => problem(&Problem {
+                r#type: "about:blank",
+                title: "Unauthorized",
+                status: 401,
+                detail: Some(detail),
+                violated_policies: Vec::new(),
+            }),
+            Self::Grpc => grpc::answer(grpc::UNAUTHENTICATED, detail, None),
+        };
+        answer.headers_mut().insert(WWW_AUTHENTICATE, challenge.clone());
+        answer
+    }
+
+    /// To one whose key can't be looked up now.
+    pub(super) fn unavailable(self, retry_after: Duration) -> Response<Bytes> {
+        let detail = "this API key can't be looked up now";
+        match self {
+            Self::Http => {
+                let mut answer = problem(&Problem {
+                    r#type: REDUCED_CAPACITY,
+                    title: "Service Unavailable",
+                    status: 503,
+                    detail: Some(detail),
+                    violated_policies: Vec::new(),
+                });
+                let seconds = retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0);
+                answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+                answer
+            }
+            Self::Grpc => grpc::answer(grpc::UNAVAILABLE, detail, Some(retry_after)),
+        }
     }
 }
 

@@ -14,6 +14,8 @@ pub(super) const PERMISSION_DENIED: u8 = 7;
 pub(super) const RESOURCE_EXHAUSTED: u8 = 8;
 pub(super) const INTERNAL: u8 = 13;
 pub(super) const UNAVAILABLE: u8 = 14;
+#[cfg(feature = "postgres")]
+pub(super) const UNAUTHENTICATED: u8 = 16;
 
 /// An answer of headers alone. gRPC's status is in a header of its own; HTTP's is always 200.
 ///

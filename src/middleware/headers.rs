@@ -172,7 +172,7 @@ impl Verdict {
         let instead = self.response.as_ref().and_then(|response| response.retry_after);
         match (&self.decision, &self.reason) {
             (Some(decision), _) => decision.wait().map(|wait| instead.unwrap_or(wait)),
-            (None, Reason::Blocked) => instead,
+            (None, Reason::Blocked | Reason::UserBlocked(_)) => instead,
             _ => None,
         }
     }

@@ -16,7 +16,7 @@ use super::service::RateLimit;
 use super::sources::{self, Sources};
 use crate::limiter::Limiter;
 #[cfg(feature = "postgres")]
-use crate::postgres::FollowedRules;
+use crate::postgres::Configuration;
 use crate::rules::{RuleSet, WatchedRules};
 
 /// Puts a service under rules: see [the module](super).
@@ -42,8 +42,8 @@ pub(super) struct Settings {
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
-/// The rules of a layer: [a set](RuleSet), [one that follows its file](WatchedRules) or, with the feature `postgres`, one that
-/// follows the database.
+/// The rules of a layer: [a set](RuleSet), [one that follows its file](WatchedRules) or, with the feature `postgres`, a
+/// configuration that follows the database. Then the layer also knows what sets users apart, and counts their requests.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "named by what they hold")]
@@ -51,7 +51,7 @@ pub enum Rules {
     Set(RuleSet),
     Watched(WatchedRules),
     #[cfg(feature = "postgres")]
-    Followed(FollowedRules),
+    Followed(Configuration),
 }
 
 impl From<RuleSet> for Rules {
@@ -67,9 +67,9 @@ impl From<WatchedRules> for Rules {
 }
 
 #[cfg(feature = "postgres")]
-impl From<FollowedRules> for Rules {
-    fn from(rules: FollowedRules) -> Self {
-        Self::Followed(rules)
+impl From<Configuration> for Rules {
+    fn from(configuration: Configuration) -> Self {
+        Self::Followed(configuration)
     }
 }
 
@@ -79,7 +79,7 @@ impl Rules {
             Self::Set(rules) => rules.clone(),
             Self::Watched(rules) => rules.current(),
             #[cfg(feature = "postgres")]
-            Self::Followed(rules) => rules.current(),
+            Self::Followed(configuration) => configuration.rules(),
         }
     }
 }

@@ -15,15 +15,18 @@ use tower_service::Service;
 
 use super::answer::{self, Failure, Protocol};
 use super::body::{Ends, Permits, ResponseBody, SETTLED_WITHIN, Settlement, Usage};
+#[cfg(feature = "postgres")]
+use super::layer::Rules;
 use super::layer::Settings;
 use super::restraint;
+use super::sources::Given;
 use crate::error::{Error, Kind};
 use crate::hold::Permit;
 use crate::limiter::{Asking, HeldVerdict, Limiter};
 use crate::random::unique_id;
 use crate::request::OwnedRequest;
 use crate::rule::Rule;
-use crate::rules::{Applies, Effect, Reason, RuleSet, Verdict};
+use crate::rules::{Account, Applies, Attributes, Effect, Reason, RuleSet, Verdict};
 use crate::runtime;
 use crate::telemetry;
 use crate::wait::Blocks;
@@ -57,7 +60,7 @@ where
         let (settings, rules) = (Arc::clone(&self.settings), self.settings.rules.current());
         if settings.checked.load(Ordering::Relaxed) != rules.address() {
             settings.checked.store(rules.address(), Ordering::Relaxed);
-            settings.sources.check(&rules);
+            settings.sources.check(&rules, settings.knows_accounts(&request));
         }
         Box::pin(settings.pass(rules, service, request))
     }
@@ -118,7 +121,9 @@ impl Settings {
         };
         let given = self.sources.of(parts, self.max_wait.is_some() || self.heeds.is_some()).map_err(uncounted);
         let given = given.map_err(refused("a header that identifies the client was sent more than once"))?;
+        let account = self.account(parts, &given);
         let attributes = given.attributes(parts);
+        let attributes = account.iter().fold(attributes, Attributes::account);
         if rules.reads_two_ways(&attributes) {
             let error = Error::new(Kind::Input, "path: expected one that reads alike before and after it is decoded");
             return Err(refused("this path can be read in two ways")(uncounted(error)));
@@ -136,6 +141,10 @@ impl Settings {
         let failed = |error: Error| protocol.failed(Failure::of(&error), &error);
         let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(failed)?;
         let HeldVerdict { verdict, permits } = held;
+        #[cfg(feature = "postgres")]
+        if let Rules::Followed(configuration) = &self.rules {
+            configuration.count(&attributes, verdict.allowed);
+        }
         if matches!(&verdict.reason, Reason::Missing(name) if name == "ip") && self.sources.lack_a_peer(parts) {
             let why = "ip: expected the connection's other end, which the server doesn't note (in axum, serve \
                        into_make_service_with_connect_info::<SocketAddr>())";
@@ -164,6 +173,34 @@ impl Settings {
         let holds = settlement.is_some() || !permits.is_empty();
         let ends = holds.then_some(Ends { _settlement: settlement, permits });
         Ok(Admitted { verdict, ends, charged })
+    }
+}
+
+impl Settings {
+    /// Whether user, tier and API key of requests may be known otherwise than by the layer's own sources.
+    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_self, reason = "no configuration"))]
+    fn knows_accounts<B>(&self, request: &Request<B>) -> bool {
+        #[cfg(feature = "postgres")]
+        if let Rules::Followed(_) = &self.rules {
+            return true;
+        }
+        request.extensions().get::<Account>().is_some()
+    }
+
+    /// Whose request it is: as a layer before this one has found out, and with what the configuration knows of the user.
+    #[cfg_attr(not(feature = "postgres"), allow(unused_variables, clippy::unused_self, reason = "no configuration"))]
+    fn account(&self, parts: &Parts, given: &Given<'_>) -> Option<Account> {
+        let account = parts.extensions.get::<Account>().cloned();
+        #[cfg(feature = "postgres")]
+        if let Rules::Followed(configuration) = &self.rules {
+            let user = account.as_ref().map(Account::user).or_else(|| given.user());
+            let known = user.and_then(|user| configuration.account_of_user(user));
+            return match (account, known) {
+                (Some(account), Some(known)) => Some(account.with_user(&known)),
+                (account, known) => account.or(known),
+            };
+        }
+        account
     }
 }
 

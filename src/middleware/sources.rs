@@ -51,10 +51,11 @@ impl Sources {
     }
 
     /// Reports what rules ask for that no request has.
-    pub(super) fn check(&self, rules: &RuleSet) {
+    pub(super) fn check(&self, rules: &RuleSet, knows_accounts: bool) {
         let known = |name: &str| {
             ["method", "path", "ip"].contains(&name)
                 || cfg!(feature = "axum") && name == "route"
+                || knows_accounts && ["user", "tier", "api_key"].contains(&name)
                 || self.others.iter().any(|(other, _)| **other == *name)
         };
         rules.attributes().filter(|name| !known(name)).for_each(telemetry::unsourced);
@@ -79,6 +80,13 @@ impl Sources {
 }
 
 impl Given<'_> {
+    /// The user, if that is text.
+    #[cfg(feature = "postgres")]
+    pub(super) fn user(&self) -> Option<&str> {
+        let (_, user) = self.others.iter().find(|(name, _)| *name == "user")?;
+        std::str::from_utf8(user).ok()
+    }
+
     pub(super) fn attributes<'a>(&'a self, parts: &'a Parts) -> Attributes<'a> {
         let request = Attributes::new().method(parts.method.as_str()).path(path(parts, self.outgoing));
         let request = match self.ip {

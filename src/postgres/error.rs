@@ -30,6 +30,10 @@ impl PostgresError {
         Self { kind: Kind::Schema, message: message.into() }
     }
 
+    pub(super) fn refused(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Refused, message: message.into() }
+    }
+
     pub(super) fn lost() -> Self {
         Self { kind: Kind::Unreachable, message: "postgres: the connection was lost".to_owned() }
     }

@@ -1,12 +1,11 @@
 //! Rules in the database: a set as a whole, put there and read back.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use serde_json::{Map, Value};
-use tokio_postgres::{Client, IsolationLevel, Transaction};
+use tokio_postgres::Transaction;
 
-use super::{Postgres, PostgresError};
-use crate::rules::RuleSet;
+use super::follow::one_moment;
+use super::{Postgres, PostgresError, input};
+use crate::rules::{RuleChanges, RuleSet};
 
 /// Where a set's rules stand in its JSON.
 const RULES: &str = "rule";
@@ -19,48 +18,6 @@ pub struct StoredRules {
     pub rules: RuleSet,
     /// Of the whole configuration; it grows with each change.
     pub version: i64,
-}
-
-/// What makes one set of rules another, by name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RuleChanges {
-    /// Those that were not there.
-    pub added: Vec<String>,
-    /// Those that say something else.
-    pub changed: Vec<String>,
-    /// Those that are not there any more.
-    pub removed: Vec<String>,
-    /// Whether others stand in another order, which decides between rules of one priority.
-    pub reordered: bool,
-    /// Whether something that all rules share says otherwise, such as how paths are read.
-    pub settings: bool,
-}
-
-impl RuleChanges {
-    /// Whether the sets are the same.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
-    fn between(before: &Stored, after: &Stored) -> Self {
-        let names = |stored: &Stored| stored.rules.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-        let (old, new) = (names(before), names(after));
-        let (in_old, in_new): (BTreeSet<_>, BTreeSet<_>) = (old.iter().collect(), new.iter().collect());
-        let said: BTreeMap<_, _> = before.rules.iter().map(|(name, said)| (name, said)).collect();
-        let changed = after.rules.iter().filter(|(name, now)| said.get(name).is_some_and(|said| *said != now));
-        let kept = |names: &[String], others: &BTreeSet<&String>| -> Vec<String> {
-            names.iter().filter(|name| others.contains(name)).cloned().collect()
-        };
-        Self {
-            changed: changed.map(|(name, _)| name.clone()).collect(),
-            reordered: kept(&old, &in_new) != kept(&new, &in_old),
-            added: new.iter().filter(|name| !in_old.contains(name)).cloned().collect(),
-            removed: old.iter().filter(|name| !in_new.contains(name)).cloned().collect(),
-            settings: before.settings != after.settings,
-        }
-    }
 }
 
 /// A set as rows have it.
@@ -79,18 +36,15 @@ impl Postgres {
     ///
     /// No connection; no tables; no right; a name that is too long; text with a NUL, which PostgreSQL doesn't store.
     pub async fn push_rules(&self, rules: &RuleSet, by: &str) -> Result<RuleChanges, PostgresError> {
-        if by.len() > 256 {
-            return Err(PostgresError::input(format!("by: expected at most 256 bytes, got {}", by.len())));
-        }
+        input::by(by)?;
         let mut connection = self.connection().await?;
         let transaction = connection.transaction().await?;
         // Whoever pushes at the same time waits here.
         transaction.execute("SELECT 1 FROM tollgate.configuration FOR UPDATE", &[]).await?;
         let (before, after) = (stored(&transaction).await?, Stored::of(rules)?);
-        let changes = RuleChanges::between(&before, &after);
+        let changes = after.changes_from(&before);
         if changes.settings {
-            let update = "UPDATE tollgate.configuration SET settings = $1::text::jsonb, version = version + 1,
-                changed_at = now() RETURNING pg_notify('tollgate', version::text)";
+            let update = "UPDATE tollgate.configuration SET settings = $1::text::jsonb";
             transaction.execute(update, &[&Value::Object(after.settings.clone()).to_string()]).await?;
         }
         if !changes.removed.is_empty() {
@@ -112,7 +66,7 @@ impl Postgres {
     pub async fn compare_rules(&self, rules: &RuleSet) -> Result<RuleChanges, PostgresError> {
         let mut connection = self.connection().await?;
         let transaction = one_moment(&mut connection).await?;
-        Ok(RuleChanges::between(&stored(&transaction).await?, &Stored::of(rules)?))
+        Ok(Stored::of(rules)?.changes_from(&stored(&transaction).await?))
     }
 
     /// The set of rules that is in force.
@@ -121,7 +75,10 @@ impl Postgres {
     ///
     /// No connection; no tables; rules that somebody has written by hand and that can't be used.
     pub async fn rules(&self) -> Result<StoredRules, PostgresError> {
-        read(&mut *self.connection().await?).await
+        let mut connection = self.connection().await?;
+        let transaction = one_moment(&mut connection).await?;
+        let version = transaction.query_one("SELECT version FROM tollgate.configuration", &[]).await?.get(0);
+        Ok(StoredRules { rules: read(&transaction).await?, version })
     }
 }
 
@@ -140,6 +97,10 @@ impl Stored {
         Ok(Self { settings, rules: named.collect() })
     }
 
+    fn changes_from(&self, before: &Self) -> RuleChanges {
+        RuleChanges::between(&before.rules, &self.rules, before.settings != self.settings)
+    }
+
     fn into_rules(self) -> Result<RuleSet, PostgresError> {
         let mut document = self.settings;
         document.insert(RULES.to_owned(), self.rules.into_iter().map(|(_, rule)| rule).collect());
@@ -148,18 +109,9 @@ impl Stored {
     }
 }
 
-/// All that is read is of one moment.
-async fn one_moment(client: &mut Client) -> Result<Transaction<'_>, PostgresError> {
-    let transaction = client.build_transaction().read_only(true).isolation_level(IsolationLevel::RepeatableRead);
-    Ok(transaction.start().await?)
-}
-
-/// The rules in force, by this connection.
-pub(super) async fn read(client: &mut Client) -> Result<StoredRules, PostgresError> {
-    let transaction = one_moment(client).await?;
-    let version = transaction.query_one("SELECT version FROM tollgate.configuration", &[]).await?.get(0);
-    let rules = stored(&transaction).await?.into_rules()?;
-    Ok(StoredRules { rules, version })
+/// The rules in force.
+pub(super) async fn read(transaction: &Transaction<'_>) -> Result<RuleSet, PostgresError> {
+    stored(transaction).await?.into_rules()
 }
 
 async fn stored(transaction: &Transaction<'_>) -> Result<Stored, PostgresError> {

@@ -72,6 +72,17 @@ impl Rule {
         self.on_error
     }
 
+    /// The same limits with everything of the other rule that isn't a limit. A policy that they can't follow is closed.
+    #[allow(dead_code, reason = "asked by sets of rules, which are a feature")]
+    pub(crate) fn governed_as(&self, other: &Self) -> Self {
+        let (name, counts) = (self.name.clone(), self.counts.clone());
+        let governed = Self { name, counts, tag: None, cost: self.cost, ..other.clone() };
+        match governed.on_error {
+            Some(OnError::Local { processes }) if governed.share(processes).is_err() => governed.closed(),
+            _ => governed,
+        }
+    }
+
     /// What one of so many processes may admit by itself. Its limits are called as this rule's are.
     pub(crate) fn share(&self, processes: NonZeroU32) -> Result<Self, RuleError> {
         let share = |count: &Count| Ok(Count { limit: count.limit.share(processes)?, ..count.clone() });

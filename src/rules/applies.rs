@@ -1,7 +1,10 @@
 //! Which rule applies to a request, and what becomes of that.
 
+use std::borrow::Cow;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use super::account::UserBlock;
 use super::attributes::Attributes;
 use super::compiled::{Compiled, CompiledAction, Response};
 use super::throttle::Throttled;
@@ -21,6 +24,8 @@ pub struct Applies<'s> {
     pub response: Option<&'s Response>,
     /// The key of the override that decides in place of the rule's own limits, if one does: `user:42`.
     pub overridden: Option<&'s str>,
+    /// The block of the user whose request it is, if that denies it.
+    pub user_block: Option<Arc<UserBlock>>,
     rule_name: Option<&'s Arc<str>>,
 }
 
@@ -44,7 +49,7 @@ pub enum Effect<'s> {
 /// What a request is charged by the limits of its rule: for [`Limiter::acquire`](crate::Limiter::acquire) or any other call.
 #[derive(Debug)]
 pub struct Charge<'s> {
-    rule: &'s Rule,
+    rule: Cow<'s, Rule>,
     request: OwnedRequest,
 }
 
@@ -71,7 +76,7 @@ impl Compiled {
             _ => &self.response,
         });
         let rule = Some(&*self.name);
-        Ok(Applies { rule, effect, response, overridden, rule_name: Some(&self.name) })
+        Ok(Applies { rule, effect, response, overridden, user_block: None, rule_name: Some(&self.name) })
     }
 }
 
@@ -82,15 +87,22 @@ impl Applies<'_> {
     }
 
     pub(super) fn none() -> Self {
-        Self { rule: None, effect: Effect::Allow, response: None, overridden: None, rule_name: None }
+        Self { rule: None, effect: Effect::Allow, response: None, overridden: None, user_block: None, rule_name: None }
+    }
+
+    /// To whoever is blocked.
+    pub(super) fn blocked(block: &Arc<UserBlock>) -> Self {
+        const FORBIDDEN: Response =
+            Response { status: NonZeroU16::new(403).unwrap(), message: None, retry_after: None };
+        Self { effect: Effect::Block, response: Some(&FORBIDDEN), user_block: Some(Arc::clone(block)), ..Self::none() }
     }
 }
 
-impl<'s> Charge<'s> {
+impl Charge<'_> {
     /// The limits.
     #[must_use]
-    pub fn rule(&self) -> &'s Rule {
-        self.rule
+    pub fn rule(&self) -> &Rule {
+        &self.rule
     }
 
     /// Whom they count, and what it takes. Other terms, such as an id, can be added.
@@ -113,6 +125,6 @@ impl<'s> Charge<'s> {
     /// Units that it takes.
     #[must_use]
     pub fn cost(&self) -> u64 {
-        self.request().units(self.rule)
+        self.request().units(&self.rule)
     }
 }

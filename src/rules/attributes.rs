@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use ipnet::Ipv6Net;
 use smallvec::SmallVec;
 
+use super::account::Account;
 use super::definition::Paths;
 use super::path;
 use crate::error::{Error, Kind};
@@ -14,9 +15,9 @@ use crate::error::{Error, Kind};
 pub(super) const IP: &str = "ip";
 pub(super) const PATH: &str = "path";
 pub(super) const METHOD: &str = "method";
-const USER: &str = "user";
-const API_KEY: &str = "api_key";
-const TIER: &str = "tier";
+pub(super) const USER: &str = "user";
+pub(super) const API_KEY: &str = "api_key";
+pub(super) const TIER: &str = "tier";
 
 /// The name of an attribute. Those that tollgate knows take no memory of their own in each rule, so that looking at many
 /// rules stays within the processor's caches.
@@ -50,6 +51,7 @@ pub struct Attributes<'a> {
     ambiguous: bool,
     pub(super) method: Option<Cow<'a, str>>,
     others: SmallVec<[(&'a str, &'a [u8]); 4]>,
+    pub(super) account: Option<&'a Account>,
 }
 
 impl<'a> Attributes<'a> {
@@ -76,6 +78,17 @@ impl<'a> Attributes<'a> {
     #[must_use]
     pub fn tier(self, tier: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         self.set(TIER, tier)
+    }
+
+    /// Who it is from: its `user` and, where the account has them, its `api_key` and `tier`, in place of what was set before.
+    /// Limits of the account's own replace those of its tier, and a user who is blocked is denied whichever rule applies.
+    #[must_use]
+    pub fn account(self, account: &'a Account) -> Self {
+        let request = self.set(USER, account.user());
+        let known = [(API_KEY, account.key_id()), (TIER, account.paid_tier())];
+        let known = known.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let request = known.fold(request, |request, (name, value)| request.set(name, value));
+        Self { account: Some(account), ..request }
     }
 
     /// The client's address: of the connection, or from a header that a proxy of your own has written. One that the client
@@ -160,6 +173,13 @@ impl<'a> Attributes<'a> {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
         self.counted(name, 128)
+    }
+
+    /// The user, if that is text, and the API key that the request came with, if it is known whose it is.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn counted_for(&self) -> Option<(&str, Option<&str>)> {
+        let user = std::str::from_utf8(self.text(USER)?).ok()?;
+        Some((user, self.account.and_then(Account::key_id)))
     }
 
     /// Whether servers disagree on what its path is.

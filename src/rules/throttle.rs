@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use super::attributes::{self, Attributes, IP, METHOD, Name, PATH, Reading};
+use super::account::Account;
+use super::attributes::{self, API_KEY, Attributes, IP, METHOD, Name, PATH, Reading, TIER, USER};
 use super::compiled::{Fault, GLOBAL, time};
 use super::definition::{Cost, Definition, LimitDefinition, Missing};
 use super::error::Field;
@@ -33,6 +34,8 @@ pub(super) struct Throttle {
     cost: Option<Name>,
     ipv6_prefix: u8,
     pub(super) skips: bool,
+    /// Whether limits of an account's own replace its own: it is a tier's.
+    yields: bool,
     overrides: HashMap<Box<[u8]>, Override>,
 }
 
@@ -46,7 +49,7 @@ enum Override {
 /// What a rule that throttles makes of a request.
 #[derive(Debug)]
 pub(super) enum Throttled<'s> {
-    Charge { rule: &'s Rule, request: OwnedRequest },
+    Charge { rule: Cow<'s, Rule>, request: OwnedRequest },
     Block,
     Allow,
     Missing(&'s str),
@@ -84,7 +87,8 @@ impl Throttle {
             Cost::Attribute(name) => Some(attributes::name(name)),
         };
         let skips = definition.missing == Some(Missing::Skip);
-        let mut throttle = Self { rule, key, parts, cost, ipv6_prefix, skips, overrides: HashMap::new() };
+        let yields = definition.conditions.contains_key(TIER);
+        let mut throttle = Self { rule, key, parts, cost, ipv6_prefix, skips, yields, overrides: HashMap::new() };
         throttle.override_keys(definition, reading)?;
         Ok(throttle)
     }
@@ -191,7 +195,10 @@ impl Throttle {
         // Overrides are written as text.
         let overridden = found.and_then(|(key, _)| std::str::from_utf8(key).ok());
         let rule = match found.map(|(_, instead)| instead) {
-            None => &self.rule,
+            None => match request.account.and_then(Account::own_limits).filter(|_| self.yields) {
+                Some(own) => return Ok((self.charged_by(own, request)?, None)),
+                None => &self.rule,
+            },
             Some(Override::Rule(rule)) => rule,
             Some(Override::Block) => return Ok((Throttled::Block, overridden)),
             Some(Override::Allow) => return Ok((Throttled::Allow, overridden)),
@@ -206,7 +213,21 @@ impl Throttle {
             Some(attribute) => made.cost(self.units(attribute, request)?),
             None => made,
         };
-        Ok((Throttled::Charge { rule, request: made.into_owned() }, overridden))
+        Ok((Throttled::Charge { rule: Cow::Borrowed(rule), request: made.into_owned() }, overridden))
+    }
+
+    /// What limits of the account's own make of this request, in place of the rule's.
+    fn charged_by(&self, (own, by_key): (&Rule, bool), request: &Attributes<'_>) -> Result<Throttled<'_>, Error> {
+        let rule = own.governed_as(&self.rule);
+        let key = self.key_of(&[Name::Borrowed(if by_key { API_KEY } else { USER })], request);
+        let cost = match &self.cost {
+            Some(attribute) if first_missing([attribute], request).is_some() => {
+                return Ok(Throttled::Missing(attribute));
+            }
+            Some(attribute) => self.units(attribute, request)?,
+            None => self.rule.default_cost(),
+        };
+        Ok(Throttled::Charge { rule: Cow::Owned(rule), request: Request::new(&key).cost(cost).into_owned() })
     }
 
     /// What the request takes, as this attribute of it says.

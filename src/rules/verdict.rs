@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::account::UserBlock;
 use super::compiled::Response;
 use crate::decision::Decision;
 use crate::error::Error;
@@ -34,6 +35,8 @@ pub enum Reason {
     Allowed,
     /// Denied by a rule that blocks, or a key that it blocks.
     Blocked,
+    /// Denied: the user whose request it is is blocked.
+    UserBlocked(Arc<UserBlock>),
     /// Denied: the request doesn't have this attribute, which its rule counts by.
     Missing(String),
     /// As the limits decided.
@@ -50,13 +53,14 @@ impl Verdict {
 }
 
 impl Reason {
-    /// In a word: no-rule, allowed, blocked, missing or limits.
+    /// In a word: no-rule, allowed, blocked, user-blocked, missing or limits.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::NoRule => "no-rule",
             Self::Allowed => "allowed",
             Self::Blocked => "blocked",
+            Self::UserBlocked(_) => "user-blocked",
             Self::Missing(_) => "missing",
             Self::Limits => "limits",
         }

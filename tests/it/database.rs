@@ -1,15 +1,45 @@
 //! The tables of the system of record: made once, in order, and only by who may.
 
+mod cache;
 mod follow;
+mod keys;
 mod rules;
+mod totals;
+mod users;
+
+use std::time::{Duration, Instant};
 
 use tollgate::postgres::{Postgres as Database, PostgresError};
+use tollgate::{Embedded, Limiter};
 
 use crate::postgres::Postgres;
 use crate::tool::{code, stderr, stdout, tollgate};
 
 fn database(server: &Postgres) -> Database {
     Database::open(&server.url()).expect("an address")
+}
+
+/// A server with the tables, and what a tool changes them by.
+async fn prepared() -> (Postgres, Database) {
+    let server = Postgres::start();
+    let database = database(&server);
+    database.migrate().await.expect("made");
+    (server, database)
+}
+
+/// Without a Redis, so without a cache.
+fn limiter() -> Limiter {
+    Limiter::new(Embedded::new())
+}
+
+/// Waits until this holds, for as long as nothing is wrong.
+async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
+    let began = Instant::now();
+    while !holds().await {
+        assert!(began.elapsed() < Duration::from_secs(20), "in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    began.elapsed()
 }
 
 #[tokio::test]
@@ -30,7 +60,7 @@ async fn tables_are_made_once_however_often_and_by_however_many() {
     let after = database(&server).schema().await.expect("an answer");
     assert!(after.is_complete());
     let tables = server.run("SELECT tablename FROM pg_tables WHERE schemaname = 'tollgate' ORDER BY 1").await;
-    assert_eq!(tables, ["api_keys", "configuration", "migrations", "rate_limit_rules", "user_quotas"]);
+    assert_eq!(tables, ["api_keys", "configuration", "migrations", "rate_limit_rules", "user_quotas", "writers"]);
 }
 
 #[tokio::test]
@@ -68,13 +98,13 @@ async fn a_migration_that_fails_leaves_nothing() {
     let server = Postgres::start();
     // In the way of the last of what is made.
     server
-        .run("CREATE SCHEMA tollgate; CREATE FUNCTION tollgate.changed() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+        .run("CREATE SCHEMA tollgate; CREATE FUNCTION tollgate.rows_deleted() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
         .await;
     let error = database(&server).migrate().await.expect_err("in the way");
     assert!(error.to_string().contains("(SQLSTATE "), "{error}");
     let tables = server.run("SELECT tablename FROM pg_tables WHERE schemaname = 'tollgate'").await;
     assert_eq!(tables.len(), 0, "{tables:?}");
-    server.run("DROP FUNCTION tollgate.changed()").await;
+    server.run("DROP FUNCTION tollgate.rows_deleted()").await;
     assert_eq!(database(&server).migrate().await.expect("made").len(), 1);
 }
 
@@ -147,13 +177,22 @@ async fn each_change_is_a_new_version_and_counting_is_none() {
         (r#"INSERT INTO tollgate.rate_limit_rules (name, place, definition) VALUES ('a', 0, '{"name": "a"}')"#, true),
         ("UPDATE tollgate.rate_limit_rules SET enabled = false", true),
         ("DELETE FROM tollgate.rate_limit_rules", true),
-        ("INSERT INTO tollgate.user_quotas (user_id) VALUES ('42')", true),
+        ("INSERT INTO tollgate.user_quotas (user_id) VALUES ('42')", false),
+        ("INSERT INTO tollgate.user_quotas (user_id, tier) VALUES ('1', 'a'), ('2', 'a'), ('3', 'a')", true),
+        (
+            "BEGIN; UPDATE tollgate.user_quotas SET tier = 'b'; DELETE FROM tollgate.user_quotas WHERE user_id = '1'; COMMIT",
+            true,
+        ),
+        ("DELETE FROM tollgate.user_quotas WHERE user_id = 'nobody'", false),
+        ("UPDATE tollgate.user_quotas SET tier = 'b'", false),
         ("UPDATE tollgate.user_quotas SET total_today = 9, today = now(), last_request_at = now()", false),
         ("UPDATE tollgate.user_quotas SET blocked = true, blocked_reason = 'spam'", true),
         ("INSERT INTO tollgate.api_keys (key_id, hash, user_id) VALUES ('k', sha256('x'), '42')", true),
         ("UPDATE tollgate.api_keys SET total = 1, last_used_at = now()", false),
         ("UPDATE tollgate.api_keys SET revoked_at = now()", true),
         ("TRUNCATE tollgate.user_quotas", true),
+        ("UPDATE tollgate.configuration SET settings = '{\"ignore_case\": true}'", true),
+        ("UPDATE tollgate.configuration SET settings = settings", false),
     ] {
         server.run(sql).await;
         expected += i64::from(changes);

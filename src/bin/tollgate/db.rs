@@ -2,10 +2,12 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
-use tollgate::postgres::{Migration, Postgres};
+use tollgate::postgres::{Migration, Postgres, TotalsWriter};
 
+use crate::output::{QUIET, counted, human};
 use crate::{Failure, Outcome, found};
 
 #[derive(Debug, Subcommand)]
@@ -14,7 +16,7 @@ pub(crate) enum Db {
     ///
     /// In one transaction; a second one at the same time waits for the first. Does nothing where nothing is left to do.
     Migrate(Database),
-    /// Show which migrations the database has, and which are still to be made.
+    /// Show which migrations the database has, and which are still to be made; and which services write totals.
     ///
     /// Exit code: 0 if it has all, 1 if some are to be made, 2 if something broke.
     Status(Database),
@@ -46,7 +48,9 @@ impl Db {
                 let code = if schema.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(1) };
                 let printed =
                     writeln!(anstream::stdout(), "{}: PostgreSQL {}", postgres.address(), schema.server_version);
-                found(code, printed.and_then(|()| schema.migrations.iter().try_for_each(print)))
+                let printed = printed.and_then(|()| schema.migrations.iter().try_for_each(print));
+                let writers = if schema.is_complete() { postgres.totals_writers().await? } else { Vec::new() };
+                found(code, printed.and_then(|()| print_writers(&writers)))
             }
         }
     }
@@ -64,4 +68,27 @@ fn print(migration: &Migration) -> io::Result<()> {
     let applied = migration.applied_at.and_then(|at| jiff::Timestamp::try_from(at).ok());
     let state = applied.map_or("to be made".to_owned(), |at| format!("applied {at:.0}"));
     writeln!(anstream::stdout(), "{:>4} {:<16} {state}", migration.number, migration.name)
+}
+
+/// Services that run, and those of the last days that don't.
+fn print_writers(writers: &[TotalsWriter]) -> io::Result<()> {
+    let mut out = anstream::stdout();
+    if !writers.is_empty() {
+        writeln!(out, "{QUIET}services that write totals{QUIET:#}")?;
+    }
+    for writer in writers {
+        let ago = SystemTime::now().duration_since(writer.written_at).unwrap_or_default();
+        let state = match (writer.killed, writer.ended_at) {
+            (true, _) => {
+                format!("killed: what it counted in the seconds after it last wrote, {} ago, is lost", human(ago))
+            }
+            (false, Some(_)) => format!("ended {} ago", human(ago)),
+            (false, None) => format!("runs; wrote {} ago", human(ago)),
+        };
+        let (name, requests) = (&writer.name, counted(writer.requests, "request"));
+        let from = writer.client.as_deref().unwrap_or("a socket");
+        let lost = if writer.lost > 0 { format!(", {} lost", writer.lost) } else { String::new() };
+        writeln!(out, "  {name} from {from}: {requests}{lost}; {state}")?;
+    }
+    Ok(())
 }

@@ -11,6 +11,8 @@ mod db;
 mod doctor;
 mod escape;
 mod inspect;
+#[cfg(feature = "postgres")]
+mod keys;
 mod load;
 mod messages;
 mod options;
@@ -21,7 +23,11 @@ mod replay;
 mod reset;
 mod rules;
 mod service;
+#[cfg(feature = "postgres")]
+mod stored;
 mod subject;
+#[cfg(feature = "postgres")]
+mod users;
 mod verdict;
 
 use std::io;
@@ -75,6 +81,14 @@ enum Command {
     #[cfg(feature = "postgres")]
     #[command(subcommand)]
     Db(db::Db),
+    /// Block users, or give them a tier and limits of their own, in the system of record.
+    #[cfg(feature = "postgres")]
+    #[command(subcommand)]
+    Users(users::Users),
+    /// Make, rotate and revoke API keys in the system of record.
+    #[cfg(feature = "postgres")]
+    #[command(subcommand)]
+    Keys(keys::Keys),
 }
 
 /// What ends a command early.
@@ -105,6 +119,10 @@ async fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor.run().await,
         #[cfg(feature = "postgres")]
         Command::Db(db) => db.run().await,
+        #[cfg(feature = "postgres")]
+        Command::Users(users) => users.run().await,
+        #[cfg(feature = "postgres")]
+        Command::Keys(keys) => keys.run().await,
     };
     match outcome {
         Ok(code) => code,

@@ -1,5 +1,6 @@
 //! `tollgate rules`: what a service's set of rules says.
 
+mod changes;
 mod check;
 mod diff;
 mod explain;
@@ -21,14 +22,16 @@ pub(crate) enum Rules {
     ///
     /// No Redis is needed. Exit code: 0, also where the request would be denied; 2 if something is wrong.
     Explain(explain::Explain),
-    /// Run recorded traffic through two sets and say who would be treated differently.
+    /// Say which rules another set adds, changes and removes or, with a log of traffic, who would be treated differently.
     ///
-    /// Each set decides by an engine in this process that starts with no keys, on a clock taken from the records. Only
+    /// A set is a file or, with the feature postgres, the one in a database, by its address (postgres://...). With a log,
+    /// each set decides by an engine in this process that starts with no keys, on a clock taken from the records. Only
     /// verdicts are compared: that another rule gives the same one is no difference, and is counted apart. What shadow
     /// rules decide isn't compared. Elsewhere than on a terminal each record that is treated differently is printed as
     /// one JSON object, and then the totals.
     ///
-    /// Exit code: 0 if nobody is treated differently, 1 if anybody is, 2 if something is wrong.
+    /// Exit code: 0 if nothing and nobody is treated differently, 1 if anybody is, or a rule differs, 2 if something is
+    /// wrong.
     Diff(diff::Diff),
     /// Put a set of rules into the database, in place of the one that is there.
     ///

@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use tollgate::middleware::RateLimitLayer;
-use tollgate::postgres::FollowedRules;
+use tollgate::postgres::Configuration;
 use tollgate::rules::RuleSet;
-use tollgate::{Embedded, Limiter};
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::database;
+use super::{database, limiter};
 use crate::postgres::Postgres;
 
 fn set(limit: &str) -> RuleSet {
@@ -16,10 +15,10 @@ fn set(limit: &str) -> RuleSet {
 }
 
 /// Until it has rules of this limit, and how long that took.
-async fn until(rules: &FollowedRules, limit: &str) -> Duration {
+async fn until(rules: &Configuration, limit: &str) -> Duration {
     let began = Instant::now();
-    while rules.current().definitions()[0].limits[0].limit != limit {
-        assert!(began.elapsed() < Duration::from_secs(10), "{limit}: {:?}", rules.current().definitions());
+    while rules.rules().definitions()[0].limits[0].limit != limit {
+        assert!(began.elapsed() < Duration::from_secs(10), "{limit}: {:?}", rules.rules().definitions());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     began.elapsed()
@@ -34,7 +33,7 @@ async fn a_change_is_in_force_in_every_process_also_after_postgres_was_away() {
     let services = [database(&server), database(&server)];
     let mut followed = Vec::new();
     for service in &services {
-        followed.push(service.follow_rules().await.expect("rules"));
+        followed.push(service.follow(&limiter()).await.expect("rules"));
     }
     let push = async |limit: &str| {
         tool.push_rules(&set(limit), "").await.expect("pushed");
@@ -52,41 +51,45 @@ async fn a_change_is_in_force_in_every_process_also_after_postgres_was_away() {
     server.stop();
     let began = Instant::now();
     for rules in &followed {
-        while rules.is_connected() {
+        while rules.status().is_connected {
             assert!(began.elapsed() < Duration::from_secs(10), "nobody has noticed");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        assert_eq!(rules.current().definitions()[0].limits[0].limit, "gcra 5/1s");
+        assert_eq!(rules.rules().definitions()[0].limits[0].limit, "gcra 5/1s");
     }
     server.start_again();
     let took = push("gcra 9/1s").await;
     println!("after PostgreSQL was away: in force after {took:?}");
-    assert!(followed.iter().all(|rules| rules.is_connected() && rules.reloads() == 5 && rules.failures() == 0));
+    assert!(
+        followed
+            .iter()
+            .all(|rules| rules.status().is_connected && rules.status().reloads == 5 && rules.status().failures == 0)
+    );
     // A user is no rule.
-    server.run("INSERT INTO tollgate.user_quotas (user_id) VALUES ('42')").await;
+    server.run("INSERT INTO tollgate.user_quotas (user_id, blocked) VALUES ('42', true)").await;
     let newest: i64 = server.run("SELECT version FROM tollgate.configuration").await[0].parse().expect("a number");
-    while followed.iter().any(|rules| rules.version() != newest) {
+    while followed.iter().any(|rules| rules.status().version != newest) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert!(followed.iter().all(|rules| rules.reloads() == 5));
+    assert!(followed.iter().all(|rules| rules.status().reloads == 5));
 }
 
 #[tokio::test]
 async fn what_cannot_be_used_is_not_taken() {
     let server = Postgres::start();
     let tool = database(&server);
-    assert!(tool.follow_rules().await.expect_err("no tables").is_schema());
+    assert!(tool.follow(&limiter()).await.expect_err("no tables").is_schema());
     tool.migrate().await.expect("made");
     tool.push_rules(&set("gcra 1/1s"), "").await.expect("pushed");
-    let rules = tool.follow_rules().await.expect("rules");
+    let rules = tool.follow(&limiter()).await.expect("rules");
     server.run("UPDATE tollgate.rate_limit_rules SET definition = '{\"name\": \"all\", \"limits\": [\"gcra\"]}'").await;
-    while rules.failures() == 0 {
+    while rules.status().failures == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert_eq!((rules.reloads(), rules.current().definitions()[0].limits[0].limit.as_str()), (0, "gcra 1/1s"));
+    assert_eq!((rules.status().reloads, rules.rules().definitions()[0].limits[0].limit.as_str()), (0, "gcra 1/1s"));
     tool.push_rules(&set("gcra 2/1s"), "").await.expect("pushed");
     until(&rules, "gcra 2/1s").await;
-    assert_eq!((rules.reloads(), rules.failures()), (1, 1));
+    assert_eq!((rules.status().reloads, rules.status().failures), (1, 1));
 }
 
 /// A layer follows too, and who drops the rules leaves no connection behind.
@@ -96,8 +99,8 @@ async fn a_layer_decides_by_the_rules_in_force() {
     let tool = database(&server);
     tool.migrate().await.expect("made");
     tool.push_rules(&set("fixed-window 1/1h"), "").await.expect("pushed");
-    let rules = tool.follow_rules().await.expect("rules");
-    let layer = RateLimitLayer::new(Limiter::new(Embedded::new()), rules.clone());
+    let rules = tool.follow(&limiter()).await.expect("rules");
+    let layer = RateLimitLayer::new(limiter(), rules.clone());
     let ask = async || {
         let service = service_fn(async |_: axum::http::Request<()>| {
             Ok::<_, std::convert::Infallible>(axum::http::Response::new(axum::body::Body::empty()))

@@ -39,7 +39,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     });
 
     let rules: Rules = match std::env::var("TOLLGATE_DATABASE") {
-        Ok(url) => Postgres::open(&url)?.follow_rules().await?.into(),
+        Ok(url) => Postgres::open(&url)?.follow(&limiter).await?.into(),
         Err(_) => {
             let file = std::env::var("RULES").unwrap_or_else(|_| "examples/rules.toml".to_owned());
             WatchedRules::open(&file)?.into()

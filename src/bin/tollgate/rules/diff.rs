@@ -12,6 +12,7 @@ use serde::Serialize;
 use tollgate::rules::RuleSet;
 use tollgate::{Clock, Embedded, Error, Limiter};
 
+use super::changes;
 use crate::attributes::{self, Shown};
 use crate::escape::shown;
 use crate::options::{Shape, from_zero, shape};
@@ -24,12 +25,12 @@ use crate::{Failure, Outcome, found};
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
-    /// The set of rules that is in use.
+    /// The set of rules that is in use: a file, or a database.
     before: PathBuf,
     /// The set that would take its place.
     after: PathBuf,
-    /// The records; - for standard input.
-    log: PathBuf,
+    /// The records; - for standard input. Without any, only the rules themselves are compared.
+    log: Option<PathBuf>,
     /// How the records are written down. Default: as the beginning of the file looks.
     #[arg(long, value_enum)]
     input: Option<Format>,
@@ -107,6 +108,12 @@ struct Counts {
     keys: HashMap<Vec<u8>, Affected>,
 }
 
+/// A set, and where it comes from.
+struct Set {
+    name: String,
+    rules: RuleSet,
+}
+
 /// A set and what it has counted so far.
 struct Player {
     rules: RuleSet,
@@ -115,10 +122,17 @@ struct Player {
 
 impl Diff {
     pub(super) async fn run(self) -> Outcome {
-        let players = [Player::new(&self.before)?, Player::new(&self.after)?];
-        let source = Source { path: &self.log, format: self.input, about: Whom::Attributes, strict: self.strict };
-        let name = |file: &Path| file.display().to_string();
-        let mut totals = Totals { before: name(&self.before), after: name(&self.after), ..Totals::default() };
+        let sets = [Set::read(&self.before).await?, Set::read(&self.after).await?];
+        let Some(log) = &self.log else {
+            let changes = sets[0].rules.changes_to(&sets[1].rules);
+            let code = ExitCode::from(u8::from(!changes.is_empty()));
+            return found(code, changes::print(&changes, sets[1].rules.len()));
+        };
+        let [before, after] = sets.each_ref().map(|set| set.name.clone());
+        let [one, other] = sets.map(Player::new);
+        let players = [one?, other?];
+        let source = Source { path: log, format: self.input, about: Whom::Attributes, strict: self.strict };
+        let mut totals = Totals { before, after, ..Totals::default() };
         let (mut records, mut warnings) = self.records(&source, &mut totals).await?;
         if !self.unsorted {
             records.sort_by_key(|record| record.t_us);
@@ -194,12 +208,24 @@ impl Diff {
     }
 }
 
+impl Set {
+    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, reason = "files alone"))]
+    async fn read(from: &Path) -> Result<Self, Failure> {
+        #[cfg(feature = "postgres")]
+        if let Some(url) = from.to_str().filter(|text| text.contains("://")) {
+            let postgres = tollgate::postgres::Postgres::open(url)?;
+            return Ok(Self { name: postgres.address().to_owned(), rules: postgres.rules().await?.rules });
+        }
+        Ok(Self { name: from.display().to_string(), rules: Service::read(from)?.rules })
+    }
+}
+
 impl Player {
-    fn new(file: &Path) -> Result<Self, Failure> {
+    fn new(set: Set) -> Result<Self, Failure> {
         // Its clock stands still: nothing expires but in the time of the records.
         let engine = Embedded::with_clock(Clock::set_to(UNIX_EPOCH));
         let secret = tollgate::KeySecret::new("rules that hash their keys need one")?;
-        Ok(Self { rules: Service::read(file)?.rules, limiter: Limiter::new(engine).key_secret(&secret) })
+        Ok(Self { rules: set.rules, limiter: Limiter::new(engine).key_secret(&secret) })
     }
 
     async fn both<'s>(players: &'s [Self; 2], record: &Record) -> [Result<Judged<'s>, Error>; 2] {

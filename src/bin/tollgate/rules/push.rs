@@ -1,16 +1,14 @@
 //! `tollgate rules push` and `pull`: a set of rules between a file and the database.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use tollgate::postgres::RuleChanges;
 use tollgate::rules::RuleSet;
 
+use super::changes;
 use crate::db::Database;
-use crate::escape::shown;
-use crate::output::counted;
 use crate::{Failure, Outcome, found, messages};
 
 #[derive(Debug, Args)]
@@ -48,7 +46,7 @@ impl Push {
             false => postgres.push_rules(&rules, &self.by).await?,
         };
         let code = if self.dry_run && !changes.is_empty() { ExitCode::from(1) } else { ExitCode::SUCCESS };
-        found(code, print(&changes, rules.len()))
+        found(code, changes::print(&changes, rules.len()))
     }
 }
 
@@ -58,22 +56,4 @@ impl Pull {
         let text = toml::to_string(&stored.rules).map_err(|error| Failure::Told(format!("rules: {error}")))?;
         found(ExitCode::SUCCESS, write!(anstream::stdout(), "{text}"))
     }
-}
-
-/// `added    free, paid`, a line for each kind of change.
-fn print(changes: &RuleChanges, count: usize) -> io::Result<()> {
-    let mut out = anstream::stdout();
-    for (what, names) in [("added", &changes.added), ("changed", &changes.changed), ("removed", &changes.removed)] {
-        if !names.is_empty() {
-            writeln!(out, "{what:<10}{}", shown(names.join(", ").as_bytes()))?;
-        }
-    }
-    if changes.reordered {
-        writeln!(out, "{:<10}others stand in another order", "reordered")?;
-    }
-    if changes.settings {
-        writeln!(out, "{:<10}what all rules share", "changed")?;
-    }
-    let rules = counted(count as u64, "rule");
-    if changes.is_empty() { writeln!(out, "{rules}, as they were") } else { writeln!(out, "{rules}") }
 }

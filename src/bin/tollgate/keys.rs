@@ -1,0 +1,205 @@
+//! `tollgate keys`: API keys of the system of record.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+use tollgate::postgres::{KeyTerms, NewKey, OwnLimits, StoredKey};
+
+use crate::db::Database;
+use crate::messages::note;
+use crate::options::{self, Shape, shape};
+use crate::stored::{Fields, limits, print, print_all, time};
+use crate::{Failure, Outcome, found};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Keys {
+    /// Make an API key for a user, and print it: this once.
+    Create(Create),
+    /// Make a key in place of another, which stays valid for a while.
+    ///
+    /// The new one is for the same user, tier and limits. It is printed this once.
+    Rotate(Rotate),
+    /// Make a key invalid, in every process within a second, for good.
+    Revoke(Change),
+    /// Show what is known of a key.
+    ///
+    /// Exit code: 0 if it is valid, 1 if it isn't or there is none.
+    Show(One),
+    /// List the keys, of a user or of all.
+    List(List),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    /// Whose it is, as rules count users.
+    #[arg(long, value_name = "USER")]
+    user: String,
+    /// What to call it.
+    #[arg(long, value_name = "NAME", default_value = "")]
+    name: String,
+    /// What it pays for. Default: as its user does.
+    #[arg(long, value_name = "TIER")]
+    tier: Option<String>,
+    /// Units in a second, by this key alone.
+    #[arg(long, value_name = "N", value_parser = options::units)]
+    per_second: Option<u64>,
+    /// Units in an hour, by this key alone.
+    #[arg(long, value_name = "N", value_parser = options::units)]
+    per_hour: Option<u64>,
+    /// Units in a day of UTC, by this key alone.
+    #[arg(long, value_name = "N", value_parser = options::units)]
+    per_day: Option<u64>,
+    /// The most units at once. Default: those of a second or, without those, of an hour.
+    #[arg(long, value_name = "N", value_parser = options::units)]
+    burst: Option<u64>,
+    /// How long it is valid, such as 90d. Default: until it is revoked.
+    #[arg(long = "for", value_name = "D", value_parser = options::duration)]
+    length: Option<Duration>,
+    #[command(flatten)]
+    by: By,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rotate {
+    #[command(flatten)]
+    change: Change,
+    /// How long the old key stays valid.
+    #[arg(long, value_name = "D", value_parser = options::duration, default_value = "1d")]
+    overlap: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Change {
+    /// The key's id (what stands between the first two underscores), or the whole key.
+    key: String,
+    #[command(flatten)]
+    by: By,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct By {
+    /// Who does it, for those who look later.
+    #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
+    by: String,
+    #[command(flatten)]
+    database: Database,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct One {
+    /// The key's id (what stands between the first two underscores), or the whole key.
+    key: String,
+    #[command(flatten)]
+    shown: Shown,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Of this user alone.
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    #[command(flatten)]
+    shown: Shown,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Shown {
+    /// How to print. Default: a table on a terminal, else a JSON object per line.
+    #[arg(long, value_enum)]
+    format: Option<Shape>,
+    #[command(flatten)]
+    database: Database,
+}
+
+impl Keys {
+    pub(crate) async fn run(self) -> Outcome {
+        match self {
+            Self::Create(create) => create.run().await,
+            Self::Rotate(Rotate { change: Change { key, by }, overlap }) => {
+                let made = by.database.open()?.rotate_key(&key, overlap, &by.by).await?;
+                hand_out(&made)
+            }
+            Self::Revoke(Change { key, by }) => {
+                let revoked = by.database.open()?.revoke_key(&key, &by.by).await?;
+                let at = time(revoked.revoked_at);
+                let line =
+                    format!("key {} of user {:?}: revoked at {}", revoked.id, revoked.user, at.as_str().unwrap_or("-"));
+                found(ExitCode::SUCCESS, writeln!(anstream::stdout(), "{line}"))
+            }
+            Self::Show(One { key, shown }) => {
+                let Some(known) = shown.database.open()?.key(&key).await? else {
+                    return found(ExitCode::from(1), writeln!(anstream::stdout(), "there is no such key"));
+                };
+                let code = ExitCode::from(u8::from(!known.is_valid()));
+                found(code, print(shape(shown.format), record(&known)))
+            }
+            Self::List(List { user, shown }) => {
+                let keys = shown.database.open()?.keys(user.as_deref()).await?;
+                found(ExitCode::SUCCESS, print_all(shape(shown.format), keys.iter().map(row).collect()))
+            }
+        }
+    }
+}
+
+impl Create {
+    async fn run(self) -> Outcome {
+        let mut own = OwnLimits::default();
+        (own.per_second, own.per_hour, own.per_day) = (self.per_second, self.per_hour, self.per_day);
+        own.burst = self.burst;
+        let mut terms = KeyTerms::default();
+        (terms.name, terms.tier, terms.limits) = (self.name, self.tier, own);
+        if let Some(length) = self.length {
+            let end = SystemTime::now().checked_add(length);
+            let too_long = || Failure::Told("for: expected a time before the year 9999, got a longer one".into());
+            terms.expires_at = Some(end.ok_or_else(too_long)?);
+        }
+        let made = self.by.database.open()?.create_key(&self.user, &terms, &self.by.by).await?;
+        hand_out(&made)
+    }
+}
+
+/// The key alone on standard output, for a script to take.
+fn hand_out((key, stored): &(NewKey, StoredKey)) -> Outcome {
+    let printed = writeln!(anstream::stdout(), "{}", key.secret());
+    note(format_args!("this key is shown once: only its hash is stored. Its id is {}", stored.id));
+    found(ExitCode::SUCCESS, printed)
+}
+
+fn state(key: &StoredKey) -> &'static str {
+    match (key.revoked_at, key.is_valid()) {
+        (Some(_), _) => "revoked",
+        (None, false) => "expired",
+        (None, true) => "valid",
+    }
+}
+
+/// All that is known.
+fn record(key: &StoredKey) -> Fields {
+    vec![
+        ("id", json!(key.id)),
+        ("user", json!(key.user)),
+        ("name", json!(key.terms.name)),
+        ("state", json!(state(key))),
+        ("tier", json!(key.terms.tier)),
+        ("limits", limits(key.terms.limits)),
+        ("total", json!(key.total)),
+        ("last_used_at", time(key.last_used_at)),
+        ("expires_at", time(key.terms.expires_at)),
+        ("revoked_at", time(key.revoked_at)),
+        ("revoked_by", json!(key.revoked_by)),
+        ("replaces", json!(key.replaces)),
+        ("created_at", time(Some(key.created_at))),
+        ("created_by", json!(key.created_by)),
+    ]
+}
+
+fn row(key: &StoredKey) -> Fields {
+    let mut fields = record(key);
+    fields.retain(|(name, _)| {
+        ["id", "user", "name", "state", "tier", "limits", "total", "last_used_at", "expires_at"].contains(name)
+    });
+    fields
+}

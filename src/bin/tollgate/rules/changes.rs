@@ -1,0 +1,26 @@
+//! What makes one set of rules another, printed.
+
+use std::io::{self, Write};
+
+use tollgate::rules::RuleChanges;
+
+use crate::escape::shown;
+use crate::output::counted;
+
+/// `added    free, paid`, a line for each kind of change.
+pub(super) fn print(changes: &RuleChanges, count: usize) -> io::Result<()> {
+    let mut out = anstream::stdout();
+    for (what, names) in [("added", &changes.added), ("changed", &changes.changed), ("removed", &changes.removed)] {
+        if !names.is_empty() {
+            writeln!(out, "{what:<10}{}", shown(names.join(", ").as_bytes()))?;
+        }
+    }
+    if changes.reordered {
+        writeln!(out, "{:<10}others stand in another order", "reordered")?;
+    }
+    if changes.settings {
+        writeln!(out, "{:<10}what all rules share", "changed")?;
+    }
+    let rules = counted(count as u64, "rule");
+    if changes.is_empty() { writeln!(out, "{rules}, as they were") } else { writeln!(out, "{rules}") }
+}

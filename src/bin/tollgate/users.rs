@@ -1,0 +1,182 @@
+//! `tollgate users`: what single users may, in the system of record.
+
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use tollgate::postgres::{OwnLimits, Postgres, StoredUser};
+
+use crate::db::Database;
+use crate::escape::shown;
+use crate::options::{self, Shape, shape};
+use crate::stored::{Fields, limits, print, print_all, time};
+use crate::{Failure, Outcome, found};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Users {
+    /// Deny everything to a user, in every process within a second.
+    Block(Block),
+    /// Lift a user's block.
+    ///
+    /// Exit code: 0, or 1 if there was no block.
+    Unblock(Change),
+    /// Set what a user pays for, and limits in place of those of the tier.
+    ///
+    /// All of it at once: what isn't named is as the tier says.
+    Set(Set),
+    /// Show what is known of a user: tier, limits, block, and what was used.
+    ///
+    /// Exit code: 0, or 1 if nothing is known, so that the tier's limits hold.
+    Show(One),
+    /// List the users that have a tier, limits or a block of their own.
+    List(All),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Block {
+    #[command(flatten)]
+    change: Change,
+    /// How long, such as 10m or 7d. Default: until the block is lifted.
+    #[arg(long = "for", value_name = "D", value_parser = options::duration)]
+    length: Option<Duration>,
+    /// Why, for those who operate the service: clients aren't told.
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Set {
+    #[command(flatten)]
+    change: Change,
+    /// What the user pays for.
+    #[arg(long, value_name = "TIER")]
+    tier: Option<String>,
+    /// Units in an hour.
+    #[arg(long, value_name = "N", value_parser = options::units)]
+    per_hour: Option<u64>,
+    /// Units in a day of UTC.
+    #[arg(long, value_name = "N", value_parser = options::units)]
+    per_day: Option<u64>,
+    /// The most units at once. Default: those of an hour.
+    #[arg(long, value_name = "N", value_parser = options::units)]
+    burst: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Change {
+    /// The user, as rules count it: what follows `user:` in a key.
+    user: String,
+    /// Who does it, for those who look later.
+    #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
+    by: String,
+    #[command(flatten)]
+    database: Database,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct One {
+    /// The user, as rules count it: what follows `user:` in a key.
+    user: String,
+    #[command(flatten)]
+    all: All,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct All {
+    /// How to print. Default: a table on a terminal, else a JSON object per line.
+    #[arg(long, value_enum)]
+    format: Option<Shape>,
+    #[command(flatten)]
+    database: Database,
+}
+
+impl Users {
+    pub(crate) async fn run(self) -> Outcome {
+        match self {
+            Self::Block(block) => block.run().await,
+            Self::Unblock(Change { user, by, database }) => {
+                let lifted = database.open()?.unblock_user(&user, &by).await?;
+                let done = if lifted { "no longer blocked" } else { "was not blocked" };
+                say(&user, done, ExitCode::from(u8::from(!lifted)))
+            }
+            Self::Set(set) => set.run().await,
+            Self::Show(One { user, all }) => {
+                let Some(known) = all.database.open()?.user(&user).await? else {
+                    return say(&user, "nothing is known: the tier's limits hold", ExitCode::from(1));
+                };
+                found(ExitCode::SUCCESS, print(shape(all.format), record(&known)))
+            }
+            Self::List(all) => {
+                let users = all.database.open()?.users().await?;
+                found(ExitCode::SUCCESS, print_all(shape(all.format), users.iter().map(row).collect()))
+            }
+        }
+    }
+}
+
+impl Block {
+    async fn run(self) -> Outcome {
+        let Change { user, by, database } = self.change;
+        let end = self.length.map(|length| {
+            let end = SystemTime::now().checked_add(length);
+            end.ok_or_else(|| Failure::Told("for: expected a time before the year 9999, got a longer one".into()))
+        });
+        let until = end.transpose()?;
+        database.open()?.block_user(&user, self.reason.as_deref(), until, &by).await?;
+        match time(until) {
+            Value::String(until) => say(&user, &format!("blocked until {until}"), ExitCode::SUCCESS),
+            _ => say(&user, "blocked until that is lifted", ExitCode::SUCCESS),
+        }
+    }
+}
+
+impl Set {
+    async fn run(self) -> Outcome {
+        let Change { user, by, database } = self.change;
+        let postgres: Postgres = database.open()?;
+        let mut own = OwnLimits::default();
+        (own.per_hour, own.per_day, own.burst) = (self.per_hour, self.per_day, self.burst);
+        postgres.set_user(&user, self.tier.as_deref(), own, &by).await?;
+        let said = |value| match value {
+            Value::String(text) => text,
+            _ => "as the tier says".to_owned(),
+        };
+        let tier = self.tier.map_or("as the service says".to_owned(), |tier| shown(tier.as_bytes()));
+        say(&user, &format!("tier {tier}; limits {}", said(limits(own))), ExitCode::SUCCESS)
+    }
+}
+
+/// `user 42: blocked until that is lifted`
+fn say(user: &str, what: &str, code: ExitCode) -> Outcome {
+    use std::io::Write;
+    found(code, writeln!(anstream::stdout(), "user {}: {what}", shown(user.as_bytes())))
+}
+
+/// All that is known.
+fn record(user: &StoredUser) -> Fields {
+    vec![
+        ("user", json!(user.user)),
+        ("tier", json!(user.tier)),
+        ("limits", limits(user.limits)),
+        ("blocked", json!(user.is_blocked())),
+        ("blocked_reason", json!(user.blocked_reason)),
+        ("blocked_until", time(user.blocked_until)),
+        ("total_today", json!(user.total_today)),
+        ("total_this_month", json!(user.total_this_month)),
+        ("times_exceeded", json!(user.times_exceeded)),
+        ("last_request_at", time(user.last_request_at)),
+        ("created_at", time(Some(user.created_at))),
+        ("updated_at", time(Some(user.updated_at))),
+        ("updated_by", json!(user.updated_by)),
+    ]
+}
+
+/// What sets a user apart.
+fn row(user: &StoredUser) -> Fields {
+    let mut fields = record(user);
+    fields.retain(|(name, _)| {
+        ["user", "tier", "limits", "blocked", "blocked_until", "blocked_reason", "total_today"].contains(name)
+    });
+    fields
+}

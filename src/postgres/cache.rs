@@ -1,0 +1,140 @@
+//! The configuration in Redis, beside the limiter's keys and on its engine: for processes that start while PostgreSQL is away,
+//! and so that an API key is looked up in PostgreSQL once for all processes.
+//!
+//! Keys are `<prefix>:{%c}:...`, which no limit can have. They share a slot, so that a set of rules is written and read as a
+//! whole. Whatever fails here is as if it weren't cached.
+
+use std::time::Duration;
+
+use deadpool_redis::redis;
+use serde::{Deserialize, Serialize};
+
+use super::key_text::KeyId;
+use super::keys::LookedUp;
+use super::snapshot::{PARTS, Users, part_of_json};
+use crate::error::Error;
+use crate::limiter::Limiter;
+use crate::rules::{Account, RuleSet};
+
+/// Rules and users, from the last time that a process which knows them has written them.
+const RULES_TTL: Duration = Duration::from_secs(300);
+/// So often each process writes them again, whatever has changed.
+pub(super) const REFRESHED_EVERY: Duration = Duration::from_secs(60);
+/// API keys, and that there is none of an id.
+pub(super) const KEYS_TTL: Duration = Duration::from_secs(600);
+/// How long Redis may take: a snapshot of many users is some megabytes.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+#[derive(Clone)]
+pub(super) struct Cache {
+    limiter: Limiter,
+}
+
+/// Which version the rest is of.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    version: i64,
+}
+
+/// What a process starts with while PostgreSQL is away.
+pub(super) struct Cached {
+    pub(super) version: i64,
+    pub(super) rules: RuleSet,
+    pub(super) users: Vec<(String, Option<Account>)>,
+}
+
+impl Cache {
+    pub(super) fn new(limiter: &Limiter) -> Self {
+        Self { limiter: limiter.clone() }
+    }
+
+    fn name(&self, what: &str) -> String {
+        format!("{}:{{%c}}:{what}", self.limiter.engine().1)
+    }
+
+    async fn ask<T: redis::FromRedisValue>(&self, commands: &redis::Pipeline) -> Result<Option<T>, Error> {
+        self.limiter.engine().0.ask(self.name("").as_bytes(), commands, DEADLINE).await
+    }
+
+    /// Writes the rules, if they are to be, and these parts of the users; nothing if the cache is newer.
+    pub(super) async fn write(
+        &self,
+        version: i64,
+        rules: Option<&RuleSet>,
+        users: &Users,
+        parts: impl IntoIterator<Item = usize>,
+    ) -> Result<(), Error> {
+        let mut look = redis::pipe();
+        look.cmd("GET").arg(self.name("head"));
+        let Some((head,)) = self.ask::<(Option<Vec<u8>>,)>(&look).await? else { return Ok(()) };
+        let head = head.and_then(|head| serde_json::from_slice::<Head>(&head).ok());
+        if head.is_some_and(|head| head.version > version) {
+            return Ok(());
+        }
+        let mut write = redis::pipe();
+        let mut set = |name: &str, value: String| {
+            write.cmd("SET").arg(self.name(name)).arg(value).arg("PX").arg(millis(RULES_TTL));
+        };
+        set("head", serde_json::to_string(&Head { version }).unwrap_or_default());
+        if let Some(rules) = rules {
+            set("rules", serde_json::to_string(rules).unwrap_or_default());
+        }
+        for number in parts {
+            set(&format!("users:{number}"), users.part_as_json(number));
+            // Of many users, this is work: others go on meanwhile.
+            tokio::task::yield_now().await;
+        }
+        self.ask::<redis::Value>(&write).await.map(drop)
+    }
+
+    /// All of it, or nothing.
+    pub(super) async fn read(&self) -> Result<Option<Cached>, Error> {
+        let mut read = redis::pipe();
+        let names = ["head".to_owned(), "rules".to_owned()].into_iter();
+        for name in names.chain((0..PARTS).map(|number| format!("users:{number}"))) {
+            read.cmd("GET").arg(self.name(&name));
+        }
+        let Some(values) = self.ask::<Vec<Option<String>>>(&read).await? else { return Ok(None) };
+        let read = || {
+            let mut values = values.into_iter().collect::<Option<Vec<_>>>()?.into_iter();
+            let head: Head = serde_json::from_str(&values.next()?).ok()?;
+            let rules = serde_json::from_str(&values.next()?).ok()?;
+            let users = values.map(|part| part_of_json(&part)).collect::<Option<Vec<_>>>()?;
+            Some(Cached { version: head.version, rules, users: users.into_iter().flatten().collect() })
+        };
+        Ok(read())
+    }
+
+    /// What is cached of this id.
+    pub(super) async fn key(&self, id: KeyId) -> Result<Option<LookedUp>, Error> {
+        let mut read = redis::pipe();
+        read.cmd("GET").arg(self.name_of_key(id));
+        let Some((value,)) = self.ask::<(Option<Vec<u8>>,)>(&read).await? else { return Ok(None) };
+        Ok(value.and_then(|value| serde_json::from_slice(&value).ok()))
+    }
+
+    /// Writes what was read of ids. What a process has read a moment ago may be older than what others know already, so it
+    /// takes nothing's place; a change does.
+    pub(super) async fn write_keys(&self, keys: &[(KeyId, LookedUp)], is_change: bool) -> Result<(), Error> {
+        for some in keys.chunks(500) {
+            let mut write = redis::pipe();
+            for (id, key) in some {
+                let value = serde_json::to_string(key).unwrap_or_default();
+                let set = write.cmd("SET").arg(self.name_of_key(*id)).arg(value).arg("PX").arg(millis(KEYS_TTL));
+                if !is_change {
+                    set.arg("NX");
+                }
+            }
+            self.ask::<redis::Value>(&write).await?;
+        }
+        Ok(())
+    }
+
+    fn name_of_key(&self, id: KeyId) -> String {
+        self.name(&format!("key:{}", id.as_str()))
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

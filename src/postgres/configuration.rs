@@ -1,0 +1,211 @@
+//! The configuration in force in a process: rules, users and API keys.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+use super::cache::Cache;
+use super::look_up::{ApiKeyError, Keys};
+use super::snapshot::Users;
+use super::totals::Totals;
+use super::{Postgres, PostgresError, follow};
+use crate::limiter::Limiter;
+use crate::rules::{Account, Attributes, RuleSet};
+use crate::telemetry;
+
+/// Rules, users and API keys that follow the database: a change is in force in every process within a second of its commit.
+/// Cheap to clone; all clones follow together, until the last is dropped.
+///
+/// ```no_run
+/// use tollgate::postgres::Postgres;
+/// use tollgate::rules::Attributes;
+/// use tollgate::{Limiter, Redis};
+///
+/// # async fn serve(request_key: &str) -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = Limiter::new(Redis::open("redis://127.0.0.1/")?);
+/// let configuration = Postgres::open("postgres://limits@127.0.0.1/app")?.follow(&limiter).await?;
+///
+/// let account = configuration.account_of_key(request_key).await?;
+/// let request = Attributes::new().account(&account).path("/api/v1/items");
+/// let verdict = limiter.acquire_by(&configuration.rules(), &request).await?;
+/// configuration.count(&request, verdict.allowed);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Configuration {
+    shared: Arc<Shared>,
+}
+
+/// How a process stands with the database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Status {
+    /// Of the configuration that is in force; it grows with each change.
+    pub version: i64,
+    /// Whether the database was heard from within the last few seconds. If not, the configuration is the last that is known.
+    pub is_connected: bool,
+    /// Whether this process has started while PostgreSQL was away, and not heard from it since: its configuration is the one
+    /// that other processes had left in Redis.
+    pub is_from_cache: bool,
+    /// How often changed rules were taken so far.
+    pub reloads: u64,
+    /// How often changed rules could not be used so far: those before them stay in force.
+    pub failures: u64,
+    /// Queries for API keys that neither this process nor Redis knew, so far.
+    pub key_look_ups: u64,
+    /// How old the oldest request is that isn't in the database's totals yet.
+    pub totals_lag: Duration,
+    /// Requests that the totals will never have, of this process: while PostgreSQL was away, there were too many users.
+    pub totals_lost: u64,
+}
+
+pub(super) struct Shared {
+    pub(super) rules: ArcSwap<RuleSet>,
+    pub(super) users: Users,
+    pub(super) keys: Arc<Keys>,
+    pub(super) cache: Cache,
+    totals: Arc<Totals>,
+    pub(super) version: AtomicI64,
+    pub(super) connected: Arc<AtomicBool>,
+    pub(super) from_cache: AtomicBool,
+    pub(super) reloads: AtomicU64,
+    pub(super) failures: AtomicU64,
+    runtime: Handle,
+    tasks: OnceLock<[AbortHandle; 2]>,
+}
+
+impl Postgres {
+    /// Reads the configuration and follows it, by tasks of this runtime. A change of rules is taken whole or, where it can't
+    /// be used, not at all. While PostgreSQL is away, the last configuration stays in force.
+    ///
+    /// The configuration is cached on the limiter's Redis, under its prefix. If PostgreSQL can't be reached now, what other
+    /// processes have left there in the last five minutes is in force until it can.
+    ///
+    /// # Errors
+    ///
+    /// No connection, and nothing cached; no tables; rules that can't be used.
+    pub async fn follow(&self, limiter: &Limiter) -> Result<Configuration, PostgresError> {
+        let cache = Cache::new(limiter);
+        let connected = Arc::new(AtomicBool::new(true));
+        let shared = Shared {
+            rules: ArcSwap::from_pointee(RuleSet::default()),
+            users: Users::new(),
+            keys: Keys::new(self, limiter, &connected),
+            totals: Arc::new(Totals::new(self.clone())),
+            version: AtomicI64::new(0),
+            connected,
+            from_cache: AtomicBool::new(false),
+            reloads: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+            runtime: Handle::current(),
+            tasks: OnceLock::new(),
+            cache,
+        };
+        if let Err(error) = follow::begin(&shared, self).await {
+            let cached = if error.is_unreachable() { shared.cache.read().await.ok().flatten() } else { None };
+            let Some(cached) = cached else { return Err(error) };
+            telemetry::started_from_cache(&error);
+            shared.rules.store(Arc::new(cached.rules));
+            shared.users.take(cached.users, true);
+            shared.version.store(cached.version, Ordering::Relaxed);
+            shared.from_cache.store(true, Ordering::Relaxed);
+            shared.connected.store(false, Ordering::Relaxed);
+        }
+        let shared = Arc::new(shared);
+        let tasks = [
+            tokio::spawn(follow::follow(Arc::downgrade(&shared), self.clone())).abort_handle(),
+            tokio::spawn(follow::keep_cached(Arc::downgrade(&shared))).abort_handle(),
+        ];
+        tokio::spawn(follow::write_totals(Arc::downgrade(&shared.totals)));
+        // They end with the last clone at the latest.
+        let _ = shared.tasks.set(tasks);
+        Ok(Configuration { shared })
+    }
+}
+
+impl Configuration {
+    /// The rules in force.
+    #[must_use]
+    pub fn rules(&self) -> RuleSet {
+        self.shared.rules.load().as_ref().clone()
+    }
+
+    /// What sets a user apart, if anything does: a tier, limits or a block of the user's own. No round trip.
+    #[must_use]
+    pub fn account_of_user(&self, user: &str) -> Option<Account> {
+        self.shared.users.get(user)
+    }
+
+    /// Whose requests come with an API key. No round trip if this process has seen the key in the last ten minutes; else one
+    /// to Redis and, if that doesn't know it either, another one and a query. All processes together make at most 100 such
+    /// queries a second, so that a storm of unknown keys doesn't reach PostgreSQL.
+    ///
+    /// # Errors
+    ///
+    /// Why the key lets nothing through, or that this can't be known now.
+    pub async fn account_of_key(&self, key: impl AsRef<[u8]>) -> Result<Account, ApiKeyError> {
+        let account = self.shared.keys.account(key.as_ref()).await?;
+        Ok(match self.shared.users.get(account.user()) {
+            Some(user) => account.with_user(&user),
+            None => account,
+        })
+    }
+
+    /// Counts a request that was decided for its user, and for its API key if it was allowed. Costs no round trip: totals are
+    /// written once a second, and lost where the process is killed before. A user whose name isn't UTF-8 without NUL, or is
+    /// longer than 512 bytes, has none. [`RateLimitLayer`](crate::middleware::RateLimitLayer) does this by itself.
+    pub fn count(&self, request: &Attributes<'_>, allowed: bool) {
+        if let Some((user, key)) = request.counted_for() {
+            self.shared.totals.count(user, key, allowed);
+        }
+    }
+
+    /// How this process stands with the database.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let Shared { version, connected, from_cache, reloads, failures, keys, totals, .. } = &*self.shared;
+        Status {
+            version: version.load(Ordering::Relaxed),
+            is_connected: connected.load(Ordering::Relaxed),
+            is_from_cache: from_cache.load(Ordering::Relaxed),
+            reloads: reloads.load(Ordering::Relaxed),
+            failures: failures.load(Ordering::Relaxed),
+            key_look_ups: keys.looked_up(),
+            totals_lag: totals.lag(),
+            totals_lost: totals.lost(),
+        }
+    }
+
+    /// Writes the totals that aren't in the database yet: call it when the service has answered its last request.
+    ///
+    /// # Errors
+    ///
+    /// What keeps them from being written. They are kept, and may be tried again.
+    pub async fn finish(&self) -> Result<(), PostgresError> {
+        self.shared.totals.write(true).await
+    }
+}
+
+impl fmt::Debug for Configuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rules, users, status) = (self.rules().len(), self.shared.users.len(), self.status());
+        let mut shown = f.debug_struct("Configuration");
+        shown.field("rules", &rules).field("users", &users).field("status", &status).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.tasks.get().into_iter().flatten().for_each(AbortHandle::abort);
+        if self.totals.is_used() {
+            let totals = Arc::clone(&self.totals);
+            self.runtime.spawn(async move { totals.write(true).await });
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Values on their way into the database: refused here, where the message can name them, before the database would.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::PostgresError;
+use crate::limit::exact::EXACT;
+
+pub(super) const MOST_BYTES_OF_A_USER: usize = 512;
+const MOST_BYTES_OF_A_TIER: usize = 64;
+const MOST_BYTES_OF_A_NAME: usize = 256;
+const MOST_BYTES_OF_A_REASON: usize = 1024;
+/// The year 9999, since the epoch.
+const LAST_TIME: Duration = Duration::from_secs(253_402_300_799);
+
+/// Limits of one user or one API key, in place of those of the tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OwnLimits {
+    /// Units in a second, refilled continuously; of API keys alone.
+    pub per_second: Option<u64>,
+    /// Units in an hour, refilled continuously.
+    pub per_hour: Option<u64>,
+    /// Units in a day of UTC.
+    pub per_day: Option<u64>,
+    /// The most units that can be taken at one instant, where there are any by the second or, without those, by the hour.
+    /// Default: as many as that.
+    pub burst: Option<u64>,
+}
+
+impl OwnLimits {
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    pub(super) fn checked(&self) -> Result<(), PostgresError> {
+        let Self { per_second, per_hour, per_day, burst } = *self;
+        for (name, units) in
+            [("per_second", per_second), ("per_hour", per_hour), ("per_day", per_day), ("burst", burst)]
+        {
+            if let Some(units) = units
+                && !(1..=EXACT).contains(&units)
+            {
+                return Err(PostgresError::input(format!("{name}: expected 1 to {EXACT} units, got {units}")));
+            }
+        }
+        if let (Some(burst), None, None) = (burst, per_second, per_hour) {
+            let expected = "expected none without units by the second or the hour";
+            return Err(PostgresError::input(format!("burst: {expected}, got {burst}")));
+        }
+        // What fits each column may still be no limit, such as a rate that needs too fine a clock.
+        self.rule().map(drop)
+    }
+
+    /// The limits as a rule has them; none if there are none.
+    pub(super) fn rule(&self) -> Result<Option<crate::Rule>, PostgresError> {
+        let mut limits = Vec::new();
+        let mut burst = self.burst;
+        for (units, period) in [(self.per_second, "1s"), (self.per_hour, "1h")] {
+            if let Some(units) = units {
+                let capacity = burst.take().unwrap_or(units);
+                limits.push(format!("token-bucket {units}/{period} burst {capacity}"));
+            }
+        }
+        limits.extend(self.per_day.map(|units| format!("fixed-window {units}/1d")));
+        if limits.is_empty() {
+            return Ok(None);
+        }
+        let rule = limits.join(", ").parse();
+        rule.map(Some).map_err(|error: crate::RuleError| PostgresError::input(format!("limits: {error}")))
+    }
+}
+
+pub(super) fn user(text: &str) -> Result<(), PostgresError> {
+    if text.is_empty() {
+        return Err(PostgresError::input("user: expected the name of a user, got none"));
+    }
+    bounded("user", text, MOST_BYTES_OF_A_USER)
+}
+
+pub(super) fn tier(text: Option<&str>) -> Result<(), PostgresError> {
+    if text == Some("") {
+        return Err(PostgresError::input("tier: expected the name of a tier, got an empty one"));
+    }
+    text.map_or(Ok(()), |text| bounded("tier", text, MOST_BYTES_OF_A_TIER))
+}
+
+pub(super) fn reason(text: Option<&str>) -> Result<(), PostgresError> {
+    text.map_or(Ok(()), |text| bounded("reason", text, MOST_BYTES_OF_A_REASON))
+}
+
+pub(super) fn name(text: &str) -> Result<(), PostgresError> {
+    bounded("name", text, MOST_BYTES_OF_A_NAME)
+}
+
+pub(super) fn by(text: &str) -> Result<(), PostgresError> {
+    bounded("by", text, MOST_BYTES_OF_A_NAME)
+}
+
+/// A moment that a column holds.
+pub(super) fn time(field: &str, time: Option<SystemTime>) -> Result<(), PostgresError> {
+    match time.map(|time| time.duration_since(UNIX_EPOCH)) {
+        None => Ok(()),
+        Some(Ok(since)) if since <= LAST_TIME => Ok(()),
+        Some(_) => Err(PostgresError::input(format!("{field}: expected a time from 1970 to 9999, got another"))),
+    }
+}
+
+fn bounded(field: &str, text: &str, most: usize) -> Result<(), PostgresError> {
+    if text.len() > most {
+        return Err(PostgresError::input(format!("{field}: expected at most {most} bytes, got {}", text.len())));
+    }
+    if text.contains('\0') {
+        return Err(PostgresError::input(format!(
+            "{field}: expected text without NUL, which PostgreSQL doesn't store"
+        )));
+    }
+    Ok(())
+}
+
+/// Units as a column has them.
+pub(super) fn column(units: Option<u64>) -> Option<i64> {
+    units.and_then(|units| i64::try_from(units).ok())
+}
+
+/// A column's units.
+pub(super) fn units(column: Option<i64>) -> Option<u64> {
+    column.map(i64::unsigned_abs)
+}

@@ -1,0 +1,167 @@
+//! How API keys are spelled: `tg_<id>_<secret><checksum>`, in digits and letters.
+//!
+//! The id, 71 bits, is no secret: it is how tables, logs and limits name the key. The secret has 142 bits by the system's
+//! generator. The checksum is CRC-32 of all before it: it catches keys that were mistyped or cut off before anything is looked
+//! up, and lets scanners of source code recognise keys that leaked.
+
+use std::fmt;
+
+use crc::{CRC_32_ISO_HDLC, Crc};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::PostgresError;
+
+const PREFIX: &str = "tg_";
+const ID: usize = 12;
+const SECRET: usize = 24;
+/// 62^6 is more than 2^32.
+const CHECKSUM: usize = 6;
+const LENGTH: usize = PREFIX.len() + ID + 1 + SECRET + CHECKSUM;
+
+const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
+
+/// SHA-256 of a whole key.
+pub(super) type Hash = [u8; 32];
+
+/// The public part of a key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct KeyId([u8; ID]);
+
+/// A key that was just made. It is shown once: only its hash is stored.
+#[derive(Clone, PartialEq, Eq)]
+pub struct NewKey {
+    text: String,
+}
+
+impl NewKey {
+    pub(super) fn make() -> Result<Self, PostgresError> {
+        let unrandom =
+            |error: getrandom::Error| PostgresError::refused(format!("api key: expected random bytes, got: {error}"));
+        let mut text = PREFIX.to_owned();
+        draw(ID, &mut text).map_err(unrandom)?;
+        text.push('_');
+        draw(SECRET, &mut text).map_err(unrandom)?;
+        text.push_str(&checksum(&text));
+        Ok(Self { text })
+    }
+
+    /// The key, for whoever will use it. Nobody can find it out later.
+    #[must_use]
+    pub fn secret(&self) -> &str {
+        &self.text
+    }
+
+    pub(super) fn id(&self) -> &str {
+        &self.text[PREFIX.len()..PREFIX.len() + ID]
+    }
+
+    pub(super) fn hash(&self) -> Hash {
+        Sha256::digest(&self.text).into()
+    }
+}
+
+/// Shows the public part alone.
+impl fmt::Debug for NewKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewKey").field("id", &self.id()).finish_non_exhaustive()
+    }
+}
+
+/// The id and the hash of what a client has sent, if that is spelled as a key.
+pub(super) fn read(sent: &[u8]) -> Option<(KeyId, Hash)> {
+    let text = std::str::from_utf8(sent).ok().filter(|text| text.len() == LENGTH && text.is_ascii())?;
+    let (body, sum) = text.split_at(LENGTH - CHECKSUM);
+    let (id, secret) = body.strip_prefix(PREFIX)?.split_once('_').filter(|(id, _)| id.len() == ID)?;
+    let spelled = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    (spelled(secret) && sum == checksum(body)).then_some(())?;
+    Some((KeyId::read(id)?, Sha256::digest(sent).into()))
+}
+
+/// Whether a key has this hash, in a time that doesn't depend on where two differ.
+pub(super) fn is_same(sent: &Hash, stored: &[u8]) -> bool {
+    sent.as_slice().ct_eq(stored).into()
+}
+
+impl KeyId {
+    pub(super) fn read(text: &str) -> Option<Self> {
+        let bytes = <[u8; ID]>::try_from(text.as_bytes()).ok()?;
+        bytes.iter().all(u8::is_ascii_alphanumeric).then_some(Self(bytes))
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// So many digits and letters, each as likely as any other.
+fn draw(count: usize, text: &mut String) -> Result<(), getrandom::Error> {
+    let end = text.len() + count;
+    let mut bytes = [0; 64];
+    while text.len() < end {
+        getrandom::fill(&mut bytes)?;
+        // 248 is the last multiple of 62 in a byte: those above would make the first letters likelier.
+        let drawn = bytes.iter().filter(|byte| **byte < 248).map(|byte| char::from(ALPHABET[usize::from(byte % 62)]));
+        text.extend(drawn.take(end - text.len()));
+    }
+    Ok(())
+}
+
+fn checksum(text: &str) -> String {
+    let mut sum = CRC.checksum(text.as_bytes());
+    let mut digits = [0; CHECKSUM];
+    for digit in digits.iter_mut().rev() {
+        *digit = ALPHABET[(sum % 62) as usize];
+        sum /= 62;
+    }
+    digits.iter().map(|digit| char::from(*digit)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_read_back_and_no_other_spelling_of_it() {
+        let made: Vec<_> = (0..100).map(|_| NewKey::make().expect("a key")).collect();
+        for key in &made {
+            let (id, hash) = read(key.secret().as_bytes()).expect("a key");
+            assert_eq!((id.as_str(), hash), (key.id(), key.hash()));
+            assert!(is_same(&hash, &key.hash()) && !is_same(&hash, &hash[..31]));
+            assert!(!format!("{key:?}").contains(&key.secret()[20..]));
+        }
+        let ids: std::collections::HashSet<_> = made.iter().map(NewKey::id).collect();
+        assert_eq!(ids.len(), made.len());
+        let key = made[0].secret();
+        for at in 0..key.len() {
+            for other in [b'0', b'z', b'_', b' ', 0, 0xff] {
+                let mut mistyped = key.as_bytes().to_vec();
+                if mistyped[at] != other {
+                    mistyped[at] = other;
+                    assert_eq!(read(&mistyped), None, "{at} {other}");
+                }
+            }
+            assert_eq!(read(&key.as_bytes()[..at]), None);
+        }
+        for wrong in [format!("{key}0"), format!(" {key}"), key.replacen("tg_", "tx_", 1), String::new()] {
+            assert_eq!(read(wrong.as_bytes()), None, "{wrong}");
+        }
+    }
+
+    /// The check value of CRC-32/ISO-HDLC, 0xcbf43926, in base 62.
+    #[test]
+    fn checksums_are_those_of_other_programs() {
+        let sum = checksum("123456789").bytes().fold(0_u64, |sum, digit| {
+            let place = ALPHABET.iter().position(|other| *other == digit).expect("a digit");
+            sum * 62 + place as u64
+        });
+        assert_eq!(sum, 0xcbf4_3926);
+    }
+}

@@ -1,0 +1,335 @@
+//! API keys in the database: made, rotated, revoked, and looked up.
+
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use tokio_postgres::{GenericClient, Row};
+
+use super::key_text::{self, KeyId};
+use super::{NewKey, OwnLimits, Postgres, PostgresError, input};
+use crate::rules::Account;
+
+/// What a new key is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeyTerms {
+    /// What its owner calls it.
+    pub name: String,
+    /// What it pays for; none: as its user does.
+    pub tier: Option<String>,
+    /// Limits of its own, in place of the user's and the tier's. They count by the key.
+    pub limits: OwnLimits,
+    /// When it ends; none: when it is revoked.
+    pub expires_at: Option<SystemTime>,
+}
+
+/// A key as the database has it, which isn't the key: nobody can use it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoredKey {
+    /// Its public part, by which limits count it.
+    pub id: String,
+    /// Whose it is.
+    pub user: String,
+    /// What it is for.
+    pub terms: KeyTerms,
+    /// Requests that it let through, as far as services have written them.
+    pub total: u64,
+    /// When it was last used, to the second or so.
+    pub last_used_at: Option<SystemTime>,
+    /// When it was revoked, if it was.
+    pub revoked_at: Option<SystemTime>,
+    /// Who revoked it.
+    pub revoked_by: Option<String>,
+    /// The key that it was made to replace.
+    pub replaces: Option<String>,
+    /// When it was made.
+    pub created_at: SystemTime,
+    /// Who made it.
+    pub created_by: String,
+}
+
+/// What is needed of a key to let requests through: cached in Redis as JSON.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct KeyRecord {
+    pub(super) hash: Vec<u8>,
+    pub(super) user: String,
+    tier: Option<String>,
+    per_second: Option<u64>,
+    per_hour: Option<u64>,
+    per_day: Option<u64>,
+    burst: Option<u64>,
+    pub(super) expires_at: Option<SystemTime>,
+    pub(super) revoked: bool,
+}
+
+/// What was found out about an id: also that there is no such key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct LookedUp {
+    /// Of the configuration that it was read in.
+    pub(super) version: i64,
+    pub(super) key: Option<KeyRecord>,
+}
+
+/// Changes of keys that are read at most: beyond these, all that is cached is looked up anew.
+pub(super) const MOST_CHANGES: usize = 10_000;
+
+/// The latest changes since a version, the last ones first.
+pub(super) const CHANGED: &str = "
+    SELECT key_id, hash, user_id, tier, per_second, per_hour, per_day, burst, expires_at, revoked_at, version
+    FROM tollgate.api_keys WHERE version > $1 ORDER BY version DESC LIMIT 10000";
+
+/// One key, and the version that it is read in.
+const LOOKED_UP: &str = "
+    SELECT configuration.version AS version, key_id, hash, user_id, tier, per_second, per_hour, per_day, burst, expires_at,
+        revoked_at
+    FROM tollgate.configuration LEFT JOIN tollgate.api_keys ON key_id = $1";
+
+const COLUMNS: &str =
+    "key_id, user_id, name, tier, per_second, per_hour, per_day, burst, total, last_used_at, expires_at,
+    revoked_at, revoked_by, replaces, created_at, created_by";
+
+impl Postgres {
+    /// Makes an API key for a user. What is returned first is shown to nobody again: the database has its SHA-256.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables; limits of no units or above 2^53; text that is too long or has a NUL.
+    pub async fn create_key(
+        &self,
+        user: &str,
+        terms: &KeyTerms,
+        by: &str,
+    ) -> Result<(NewKey, StoredKey), PostgresError> {
+        terms.checked()?;
+        input::user(user)?;
+        input::by(by)?;
+        insert(&**self.connection().await?, user, terms, None, by).await
+    }
+
+    /// Makes a key in place of this one, for the same: the old one stays valid for so long, or until it would have ended.
+    /// Keys are named by their id, with `tg_` before it or without, or by the whole key.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables; no such key; one that has ended, was revoked, or was replaced before.
+    pub async fn rotate_key(
+        &self,
+        id: &str,
+        overlap: Duration,
+        by: &str,
+    ) -> Result<(NewKey, StoredKey), PostgresError> {
+        let id = named(id)?;
+        input::by(by)?;
+        let until = SystemTime::now().checked_add(overlap);
+        input::time(
+            "overlap",
+            Some(until.ok_or_else(|| PostgresError::input("overlap: expected less, got too long"))?),
+        )?;
+        let mut connection = self.connection().await?;
+        let transaction = connection.transaction().await?;
+        let select = format!("SELECT {COLUMNS} FROM tollgate.api_keys WHERE key_id = $1 FOR UPDATE");
+        let row = transaction.query_opt(&select, &[&id.as_str()]).await?.ok_or_else(|| unknown(id))?;
+        let old = StoredKey::of(&row);
+        let got = match (old.revoked_at, old.terms.expires_at) {
+            (Some(_), _) => Some("one that was revoked"),
+            (None, Some(end)) if end <= SystemTime::now() => Some("one that has ended"),
+            _ => None,
+        };
+        if let Some(got) = got {
+            return Err(PostgresError::input(format!("key: expected one that is valid, got {got}: {}", id.as_str())));
+        }
+        let later = "SELECT key_id FROM tollgate.api_keys WHERE user_id = $1 AND replaces = $2";
+        if let Some(row) = transaction.query_opt(later, &[&old.user, &id.as_str()]).await? {
+            let (id, other) = (id.as_str(), row.get::<_, &str>(0));
+            return Err(PostgresError::input(format!(
+                "key: expected one without a successor, got {id}, which has {other}"
+            )));
+        }
+        let made = insert(&*transaction, &old.user, &old.terms, Some(id.as_str()), by).await?;
+        let end = "UPDATE tollgate.api_keys SET expires_at = least(expires_at, $2) WHERE key_id = $1";
+        transaction.execute(end, &[&id.as_str(), &until]).await?;
+        transaction.commit().await?;
+        Ok(made)
+    }
+
+    /// Makes a key invalid, in every process within a second, for good. A key that was revoked before stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables; no such key.
+    pub async fn revoke_key(&self, id: &str, by: &str) -> Result<StoredKey, PostgresError> {
+        let id = named(id)?;
+        input::by(by)?;
+        let connection = self.connection().await?;
+        let update = "UPDATE tollgate.api_keys SET revoked_at = now(), revoked_by = $2
+            WHERE key_id = $1 AND revoked_at IS NULL";
+        connection.execute(update, &[&id.as_str(), &by]).await?;
+        drop(connection);
+        self.key(id.as_str()).await?.ok_or_else(|| unknown(id))
+    }
+
+    /// What is known of a key.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables; what can be no key's id.
+    pub async fn key(&self, id: &str) -> Result<Option<StoredKey>, PostgresError> {
+        let id = named(id)?;
+        let select = format!("SELECT {COLUMNS} FROM tollgate.api_keys WHERE key_id = $1");
+        let row = self.connection().await?.query_opt(&select, &[&id.as_str()]).await?;
+        Ok(row.as_ref().map(StoredKey::of))
+    }
+
+    /// The keys of a user or, without one, of all, in the order in which they were made.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables; a name that can be no user's.
+    pub async fn keys(&self, user: Option<&str>) -> Result<Vec<StoredKey>, PostgresError> {
+        let connection = self.connection().await?;
+        let rows = match user {
+            Some(user) => {
+                input::user(user)?;
+                let select = format!("SELECT {COLUMNS} FROM tollgate.api_keys WHERE user_id = $1 ORDER BY created_at");
+                connection.query(&select, &[&user]).await?
+            }
+            None => {
+                let select = format!("SELECT {COLUMNS} FROM tollgate.api_keys ORDER BY user_id, created_at");
+                connection.query(&select, &[]).await?
+            }
+        };
+        Ok(rows.iter().map(StoredKey::of).collect())
+    }
+
+    /// What the database has by an id.
+    pub(super) async fn look_up(&self, id: KeyId) -> Result<LookedUp, PostgresError> {
+        let connection = self.connection().await?;
+        let statement = connection.prepare_cached(LOOKED_UP).await?;
+        let row = connection.query_one(&statement, &[&id.as_str()]).await?;
+        let known = row.get::<_, Option<&str>>("key_id").is_some();
+        Ok(LookedUp { version: row.get("version"), key: known.then(|| KeyRecord::of(&row)) })
+    }
+}
+
+async fn insert(
+    client: &impl GenericClient,
+    user: &str,
+    terms: &KeyTerms,
+    replaces: Option<&str>,
+    by: &str,
+) -> Result<(NewKey, StoredKey), PostgresError> {
+    let key = NewKey::make()?;
+    let insert = format!(
+        "INSERT INTO tollgate.api_keys
+            (key_id, hash, user_id, name, tier, per_second, per_hour, per_day, burst, expires_at, replaces, created_by)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) RETURNING {COLUMNS}"
+    );
+    let OwnLimits { per_second, per_hour, per_day, burst } = terms.limits;
+    let [per_second, per_hour, per_day, burst] = [per_second, per_hour, per_day, burst].map(input::column);
+    let hash = key.hash();
+    let row = client
+        .query_one(
+            &insert,
+            &[
+                &key.id(),
+                &hash.as_slice(),
+                &user,
+                &terms.name,
+                &terms.tier,
+                &per_second,
+                &per_hour,
+                &per_day,
+                &burst,
+                &terms.expires_at,
+                &replaces,
+                &by,
+            ],
+        )
+        .await?;
+    Ok((key, StoredKey::of(&row)))
+}
+
+/// The key that somebody means, by its id or all of it.
+fn named(text: &str) -> Result<KeyId, PostgresError> {
+    if let Some((id, _)) = key_text::read(text.as_bytes()) {
+        return Ok(id);
+    }
+    KeyId::read(text.strip_prefix("tg_").unwrap_or(text)).ok_or_else(|| {
+        // Perhaps a key that was cut off: it isn't repeated.
+        PostgresError::input("key: expected the 12 digits and letters of its id, or the whole key, got another text")
+    })
+}
+
+fn unknown(id: KeyId) -> PostgresError {
+    PostgresError::input(format!("key: expected one that exists, got {}", id.as_str()))
+}
+
+impl KeyTerms {
+    fn checked(&self) -> Result<(), PostgresError> {
+        input::name(&self.name)?;
+        input::tier(self.tier.as_deref())?;
+        input::time("expires_at", self.expires_at)?;
+        self.limits.checked()
+    }
+}
+
+impl StoredKey {
+    fn of(row: &Row) -> Self {
+        Self {
+            id: row.get("key_id"),
+            user: row.get("user_id"),
+            terms: KeyTerms {
+                name: row.get("name"),
+                tier: row.get("tier"),
+                limits: limits(row),
+                expires_at: row.get("expires_at"),
+            },
+            total: row.get::<_, i64>("total").unsigned_abs(),
+            last_used_at: row.get("last_used_at"),
+            revoked_at: row.get("revoked_at"),
+            revoked_by: row.get("revoked_by"),
+            replaces: row.get("replaces"),
+            created_at: row.get("created_at"),
+            created_by: row.get("created_by"),
+        }
+    }
+
+    /// Whether requests with it are let through now.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.revoked_at.is_none() && self.terms.expires_at.is_none_or(|end| end > SystemTime::now())
+    }
+}
+
+impl KeyRecord {
+    pub(super) fn of(row: &Row) -> Self {
+        let OwnLimits { per_second, per_hour, per_day, burst } = limits(row);
+        Self {
+            hash: row.get("hash"),
+            user: row.get("user_id"),
+            tier: row.get("tier"),
+            per_second,
+            per_hour,
+            per_day,
+            burst,
+            expires_at: row.get("expires_at"),
+            revoked: row.get::<_, Option<SystemTime>>("revoked_at").is_some(),
+        }
+    }
+
+    /// Whose requests come with it, apart from what is known of the user.
+    pub(super) fn account(&self, id: KeyId) -> Account {
+        let Self { per_second, per_hour, per_day, burst, .. } = *self;
+        let account = Account::new(&self.user).api_key(id.as_str());
+        let account = self.tier.as_deref().map_or(account.clone(), |tier| account.tier(tier));
+        let limits = OwnLimits { per_second, per_hour, per_day, burst }.rule().ok().flatten();
+        limits.and_then(|limits| account.clone().key_limits(limits).ok()).unwrap_or(account)
+    }
+}
+
+fn limits(row: &Row) -> OwnLimits {
+    let columns = ["per_second", "per_hour", "per_day", "burst"];
+    let [per_second, per_hour, per_day, burst] = columns.map(|column| input::units(row.get(column)));
+    OwnLimits { per_second, per_hour, per_day, burst }
+}

@@ -1,0 +1,325 @@
+//! From an API key to whose request it is: in this process, else in Redis, else in PostgreSQL.
+//!
+//! Most requests come with a key that this process knows. The others cost a round trip to Redis and, if that doesn't know
+//! either, a decision of [`LOOK_UPS`] and a query. Look-ups run as tasks, one for each id at a time, so that callers who
+//! give up don't begin them anew.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use quick_cache::sync::Cache as ProcessCache;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+
+use super::Postgres;
+use super::cache::{Cache, KEYS_TTL};
+use super::key_text::{self, KeyId};
+use super::keys::{KeyRecord, LookedUp, MOST_CHANGES};
+use crate::limiter::Limiter;
+use crate::rule::{OnError, Rule};
+use crate::rules::Account;
+
+/// Look-ups in PostgreSQL in a second, by all processes that share a limiter's keys.
+const LOOK_UPS: &str = "gcra 100/1s burst 100";
+const LOOK_UPS_NAME: &str = "api-key-look-ups";
+/// What a process remembers: of keys some 400 bytes each, of ids without a key some 100.
+const MOST_KEYS: usize = 100_000;
+const MOST_UNKNOWN: usize = 50_000;
+/// Look-ups that are under way at a time: beyond this, Redis is away or a flood is on, and callers are turned away at once.
+const MOST_UNDER_WAY: usize = 4096;
+const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
+/// While PostgreSQL is away, what is known serves on, and is looked up again after this.
+const STALE_FOR: Duration = Duration::from_secs(10);
+
+/// Why an API key lets nothing through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ApiKeyError {
+    /// It isn't spelled as a key: perhaps mistyped or cut off. Nothing was looked up.
+    Malformed,
+    /// There is no such key.
+    Unknown,
+    /// It was revoked.
+    Revoked,
+    /// It has ended.
+    Expired,
+    /// Whether there is such a key can't be known now: PostgreSQL is away, or too many unknown keys are being looked up. It
+    /// may be tried again after this.
+    Unavailable {
+        /// A wait that is worth while.
+        retry_after: Duration,
+    },
+}
+
+pub(super) struct Keys {
+    postgres: Postgres,
+    cache: Cache,
+    limiter: Limiter,
+    rule: Rule,
+    runtime: Handle,
+    /// Whether PostgreSQL was heard from within the last few seconds.
+    connected: Arc<AtomicBool>,
+    known: ProcessCache<KeyId, Known>,
+    unknown: ProcessCache<KeyId, Instant>,
+    under_way: Mutex<HashMap<KeyId, Vec<oneshot::Sender<Answer>>>>,
+    changes: Mutex<Changes>,
+    looked_up: AtomicU64,
+}
+
+/// A key that was looked up.
+#[derive(Clone)]
+struct Known {
+    key: Arc<KeyRecord>,
+    /// What the key itself says of whose request it is.
+    account: Account,
+    version: i64,
+    until: Instant,
+}
+
+/// What was found of an id: a key, or that there is none.
+type Answer = Result<Option<Known>, ApiKeyError>;
+
+/// In which version each id last changed, as far as something older may be cached anywhere.
+#[derive(Default)]
+struct Changes {
+    of_ids: HashMap<KeyId, (i64, Instant)>,
+    /// What is cached of an older version may have changed since.
+    oldest: i64,
+}
+
+/// A look-up that is under way. When it ends, or its runtime does, all who wait for it are answered.
+struct UnderWay {
+    keys: Arc<Keys>,
+    id: KeyId,
+    answer: Answer,
+}
+
+impl Keys {
+    pub(super) fn new(postgres: &Postgres, limiter: &Limiter, connected: &Arc<AtomicBool>) -> Arc<Self> {
+        let policy = match crate::LOCAL_ENGINE {
+            true => OnError::Local { processes: std::num::NonZeroU32::MIN },
+            false => OnError::Closed,
+        };
+        let rule = LOOK_UPS.parse::<Rule>().and_then(|rule| rule.named(LOOK_UPS_NAME)?.on_error(policy));
+        Arc::new(Self {
+            postgres: postgres.clone(),
+            cache: Cache::new(limiter),
+            limiter: limiter.clone(),
+            rule: rule.expect("a limit that is written above"),
+            runtime: Handle::current(),
+            connected: Arc::clone(connected),
+            known: ProcessCache::new(MOST_KEYS),
+            unknown: ProcessCache::new(MOST_UNKNOWN),
+            under_way: Mutex::default(),
+            changes: Mutex::default(),
+            looked_up: AtomicU64::new(0),
+        })
+    }
+
+    /// Queries of PostgreSQL so far.
+    pub(super) fn looked_up(&self) -> u64 {
+        self.looked_up.load(Ordering::Relaxed)
+    }
+
+    /// Whose requests come with this key, apart from what is known of the user.
+    pub(super) async fn account(self: &Arc<Self>, sent: &[u8]) -> Result<Account, ApiKeyError> {
+        let (id, hash) = key_text::read(sent).ok_or(ApiKeyError::Malformed)?;
+        let known = match self.remembered(id) {
+            Some(known) => known,
+            None => self.ask(id).await?,
+        };
+        // Only who has the whole key is told more.
+        let known = known.filter(|known| key_text::is_same(&hash, &known.key.hash)).ok_or(ApiKeyError::Unknown)?;
+        if known.key.revoked {
+            return Err(ApiKeyError::Revoked);
+        }
+        match known.key.expires_at {
+            Some(end) if end <= SystemTime::now() => Err(ApiKeyError::Expired),
+            _ => Ok(known.account),
+        }
+    }
+
+    /// What this process knows of an id; none if it must ask.
+    fn remembered(&self, id: KeyId) -> Option<Option<Known>> {
+        let now = Instant::now();
+        if let Some(known) = self.known.get(&id).filter(|known| known.until > now) {
+            return Some(Some(known));
+        }
+        self.unknown.get(&id).filter(|until| *until > now).map(|_| None)
+    }
+
+    /// Looks an id up, or waits for whoever does.
+    async fn ask(self: &Arc<Self>, id: KeyId) -> Answer {
+        let (answer, answered) = oneshot::channel();
+        {
+            let mut under_way = locked(&self.under_way);
+            if let Some(waiting) = under_way.get_mut(&id) {
+                waiting.push(answer);
+            } else {
+                if under_way.len() >= MOST_UNDER_WAY {
+                    return Err(unavailable());
+                }
+                under_way.insert(id, vec![answer]);
+                drop(under_way);
+                let look_up = UnderWay { keys: Arc::clone(self), id, answer: Err(unavailable()) };
+                self.runtime.spawn(async move {
+                    let answer = look_up.keys.look_up(id).await;
+                    look_up.answer(answer);
+                });
+            }
+        }
+        answered.await.unwrap_or_else(|_| Err(unavailable()))
+    }
+
+    async fn look_up(&self, id: KeyId) -> Answer {
+        let in_redis = self.cache.key(id).await.ok().flatten();
+        let stale = in_redis.as_ref().is_some_and(|found| !locked(&self.changes).allow(id, found.version));
+        if let Some(found) = in_redis.filter(|_| !stale) {
+            return Ok(self.take(id, &found, KEYS_TTL));
+        }
+        match self.in_postgres(id).await {
+            Ok(found) => {
+                // In a task of its own: nobody waits for it.
+                let (cache, write) = (self.cache.clone(), vec![(id, found.clone())]);
+                tokio::spawn(async move { cache.write_keys(&write, stale).await });
+                Ok(self.take(id, &found, KEYS_TTL))
+            }
+            Err(error) => match self.known.get(&id) {
+                // It was known, and nobody has said otherwise.
+                Some(known) => {
+                    let found = LookedUp { version: known.version, key: Some(KeyRecord::clone(&known.key)) };
+                    let known = self.take(id, &found, STALE_FOR);
+                    let cache = self.cache.clone();
+                    tokio::spawn(async move { cache.write_keys(&[(id, found)], false).await });
+                    Ok(known)
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    async fn in_postgres(&self, id: KeyId) -> Result<LookedUp, ApiKeyError> {
+        if !self.connected.load(Ordering::Relaxed) {
+            return Err(unavailable());
+        }
+        let decision = self.limiter.acquire(&self.rule, "postgres").await.map_err(|_| unavailable())?;
+        if !decision.allowed {
+            let retry_after = decision.retry_after.duration().unwrap_or_default().max(Duration::from_secs(1));
+            return Err(ApiKeyError::Unavailable { retry_after });
+        }
+        self.looked_up.fetch_add(1, Ordering::Relaxed);
+        match timeout(ANSWERED_WITHIN, self.postgres.look_up(id)).await {
+            Ok(Ok(found)) => Ok(found),
+            _ => Err(unavailable()),
+        }
+    }
+
+    /// Remembers what was found, unless it has changed meanwhile: then it is answered this once.
+    fn take(&self, id: KeyId, found: &LookedUp, time: Duration) -> Option<Known> {
+        let until = Instant::now() + time;
+        let known = found.key.as_ref().map(|key| Known {
+            account: key.account(id),
+            key: Arc::new(key.clone()),
+            version: found.version,
+            until,
+        });
+        // Held until it is remembered, so that no change comes between.
+        let changes = locked(&self.changes);
+        if changes.allow(id, found.version) {
+            match &known {
+                Some(known) => {
+                    self.unknown.remove(&id);
+                    self.known.insert(id, known.clone());
+                }
+                None => {
+                    self.known.remove(&id);
+                    self.unknown.insert(id, until);
+                }
+            }
+        }
+        drop(changes);
+        known
+    }
+
+    /// Takes what has changed since the last time, the last changes first; at first, what has changed last before this
+    /// process began: something older may be cached in Redis.
+    pub(super) fn changed(&self, changed: Vec<(KeyId, LookedUp)>, deleted_version: i64) {
+        let mut changes = locked(&self.changes);
+        let now = Instant::now();
+        changes.of_ids.retain(|_, (_, until)| *until > now);
+        let unseen = changed.len() >= MOST_CHANGES;
+        let oldest = changed.last().filter(|_| unseen).map_or(0, |(_, last)| last.version).max(deleted_version);
+        if oldest > changes.oldest {
+            changes.oldest = oldest;
+            self.known.clear();
+            self.unknown.clear();
+        }
+        for (id, found) in &changed {
+            changes.of_ids.insert(*id, (found.version, now + KEYS_TTL * 2));
+            self.unknown.remove(id);
+            if self.known.remove(id).is_some()
+                && let Some(key) = &found.key
+            {
+                let (account, key) = (key.account(*id), Arc::new(key.clone()));
+                let known = Known { key, account, version: found.version, until: now + KEYS_TTL };
+                self.known.insert(*id, known);
+            }
+        }
+    }
+
+    /// Forgets everything: the database is another one than before.
+    pub(super) fn forget(&self) {
+        let mut changes = locked(&self.changes);
+        *changes = Changes::default();
+        self.known.clear();
+        self.unknown.clear();
+    }
+}
+
+impl Changes {
+    /// Whether what was read of an id in this version is still so, as far as this process knows.
+    fn allow(&self, id: KeyId, version: i64) -> bool {
+        version >= self.oldest && self.of_ids.get(&id).is_none_or(|(changed, _)| version >= *changed)
+    }
+}
+
+impl UnderWay {
+    fn answer(mut self, answer: Answer) {
+        self.answer = answer;
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        for waiting in locked(&self.keys.under_way).remove(&self.id).unwrap_or_default() {
+            // Callers that have given up need no answer.
+            let _ = waiting.send(self.answer.clone());
+        }
+    }
+}
+
+fn unavailable() -> ApiKeyError {
+    ApiKeyError::Unavailable { retry_after: Duration::from_secs(1) }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Display for ApiKeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Malformed => "api key: expected a key as it was made, got another text",
+            Self::Unknown => "api key: expected one that exists",
+            Self::Revoked => "api key: expected one that is valid, got one that was revoked",
+            Self::Expired => "api key: expected one that is valid, got one that has ended",
+            Self::Unavailable { .. } => "api key: it can't be looked up now",
+        })
+    }
+}
+
+impl std::error::Error for ApiKeyError {}

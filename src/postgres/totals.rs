@@ -1,0 +1,370 @@
+//! What users and API keys have used, added to the database in batches: about one a second, and none twice.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::input::MOST_BYTES_OF_A_USER;
+use super::{Postgres, PostgresError};
+use crate::random::unique_id;
+use crate::telemetry;
+
+/// How long counts wait for others before they are written.
+pub(super) const WRITTEN_EVERY: Duration = Duration::from_secs(1);
+/// So often a process shows that it runs, if it has nothing to write.
+const HEARD_EVERY: Duration = Duration::from_secs(10);
+/// A process that isn't heard of for longer was killed.
+const SILENT_FOR: &str = "30 seconds";
+/// Users and keys that are counted at a time: more while PostgreSQL is away would need memory without end.
+const MOST_NAMES: usize = 100_000;
+const STRIPES: usize = 16;
+const SECONDS_OF_A_DAY: u64 = 86_400;
+
+pub(super) struct Totals {
+    postgres: Postgres,
+    /// The name of this process among those that write.
+    writer: String,
+    counts: [Mutex<Counts>; STRIPES],
+    hasher: std::hash::RandomState,
+    names: AtomicUsize,
+    lost: AtomicU64,
+    /// When what isn't written yet began, in nanoseconds after `began`; 0 if all is.
+    since: AtomicU64,
+    began: Instant,
+    /// Held by whoever writes.
+    writing: tokio::sync::Mutex<Writing>,
+}
+
+#[derive(Default)]
+struct Counts {
+    users: HashMap<String, OfUser>,
+    keys: HashMap<String, OfKey>,
+    /// Of days that are over.
+    before: Vec<(String, OfUser)>,
+}
+
+#[derive(Clone, Copy)]
+struct OfUser {
+    /// Days since the epoch.
+    day: i32,
+    allowed: u64,
+    denied: u64,
+    last: SystemTime,
+}
+
+#[derive(Clone, Copy)]
+struct OfKey {
+    allowed: u64,
+    last: SystemTime,
+}
+
+#[derive(Default)]
+struct Writing {
+    /// The number of the last batch that was written.
+    written: i64,
+    /// The batch that is on its way: it may have been written, or not.
+    batch: Option<Batch>,
+    heard: Option<Instant>,
+    /// What was last reported as lost.
+    lost: u64,
+}
+
+#[derive(Default)]
+struct Batch {
+    users: Vec<(String, OfUser)>,
+    keys: Vec<(String, OfKey)>,
+    requests: u64,
+    since: u64,
+}
+
+impl Totals {
+    pub(super) fn new(postgres: Postgres) -> Self {
+        Self {
+            postgres,
+            writer: unique_id("service"),
+            counts: Default::default(),
+            hasher: std::hash::RandomState::new(),
+            names: AtomicUsize::new(0),
+            lost: AtomicU64::new(0),
+            since: AtomicU64::new(0),
+            began: Instant::now(),
+            writing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Counts a request that was decided.
+    pub(super) fn count(&self, user: &str, key: Option<&str>, allowed: bool) {
+        if user.is_empty() || user.len() > MOST_BYTES_OF_A_USER || user.contains('\0') {
+            // No such user can be in the database.
+            return;
+        }
+        let last = SystemTime::now();
+        let seconds = last.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let day = i32::try_from(seconds / SECONDS_OF_A_DAY).unwrap_or(i32::MAX);
+        let now = OfUser { day, allowed: u64::from(allowed), denied: u64::from(!allowed), last };
+        let mut counts = self.stripe(user);
+        let known = match counts.users.get_mut(user) {
+            Some(of_user) if of_user.day == day => {
+                of_user.add(now);
+                true
+            }
+            Some(of_user) => {
+                let before = std::mem::replace(of_user, now);
+                counts.before.push((user.to_owned(), before));
+                true
+            }
+            None if self.has_room() => {
+                counts.users.insert(user.to_owned(), now);
+                true
+            }
+            None => false,
+        };
+        let Some(key) = key.filter(|_| allowed && known) else {
+            drop(counts);
+            return self.counted(known);
+        };
+        match counts.keys.get_mut(key) {
+            Some(of_key) => *of_key = OfKey { allowed: of_key.allowed + 1, last },
+            None => drop(counts.keys.insert(key.to_owned(), OfKey { allowed: 1, last })),
+        }
+        drop(counts);
+        self.counted(true);
+    }
+
+    fn counted(&self, known: bool) {
+        if !known {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        } else if self.since.load(Ordering::Relaxed) == 0 {
+            let _ = self.since.compare_exchange(0, self.nanos(), Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether one name more may be remembered; then it is.
+    fn has_room(&self) -> bool {
+        let room = self.names.load(Ordering::Relaxed) < MOST_NAMES;
+        if room {
+            self.names.fetch_add(1, Ordering::Relaxed);
+        }
+        room
+    }
+
+    fn stripe(&self, user: &str) -> MutexGuard<'_, Counts> {
+        let stripe = usize::try_from(self.hasher.hash_one(user) % STRIPES as u64).unwrap_or_default();
+        self.counts[stripe].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Since the beginning, and never 0.
+    fn nanos(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1)
+    }
+
+    /// Whether there is anything to write, or that this process has ended.
+    pub(super) fn is_used(&self) -> bool {
+        self.lag() > Duration::ZERO || self.writing.try_lock().is_ok_and(|writing| writing.heard.is_some())
+    }
+
+    /// Requests that were lost: of more users than are remembered while PostgreSQL is away.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// How old the oldest request is that isn't in the database yet.
+    pub(super) fn lag(&self) -> Duration {
+        match self.since.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => Duration::from_nanos(self.nanos().saturating_sub(since)),
+        }
+    }
+
+    /// Writes what was counted so far, if there is anything; what can't be written is kept for the next time. At the end, the
+    /// database knows that nothing is missing.
+    pub(super) async fn write(&self, is_end: bool) -> Result<(), PostgresError> {
+        let mut writing = self.writing.lock().await;
+        let writing = &mut *writing;
+        if writing.batch.is_none() {
+            writing.batch = self.taken();
+        }
+        let lost = self.lost();
+        let due = writing.heard.is_none_or(|heard| heard.elapsed() >= HEARD_EVERY) || lost != writing.lost;
+        if writing.batch.is_none() && !due && !is_end {
+            return Ok(());
+        }
+        self.write_batch(writing, lost, is_end).await?;
+        if let Some(batch) = writing.batch.take() {
+            writing.written += 1;
+            // Unless something was counted meanwhile, which has a time of its own by then.
+            let _ = self.since.compare_exchange(batch.since, 0, Ordering::Relaxed, Ordering::Relaxed);
+            if self.counts.iter().any(|counts| !counts.lock().unwrap_or_else(PoisonError::into_inner).is_empty()) {
+                self.since.store(self.nanos(), Ordering::Relaxed);
+            }
+        }
+        (writing.heard, writing.lost) = (Some(Instant::now()), lost);
+        Ok(())
+    }
+
+    /// All that was counted, to be written.
+    fn taken(&self) -> Option<Batch> {
+        let mut batch = Batch { since: self.since.load(Ordering::Relaxed), ..Batch::default() };
+        let mut names = 0;
+        for counts in &self.counts {
+            let counts = std::mem::take(&mut *counts.lock().unwrap_or_else(PoisonError::into_inner));
+            names += counts.users.len();
+            batch.users.extend(counts.before);
+            batch.users.extend(counts.users);
+            batch.keys.extend(counts.keys);
+        }
+        self.names.fetch_sub(names, Ordering::Relaxed);
+        // So that two processes wait for each other's rows in the same order.
+        batch.users.sort_by(|(one, _), (other, _)| one.cmp(other));
+        batch.keys.sort_by(|(one, _), (other, _)| one.cmp(other));
+        batch.requests = batch.users.iter().map(|(_, of_user)| of_user.allowed + of_user.denied).sum();
+        (!batch.users.is_empty()).then_some(batch)
+    }
+
+    /// One transaction: the counts and the batch's number, by which it isn't added twice.
+    async fn write_batch(&self, writing: &mut Writing, lost: u64, is_end: bool) -> Result<(), PostgresError> {
+        let mut connection = self.postgres.connection().await?;
+        let transaction = connection.transaction().await?;
+        let number = writing.written + i64::from(writing.batch.is_some());
+        let requests = writing.batch.as_ref().map_or(0, |batch| i64::try_from(batch.requests).unwrap_or(i64::MAX));
+        let lost = i64::try_from(lost).unwrap_or(i64::MAX);
+        let advanced = transaction.query_one(ADVANCE, &[&self.writer, &number, &requests, &lost, &is_end]).await?;
+        if let Some(batch) = writing.batch.as_ref().filter(|_| advanced.get::<_, bool>(0)) {
+            let mut days: BTreeMap<i32, Vec<&(String, OfUser)>> = BTreeMap::new();
+            for of_user in &batch.users {
+                days.entry(of_user.1.day).or_default().push(of_user);
+            }
+            for (day, users) in days {
+                let names: Vec<_> = users.iter().map(|(user, _)| user.as_str()).collect();
+                let allowed: Vec<_> = users.iter().map(|(_, counts)| column(counts.allowed)).collect();
+                let denied: Vec<_> = users.iter().map(|(_, counts)| column(counts.denied)).collect();
+                let last: Vec<_> = users.iter().map(|(_, counts)| counts.last).collect();
+                transaction.execute(ADD_USERS, &[&day, &names, &allowed, &denied, &last]).await?;
+            }
+            if !batch.keys.is_empty() {
+                let ids: Vec<_> = batch.keys.iter().map(|(id, _)| id.as_str()).collect();
+                let allowed: Vec<_> = batch.keys.iter().map(|(_, counts)| column(counts.allowed)).collect();
+                let last: Vec<_> = batch.keys.iter().map(|(_, counts)| counts.last).collect();
+                transaction.execute(ADD_KEYS, &[&ids, &allowed, &last]).await?;
+            }
+        }
+        let killed = transaction.query(NOTE_KILLED, &[&SILENT_FOR, &self.writer]).await?;
+        transaction.commit().await?;
+        killed.iter().for_each(|row| telemetry::writer_killed(row.get(0)));
+        Ok(())
+    }
+}
+
+/// Whether this batch isn't there yet.
+const ADVANCE: &str = "
+    WITH before AS (SELECT batch FROM tollgate.writers WHERE writer = $1 FOR UPDATE),
+    advanced AS (
+        INSERT INTO tollgate.writers AS w (writer, batch, requests, lost, ended_at)
+        VALUES ($1, $2, $3, $4, CASE WHEN $5 THEN now() END)
+        ON CONFLICT (writer) DO UPDATE
+        SET batch = greatest(w.batch, excluded.batch), lost = excluded.lost, written_at = now(), killed = false,
+            requests = w.requests + CASE WHEN w.batch < excluded.batch THEN excluded.requests ELSE 0 END,
+            ended_at = excluded.ended_at
+    )
+    SELECT coalesce((SELECT batch FROM before), 0) < $2";
+
+/// What was used on one day. A day or a month that is over when it arrives counts for that no more.
+const ADD_USERS: &str = "
+    INSERT INTO tollgate.user_quotas AS q
+        (user_id, today, total_today, this_month, total_this_month, times_exceeded, last_request_at)
+    SELECT user_id, day, allowed, date_trunc('month', day)::date, allowed, denied, last
+    FROM (SELECT date '1970-01-01' + $1::int4 AS day, * FROM unnest($2::text[], $3::int8[], $4::int8[], $5::timestamptz[])
+        AS counted (user_id, allowed, denied, last)) AS counted
+    ON CONFLICT (user_id) DO UPDATE
+    SET today = greatest(q.today, excluded.today),
+        total_today = CASE
+            WHEN q.today = excluded.today THEN q.total_today + excluded.total_today
+            WHEN q.today > excluded.today THEN q.total_today
+            ELSE excluded.total_today END,
+        this_month = greatest(q.this_month, excluded.this_month),
+        total_this_month = CASE
+            WHEN q.this_month = excluded.this_month THEN q.total_this_month + excluded.total_this_month
+            WHEN q.this_month > excluded.this_month THEN q.total_this_month
+            ELSE excluded.total_this_month END,
+        times_exceeded = q.times_exceeded + excluded.times_exceeded,
+        last_request_at = greatest(q.last_request_at, excluded.last_request_at)";
+
+const ADD_KEYS: &str = "
+    UPDATE tollgate.api_keys AS k
+    SET total = k.total + counted.allowed, last_used_at = greatest(k.last_used_at, counted.last)
+    FROM unnest($1::text[], $2::int8[], $3::timestamptz[]) AS counted (key_id, allowed, last)
+    WHERE k.key_id = counted.key_id";
+
+/// Others that weren't heard of for so long; and those that ended long ago are forgotten.
+const NOTE_KILLED: &str = "
+    WITH forgotten AS (
+        DELETE FROM tollgate.writers WHERE ended_at < now() - interval '90 days' AND writer <> $2
+    )
+    UPDATE tollgate.writers SET killed = true, ended_at = written_at
+    WHERE ended_at IS NULL AND written_at < now() - $1::text::interval AND writer <> $2 RETURNING written_at";
+
+impl Counts {
+    fn is_empty(&self) -> bool {
+        self.users.is_empty() && self.before.is_empty()
+    }
+}
+
+impl OfUser {
+    fn add(&mut self, now: Self) {
+        self.allowed += now.allowed;
+        self.denied += now.denied;
+        self.last = now.last;
+    }
+}
+
+fn column(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// A service that writes totals, as the database knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TotalsWriter {
+    /// The name that it has given itself.
+    pub name: String,
+    /// Where it connects from; none by a Unix socket.
+    pub client: Option<String>,
+    /// Requests in the batches that it has written.
+    pub requests: u64,
+    /// Requests that it could not keep while PostgreSQL was away.
+    pub lost: u64,
+    /// When it began.
+    pub started_at: SystemTime,
+    /// When it last wrote, or showed that it runs: every ten seconds at least.
+    pub written_at: SystemTime,
+    /// When it had written everything and stopped, or, if it was killed, was last heard of; none while it runs.
+    pub ended_at: Option<SystemTime>,
+    /// Whether it was killed: what it counted since it last wrote is lost, of which this is the only record.
+    pub killed: bool,
+}
+
+impl Postgres {
+    /// The services that write totals, or did in the last 90 days: the last one to begin first, and no more than 100.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables.
+    pub async fn totals_writers(&self) -> Result<Vec<TotalsWriter>, PostgresError> {
+        let select = "SELECT writer, host(client) AS client, requests, lost, started_at, written_at, ended_at, killed
+            FROM tollgate.writers ORDER BY started_at DESC LIMIT 100";
+        let rows = self.connection().await?.query(select, &[]).await?;
+        let writer = |row: &tokio_postgres::Row| TotalsWriter {
+            name: row.get("writer"),
+            client: row.get("client"),
+            requests: row.get::<_, i64>("requests").unsigned_abs(),
+            lost: row.get::<_, i64>("lost").unsigned_abs(),
+            started_at: row.get("started_at"),
+            written_at: row.get("written_at"),
+            ended_at: row.get("ended_at"),
+            killed: row.get("killed"),
+        };
+        Ok(rows.iter().map(writer).collect())
+    }
+}

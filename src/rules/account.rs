@@ -1,0 +1,187 @@
+//! Who a request is from, as somebody else's records have it: the user, what that user pays for, and what applies to that
+//! user alone.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::RuleError;
+use crate::rule::Rule;
+
+/// The name of the rule that counts a user's own limits: the `rule` of their decisions, also in header fields.
+const USER_LIMITS: &str = "user-quota";
+/// The same of an API key's own limits.
+const KEY_LIMITS: &str = "key-quota";
+
+/// What is known of the user whose request it is, such as the system of record or a service's own authentication knows it.
+/// [`Attributes::account`](super::Attributes::account) puts a request under it, and the middleware reads one from the
+/// extensions of a request. Cheap to clone.
+///
+/// ```
+/// # #[cfg(feature = "embedded")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tollgate::rules::{Account, Attributes, RuleSet};
+/// use tollgate::{Embedded, Limiter};
+///
+/// let rules: RuleSet = r#"
+///     [[rule]]
+///     name = "free"
+///     match = { tier = "free" }
+///     key = "user"
+///     limits = ["fixed-window 100/1d"]
+/// "#
+/// .parse()?;
+///
+/// let limiter = Limiter::new(Embedded::new());
+/// let account = Account::new("42").tier("free").limits("fixed-window 5000/1d".parse()?)?;
+/// let verdict = limiter.acquire_by(&rules, &Attributes::new().account(&account)).await?;
+/// assert_eq!(verdict.decision.expect("limits were asked").remaining, 4999);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "embedded"))]
+/// # fn main() {}
+/// ```
+#[derive(Clone, Debug)]
+pub struct Account {
+    user: Arc<str>,
+    api_key: Option<Arc<str>>,
+    tier: Option<Arc<str>>,
+    limits: Option<Arc<Rule>>,
+    key_limits: Option<Arc<Rule>>,
+    block: Option<Arc<UserBlock>>,
+}
+
+/// Why a user is denied everything, and until when.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct UserBlock {
+    /// For those who operate the service. Clients aren't told.
+    pub reason: Option<String>,
+    /// None: until it is lifted.
+    pub until: Option<SystemTime>,
+}
+
+impl Account {
+    /// Of a user about whom nothing else is known.
+    #[must_use]
+    pub fn new(user: &str) -> Self {
+        Self { user: user.into(), api_key: None, tier: None, limits: None, key_limits: None, block: None }
+    }
+
+    /// The id of the API key that the request came with: the attribute `api_key`. Not the key itself.
+    #[must_use]
+    pub fn api_key(mut self, id: &str) -> Self {
+        self.api_key = Some(id.into());
+        self
+    }
+
+    /// What the user pays for: the attribute `tier`.
+    #[must_use]
+    pub fn tier(mut self, tier: &str) -> Self {
+        self.tier = Some(tier.into());
+        self
+    }
+
+    /// Limits of this user's own. They replace the limits of rules that match by `tier`, except where such a rule has an
+    /// override for the user. All requests of the user count together, whichever of these rules applies, under the name
+    /// `user-quota`. Their policy while Redis is away, their cost and what else isn't a limit are those of the rule that
+    /// applies; a policy that these limits can't follow is `closed`.
+    ///
+    /// # Errors
+    ///
+    /// Limits with a tag, parts or shards.
+    pub fn limits(mut self, limits: Rule) -> Result<Self, RuleError> {
+        self.limits = Some(Arc::new(own(limits, USER_LIMITS)?));
+        Ok(self)
+    }
+
+    /// Limits of the API key's own, which count by its id, under the name `key-quota`. They replace the same limits, and
+    /// those of the user.
+    ///
+    /// # Errors
+    ///
+    /// Limits with a tag, parts or shards.
+    pub fn key_limits(mut self, limits: Rule) -> Result<Self, RuleError> {
+        self.key_limits = Some(Arc::new(own(limits, KEY_LIMITS)?));
+        Ok(self)
+    }
+
+    /// Denies everything, whichever rule applies: for this reason, until then or until it is lifted.
+    #[must_use]
+    pub fn blocked(mut self, reason: Option<&str>, until: Option<SystemTime>) -> Self {
+        self.block = Some(Arc::new(UserBlock { reason: reason.map(Into::into), until }));
+        self
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// The id of the API key, if the request came with one.
+    #[must_use]
+    pub fn key_id(&self) -> Option<&str> {
+        self.api_key.as_deref()
+    }
+
+    /// What the user pays for, if that is known.
+    #[must_use]
+    pub fn paid_tier(&self) -> Option<&str> {
+        self.tier.as_deref()
+    }
+
+    /// The block that is in force now.
+    #[must_use]
+    pub fn block(&self) -> Option<&Arc<UserBlock>> {
+        self.block.as_ref().filter(|block| block.until.is_none_or(|until| until > SystemTime::now()))
+    }
+
+    /// The limits that replace those of its tier, and whether they count by the API key: else they count by the user.
+    pub(super) fn own_limits(&self) -> Option<(&Rule, bool)> {
+        match (&self.key_limits, &self.limits) {
+            (Some(limits), _) if self.api_key.is_some() => Some((limits, true)),
+            (_, limits) => limits.as_deref().map(|limits| (limits, false)),
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(crate) fn user_limits(&self) -> Option<&Rule> {
+        self.limits.as_deref()
+    }
+
+    /// The block, also one that has ended.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn any_block(&self) -> Option<&UserBlock> {
+        self.block.as_deref()
+    }
+
+    /// The same, with what else is known of the user.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn with_user(mut self, user: &Self) -> Self {
+        self.tier = self.tier.or_else(|| user.tier.clone());
+        self.limits = user.limits.clone().or(self.limits);
+        self.block = user.block.clone().or(self.block);
+        self
+    }
+}
+
+impl UserBlock {
+    /// How long it is still in force; none if it has no end.
+    #[must_use]
+    pub fn left(&self) -> Option<Duration> {
+        self.until.map(|until| until.duration_since(SystemTime::now()).unwrap_or_default())
+    }
+}
+
+fn own(limits: Rule, name: &str) -> Result<Rule, RuleError> {
+    if limits.limits().any(|limit| limit.shards() > 1) {
+        return Err(RuleError::new(format!("limits: expected limits without shards, got {limits}")));
+    }
+    if limits.tag().is_some() || limits.counted_parts().any(|part| part.is_some()) {
+        return Err(RuleError::new(format!("limits: expected limits that count one key, got {limits} with parts")));
+    }
+    limits.named(name)
+}

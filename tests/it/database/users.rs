@@ -1,0 +1,322 @@
+//! Users with limits of their own, and users who are blocked: in every process, whichever rule applies.
+
+use std::time::{Duration, SystemTime};
+
+use axum::body::Body;
+use axum::http::{HeaderName, Request, Response};
+use tollgate::middleware::RateLimitLayer;
+use tollgate::postgres::OwnLimits;
+use tollgate::rules::{Account, Attributes, Reason, RuleSet};
+use tower::{Layer, ServiceExt, service_fn};
+
+use super::{database, limiter, prepared, until};
+use crate::tool::{code, stderr, stdout, tollgate};
+
+const RULES: &str = r#"
+    [[rule]]
+    name = "office"
+    priority = 9
+    match = { org = "ours" }
+    action = "allow"
+
+    [[rule]]
+    name = "login"
+    priority = 8
+    match = { path = "/login" }
+    key = "user"
+    limits = ["fixed-window 2/1h"]
+
+    [[rule]]
+    name = "search"
+    priority = 7
+    match = { tier = "free", path = "/search" }
+    key = "user"
+    limits = ["fixed-window 3/1h"]
+    overrides = { "user:vip" = "fixed-window 9/1h" }
+    block = ["user:mallory"]
+
+    [[rule]]
+    name = "free"
+    match = { tier = "free" }
+    key = "user"
+    limits = ["fixed-window 3/1h"]
+"#;
+
+fn rules() -> RuleSet {
+    RULES.parse().expect("rules")
+}
+
+fn limits(per_hour: Option<u64>, per_day: Option<u64>, burst: Option<u64>) -> OwnLimits {
+    let mut limits = OwnLimits::default();
+    (limits.per_hour, limits.per_day, limits.burst) = (per_hour, per_day, burst);
+    limits
+}
+
+#[tokio::test]
+async fn limits_of_an_account_replace_those_of_its_tier_and_no_others() {
+    let (limiter, rules) = (limiter(), rules());
+    let own = Account::new("42").tier("free").limits("fixed-window 5/1h".parse().expect("a rule")).expect("limits");
+    let ask = async |account: &Account, path: &str| {
+        let request = Attributes::new().account(account).path(path);
+        let verdict = limiter.acquire_by(&rules, &request).await.expect("a verdict");
+        let decision = verdict.decision.as_ref().expect("limits were asked");
+        (
+            verdict.rule.as_deref().unwrap_or_default().to_owned(),
+            decision.rule().unwrap_or_default().to_owned(),
+            decision.remaining,
+        )
+    };
+    let expected = |rule: &str, counted: &str, left: u64| (rule.to_owned(), counted.to_owned(), left);
+    // Both rules of the tier count together.
+    assert_eq!(ask(&own, "/items").await, expected("free", "user-quota", 4));
+    assert_eq!(ask(&own, "/search").await, expected("search", "user-quota", 3));
+    // This one isn't the tier's.
+    assert_eq!(ask(&own, "/login").await, expected("login", "login", 1));
+    // Other users, and other keys of the user, are as before.
+    assert_eq!(ask(&Account::new("43").tier("free"), "/items").await, expected("free", "free", 2));
+    let by_key = own.clone().api_key("k1").key_limits("fixed-window 7/1h".parse().expect("a rule")).expect("limits");
+    assert_eq!(ask(&by_key, "/items").await, expected("free", "key-quota", 6));
+    assert_eq!(ask(&own, "/items").await, expected("free", "user-quota", 2));
+    // What a rule says of one user by name stays.
+    let vip = Account::new("vip").tier("free").limits("fixed-window 5/1h".parse().expect("a rule")).expect("limits");
+    assert_eq!(ask(&vip, "/search").await, expected("search", "search", 8));
+    assert_eq!(ask(&vip, "/items").await, expected("free", "user-quota", 4));
+    let mallory = Account::new("mallory").tier("free").limits("fixed-window 5/1h".parse().expect("a rule"));
+    let mallory = mallory.expect("limits");
+    let verdict = limiter.acquire_by(&rules, &Attributes::new().account(&mallory).path("/search")).await;
+    assert_eq!(verdict.expect("a verdict").reason, Reason::Blocked);
+    // The account goes before what was set of the request.
+    let request = Attributes::new().user("other").tier("paid").account(&own);
+    assert_eq!(rules.applies(&request).expect("a rule").rule, Some("free"));
+    for wrong in ["gcra 100/1s shards 4"] {
+        let error = Account::new("1").limits(wrong.parse().expect("a rule")).expect_err(wrong);
+        assert!(error.to_string().starts_with("limits: expected limits without shards"), "{error}");
+    }
+}
+
+/// What a request takes, and what happens while Redis is away, is as the rule says that applies.
+#[tokio::test]
+async fn own_limits_take_the_cost_and_the_policy_of_the_rule() {
+    let rules: RuleSet = r#"
+        [[rule]]
+        name = "uploads"
+        match = { tier = "free" }
+        key = "user"
+        limits = ["token-bucket 10/1h"]
+        cost = "megabytes"
+        on_error = "open"
+    "#
+    .parse()
+    .expect("rules");
+    let own = Account::new("42").tier("free").limits("token-bucket 100/1h".parse().expect("a rule")).expect("limits");
+    let limiter = limiter();
+    let taken = limiter.acquire_by(&rules, &Attributes::new().account(&own).set("megabytes", "30")).await;
+    assert_eq!(taken.expect("a verdict").decision.expect("a decision").remaining, 70);
+    let missing = limiter.acquire_by(&rules, &Attributes::new().account(&own)).await.expect("a verdict");
+    assert_eq!(missing.reason, Reason::Missing("megabytes".into()));
+    let error = limiter.acquire_by(&rules, &Attributes::new().account(&own).set("megabytes", "many")).await;
+    assert!(error.expect_err("no number").is_input());
+    let away = tollgate::Limiter::new(tollgate::Redis::open("redis://127.0.0.1:1").expect("an address"));
+    let open = away.acquire_by(&rules, &Attributes::new().account(&own).set("megabytes", "30")).await;
+    assert!(open.expect("open").allowed);
+}
+
+#[tokio::test]
+async fn a_user_is_blocked_in_every_process_also_after_postgres_was_away() {
+    let (mut server, tool) = prepared().await;
+    tool.push_rules(&rules(), "").await.expect("pushed");
+    let limiter = limiter();
+    let mut services = Vec::new();
+    for _ in 0..2 {
+        services.push(database(&server).follow(&limiter).await.expect("a configuration"));
+    }
+    let blocked = async |user: &str| {
+        let known: Vec<_> = services.iter().map(|service| service.account_of_user(user)).collect();
+        known.iter().all(|account| account.as_ref().is_some_and(|account| account.block().is_some()))
+    };
+    let hour = SystemTime::now() + Duration::from_secs(3600);
+    tool.block_user("42", Some("spam"), Some(hour), "me").await.expect("blocked");
+    let took = until("a user is blocked", async || blocked("42").await).await;
+    println!("blocked after {took:?}");
+    let account = services[0].account_of_user("42").expect("known");
+    // Whichever rule applies, also one that allows.
+    for path in ["/login", "/search", "/other"] {
+        let request = Attributes::new().set("org", "ours").account(&account).path(path);
+        let verdict = limiter.acquire_by(&services[0].rules(), &request).await.expect("a verdict");
+        let Reason::UserBlocked(block) = &verdict.reason else { panic!("{verdict:?}") };
+        assert_eq!((block.reason.as_deref(), verdict.rule), (Some("spam"), None));
+        let response = verdict.response.expect("a response");
+        let wait = response.retry_after.expect("an end");
+        assert!(response.status.get() == 403 && wait > Duration::from_secs(3590) && wait <= Duration::from_secs(3600));
+    }
+    // One whose end has come is none.
+    let past = SystemTime::now() - Duration::from_secs(1);
+    tool.block_user("43", None, Some(past), "me").await.expect("blocked");
+    server.stop();
+    until("PostgreSQL is missed", async || services.iter().all(|service| !service.status().is_connected)).await;
+    assert!(blocked("42").await, "the last configuration serves");
+    server.start_again();
+    assert!(tool.unblock_user("42", "me").await.expect("unblocked"));
+    let took =
+        until("a block is lifted", async || services.iter().all(|service| service.account_of_user("42").is_none()))
+            .await;
+    println!("lifted after {took:?}");
+    assert!(!tool.unblock_user("42", "me").await.expect("an answer"), "there was none any more");
+    let past = services[0].account_of_user("43").expect("known");
+    assert!(past.block().is_none());
+    let verdict = limiter.acquire_by(&services[0].rules(), &Attributes::new().account(&past).tier("free")).await;
+    assert!(verdict.expect("a verdict").allowed);
+}
+
+/// Rows that are deleted, whoever does it, are missed.
+#[tokio::test]
+async fn what_is_deleted_or_restored_is_noticed() {
+    let (server, tool) = prepared().await;
+    for user in ["1", "2", "3"] {
+        tool.set_user(user, Some("paid"), OwnLimits::default(), "").await.expect("set");
+    }
+    let service = database(&server).follow(&limiter()).await.expect("a configuration");
+    let known = async |users: [bool; 3]| ["1", "2", "3"].map(|user| service.account_of_user(user).is_some()) == users;
+    assert!(known([true; 3]).await);
+    server.run("DELETE FROM tollgate.user_quotas WHERE user_id = '2'").await;
+    until("a user is deleted", async || known([true, false, true]).await).await;
+    server.run("UPDATE tollgate.user_quotas SET user_id = '2' WHERE user_id = '3'").await;
+    until("a user is renamed", async || known([true, true, false]).await).await;
+    tool.set_user("1", None, OwnLimits::default(), "").await.expect("set");
+    until("a user is as others again", async || known([false, true, false]).await).await;
+    // As after a restore: an older version, and other rows.
+    server
+        .run("TRUNCATE tollgate.user_quotas; UPDATE tollgate.configuration SET version = 1, deleted_version = 1")
+        .await;
+    until("the past is taken", async || known([false; 3]).await && service.status().version == 1).await;
+    tool.set_user("3", Some("paid"), OwnLimits::default(), "").await.expect("set");
+    until("and goes on", async || known([false, false, true]).await).await;
+}
+
+#[tokio::test]
+async fn a_layer_knows_users_by_the_database() {
+    let (server, tool) = prepared().await;
+    tool.push_rules(&rules(), "").await.expect("pushed");
+    tool.set_user("42", Some("free"), limits(Some(7), Some(100), None), "me").await.expect("set");
+    tool.block_user("666", Some("fraud"), None, "me").await.expect("blocked");
+    let configuration = database(&server).follow(&limiter()).await.expect("a configuration");
+    let layer = RateLimitLayer::new(limiter(), configuration.clone()).header("user", HeaderName::from_static("x-user"));
+    let ask = async |user: &'static str| {
+        let hello =
+            service_fn(async |_: Request<Body>| Ok::<_, std::convert::Infallible>(Response::new(Body::empty())));
+        let request = Request::builder().uri("/items").header("x-user", user).body(Body::empty()).expect("a request");
+        layer.layer(hello).oneshot(request).await.expect("infallible")
+    };
+    let answer = ask("42").await;
+    let policy = answer.headers()["ratelimit-policy"].to_str().expect("text");
+    let expected = "\"user-quota/token-bucket-1h\";q=7;w=3600, \"user-quota/fixed-window-1d\";q=100;w=86400";
+    assert_eq!((answer.status().as_u16(), policy), (200, expected));
+    let denied = ask("666").await;
+    assert_eq!(denied.status().as_u16(), 403);
+    assert!(denied.headers().get("retry-after").is_none(), "it has no end");
+    assert!(matches!(
+        &denied.extensions().get::<tollgate::rules::Verdict>().expect("why").reason,
+        Reason::UserBlocked(block) if block.reason.as_deref() == Some("fraud")
+    ));
+    // Nobody knows a tier of this one, so no rule applies.
+    assert_eq!(ask("43").await.status().as_u16(), 200);
+    configuration.finish().await.expect("written");
+    let totals = async |user: &str| {
+        let user = tool.user(user).await.expect("an answer").expect("known");
+        (user.total_today, user.total_this_month, user.times_exceeded, user.last_request_at.is_some())
+    };
+    assert_eq!(totals("42").await, (1, 1, 0, true));
+    assert_eq!(totals("666").await, (0, 0, 1, true));
+    assert_eq!(totals("43").await, (1, 1, 0, true));
+}
+
+#[tokio::test]
+async fn hostile_text_is_stored_or_refused() {
+    let (server, tool) = prepared().await;
+    let configuration = database(&server).follow(&limiter()).await.expect("a configuration");
+    for text in ["'; DROP TABLE tollgate.user_quotas; --", "\\u0000 $1 %s {}", "\u{202e}\u{1f600}", " ", "\u{7f}\r\n\t"]
+    {
+        tool.block_user(text, Some(text), None, text).await.expect("stored");
+        tool.set_user(text, Some(text), limits(Some(1), None, None), text).await.expect("stored");
+        let stored = tool.user(text).await.expect("an answer").expect("stored");
+        assert_eq!(
+            (stored.user.as_str(), stored.tier.as_deref(), stored.updated_by.as_str()),
+            (text, Some(text), text)
+        );
+        assert_eq!(stored.blocked_reason.as_deref(), Some(text));
+        until("it is known", async || configuration.account_of_user(text).is_some_and(|user| user.block().is_some()))
+            .await;
+    }
+    let most = (1_u64 << 53).to_string();
+    let long = "x".repeat(2000);
+    let block = async |user: &str, reason: &str, by: &str| tool.block_user(user, Some(reason), None, by).await;
+    for (refused, expected) in [
+        (block("", "", "").await, "user: expected the name of a user, got none".to_owned()),
+        (block(&long, "", "").await, "user: expected at most 512 bytes, got 2000".to_owned()),
+        (block("a\0b", "", "").await, "user: expected text without NUL, which PostgreSQL doesn't store".to_owned()),
+        (block("a", &long, "").await, "reason: expected at most 1024 bytes, got 2000".to_owned()),
+        (block("a", "\0", "").await, "reason: expected text without NUL, which PostgreSQL doesn't store".to_owned()),
+        (block("a", "", &long).await, "by: expected at most 256 bytes, got 2000".to_owned()),
+        (
+            tool.block_user("a", None, Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 40)), "").await,
+            "until: expected a time from 1970 to 9999, got another".to_owned(),
+        ),
+        (
+            tool.block_user("a", None, Some(SystemTime::UNIX_EPOCH - Duration::from_secs(1)), "").await,
+            "until: expected a time from 1970 to 9999, got another".to_owned(),
+        ),
+        (
+            tool.set_user("a", Some(""), OwnLimits::default(), "").await,
+            "tier: expected the name of a tier, got an empty one".to_owned(),
+        ),
+        (
+            tool.set_user("a", None, limits(Some(0), None, None), "").await,
+            format!("per_hour: expected 1 to {most} units, got 0"),
+        ),
+        (
+            tool.set_user("a", None, limits(None, Some((1 << 53) + 1), None), "").await,
+            format!("per_day: expected 1 to {most} units, got {}", (1_u64 << 53) + 1),
+        ),
+        (
+            tool.set_user("a", None, limits(None, Some(5), Some(3)), "").await,
+            "burst: expected none without units by the second or the hour, got 3".to_owned(),
+        ),
+    ] {
+        let error = refused.expect_err(&expected);
+        assert!(error.is_input(), "{error}");
+        assert_eq!(error.to_string(), expected);
+    }
+    // What a client may send as its name.
+    for bytes in [&b"\xff\xfe"[..], b"a\0b", &[b'x'; 3000], "\u{202e}'; --".as_bytes()] {
+        configuration.count(&Attributes::new().user(bytes), true);
+    }
+    configuration.finish().await.expect("written");
+    assert_eq!(tool.user("\u{202e}'; --").await.expect("an answer").expect("counted").total_today, 1);
+    assert_eq!(server.run("SELECT count(*) FROM tollgate.user_quotas").await, ["6"]);
+}
+
+#[tokio::test]
+async fn the_tool_blocks_and_shows() {
+    let (server, _) = prepared().await;
+    let url = server.url();
+    let users = |words: &[&str]| tollgate(&[&["users"], words, &["--database", &url]].concat());
+    let none = users(&["show", "42"]);
+    assert_eq!((code(&none), stdout(&none)), (1, "user 42: nothing is known: the tier's limits hold\n".to_owned()));
+    assert_eq!(stdout(&users(&["block", "42", "--reason", "spam"])), "user 42: blocked until that is lifted\n");
+    let set = users(&["set", "42", "--tier", "paid", "--per-hour", "100", "--burst", "5"]);
+    assert_eq!(stdout(&set), "user 42: tier paid; limits 100 an hour, at most 5 at once\n");
+    let shown: serde_json::Value = serde_json::from_str(&stdout(&users(&["show", "42"]))).expect("JSON");
+    assert_eq!(
+        (&shown["blocked"], &shown["blocked_reason"], &shown["tier"]),
+        (&true.into(), &"spam".into(), &"paid".into())
+    );
+    let table = stdout(&users(&["show", "42", "--format", "table"]));
+    assert!(table.contains("blocked reason    spam\n") && table.contains("blocked until     -\n"), "{table}");
+    let list = stdout(&users(&["list", "--format", "table"]));
+    assert!(list.lines().count() == 2 && list.contains("100 an hour, at most 5 at once"), "{list}");
+    let for_a_day = users(&["block", "42", "--for", "1d"]);
+    assert!(stdout(&for_a_day).starts_with("user 42: blocked until 20"), "{for_a_day:?}");
+    assert_eq!((code(&users(&["unblock", "42"])), code(&users(&["unblock", "42"]))), (0, 1));
+    let wrong = users(&["set", "42", "--burst", "3"]);
+    assert_eq!((code(&wrong), stderr(&wrong).lines().count()), (2, 1), "{wrong:?}");
+}
