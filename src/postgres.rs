@@ -13,6 +13,8 @@ mod look_up;
 mod migrations;
 mod rules;
 mod snapshot;
+#[cfg(feature = "tls")]
+mod tls;
 mod totals;
 mod users;
 
@@ -31,7 +33,17 @@ use std::fmt;
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
-use tokio_postgres::{Config, NoTls};
+use tokio::time::timeout;
+#[cfg(not(feature = "tls"))]
+use tokio_postgres::NoTls as Connector;
+use tokio_postgres::config::{Host, SslMode};
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{Client, Config, Connection, Socket};
+
+#[cfg(feature = "tls")]
+use crate::Tls;
+#[cfg(feature = "tls")]
+use tls::Connector;
 
 /// Connections that are held at most: configuration is read seldom, and by one task at a time.
 const MOST_CONNECTIONS: usize = 4;
@@ -40,11 +52,15 @@ const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
 /// The number by which servers say that they are of version 14.
 const OLDEST: u32 = 140_000;
 
+/// What is read and written where a connection is one of TLS.
+type Stream = <Connector as MakeTlsConnect<Socket>>::Stream;
+
 /// A PostgreSQL with the configuration of limits. Cheap to clone; connects when it is first used.
 #[derive(Clone)]
 pub struct Postgres {
     pool: Pool,
     config: Config,
+    connector: Connector,
     /// Where it is, without what is secret.
     address: String,
 }
@@ -52,9 +68,13 @@ pub struct Postgres {
 impl Postgres {
     /// The database at a URL, `postgres://user:password@host:port/database`, or in libpq's form, `host=... dbname=...`.
     ///
+    /// With the feature `tls` an address that says `sslmode=require` is connected to by TLS, if the server's certificate is
+    /// for this host and by one of the platform's authorities (libpq's `verify-full`); `open_with_tls` says otherwise.
+    /// Any other is connected to without.
+    ///
     /// # Errors
     ///
-    /// An address that can't be read.
+    /// An address that can't be read, or one of TLS that can't be had: without the feature, or on a Unix socket.
     ///
     /// ```
     /// use tollgate::postgres::Postgres;
@@ -63,14 +83,56 @@ impl Postgres {
     /// # Ok::<(), tollgate::postgres::PostgresError>(())
     /// ```
     pub fn open(url: &str) -> Result<Self, PostgresError> {
-        let mut config: Config = url.parse().map_err(|error| PostgresError::address(&error))?;
-        if config.get_hosts().is_empty() {
-            return Err(PostgresError::input("postgres: expected an address with a host, got one without"));
+        let mut config = config(url)?;
+        if config.get_ssl_mode() != SslMode::Require {
+            // `prefer`, the default, would be TLS wherever a server has it, and few of their certificates can be verified.
+            config.ssl_mode(SslMode::Disable);
+        } else if !cfg!(feature = "tls") {
+            let why = "which is TLS: this program was built without tollgate's feature \"tls\"";
+            let message = format!("postgres: expected an address without TLS, got sslmode=require, {why}");
+            return Err(PostgresError::input(message));
+        }
+        #[cfg(feature = "tls")]
+        let connector = Connector::default();
+        #[cfg(not(feature = "tls"))]
+        let connector = Connector;
+        Self::at(config, connector)
+    }
+
+    /// The same by TLS, with authorities or a client's certificate of the caller's own, also where the address doesn't say
+    /// `sslmode=require`.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate::{Tls, postgres::Postgres};
+    ///
+    /// let tls = Tls::new().authority(&std::fs::read("ca.pem")?)?;
+    /// let postgres = Postgres::open_with_tls("postgres://limits@db.internal/app", &tls)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// An address that can't be read, or one that rules TLS out: `sslmode=disable`, or a Unix socket.
+    #[cfg(feature = "tls")]
+    pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, PostgresError> {
+        let mut config = config(url)?;
+        if config.get_ssl_mode() == SslMode::Disable {
+            return Err(PostgresError::input("postgres: expected sslmode=require for TLS, got sslmode=disable"));
+        }
+        config.ssl_mode(SslMode::Require);
+        Self::at(config, Connector::from(tls))
+    }
+
+    fn at(mut config: Config, connector: Connector) -> Result<Self, PostgresError> {
+        let by_tcp = |host: &Host| matches!(host, Host::Tcp(_));
+        if config.get_ssl_mode() == SslMode::Require && !config.get_hosts().iter().all(by_tcp) {
+            return Err(PostgresError::input("postgres: expected a host for TLS, got a Unix socket"));
         }
         config.application_name("tollgate").connect_timeout(CONNECTED_WITHIN);
-        let address = address(&config);
-        let manager =
-            Manager::from_config(config.clone(), NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+        let recycled = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        let manager = Manager::from_config(config.clone(), Connector::clone(&connector), recycled);
         let pool = Pool::builder(manager)
             .max_size(MOST_CONNECTIONS)
             .wait_timeout(Some(CONNECTED_WITHIN))
@@ -78,7 +140,8 @@ impl Postgres {
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|error| PostgresError::input(format!("postgres: {error}")))?;
-        Ok(Self { pool, config, address })
+        let address = address(&config);
+        Ok(Self { pool, config, connector, address })
     }
 
     /// Where it is: host, port and database, without user and password.
@@ -98,14 +161,31 @@ impl Postgres {
         }
         Ok(connection)
     }
+
+    /// A connection of the caller's own, who has to drive it and reads what it is notified of.
+    async fn connect(&self) -> Result<(Client, Connection<Socket, Stream>), PostgresError> {
+        match timeout(CONNECTED_WITHIN, self.config.connect(Connector::clone(&self.connector))).await {
+            Ok(connected) => connected.map_err(|error| PostgresError::not_connected(&self.address, &error)),
+            Err(_) => Err(PostgresError::late(&self.address)),
+        }
+    }
+}
+
+/// What an address says, whose host must be known.
+fn config(url: &str) -> Result<Config, PostgresError> {
+    let config: Config = url.parse().map_err(|error| PostgresError::address(&error))?;
+    if config.get_hosts().is_empty() {
+        return Err(PostgresError::input("postgres: expected an address with a host, got one without"));
+    }
+    Ok(config)
 }
 
 /// `host:port/database`, of the first host where there are several.
 fn address(config: &Config) -> String {
     let host = match config.get_hosts().first() {
-        Some(tokio_postgres::config::Host::Tcp(host)) => host.clone(),
+        Some(Host::Tcp(host)) => host.clone(),
         #[cfg(unix)]
-        Some(tokio_postgres::config::Host::Unix(path)) => path.display().to_string(),
+        Some(Host::Unix(path)) => path.display().to_string(),
         None => String::new(),
     };
     let port = config.get_ports().first().copied().unwrap_or(5432);

@@ -24,7 +24,7 @@ fi
 command -v wrk >/dev/null || install wrk wrk wrk wrk wrk
 
 # Each set of features builds by itself: features only add.
-for features in '' serde rules http axum postgres metrics tracing tls embedded embedded,serde; do
+for features in '' serde rules http axum postgres metrics tracing tls postgres,tls embedded embedded,serde; do
     cargo check --quiet --lib --no-default-features --features "$features"
 done
 cargo check --quiet --bins --no-default-features --features cli
@@ -32,7 +32,7 @@ cargo test --all-features --lib --bins --tests
 cargo test --all-features --doc
 # What a program without TLS is told, and the tool without it.
 cargo test --no-default-features --lib engine::redis
-cargo test --features cli --test it without_tls
+cargo test --features cli,axum,postgres --test it without_tls
 # What is published builds by itself, and passes its own tests.
 cargo package --quiet --allow-dirty --all-features
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)

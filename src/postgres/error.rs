@@ -47,16 +47,22 @@ impl PostgresError {
 
     pub(super) fn unreachable(address: &str, error: &PoolError) -> Self {
         match error {
-            PoolError::Backend(error) if error.as_db_error().is_some() => Self::from_server(address, error),
-            PoolError::Backend(error) => {
-                let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-                Self { kind: Kind::Unreachable, message: format!("postgres at {address}: {why}") }
-            }
-            PoolError::Timeout(_) => {
-                Self { kind: Kind::Unreachable, message: format!("postgres at {address}: no connection in time") }
-            }
+            PoolError::Backend(error) => Self::not_connected(address, error),
+            PoolError::Timeout(_) => Self::late(address),
             other => Self { kind: Kind::Unreachable, message: format!("postgres at {address}: {other}") },
         }
+    }
+
+    pub(super) fn not_connected(address: &str, error: &tokio_postgres::Error) -> Self {
+        if error.as_db_error().is_some() {
+            return Self::from_server(address, error);
+        }
+        let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        Self { kind: Kind::Unreachable, message: format!("postgres at {address}: {why}") }
+    }
+
+    pub(super) fn late(address: &str) -> Self {
+        Self { kind: Kind::Unreachable, message: format!("postgres at {address}: no connection in time") }
     }
 
     fn from_server(address: &str, error: &tokio_postgres::Error) -> Self {

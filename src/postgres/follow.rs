@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
-use tokio_postgres::{AsyncMessage, Client, IsolationLevel, NoTls, Transaction};
+use tokio_postgres::{AsyncMessage, Client, IsolationLevel, Transaction};
 
 use super::cache::REFRESHED_EVERY;
 use super::configuration::Shared;
@@ -18,7 +18,7 @@ use super::key_text::KeyId;
 use super::keys::{self, KeyRecord, LookedUp};
 use super::snapshot::PARTS;
 use super::totals::{Totals, WRITTEN_EVERY};
-use super::{CONNECTED_WITHIN, Postgres, PostgresError, rules, users};
+use super::{Postgres, PostgresError, rules, users};
 use crate::random::jittered;
 use crate::rules::{Account, RuleSet};
 use crate::telemetry;
@@ -78,8 +78,7 @@ pub(super) async fn follow(shared: Weak<Shared>, postgres: Postgres) {
 
 /// Takes each change, on a connection of its own, until that is lost.
 async fn listen(shared: &Weak<Shared>, postgres: &Postgres) -> Result<Infallible, PostgresError> {
-    let connected = in_time(CONNECTED_WITHIN, postgres.config.connect(NoTls));
-    let (mut client, mut connection) = connected.await?;
+    let (mut client, mut connection) = postgres.connect().await?;
     let changed = Notify::new();
     let heard = async {
         loop {

@@ -23,10 +23,15 @@ pub(crate) struct Papers {
 
 impl Authority {
     pub(crate) fn new(name: &str) -> Self {
+        Self::signing_by(name, &rcgen::PKCS_ECDSA_P256_SHA256)
+    }
+
+    pub(crate) fn signing_by(name: &str, algorithm: &'static rcgen::SignatureAlgorithm) -> Self {
         let mut params = CertificateParams::new([]).expect("no names");
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("a certificate"))
+        let key = KeyPair::generate_for(algorithm).expect("a key");
+        Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
     }
 
     pub(crate) fn pem(&self) -> String {

@@ -1,6 +1,8 @@
 //! The tables of the system of record: made once, in order, and only by who may.
 
 mod cache;
+#[cfg(feature = "tls")]
+mod encrypted;
 mod follow;
 mod keys;
 mod rules;

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio_postgres::NoTls;
 
+#[cfg(feature = "tls")]
+use crate::certificates::{Authority, Pair};
 use crate::server::free_port;
 
 pub(crate) struct Postgres {
@@ -33,24 +35,46 @@ fn program(name: &str) -> PathBuf {
 /// The server refuses to be root: then it is whom Debian's package has made for it.
 #[cfg(unix)]
 fn not_as_root(command: &mut Command, directory: &Path) {
-    use std::os::unix::fs::chown;
     use std::os::unix::process::CommandExt;
 
+    if let Some((user, group)) = instead_of_root() {
+        std::os::unix::fs::chown(directory, Some(user), Some(group)).expect("its own directory");
+        command.uid(user).gid(group);
+    }
+}
+
+/// The user and the group of the server, if the tests are run by root.
+#[cfg(unix)]
+fn instead_of_root() -> Option<(u32, u32)> {
     let id = |arguments: &[&str]| -> u32 {
         let output = Command::new("id").args(arguments).output().expect("id");
         let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         text.parse().unwrap_or_else(|_| panic!("expected a user postgres, which PostgreSQL's package makes"))
     };
-    if id(&["-u"]) != 0 {
-        return;
-    }
-    let (user, group) = (id(&["-u", "postgres"]), id(&["-g", "postgres"]));
-    chown(directory, Some(user), Some(group)).expect("its own directory");
-    command.uid(user).gid(group);
+    (id(&["-u"]) == 0).then(|| (id(&["-u", "postgres"]), id(&["-g", "postgres"])))
 }
 
 impl Postgres {
     pub(crate) fn start() -> Self {
+        Self::start_with(|_| ())
+    }
+
+    /// One that also speaks TLS: what it shows, whose certificates of clients it trusts, and of whom it asks what, as
+    /// `pg_hba.conf` has it. Its superuser needs nothing.
+    #[cfg(feature = "tls")]
+    pub(crate) fn start_by_tls(pair: &Pair, clients: &Authority, users: &str) -> Self {
+        Self::start_with(|data| {
+            let settings = data.join("postgresql.conf");
+            let made = std::fs::read_to_string(&settings).expect("initdb has made it");
+            std::fs::write(settings, made + "ssl = on\nssl_ca_file = 'root.crt'\n").expect("written");
+            std::fs::write(data.join("root.crt"), clients.pem()).expect("written");
+            show(data, pair);
+            let users = format!("host all tollgate all trust\n{users}\n");
+            std::fs::write(data.join("pg_hba.conf"), users).expect("written");
+        })
+    }
+
+    fn start_with(settings: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mut initdb = Command::new(program("initdb"));
         initdb.args(["--no-sync", "--no-locale", "--encoding=UTF8", "--username=tollgate", "--wal-segsize=1"]);
@@ -58,6 +82,7 @@ impl Postgres {
         not_as_root(&mut initdb, directory.path());
         let made = initdb.output().expect("initdb");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        settings(&directory.path().join("data"));
         // On another port where somebody else was quicker to take the one that was free.
         for _ in 0..5 {
             let port = free_port();
@@ -117,6 +142,12 @@ impl Postgres {
         true
     }
 
+    /// Shows another certificate, once it is started again.
+    #[cfg(feature = "tls")]
+    pub(crate) fn shows(&self, pair: &Pair) {
+        show(&self.directory.as_ref().expect("it has started").path().join("data"), pair);
+    }
+
     /// Starts it again after it was stopped, on what that left.
     pub(crate) fn start_again(&mut self) {
         self.process = launch(self.directory.as_ref().expect("it has started").path(), self.port);
@@ -131,6 +162,21 @@ impl Postgres {
         // Its children end with it only if it is asked to.
         let _ = Command::new("kill").args(["-QUIT", &self.process.id().to_string()]).status();
         let _ = self.process.wait();
+    }
+}
+
+/// Where the server looks for its certificate and key unless it is told another place. It takes no key that others may
+/// read.
+#[cfg(feature = "tls")]
+fn show(data: &Path, pair: &Pair) {
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    let key = data.join("server.key");
+    std::fs::write(data.join("server.crt"), &pair.certificate).expect("written");
+    std::fs::write(&key, &pair.key).expect("written");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("its mode");
+    if let Some((user, group)) = instead_of_root() {
+        chown(&key, Some(user), Some(group)).expect("its own key");
     }
 }
 

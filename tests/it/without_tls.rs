@@ -26,6 +26,26 @@ fn whoever_asks_for_tls_is_told_the_feature_and_how_to_install_it() {
     assert!(stderr(&by_environment).starts_with("error: --tls-ca needs TLS"), "{}", stderr(&by_environment));
 }
 
+#[cfg(feature = "postgres")]
+#[test]
+fn whoever_asks_for_tls_to_postgres_is_told_the_same() {
+    let required = "postgres://u:s3cret@localhost:1/x?sslmode=require";
+    let error = tollgate::postgres::Postgres::open(required).expect_err("no TLS");
+    let expected = "postgres: expected an address without TLS, got sslmode=require, which is TLS: this program was built \
+                    without tollgate's feature \"tls\"";
+    assert_eq!((error.is_input(), error.to_string().as_str()), (true, expected));
+    let plain = ["--database", "postgres://u:s3cret@localhost:1/x"];
+    for options in [&["--database", required][..], &[&plain[..], &["--database-tls-ca", "ca.pem"]].concat()] {
+        let output = tollgate(&[&["db", "status"], options].concat());
+        let why = "needs TLS, and this tollgate was built without its feature tls";
+        let by_file = format!("--database-tls-ca {why}: cargo install --locked --path . --features cli,postgres,tls");
+        let expected = if options.len() == 2 { expected } else { &by_file };
+        assert_eq!((code(&output), stderr(&output)), (2, format!("error: {expected}\n")));
+    }
+    let output = tollgate(&[&["db", "status", "--database-tls-ca", ""], &plain[..]].concat());
+    assert!(stderr(&output).starts_with("error: postgres at localhost:1/x: "), "{}", stderr(&output));
+}
+
 #[test]
 fn all_else_is_as_with_it() {
     let server = Server::start();

@@ -1,5 +1,6 @@
 //! `tollgate db`: the tables of the system of record on PostgreSQL.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -7,6 +8,9 @@ use std::time::SystemTime;
 use clap::{Args, Subcommand};
 use tollgate::postgres::{Migration, Postgres, TotalsWriter};
 
+use crate::options::tls::Files;
+#[cfg(not(feature = "tls"))]
+use crate::options::tls::lacking;
 use crate::output::{QUIET, counted, human};
 use crate::{Failure, Outcome, found};
 
@@ -27,10 +31,30 @@ pub(crate) struct Database {
     /// PostgreSQL 14 or newer, such as postgres://user:password@127.0.0.1/app.
     #[arg(long = "database", value_name = "URL", env = "TOLLGATE_DATABASE", hide_env_values = true)]
     url: String,
+    /// The authorities to trust at PostgreSQL, in PEM, instead of the platform's. Each of these three files makes the
+    /// connection one of TLS, as ?sslmode=require does.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CA")]
+    database_tls_ca: Option<OsString>,
+    /// The certificate to show to PostgreSQL, in PEM.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CERT")]
+    database_tls_cert: Option<OsString>,
+    /// The private key of that certificate, in PEM.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_KEY")]
+    database_tls_key: Option<OsString>,
 }
 
 impl Database {
     pub(crate) fn open(&self) -> Result<Postgres, Failure> {
+        let files = [&self.database_tls_ca, &self.database_tls_cert, &self.database_tls_key];
+        let files = Files::new("--database-tls", files);
+        #[cfg(feature = "tls")]
+        if let Some(tls) = files.read()? {
+            return Ok(Postgres::open_with_tls(&self.url, &tls)?);
+        }
+        #[cfg(not(feature = "tls"))]
+        if let Some(option) = files.named() {
+            return Err(lacking(&option, "cli,postgres,tls"));
+        }
         Ok(Postgres::open(&self.url)?)
     }
 }

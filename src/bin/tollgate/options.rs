@@ -1,6 +1,6 @@
 //! What every command takes: where to decide, how long to wait, how to print.
 
-mod tls;
+pub(crate) mod tls;
 
 use std::io::IsTerminal;
 use std::net::IpAddr;

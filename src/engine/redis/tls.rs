@@ -15,7 +15,8 @@ use super::address::without_password;
 use crate::error::{Error, Kind};
 
 /// Whom to trust at the other end of a `rediss://` address, and how to say who asks: see
-/// [`Redis::open_with_tls`](crate::Redis::open_with_tls).
+/// [`Redis::open_with_tls`](crate::Redis::open_with_tls). The same for PostgreSQL, with the feature `postgres`:
+/// `Postgres::open_with_tls`.
 ///
 /// As it begins, the platform's authorities are trusted (or those in the file that the environment variable
 /// `SSL_CERT_FILE` names), and no certificate is shown. TLS 1.2 and 1.3. The server's certificate is always checked,
@@ -88,7 +89,7 @@ impl Tls {
     }
 
     /// How rustls connects.
-    pub(super) fn config(&self) -> io::Result<Arc<ClientConfig>> {
+    pub(crate) fn config(&self) -> io::Result<Arc<ClientConfig>> {
         match self.config.get() {
             Some(config) => Ok(Arc::clone(config)),
             None => {

@@ -1,8 +1,9 @@
-//! Redis by TLS: whom to trust and what to show, from files; and what a tool without TLS says to that.
+//! TLS to Redis and to PostgreSQL: whom to trust and what to show, from files; and what a tool without TLS says to that.
 
 use std::ffi::OsString;
 #[cfg(feature = "tls")]
-use std::path::{Path, PathBuf};
+use std::fmt;
+use std::path::Path;
 
 use clap::Args;
 use tollgate::Engine;
@@ -22,11 +23,20 @@ pub(super) struct TlsFiles {
     tls_key: Option<OsString>,
 }
 
+/// The files of one server, as options name them.
+pub(crate) struct Files<'a> {
+    /// What these options begin with: `--tls` of `--tls-ca`.
+    options: &'static str,
+    ca: Option<&'a Path>,
+    cert: Option<&'a Path>,
+    key: Option<&'a Path>,
+}
+
 #[cfg(feature = "tls")]
 impl TlsFiles {
     /// What is at this address, if there is one.
     pub(super) fn open(&self, url: Option<&str>) -> Result<Option<Engine>, Failure> {
-        match (url, self.read()?) {
+        match (url, self.files().read()?) {
             (Some(url), Some(tls)) => Ok(Some(Engine::open_with_tls(url, &tls)?)),
             (Some(url), None) => Ok(Some(Engine::open(url)?)),
             (None, Some(_)) => {
@@ -36,36 +46,6 @@ impl TlsFiles {
             (None, None) => Ok(None),
         }
     }
-
-    /// What the files say, if any is named.
-    fn read(&self) -> Result<Option<tollgate::Tls>, Failure> {
-        let named = |path: &Option<OsString>| path.clone().filter(|path| !path.is_empty()).map(PathBuf::from);
-        let (ca, cert, key) = (named(&self.tls_ca), named(&self.tls_cert), named(&self.tls_key));
-        if ca.is_none() && cert.is_none() && key.is_none() {
-            return Ok(None);
-        }
-        let mut tls = tollgate::Tls::new();
-        if let Some(path) = ca {
-            let told = |error| Failure::Told(format!("--tls-ca {}: {error}", path.display()));
-            tls = tls.authority(&read("--tls-ca", &path)?).map_err(told)?;
-        }
-        match (cert, key) {
-            (Some(cert), Some(key)) => {
-                let files = format!("--tls-cert {} --tls-key {}", cert.display(), key.display());
-                let (pem, secret) = (read("--tls-cert", &cert)?, read("--tls-key", &key)?);
-                tls = tls.certificate(&pem, &secret).map_err(|error| Failure::Told(format!("{files}: {error}")))?;
-            }
-            (None, None) => {}
-            (Some(_), None) => return Err(Failure::Told("--tls-cert: expected --tls-key with it, got none".into())),
-            (None, Some(_)) => return Err(Failure::Told("--tls-key: expected --tls-cert with it, got none".into())),
-        }
-        Ok(Some(tls))
-    }
-}
-
-#[cfg(feature = "tls")]
-fn read(option: &str, path: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|error| Failure::Told(format!("{option} {}: {error}", path.display())))
 }
 
 /// The options are parsed all the same, so that the error can name the feature that is missing.
@@ -74,17 +54,80 @@ impl TlsFiles {
     /// What is at this address, if there is one.
     pub(super) fn open(&self, url: Option<&str>) -> Result<Option<Engine>, Failure> {
         let scheme = url.and_then(|url| Some(url.split_once("://")?.0)).unwrap_or_default();
-        let files = [("--tls-ca", &self.tls_ca), ("--tls-cert", &self.tls_cert), ("--tls-key", &self.tls_key)];
-        let mut named = files.iter().filter(|(_, file)| file.as_ref().is_some_and(|file| !file.is_empty()));
         let what = match scheme.split('-').next() {
             Some("rediss" | "valkeys") => Some(format!("--url {scheme}://...")),
-            _ => named.next().map(|(option, _)| (*option).to_owned()),
+            _ => self.files().named(),
         };
-        if let Some(what) = what {
-            let why = "needs TLS, and this tollgate was built without its feature tls";
-            let how = "cargo install --locked --path . --features cli,tls";
-            return Err(Failure::Told(format!("{what} {why}: {how}")));
+        match what {
+            Some(what) => Err(lacking(&what, "cli,tls")),
+            None => Ok(url.map(Engine::open).transpose()?),
         }
-        Ok(url.map(Engine::open).transpose()?)
     }
+}
+
+impl TlsFiles {
+    fn files(&self) -> Files<'_> {
+        Files::new("--tls", [&self.tls_ca, &self.tls_cert, &self.tls_key])
+    }
+}
+
+impl<'a> Files<'a> {
+    /// Authorities, certificate and key. An empty name, such as the environment may have, names no file.
+    pub(crate) fn new(options: &'static str, files: [&'a Option<OsString>; 3]) -> Self {
+        let [ca, cert, key] = files.map(|file| file.as_deref().filter(|name| !name.is_empty()).map(Path::new));
+        Self { options, ca, cert, key }
+    }
+
+    /// What the files say, if any is named.
+    #[cfg(feature = "tls")]
+    pub(crate) fn read(&self) -> Result<Option<tollgate::Tls>, Failure> {
+        let Self { options, ca, cert, key } = *self;
+        if ca.is_none() && cert.is_none() && key.is_none() {
+            return Ok(None);
+        }
+        let mut tls = tollgate::Tls::new();
+        if let Some(path) = ca {
+            let named = format!("{options}-ca {}", path.display());
+            tls = tls.authority(&read(&named, path)?).map_err(|error| told(&named, &error))?;
+        }
+        match (cert, key) {
+            (Some(cert), Some(key)) => {
+                let named = [format!("{options}-cert {}", cert.display()), format!("{options}-key {}", key.display())];
+                let (pem, secret) = (read(&named[0], cert)?, read(&named[1], key)?);
+                tls = tls.certificate(&pem, &secret).map_err(|error| told(&named.join(" "), &error))?;
+            }
+            (None, None) => {}
+            (Some(_), None) => {
+                return Err(told(&format!("{options}-cert"), &format!("expected {options}-key with it, got none")));
+            }
+            (None, Some(_)) => {
+                return Err(told(&format!("{options}-key"), &format!("expected {options}-cert with it, got none")));
+            }
+        }
+        Ok(Some(tls))
+    }
+
+    /// The option that names a file, if one does.
+    #[cfg(not(feature = "tls"))]
+    pub(crate) fn named(&self) -> Option<String> {
+        let files = [("ca", self.ca), ("cert", self.cert), ("key", self.key)];
+        files.into_iter().find_map(|(name, file)| file.map(|_| format!("{}-{name}", self.options)))
+    }
+}
+
+#[cfg(feature = "tls")]
+fn read(named: &str, path: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(|error| told(named, &error))
+}
+
+#[cfg(feature = "tls")]
+fn told(named: &str, why: &dyn fmt::Display) -> Failure {
+    Failure::Told(format!("{named}: {why}"))
+}
+
+/// What asks for TLS in vain, and by which features the tool has it.
+#[cfg(not(feature = "tls"))]
+pub(crate) fn lacking(what: &str, features: &str) -> Failure {
+    let why = "needs TLS, and this tollgate was built without its feature tls";
+    Failure::Told(format!("{what} {why}: cargo install --locked --path . --features {features}"))
 }
