@@ -6,6 +6,7 @@ mod encrypted;
 mod follow;
 mod keys;
 mod rules;
+mod services;
 mod totals;
 mod users;
 

@@ -30,9 +30,9 @@ fn built() -> &'static PathBuf {
 }
 
 /// A service that runs until the test ends.
-struct Running {
-    child: Child,
-    address: String,
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    pub(crate) address: String,
 }
 
 impl Drop for Running {
@@ -51,7 +51,7 @@ fn command(name: &str, url: Option<&str>) -> Command {
     command
 }
 
-fn start(name: &str, url: Option<&str>, variables: &[(&str, &str)]) -> Running {
+pub(crate) fn start(name: &str, url: Option<&str>, variables: &[(&str, &str)]) -> Running {
     let mut child = command(name, url)
         .envs(variables.iter().copied())
         .stdout(Stdio::piped())
@@ -65,7 +65,7 @@ fn start(name: &str, url: Option<&str>, variables: &[(&str, &str)]) -> Running {
 }
 
 /// Status and text of an answer.
-fn call(address: &str, request: &str, headers: &str) -> (u16, String) {
+pub(crate) fn call(address: &str, request: &str, headers: &str) -> (u16, String) {
     send(address, request, headers, "")
 }
 
@@ -335,37 +335,6 @@ fn two_services_under_load_admit_what_their_rules_say() {
             Some(value.cast_signed())
         );
     }
-}
-
-/// A rule that is pushed is in force in two processes.
-#[cfg(feature = "postgres")]
-#[tokio::test]
-async fn two_services_follow_the_rules_in_the_database() {
-    use crate::tool::{code, tollgate};
-
-    let server = Server::start();
-    let postgres = crate::postgres::Postgres::start();
-    let directory = tempfile::TempDir::new().expect("a directory");
-    let file = directory.path().join("rules.toml");
-    std::fs::write(&file, STRICT.replace("1000/1h", "1/1h")).expect("rules");
-    let (file, url) = (file.to_str().expect("text").to_owned(), postgres.url());
-    assert_eq!(code(&tollgate(&["db", "migrate", "--database", &url])), 0);
-    assert_eq!(code(&tollgate(&["rules", "push", &file, "--database", &url])), 0);
-    let services =
-        [(); 2].map(|()| start("service", Some(&server.tcp_url()), &[("TOLLGATE_DATABASE", &url), ("RULES", "none")]));
-    let statuses = || services.each_ref().map(|service| call(&service.address, "GET /", "").0);
-    assert_eq!(statuses(), [200, 429]);
-    std::fs::write(&file, STRICT.replace("1000/1h", "3/1h")).expect("rules");
-    assert_eq!(code(&tollgate(&["rules", "push", &file, "--database", &url])), 0);
-    let began = Instant::now();
-    let reloaded = |service: &Running| {
-        call(&service.address, "GET /metrics", "").1.contains("\ntollgate_rules_reloads_total{outcome=\"taken\"} 1\n")
-    };
-    while !services.iter().all(reloaded) {
-        assert!(began.elapsed() < Duration::from_secs(10), "the rules aren't in force");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert_eq!((statuses(), statuses()), ([200, 200], [429, 429]));
 }
 
 /// Each query of the dashboard asks for metrics that there are, by labels that they have.

@@ -1,5 +1,5 @@
 //! An axum service under the rules of a file, which may change while it runs, with metrics for Prometheus; or, with
-//! `TOLLGATE_DATABASE`, under those of a PostgreSQL:
+//! `TOLLGATE_DATABASE`, under the rules of a PostgreSQL, with its users and API keys:
 //!
 //!   cargo run --manifest-path examples/services/Cargo.toml --bin service
 //!   curl -i -H 'X-User: 42' -H 'X-Tier: free' http://127.0.0.1:3000/api/v1/items
@@ -14,8 +14,8 @@ use axum::http::HeaderName;
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use tollgate::Limiter;
-use tollgate::middleware::{RateLimitLayer, Rules};
-use tollgate::postgres::Postgres;
+use tollgate::middleware::{ApiKeyLayer, RateLimitLayer, Rules};
+use tollgate::postgres::{Configuration, Postgres};
 use tollgate::rules::WatchedRules;
 use tollgate_examples::{address, engine, interrupted};
 
@@ -38,15 +38,20 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
     });
 
-    let rules: Rules = match std::env::var("TOLLGATE_DATABASE") {
-        Ok(url) => Postgres::open(&url)?.follow(&limiter).await?.into(),
-        Err(_) => {
+    let limiter = Limiter::new(engine()?);
+    let configuration = match std::env::var("TOLLGATE_DATABASE") {
+        Ok(url) => Some(Postgres::open(&url)?.follow(&limiter).await?),
+        Err(_) => None,
+    };
+    let rules: Rules = match &configuration {
+        Some(configuration) => configuration.clone().into(),
+        None => {
             let file = std::env::var("RULES").unwrap_or_else(|_| "examples/rules.toml".to_owned());
             WatchedRules::open(&file)?.into()
         }
     };
-    // In a service, who the user is comes from its authentication: see RateLimitLayer::attribute.
-    let limiter = Limiter::new(engine()?);
+    // In a service, who the user is comes from its authentication, such as by API keys below, and never from a header that
+    // clients write.
     let layer = RateLimitLayer::new(limiter.clone(), rules)
         .api_key(HeaderName::from_static("x-api-key"))
         .header("user", HeaderName::from_static("x-user"))
@@ -58,14 +63,25 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/", get(|| async { "hello\n" }))
         .route("/login", post(|| async { "welcome\n" }))
         .route("/api/{*rest}", get(|| async { "items\n" }).post(|| async { "stored\n" }))
-        .layer(layer)
-        // Added after the layer, so not limited.
-        .route("/metrics", get(move || ready(metrics.render())));
+        .layer(layer);
+    let app = match &configuration {
+        // A request with a key is its user's; one without is as its headers say.
+        Some(configuration) => app.layer(ApiKeyLayer::new(configuration.clone()).optional()),
+        None => app,
+    };
+    let status = configuration.clone();
+    let app = app
+        // Added after the layers, so not limited.
+        .route("/metrics", get(move || ready(metrics.render())))
+        .route("/status", get(move || ready(format!("{:?}\n", status.as_ref().map(Configuration::status)))));
 
     let listener = tokio::net::TcpListener::bind(address("127.0.0.1:3000")).await?;
     println!("listening on {}", listener.local_addr()?);
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
     limiter.finish().await;
+    if let Some(configuration) = configuration {
+        configuration.finish().await?;
+    }
     Ok(())
 }
