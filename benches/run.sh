@@ -19,3 +19,5 @@ printf 'Machine: %s cores shared by client and server (%s), %s, %s. Load before 
 "$binaries/rules" "$@"
 "$binaries/layer" "$@"
 "$binaries/server" "$@"
+# Where a PostgreSQL is named that may be written to.
+[ -z "${TOLLGATE_DATABASE-}" ] || "$binaries/keys"

@@ -144,7 +144,7 @@ impl Configuration {
 
     /// Whose requests come with an API key. No round trip if this process has seen the key in the last ten minutes; else one
     /// to Redis and, if that doesn't know it either, another one and a query. All processes together make at most 100 such
-    /// queries a second, so that a storm of unknown keys doesn't reach PostgreSQL.
+    /// queries in any second, so that a storm of unknown keys doesn't reach PostgreSQL.
     ///
     /// # Errors
     ///

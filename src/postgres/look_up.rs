@@ -23,8 +23,8 @@ use crate::limiter::Limiter;
 use crate::rule::{OnError, Rule};
 use crate::rules::Account;
 
-/// Look-ups in PostgreSQL in a second, by all processes that share a limiter's keys.
-const LOOK_UPS: &str = "gcra 100/1s burst 100";
+/// Look-ups in PostgreSQL, by all processes that share a limiter's keys: no more than 100 in any second.
+const LOOK_UPS: &str = "gcra 90/1s burst 10";
 const LOOK_UPS_NAME: &str = "api-key-look-ups";
 /// What a process remembers: of keys some 400 bytes each, of ids without a key some 100.
 const MOST_KEYS: usize = 100_000;

@@ -14,7 +14,10 @@ struct Step {
 }
 
 /// In their order: the first has number 1. One that was released is never changed, since databases have it.
-const STEPS: [Step; 1] = [Step { name: "configuration", sql: include_str!("../../sql/0001_configuration.sql") }];
+const STEPS: [Step; 2] = [
+    Step { name: "configuration", sql: include_str!("../../sql/0001_configuration.sql") },
+    Step { name: "history", sql: include_str!("../../sql/0002_history.sql") },
+];
 
 /// Whoever migrates holds this lock, so that two don't at once.
 const LOCK: i64 = i64::from_be_bytes(*b"tollgate");

@@ -4,7 +4,9 @@ mod cache;
 #[cfg(feature = "tls")]
 mod encrypted;
 mod follow;
+mod indexes;
 mod keys;
+mod rights;
 mod rules;
 mod services;
 mod totals;
@@ -62,8 +64,25 @@ async fn tables_are_made_once_however_often_and_by_however_many() {
     assert_eq!((&made[..5], made[5]), (&[0; 5][..], before.migrations.len()));
     let after = database(&server).schema().await.expect("an answer");
     assert!(after.is_complete());
-    let tables = server.run("SELECT tablename FROM pg_tables WHERE schemaname = 'tollgate' ORDER BY 1").await;
-    assert_eq!(tables, ["api_keys", "configuration", "migrations", "rate_limit_rules", "user_quotas", "writers"]);
+    let tables = server
+        .run("SELECT relname FROM pg_class WHERE relnamespace = 'tollgate'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition ORDER BY 1")
+        .await;
+    let expected = [
+        "api_keys",
+        "configuration",
+        "migrations",
+        "rate_limit_audit_logs",
+        "rate_limit_metrics",
+        "rate_limit_rules",
+        "user_quotas",
+        "writers",
+    ];
+    assert_eq!(tables, expected);
+    let partitions =
+        async || server.run("SELECT relname FROM pg_class WHERE relispartition AND relkind = 'r'").await.len();
+    assert_eq!(partitions().await, 6, "of this month and the two after it");
+    assert_eq!(server.run("SELECT tollgate.make_partitions(2)").await, ["0"]);
+    assert_eq!((server.run("SELECT tollgate.make_partitions(3)").await, partitions().await), (vec!["2".to_owned()], 8));
 }
 
 #[tokio::test]
@@ -88,9 +107,9 @@ async fn tables_of_another_version_are_left_alone() {
     let server = Postgres::start();
     let database = self::database(&server);
     database.migrate().await.expect("made");
-    server.run("INSERT INTO tollgate.migrations VALUES (2, 'future', 'x')").await;
+    server.run("INSERT INTO tollgate.migrations VALUES (3, 'future', 'x')").await;
     let newer = database.migrate().await.expect_err("newer");
-    let expected = "schema: expected at most 1 migrations, got number 2, future: the database is newer than this version \
+    let expected = "schema: expected at most 2 migrations, got number 3, future: the database is newer than this version \
                     of tollgate";
     assert_eq!(newer.to_string(), expected);
 }
@@ -108,7 +127,7 @@ async fn a_migration_that_fails_leaves_nothing() {
     let tables = server.run("SELECT tablename FROM pg_tables WHERE schemaname = 'tollgate'").await;
     assert_eq!(tables.len(), 0, "{tables:?}");
     server.run("DROP FUNCTION tollgate.rows_deleted()").await;
-    assert_eq!(database(&server).migrate().await.expect("made").len(), 1);
+    assert_eq!(database(&server).migrate().await.expect("made").len(), 2);
 }
 
 #[tokio::test]
@@ -156,7 +175,7 @@ async fn the_tool_makes_the_tables_and_shows_them() {
     let (first, rest) =
         stdout(&status).split_once('\n').map(|(first, rest)| (first.to_owned(), rest.to_owned())).expect("lines");
     assert!(first.starts_with(&format!("127.0.0.1:{}/postgres: PostgreSQL 1", server.port())), "{first}");
-    assert_eq!(rest, "   1 configuration    to be made\n");
+    assert_eq!(rest, "   1 configuration    to be made\n   2 history          to be made\n");
     let made = run("migrate");
     assert!(code(&made) == 0 && stdout(&made).starts_with("   1 configuration    applied 20"), "{made:?}");
     assert_eq!(stdout(&run("migrate")), "nothing to do: the database has all migrations\n");

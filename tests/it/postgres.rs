@@ -123,6 +123,12 @@ impl Postgres {
         rows.collect()
     }
 
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> String {
+        let path = self.directory.as_ref().expect("it has started").path().join("log");
+        String::from_utf8_lossy(&std::fs::read(path).expect("its log")).into_owned()
+    }
+
     /// Whether it answers; if not, it has ended.
     fn comes_up(&mut self) -> bool {
         let began = Instant::now();
@@ -194,7 +200,8 @@ fn launch(directory: &Path, port: u16) -> Child {
         postgres.args(["-c", setting]);
     }
     not_as_root(&mut postgres, directory);
-    postgres.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("postgres")
+    let log = std::fs::OpenOptions::new().create(true).append(true).open(directory.join("log")).expect("a log");
+    postgres.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("postgres")
 }
 
 impl Drop for Postgres {

@@ -139,6 +139,19 @@ async fn the_tool_pushes_and_pulls() {
     let pulled = tollgate(&["rules", "pull", "--database", &url]);
     std::fs::write(&file, stdout(&pulled)).expect("a file");
     assert_eq!((code(&pulled), stdout(&push(&[]))), (0, "2 rules, as they were\n".to_owned()));
+    // Compared with another file, and with itself.
+    let diff = |from: &str, to: &str| tollgate(&["rules", "diff", from, to]);
+    let same = diff(&url, &file);
+    assert_eq!((code(&same), stdout(&same)), (0, "2 rules, as they were\n".to_owned()));
+    let other = directory.path().join("other.toml").to_str().expect("text").to_owned();
+    std::fs::write(&other, rule("b", "gcra 9/1s")).expect("a file");
+    let differ = diff(&url, &other);
+    assert_eq!((code(&differ), stdout(&differ)), (1, "changed   b\nremoved   c\n1 rule\n".to_owned()));
+    let log = directory.path().join("log.jsonl");
+    std::fs::write(&log, "{\"t_us\": 1, \"attrs\": {\"tier\": \"b\", \"user\": \"1\"}}\n".repeat(4)).expect("a file");
+    let replayed = tollgate(&["rules", "diff", &url, &other, log.to_str().expect("text")]);
+    assert!(code(&replayed) == 1 && stdout(&replayed).contains("\"newly_allowed\":"), "{replayed:?}");
+    assert!(!format!("{replayed:?}").contains("sesame"), "{replayed:?}");
     std::fs::write(&file, "[[rule]]\nname = \"a\"\n").expect("a file");
     let bad = push(&[]);
     assert!(code(&bad) == 2 && stderr(&bad).contains("rules.toml:"), "{bad:?}");

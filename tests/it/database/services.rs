@@ -48,7 +48,9 @@ async fn two_services_and_a_tool() {
     let status_of = |address: &str, headers: &str| call(address, "GET /", headers).0;
     let limit_of = |address: &str| {
         let (_, text) = call(address, "GET /", "X-User: 1\r\n");
-        text.lines().find_map(|line| line.strip_prefix("ratelimit-policy: \"all\";q=")?.split(';').next()).map(str::to_owned)
+        text.lines()
+            .find_map(|line| line.strip_prefix("ratelimit-policy: \"all\";q=")?.split(';').next())
+            .map(str::to_owned)
     };
     for round in 0..2 {
         let user = format!("user-{round}");

