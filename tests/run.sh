@@ -30,6 +30,8 @@ done
 cargo check --quiet --bins --no-default-features --features cli
 cargo test --all-features --lib --bins --tests
 cargo test --all-features --doc
+# Backup and recovery of the system of record, by the tool that was just built.
+bash tests/backup.sh
 # What a program without TLS is told, and the tool without it.
 cargo test --no-default-features --lib engine::redis
 cargo test --features cli,axum,postgres --test it without_tls

@@ -179,7 +179,9 @@ async fn read(client: &mut Client, before: Versions) -> Result<Changes, Postgres
         let id = KeyId::read(row.get("key_id"))?;
         Some((id, LookedUp { version: row.get("version"), key: Some(KeyRecord::of(row)) }))
     });
-    Ok(Changes { versions, rules, users, keys: keys.collect() })
+    let keys = keys.collect();
+    transaction.commit().await?;
+    Ok(Changes { versions, rules, users, keys })
 }
 
 /// All that is read is of one moment.

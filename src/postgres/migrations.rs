@@ -107,6 +107,7 @@ impl Postgres {
         let row = transaction.query_one("SELECT current_setting('server_version')", &[]).await?;
         let known = transaction.query_one("SELECT to_regclass('tollgate.migrations') IS NOT NULL", &[]).await?;
         let done = if known.get(0) { applied(&transaction).await? } else { Vec::new() };
+        transaction.commit().await?;
         let migrations = STEPS.iter().zip(1..).map(|(step, number)| Migration {
             number,
             name: step.name.to_owned(),

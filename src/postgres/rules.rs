@@ -66,7 +66,9 @@ impl Postgres {
     pub async fn compare_rules(&self, rules: &RuleSet) -> Result<RuleChanges, PostgresError> {
         let mut connection = self.connection().await?;
         let transaction = one_moment(&mut connection).await?;
-        Ok(Stored::of(rules)?.changes_from(&stored(&transaction).await?))
+        let stored = stored(&transaction).await?;
+        transaction.commit().await?;
+        Ok(Stored::of(rules)?.changes_from(&stored))
     }
 
     /// The set of rules that is in force.
@@ -78,7 +80,9 @@ impl Postgres {
         let mut connection = self.connection().await?;
         let transaction = one_moment(&mut connection).await?;
         let version = transaction.query_one("SELECT version FROM tollgate.configuration", &[]).await?.get(0);
-        Ok(StoredRules { rules: read(&transaction).await?, version })
+        let rules = read(&transaction).await?;
+        transaction.commit().await?;
+        Ok(StoredRules { rules, version })
     }
 }
 
