@@ -11,8 +11,10 @@ CREATE TABLE tollgate.configuration (
     version bigint NOT NULL DEFAULT 1,
     -- The version in which rules last changed.
     rules_version bigint NOT NULL DEFAULT 1,
-    -- The version in which a user or a key was last deleted: whoever has an older one reads all of them anew.
-    deleted_version bigint NOT NULL DEFAULT 1,
+    -- The version in which all users or all keys were last deleted at once: processes with an older one read them all anew.
+    truncated_version bigint NOT NULL DEFAULT 1,
+    -- Which history this is. After a restore to an earlier moment another one begins, since versions come round again.
+    history uuid NOT NULL DEFAULT gen_random_uuid(),
     -- What a file of rules says beside rules, such as `paths`, as JSON.
     settings jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(settings) = 'object'),
     changed_at timestamptz NOT NULL DEFAULT now()
@@ -98,6 +100,17 @@ CREATE INDEX api_keys_by_user ON tollgate.api_keys (user_id, created_at);
 -- What has changed since a version.
 CREATE INDEX api_keys_by_version ON tollgate.api_keys (version);
 
+-- Users and keys that were deleted, for processes that know them. Those who connect later don't, so a day is enough.
+CREATE TABLE tollgate.deletions (
+    version bigint NOT NULL,
+    user_id text,
+    key_id text,
+    deleted_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- What has changed since a version.
+CREATE INDEX deletions_by_version ON tollgate.deletions (version);
+
 -- The services that write totals: a batch that is tried again after a lost connection isn't added twice, and one that ended
 -- without writing its last batch is known by its name.
 CREATE TABLE tollgate.writers (
@@ -148,11 +161,27 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION tollgate.rows_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION tollgate.user_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO tollgate.deletions (version, user_id) VALUES (tollgate.next_version(), OLD.user_id);
+    DELETE FROM tollgate.deletions WHERE deleted_at < now() - interval '1 day';
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION tollgate.key_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO tollgate.deletions (version, key_id) VALUES (tollgate.next_version(), OLD.key_id);
+    DELETE FROM tollgate.deletions WHERE deleted_at < now() - interval '1 day';
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION tollgate.rows_truncated() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     now_version bigint = tollgate.next_version();
 BEGIN
-    UPDATE tollgate.configuration SET deleted_version = now_version;
+    UPDATE tollgate.configuration SET truncated_version = now_version;
     RETURN NULL;
 END
 $$;
@@ -173,11 +202,11 @@ CREATE TRIGGER updated BEFORE UPDATE ON tollgate.user_quotas
         (NEW.user_id, NEW.tier, NEW.per_hour, NEW.per_day, NEW.burst, NEW.blocked, NEW.blocked_reason, NEW.blocked_until))
     EXECUTE FUNCTION tollgate.row_changed();
 CREATE TRIGGER renamed AFTER UPDATE OF user_id ON tollgate.user_quotas
-    FOR EACH ROW WHEN (OLD.user_id <> NEW.user_id) EXECUTE FUNCTION tollgate.rows_deleted();
+    FOR EACH ROW WHEN (OLD.user_id <> NEW.user_id) EXECUTE FUNCTION tollgate.user_deleted();
 CREATE TRIGGER deleted AFTER DELETE ON tollgate.user_quotas
-    FOR EACH ROW WHEN (OLD.version IS NOT NULL) EXECUTE FUNCTION tollgate.rows_deleted();
+    FOR EACH ROW WHEN (OLD.version IS NOT NULL) EXECUTE FUNCTION tollgate.user_deleted();
 CREATE TRIGGER truncated AFTER TRUNCATE ON tollgate.user_quotas
-    FOR EACH STATEMENT EXECUTE FUNCTION tollgate.rows_deleted();
+    FOR EACH STATEMENT EXECUTE FUNCTION tollgate.rows_truncated();
 
 CREATE TRIGGER inserted BEFORE INSERT ON tollgate.api_keys
     FOR EACH ROW EXECUTE FUNCTION tollgate.row_changed();
@@ -190,8 +219,8 @@ CREATE TRIGGER updated BEFORE UPDATE ON tollgate.api_keys
             NEW.expires_at, NEW.revoked_at))
     EXECUTE FUNCTION tollgate.row_changed();
 CREATE TRIGGER renamed AFTER UPDATE OF key_id ON tollgate.api_keys
-    FOR EACH ROW WHEN (OLD.key_id <> NEW.key_id) EXECUTE FUNCTION tollgate.rows_deleted();
+    FOR EACH ROW WHEN (OLD.key_id <> NEW.key_id) EXECUTE FUNCTION tollgate.key_deleted();
 CREATE TRIGGER deleted AFTER DELETE ON tollgate.api_keys
-    FOR EACH ROW EXECUTE FUNCTION tollgate.rows_deleted();
+    FOR EACH ROW EXECUTE FUNCTION tollgate.key_deleted();
 CREATE TRIGGER truncated AFTER TRUNCATE ON tollgate.api_keys
-    FOR EACH STATEMENT EXECUTE FUNCTION tollgate.rows_deleted();
+    FOR EACH STATEMENT EXECUTE FUNCTION tollgate.rows_truncated();

@@ -32,7 +32,9 @@ pub use users::StoredUser;
 use std::fmt;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{
+    Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType, Transaction,
+};
 use tokio::time::timeout;
 #[cfg(not(feature = "tls"))]
 use tokio_postgres::NoTls as Connector;
@@ -45,10 +47,16 @@ use crate::Tls;
 #[cfg(feature = "tls")]
 use tls::Connector;
 
-/// Connections that are held at most: configuration is read seldom, and by one task at a time.
+/// Connections that are held at most: enough for 100 short look-ups a second beside a batch of totals.
 const MOST_CONNECTIONS: usize = 4;
 /// How long a connection may take to be made, or to be waited for.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
+/// How long a connection may take to show that it still works.
+const ASKED_WITHIN: Duration = Duration::from_secs(2);
+/// How long a server may not acknowledge what was sent to it.
+const SILENT_FOR: Duration = Duration::from_secs(10);
+/// How long a change of the configuration may wait for others, and be left unfinished where its author has gone.
+const PATIENCE: &str = "SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '10s'";
 /// The number by which servers say that they are of version 14.
 const OLDEST: u32 = 140_000;
 
@@ -131,12 +139,16 @@ impl Postgres {
             return Err(PostgresError::input("postgres: expected a host for TLS, got a Unix socket"));
         }
         config.application_name("tollgate").connect_timeout(CONNECTED_WITHIN);
-        let recycled = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        // A server that has gone without a word is noticed.
+        config.tcp_user_timeout(SILENT_FOR).keepalives_idle(SILENT_FOR).keepalives_interval(SILENT_FOR / 5);
+        // A connection that was idle may have died without a word: it is asked before it is used.
+        let recycled = ManagerConfig { recycling_method: RecyclingMethod::Verified };
         let manager = Manager::from_config(config.clone(), Connector::clone(&connector), recycled);
         let pool = Pool::builder(manager)
             .max_size(MOST_CONNECTIONS)
             .wait_timeout(Some(CONNECTED_WITHIN))
             .create_timeout(Some(CONNECTED_WITHIN))
+            .recycle_timeout(Some(ASKED_WITHIN))
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|error| PostgresError::input(format!("postgres: {error}")))?;
@@ -152,14 +164,27 @@ impl Postgres {
 
     /// A connection to a server that is new enough.
     async fn connection(&self) -> Result<Object, PostgresError> {
-        let connection = self.pool.get().await.map_err(|error| PostgresError::unreachable(&self.address, &error))?;
-        let row = connection.query_one("SELECT current_setting('server_version_num')::int4", &[]).await?;
+        let connected = timeout(CONNECTED_WITHIN, self.pool.get()).await;
+        let connection = connected.unwrap_or(Err(PoolError::Timeout(TimeoutType::Create)));
+        let connection = connection.map_err(|error| PostgresError::unreachable(&self.address, &error))?;
+        let select = "SELECT current_setting('server_version_num')::int4";
+        let row = timeout(ASKED_WITHIN, connection.query_one(select, &[])).await;
+        let row = row.map_err(|_| PostgresError::late(&self.address))??;
         let version = u32::try_from(row.get::<_, i32>(0)).unwrap_or_default();
         if version < OLDEST {
             let got = format!("{}.{}", version / 10_000, version % 10_000);
             return Err(PostgresError::input(format!("postgres: expected version 14 or newer, got {got}")));
         }
         Ok(connection)
+    }
+
+    /// Begins a change of the configuration, once all others have ended. They are made one after the other, and each takes
+    /// this lock before any other, so that none waits for another that waits for it.
+    async fn change(connection: &mut Object) -> Result<Transaction<'_>, PostgresError> {
+        let transaction = connection.transaction().await?;
+        transaction.batch_execute(PATIENCE).await?;
+        transaction.execute("SELECT 1 FROM tollgate.configuration FOR UPDATE", &[]).await?;
+        Ok(transaction)
     }
 
     /// A connection of the caller's own, who has to drive it and reads what it is notified of.
@@ -176,6 +201,10 @@ fn config(url: &str) -> Result<Config, PostgresError> {
     let config: Config = url.parse().map_err(|error| PostgresError::address(&error))?;
     if config.get_hosts().is_empty() {
         return Err(PostgresError::input("postgres: expected an address with a host, got one without"));
+    }
+    if config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(name) if name.contains('@'))) {
+        // What stands before it is the end of a password.
+        return Err(PostgresError::input("postgres: expected an @ in a password as %40, got it as it is"));
     }
     Ok(config)
 }

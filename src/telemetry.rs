@@ -75,7 +75,7 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    #[cfg_attr(not(any(feature = "tracing", feature = "metrics")), allow(unused_variables, reason = "nobody looks"))]
+    #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody looks"))]
     pub(crate) fn begin(rule: &Rule, mode: Mode) -> Self {
         Self {
             #[cfg(feature = "metrics")]
@@ -285,6 +285,13 @@ pub(crate) fn started_from_cache(error: &crate::postgres::PostgresError) {
     tracing::warn!(target: "tollgate", %error, "the database is away: the configuration cached in redis is in force");
 }
 
+/// A configuration without rules is in force.
+#[cfg(feature = "postgres")]
+pub(crate) fn no_rules() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", "the database has no rules: every request is allowed");
+}
+
 /// Totals are kept for now.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
@@ -307,11 +314,11 @@ pub(crate) fn totals(lag: std::time::Duration, lost: u64) {
 /// Another process has ended before it had written its totals, after this moment.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
-pub(crate) fn writer_killed(last_written: std::time::SystemTime) {
+pub(crate) fn writer_killed(writer: &str, last_written: std::time::SystemTime) {
     #[cfg(feature = "tracing")]
     {
         let after = last_written.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
-        tracing::warn!(target: "tollgate", after_unix = after, "a process was killed: the totals of its last batch are lost");
+        tracing::warn!(target: "tollgate", writer, after_unix = after, "a process was killed: the totals of its last batch are lost");
     }
 }
 

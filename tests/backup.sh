@@ -135,7 +135,7 @@ version_good=$(sql "$port" 'SELECT version FROM tollgate.configuration')
 # The mistake, whose own time is the moment to stop before; then something good, which goes with it.
 tool "$port" rules push "$work/mistake.toml" --by bob >/dev/null
 moment=$(sql "$port" 'SELECT changed_at FROM tollgate.configuration')
-version_known=$(sql "$port" 'SELECT version FROM tollgate.configuration')
+history_known=$(sql "$port" 'SELECT history FROM tollgate.configuration')
 sql "$port" "UPDATE tollgate.api_keys SET revoked_at = now() WHERE key_id = 'k1';
     UPDATE tollgate.user_quotas SET blocked = false WHERE user_id = '666'"
 pull "$port" was-mistake.toml
@@ -154,13 +154,13 @@ has "$port" was-mistake.toml 'beside: the server itself goes on'
 {
     echo 'DROP SCHEMA tollgate CASCADE;'
     cat "$work/tollgate.sql"
-    echo 'UPDATE tollgate.configuration SET version = version + 1000000;'
+    echo 'UPDATE tollgate.configuration SET history = gen_random_uuid();'
 } | "$programs/psql" -XAtq1 -v ON_ERROR_STOP=1 "postgres://limits:password@127.0.0.1:$port/app" >/dev/null 2>&1 ||
     fail 'beside: the schema could not be put back'
 stop "$work/beside"
 has "$port" was-second.toml 'beside: the schema is put back'
 tool "$port" db status >/dev/null || fail 'beside: db status'
-[ "$(sql "$port" 'SELECT version FROM tollgate.configuration')" -gt "$version_known" ] || fail 'beside: the version went back'
+[ "$(sql "$port" 'SELECT history FROM tollgate.configuration')" != "$history_known" ] || fail 'beside: the same history'
 
 # In its place, by time. A clean stop archives all there is.
 stop "$work/data"
@@ -174,8 +174,8 @@ run "$programs/pg_ctl" promote --silent --pgdata="$work/data"
 until_so 'promotion' promoted "$port"
 has "$port" was-second.toml 'by time: promoted'
 [ "$(sql "$port" 'SELECT version FROM tollgate.configuration')" = "$version_good" ] || fail 'by time: another version'
-sql "$port" 'UPDATE tollgate.configuration SET version = version + 1000000'
-[ "$(sql "$port" 'SELECT version FROM tollgate.configuration')" -gt "$version_known" ] || fail 'by time: the version went back'
+sql "$port" 'UPDATE tollgate.configuration SET history = gen_random_uuid()'
+[ "$(sql "$port" 'SELECT history FROM tollgate.configuration')" != "$history_known" ] || fail 'by time: the same history'
 state=$(sql "$port" "SELECT (SELECT revoked_at IS NULL FROM tollgate.api_keys), (SELECT blocked FROM tollgate.user_quotas)")
 [ "$state" = 't|t' ] || fail "by time: expected the key valid and the user blocked, as at the moment, got $state"
 said 'ok: by time: the key that was revoked since is valid, the user that was let go is blocked'

@@ -1,13 +1,14 @@
 //! The configuration in Redis, beside the limiter's keys and on its engine: for processes that start while PostgreSQL is away,
 //! and so that an API key is looked up in PostgreSQL once for all processes.
 //!
-//! Keys are `<prefix>:{%c}:...`, which no limit can have. They share a slot, so that a set of rules is written and read as a
-//! whole. Whatever fails here is as if it weren't cached.
+//! Keys are `<prefix>:{%c}:...`, which no limit can have. They share a slot, so that all of it is read in one
+//! call. Whatever fails here is as if it weren't cached.
 
 use std::time::Duration;
 
 use deadpool_redis::redis;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::key_text::KeyId;
 use super::keys::LookedUp;
@@ -28,38 +29,53 @@ const DEADLINE: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub(super) struct Cache {
     limiter: Limiter,
+    /// What tells this database from others whose configuration is cached in the same Redis.
+    database: String,
 }
 
-/// Which version the rest is of.
+/// What the rest is of.
 #[derive(Serialize, Deserialize)]
 struct Head {
+    history: String,
     version: i64,
 }
 
 /// What a process starts with while PostgreSQL is away.
 pub(super) struct Cached {
+    pub(super) history: String,
     pub(super) version: i64,
     pub(super) rules: RuleSet,
     pub(super) users: Vec<(String, Option<Account>)>,
 }
 
 impl Cache {
-    pub(super) fn new(limiter: &Limiter) -> Self {
-        Self { limiter: limiter.clone() }
+    /// Of the database at this address.
+    pub(super) fn new(limiter: &Limiter, address: &str) -> Self {
+        let database = Sha256::digest(address).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        Self { limiter: limiter.clone(), database }
     }
 
     fn name(&self, what: &str) -> String {
-        format!("{}:{{%c}}:{what}", self.limiter.engine().1)
+        format!("{}:{{%c}}:{}:{what}", self.limiter.engine().1, self.database)
     }
 
     async fn ask<T: redis::FromRedisValue>(&self, commands: &redis::Pipeline) -> Result<Option<T>, Error> {
-        self.limiter.engine().0.ask(self.name("").as_bytes(), commands, DEADLINE).await
+        self.ask_within(DEADLINE, commands).await
     }
 
-    /// Writes the rules, if they are to be, and these parts of the users; nothing if the cache is newer.
+    async fn ask_within<T: redis::FromRedisValue>(
+        &self,
+        deadline: Duration,
+        commands: &redis::Pipeline,
+    ) -> Result<Option<T>, Error> {
+        self.limiter.engine().0.ask(self.name("").as_bytes(), commands, deadline).await
+    }
+
+    /// Writes the rules, if they are to be, and these parts of the users; nothing if the cache is newer, or of another history
+    /// while this process isn't heard from the database.
     pub(super) async fn write(
         &self,
-        version: i64,
+        (history, version, is_connected): (&str, i64, bool),
         rules: Option<&RuleSet>,
         users: &Users,
         parts: impl IntoIterator<Item = usize>,
@@ -68,14 +84,15 @@ impl Cache {
         look.cmd("GET").arg(self.name("head"));
         let Some((head,)) = self.ask::<(Option<Vec<u8>>,)>(&look).await? else { return Ok(()) };
         let head = head.and_then(|head| serde_json::from_slice::<Head>(&head).ok());
-        if head.is_some_and(|head| head.version > version) {
+        let is_ahead = |head: Head| if head.history == history { head.version > version } else { !is_connected };
+        if head.is_some_and(is_ahead) {
             return Ok(());
         }
         let mut write = redis::pipe();
         let mut set = |name: &str, value: String| {
             write.cmd("SET").arg(self.name(name)).arg(value).arg("PX").arg(millis(RULES_TTL));
         };
-        set("head", serde_json::to_string(&Head { version }).unwrap_or_default());
+        set("head", serde_json::to_string(&Head { history: history.to_owned(), version }).unwrap_or_default());
         if let Some(rules) = rules {
             set("rules", serde_json::to_string(rules).unwrap_or_default());
         }
@@ -100,7 +117,12 @@ impl Cache {
             let head: Head = serde_json::from_str(&values.next()?).ok()?;
             let rules = serde_json::from_str(&values.next()?).ok()?;
             let users = values.map(|part| part_of_json(&part)).collect::<Option<Vec<_>>>()?;
-            Some(Cached { version: head.version, rules, users: users.into_iter().flatten().collect() })
+            Some(Cached {
+                history: head.history,
+                version: head.version,
+                rules,
+                users: users.into_iter().flatten().collect(),
+            })
         };
         Ok(read())
     }
@@ -109,7 +131,9 @@ impl Cache {
     pub(super) async fn key(&self, id: KeyId) -> Result<Option<LookedUp>, Error> {
         let mut read = redis::pipe();
         read.cmd("GET").arg(self.name_of_key(id));
-        let Some((value,)) = self.ask::<(Option<Vec<u8>>,)>(&read).await? else { return Ok(None) };
+        let Some((value,)) = self.ask_within::<(Option<Vec<u8>>,)>(self.limiter.deadline, &read).await? else {
+            return Ok(None);
+        };
         Ok(value.and_then(|value| serde_json::from_slice(&value).ok()))
     }
 
@@ -119,13 +143,15 @@ impl Cache {
         for some in keys.chunks(500) {
             let mut write = redis::pipe();
             for (id, key) in some {
-                let value = serde_json::to_string(key).unwrap_or_default();
+                let Ok(value) = serde_json::to_string(key) else { continue };
                 let set = write.cmd("SET").arg(self.name_of_key(*id)).arg(value).arg("PX").arg(millis(KEYS_TTL));
                 if !is_change {
                     set.arg("NX");
                 }
             }
-            self.ask::<redis::Value>(&write).await?;
+            if !write.is_empty() {
+                self.ask::<redis::Value>(&write).await?;
+            }
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use super::cache::Cache;
+use super::follow::ToCache;
 use super::look_up::{ApiKeyError, Keys};
 use super::snapshot::Users;
 use super::totals::Totals;
@@ -46,7 +47,8 @@ pub struct Configuration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Of the configuration that is in force; it grows with each change.
+    /// Of the configuration as it was last read; it grows with each change. Where changed rules could not be used, those before
+    /// them are in force.
     pub version: i64,
     /// Whether the database was heard from within the last few seconds. If not, the configuration is the last that is known.
     pub is_connected: bool,
@@ -70,6 +72,9 @@ pub(super) struct Shared {
     pub(super) users: Users,
     pub(super) keys: Arc<Keys>,
     pub(super) cache: Cache,
+    pub(super) to_cache: Arc<ToCache>,
+    /// Which history of the database the version is of.
+    pub(super) history: ArcSwap<String>,
     totals: Arc<Totals>,
     pub(super) version: AtomicI64,
     pub(super) connected: Arc<AtomicBool>,
@@ -91,12 +96,12 @@ impl Postgres {
     ///
     /// No connection, and nothing cached; no tables; rules that can't be used.
     pub async fn follow(&self, limiter: &Limiter) -> Result<Configuration, PostgresError> {
-        let cache = Cache::new(limiter);
+        let cache = Cache::new(limiter, self.address());
         let connected = Arc::new(AtomicBool::new(true));
         let shared = Shared {
             rules: ArcSwap::from_pointee(RuleSet::default()),
             users: Users::new(),
-            keys: Keys::new(self, limiter, &connected),
+            keys: Keys::new(self, &cache, limiter, &connected),
             totals: Arc::new(Totals::new(self.clone())),
             version: AtomicI64::new(0),
             connected,
@@ -105,6 +110,8 @@ impl Postgres {
             failures: AtomicU64::new(0),
             runtime: Handle::current(),
             tasks: OnceLock::new(),
+            to_cache: Arc::default(),
+            history: ArcSwap::default(),
             cache,
         };
         if let Err(error) = follow::begin(&shared, self).await {
@@ -114,13 +121,19 @@ impl Postgres {
             shared.rules.store(Arc::new(cached.rules));
             shared.users.take(cached.users, true);
             shared.version.store(cached.version, Ordering::Relaxed);
+            shared.keys.changed(&cached.history, Vec::new(), 0);
+            shared.history.store(Arc::new(cached.history));
             shared.from_cache.store(true, Ordering::Relaxed);
             shared.connected.store(false, Ordering::Relaxed);
         }
+        if shared.rules.load().is_empty() {
+            telemetry::no_rules();
+        }
         let shared = Arc::new(shared);
         let tasks = [
-            tokio::spawn(follow::follow(Arc::downgrade(&shared), self.clone())).abort_handle(),
-            tokio::spawn(follow::keep_cached(Arc::downgrade(&shared))).abort_handle(),
+            tokio::spawn(follow::follow(Arc::downgrade(&shared), Arc::clone(&shared.connected), self.clone()))
+                .abort_handle(),
+            tokio::spawn(follow::keep_cached(Arc::downgrade(&shared), Arc::clone(&shared.to_cache))).abort_handle(),
         ];
         tokio::spawn(follow::write_totals(Arc::downgrade(&shared.totals)));
         // They end with the last clone at the latest.
@@ -186,9 +199,9 @@ impl Configuration {
     ///
     /// # Errors
     ///
-    /// What keeps them from being written. They are kept, and may be tried again.
+    /// What keeps them from being written, within some 15 seconds. They are kept, and may be tried again.
     pub async fn finish(&self) -> Result<(), PostgresError> {
-        self.shared.totals.write(true).await
+        self.shared.totals.finish().await
     }
 }
 
@@ -205,7 +218,7 @@ impl Drop for Shared {
         self.tasks.get().into_iter().flatten().for_each(AbortHandle::abort);
         if self.totals.is_used() {
             let totals = Arc::clone(&self.totals);
-            self.runtime.spawn(async move { totals.write(true).await });
+            self.runtime.spawn(async move { totals.finish().await });
         }
     }
 }

@@ -18,6 +18,8 @@ enum Kind {
     Input,
     Unreachable,
     Schema,
+    /// What was sent can't be stored.
+    Data,
     Refused,
 }
 
@@ -70,7 +72,7 @@ impl PostgresError {
         Self { message: said.message.replacen("postgres:", &format!("postgres at {address}:"), 1), ..said }
     }
 
-    /// An address that can't be read, or a server that is too old.
+    /// What was given can't be used: an address, a value, rules, a server that is too old.
     #[must_use]
     pub fn is_input(&self) -> bool {
         self.kind == Kind::Input
@@ -80,6 +82,11 @@ impl PostgresError {
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         self.kind == Kind::Unreachable
+    }
+
+    /// What was sent can't be stored, however often it is tried.
+    pub(super) fn is_data(&self) -> bool {
+        self.kind == Kind::Data
     }
 
     /// The tables are missing, older or newer than this version of tollgate knows; see
@@ -102,11 +109,14 @@ fn tokio_error(error: &tokio_postgres::Error) -> (Kind, String) {
         return (kind, format!("postgres: {why}"));
     };
     let kind = match *said.code() {
-        SqlState::ADMIN_SHUTDOWN | SqlState::CRASH_SHUTDOWN | SqlState::CANNOT_CONNECT_NOW => Kind::Unreachable,
+        // Of the connection, for lack of resources, by an operator.
+        ref state if ["08", "53", "57"].contains(&&state.code()[..2]) => Kind::Unreachable,
+        ref state if ["21", "22", "23"].contains(&&state.code()[..2]) => Kind::Data,
         SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::INVALID_SCHEMA_NAME => Kind::Schema,
         _ => Kind::Refused,
     };
-    (kind, format!("postgres: {} (SQLSTATE {})", said.message(), said.code().code()))
+    let remedy = if kind == Kind::Schema { ": tollgate db migrate makes the tables" } else { "" };
+    (kind, format!("postgres: {} (SQLSTATE {}){remedy}", said.message(), said.code().code()))
 }
 
 impl From<(Kind, String)> for PostgresError {

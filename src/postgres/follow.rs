@@ -1,21 +1,22 @@
 //! Following the database: what changed is read when PostgreSQL says so, and looked for in any case every 2 seconds.
 
+use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
-use tokio_postgres::{AsyncMessage, Client, IsolationLevel, Transaction};
+use tokio_postgres::{AsyncMessage, Client, IsolationLevel, Row, Transaction};
 
 use super::cache::REFRESHED_EVERY;
 use super::configuration::Shared;
 use super::key_text::KeyId;
-use super::keys::{self, KeyRecord, LookedUp};
+use super::keys::{self, KeyRecord, LookedUp, MOST_CHANGES};
 use super::snapshot::PARTS;
 use super::totals::{Totals, WRITTEN_EVERY};
 use super::{Postgres, PostgresError, rules, users};
@@ -26,17 +27,20 @@ use crate::telemetry;
 /// The version is looked at this often, whatever is heard: a connection that has died without a word is noticed by that.
 const CHECKED_EVERY: Duration = Duration::from_secs(2);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
+/// For what has changed.
+const CHANGES_WITHIN: Duration = Duration::from_secs(5);
 /// For what may be much: all users.
 const READ_WITHIN: Duration = Duration::from_secs(30);
 /// Before a lost connection is made again, and up to as much longer by chance.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Which versions a process has, or the database.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Versions {
+    history: String,
     all: i64,
     rules: i64,
-    deleted: i64,
+    truncated: i64,
 }
 
 /// What has changed.
@@ -51,20 +55,21 @@ struct Changes {
 /// Reads all that a process starts with.
 pub(super) async fn begin(shared: &Shared, postgres: &Postgres) -> Result<(), PostgresError> {
     let mut connection = postgres.connection().await?;
-    let mut changes = timeout(READ_WITHIN, read(&mut connection, Versions::default()))
-        .await
-        .unwrap_or_else(|_| Err(PostgresError::lost()))?;
-    let first = changes.rules.take().unwrap_or_else(|| Ok(RuleSet::default()))?;
-    shared.rules.store(Arc::new(first));
-    let version = changes.versions.all;
+    let all = timeout(READ_WITHIN, read(&mut connection, &Versions::default(), Vec::new)).await;
+    let changes = all.unwrap_or_else(|_| Err(PostgresError::late(postgres.address())))?;
+    if let Some(rules) = changes.rules {
+        shared.rules.store(Arc::new(rules?));
+    }
     shared.users.take(changes.users, true);
-    shared.keys.changed(changes.keys, changes.versions.deleted);
-    shared.version.store(version, Ordering::Relaxed);
+    shared.keys.changed(&changes.versions.history, changes.keys, changes.versions.truncated);
+    shared.history.store(Arc::new(changes.versions.history));
+    shared.version.store(changes.versions.all, Ordering::Relaxed);
     Ok(())
 }
 
 /// Listens for as long as anybody has the configuration.
-pub(super) async fn follow(shared: Weak<Shared>, postgres: Postgres) {
+pub(super) async fn follow(shared: Weak<Shared>, connected: Arc<AtomicBool>, postgres: Postgres) {
+    let _following = Following(connected);
     loop {
         let Err(lost) = listen(&shared, &postgres).await;
         let Some(shared) = shared.upgrade() else { return };
@@ -73,6 +78,15 @@ pub(super) async fn follow(shared: Weak<Shared>, postgres: Postgres) {
         }
         drop(shared);
         sleep(jittered(PAUSE, 100)).await;
+    }
+}
+
+/// Says that nothing is heard any more, also where the runtime has ended.
+struct Following(Arc<AtomicBool>);
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 }
 
@@ -107,15 +121,16 @@ async fn listen(shared: &Weak<Shared>, postgres: &Postgres) -> Result<Infallible
 
 /// Takes what isn't known yet.
 async fn take(shared: &Weak<Shared>, client: &mut Client, known: &mut Versions) -> Result<(), PostgresError> {
-    let row = in_time(ANSWERED_WITHIN, client.query_one(VERSIONS, &[])).await?;
-    let now = Versions { all: row.get(0), rules: row.get(1), deleted: row.get(2) };
+    let now = Versions::of(&in_time(ANSWERED_WITHIN, client.query_one(VERSIONS, &[])).await?);
     let Some(shared) = shared.upgrade() else { return Ok(()) };
-    let before = if now.all < known.all { Versions::default() } else { *known };
+    let is_other = now.history != known.history || now.all < known.all;
+    let before = if is_other { Versions::default() } else { known.clone() };
     if now != before {
-        let changes =
-            timeout(READ_WITHIN, read(client, before)).await.unwrap_or_else(|_| Err(PostgresError::lost()))?;
-        *known = changes.versions;
-        apply(&shared, before, changes).await;
+        let within = if is_other { READ_WITHIN } else { CHANGES_WITHIN };
+        let read = timeout(within, read(client, &before, || shared.keys.known_ids())).await;
+        let changes = read.unwrap_or_else(|_| Err(PostgresError::lost()))?;
+        *known = changes.versions.clone();
+        apply(&shared, &before, changes);
     }
     shared.from_cache.store(false, Ordering::Relaxed);
     if !shared.connected.swap(true, Ordering::Relaxed) {
@@ -124,12 +139,12 @@ async fn take(shared: &Weak<Shared>, client: &mut Client, known: &mut Versions) 
     Ok(())
 }
 
-/// Puts changes in force.
-async fn apply(shared: &Shared, before: Versions, changes: Changes) {
+/// Puts changes in force, and leaves them for the task that writes them to Redis: nothing waits for that.
+fn apply(shared: &Shared, before: &Versions, changes: Changes) {
     let Changes { versions, rules, users, keys } = changes;
-    if versions.all < shared.version.load(Ordering::Relaxed) {
-        // Restored to an earlier moment.
+    if **shared.history.load() != versions.history {
         shared.keys.forget();
+        shared.history.store(Arc::new(versions.history.clone()));
     }
     let has_rules = match rules {
         Some(Ok(rules)) if !rules.is_same_as(&shared.rules.load()) => {
@@ -145,25 +160,32 @@ async fn apply(shared: &Shared, before: Versions, changes: Changes) {
         }
         _ => false,
     };
-    let all_anew = before.deleted < versions.deleted;
-    let parts = shared.users.take(users, all_anew);
-    let known = shared.version.load(Ordering::Relaxed);
+    let is_truncated = before.truncated < versions.truncated;
+    let parts = shared.users.take(users, is_truncated);
+    let known = shared.version.swap(versions.all, Ordering::Relaxed);
     let to_cache: Vec<_> = keys.iter().filter(|(_, found)| found.version > known).cloned().collect();
-    shared.keys.changed(keys, if all_anew { versions.deleted } else { 0 });
-    shared.version.store(versions.all, Ordering::Relaxed);
-    let rules = has_rules.then(|| RuleSet::clone(&shared.rules.load()));
-    // Redis may be away: then it is written later, with everything.
-    let _ = shared.cache.write(versions.all, rules.as_ref(), &shared.users, parts).await;
-    let _ = shared.cache.write_keys(&to_cache, true).await;
+    shared.keys.changed(&versions.history, keys, if is_truncated { versions.truncated } else { 0 });
+    shared.to_cache.add(has_rules, parts, to_cache);
 }
 
-const VERSIONS: &str = "SELECT version, rules_version, deleted_version FROM tollgate.configuration";
+const VERSIONS: &str = "SELECT history::text, version, rules_version, truncated_version FROM tollgate.configuration";
+
+const DELETED: &str = "SELECT version, user_id, key_id FROM tollgate.deletions WHERE version > $1";
+
+impl Versions {
+    fn of(row: &Row) -> Self {
+        Self { history: row.get(0), all: row.get(1), rules: row.get(2), truncated: row.get(3) }
+    }
+}
 
 /// All that has changed since these versions, of one moment.
-async fn read(client: &mut Client, before: Versions) -> Result<Changes, PostgresError> {
+async fn read(
+    client: &mut Client,
+    before: &Versions,
+    known_ids: impl FnOnce() -> Vec<KeyId>,
+) -> Result<Changes, PostgresError> {
     let transaction = one_moment(client).await?;
-    let row = transaction.query_one(VERSIONS, &[]).await?;
-    let versions = Versions { all: row.get(0), rules: row.get(1), deleted: row.get(2) };
+    let versions = Versions::of(&transaction.query_one(VERSIONS, &[]).await?);
     let rules = match versions.rules == before.rules {
         true => None,
         false => match rules::read(&transaction).await {
@@ -171,15 +193,35 @@ async fn read(client: &mut Client, before: Versions) -> Result<Changes, Postgres
             rules => Some(rules),
         },
     };
-    // Where rows were deleted, all others are read, so that those are missing.
-    let since = if before.deleted < versions.deleted { 0 } else { before.all };
-    let users = transaction.query(users::CHANGED, &[&since]).await?.iter().map(users::changed).collect();
-    let keys = transaction.query(keys::CHANGED, &[&before.all]).await?;
-    let keys = keys.iter().filter_map(|row| {
-        let id = KeyId::read(row.get("key_id"))?;
-        Some((id, LookedUp { version: row.get("version"), key: Some(KeyRecord::of(row)) }))
-    });
-    let keys = keys.collect();
+    let is_truncated = before.truncated < versions.truncated;
+    let deleted = transaction.query(DELETED, &[&before.all]).await?;
+    // A user that was deleted may have come back: what there is counts.
+    let gone = deleted.iter().filter_map(|row| Some((row.get::<_, Option<String>>("user_id")?, None)));
+    let since = if is_truncated { 0 } else { before.all };
+    let changed = transaction.query(users::CHANGED, &[&since]).await?;
+    let users = gone.chain(changed.iter().map(users::changed)).collect();
+    let found = |version: i64, key| LookedUp { history: versions.history.clone(), version, key };
+    let rows = transaction.query(keys::CHANGED, &[&before.all]).await?;
+    let changed = rows
+        .iter()
+        .filter_map(|row| Some((KeyId::read(row.get("key_id"))?, found(row.get("version"), Some(KeyRecord::of(row))))));
+    let gone = deleted
+        .iter()
+        .filter_map(|row| Some((KeyId::read(row.get::<_, Option<&str>>("key_id")?)?, found(row.get("version"), None))));
+    let mut keys: Vec<_> = changed.chain(gone).collect();
+    // The last change of a key comes first, and whether there is one.
+    keys.sort_by_key(|(_, found)| (std::cmp::Reverse(found.version), found.key.is_none()));
+    let seen = rows.len() < MOST_CHANGES && !is_truncated;
+    let known = if seen { Vec::new() } else { known_ids() };
+    if !known.is_empty() {
+        // Not all changes were read, so what this process knows is.
+        let ids: Vec<_> = known.iter().map(KeyId::as_str).collect();
+        let rows = transaction.query(keys::OF_IDS, &[&ids]).await?;
+        let there: HashMap<_, _> =
+            rows.iter().filter_map(|row| Some((KeyId::read(row.get("key_id"))?, KeyRecord::of(row)))).collect();
+        let verified = known.iter().map(|id| (*id, found(versions.all, there.get(id).cloned())));
+        keys.splice(0..0, verified);
+    }
     transaction.commit().await?;
     Ok(Changes { versions, rules, users, keys })
 }
@@ -190,15 +232,47 @@ pub(super) async fn one_moment(client: &mut Client) -> Result<Transaction<'_>, P
     Ok(transaction.start().await?)
 }
 
-/// Keeps the configuration in Redis, for processes that start while PostgreSQL is away.
-pub(super) async fn keep_cached(shared: Weak<Shared>) {
-    while let Some(shared) = shared.upgrade() {
-        let (version, rules) = (shared.version.load(Ordering::Relaxed), RuleSet::clone(&shared.rules.load()));
-        let written = shared.cache.write(version, Some(&rules), &shared.users, 0..PARTS).await;
+/// Keeps the configuration in Redis, for processes that start while PostgreSQL is away: what has changed at once, and all of
+/// it every minute.
+pub(super) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
+    let mut is_whole = true;
+    loop {
+        let Some(shared) = shared.upgrade() else { return };
+        let (has_rules, parts, keys) = to_cache.take();
+        let (version, history) = (shared.version.load(Ordering::Relaxed), shared.history.load_full());
+        let of = (history.as_str(), version, shared.connected.load(Ordering::Relaxed));
+        let rules = (is_whole || has_rules).then(|| RuleSet::clone(&shared.rules.load()));
+        let parts: Vec<_> = if is_whole { (0..PARTS).collect() } else { parts.into_iter().collect() };
+        let written = shared.cache.write(of, rules.as_ref(), &shared.users, parts).await;
+        let written = written.and(shared.cache.write_keys(&keys, true).await);
         drop(shared);
-        // Where Redis is away, soon again: a restart may need it.
+        // Where Redis is away, all of it is written once that is back: a restart may need it.
         let pause = if written.is_ok() { REFRESHED_EVERY } else { REFRESHED_EVERY / 10 };
-        sleep(jittered(pause, 20)).await;
+        is_whole = timeout(jittered(pause, 20), to_cache.changed.notified()).await.is_err() || written.is_err();
+    }
+}
+
+/// What has changed and isn't in Redis yet.
+#[derive(Default)]
+pub(super) struct ToCache {
+    changed: Notify,
+    waiting: Mutex<Waiting>,
+}
+
+/// Whether the rules, which parts of the users, and which keys.
+type Waiting = (bool, BTreeSet<usize>, Vec<(KeyId, LookedUp)>);
+
+impl ToCache {
+    fn add(&self, has_rules: bool, parts: BTreeSet<usize>, keys: Vec<(KeyId, LookedUp)>) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.0 |= has_rules;
+        waiting.1.extend(parts);
+        waiting.2.extend(keys);
+        self.changed.notify_one();
+    }
+
+    fn take(&self) -> Waiting {
+        std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -208,6 +282,7 @@ pub(super) async fn write_totals(totals: Weak<Totals>) {
     loop {
         sleep(jittered(WRITTEN_EVERY, 10)).await;
         let Some(totals) = totals.upgrade() else { return };
+        telemetry::totals(totals.lag(), totals.lost());
         let written = totals.write(false).await;
         if let Err(error) = &written
             && !failed
@@ -215,7 +290,6 @@ pub(super) async fn write_totals(totals: Weak<Totals>) {
             telemetry::totals_unwritten(error);
         }
         failed = written.is_err();
-        telemetry::totals(totals.lag(), totals.lost());
     }
 }
 

@@ -6,6 +6,7 @@ use super::PostgresError;
 use crate::limit::exact::EXACT;
 
 pub(super) const MOST_BYTES_OF_A_USER: usize = 512;
+pub(super) const MOST_BYTES_OF_A_KEY: usize = 64;
 const MOST_BYTES_OF_A_TIER: usize = 64;
 const MOST_BYTES_OF_A_NAME: usize = 256;
 const MOST_BYTES_OF_A_REASON: usize = 1024;
@@ -103,8 +104,17 @@ pub(super) fn time(field: &str, time: Option<SystemTime>) -> Result<(), Postgres
     match time.map(|time| time.duration_since(UNIX_EPOCH)) {
         None => Ok(()),
         Some(Ok(since)) if since <= LAST_TIME => Ok(()),
-        Some(_) => Err(PostgresError::input(format!("{field}: expected a time from 1970 to 9999, got another"))),
+        Some(since) => {
+            let seconds = since
+                .map_or_else(|before| format!("-{}", before.duration().as_secs()), |since| since.as_secs().to_string());
+            Err(PostgresError::input(format!("{field}: expected a time from 1970 to 9999, got {seconds} s after 1970")))
+        }
     }
+}
+
+/// A column's moment, which somebody may have written by hand: `infinity` is far enough away, and so is 1970.
+pub(super) fn moment(column: Option<SystemTime>) -> Option<SystemTime> {
+    column.map(|time| time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST_TIME))
 }
 
 fn bounded(field: &str, text: &str, most: usize) -> Result<(), PostgresError> {

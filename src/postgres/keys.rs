@@ -2,8 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
+use deadpool_postgres::Transaction;
 use serde::{Deserialize, Serialize};
-use tokio_postgres::{GenericClient, Row};
+use tokio_postgres::Row;
 
 use super::key_text::{self, KeyId};
 use super::{NewKey, OwnLimits, Postgres, PostgresError, input};
@@ -66,7 +67,8 @@ pub(super) struct KeyRecord {
 /// What was found out about an id: also that there is no such key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct LookedUp {
-    /// Of the configuration that it was read in.
+    /// The configuration that it was read in: which history, and its version.
+    pub(super) history: String,
     pub(super) version: i64,
     pub(super) key: Option<KeyRecord>,
 }
@@ -79,9 +81,14 @@ pub(super) const CHANGED: &str = "
     SELECT key_id, hash, user_id, tier, per_second, per_hour, per_day, burst, expires_at, revoked_at, version
     FROM tollgate.api_keys WHERE version > $1 ORDER BY version DESC LIMIT 10000";
 
+/// Those of the keys that there are.
+pub(super) const OF_IDS: &str = "
+    SELECT key_id, hash, user_id, tier, per_second, per_hour, per_day, burst, expires_at, revoked_at
+    FROM tollgate.api_keys WHERE key_id = ANY ($1)";
+
 /// One key, and the version that it is read in.
 const LOOKED_UP: &str = "
-    SELECT configuration.version AS version, key_id, hash, user_id, tier, per_second, per_hour, per_day, burst, expires_at,
+    SELECT configuration.history::text AS history, configuration.version AS version, key_id, hash, user_id, tier, per_second, per_hour, per_day, burst, expires_at,
         revoked_at
     FROM tollgate.configuration LEFT JOIN tollgate.api_keys ON key_id = $1";
 
@@ -90,7 +97,7 @@ const COLUMNS: &str =
     revoked_at, revoked_by, replaces, created_at, created_by";
 
 impl Postgres {
-    /// Makes an API key for a user. What is returned first is shown to nobody again: the database has its SHA-256.
+    /// Makes an API key for a user. The first value is the key, which can't be had later: the database has its SHA-256.
     ///
     /// # Errors
     ///
@@ -104,10 +111,15 @@ impl Postgres {
         terms.checked()?;
         input::user(user)?;
         input::by(by)?;
-        insert(&**self.connection().await?, user, terms, None, by).await
+        let mut connection = self.connection().await?;
+        let transaction = Self::change(&mut connection).await?;
+        let made = insert(&transaction, user, terms, None, by).await?;
+        transaction.commit().await?;
+        Ok(made)
     }
 
-    /// Makes a key in place of this one, for the same: the old one stays valid for so long, or until it would have ended.
+    /// Makes a key in place of this one, with the same terms, valid for as long as the old one was to be. The old one stays
+    /// valid for `overlap`, or until it would have ended.
     /// Keys are named by their id, with `tg_` before it or without, or by the whole key.
     ///
     /// # Errors
@@ -122,12 +134,11 @@ impl Postgres {
         let id = named(id)?;
         input::by(by)?;
         let until = SystemTime::now().checked_add(overlap);
-        input::time(
-            "overlap",
-            Some(until.ok_or_else(|| PostgresError::input("overlap: expected less, got too long"))?),
-        )?;
+        let too_long =
+            || PostgresError::input(format!("overlap: expected an end before the year 10000, got {overlap:?}"));
+        let until = until.filter(|until| input::time("overlap", Some(*until)).is_ok()).ok_or_else(too_long)?;
         let mut connection = self.connection().await?;
-        let transaction = connection.transaction().await?;
+        let transaction = Self::change(&mut connection).await?;
         let select = format!("SELECT {COLUMNS} FROM tollgate.api_keys WHERE key_id = $1 FOR UPDATE");
         let row = transaction.query_opt(&select, &[&id.as_str()]).await?.ok_or_else(|| unknown(id))?;
         let old = StoredKey::of(&row);
@@ -146,7 +157,10 @@ impl Postgres {
                 "key: expected one without a successor, got {id}, which has {other}"
             )));
         }
-        let made = insert(&*transaction, &old.user, &old.terms, Some(id.as_str()), by).await?;
+        // As long as the old one was to be valid, from now on.
+        let length = old.terms.expires_at.map(|end| end.duration_since(old.created_at).unwrap_or_default());
+        let terms = KeyTerms { expires_at: length.map(|length| SystemTime::now() + length), ..old.terms };
+        let made = insert(&transaction, &old.user, &terms, Some(id.as_str()), by).await?;
         let end = "UPDATE tollgate.api_keys SET expires_at = least(expires_at, $2) WHERE key_id = $1";
         transaction.execute(end, &[&id.as_str(), &until]).await?;
         transaction.commit().await?;
@@ -161,11 +175,9 @@ impl Postgres {
     pub async fn revoke_key(&self, id: &str, by: &str) -> Result<StoredKey, PostgresError> {
         let id = named(id)?;
         input::by(by)?;
-        let connection = self.connection().await?;
         let update = "UPDATE tollgate.api_keys SET revoked_at = now(), revoked_by = $2
             WHERE key_id = $1 AND revoked_at IS NULL";
-        connection.execute(update, &[&id.as_str(), &by]).await?;
-        drop(connection);
+        self.changed(update, &[&id.as_str(), &by]).await?;
         self.key(id.as_str()).await?.ok_or_else(|| unknown(id))
     }
 
@@ -208,12 +220,16 @@ impl Postgres {
         let statement = connection.prepare_cached(LOOKED_UP).await?;
         let row = connection.query_one(&statement, &[&id.as_str()]).await?;
         let known = row.get::<_, Option<&str>>("key_id").is_some();
-        Ok(LookedUp { version: row.get("version"), key: known.then(|| KeyRecord::of(&row)) })
+        Ok(LookedUp {
+            history: row.get("history"),
+            version: row.get("version"),
+            key: known.then(|| KeyRecord::of(&row)),
+        })
     }
 }
 
 async fn insert(
-    client: &impl GenericClient,
+    transaction: &Transaction<'_>,
     user: &str,
     terms: &KeyTerms,
     replaces: Option<&str>,
@@ -228,7 +244,7 @@ async fn insert(
     let OwnLimits { per_second, per_hour, per_day, burst } = terms.limits;
     let [per_second, per_hour, per_day, burst] = [per_second, per_hour, per_day, burst].map(input::column);
     let hash = key.hash();
-    let row = client
+    let row = transaction
         .query_one(
             &insert,
             &[
@@ -313,7 +329,7 @@ impl KeyRecord {
             per_hour,
             per_day,
             burst,
-            expires_at: row.get("expires_at"),
+            expires_at: input::moment(row.get("expires_at")),
             revoked: row.get::<_, Option<SystemTime>>("revoked_at").is_some(),
         }
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use quick_cache::sync::Cache as ProcessCache;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Postgres;
 use super::cache::{Cache, KEYS_TTL};
@@ -31,6 +31,9 @@ const MOST_KEYS: usize = 100_000;
 const MOST_UNKNOWN: usize = 50_000;
 /// Look-ups that are under way at a time: beyond this, Redis is away or a flood is on, and callers are turned away at once.
 const MOST_UNDER_WAY: usize = 4096;
+/// While Redis can't count look-ups, each process makes 100 in a second.
+const BETWEEN_UNCOUNTED: Duration = Duration::from_millis(10);
+const TURN_WITHIN: Duration = Duration::from_millis(500);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 /// While PostgreSQL is away, what is known serves on, and is looked up again after this.
 const STALE_FOR: Duration = Duration::from_secs(10);
@@ -68,6 +71,8 @@ pub(super) struct Keys {
     under_way: Mutex<HashMap<KeyId, Vec<oneshot::Sender<Answer>>>>,
     changes: Mutex<Changes>,
     looked_up: AtomicU64,
+    /// Held by the one look-up that is made at a time while Redis can't count them.
+    uncounted: tokio::sync::Mutex<()>,
 }
 
 /// A key that was looked up.
@@ -86,6 +91,8 @@ type Answer = Result<Option<Known>, ApiKeyError>;
 /// In which version each id last changed, as far as something older may be cached anywhere.
 #[derive(Default)]
 struct Changes {
+    /// Of the database: nothing of another one is believed.
+    history: String,
     of_ids: HashMap<KeyId, (i64, Instant)>,
     /// What is cached of an older version may have changed since.
     oldest: i64,
@@ -99,15 +106,11 @@ struct UnderWay {
 }
 
 impl Keys {
-    pub(super) fn new(postgres: &Postgres, limiter: &Limiter, connected: &Arc<AtomicBool>) -> Arc<Self> {
-        let policy = match crate::LOCAL_ENGINE {
-            true => OnError::Local { processes: std::num::NonZeroU32::MIN },
-            false => OnError::Closed,
-        };
-        let rule = LOOK_UPS.parse::<Rule>().and_then(|rule| rule.named(LOOK_UPS_NAME)?.on_error(policy));
+    pub(super) fn new(postgres: &Postgres, cache: &Cache, limiter: &Limiter, connected: &Arc<AtomicBool>) -> Arc<Self> {
+        let rule = LOOK_UPS.parse::<Rule>().and_then(|rule| rule.named(LOOK_UPS_NAME)?.on_error(OnError::Closed));
         Arc::new(Self {
             postgres: postgres.clone(),
-            cache: Cache::new(limiter),
+            cache: cache.clone(),
             limiter: limiter.clone(),
             rule: rule.expect("a limit that is written above"),
             runtime: Handle::current(),
@@ -117,6 +120,7 @@ impl Keys {
             under_way: Mutex::default(),
             changes: Mutex::default(),
             looked_up: AtomicU64::new(0),
+            uncounted: tokio::sync::Mutex::default(),
         })
     }
 
@@ -177,7 +181,7 @@ impl Keys {
 
     async fn look_up(&self, id: KeyId) -> Answer {
         let in_redis = self.cache.key(id).await.ok().flatten();
-        let stale = in_redis.as_ref().is_some_and(|found| !locked(&self.changes).allow(id, found.version));
+        let stale = in_redis.as_ref().is_some_and(|found| !locked(&self.changes).allow(id, found));
         if let Some(found) = in_redis.filter(|_| !stale) {
             return Ok(self.take(id, &found, KEYS_TTL));
         }
@@ -189,13 +193,11 @@ impl Keys {
                 Ok(self.take(id, &found, KEYS_TTL))
             }
             Err(error) => match self.known.get(&id) {
-                // It was known, and nobody has said otherwise.
+                // It was known, and nobody has said otherwise. That isn't written to Redis, where others would take it for new.
                 Some(known) => {
-                    let found = LookedUp { version: known.version, key: Some(KeyRecord::clone(&known.key)) };
-                    let known = self.take(id, &found, STALE_FOR);
-                    let cache = self.cache.clone();
-                    tokio::spawn(async move { cache.write_keys(&[(id, found)], false).await });
-                    Ok(known)
+                    let known = Known { until: Instant::now() + STALE_FOR, ..known };
+                    self.known.insert(id, known.clone());
+                    Ok(Some(known))
                 }
                 None => Err(error),
             },
@@ -206,11 +208,18 @@ impl Keys {
         if !self.connected.load(Ordering::Relaxed) {
             return Err(unavailable());
         }
-        let decision = self.limiter.acquire(&self.rule, "postgres").await.map_err(|_| unavailable())?;
-        if !decision.allowed {
-            let retry_after = decision.retry_after.duration().unwrap_or_default().max(Duration::from_secs(1));
-            return Err(ApiKeyError::Unavailable { retry_after });
-        }
+        let _turn = match self.limiter.acquire(&self.rule, "postgres").await {
+            Ok(decision) if decision.allowed => None,
+            Ok(decision) => {
+                let retry_after = decision.retry_after.duration().unwrap_or_default().max(Duration::from_secs(1));
+                return Err(ApiKeyError::Unavailable { retry_after });
+            }
+            Err(_) => {
+                let turn = timeout(TURN_WITHIN, self.uncounted.lock()).await.map_err(|_| unavailable())?;
+                sleep(BETWEEN_UNCOUNTED).await;
+                Some(turn)
+            }
+        };
         self.looked_up.fetch_add(1, Ordering::Relaxed);
         match timeout(ANSWERED_WITHIN, self.postgres.look_up(id)).await {
             Ok(Ok(found)) => Ok(found),
@@ -229,7 +238,11 @@ impl Keys {
         });
         // Held until it is remembered, so that no change comes between.
         let changes = locked(&self.changes);
-        if changes.allow(id, found.version) {
+        let newer = self.known.get(&id).filter(|known| changes.is_of_now(found) && known.version > found.version);
+        if newer.is_some() {
+            return newer;
+        }
+        if changes.allow(id, found) {
             match &known {
                 Some(known) => {
                     self.unknown.remove(&id);
@@ -247,18 +260,20 @@ impl Keys {
 
     /// Takes what has changed since the last time, the last changes first; at first, what has changed last before this
     /// process began: something older may be cached in Redis.
-    pub(super) fn changed(&self, changed: Vec<(KeyId, LookedUp)>, deleted_version: i64) {
+    pub(super) fn changed(&self, history: &str, changed: Vec<(KeyId, LookedUp)>, truncated: i64) {
         let mut changes = locked(&self.changes);
+        changes.history = history.to_owned();
         let now = Instant::now();
         changes.of_ids.retain(|_, (_, until)| *until > now);
+        // What Redis has of before these may have changed since.
         let unseen = changed.len() >= MOST_CHANGES;
-        let oldest = changed.last().filter(|_| unseen).map_or(0, |(_, last)| last.version).max(deleted_version);
+        let oldest = changed.last().filter(|_| unseen).map_or(0, |(_, last)| last.version).max(truncated);
         if oldest > changes.oldest {
             changes.oldest = oldest;
-            self.known.clear();
             self.unknown.clear();
         }
-        for (id, found) in &changed {
+        // The last change of a key comes last.
+        for (id, found) in changed.iter().rev() {
             changes.of_ids.insert(*id, (found.version, now + KEYS_TTL * 2));
             self.unknown.remove(id);
             if self.known.remove(id).is_some()
@@ -269,6 +284,11 @@ impl Keys {
                 self.known.insert(*id, known);
             }
         }
+    }
+
+    /// Whatever keys this process knows.
+    pub(super) fn known_ids(&self) -> Vec<KeyId> {
+        self.known.iter().map(|(id, _)| id).collect()
     }
 
     /// Forgets everything: the database is another one than before.
@@ -282,8 +302,14 @@ impl Keys {
 
 impl Changes {
     /// Whether what was read of an id in this version is still so, as far as this process knows.
-    fn allow(&self, id: KeyId, version: i64) -> bool {
-        version >= self.oldest && self.of_ids.get(&id).is_none_or(|(changed, _)| version >= *changed)
+    fn allow(&self, id: KeyId, found: &LookedUp) -> bool {
+        let is_known = |changed: &(i64, Instant)| found.version >= changed.0;
+        self.is_of_now(found) && found.version >= self.oldest && self.of_ids.get(&id).is_none_or(is_known)
+    }
+
+    /// Whether it is of the history that the database has now.
+    fn is_of_now(&self, found: &LookedUp) -> bool {
+        found.history == self.history
     }
 }
 

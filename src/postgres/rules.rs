@@ -38,9 +38,7 @@ impl Postgres {
     pub async fn push_rules(&self, rules: &RuleSet, by: &str) -> Result<RuleChanges, PostgresError> {
         input::by(by)?;
         let mut connection = self.connection().await?;
-        let transaction = connection.transaction().await?;
-        // Whoever pushes at the same time waits here.
-        transaction.execute("SELECT 1 FROM tollgate.configuration FOR UPDATE", &[]).await?;
+        let transaction = Self::change(&mut connection).await?;
         let (before, after) = (stored(&transaction).await?, Stored::of(rules)?);
         let changes = after.changes_from(&before);
         if changes.settings {

@@ -1,18 +1,23 @@
 //! What users and API keys have used, added to the database in batches: about one a second, and none twice.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::input::MOST_BYTES_OF_A_USER;
+use tokio::time::timeout;
+
+use super::input::{MOST_BYTES_OF_A_KEY, MOST_BYTES_OF_A_USER};
 use super::{Postgres, PostgresError};
 use crate::random::unique_id;
 use crate::telemetry;
 
 /// How long counts wait for others before they are written.
 pub(super) const WRITTEN_EVERY: Duration = Duration::from_secs(1);
+/// How long that may take.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(15);
 /// So often a process shows that it runs, if it has nothing to write.
 const HEARD_EVERY: Duration = Duration::from_secs(10);
 /// A process that isn't heard of for longer was killed.
@@ -30,9 +35,8 @@ pub(super) struct Totals {
     hasher: std::hash::RandomState,
     names: AtomicUsize,
     lost: AtomicU64,
-    /// When what isn't written yet began, in nanoseconds after `began`; 0 if all is.
-    since: AtomicU64,
-    began: Instant,
+    /// When the batch began that is on its way.
+    on_its_way: Mutex<Option<Instant>>,
     /// Held by whoever writes.
     writing: tokio::sync::Mutex<Writing>,
 }
@@ -43,6 +47,8 @@ struct Counts {
     keys: HashMap<String, OfKey>,
     /// Of days that are over.
     before: Vec<(String, OfUser)>,
+    /// When the first of these came.
+    since: Option<Instant>,
 }
 
 #[derive(Clone, Copy)]
@@ -71,12 +77,13 @@ struct Writing {
     lost: u64,
 }
 
+/// In the order in which rows are locked, the same in every process.
 #[derive(Default)]
 struct Batch {
-    users: Vec<(String, OfUser)>,
-    keys: Vec<(String, OfKey)>,
+    /// By day and name.
+    users: BTreeMap<(i32, String), OfUser>,
+    keys: BTreeMap<String, OfKey>,
     requests: u64,
-    since: u64,
 }
 
 impl Totals {
@@ -88,8 +95,7 @@ impl Totals {
             hasher: std::hash::RandomState::new(),
             names: AtomicUsize::new(0),
             lost: AtomicU64::new(0),
-            since: AtomicU64::new(0),
-            began: Instant::now(),
+            on_its_way: Mutex::default(),
             writing: tokio::sync::Mutex::default(),
         }
     }
@@ -100,44 +106,31 @@ impl Totals {
             // No such user can be in the database.
             return;
         }
+        let mut counts = self.stripe(user);
+        // Under the lock, so that days come in their order.
         let last = SystemTime::now();
         let seconds = last.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let day = i32::try_from(seconds / SECONDS_OF_A_DAY).unwrap_or(i32::MAX);
         let now = OfUser { day, allowed: u64::from(allowed), denied: u64::from(!allowed), last };
-        let mut counts = self.stripe(user);
-        let known = match counts.users.get_mut(user) {
-            Some(of_user) if of_user.day == day => {
-                of_user.add(now);
-                true
-            }
+        counts.since.get_or_insert_with(Instant::now);
+        match counts.users.get_mut(user) {
+            // A clock that was set back begins no other day.
+            Some(of_user) if of_user.day >= day => of_user.add(now),
             Some(of_user) => {
                 let before = std::mem::replace(of_user, now);
                 counts.before.push((user.to_owned(), before));
-                true
             }
-            None if self.has_room() => {
-                counts.users.insert(user.to_owned(), now);
-                true
+            None if self.has_room() => drop(counts.users.insert(user.to_owned(), now)),
+            None => {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                return;
             }
-            None => false,
-        };
-        let Some(key) = key.filter(|_| allowed && known) else {
-            drop(counts);
-            return self.counted(known);
-        };
+        }
+        let is_id = |key: &&str| key.len() <= MOST_BYTES_OF_A_KEY && !key.contains('\0');
+        let Some(key) = key.filter(|key| allowed && is_id(key)) else { return };
         match counts.keys.get_mut(key) {
             Some(of_key) => *of_key = OfKey { allowed: of_key.allowed + 1, last },
             None => drop(counts.keys.insert(key.to_owned(), OfKey { allowed: 1, last })),
-        }
-        drop(counts);
-        self.counted(true);
-    }
-
-    fn counted(&self, known: bool) {
-        if !known {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-        } else if self.since.load(Ordering::Relaxed) == 0 {
-            let _ = self.since.compare_exchange(0, self.nanos(), Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
@@ -152,17 +145,13 @@ impl Totals {
 
     fn stripe(&self, user: &str) -> MutexGuard<'_, Counts> {
         let stripe = usize::try_from(self.hasher.hash_one(user) % STRIPES as u64).unwrap_or_default();
-        self.counts[stripe].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Since the beginning, and never 0.
-    fn nanos(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1)
+        locked(&self.counts[stripe])
     }
 
     /// Whether there is anything to write, or that this process has ended.
     pub(super) fn is_used(&self) -> bool {
-        self.lag() > Duration::ZERO || self.writing.try_lock().is_ok_and(|writing| writing.heard.is_some())
+        self.counts.iter().any(|counts| locked(counts).since.is_some())
+            || self.writing.try_lock().is_ok_and(|writing| writing.heard.is_some())
     }
 
     /// Requests that were lost: of more users than are remembered while PostgreSQL is away.
@@ -172,9 +161,19 @@ impl Totals {
 
     /// How old the oldest request is that isn't in the database yet.
     pub(super) fn lag(&self) -> Duration {
-        match self.since.load(Ordering::Relaxed) {
-            0 => Duration::ZERO,
-            since => Duration::from_nanos(self.nanos().saturating_sub(since)),
+        let on_its_way = *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = self.counts.iter().filter_map(|counts| locked(counts).since);
+        counted.chain(on_its_way).min().map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Writes all that was counted, and that nothing is missing.
+    pub(super) async fn finish(&self) -> Result<(), PostgresError> {
+        // A batch may be on its way, and others were counted behind it.
+        loop {
+            self.write(true).await?;
+            if self.counts.iter().all(|counts| locked(counts).since.is_none()) {
+                return Ok(());
+            }
         }
     }
 
@@ -191,35 +190,39 @@ impl Totals {
         if writing.batch.is_none() && !due && !is_end {
             return Ok(());
         }
-        self.write_batch(writing, lost, is_end).await?;
-        if let Some(batch) = writing.batch.take() {
-            writing.written += 1;
-            // Unless something was counted meanwhile, which has a time of its own by then.
-            let _ = self.since.compare_exchange(batch.since, 0, Ordering::Relaxed, Ordering::Relaxed);
-            if self.counts.iter().any(|counts| !counts.lock().unwrap_or_else(PoisonError::into_inner).is_empty()) {
-                self.since.store(self.nanos(), Ordering::Relaxed);
-            }
+        let written = timeout(WRITTEN_WITHIN, self.write_batch(writing, lost, is_end)).await;
+        let written = written.unwrap_or_else(|_| Err(PostgresError::late(self.postgres.address())));
+        match (&written, &writing.batch) {
+            (Ok(()), Some(_)) => writing.written += 1,
+            // What can't be stored now never can.
+            (Err(error), Some(batch)) if error.is_data() => _ = self.lost.fetch_add(batch.requests, Ordering::Relaxed),
+            (Ok(()), None) => {}
+            (Err(_), _) => return written,
         }
+        writing.batch = None;
+        *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner) = None;
         (writing.heard, writing.lost) = (Some(Instant::now()), lost);
-        Ok(())
+        written
     }
 
     /// All that was counted, to be written.
     fn taken(&self) -> Option<Batch> {
-        let mut batch = Batch { since: self.since.load(Ordering::Relaxed), ..Batch::default() };
-        let mut names = 0;
+        let mut batch = Batch::default();
+        let mut since = None;
         for counts in &self.counts {
-            let counts = std::mem::take(&mut *counts.lock().unwrap_or_else(PoisonError::into_inner));
-            names += counts.users.len();
-            batch.users.extend(counts.before);
-            batch.users.extend(counts.users);
+            let counts = std::mem::take(&mut *locked(counts));
+            self.names.fetch_sub(counts.users.len(), Ordering::Relaxed);
+            since = since.into_iter().chain(counts.since).min();
+            for (user, of_user) in counts.before.into_iter().chain(counts.users) {
+                batch.requests += of_user.allowed + of_user.denied;
+                match batch.users.entry((of_user.day, user)) {
+                    Entry::Occupied(mut known) => known.get_mut().add(of_user),
+                    Entry::Vacant(unknown) => drop(unknown.insert(of_user)),
+                }
+            }
             batch.keys.extend(counts.keys);
         }
-        self.names.fetch_sub(names, Ordering::Relaxed);
-        // So that two processes wait for each other's rows in the same order.
-        batch.users.sort_by(|(one, _), (other, _)| one.cmp(other));
-        batch.keys.sort_by(|(one, _), (other, _)| one.cmp(other));
-        batch.requests = batch.users.iter().map(|(_, of_user)| of_user.allowed + of_user.denied).sum();
+        *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner) = since;
         (!batch.users.is_empty()).then_some(batch)
     }
 
@@ -227,48 +230,58 @@ impl Totals {
     async fn write_batch(&self, writing: &mut Writing, lost: u64, is_end: bool) -> Result<(), PostgresError> {
         let mut connection = self.postgres.connection().await?;
         let transaction = connection.transaction().await?;
+        transaction.batch_execute(PATIENCE).await?;
         let number = writing.written + i64::from(writing.batch.is_some());
         let requests = writing.batch.as_ref().map_or(0, |batch| i64::try_from(batch.requests).unwrap_or(i64::MAX));
         let lost = i64::try_from(lost).unwrap_or(i64::MAX);
-        let advanced = transaction.query_one(ADVANCE, &[&self.writer, &number, &requests, &lost, &is_end]).await?;
-        if let Some(batch) = writing.batch.as_ref().filter(|_| advanced.get::<_, bool>(0)) {
-            let mut days: BTreeMap<i32, Vec<&(String, OfUser)>> = BTreeMap::new();
-            for of_user in &batch.users {
-                days.entry(of_user.1.day).or_default().push(of_user);
+        transaction
+            .execute("INSERT INTO tollgate.writers (writer) VALUES ($1) ON CONFLICT DO NOTHING", &[&self.writer])
+            .await?;
+        // The last batch may be being committed just now, by the connection before: that is waited for.
+        let select = "SELECT batch FROM tollgate.writers WHERE writer = $1 FOR UPDATE";
+        let written: i64 = transaction.query_one(select, &[&self.writer]).await?.get(0);
+        let is_new = written < number;
+        let requests = if is_new { requests } else { 0 };
+        transaction.execute(ADVANCE, &[&self.writer, &number.max(written), &requests, &lost, &is_end]).await?;
+        if let Some(batch) = writing.batch.as_ref().filter(|_| is_new) {
+            let mut days: BTreeMap<i32, Vec<(&str, &OfUser)>> = BTreeMap::new();
+            for ((day, user), counts) in &batch.users {
+                days.entry(*day).or_default().push((user, counts));
             }
             for (day, users) in days {
-                let names: Vec<_> = users.iter().map(|(user, _)| user.as_str()).collect();
+                let names: Vec<_> = users.iter().map(|(user, _)| *user).collect();
                 let allowed: Vec<_> = users.iter().map(|(_, counts)| column(counts.allowed)).collect();
                 let denied: Vec<_> = users.iter().map(|(_, counts)| column(counts.denied)).collect();
                 let last: Vec<_> = users.iter().map(|(_, counts)| counts.last).collect();
                 transaction.execute(ADD_USERS, &[&day, &names, &allowed, &denied, &last]).await?;
             }
             if !batch.keys.is_empty() {
-                let ids: Vec<_> = batch.keys.iter().map(|(id, _)| id.as_str()).collect();
-                let allowed: Vec<_> = batch.keys.iter().map(|(_, counts)| column(counts.allowed)).collect();
-                let last: Vec<_> = batch.keys.iter().map(|(_, counts)| counts.last).collect();
+                let ids: Vec<_> = batch.keys.keys().map(String::as_str).collect();
+                let allowed: Vec<_> = batch.keys.values().map(|counts| column(counts.allowed)).collect();
+                let last: Vec<_> = batch.keys.values().map(|counts| counts.last).collect();
                 transaction.execute(ADD_KEYS, &[&ids, &allowed, &last]).await?;
             }
         }
-        let killed = transaction.query(NOTE_KILLED, &[&SILENT_FOR, &self.writer]).await?;
         transaction.commit().await?;
-        killed.iter().for_each(|row| telemetry::writer_killed(row.get(0)));
+        // Not after an outage, in which nobody was heard of.
+        if writing.heard.is_some_and(|heard| heard.elapsed() < HEARD_EVERY * 2) {
+            for row in connection.query(NOTE_KILLED, &[&SILENT_FOR, &self.writer]).await? {
+                telemetry::writer_killed(row.get(0), row.get(1));
+            }
+        }
         Ok(())
     }
 }
 
-/// Whether this batch isn't there yet.
+/// So that a process which has gone without a word holds up nobody.
+const PATIENCE: &str = "SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '5s';
+    SET LOCAL statement_timeout = '10s'";
+
 const ADVANCE: &str = "
-    WITH before AS (SELECT batch FROM tollgate.writers WHERE writer = $1 FOR UPDATE),
-    advanced AS (
-        INSERT INTO tollgate.writers AS w (writer, batch, requests, lost, ended_at)
-        VALUES ($1, $2, $3, $4, CASE WHEN $5 THEN now() END)
-        ON CONFLICT (writer) DO UPDATE
-        SET batch = greatest(w.batch, excluded.batch), lost = excluded.lost, written_at = now(), killed = false,
-            requests = w.requests + CASE WHEN w.batch < excluded.batch THEN excluded.requests ELSE 0 END,
-            ended_at = excluded.ended_at
-    )
-    SELECT coalesce((SELECT batch FROM before), 0) < $2";
+    UPDATE tollgate.writers
+    SET batch = $2, requests = requests + $3, lost = $4, written_at = now(), killed = false,
+        ended_at = CASE WHEN $5 THEN now() END
+    WHERE writer = $1";
 
 /// What was used on one day. A day or a month that is over when it arrives counts for that no more.
 const ADD_USERS: &str = "
@@ -297,19 +310,17 @@ const ADD_KEYS: &str = "
     FROM unnest($1::text[], $2::int8[], $3::timestamptz[]) AS counted (key_id, allowed, last)
     WHERE k.key_id = counted.key_id";
 
-/// Others that weren't heard of for so long; and those that ended long ago are forgotten.
+/// Marks others as killed that were silent for so long, and forgets those that ended long ago.
 const NOTE_KILLED: &str = "
     WITH forgotten AS (
         DELETE FROM tollgate.writers WHERE ended_at < now() - interval '90 days' AND writer <> $2
+    ), silent AS (
+        SELECT writer FROM tollgate.writers
+        WHERE ended_at IS NULL AND written_at < now() - $1::text::interval AND writer <> $2
+        FOR UPDATE SKIP LOCKED
     )
-    UPDATE tollgate.writers SET killed = true, ended_at = written_at
-    WHERE ended_at IS NULL AND written_at < now() - $1::text::interval AND writer <> $2 RETURNING written_at";
-
-impl Counts {
-    fn is_empty(&self) -> bool {
-        self.users.is_empty() && self.before.is_empty()
-    }
-}
+    UPDATE tollgate.writers AS w SET killed = true, ended_at = written_at FROM silent WHERE w.writer = silent.writer
+    RETURNING w.writer, w.written_at";
 
 impl OfUser {
     fn add(&mut self, now: Self) {
@@ -317,6 +328,10 @@ impl OfUser {
         self.denied += now.denied;
         self.last = now.last;
     }
+}
+
+fn locked(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
+    counts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn column(count: u64) -> i64 {

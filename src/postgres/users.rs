@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use super::{OwnLimits, Postgres, PostgresError, input};
 use crate::rules::Account;
@@ -69,8 +70,7 @@ impl Postgres {
             ON CONFLICT (user_id) DO UPDATE
             SET blocked = true, blocked_reason = excluded.blocked_reason, blocked_until = excluded.blocked_until,
                 updated_at = now(), updated_by = excluded.updated_by";
-        self.connection().await?.execute(upsert, &[&user, &reason, &until, &by]).await?;
-        Ok(())
+        self.changed(upsert, &[&user, &reason, &until, &by]).await.map(drop)
     }
 
     /// Lifts a user's block, and says whether there was one.
@@ -85,7 +85,7 @@ impl Postgres {
             UPDATE tollgate.user_quotas
             SET blocked = false, blocked_reason = NULL, blocked_until = NULL, updated_at = now(), updated_by = $2
             WHERE user_id = $1 AND blocked";
-        Ok(self.connection().await?.execute(update, &[&user, &by]).await? > 0)
+        Ok(self.changed(update, &[&user, &by]).await? > 0)
     }
 
     /// Sets what a user pays for, and limits in place of those of the tier: all of them, so that what isn't named is as the
@@ -117,8 +117,16 @@ impl Postgres {
             SET tier = excluded.tier, per_hour = excluded.per_hour, per_day = excluded.per_day, burst = excluded.burst,
                 updated_at = now(), updated_by = excluded.updated_by";
         let [per_hour, per_day, burst] = [limits.per_hour, limits.per_day, limits.burst].map(input::column);
-        self.connection().await?.execute(upsert, &[&user, &tier, &per_hour, &per_day, &burst, &by]).await?;
-        Ok(())
+        self.changed(upsert, &[&user, &tier, &per_hour, &per_day, &burst, &by]).await.map(drop)
+    }
+
+    /// Changes the configuration by one statement, and says how many rows that concerned.
+    pub(super) async fn changed(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<u64, PostgresError> {
+        let mut connection = self.connection().await?;
+        let transaction = Self::change(&mut connection).await?;
+        let rows = transaction.execute(sql, values).await?;
+        transaction.commit().await?;
+        Ok(rows)
     }
 
     /// What is known of a user; none if nothing is, so that the tier's limits hold.
@@ -168,7 +176,7 @@ pub(super) fn changed(row: &Row) -> (String, Option<Account>) {
     let account = tier.map_or(account.clone(), |tier| account.tier(tier));
     let account = limits.and_then(|limits| account.clone().limits(limits).ok()).unwrap_or(account);
     let account = match blocked {
-        true => account.blocked(row.get("blocked_reason"), row.get("blocked_until")),
+        true => account.blocked(row.get("blocked_reason"), input::moment(row.get("blocked_until"))),
         false => account,
     };
     (user, Some(account))

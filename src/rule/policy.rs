@@ -72,14 +72,12 @@ impl Rule {
         self.on_error
     }
 
-    /// The same limits with everything of the other rule that isn't a limit. A policy that they can't follow is closed.
+    /// The same limits with the policy of another rule, or closed if they can't follow that.
     #[allow(dead_code, reason = "asked by sets of rules, which are a feature")]
     pub(crate) fn governed_as(&self, other: &Self) -> Self {
-        let (name, counts) = (self.name.clone(), self.counts.clone());
-        let governed = Self { name, counts, tag: None, cost: self.cost, ..other.clone() };
-        match governed.on_error {
-            Some(OnError::Local { processes }) if governed.share(processes).is_err() => governed.closed(),
-            _ => governed,
+        match other.on_error {
+            Some(OnError::Local { processes }) if self.share(processes).is_err() => self.clone().closed(),
+            on_error => Self { on_error, ..self.clone() },
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use super::attributes::{API_KEY, USER};
 use crate::error::RuleError;
 use crate::rule::Rule;
 
@@ -84,10 +85,11 @@ impl Account {
         self
     }
 
-    /// Limits of this user's own. They replace the limits of rules that match by `tier`, except where such a rule has an
-    /// override for the user. All requests of the user count together, whichever of these rules applies, under the name
-    /// `user-quota`. Their policy while Redis is away, their cost and what else isn't a limit are those of the rule that
-    /// applies; a policy that these limits can't follow is `closed`.
+    /// Limits of this user's own. They replace all limits of rules that match by `tier` and count by `user` or `api_key`
+    /// alone, without permits, except where such a rule has an override for the user; shadow rules keep theirs. All requests
+    /// of the user count together, whichever of these rules applies, under the name `user-quota`: from none on, so a user who
+    /// is given limits may take one capacity more, once. What a request costs, and the policy while Redis is away, are those
+    /// of the rule that applies; a policy that these limits can't follow is `closed`.
     ///
     /// # Errors
     ///
@@ -139,11 +141,11 @@ impl Account {
         self.block.as_ref().filter(|block| block.until.is_none_or(|until| until > SystemTime::now()))
     }
 
-    /// The limits that replace those of its tier, and whether they count by the API key: else they count by the user.
-    pub(super) fn own_limits(&self) -> Option<(&Rule, bool)> {
-        match (&self.key_limits, &self.limits) {
-            (Some(limits), _) if self.api_key.is_some() => Some((limits, true)),
-            (_, limits) => limits.as_deref().map(|limits| (limits, false)),
+    /// The limits that replace those of its tier, and the key that they count: the API key's or the user's.
+    pub(super) fn own_limits(&self) -> Option<(&Rule, String)> {
+        match (&self.key_limits, &self.limits, &self.api_key) {
+            (Some(limits), _, Some(id)) => Some((limits, format!("{API_KEY}:{id}"))),
+            (_, limits, _) => limits.as_deref().map(|limits| (limits, format!("{USER}:{}", self.user))),
         }
     }
 

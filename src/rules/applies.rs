@@ -1,13 +1,12 @@
 //! Which rule applies to a request, and what becomes of that.
 
-use std::borrow::Cow;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::account::UserBlock;
 use super::attributes::Attributes;
 use super::compiled::{Compiled, CompiledAction, Response};
-use super::throttle::Throttled;
+use super::throttle::{ChargedBy, Throttled};
 use crate::error::Error;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
@@ -49,7 +48,7 @@ pub enum Effect<'s> {
 /// What a request is charged by the limits of its rule: for [`Limiter::acquire`](crate::Limiter::acquire) or any other call.
 #[derive(Debug)]
 pub struct Charge<'s> {
-    rule: Cow<'s, Rule>,
+    rule: ChargedBy<'s>,
     request: OwnedRequest,
 }
 

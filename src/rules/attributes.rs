@@ -80,11 +80,14 @@ impl<'a> Attributes<'a> {
         self.set(TIER, tier)
     }
 
-    /// Who it is from: its `user` and, where the account has them, its `api_key` and `tier`, in place of what was set before.
+    /// Who it is from: its `user` and, where the account has them, its `api_key` and `tier`, and nothing of what was set before
+    /// of these.
     /// Limits of the account's own replace those of its tier, and a user who is blocked is denied whichever rule applies.
     #[must_use]
     pub fn account(self, account: &'a Account) -> Self {
-        let request = self.set(USER, account.user());
+        let mut request = self;
+        request.others.retain(|(name, _)| ![USER, API_KEY, TIER].contains(name));
+        let request = request.set(USER, account.user());
         let known = [(API_KEY, account.key_id()), (TIER, account.paid_tier())];
         let known = known.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let request = known.fold(request, |request, (name, value)| request.set(name, value));

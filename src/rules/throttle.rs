@@ -1,6 +1,7 @@
 //! What a rule that throttles counts of a request, by which key, and for which keys it has other limits.
 
 use std::borrow::Cow;
+use std::ops::Deref;
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -34,7 +35,7 @@ pub(super) struct Throttle {
     cost: Option<Name>,
     ipv6_prefix: u8,
     pub(super) skips: bool,
-    /// Whether limits of an account's own replace its own: it is a tier's.
+    /// Whether limits of an account's own replace its own: those of a tier for each user or key.
     yields: bool,
     overrides: HashMap<Box<[u8]>, Override>,
 }
@@ -49,10 +50,30 @@ enum Override {
 /// What a rule that throttles makes of a request.
 #[derive(Debug)]
 pub(super) enum Throttled<'s> {
-    Charge { rule: Cow<'s, Rule>, request: OwnedRequest },
+    Charge { rule: ChargedBy<'s>, request: OwnedRequest },
     Block,
     Allow,
     Missing(&'s str),
+}
+
+/// The limits that a request is charged by.
+#[derive(Debug)]
+pub(super) enum ChargedBy<'s> {
+    /// The rule's, or those of an override.
+    Rule(&'s Rule),
+    /// The account's own.
+    Own(Box<Rule>),
+}
+
+impl Deref for ChargedBy<'_> {
+    type Target = Rule;
+
+    fn deref(&self) -> &Rule {
+        match self {
+            Self::Rule(rule) => rule,
+            Self::Own(rule) => rule,
+        }
+    }
 }
 
 impl Throttle {
@@ -87,7 +108,10 @@ impl Throttle {
             Cost::Attribute(name) => Some(attributes::name(name)),
         };
         let skips = definition.missing == Some(Missing::Skip);
-        let yields = definition.conditions.contains_key(TIER);
+        let is_shadow = definition.shadow.unwrap_or_default();
+        let by_one = matches!(key.as_slice(), [name] if *name == USER || *name == API_KEY) && parts.is_empty();
+        let has_permits = rule.limits().any(|limit| limit.algorithm().holds());
+        let yields = definition.conditions.contains_key(TIER) && by_one && !has_permits && !is_shadow;
         let mut throttle = Self { rule, key, parts, cost, ipv6_prefix, skips, yields, overrides: HashMap::new() };
         throttle.override_keys(definition, reading)?;
         Ok(throttle)
@@ -195,8 +219,8 @@ impl Throttle {
         // Overrides are written as text.
         let overridden = found.and_then(|(key, _)| std::str::from_utf8(key).ok());
         let rule = match found.map(|(_, instead)| instead) {
-            None => match request.account.and_then(Account::own_limits).filter(|_| self.yields) {
-                Some(own) => return Ok((self.charged_by(own, request)?, None)),
+            None => match request.account.filter(|account| self.yields && account.own_limits().is_some()) {
+                Some(account) => return Ok((self.charged_by(account, request)?, None)),
                 None => &self.rule,
             },
             Some(Override::Rule(rule)) => rule,
@@ -213,13 +237,13 @@ impl Throttle {
             Some(attribute) => made.cost(self.units(attribute, request)?),
             None => made,
         };
-        Ok((Throttled::Charge { rule: Cow::Borrowed(rule), request: made.into_owned() }, overridden))
+        Ok((Throttled::Charge { rule: ChargedBy::Rule(rule), request: made.into_owned() }, overridden))
     }
 
     /// What limits of the account's own make of this request, in place of the rule's.
-    fn charged_by(&self, (own, by_key): (&Rule, bool), request: &Attributes<'_>) -> Result<Throttled<'_>, Error> {
+    fn charged_by(&self, account: &Account, request: &Attributes<'_>) -> Result<Throttled<'_>, Error> {
+        let Some((own, key)) = account.own_limits() else { return Ok(Throttled::Allow) };
         let rule = own.governed_as(&self.rule);
-        let key = self.key_of(&[Name::Borrowed(if by_key { API_KEY } else { USER })], request);
         let cost = match &self.cost {
             Some(attribute) if first_missing([attribute], request).is_some() => {
                 return Ok(Throttled::Missing(attribute));
@@ -227,7 +251,10 @@ impl Throttle {
             Some(attribute) => self.units(attribute, request)?,
             None => self.rule.default_cost(),
         };
-        Ok(Throttled::Charge { rule: Cow::Owned(rule), request: Request::new(&key).cost(cost).into_owned() })
+        Ok(Throttled::Charge {
+            rule: ChargedBy::Own(Box::new(rule)),
+            request: Request::new(&key).cost(cost).into_owned(),
+        })
     }
 
     /// What the request takes, as this attribute of it says.

@@ -70,6 +70,7 @@ async fn tables_are_made_once_however_often_and_by_however_many() {
     let expected = [
         "api_keys",
         "configuration",
+        "deletions",
         "migrations",
         "rate_limit_audit_logs",
         "rate_limit_metrics",
@@ -120,13 +121,13 @@ async fn a_migration_that_fails_leaves_nothing() {
     let server = Postgres::start();
     // In the way of the last of what is made.
     server
-        .run("CREATE SCHEMA tollgate; CREATE FUNCTION tollgate.rows_deleted() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+        .run("CREATE SCHEMA tollgate; CREATE FUNCTION tollgate.rows_truncated() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
         .await;
     let error = database(&server).migrate().await.expect_err("in the way");
     assert!(error.to_string().contains("(SQLSTATE "), "{error}");
     let tables = server.run("SELECT tablename FROM pg_tables WHERE schemaname = 'tollgate'").await;
     assert_eq!(tables.len(), 0, "{tables:?}");
-    server.run("DROP FUNCTION tollgate.rows_deleted()").await;
+    server.run("DROP FUNCTION tollgate.rows_truncated()").await;
     assert_eq!(database(&server).migrate().await.expect("made").len(), 2);
 }
 
@@ -151,6 +152,7 @@ async fn what_goes_wrong_is_one_line_without_a_password() {
         ("postgres://u:sesame@127.0.0.1:1/x".to_owned(), "postgres at 127.0.0.1:1/x: ".to_owned()),
         ("mysql://u:sesame@127.0.0.1/x".to_owned(), "expected an address such as postgres://".to_owned()),
         ("postgres://u:sesame@127.0.0.1:port/x".to_owned(), "expected an address such as postgres://".to_owned()),
+        ("postgres://u:open@sesame@127.0.0.1/x".to_owned(), "expected an @ in a password as %40".to_owned()),
         (String::new(), "expected an address with a host, got one without".to_owned()),
     ] {
         let error = migrate(&url).await;

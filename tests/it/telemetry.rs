@@ -264,7 +264,7 @@ fn spans_and_events_say_what_happened_and_to_no_one_whom() {
             // Rules by what no request has, and a user who may not run scripts.
             let mistyped = "[[rule]]\nname = \"all\"\nkey = \"apikey\"\nlimits = [\"gcra 1/1h\"]".parse::<RuleSet>();
             let layer = RateLimitLayer::new(limiter.clone(), mistyped.expect("rules"));
-            let service = layer.layer(service_fn(async |_: http::Request<()>| {
+            let service = layer.layer(service_fn(|_: http::Request<()>| async {
                 Ok::<_, Infallible>(http::Response::new(Body::empty()))
             }));
             service.oneshot(http::Request::new(())).await.expect("infallible");
@@ -272,7 +272,7 @@ fn spans_and_events_say_what_happened_and_to_no_one_whom() {
             let one = "gcra 1/1h".parse::<Rule>().and_then(|rule| rule.named("one")).expect("a rule");
             let rules = RuleSet::of(&one, "global").expect("a set");
             let service =
-                RateLimitLayer::new(Limiter::new(reader), rules).layer(service_fn(async |_: http::Request<()>| {
+                RateLimitLayer::new(Limiter::new(reader), rules).layer(service_fn(|_: http::Request<()>| async {
                     Ok::<_, Infallible>(http::Response::new(Body::empty()))
                 }));
             assert_eq!(service.oneshot(http::Request::new(())).await.expect("infallible").status().as_u16(), 503);

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
 use tollgate::postgres::{Migration, Postgres, TotalsWriter};
@@ -94,6 +94,9 @@ fn print(migration: &Migration) -> io::Result<()> {
     writeln!(anstream::stdout(), "{:>4} {:<16} {state}", migration.number, migration.name)
 }
 
+/// Services that run are heard of every ten seconds.
+const SILENCE: Duration = Duration::from_secs(30);
+
 /// Services that run, and those of the last days that don't.
 fn print_writers(writers: &[TotalsWriter]) -> io::Result<()> {
     let mut out = anstream::stdout();
@@ -107,6 +110,7 @@ fn print_writers(writers: &[TotalsWriter]) -> io::Result<()> {
                 format!("killed: what it counted in the seconds after it last wrote, {} ago, is lost", human(ago))
             }
             (false, Some(_)) => format!("ended {} ago", human(ago)),
+            (false, None) if ago > SILENCE => format!("not heard of for {}: perhaps killed", human(ago)),
             (false, None) => format!("runs; wrote {} ago", human(ago)),
         };
         let (name, requests) = (&writer.name, counted(writer.requests, "request"));

@@ -20,7 +20,8 @@ pub(crate) enum Keys {
     Create(Create),
     /// Make a key in place of another, which stays valid for a while.
     ///
-    /// The new one is for the same user, tier and limits. It is printed this once.
+    /// The new one has the same user, name, tier and limits, and is valid for as long as the old one was to be. It is printed
+    /// this once.
     Rotate(Rotate),
     /// Make a key invalid, in every process within a second, for good.
     Revoke(Change),
@@ -56,7 +57,7 @@ pub(crate) struct Create {
     #[arg(long, value_name = "N", value_parser = options::units)]
     burst: Option<u64>,
     /// How long it is valid, such as 90d. Default: until it is revoked.
-    #[arg(long = "for", value_name = "D", value_parser = options::duration)]
+    #[arg(long = "for", value_name = "D", value_parser = options::time_to_come)]
     length: Option<Duration>,
     #[command(flatten)]
     by: By,
@@ -81,7 +82,7 @@ pub(crate) struct Change {
 
 #[derive(Debug, Args)]
 pub(crate) struct By {
-    /// Who does it, for those who look later.
+    /// Who does it, which is stored.
     #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
     by: String,
     #[command(flatten)]
@@ -125,19 +126,26 @@ impl Keys {
             Self::Revoke(Change { key, by }) => {
                 let revoked = by.database.open()?.revoke_key(&key, &by.by).await?;
                 let at = time(revoked.revoked_at);
-                let line =
-                    format!("key {} of user {:?}: revoked at {}", revoked.id, revoked.user, at.as_str().unwrap_or("-"));
+                let line = format!(
+                    "key {} of user {}: revoked at {}",
+                    revoked.id,
+                    crate::escape::shown(revoked.user.as_bytes()),
+                    at.as_str().unwrap_or("-")
+                );
                 found(ExitCode::SUCCESS, writeln!(anstream::stdout(), "{line}"))
             }
             Self::Show(One { key, shown }) => {
                 let Some(known) = shown.database.open()?.key(&key).await? else {
-                    return found(ExitCode::from(1), writeln!(anstream::stdout(), "there is no such key"));
+                    return found(ExitCode::from(1), writeln!(anstream::stdout(), "there is no key of this id"));
                 };
                 let code = ExitCode::from(u8::from(!known.is_valid()));
                 found(code, print(shape(shown.format), record(&known)))
             }
             Self::List(List { user, shown }) => {
                 let keys = shown.database.open()?.keys(user.as_deref()).await?;
+                if keys.is_empty() {
+                    note("there are no such keys");
+                }
                 found(ExitCode::SUCCESS, print_all(shape(shown.format), keys.iter().map(row).collect()))
             }
         }

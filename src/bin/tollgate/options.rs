@@ -179,6 +179,12 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     parsed.ok_or_else(|| "expected a duration such as 200ms, 1m30s or 7d".into())
 }
 
+/// The same, of at least some time.
+#[cfg(feature = "postgres")]
+pub(crate) fn time_to_come(text: &str) -> Result<Duration, String> {
+    duration(text).ok().filter(|time| !time.is_zero()).ok_or_else(|| "expected a duration such as 10m or 7d".into())
+}
+
 /// A whole number that a script computes with.
 pub(crate) fn units(text: &str) -> Result<u64, String> {
     const MOST: u64 = (1 << 53) - 1;

@@ -60,6 +60,12 @@ impl Whom {
 
 impl Service {
     pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
+        if file.to_string_lossy().contains("://") {
+            // It may hold a password.
+            return Err(Failure::Told(
+                "expected a file of rules, got an address: tollgate rules pull writes one".into(),
+            ));
+        }
         let rules = RuleSet::read(file).map_err(|error| {
             let more = if error.faults().len() > 1 { "; tollgate rules check shows them all" } else { "" };
             Failure::Told(format!("{error}{more}"))

@@ -9,6 +9,7 @@ use tollgate::postgres::{OwnLimits, Postgres, StoredUser};
 
 use crate::db::Database;
 use crate::escape::shown;
+use crate::messages::note;
 use crate::options::{self, Shape, shape};
 use crate::stored::{Fields, limits, print, print_all, time};
 use crate::{Failure, Outcome, found};
@@ -23,11 +24,12 @@ pub(crate) enum Users {
     Unblock(Change),
     /// Set what a user pays for, and limits in place of those of the tier.
     ///
-    /// All of it at once: what isn't named is as the tier says.
+    /// All of it at once: what isn't named is removed. Limits of the user's own replace all of the tier's, so where only
+    /// --per-hour is named there is no limit by the day.
     Set(Set),
     /// Show what is known of a user: tier, limits, block, and what was used.
     ///
-    /// Exit code: 0, or 1 if nothing is known, so that the tier's limits hold.
+    /// Exit code: 0, or 1 if nothing is known.
     Show(One),
     /// List the users that have a tier, limits or a block of their own.
     List(All),
@@ -38,7 +40,7 @@ pub(crate) struct Block {
     #[command(flatten)]
     change: Change,
     /// How long, such as 10m or 7d. Default: until the block is lifted.
-    #[arg(long = "for", value_name = "D", value_parser = options::duration)]
+    #[arg(long = "for", value_name = "D", value_parser = options::time_to_come)]
     length: Option<Duration>,
     /// Why, for those who operate the service: clients aren't told.
     #[arg(long, value_name = "TEXT")]
@@ -50,16 +52,19 @@ pub(crate) struct Set {
     #[command(flatten)]
     change: Change,
     /// What the user pays for.
-    #[arg(long, value_name = "TIER")]
+    #[arg(long, value_name = "TIER", required_unless_present_any = ["per_hour", "per_day", "none"])]
     tier: Option<String>,
-    /// Units in an hour.
+    /// Remove tier and limits: they are as everybody's.
+    #[arg(long, conflicts_with_all = ["tier", "per_hour", "per_day", "burst"])]
+    none: bool,
+    /// Units in an hour, refilled continuously.
     #[arg(long, value_name = "N", value_parser = options::units)]
     per_hour: Option<u64>,
     /// Units in a day of UTC.
     #[arg(long, value_name = "N", value_parser = options::units)]
     per_day: Option<u64>,
     /// The most units at once. Default: those of an hour.
-    #[arg(long, value_name = "N", value_parser = options::units)]
+    #[arg(long, value_name = "N", value_parser = options::units, requires = "per_hour")]
     burst: Option<u64>,
 }
 
@@ -67,7 +72,7 @@ pub(crate) struct Set {
 pub(crate) struct Change {
     /// The user, as rules count it: what follows `user:` in a key.
     user: String,
-    /// Who does it, for those who look later.
+    /// Who does it, which is stored.
     #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
     by: String,
     #[command(flatten)]
@@ -103,12 +108,15 @@ impl Users {
             Self::Set(set) => set.run().await,
             Self::Show(One { user, all }) => {
                 let Some(known) = all.database.open()?.user(&user).await? else {
-                    return say(&user, "nothing is known: the tier's limits hold", ExitCode::from(1));
+                    return say(&user, "nothing is known", ExitCode::from(1));
                 };
                 found(ExitCode::SUCCESS, print(shape(all.format), record(&known)))
             }
             Self::List(all) => {
                 let users = all.database.open()?.users().await?;
+                if users.is_empty() {
+                    note("no user has a tier, limits or a block of its own");
+                }
                 found(ExitCode::SUCCESS, print_all(shape(all.format), users.iter().map(row).collect()))
             }
         }
@@ -118,6 +126,7 @@ impl Users {
 impl Block {
     async fn run(self) -> Outcome {
         let Change { user, by, database } = self.change;
+        warn_of_a_key(&user);
         let end = self.length.map(|length| {
             let end = SystemTime::now().checked_add(length);
             end.ok_or_else(|| Failure::Told("for: expected a time before the year 9999, got a longer one".into()))
@@ -126,7 +135,7 @@ impl Block {
         database.open()?.block_user(&user, self.reason.as_deref(), until, &by).await?;
         match time(until) {
             Value::String(until) => say(&user, &format!("blocked until {until}"), ExitCode::SUCCESS),
-            _ => say(&user, "blocked until that is lifted", ExitCode::SUCCESS),
+            _ => say(&user, "blocked until lifted", ExitCode::SUCCESS),
         }
     }
 }
@@ -135,19 +144,27 @@ impl Set {
     async fn run(self) -> Outcome {
         let Change { user, by, database } = self.change;
         let postgres: Postgres = database.open()?;
+        warn_of_a_key(&user);
         let mut own = OwnLimits::default();
         (own.per_hour, own.per_day, own.burst) = (self.per_hour, self.per_day, self.burst);
         postgres.set_user(&user, self.tier.as_deref(), own, &by).await?;
         let said = |value| match value {
             Value::String(text) => text,
-            _ => "as the tier says".to_owned(),
+            _ => "none of its own".to_owned(),
         };
-        let tier = self.tier.map_or("as the service says".to_owned(), |tier| shown(tier.as_bytes()));
+        let tier = self.tier.map_or("none of its own".to_owned(), |tier| shown(tier.as_bytes()));
         say(&user, &format!("tier {tier}; limits {}", said(limits(own))), ExitCode::SUCCESS)
     }
 }
 
-/// `user 42: blocked until that is lifted`
+/// Rules write `user:42`, and mean 42.
+fn warn_of_a_key(user: &str) {
+    if user.starts_with("user:") {
+        note(format_args!("users are named without user: before them; in rules this one is user:{user}"));
+    }
+}
+
+/// `user 42: blocked until lifted`
 fn say(user: &str, what: &str, code: ExitCode) -> Outcome {
     use std::io::Write;
     found(code, writeln!(anstream::stdout(), "user {}: {what}", shown(user.as_bytes())))

@@ -44,7 +44,7 @@ async fn two_services_and_a_tool() {
     push("fixed-window 1000/1h");
     let key = tool(&["keys", "create", "--user", "42", "--name", "backend"]);
     let services = [(); 2].map(|()| service(&redis, &url));
-    let bearer = format!("Authorization: Bearer {key}\r\n");
+    let bearer = format!("X-Api-Key: {key}\r\n");
     let status_of = |address: &str, headers: &str| call(address, "GET /", headers).0;
     let limit_of = |address: &str| {
         let (_, text) = call(address, "GET /", "X-User: 1\r\n");

@@ -62,6 +62,44 @@ async fn a_batch_that_is_tried_again_is_added_once() {
     assert_eq!(tool.user("42").await.expect("an answer").expect("known").total_today, 2);
 }
 
+/// A service whose host is gone in the middle of a batch holds up neither other services nor those who change anything.
+#[tokio::test]
+async fn a_service_that_is_gone_holds_up_nobody_for_long() {
+    let (server, tool) = prepared().await;
+    let service = database(&server).follow(&limiter()).await.expect("a configuration");
+    service.count(&Attributes::new().user("42"), true);
+    service.finish().await.expect("written");
+    // Its last batch, of which the end never comes.
+    let (gone, connection) = tokio_postgres::connect(&server.url(), tokio_postgres::NoTls).await.expect("connected");
+    tokio::spawn(connection);
+    gone.batch_execute(
+        "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '5s'; UPDATE tollgate.user_quotas SET total_today = 9",
+    )
+    .await
+    .expect("begun");
+    tool.block_user("42", None, None, "").await.expect("as soon as the batch is given up");
+    service.count(&Attributes::new().user("42"), true);
+    until("it is written", async || service.finish().await.is_ok()).await;
+    assert_eq!(tool.user("42").await.expect("an answer").expect("known").total_today, 2);
+}
+
+/// A name that the table can't have is no batch's end.
+#[tokio::test]
+async fn a_batch_that_cannot_be_stored_is_given_up() {
+    let (server, tool) = prepared().await;
+    let service = database(&server).follow(&limiter()).await.expect("a configuration");
+    let hostile = Account::new("41").api_key("a\0b");
+    service.count(&Attributes::new().account(&hostile), true);
+    service.finish().await.expect("written");
+    server.run("ALTER TABLE tollgate.user_quotas ADD CHECK (user_id <> 'refused')").await;
+    service.count(&Attributes::new().user("refused"), true);
+    assert!(service.finish().await.is_err());
+    service.count(&Attributes::new().user("42"), true);
+    service.finish().await.expect("written");
+    assert_eq!((service.status().totals_lost, service.status().totals_lag), (1, Duration::ZERO));
+    assert!(tool.user("42").await.expect("an answer").is_some() && tool.user("41").await.expect("an answer").is_some());
+}
+
 #[tokio::test]
 async fn another_day_and_another_month_begin_at_none() {
     let (server, tool) = prepared().await;

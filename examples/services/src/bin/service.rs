@@ -3,6 +3,7 @@
 //!
 //!   cargo run --manifest-path examples/services/Cargo.toml --bin service
 //!   curl -i -H 'X-User: 42' -H 'X-Tier: free' http://127.0.0.1:3000/api/v1/items
+//!   curl -i -H "X-Api-Key: $(tollgate keys create --user 42)" http://127.0.0.1:3000/api/v1/items
 
 use std::error::Error;
 use std::future::ready;
@@ -18,6 +19,8 @@ use tollgate::middleware::{ApiKeyLayer, RateLimitLayer, Rules};
 use tollgate::postgres::{Configuration, Postgres};
 use tollgate::rules::WatchedRules;
 use tollgate_examples::{address, engine, interrupted};
+
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -53,7 +56,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // In a service, who the user is comes from its authentication, such as by API keys below, and never from a header that
     // clients write.
     let layer = RateLimitLayer::new(limiter.clone(), rules)
-        .api_key(HeaderName::from_static("x-api-key"))
+        .api_key(X_API_KEY)
         .header("user", HeaderName::from_static("x-user"))
         .header("tier", HeaderName::from_static("x-tier"))
         .header("org", HeaderName::from_static("x-org"))
@@ -66,7 +69,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .layer(layer);
     let app = match &configuration {
         // A request with a key is its user's; one without is as its headers say.
-        Some(configuration) => app.layer(ApiKeyLayer::new(configuration.clone()).optional()),
+        Some(configuration) => app.layer(ApiKeyLayer::new(configuration.clone()).header(X_API_KEY).optional()),
         None => app,
     };
     let status = configuration.clone();

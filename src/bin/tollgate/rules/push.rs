@@ -18,7 +18,7 @@ pub(crate) struct Push {
     /// Only show what would change. Exit code: 1 if anything would.
     #[arg(long)]
     dry_run: bool,
-    /// Who does it, for those who look later.
+    /// Who does it, which is stored.
     #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
     by: String,
     #[command(flatten)]
