@@ -20,6 +20,9 @@ if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/ini
     install 'PostgreSQL 14 or newer' postgresql postgresql-server postgresql postgresql
 fi
 
+# The test of backups asks it for free ports.
+command -v python3 >/dev/null || install python3 python3 python3 python3 python3
+
 # Load on the example services.
 command -v wrk >/dev/null || install wrk wrk wrk wrk wrk
 
