@@ -7,7 +7,7 @@
 CREATE TABLE tollgate.configuration (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     -- Grows by one with each transaction that changes rules, users or keys. Such transactions commit one after the other,
-    -- so whoever has read a version has seen all changes up to it.
+    -- so a reader of version N sees every change up to N.
     version bigint NOT NULL DEFAULT 1,
     -- The version in which rules last changed.
     rules_version bigint NOT NULL DEFAULT 1,
@@ -62,10 +62,10 @@ CREATE TABLE tollgate.user_quotas (
     CHECK (blocked OR (blocked_reason IS NULL AND blocked_until IS NULL))
 );
 
--- What has changed since a version, and all whom a process must know of: the others are as their tier says.
+-- What has changed since a version, and the users that need an entry in each process.
 CREATE INDEX user_quotas_by_version ON tollgate.user_quotas (version) WHERE version IS NOT NULL;
 
--- API keys, with the SHA-256 of each instead of the key: whoever reads this table can't use them.
+-- API keys, with the SHA-256 of each instead of the key: a reader of this table cannot use the keys.
 CREATE TABLE tollgate.api_keys (
     -- What stands in the key before its secret, and may be shown.
     key_id text PRIMARY KEY CHECK (octet_length(key_id) BETWEEN 1 AND 64),
@@ -97,6 +97,9 @@ CREATE TABLE tollgate.api_keys (
 -- `tollgate keys list --user U`.
 CREATE INDEX api_keys_by_user ON tollgate.api_keys (user_id, created_at);
 
+-- A key's successor, and whether a key may be deleted.
+CREATE INDEX api_keys_by_replaces ON tollgate.api_keys (replaces) WHERE replaces IS NOT NULL;
+
 -- What has changed since a version.
 CREATE INDEX api_keys_by_version ON tollgate.api_keys (version);
 
@@ -110,6 +113,9 @@ CREATE TABLE tollgate.deletions (
 
 -- What has changed since a version.
 CREATE INDEX deletions_by_version ON tollgate.deletions (version);
+
+-- Those of the day before.
+CREATE INDEX deletions_by_time ON tollgate.deletions (deleted_at);
 
 -- The services that write totals: a batch that is tried again after a lost connection isn't added twice, and one that ended
 -- without writing its last batch is known by its name.
@@ -161,18 +167,39 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION tollgate.user_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
+-- Of a statement that deletes or renames: those names that are gone.
+CREATE FUNCTION tollgate.users_gone() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO tollgate.deletions (version, user_id) VALUES (tollgate.next_version(), OLD.user_id);
-    DELETE FROM tollgate.deletions WHERE deleted_at < now() - interval '1 day';
+    IF EXISTS (SELECT 1 FROM before WHERE version IS NOT NULL) THEN
+        INSERT INTO tollgate.deletions (version, user_id)
+            SELECT tollgate.next_version(), user_id FROM before WHERE version IS NOT NULL;
+        DELETE FROM tollgate.deletions WHERE deleted_at < now() - interval '1 day';
+    END IF;
     RETURN NULL;
 END
 $$;
 
-CREATE FUNCTION tollgate.key_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION tollgate.keys_gone() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT 1 FROM before) THEN
+        INSERT INTO tollgate.deletions (version, key_id) SELECT tollgate.next_version(), key_id FROM before;
+        DELETE FROM tollgate.deletions WHERE deleted_at < now() - interval '1 day';
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+-- Of one row that gets another name.
+CREATE FUNCTION tollgate.user_renamed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO tollgate.deletions (version, user_id) VALUES (tollgate.next_version(), OLD.user_id);
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION tollgate.key_renamed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO tollgate.deletions (version, key_id) VALUES (tollgate.next_version(), OLD.key_id);
-    DELETE FROM tollgate.deletions WHERE deleted_at < now() - interval '1 day';
     RETURN NULL;
 END
 $$;
@@ -202,9 +229,9 @@ CREATE TRIGGER updated BEFORE UPDATE ON tollgate.user_quotas
         (NEW.user_id, NEW.tier, NEW.per_hour, NEW.per_day, NEW.burst, NEW.blocked, NEW.blocked_reason, NEW.blocked_until))
     EXECUTE FUNCTION tollgate.row_changed();
 CREATE TRIGGER renamed AFTER UPDATE OF user_id ON tollgate.user_quotas
-    FOR EACH ROW WHEN (OLD.user_id <> NEW.user_id) EXECUTE FUNCTION tollgate.user_deleted();
-CREATE TRIGGER deleted AFTER DELETE ON tollgate.user_quotas
-    FOR EACH ROW WHEN (OLD.version IS NOT NULL) EXECUTE FUNCTION tollgate.user_deleted();
+    FOR EACH ROW WHEN (OLD.user_id <> NEW.user_id) EXECUTE FUNCTION tollgate.user_renamed();
+CREATE TRIGGER deleted AFTER DELETE ON tollgate.user_quotas REFERENCING OLD TABLE AS before
+    FOR EACH STATEMENT EXECUTE FUNCTION tollgate.users_gone();
 CREATE TRIGGER truncated AFTER TRUNCATE ON tollgate.user_quotas
     FOR EACH STATEMENT EXECUTE FUNCTION tollgate.rows_truncated();
 
@@ -219,8 +246,8 @@ CREATE TRIGGER updated BEFORE UPDATE ON tollgate.api_keys
             NEW.expires_at, NEW.revoked_at))
     EXECUTE FUNCTION tollgate.row_changed();
 CREATE TRIGGER renamed AFTER UPDATE OF key_id ON tollgate.api_keys
-    FOR EACH ROW WHEN (OLD.key_id <> NEW.key_id) EXECUTE FUNCTION tollgate.key_deleted();
-CREATE TRIGGER deleted AFTER DELETE ON tollgate.api_keys
-    FOR EACH ROW EXECUTE FUNCTION tollgate.key_deleted();
+    FOR EACH ROW WHEN (OLD.key_id <> NEW.key_id) EXECUTE FUNCTION tollgate.key_renamed();
+CREATE TRIGGER deleted AFTER DELETE ON tollgate.api_keys REFERENCING OLD TABLE AS before
+    FOR EACH STATEMENT EXECUTE FUNCTION tollgate.keys_gone();
 CREATE TRIGGER truncated AFTER TRUNCATE ON tollgate.api_keys
     FOR EACH STATEMENT EXECUTE FUNCTION tollgate.rows_truncated();

@@ -32,6 +32,12 @@ pub(crate) mod names {
     /// Requests by a set of rules, by rule, outcome (allowed, denied or error) and reason (of an error, its class).
     #[cfg(feature = "rules")]
     pub(crate) const VERDICTS: &str = "tollgate_verdicts_total";
+    /// API keys that came with requests, by outcome: valid, or why not.
+    #[cfg(feature = "postgres")]
+    pub(crate) const API_KEYS: &str = "tollgate_api_keys_total";
+    /// Whether the database is heard from.
+    #[cfg(feature = "postgres")]
+    pub(crate) const DATABASE: &str = "tollgate_database_connected";
     /// How old the oldest request is that isn't in the database's totals yet.
     #[cfg(feature = "postgres")]
     pub(crate) const TOTALS_LAG: &str = "tollgate_totals_lag_seconds";
@@ -54,6 +60,8 @@ pub fn describe_metrics() {
     describe_gauge!(names::BREAKERS, "How many Redis are not asked for a while, since they did not answer");
     #[cfg(feature = "postgres")]
     {
+        describe_counter!(names::API_KEYS, "API keys that came with requests, by outcome");
+        describe_gauge!(names::DATABASE, "Whether the database is heard from: 1, or 0");
         describe_gauge!(names::TOTALS_LAG, Unit::Seconds, "Age of the oldest request that is not in the totals yet");
         describe_counter!(names::TOTALS_LOST, "Requests that the totals will never have");
     }
@@ -300,14 +308,26 @@ pub(crate) fn totals_unwritten(error: &crate::postgres::PostgresError) {
     tracing::warn!(target: "tollgate", %error, "totals cannot be written: they are kept until they can");
 }
 
-/// How far the totals in the database are behind, and how many requests they will never have.
+/// How far the totals in the database are behind, how many requests they will never have, and whether it is heard from.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
-pub(crate) fn totals(lag: std::time::Duration, lost: u64) {
+pub(crate) fn totals(lag: std::time::Duration, lost: u64, is_connected: bool) {
     #[cfg(feature = "metrics")]
     {
+        metrics::gauge!(names::DATABASE).set(if is_connected { 1.0 } else { 0.0 });
         metrics::gauge!(names::TOTALS_LAG).set(lag.as_secs_f64());
         metrics::counter!(names::TOTALS_LOST).absolute(lost);
+    }
+}
+
+/// A request came with an API key: a valid one, or this is wrong with it.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
+pub(crate) fn api_key(error: Option<&crate::postgres::ApiKeyError>) {
+    #[cfg(feature = "metrics")]
+    {
+        let outcome = error.map_or("valid", crate::postgres::ApiKeyError::name);
+        metrics::counter!(names::API_KEYS, "outcome" => outcome).increment(1);
     }
 }
 

@@ -135,7 +135,7 @@ impl Postgres {
                 .abort_handle(),
             tokio::spawn(follow::keep_cached(Arc::downgrade(&shared), Arc::clone(&shared.to_cache))).abort_handle(),
         ];
-        tokio::spawn(follow::write_totals(Arc::downgrade(&shared.totals)));
+        tokio::spawn(follow::write_totals(Arc::downgrade(&shared.totals), Arc::clone(&shared.connected)));
         // They end with the last clone at the latest.
         let _ = shared.tasks.set(tasks);
         Ok(Configuration { shared })
@@ -163,7 +163,9 @@ impl Configuration {
     ///
     /// Why the key lets nothing through, or that this can't be known now.
     pub async fn account_of_key(&self, key: impl AsRef<[u8]>) -> Result<Account, ApiKeyError> {
-        let account = self.shared.keys.account(key.as_ref()).await?;
+        let account = self.shared.keys.account(key.as_ref()).await;
+        telemetry::api_key(account.as_ref().err());
+        let account = account?;
         Ok(match self.shared.users.get(account.user()) {
             Some(user) => account.with_user(&user),
             None => account,
@@ -199,7 +201,7 @@ impl Configuration {
     ///
     /// # Errors
     ///
-    /// What keeps them from being written, within some 15 seconds. They are kept, and may be tried again.
+    /// What keeps them from being written, within half a minute or so. They are kept, and may be tried again.
     pub async fn finish(&self) -> Result<(), PostgresError> {
         self.shared.totals.finish().await
     }

@@ -49,7 +49,11 @@ struct Changes {
     /// None if they are those that are known; why they can't be used, if so.
     rules: Option<Result<RuleSet, PostgresError>>,
     users: Vec<(String, Option<Account>)>,
+    /// Whether those are all there are.
+    are_users_anew: bool,
     keys: Vec<(KeyId, LookedUp)>,
+    /// Changes of keys before this version weren't all read.
+    oldest: i64,
 }
 
 /// Reads all that a process starts with.
@@ -61,7 +65,7 @@ pub(super) async fn begin(shared: &Shared, postgres: &Postgres) -> Result<(), Po
         shared.rules.store(Arc::new(rules?));
     }
     shared.users.take(changes.users, true);
-    shared.keys.changed(&changes.versions.history, changes.keys, changes.versions.truncated);
+    shared.keys.changed(&changes.versions.history, changes.keys, changes.oldest);
     shared.history.store(Arc::new(changes.versions.history));
     shared.version.store(changes.versions.all, Ordering::Relaxed);
     Ok(())
@@ -130,7 +134,7 @@ async fn take(shared: &Weak<Shared>, client: &mut Client, known: &mut Versions) 
         let read = timeout(within, read(client, &before, || shared.keys.known_ids())).await;
         let changes = read.unwrap_or_else(|_| Err(PostgresError::lost()))?;
         *known = changes.versions.clone();
-        apply(&shared, &before, changes);
+        apply(&shared, changes);
     }
     shared.from_cache.store(false, Ordering::Relaxed);
     if !shared.connected.swap(true, Ordering::Relaxed) {
@@ -140,8 +144,8 @@ async fn take(shared: &Weak<Shared>, client: &mut Client, known: &mut Versions) 
 }
 
 /// Puts changes in force, and leaves them for the task that writes them to Redis: nothing waits for that.
-fn apply(shared: &Shared, before: &Versions, changes: Changes) {
-    let Changes { versions, rules, users, keys } = changes;
+fn apply(shared: &Shared, changes: Changes) {
+    let Changes { versions, rules, users, are_users_anew, keys, oldest } = changes;
     if **shared.history.load() != versions.history {
         shared.keys.forget();
         shared.history.store(Arc::new(versions.history.clone()));
@@ -160,17 +164,17 @@ fn apply(shared: &Shared, before: &Versions, changes: Changes) {
         }
         _ => false,
     };
-    let is_truncated = before.truncated < versions.truncated;
-    let parts = shared.users.take(users, is_truncated);
+    let parts = shared.users.take(users, are_users_anew);
     let known = shared.version.swap(versions.all, Ordering::Relaxed);
     let to_cache: Vec<_> = keys.iter().filter(|(_, found)| found.version > known).cloned().collect();
-    shared.keys.changed(&versions.history, keys, if is_truncated { versions.truncated } else { 0 });
+    shared.keys.changed(&versions.history, keys, oldest);
     shared.to_cache.add(has_rules, parts, to_cache);
 }
 
 const VERSIONS: &str = "SELECT history::text, version, rules_version, truncated_version FROM tollgate.configuration";
 
-const DELETED: &str = "SELECT version, user_id, key_id FROM tollgate.deletions WHERE version > $1";
+const DELETED: &str =
+    "SELECT version, user_id, key_id FROM tollgate.deletions WHERE version > $1 ORDER BY version DESC LIMIT 10000";
 
 impl Versions {
     fn of(row: &Row) -> Self {
@@ -195,9 +199,12 @@ async fn read(
     };
     let is_truncated = before.truncated < versions.truncated;
     let deleted = transaction.query(DELETED, &[&before.all]).await?;
+    let is_all_deleted = deleted.len() < MOST_CHANGES;
+    // Where deletions weren't all read, as where tables were truncated, all users are read.
+    let are_users_anew = is_truncated || !is_all_deleted;
     // A user that was deleted may have come back: what there is counts.
     let gone = deleted.iter().filter_map(|row| Some((row.get::<_, Option<String>>("user_id")?, None)));
-    let since = if is_truncated { 0 } else { before.all };
+    let since = if are_users_anew { 0 } else { before.all };
     let changed = transaction.query(users::CHANGED, &[&since]).await?;
     let users = gone.chain(changed.iter().map(users::changed)).collect();
     let found = |version: i64, key| LookedUp { history: versions.history.clone(), version, key };
@@ -211,7 +218,11 @@ async fn read(
     let mut keys: Vec<_> = changed.chain(gone).collect();
     // The last change of a key comes first, and whether there is one.
     keys.sort_by_key(|(_, found)| (std::cmp::Reverse(found.version), found.key.is_none()));
-    let seen = rows.len() < MOST_CHANGES && !is_truncated;
+    let first_of =
+        |rows: &[Row]| rows.last().filter(|_| rows.len() >= MOST_CHANGES).map_or(0, |row| row.get::<_, i64>("version"));
+    let truncated = if is_truncated { versions.truncated } else { 0 };
+    let oldest = first_of(&rows).max(first_of(&deleted)).max(truncated);
+    let seen = oldest == 0;
     let known = if seen { Vec::new() } else { known_ids() };
     if !known.is_empty() {
         // Not all changes were read, so what this process knows is.
@@ -223,7 +234,7 @@ async fn read(
         keys.splice(0..0, verified);
     }
     transaction.commit().await?;
-    Ok(Changes { versions, rules, users, keys })
+    Ok(Changes { versions, rules, users, are_users_anew, keys, oldest })
 }
 
 /// All that is read is of one moment.
@@ -245,6 +256,9 @@ pub(super) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
         let parts: Vec<_> = if is_whole { (0..PARTS).collect() } else { parts.into_iter().collect() };
         let written = shared.cache.write(of, rules.as_ref(), &shared.users, parts).await;
         let written = written.and(shared.cache.write_keys(&keys, true).await);
+        if written.is_err() {
+            to_cache.put_back(keys);
+        }
         drop(shared);
         // Where Redis is away, all of it is written once that is back: a restart may need it.
         let pause = if written.is_ok() { REFRESHED_EVERY } else { REFRESHED_EVERY / 10 };
@@ -271,18 +285,24 @@ impl ToCache {
         self.changed.notify_one();
     }
 
+    /// For the next time. Of more than are read at once, the last.
+    fn put_back(&self, mut keys: Vec<(KeyId, LookedUp)>) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        keys.append(&mut waiting.2);
+        waiting.2 = keys.split_off(keys.len().saturating_sub(MOST_CHANGES));
+    }
+
     fn take(&self) -> Waiting {
         std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// Writes what users have used, once a second.
-pub(super) async fn write_totals(totals: Weak<Totals>) {
+pub(super) async fn write_totals(totals: Weak<Totals>, connected: Arc<AtomicBool>) {
     let mut failed = false;
     loop {
-        sleep(jittered(WRITTEN_EVERY, 10)).await;
         let Some(totals) = totals.upgrade() else { return };
-        telemetry::totals(totals.lag(), totals.lost());
+        telemetry::totals(totals.lag(), totals.lost(), connected.load(Ordering::Relaxed));
         let written = totals.write(false).await;
         if let Err(error) = &written
             && !failed
@@ -290,6 +310,8 @@ pub(super) async fn write_totals(totals: Weak<Totals>) {
             telemetry::totals_unwritten(error);
         }
         failed = written.is_err();
+        drop(totals);
+        sleep(jittered(WRITTEN_EVERY, 10)).await;
     }
 }
 

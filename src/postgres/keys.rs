@@ -150,8 +150,8 @@ impl Postgres {
         if let Some(got) = got {
             return Err(PostgresError::input(format!("key: expected one that is valid, got {got}: {}", id.as_str())));
         }
-        let later = "SELECT key_id FROM tollgate.api_keys WHERE user_id = $1 AND replaces = $2";
-        if let Some(row) = transaction.query_opt(later, &[&old.user, &id.as_str()]).await? {
+        let later = "SELECT key_id FROM tollgate.api_keys WHERE replaces = $1";
+        if let Some(row) = transaction.query_opt(later, &[&id.as_str()]).await? {
             let (id, other) = (id.as_str(), row.get::<_, &str>(0));
             return Err(PostgresError::input(format!(
                 "key: expected one without a successor, got {id}, which has {other}"

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Postgres;
 use super::cache::{Cache, KEYS_TTL};
 use super::key_text::{self, KeyId};
-use super::keys::{KeyRecord, LookedUp, MOST_CHANGES};
+use super::keys::{KeyRecord, LookedUp};
 use crate::limiter::Limiter;
 use crate::rule::{OnError, Rule};
 use crate::rules::Account;
@@ -136,7 +136,7 @@ impl Keys {
             Some(known) => known,
             None => self.ask(id).await?,
         };
-        // Only who has the whole key is told more.
+        // Details are only for callers with the whole key.
         let known = known.filter(|known| key_text::is_same(&hash, &known.key.hash)).ok_or(ApiKeyError::Unknown)?;
         if known.key.revoked {
             return Err(ApiKeyError::Revoked);
@@ -156,7 +156,7 @@ impl Keys {
         self.unknown.get(&id).filter(|until| *until > now).map(|_| None)
     }
 
-    /// Looks an id up, or waits for whoever does.
+    /// Looks an id up, or joins the look-up that is under way.
     async fn ask(self: &Arc<Self>, id: KeyId) -> Answer {
         let (answer, answered) = oneshot::channel();
         {
@@ -192,15 +192,19 @@ impl Keys {
                 tokio::spawn(async move { cache.write_keys(&write, stale).await });
                 Ok(self.take(id, &found, KEYS_TTL))
             }
-            Err(error) => match self.known.get(&id) {
-                // It was known, and nobody has said otherwise. That isn't written to Redis, where others would take it for new.
-                Some(known) => {
-                    let known = Known { until: Instant::now() + STALE_FOR, ..known };
-                    self.known.insert(id, known.clone());
-                    Ok(Some(known))
+            Err(error) => {
+                // No change comes between.
+                let _changes = locked(&self.changes);
+                match self.known.get(&id) {
+                    // It was known, and nobody has said otherwise. That isn't written to Redis, where others would take it for new.
+                    Some(known) => {
+                        let known = Known { until: Instant::now() + STALE_FOR, ..known };
+                        self.known.insert(id, known.clone());
+                        Ok(Some(known))
+                    }
+                    None => Err(error),
                 }
-                None => Err(error),
-            },
+            }
         }
     }
 
@@ -260,29 +264,33 @@ impl Keys {
 
     /// Takes what has changed since the last time, the last changes first; at first, what has changed last before this
     /// process began: something older may be cached in Redis.
-    pub(super) fn changed(&self, history: &str, changed: Vec<(KeyId, LookedUp)>, truncated: i64) {
+    pub(super) fn changed(&self, history: &str, changed: Vec<(KeyId, LookedUp)>, oldest: i64) {
         let mut changes = locked(&self.changes);
         changes.history = history.to_owned();
         let now = Instant::now();
         changes.of_ids.retain(|_, (_, until)| *until > now);
-        // What Redis has of before these may have changed since.
-        let unseen = changed.len() >= MOST_CHANGES;
-        let oldest = changed.last().filter(|_| unseen).map_or(0, |(_, last)| last.version).max(truncated);
-        if oldest > changes.oldest {
-            changes.oldest = oldest;
-            self.unknown.clear();
-        }
+        // What is cached of an older version may have changed since.
+        let is_older = oldest > changes.oldest;
+        changes.oldest = changes.oldest.max(oldest);
         // The last change of a key comes last.
         for (id, found) in changed.iter().rev() {
             changes.of_ids.insert(*id, (found.version, now + KEYS_TTL * 2));
             self.unknown.remove(id);
-            if self.known.remove(id).is_some()
-                && let Some(key) = &found.key
-            {
-                let (account, key) = (key.account(*id), Arc::new(key.clone()));
-                let known = Known { key, account, version: found.version, until: now + KEYS_TTL };
-                self.known.insert(*id, known);
+            // Unless a look-up has read something newer since.
+            let Some(_) = self.known.get(id).filter(|known| known.version <= found.version) else { continue };
+            match &found.key {
+                Some(key) => {
+                    let (account, key) = (key.account(*id), Arc::new(key.clone()));
+                    let known = Known { key, account, version: found.version, until: now + KEYS_TTL };
+                    self.known.insert(*id, known);
+                }
+                None => drop(self.known.remove(id)),
             }
+        }
+        if is_older {
+            // What was remembered while the changes were read.
+            self.known.retain(|_, known| known.version >= oldest);
+            self.unknown.clear();
         }
     }
 
@@ -334,6 +342,20 @@ fn unavailable() -> ApiKeyError {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ApiKeyError {
+    /// In a word: malformed, unknown, revoked, expired or unavailable.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::Unknown => "unknown",
+            Self::Revoked => "revoked",
+            Self::Expired => "expired",
+            Self::Unavailable { .. } => "unavailable",
+        }
+    }
 }
 
 impl fmt::Display for ApiKeyError {

@@ -1,4 +1,4 @@
-//! The users whom a process knows of: those whom something sets apart.
+//! Users with a tier, limits or a block of their own, as a process knows them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};

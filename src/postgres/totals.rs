@@ -75,6 +75,8 @@ struct Writing {
     heard: Option<Instant>,
     /// What was last reported as lost.
     lost: u64,
+    /// Whether the database knows that nothing is missing.
+    ended: bool,
 }
 
 /// In the order in which rows are locked, the same in every process.
@@ -150,8 +152,10 @@ impl Totals {
 
     /// Whether there is anything to write, or that this process has ended.
     pub(super) fn is_used(&self) -> bool {
-        self.counts.iter().any(|counts| locked(counts).since.is_some())
-            || self.writing.try_lock().is_ok_and(|writing| writing.heard.is_some())
+        // Where somebody writes just now, that may fail.
+        let has_written =
+            self.writing.try_lock().map_or(true, |writing| writing.heard.is_some() || writing.batch.is_some());
+        has_written || self.counts.iter().any(|counts| locked(counts).since.is_some())
     }
 
     /// Requests that were lost: of more users than are remembered while PostgreSQL is away.
@@ -168,13 +172,12 @@ impl Totals {
 
     /// Writes all that was counted, and that nothing is missing.
     pub(super) async fn finish(&self) -> Result<(), PostgresError> {
-        // A batch may be on its way, and others were counted behind it.
-        loop {
+        self.write(true).await?;
+        // What was counted behind a batch that was on its way.
+        if self.counts.iter().any(|counts| locked(counts).since.is_some()) {
             self.write(true).await?;
-            if self.counts.iter().all(|counts| locked(counts).since.is_none()) {
-                return Ok(());
-            }
         }
+        Ok(())
     }
 
     /// Writes what was counted so far, if there is anything; what can't be written is kept for the next time. At the end, the
@@ -187,7 +190,7 @@ impl Totals {
         }
         let lost = self.lost();
         let due = writing.heard.is_none_or(|heard| heard.elapsed() >= HEARD_EVERY) || lost != writing.lost;
-        if writing.batch.is_none() && !due && !is_end {
+        if writing.batch.is_none() && !is_end && (!due || writing.ended) {
             return Ok(());
         }
         let written = timeout(WRITTEN_WITHIN, self.write_batch(writing, lost, is_end)).await;
@@ -201,7 +204,12 @@ impl Totals {
         }
         writing.batch = None;
         *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        (writing.heard, writing.lost) = (Some(Instant::now()), lost);
+        let heard = writing.heard.replace(Instant::now());
+        (writing.lost, writing.ended) = (lost, is_end && written.is_ok());
+        // Not after an outage, in which nobody was heard of.
+        if heard.is_some_and(|heard| heard.elapsed() < HEARD_EVERY * 2) {
+            self.note_killed().await;
+        }
         written
     }
 
@@ -263,13 +271,18 @@ impl Totals {
             }
         }
         transaction.commit().await?;
-        // Not after an outage, in which nobody was heard of.
-        if writing.heard.is_some_and(|heard| heard.elapsed() < HEARD_EVERY * 2) {
-            for row in connection.query(NOTE_KILLED, &[&SILENT_FOR, &self.writer]).await? {
-                telemetry::writer_killed(row.get(0), row.get(1));
-            }
-        }
         Ok(())
+    }
+
+    /// Looks for others that were killed. If that fails, the next one does.
+    async fn note_killed(&self) {
+        let noted = timeout(WRITTEN_WITHIN, async {
+            let connection = self.postgres.connection().await?;
+            Ok::<_, PostgresError>(connection.query(NOTE_KILLED, &[&SILENT_FOR, &self.writer]).await?)
+        });
+        if let Ok(Ok(killed)) = noted.await {
+            killed.iter().for_each(|row| telemetry::writer_killed(row.get(0), row.get(1)));
+        }
     }
 }
 

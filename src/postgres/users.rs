@@ -167,7 +167,7 @@ pub(super) fn changed(row: &Row) -> (String, Option<Account>) {
     let user: String = row.get("user_id");
     let tier: Option<&str> = row.get("tier");
     let blocked: bool = row.get("blocked");
-    // What somebody has written by hand and is no limit is as none: the tier's limits hold.
+    // Limits that were written by hand and can't be used are ignored: the tier's hold.
     let limits = limits(row).rule().ok().flatten();
     if tier.is_none() && !blocked && limits.is_none() {
         return (user, None);

@@ -89,7 +89,8 @@ impl Account {
     /// alone, without permits, except where such a rule has an override for the user; shadow rules keep theirs. All requests
     /// of the user count together, whichever of these rules applies, under the name `user-quota`: from none on, so a user who
     /// is given limits may take one capacity more, once. What a request costs, and the policy while Redis is away, are those
-    /// of the rule that applies; a policy that these limits can't follow is `closed`.
+    /// of the rule that applies; a policy that these limits can't follow is `closed`. Keys are hashed if the limiter has a
+    /// [secret](crate::Limiter::key_secret), whatever that rule says.
     ///
     /// # Errors
     ///

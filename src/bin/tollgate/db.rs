@@ -43,6 +43,16 @@ pub(crate) struct Database {
     database_tls_key: Option<OsString>,
 }
 
+/// Whoever changes what is in the database.
+#[derive(Debug, Args)]
+pub(crate) struct Author {
+    /// Who does it, which is stored.
+    #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
+    pub(crate) by: String,
+    #[command(flatten)]
+    pub(crate) database: Database,
+}
+
 impl Database {
     pub(crate) fn open(&self) -> Result<Postgres, Failure> {
         let files = [&self.database_tls_ca, &self.database_tls_cert, &self.database_tls_key];

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use tollgate::postgres::{KeyTerms, NewKey, OwnLimits, StoredKey};
 
-use crate::db::Database;
+use crate::db::{Author, Database};
 use crate::messages::note;
 use crate::options::{self, Shape, shape};
 use crate::stored::{Fields, limits, print, print_all, time};
@@ -60,7 +60,7 @@ pub(crate) struct Create {
     #[arg(long = "for", value_name = "D", value_parser = options::time_to_come)]
     length: Option<Duration>,
     #[command(flatten)]
-    by: By,
+    author: Author,
 }
 
 #[derive(Debug, Args)]
@@ -77,16 +77,7 @@ pub(crate) struct Change {
     /// The key's id (what stands between the first two underscores), or the whole key.
     key: String,
     #[command(flatten)]
-    by: By,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct By {
-    /// Who does it, which is stored.
-    #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
-    by: String,
-    #[command(flatten)]
-    database: Database,
+    author: Author,
 }
 
 #[derive(Debug, Args)]
@@ -119,12 +110,12 @@ impl Keys {
     pub(crate) async fn run(self) -> Outcome {
         match self {
             Self::Create(create) => create.run().await,
-            Self::Rotate(Rotate { change: Change { key, by }, overlap }) => {
-                let made = by.database.open()?.rotate_key(&key, overlap, &by.by).await?;
+            Self::Rotate(Rotate { change: Change { key, author }, overlap }) => {
+                let made = author.database.open()?.rotate_key(&key, overlap, &author.by).await?;
                 hand_out(&made)
             }
-            Self::Revoke(Change { key, by }) => {
-                let revoked = by.database.open()?.revoke_key(&key, &by.by).await?;
+            Self::Revoke(Change { key, author }) => {
+                let revoked = author.database.open()?.revoke_key(&key, &author.by).await?;
                 let at = time(revoked.revoked_at);
                 let line = format!(
                     "key {} of user {}: revoked at {}",
@@ -164,7 +155,7 @@ impl Create {
             let too_long = || Failure::Told("for: expected a time before the year 9999, got a longer one".into());
             terms.expires_at = Some(end.ok_or_else(too_long)?);
         }
-        let made = self.by.database.open()?.create_key(&self.user, &terms, &self.by.by).await?;
+        let made = self.author.database.open()?.create_key(&self.user, &terms, &self.author.by).await?;
         hand_out(&made)
     }
 }

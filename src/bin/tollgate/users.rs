@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tollgate::postgres::{OwnLimits, Postgres, StoredUser};
 
-use crate::db::Database;
+use crate::db::{Author, Database};
 use crate::escape::shown;
 use crate::messages::note;
 use crate::options::{self, Shape, shape};
@@ -72,11 +72,8 @@ pub(crate) struct Set {
 pub(crate) struct Change {
     /// The user, as rules count it: what follows `user:` in a key.
     user: String,
-    /// Who does it, which is stored.
-    #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
-    by: String,
     #[command(flatten)]
-    database: Database,
+    author: Author,
 }
 
 #[derive(Debug, Args)]
@@ -100,7 +97,7 @@ impl Users {
     pub(crate) async fn run(self) -> Outcome {
         match self {
             Self::Block(block) => block.run().await,
-            Self::Unblock(Change { user, by, database }) => {
+            Self::Unblock(Change { user, author: Author { by, database } }) => {
                 let lifted = database.open()?.unblock_user(&user, &by).await?;
                 let done = if lifted { "no longer blocked" } else { "was not blocked" };
                 say(&user, done, ExitCode::from(u8::from(!lifted)))
@@ -125,7 +122,7 @@ impl Users {
 
 impl Block {
     async fn run(self) -> Outcome {
-        let Change { user, by, database } = self.change;
+        let Change { user, author: Author { by, database } } = self.change;
         warn_of_a_key(&user);
         let end = self.length.map(|length| {
             let end = SystemTime::now().checked_add(length);
@@ -142,7 +139,7 @@ impl Block {
 
 impl Set {
     async fn run(self) -> Outcome {
-        let Change { user, by, database } = self.change;
+        let Change { user, author: Author { by, database } } = self.change;
         let postgres: Postgres = database.open()?;
         warn_of_a_key(&user);
         let mut own = OwnLimits::default();

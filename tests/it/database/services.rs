@@ -82,6 +82,10 @@ async fn two_services_and_a_tool() {
     tool(&["keys", "revoke", &key]);
     let revoked = until("the key is revoked", &services, |address| status_of(address, &bearer) == 401);
     println!("in force in both: a revoked key {revoked:?}");
+    let (_, metrics) = call(&services[0].address, "GET /metrics", "");
+    assert!(metrics.contains("\ntollgate_api_keys_total{outcome=\"revoked\"} "), "{metrics}");
+    assert!(metrics.contains("\ntollgate_api_keys_total{outcome=\"valid\"} "), "{metrics}");
+    assert!(metrics.contains("\ntollgate_database_connected 1\n"), "{metrics}");
 }
 
 /// What was decided until a service was killed at a random moment is counted, but for the last batch: its end is reported.

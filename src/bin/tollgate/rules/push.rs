@@ -8,7 +8,7 @@ use clap::Args;
 use tollgate::rules::RuleSet;
 
 use super::changes;
-use crate::db::Database;
+use crate::db::{Author, Database};
 use crate::{Failure, Outcome, found, messages};
 
 #[derive(Debug, Args)]
@@ -18,11 +18,8 @@ pub(crate) struct Push {
     /// Only show what would change. Exit code: 1 if anything would.
     #[arg(long)]
     dry_run: bool,
-    /// Who does it, which is stored.
-    #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
-    by: String,
     #[command(flatten)]
-    database: Database,
+    author: Author,
 }
 
 #[derive(Debug, Args)]
@@ -40,10 +37,10 @@ impl Push {
                 return Ok(ExitCode::from(2));
             }
         };
-        let postgres = self.database.open()?;
+        let postgres = self.author.database.open()?;
         let changes = match self.dry_run {
             true => postgres.compare_rules(&rules).await?,
-            false => postgres.push_rules(&rules, &self.by).await?,
+            false => postgres.push_rules(&rules, &self.author.by).await?,
         };
         let code = if self.dry_run && !changes.is_empty() { ExitCode::from(1) } else { ExitCode::SUCCESS };
         found(code, changes::print(&changes, rules.len()))
