@@ -121,7 +121,7 @@ impl Postgres {
             shared.rules.store(Arc::new(cached.rules));
             shared.users.take(cached.users, true);
             shared.version.store(cached.version, Ordering::Relaxed);
-            shared.keys.changed(&cached.history, Vec::new(), 0);
+            shared.keys.changed(&cached.history, [], 0);
             shared.history.store(Arc::new(cached.history));
             shared.from_cache.store(true, Ordering::Relaxed);
             shared.connected.store(false, Ordering::Relaxed);

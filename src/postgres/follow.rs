@@ -51,7 +51,10 @@ struct Changes {
     users: Vec<(String, Option<Account>)>,
     /// Whether those are all there are.
     are_users_anew: bool,
+    /// The last change of a key comes last.
     keys: Vec<(KeyId, LookedUp)>,
+    /// Keys that this process knows, where not all changes were read.
+    verified: Vec<(KeyId, LookedUp)>,
     /// Changes of keys before this version weren't all read.
     oldest: i64,
 }
@@ -65,7 +68,7 @@ pub(super) async fn begin(shared: &Shared, postgres: &Postgres) -> Result<(), Po
         shared.rules.store(Arc::new(rules?));
     }
     shared.users.take(changes.users, true);
-    shared.keys.changed(&changes.versions.history, changes.keys, changes.oldest);
+    shared.keys.changed(&changes.versions.history, &changes.keys, changes.oldest);
     shared.history.store(Arc::new(changes.versions.history));
     shared.version.store(changes.versions.all, Ordering::Relaxed);
     Ok(())
@@ -145,7 +148,7 @@ async fn take(shared: &Weak<Shared>, client: &mut Client, known: &mut Versions) 
 
 /// Puts changes in force, and leaves them for the task that writes them to Redis: nothing waits for that.
 fn apply(shared: &Shared, changes: Changes) {
-    let Changes { versions, rules, users, are_users_anew, keys, oldest } = changes;
+    let Changes { versions, rules, users, are_users_anew, keys, verified, oldest } = changes;
     if **shared.history.load() != versions.history {
         shared.keys.forget();
         shared.history.store(Arc::new(versions.history.clone()));
@@ -167,7 +170,7 @@ fn apply(shared: &Shared, changes: Changes) {
     let parts = shared.users.take(users, are_users_anew);
     let known = shared.version.swap(versions.all, Ordering::Relaxed);
     let to_cache: Vec<_> = keys.iter().filter(|(_, found)| found.version > known).cloned().collect();
-    shared.keys.changed(&versions.history, keys, oldest);
+    shared.keys.changed(&versions.history, keys.iter().chain(&verified), oldest);
     shared.to_cache.add(has_rules, parts, to_cache);
 }
 
@@ -216,25 +219,23 @@ async fn read(
         .iter()
         .filter_map(|row| Some((KeyId::read(row.get::<_, Option<&str>>("key_id")?)?, found(row.get("version"), None))));
     let mut keys: Vec<_> = changed.chain(gone).collect();
-    // The last change of a key comes first, and whether there is one.
-    keys.sort_by_key(|(_, found)| (std::cmp::Reverse(found.version), found.key.is_none()));
+    // Of a key that was deleted and made again in one version, what there is comes last.
+    keys.sort_by_key(|(_, found)| (found.version, found.key.is_some()));
     let first_of =
         |rows: &[Row]| rows.last().filter(|_| rows.len() >= MOST_CHANGES).map_or(0, |row| row.get::<_, i64>("version"));
     let truncated = if is_truncated { versions.truncated } else { 0 };
     let oldest = first_of(&rows).max(first_of(&deleted)).max(truncated);
-    let seen = oldest == 0;
-    let known = if seen { Vec::new() } else { known_ids() };
+    let known = if oldest == 0 { Vec::new() } else { known_ids() };
+    let mut verified = Vec::new();
     if !known.is_empty() {
-        // Not all changes were read, so what this process knows is.
         let ids: Vec<_> = known.iter().map(KeyId::as_str).collect();
         let rows = transaction.query(keys::OF_IDS, &[&ids]).await?;
         let there: HashMap<_, _> =
             rows.iter().filter_map(|row| Some((KeyId::read(row.get("key_id"))?, KeyRecord::of(row)))).collect();
-        let verified = known.iter().map(|id| (*id, found(versions.all, there.get(id).cloned())));
-        keys.splice(0..0, verified);
+        verified.extend(known.iter().map(|id| (*id, found(versions.all, there.get(id).cloned()))));
     }
     transaction.commit().await?;
-    Ok(Changes { versions, rules, users, are_users_anew, keys, oldest })
+    Ok(Changes { versions, rules, users, are_users_anew, keys, verified, oldest })
 }
 
 /// All that is read is of one moment.

@@ -262,9 +262,14 @@ impl Keys {
         known
     }
 
-    /// Takes what has changed since the last time, the last changes first; at first, what has changed last before this
-    /// process began: something older may be cached in Redis.
-    pub(super) fn changed(&self, history: &str, changed: Vec<(KeyId, LookedUp)>, oldest: i64) {
+    /// Takes what has changed since the last time, in its order; at first, what has changed last before this process began,
+    /// since something older may be cached in Redis.
+    pub(super) fn changed<'c>(
+        &self,
+        history: &str,
+        changed: impl IntoIterator<Item = &'c (KeyId, LookedUp)>,
+        oldest: i64,
+    ) {
         let mut changes = locked(&self.changes);
         changes.history = history.to_owned();
         let now = Instant::now();
@@ -272,8 +277,7 @@ impl Keys {
         // What is cached of an older version may have changed since.
         let is_older = oldest > changes.oldest;
         changes.oldest = changes.oldest.max(oldest);
-        // The last change of a key comes last.
-        for (id, found) in changed.iter().rev() {
+        for (id, found) in changed {
             changes.of_ids.insert(*id, (found.version, now + KEYS_TTL * 2));
             self.unknown.remove(id);
             // Unless a look-up has read something newer since.
