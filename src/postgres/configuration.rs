@@ -201,7 +201,8 @@ impl Configuration {
     ///
     /// # Errors
     ///
-    /// What keeps them from being written, within half a minute or so. They are kept, and may be tried again.
+    /// What keeps them from being written: a server that doesn't answer, after 15 seconds or so. They are kept, and may be tried
+    /// again.
     pub async fn finish(&self) -> Result<(), PostgresError> {
         self.shared.totals.finish().await
     }

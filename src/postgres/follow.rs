@@ -316,7 +316,7 @@ pub(super) async fn write_totals(totals: Weak<Totals>, connected: Arc<AtomicBool
     }
 }
 
-async fn in_time<T>(
+pub(super) async fn in_time<T>(
     most: Duration,
     work: impl Future<Output = Result<T, tokio_postgres::Error>>,
 ) -> Result<T, PostgresError> {

@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use tokio::time::timeout;
-
+use super::follow::in_time;
 use super::input::{MOST_BYTES_OF_A_KEY, MOST_BYTES_OF_A_USER};
 use super::{Postgres, PostgresError};
 use crate::random::unique_id;
@@ -16,8 +15,10 @@ use crate::telemetry;
 
 /// How long counts wait for others before they are written.
 pub(super) const WRITTEN_EVERY: Duration = Duration::from_secs(1);
-/// How long that may take.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(15);
+/// How long each statement of that may take.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(15);
+/// Rows that a statement adds at most: a second's work.
+const MOST_ROWS: usize = 10_000;
 /// So often a process shows that it runs, if it has nothing to write.
 const HEARD_EVERY: Duration = Duration::from_secs(10);
 /// A process that isn't heard of for longer was killed.
@@ -193,8 +194,7 @@ impl Totals {
         if writing.batch.is_none() && !is_end && (!due || writing.ended) {
             return Ok(());
         }
-        let written = timeout(WRITTEN_WITHIN, self.write_batch(writing, lost, is_end)).await;
-        let written = written.unwrap_or_else(|_| Err(PostgresError::late(self.postgres.address())));
+        let written = self.write_batch(writing, lost, is_end).await;
         match (&written, &writing.batch) {
             (Ok(()), Some(_)) => writing.written += 1,
             // What can't be stored now never can.
@@ -237,50 +237,47 @@ impl Totals {
     /// One transaction: the counts and the batch's number, by which it isn't added twice.
     async fn write_batch(&self, writing: &mut Writing, lost: u64, is_end: bool) -> Result<(), PostgresError> {
         let mut connection = self.postgres.connection().await?;
-        let transaction = connection.transaction().await?;
-        transaction.batch_execute(PATIENCE).await?;
+        let transaction = answered(connection.transaction()).await?;
+        answered(transaction.batch_execute(PATIENCE)).await?;
         let number = writing.written + i64::from(writing.batch.is_some());
         let requests = writing.batch.as_ref().map_or(0, |batch| i64::try_from(batch.requests).unwrap_or(i64::MAX));
         let lost = i64::try_from(lost).unwrap_or(i64::MAX);
-        transaction
-            .execute("INSERT INTO tollgate.writers (writer) VALUES ($1) ON CONFLICT DO NOTHING", &[&self.writer])
-            .await?;
+        answered(transaction.execute(REGISTER, &[&self.writer])).await?;
         // The last batch may be being committed just now, by the connection before: that is waited for.
-        let select = "SELECT batch FROM tollgate.writers WHERE writer = $1 FOR UPDATE";
-        let written: i64 = transaction.query_one(select, &[&self.writer]).await?.get(0);
+        let written: i64 = answered(transaction.query_one(LAST_BATCH, &[&self.writer])).await?.get(0);
         let is_new = written < number;
         let requests = if is_new { requests } else { 0 };
-        transaction.execute(ADVANCE, &[&self.writer, &number.max(written), &requests, &lost, &is_end]).await?;
+        let advanced = (number.max(written), requests);
+        answered(transaction.execute(ADVANCE, &[&self.writer, &advanced.0, &advanced.1, &lost, &is_end])).await?;
         if let Some(batch) = writing.batch.as_ref().filter(|_| is_new) {
             let mut days: BTreeMap<i32, Vec<(&str, &OfUser)>> = BTreeMap::new();
             for ((day, user), counts) in &batch.users {
                 days.entry(*day).or_default().push((user, counts));
             }
             for (day, users) in days {
-                let names: Vec<_> = users.iter().map(|(user, _)| *user).collect();
-                let allowed: Vec<_> = users.iter().map(|(_, counts)| column(counts.allowed)).collect();
-                let denied: Vec<_> = users.iter().map(|(_, counts)| column(counts.denied)).collect();
-                let last: Vec<_> = users.iter().map(|(_, counts)| counts.last).collect();
-                transaction.execute(ADD_USERS, &[&day, &names, &allowed, &denied, &last]).await?;
+                for users in users.chunks(MOST_ROWS) {
+                    let names: Vec<_> = users.iter().map(|(user, _)| *user).collect();
+                    let allowed: Vec<_> = users.iter().map(|(_, counts)| column(counts.allowed)).collect();
+                    let denied: Vec<_> = users.iter().map(|(_, counts)| column(counts.denied)).collect();
+                    let last: Vec<_> = users.iter().map(|(_, counts)| counts.last).collect();
+                    answered(transaction.execute(ADD_USERS, &[&day, &names, &allowed, &denied, &last])).await?;
+                }
             }
-            if !batch.keys.is_empty() {
-                let ids: Vec<_> = batch.keys.keys().map(String::as_str).collect();
-                let allowed: Vec<_> = batch.keys.values().map(|counts| column(counts.allowed)).collect();
-                let last: Vec<_> = batch.keys.values().map(|counts| counts.last).collect();
-                transaction.execute(ADD_KEYS, &[&ids, &allowed, &last]).await?;
+            let keys: Vec<_> = batch.keys.iter().collect();
+            for keys in keys.chunks(MOST_ROWS) {
+                let ids: Vec<_> = keys.iter().map(|(id, _)| id.as_str()).collect();
+                let allowed: Vec<_> = keys.iter().map(|(_, counts)| column(counts.allowed)).collect();
+                let last: Vec<_> = keys.iter().map(|(_, counts)| counts.last).collect();
+                answered(transaction.execute(ADD_KEYS, &[&ids, &allowed, &last])).await?;
             }
         }
-        transaction.commit().await?;
-        Ok(())
+        answered(transaction.commit()).await
     }
 
     /// Looks for others that were killed. If that fails, the next one does.
     async fn note_killed(&self) {
-        let noted = timeout(WRITTEN_WITHIN, async {
-            let connection = self.postgres.connection().await?;
-            Ok::<_, PostgresError>(connection.query(NOTE_KILLED, &[&SILENT_FOR, &self.writer]).await?)
-        });
-        if let Ok(Ok(killed)) = noted.await {
+        let Ok(connection) = self.postgres.connection().await else { return };
+        if let Ok(killed) = answered(connection.query(NOTE_KILLED, &[&SILENT_FOR, &self.writer])).await {
             killed.iter().for_each(|row| telemetry::writer_killed(row.get(0), row.get(1)));
         }
     }
@@ -289,6 +286,10 @@ impl Totals {
 /// So that a process which has gone without a word holds up nobody.
 const PATIENCE: &str = "SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '5s';
     SET LOCAL statement_timeout = '10s'";
+
+const REGISTER: &str = "INSERT INTO tollgate.writers (writer) VALUES ($1) ON CONFLICT DO NOTHING";
+
+const LAST_BATCH: &str = "SELECT batch FROM tollgate.writers WHERE writer = $1 FOR UPDATE";
 
 const ADVANCE: &str = "
     UPDATE tollgate.writers
@@ -341,6 +342,10 @@ impl OfUser {
         self.denied += now.denied;
         self.last = now.last;
     }
+}
+
+async fn answered<T>(work: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, PostgresError> {
+    in_time(ANSWERED_WITHIN, work).await
 }
 
 fn locked(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
