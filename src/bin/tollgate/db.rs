@@ -30,16 +30,17 @@ pub(crate) enum Db {
 pub(crate) struct Database {
     /// PostgreSQL 14 or newer, such as postgres://user:password@127.0.0.1/app.
     #[arg(long = "database", value_name = "URL", env = "TOLLGATE_DATABASE", hide_env_values = true)]
+    #[arg(help_heading = "Database")]
     url: String,
     /// The authorities to trust at PostgreSQL, in PEM, instead of the platform's. Each of these three files makes the
     /// connection one of TLS, as ?sslmode=require does.
-    #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CA")]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CA", help_heading = "Database")]
     database_tls_ca: Option<OsString>,
     /// The certificate to show to PostgreSQL, in PEM.
-    #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CERT")]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CERT", help_heading = "Database")]
     database_tls_cert: Option<OsString>,
     /// The private key of that certificate, in PEM.
-    #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_KEY")]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_KEY", help_heading = "Database")]
     database_tls_key: Option<OsString>,
 }
 
