@@ -117,10 +117,11 @@ CREATE INDEX deletions_by_version ON tollgate.deletions (version);
 -- Those of the day before.
 CREATE INDEX deletions_by_time ON tollgate.deletions (deleted_at);
 
--- The services that write totals: a batch that is tried again after a lost connection isn't added twice, and one that ended
--- without writing its last batch is known by its name.
+-- The services that write totals or history: a batch that is tried again after a lost connection isn't added twice, and one
+-- that ended without writing its last batch is known by its name.
 CREATE TABLE tollgate.writers (
     writer text PRIMARY KEY CHECK (octet_length(writer) BETWEEN 1 AND 256),
+    writes text NOT NULL CHECK (writes IN ('totals', 'history')),
     -- Where it connects from.
     client inet DEFAULT inet_client_addr(),
     -- Number of the last batch that was written.

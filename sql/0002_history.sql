@@ -1,10 +1,11 @@
 -- History: what was decided, and what it comes to. Written in batches, never on the path of a decision.
 --
--- Both tables are partitioned by month, in UTC, so that old months leave as a whole. There is no default partition: with one,
--- PostgreSQL refuses to detach others while the table is in use.
+-- Partitioned by month, in UTC, so that old months leave as a whole. There is no default partition: with one, PostgreSQL
+-- refuses to detach others while the table is in use.
 
 -- One row for each decision. What is asked of it: why was this user denied, then?
 CREATE TABLE tollgate.rate_limit_audit_logs (
+    -- When it was decided, by the clock of the service.
     at timestamptz NOT NULL,
     user_id text,
     -- The key's id.
@@ -14,59 +15,117 @@ CREATE TABLE tollgate.rate_limit_audit_logs (
     endpoint text,
     method text,
     rule text,
+    -- blocked: by a rule, of a user, of a key for a time, or for want of an attribute that its rule counts by.
     decision text NOT NULL CHECK (decision IN ('allowed', 'throttled', 'blocked')),
-    -- Units that were taken by the limit that decided, after this decision, and the most that it admits at once.
+    -- Which of these: no-rule, allowed, blocked, user-blocked, missing or limits.
+    reason text NOT NULL,
+    -- The limit that denied or, of what was allowed, the one with the least left: its name or its text.
+    limited_by text,
+    -- Units of it that are taken after this decision, and the most that can be.
     used bigint,
     capacity bigint,
     -- The HTTP status, where the middleware has answered.
     status smallint,
-    -- Microseconds until it would have been allowed; -1: never.
+    -- Microseconds until it would be allowed; -1: never.
     retry_after_us bigint,
     region text,
     server text,
     -- Microseconds that the decision took.
-    latency_us bigint
+    latency_us bigint NOT NULL
 ) PARTITION BY RANGE (at);
 
--- `tollgate audit --user U --at T`.
+-- `tollgate audit --user U --at T`, and the archive's order.
 CREATE INDEX rate_limit_audit_logs_by_user ON tollgate.rate_limit_audit_logs (user_id, at);
+
+-- How long decisions took, as counts by bucket, which can be added up: a percentile of many rows is that of their sum. Bucket
+-- n holds what took more than 2^((n-1)/16) and at most 2^(n/16) microseconds, bucket 0 what took up to one: those of
+-- Prometheus's native histograms of schema 4. Only buckets that hold something are there, in their order.
+CREATE TYPE tollgate.histogram AS (buckets smallint[], counts bigint[]);
 
 -- What decisions come to, by the minute, the hour and the day.
 CREATE TABLE tollgate.rate_limit_metrics (
     width text NOT NULL CHECK (width IN ('minute', 'hour', 'day')),
-    -- When the minute, hour or day began.
+    -- When the minute, hour or day began, in UTC.
     began timestamptz NOT NULL,
-    -- Empty: where that isn't known.
-    user_id text NOT NULL DEFAULT '',
-    endpoint text NOT NULL DEFAULT '',
-    region text NOT NULL DEFAULT '',
-    allowed bigint NOT NULL DEFAULT 0,
-    throttled bigint NOT NULL DEFAULT 0,
-    blocked bigint NOT NULL DEFAULT 0,
-    -- Decisions that this process made without asking Redis, and those that it asked for.
-    cache_hits bigint NOT NULL DEFAULT 0,
-    cache_misses bigint NOT NULL DEFAULT 0,
-    -- A histogram of how long decisions took, from which every percentile can be had, also of several rows together.
-    latency bytea,
+    -- Empty: where that isn't known, or there were too many to tell them apart.
+    user_id text NOT NULL,
+    endpoint text NOT NULL,
+    region text NOT NULL,
+    allowed bigint NOT NULL,
+    throttled bigint NOT NULL,
+    blocked bigint NOT NULL,
+    -- Decisions that the process made from denials that it remembers or units that it leased, and those that Redis made.
+    cache_hits bigint NOT NULL,
+    cache_misses bigint NOT NULL,
+    latency tollgate.histogram NOT NULL,
     -- Also the index by which a time is read.
     PRIMARY KEY (width, began, user_id, endpoint, region)
-) PARTITION BY RANGE (began);
+) PARTITION BY LIST (width);
 
--- Makes the partitions of this month and of so many after it, where they are missing; answers how many that were.
-CREATE FUNCTION tollgate.make_partitions(months_ahead integer) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE TABLE tollgate.rate_limit_metrics_minute PARTITION OF tollgate.rate_limit_metrics
+    FOR VALUES IN ('minute') PARTITION BY RANGE (began);
+CREATE TABLE tollgate.rate_limit_metrics_hour PARTITION OF tollgate.rate_limit_metrics
+    FOR VALUES IN ('hour') PARTITION BY RANGE (began);
+CREATE TABLE tollgate.rate_limit_metrics_day PARTITION OF tollgate.rate_limit_metrics
+    FOR VALUES IN ('day') PARTITION BY RANGE (began);
+
+-- Two histograms as one.
+CREATE FUNCTION tollgate.added(a tollgate.histogram, b tollgate.histogram) RETURNS tollgate.histogram
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT ROW(array_agg(bucket ORDER BY bucket), array_agg(count ORDER BY bucket))::tollgate.histogram
+    FROM (
+        SELECT bucket, sum(count)::bigint AS count
+        FROM (
+            SELECT * FROM unnest((a).buckets, (a).counts)
+            UNION ALL
+            SELECT * FROM unnest((b).buckets, (b).counts)
+        ) AS each (bucket, count)
+        GROUP BY bucket
+    ) AS summed
+$$;
+
+-- Of many rows: `tollgate.total(latency)`.
+CREATE AGGREGATE tollgate.total(tollgate.histogram) (
+    SFUNC = tollgate.added, STYPE = tollgate.histogram, COMBINEFUNC = tollgate.added, PARALLEL = SAFE
+);
+
+-- What so large a share of a histogram's decisions took at most, in microseconds: the middle of its bucket, within 2.2 %.
+CREATE FUNCTION tollgate.percentile(latency tollgate.histogram, share double precision) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE bucket WHEN 0 THEN 1 ELSE 2 ^ ((bucket - 0.5) / 16) END
+    FROM (
+        SELECT bucket, sum(count) OVER (ORDER BY bucket) AS so_far, sum(count) OVER () AS everything
+        FROM unnest((latency).buckets, (latency).counts) AS each (bucket, count)
+    ) AS cumulated
+    WHERE so_far >= greatest(1, ceil(everything * share))
+    ORDER BY bucket LIMIT 1
+$$;
+
+-- Makes the partitions of last month, this month and so many after it, where they are missing; answers how many that were.
+-- By its owner's rights, so that services need none to make tables. Made apart and then attached, so that nobody who reads
+-- or writes the other partitions waits.
+CREATE FUNCTION tollgate.make_partitions(months_ahead integer) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     this_month timestamp = date_trunc('month', now() AT TIME ZONE 'UTC');
+    last_month timestamp = this_month + least(months_ahead, 24) * interval '1 month';
     month timestamp;
-    partition_name text;
     parent text;
+    partition_name text;
     made integer = 0;
 BEGIN
-    FOR month IN SELECT generate_series(this_month, this_month + months_ahead * interval '1 month', interval '1 month') LOOP
-        FOREACH parent IN ARRAY ARRAY['rate_limit_audit_logs', 'rate_limit_metrics'] LOOP
+    FOR month IN SELECT generate_series(this_month - interval '1 month', last_month, interval '1 month') LOOP
+        FOREACH parent IN ARRAY ARRAY['rate_limit_audit_logs', 'rate_limit_metrics_minute', 'rate_limit_metrics_hour',
+            'rate_limit_metrics_day'] LOOP
             partition_name = parent || to_char(month, '_YYYY_MM');
             IF to_regclass('tollgate.' || partition_name) IS NULL THEN
-                EXECUTE format('CREATE TABLE tollgate.%I PARTITION OF tollgate.%I FOR VALUES FROM (%L) TO (%L)',
-                    partition_name, parent, month AT TIME ZONE 'UTC', (month + interval '1 month') AT TIME ZONE 'UTC');
+                -- Whoever comes second finds it made.
+                PERFORM pg_advisory_xact_lock(hashtext('tollgate.make_partitions'));
+                CONTINUE WHEN to_regclass('tollgate.' || partition_name) IS NOT NULL;
+                EXECUTE format('CREATE TABLE tollgate.%I (LIKE tollgate.%I INCLUDING DEFAULTS INCLUDING CONSTRAINTS)',
+                    partition_name, parent);
+                EXECUTE format('ALTER TABLE tollgate.%I ATTACH PARTITION tollgate.%I FOR VALUES FROM (%L) TO (%L)',
+                    parent, partition_name, month AT TIME ZONE 'UTC', (month + interval '1 month') AT TIME ZONE 'UTC');
                 made = made + 1;
             END IF;
         END LOOP;

@@ -35,7 +35,7 @@
 //! - [`Limiter`]: one call: rule + key + cost -> decision.
 //! - `rules`: which rule applies to a request; out of a file, which is followed as it changes.
 //! - `middleware`: HTTP services and clients under rules, and a decision's header fields.
-//! - `postgres`: the system of record on PostgreSQL, for which no decision waits.
+//! - `postgres`: the system of record on PostgreSQL, for which no decision waits; `history`: what was decided, there.
 //! - `batch`: decisions that are made together. `denials`: those that are remembered in the process.
 //! - `wait`: waiting until a request is allowed. `hold`: permits for as long as a value lives.
 //! - [`Lease`]: units of a hot limit, taken in batches and spent in the process.
@@ -45,8 +45,8 @@
 //!
 //! # Invariants
 //!
-//! - The core (everything but `engine`, `limiter`, `hold`, `wait`, `lease`, `denials`, `rules`, `middleware`, `postgres`
-//!   and `telemetry`) does no I/O, knows no async runtime and names no feature but `serde`.
+//! - The core (everything but `engine`, `limiter`, `hold`, `wait`, `lease`, `denials`, `rules`, `middleware`, `postgres`,
+//!   `history` and `telemetry`) does no I/O, knows no async runtime and names no feature but `serde`.
 //! - Arrows point to the core: engines know scripts, never rules, and never each other, but that each node of a cluster
 //!   is a `Redis`.
 //! - A decision is one round trip.
@@ -61,6 +61,8 @@ mod decision;
 mod denials;
 mod engine;
 mod error;
+#[cfg(feature = "postgres")]
+pub mod history;
 mod hold;
 mod key;
 mod lease;

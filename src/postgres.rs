@@ -17,6 +17,7 @@ mod snapshot;
 mod tls;
 mod totals;
 mod users;
+pub(crate) mod writers;
 
 pub use configuration::{Configuration, Status};
 pub use error::PostgresError;
@@ -26,8 +27,8 @@ pub use keys::{KeyTerms, StoredKey};
 pub use look_up::ApiKeyError;
 pub use migrations::{Migration, Schema};
 pub use rules::StoredRules;
-pub use totals::TotalsWriter;
 pub use users::StoredUser;
+pub use writers::{Writer, Written};
 
 use std::fmt;
 use std::time::Duration;
@@ -163,7 +164,7 @@ impl Postgres {
     }
 
     /// A connection to a server that is new enough.
-    async fn connection(&self) -> Result<Object, PostgresError> {
+    pub(crate) async fn connection(&self) -> Result<Object, PostgresError> {
         let connected = timeout(CONNECTED_WITHIN, self.pool.get()).await;
         let connection = connected.unwrap_or(Err(PoolError::Timeout(TimeoutType::Create)));
         let connection = connection.map_err(|error| PostgresError::unreachable(&self.address, &error))?;

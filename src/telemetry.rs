@@ -44,6 +44,12 @@ pub(crate) mod names {
     /// Requests that the database's totals will never have.
     #[cfg(feature = "postgres")]
     pub(crate) const TOTALS_LOST: &str = "tollgate_totals_lost_total";
+    /// How old the oldest decision is that isn't in the database's history yet.
+    #[cfg(feature = "postgres")]
+    pub(crate) const HISTORY_LAG: &str = "tollgate_history_lag_seconds";
+    /// Decisions that the database's history will never have.
+    #[cfg(feature = "postgres")]
+    pub(crate) const HISTORY_LOST: &str = "tollgate_history_lost_total";
     /// What shadow rules would have done, by rule and outcome.
     #[cfg(feature = "rules")]
     pub(crate) const SHADOWS: &str = "tollgate_shadow_verdicts_total";
@@ -64,6 +70,8 @@ pub fn describe_metrics() {
         describe_gauge!(names::DATABASE, "Whether the database is heard from: 1, or 0");
         describe_gauge!(names::TOTALS_LAG, Unit::Seconds, "Age of the oldest request that is not in the totals yet");
         describe_counter!(names::TOTALS_LOST, "Requests that the totals will never have");
+        describe_gauge!(names::HISTORY_LAG, Unit::Seconds, "Age of the oldest decision that is not in the history yet");
+        describe_counter!(names::HISTORY_LOST, "Decisions that the history will never have");
     }
     #[cfg(feature = "rules")]
     {
@@ -320,6 +328,32 @@ pub(crate) fn totals(lag: std::time::Duration, lost: u64, is_connected: bool) {
     }
 }
 
+/// Decisions are kept for now, as far as there is room.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn history_unwritten(error: &crate::postgres::PostgresError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", %error, "history cannot be written: it is kept as far as there is room");
+}
+
+/// There is no room for a decision, for the first time.
+#[cfg(feature = "postgres")]
+pub(crate) fn history_full() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", "the queue of the history is full: decisions are not recorded");
+}
+
+/// How far the history in the database is behind, and how many decisions it will never have.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
+pub(crate) fn history(lag: std::time::Duration, lost: u64) {
+    #[cfg(feature = "metrics")]
+    {
+        metrics::gauge!(names::HISTORY_LAG).set(lag.as_secs_f64());
+        metrics::counter!(names::HISTORY_LOST).absolute(lost);
+    }
+}
+
 /// A request came with an API key: a valid one, or this is wrong with it.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
@@ -331,14 +365,14 @@ pub(crate) fn api_key(error: Option<&crate::postgres::ApiKeyError>) {
     }
 }
 
-/// Another process has ended before it had written its totals, after this moment.
+/// Another process has ended before it had written everything, after this moment.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn writer_killed(writer: &str, last_written: std::time::SystemTime) {
     #[cfg(feature = "tracing")]
     {
         let after = last_written.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
-        tracing::warn!(target: "tollgate", writer, after_unix = after, "a process was killed: the totals of its last batch are lost");
+        tracing::warn!(target: "tollgate", writer, after_unix = after, "a process was killed: what it had not yet written is lost");
     }
 }
 

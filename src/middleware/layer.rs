@@ -14,6 +14,8 @@ use super::client_address::ClientAddress;
 use super::headers::HeaderStyle;
 use super::service::RateLimit;
 use super::sources::{self, Sources};
+#[cfg(feature = "postgres")]
+use crate::history::History;
 use crate::limiter::Limiter;
 #[cfg(feature = "postgres")]
 use crate::postgres::Configuration;
@@ -36,6 +38,8 @@ pub(super) struct Settings {
     pub(super) settles: bool,
     /// How long another may tell to hold back.
     pub(super) heeds: Option<Duration>,
+    #[cfg(feature = "postgres")]
+    pub(super) history: Option<History>,
     /// The set of rules that was looked at last, by its address. A router makes a layer's services again and again.
     pub(super) checked: Arc<AtomicUsize>,
 }
@@ -99,6 +103,8 @@ impl RateLimitLayer {
             max_wait: None,
             settles: false,
             heeds: None,
+            #[cfg(feature = "postgres")]
+            history: None,
             checked: Arc::default(),
         };
         Self { settings }
@@ -203,6 +209,16 @@ impl RateLimitLayer {
     #[must_use]
     pub fn heed(mut self, most: Duration) -> Self {
         self.settings.heeds = Some(most);
+        self
+    }
+
+    /// Records each decision, with the status of the answer. No request waits for that; where a client has gone before there
+    /// was an answer, there is no status. Requests that are [skipped](Self::skip), and those for which no decision could be
+    /// made, aren't recorded.
+    #[cfg(feature = "postgres")]
+    #[must_use]
+    pub fn history(mut self, history: History) -> Self {
+        self.settings.history = Some(history);
         self
     }
 }

@@ -6,6 +6,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
+#[cfg(feature = "postgres")]
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -21,6 +23,8 @@ use super::layer::Settings;
 use super::restraint;
 use super::sources::Given;
 use crate::error::{Error, Kind};
+#[cfg(feature = "postgres")]
+use crate::history::Entry;
 use crate::hold::Permit;
 use crate::limiter::{Asking, HeldVerdict, Limiter};
 use crate::random::unique_id;
@@ -72,6 +76,8 @@ struct Admitted {
     ends: Option<Ends>,
     /// Whom it was charged to.
     charged: Option<(Rule, OwnedRequest)>,
+    #[cfg(feature = "postgres")]
+    entry: Option<Entry>,
 }
 
 impl Settings {
@@ -99,11 +105,15 @@ impl Settings {
             Ok(admitted) => admitted,
             Err(answer) => return Ok(answer.map(ResponseBody::answer)),
         };
-        let Admitted { verdict, ends, charged } = admitted;
+        let Admitted { verdict, ends, charged, .. } = admitted;
+        #[cfg(feature = "postgres")]
+        let entry = admitted.entry;
         let fields = verdict.headers(self.style);
         parts.extensions.insert(verdict);
         parts.extensions.get_or_insert_default::<Permits>().add(ends.as_ref());
         let (mut parts, body) = service.call(Request::from_parts(parts, body)).await?.into_parts();
+        #[cfg(feature = "postgres")]
+        entry.into_iter().for_each(|entry| entry.answered(parts.status.as_u16()));
         if let (Some((rule, request)), Some(most)) = (charged, self.heeds) {
             restraint::heed(&self.limiter, &rule, &request, most, &parts).await;
         }
@@ -139,19 +149,26 @@ impl Settings {
             None => Asking::Hold { id: id.as_ref().map(|id| (id.as_bytes(), SETTLED_WITHIN)) },
         };
         let failed = |error: Error| protocol.failed(Failure::of(&error), &error);
+        #[cfg(feature = "postgres")]
+        let recording = self.history.as_ref().map(|history| (history, Instant::now()));
         let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(failed)?;
         let HeldVerdict { verdict, permits } = held;
         #[cfg(feature = "postgres")]
         if let Rules::Followed(configuration) = &self.rules {
             configuration.count(&attributes, verdict.allowed);
         }
+        #[cfg(feature = "postgres")]
+        let entry = recording.map(|(history, began)| history.entry(&attributes, &verdict, began.elapsed()));
         if matches!(&verdict.reason, Reason::Missing(name) if name == "ip") && self.sources.lack_a_peer(parts) {
             let why = "ip: expected the connection's other end, which the server doesn't note (in axum, serve \
                        into_make_service_with_connect_info::<SocketAddr>())";
             return Err(failed(Error::new(Kind::Input, why)));
         }
         if !verdict.allowed {
-            return Err(protocol.denied(verdict, self.style));
+            let answer = protocol.denied(verdict, self.style);
+            #[cfg(feature = "postgres")]
+            entry.into_iter().for_each(|entry| entry.answered(answer.status().as_u16()));
+            return Err(answer);
         }
         // For as long as the response takes.
         let permits: Arc<Vec<_>> = Arc::new(permits.into_iter().map(Permit::renewed).collect());
@@ -172,7 +189,13 @@ impl Settings {
         };
         let holds = settlement.is_some() || !permits.is_empty();
         let ends = holds.then_some(Ends { _settlement: settlement, permits });
-        Ok(Admitted { verdict, ends, charged })
+        Ok(Admitted {
+            verdict,
+            ends,
+            charged,
+            #[cfg(feature = "postgres")]
+            entry,
+        })
     }
 }
 

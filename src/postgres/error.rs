@@ -24,7 +24,7 @@ enum Kind {
 }
 
 impl PostgresError {
-    pub(super) fn input(message: impl Into<String>) -> Self {
+    pub(crate) fn input(message: impl Into<String>) -> Self {
         Self { kind: Kind::Input, message: message.into() }
     }
 
@@ -85,7 +85,7 @@ impl PostgresError {
     }
 
     /// What was sent can't be stored, however often it is tried.
-    pub(super) fn is_data(&self) -> bool {
+    pub(crate) fn is_data(&self) -> bool {
         self.kind == Kind::Data
     }
 

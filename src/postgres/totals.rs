@@ -7,22 +7,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::follow::in_time;
 use super::input::{MOST_BYTES_OF_A_KEY, MOST_BYTES_OF_A_USER};
+use super::writers::{About, Batches, Written, answered, column};
 use super::{Postgres, PostgresError};
-use crate::random::unique_id;
-use crate::telemetry;
 
 /// How long counts wait for others before they are written.
 pub(super) const WRITTEN_EVERY: Duration = Duration::from_secs(1);
-/// How long each statement of that may take.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(15);
 /// Rows that a statement adds at most: a second's work.
 const MOST_ROWS: usize = 10_000;
-/// So often a process shows that it runs, if it has nothing to write.
-const HEARD_EVERY: Duration = Duration::from_secs(10);
-/// A process that isn't heard of for longer was killed.
-const SILENT_FOR: &str = "30 seconds";
 /// Users and keys that are counted at a time: more while PostgreSQL is away would need memory without end.
 const MOST_NAMES: usize = 100_000;
 const STRIPES: usize = 16;
@@ -30,8 +22,6 @@ const SECONDS_OF_A_DAY: u64 = 86_400;
 
 pub(super) struct Totals {
     postgres: Postgres,
-    /// The name of this process among those that write.
-    writer: String,
     counts: [Mutex<Counts>; STRIPES],
     hasher: std::hash::RandomState,
     names: AtomicUsize,
@@ -67,17 +57,10 @@ struct OfKey {
     last: SystemTime,
 }
 
-#[derive(Default)]
 struct Writing {
-    /// The number of the last batch that was written.
-    written: i64,
+    batches: Batches,
     /// The batch that is on its way: it may have been written, or not.
     batch: Option<Batch>,
-    heard: Option<Instant>,
-    /// What was last reported as lost.
-    lost: u64,
-    /// Whether the database knows that nothing is missing.
-    ended: bool,
 }
 
 /// In the order in which rows are locked, the same in every process.
@@ -93,13 +76,12 @@ impl Totals {
     pub(super) fn new(postgres: Postgres) -> Self {
         Self {
             postgres,
-            writer: unique_id("service"),
             counts: Default::default(),
             hasher: std::hash::RandomState::new(),
             names: AtomicUsize::new(0),
             lost: AtomicU64::new(0),
             on_its_way: Mutex::default(),
-            writing: tokio::sync::Mutex::default(),
+            writing: tokio::sync::Mutex::new(Writing { batches: Batches::new(Written::Totals), batch: None }),
         }
     }
 
@@ -155,7 +137,7 @@ impl Totals {
     pub(super) fn is_used(&self) -> bool {
         // Where somebody writes just now, that may fail.
         let has_written =
-            self.writing.try_lock().map_or(true, |writing| writing.heard.is_some() || writing.batch.is_some());
+            self.writing.try_lock().map_or(true, |writing| writing.batches.is_known() || writing.batch.is_some());
         has_written || self.counts.iter().any(|counts| locked(counts).since.is_some())
     }
 
@@ -189,27 +171,21 @@ impl Totals {
         if writing.batch.is_none() {
             writing.batch = self.taken();
         }
-        let lost = self.lost();
-        let due = writing.heard.is_none_or(|heard| heard.elapsed() >= HEARD_EVERY) || lost != writing.lost;
-        if writing.batch.is_none() && !is_end && (!due || writing.ended) {
+        let requests = writing.batch.as_ref().map(|batch| batch.requests);
+        let about = About { requests, lost: self.lost(), is_end };
+        if !writing.batches.is_due(about) {
             return Ok(());
         }
-        let written = self.write_batch(writing, lost, is_end).await;
-        match (&written, &writing.batch) {
-            (Ok(()), Some(_)) => writing.written += 1,
+        let written = self.write_batch(writing, about).await;
+        match (&written, requests) {
+            (Ok(()), _) => {}
             // What can't be stored now never can.
-            (Err(error), Some(batch)) if error.is_data() => _ = self.lost.fetch_add(batch.requests, Ordering::Relaxed),
-            (Ok(()), None) => {}
+            (Err(error), Some(requests)) if error.is_data() => _ = self.lost.fetch_add(requests, Ordering::Relaxed),
             (Err(_), _) => return written,
         }
         writing.batch = None;
         *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        let heard = writing.heard.replace(Instant::now());
-        (writing.lost, writing.ended) = (lost, is_end && written.is_ok());
-        // Not after an outage, in which nobody was heard of.
-        if heard.is_some_and(|heard| heard.elapsed() < HEARD_EVERY * 2) {
-            self.note_killed().await;
-        }
+        writing.batches.done(&self.postgres, about, written.is_err()).await;
         written
     }
 
@@ -235,20 +211,9 @@ impl Totals {
     }
 
     /// One transaction: the counts and the batch's number, by which it isn't added twice.
-    async fn write_batch(&self, writing: &mut Writing, lost: u64, is_end: bool) -> Result<(), PostgresError> {
+    async fn write_batch(&self, writing: &Writing, about: About) -> Result<(), PostgresError> {
         let mut connection = self.postgres.connection().await?;
-        let transaction = answered(connection.transaction()).await?;
-        answered(transaction.batch_execute(PATIENCE)).await?;
-        let number = writing.written + i64::from(writing.batch.is_some());
-        let requests = writing.batch.as_ref().map_or(0, |batch| i64::try_from(batch.requests).unwrap_or(i64::MAX));
-        let lost = i64::try_from(lost).unwrap_or(i64::MAX);
-        answered(transaction.execute(REGISTER, &[&self.writer])).await?;
-        // The last batch may be being committed just now, by the connection before: that is waited for.
-        let written: i64 = answered(transaction.query_one(LAST_BATCH, &[&self.writer])).await?.get(0);
-        let is_new = written < number;
-        let requests = if is_new { requests } else { 0 };
-        let advanced = (number.max(written), requests);
-        answered(transaction.execute(ADVANCE, &[&self.writer, &advanced.0, &advanced.1, &lost, &is_end])).await?;
+        let (transaction, is_new) = writing.batches.begin(&mut connection, about).await?;
         if let Some(batch) = writing.batch.as_ref().filter(|_| is_new) {
             let mut days: BTreeMap<i32, Vec<(&str, &OfUser)>> = BTreeMap::new();
             for ((day, user), counts) in &batch.users {
@@ -273,29 +238,7 @@ impl Totals {
         }
         answered(transaction.commit()).await
     }
-
-    /// Looks for others that were killed. If that fails, the next one does.
-    async fn note_killed(&self) {
-        let Ok(connection) = self.postgres.connection().await else { return };
-        if let Ok(killed) = answered(connection.query(NOTE_KILLED, &[&SILENT_FOR, &self.writer])).await {
-            killed.iter().for_each(|row| telemetry::writer_killed(row.get(0), row.get(1)));
-        }
-    }
 }
-
-/// So that a process which has gone without a word holds up nobody.
-const PATIENCE: &str = "SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '5s';
-    SET LOCAL statement_timeout = '10s'";
-
-const REGISTER: &str = "INSERT INTO tollgate.writers (writer) VALUES ($1) ON CONFLICT DO NOTHING";
-
-const LAST_BATCH: &str = "SELECT batch FROM tollgate.writers WHERE writer = $1 FOR UPDATE";
-
-const ADVANCE: &str = "
-    UPDATE tollgate.writers
-    SET batch = $2, requests = requests + $3, lost = $4, written_at = now(), killed = false,
-        ended_at = CASE WHEN $5 THEN now() END
-    WHERE writer = $1";
 
 /// What was used on one day. A day or a month that is over when it arrives counts for that no more.
 const ADD_USERS: &str = "
@@ -324,18 +267,6 @@ const ADD_KEYS: &str = "
     FROM unnest($1::text[], $2::int8[], $3::timestamptz[]) AS counted (key_id, allowed, last)
     WHERE k.key_id = counted.key_id";
 
-/// Marks others as killed that were silent for so long, and forgets those that ended long ago.
-const NOTE_KILLED: &str = "
-    WITH forgotten AS (
-        DELETE FROM tollgate.writers WHERE ended_at < now() - interval '90 days' AND writer <> $2
-    ), silent AS (
-        SELECT writer FROM tollgate.writers
-        WHERE ended_at IS NULL AND written_at < now() - $1::text::interval AND writer <> $2
-        FOR UPDATE SKIP LOCKED
-    )
-    UPDATE tollgate.writers AS w SET killed = true, ended_at = written_at FROM silent WHERE w.writer = silent.writer
-    RETURNING w.writer, w.written_at";
-
 impl OfUser {
     fn add(&mut self, now: Self) {
         self.allowed += now.allowed;
@@ -344,60 +275,6 @@ impl OfUser {
     }
 }
 
-async fn answered<T>(work: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, PostgresError> {
-    in_time(ANSWERED_WITHIN, work).await
-}
-
 fn locked(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
     counts.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn column(count: u64) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
-}
-
-/// A service that writes totals, as the database knows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TotalsWriter {
-    /// The name that it has given itself.
-    pub name: String,
-    /// Where it connects from; none by a Unix socket.
-    pub client: Option<String>,
-    /// Requests in the batches that it has written.
-    pub requests: u64,
-    /// Requests that it could not keep while PostgreSQL was away.
-    pub lost: u64,
-    /// When it began.
-    pub started_at: SystemTime,
-    /// When it last wrote, or showed that it runs: every ten seconds at least.
-    pub written_at: SystemTime,
-    /// When it had written everything and stopped, or, if it was killed, was last heard of; none while it runs.
-    pub ended_at: Option<SystemTime>,
-    /// Whether it was killed: what it counted since it last wrote is lost, of which this is the only record.
-    pub killed: bool,
-}
-
-impl Postgres {
-    /// The services that write totals, or did in the last 90 days: the last one to begin first, and no more than 100.
-    ///
-    /// # Errors
-    ///
-    /// No connection; no tables.
-    pub async fn totals_writers(&self) -> Result<Vec<TotalsWriter>, PostgresError> {
-        let select = "SELECT writer, host(client) AS client, requests, lost, started_at, written_at, ended_at, killed
-            FROM tollgate.writers ORDER BY started_at DESC LIMIT 100";
-        let rows = self.connection().await?.query(select, &[]).await?;
-        let writer = |row: &tokio_postgres::Row| TotalsWriter {
-            name: row.get("writer"),
-            client: row.get("client"),
-            requests: row.get::<_, i64>("requests").unsigned_abs(),
-            lost: row.get::<_, i64>("lost").unsigned_abs(),
-            started_at: row.get("started_at"),
-            written_at: row.get("written_at"),
-            ended_at: row.get("ended_at"),
-            killed: row.get("killed"),
-        };
-        Ok(rows.iter().map(writer).collect())
-    }
 }

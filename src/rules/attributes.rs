@@ -182,7 +182,18 @@ impl<'a> Attributes<'a> {
     #[cfg(feature = "postgres")]
     pub(crate) fn counted_for(&self) -> Option<(&str, Option<&str>)> {
         let user = std::str::from_utf8(self.text(USER)?).ok()?;
-        Some((user, self.account.and_then(Account::key_id)))
+        Some((user, self.key_id()))
+    }
+
+    /// The id of the API key that it came with, if it is known whose it is.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn key_id(&self) -> Option<&str> {
+        self.account.and_then(Account::key_id)
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        self.ip
     }
 
     /// Whether servers disagree on what its path is.

@@ -4,6 +4,7 @@ mod cache;
 #[cfg(feature = "tls")]
 mod encrypted;
 mod follow;
+mod history;
 mod indexes;
 mod keys;
 mod rights;
@@ -81,9 +82,12 @@ async fn tables_are_made_once_however_often_and_by_however_many() {
     assert_eq!(tables, expected);
     let partitions =
         async || server.run("SELECT relname FROM pg_class WHERE relispartition AND relkind = 'r'").await.len();
-    assert_eq!(partitions().await, 6, "of this month and the two after it");
+    assert_eq!(partitions().await, 16, "of last month, this one and the two after it");
     assert_eq!(server.run("SELECT tollgate.make_partitions(2)").await, ["0"]);
-    assert_eq!((server.run("SELECT tollgate.make_partitions(3)").await, partitions().await), (vec!["2".to_owned()], 8));
+    assert_eq!(
+        (server.run("SELECT tollgate.make_partitions(3)").await, partitions().await),
+        (vec!["4".to_owned()], 20)
+    );
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
-use tollgate::postgres::{Migration, Postgres, TotalsWriter};
+use tollgate::postgres::{Migration, Postgres, Writer};
 
 use crate::options::tls::Files;
 #[cfg(not(feature = "tls"))]
@@ -20,7 +20,7 @@ pub(crate) enum Db {
     ///
     /// In one transaction; a second one at the same time waits for the first. Does nothing where nothing is left to do.
     Migrate(Database),
-    /// Show which migrations the database has, and which are still to be made; and which services write totals.
+    /// Show which migrations the database has, and which are still to be made; and which services write.
     ///
     /// Exit code: 0 if it has all, 1 if some are to be made, 2 if something broke.
     Status(Database),
@@ -84,7 +84,7 @@ impl Db {
                 let printed =
                     writeln!(anstream::stdout(), "{}: PostgreSQL {}", postgres.address(), schema.server_version);
                 let printed = printed.and_then(|()| schema.migrations.iter().try_for_each(print));
-                let writers = if schema.is_complete() { postgres.totals_writers().await? } else { Vec::new() };
+                let writers = if schema.is_complete() { postgres.writers().await? } else { Vec::new() };
                 found(code, printed.and_then(|()| print_writers(&writers)))
             }
         }
@@ -109,25 +109,26 @@ fn print(migration: &Migration) -> io::Result<()> {
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Services that run, and those of the last days that don't.
-fn print_writers(writers: &[TotalsWriter]) -> io::Result<()> {
+fn print_writers(writers: &[Writer]) -> io::Result<()> {
     let mut out = anstream::stdout();
     if !writers.is_empty() {
-        writeln!(out, "{QUIET}services that write totals{QUIET:#}")?;
+        writeln!(out, "{QUIET}services that write{QUIET:#}")?;
     }
     for writer in writers {
         let ago = SystemTime::now().duration_since(writer.written_at).unwrap_or_default();
         let state = match (writer.killed, writer.ended_at) {
             (true, _) => {
-                format!("killed: what it counted in the seconds after it last wrote, {} ago, is lost", human(ago))
+                format!("killed: what it had not yet written, {} ago, is lost", human(ago))
             }
             (false, Some(_)) => format!("ended {} ago", human(ago)),
             (false, None) if ago > SILENCE => format!("not heard of for {}: perhaps killed", human(ago)),
             (false, None) => format!("runs; wrote {} ago", human(ago)),
         };
         let (name, requests) = (&writer.name, counted(writer.requests, "request"));
+        let writes = writer.writes.name();
         let from = writer.client.as_deref().unwrap_or("a socket");
         let lost = if writer.lost > 0 { format!(", {} lost", writer.lost) } else { String::new() };
-        writeln!(out, "  {name} from {from}: {requests}{lost}; {state}")?;
+        writeln!(out, "  {name} from {from}: {writes} of {requests}{lost}; {state}")?;
     }
     Ok(())
 }

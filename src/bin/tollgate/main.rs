@@ -5,6 +5,8 @@
 //! was misused.
 
 mod attributes;
+#[cfg(feature = "postgres")]
+mod audit;
 mod block;
 #[cfg(feature = "postgres")]
 mod db;
@@ -15,6 +17,8 @@ mod inspect;
 mod keys;
 mod load;
 mod messages;
+#[cfg(feature = "postgres")]
+mod moment;
 mod options;
 mod output;
 mod probe;
@@ -23,6 +27,8 @@ mod replay;
 mod reset;
 mod rules;
 mod service;
+#[cfg(feature = "postgres")]
+mod stats;
 #[cfg(feature = "postgres")]
 mod stored;
 mod subject;
@@ -89,6 +95,17 @@ enum Command {
     #[cfg(feature = "postgres")]
     #[command(subcommand)]
     Keys(keys::Keys),
+    /// Show why a user was denied, then: the decisions that services have recorded.
+    ///
+    /// Exit code: 0, 1 if none is recorded, 2 if something broke.
+    #[cfg(feature = "postgres")]
+    Audit(audit::Audit),
+    /// Show what decisions come to: how many were allowed and denied, and how long they took.
+    ///
+    /// Percentiles are within 2.2 %, also those of many rows together. Exit code: 0, 1 if nothing is counted, 2 if something
+    /// broke.
+    #[cfg(feature = "postgres")]
+    Stats(stats::Stats),
 }
 
 /// What ends a command early.
@@ -123,6 +140,10 @@ async fn main() -> ExitCode {
         Command::Users(users) => users.run().await,
         #[cfg(feature = "postgres")]
         Command::Keys(keys) => keys.run().await,
+        #[cfg(feature = "postgres")]
+        Command::Audit(audit) => audit.run().await,
+        #[cfg(feature = "postgres")]
+        Command::Stats(stats) => stats.run().await,
     };
     match outcome {
         Ok(code) => code,

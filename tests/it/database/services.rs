@@ -113,11 +113,11 @@ async fn a_service_that_is_killed_loses_its_last_batch_at_most() {
     server.run("UPDATE tollgate.writers SET written_at = written_at - interval '1 minute'").await;
     let other = service(&redis, &server.url());
     super::until("it is reported", async || {
-        database.totals_writers().await.expect("writers").iter().any(|writer| writer.killed)
+        database.writers().await.expect("writers").iter().any(|writer| writer.killed)
     })
     .await;
     let status = stdout(&tollgate(&["db", "status", "--database", &server.url()]));
-    let expected = format!(": {total} requests; killed: what it counted in the seconds after it last wrote");
+    let expected = format!(": totals of {total} requests; killed: what it had not yet written");
     assert!(status.contains(&expected), "{status}");
     // One that is asked to end loses nothing.
     for _ in 0..50 {

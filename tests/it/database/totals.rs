@@ -40,7 +40,7 @@ async fn totals_are_what_was_decided_also_after_postgres_was_killed() {
         let stored = tool.user(&user.to_string()).await.expect("an answer").expect("known");
         assert_eq!((stored.total_today, stored.total_this_month, stored.times_exceeded), (allowed, allowed, denied));
     }
-    let writers = tool.totals_writers().await.expect("writers");
+    let writers = tool.writers().await.expect("writers");
     assert_eq!(writers.iter().map(|writer| writer.requests).sum::<u64>(), 6000);
     assert!(writers.len() == 2 && writers.iter().all(|writer| writer.ended_at.is_some() && !writer.killed));
 }
@@ -140,7 +140,7 @@ async fn a_service_that_was_killed_is_reported() {
         .run("INSERT INTO tollgate.writers (writer, requests, written_at) VALUES ('gone', 17, now() - interval '1 minute')")
         .await;
     service.finish().await.expect("written");
-    let writers = tool.totals_writers().await.expect("writers");
+    let writers = tool.writers().await.expect("writers");
     let gone = writers.iter().find(|writer| writer.name == "gone").expect("known");
     assert!(gone.killed && gone.ended_at == Some(gone.written_at), "{gone:?}");
     let status = stdout(&tollgate(&["db", "status", "--database", &server.url()]));
@@ -178,6 +178,6 @@ async fn more_users_than_are_kept_are_counted_as_lost() {
     let written: u64 =
         server.run("SELECT sum(total_today) FROM tollgate.user_quotas").await[0].parse().expect("a number");
     assert_eq!(written + lost, 301_000);
-    let writers = tool.totals_writers().await.expect("writers");
+    let writers = tool.writers().await.expect("writers");
     assert_eq!(writers[0].lost, lost);
 }

@@ -1,0 +1,68 @@
+//! Times as people say them: `14:03`, `2026-11-23T14:03`, `2026-11-23`; in UTC unless they say otherwise.
+
+use std::ops::Range;
+use std::time::SystemTime;
+
+use jiff::civil::{Date, DateTime, Time};
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
+
+use crate::Failure;
+
+/// The day, minute or second that a text names. A time without a day is the last one that has begun.
+pub(crate) fn moment(option: &str, text: &str, now: Timestamp) -> Result<Range<Timestamp>, Failure> {
+    let expected = "expected a time such as 14:03, 2026-11-23T14:03, 2026-11-23 or 2026-11-23T14:03:07+01:00";
+    let wrong = || Failure::Told(format!("{option}: {expected}, got '{text}'"));
+    let begins = |time: DateTime| time.to_zoned(TimeZone::UTC).map(|zoned| zoned.timestamp()).map_err(|_| wrong());
+    let lasting = |from: Timestamp, length: SignedDuration| Ok(from..from.checked_add(length).map_err(|_| wrong())?);
+    if let Ok(instant) = text.parse::<Timestamp>() {
+        return lasting(instant, SignedDuration::from_secs(1));
+    }
+    let unit = match text.matches(':').count() {
+        0 => SignedDuration::from_hours(24),
+        1 => SignedDuration::from_mins(1),
+        _ => SignedDuration::from_secs(1),
+    };
+    if let Some(time) = text.parse::<Time>().ok().filter(|_| text.contains(':') && !text.contains(['-', 'T', ' '])) {
+        let today = now.to_zoned(TimeZone::UTC).date();
+        let from = begins(today.to_datetime(time))?;
+        let from =
+            if from > now { from.checked_sub(SignedDuration::from_hours(24)).map_err(|_| wrong())? } else { from };
+        return lasting(from, unit);
+    }
+    let said = match text.contains(':') {
+        true => text.parse::<DateTime>(),
+        false => text.parse::<Date>().map(DateTime::from),
+    };
+    lasting(begins(said.map_err(|_| wrong())?)?, unit)
+}
+
+pub(crate) fn times(range: &Range<Timestamp>) -> (SystemTime, SystemTime) {
+    (range.start.into(), range.end.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_as_long_as_it_is_exact() {
+        let now: Timestamp = "2026-11-23T14:30:00Z".parse().expect("a time");
+        for (text, from, to) in [
+            ("14:03", "2026-11-23T14:03:00Z", "2026-11-23T14:04:00Z"),
+            ("14:30", "2026-11-23T14:30:00Z", "2026-11-23T14:31:00Z"),
+            ("14:31", "2026-11-22T14:31:00Z", "2026-11-22T14:32:00Z"),
+            ("14:03:07", "2026-11-23T14:03:07Z", "2026-11-23T14:03:08Z"),
+            ("2026-11-20", "2026-11-20T00:00:00Z", "2026-11-21T00:00:00Z"),
+            ("2026-11-20T14:03", "2026-11-20T14:03:00Z", "2026-11-20T14:04:00Z"),
+            ("2026-11-20 14:03", "2026-11-20T14:03:00Z", "2026-11-20T14:04:00Z"),
+            ("2026-11-20T14:03:07+01:00", "2026-11-20T13:03:07Z", "2026-11-20T13:03:08Z"),
+        ] {
+            let range = moment("--at", text, now).expect(text);
+            assert_eq!((range.start.to_string(), range.end.to_string()), (from.to_owned(), to.to_owned()), "{text}");
+        }
+        for text in ["", "yesterday", "25:00", "2026-13-01", "1403", "9999-12-31T23:59:60", "-1:00"] {
+            assert!(moment("--at", text, now).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! `tollgate stats`: what decisions come to, as a table and as bars.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+use tollgate::history::{Stats as Counted, StatsQuery, Width};
+
+use crate::db::Database;
+use crate::escape::shown;
+use crate::messages::note;
+use crate::moment::{moment, times};
+use crate::options::{self, Shape, shape};
+use crate::output::{QUIET, RIGHT, WRONG, human, json as print_json, micros, width};
+use crate::stored::time;
+use crate::{Failure, Outcome, found};
+
+#[derive(Debug, Args)]
+pub(crate) struct Stats {
+    /// How long each time is. Default: the shortest of which at most 100 are shown.
+    #[arg(long, value_enum, value_name = "UNIT")]
+    by: Option<Unit>,
+    /// How far back to look, such as 90m or 7d. Default: a day.
+    #[arg(long, value_name = "D", value_parser = options::time_to_come, conflicts_with = "from")]
+    last: Option<Duration>,
+    /// From this time on, instead: 14:03, 2026-11-23T14:03 or 2026-11-23, in UTC.
+    #[arg(long, value_name = "TIME")]
+    from: Option<String>,
+    /// Up to the end of this day, minute or second. Default: now.
+    #[arg(long, value_name = "TIME", requires = "from")]
+    to: Option<String>,
+    /// A row for each of these instead of each time, the one with most denials first.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    per: Option<Per>,
+    /// Only this user.
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// Only this endpoint: a route or, where those aren't known, a path.
+    #[arg(long, value_name = "ENDPOINT")]
+    endpoint: Option<String>,
+    /// Only this region.
+    #[arg(long, value_name = "REGION")]
+    region: Option<String>,
+    /// Show so many rows at most.
+    #[arg(long, value_name = "N", default_value = "100", value_parser = options::from_one::<u32, 10_000>)]
+    most: u32,
+    /// How to print. Default: a table on a terminal, else a JSON object per line.
+    #[arg(long, value_enum)]
+    format: Option<Shape>,
+    #[command(flatten)]
+    database: Database,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Unit {
+    Minute,
+    Hour,
+    Day,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Per {
+    User,
+    Endpoint,
+    Region,
+}
+
+/// Beyond this many, the next longer unit is shown.
+const MOST_TIMES: i64 = 100;
+const DAY: Duration = Duration::from_secs(86_400);
+/// The bars of a table that leaves less room than this would say nothing.
+const LEAST_BAR: usize = 8;
+
+impl Stats {
+    pub(crate) async fn run(self) -> Outcome {
+        let now = Timestamp::now();
+        let end = self.to.as_ref().map(|to| moment("--to", to, now)).transpose()?.map_or(now, |to| to.end);
+        let from = match &self.from {
+            Some(from) => moment("--from", from, now)?.start,
+            None => {
+                let ago = SignedDuration::try_from(self.last.unwrap_or(DAY)).ok();
+                let from = ago.and_then(|ago| now.checked_sub(ago).ok());
+                from.ok_or_else(|| Failure::Told("last: expected a time after the year 0, got a longer one".into()))?
+            }
+        };
+        let unit = self.by.unwrap_or_else(|| fitting(end.duration_since(from)));
+        // What began before and goes on is part of it.
+        let from = Timestamp::from_second(from.as_second().div_euclid(unit.seconds()) * unit.seconds()).unwrap_or(from);
+        let (since, until) = times(&(from..end));
+        let mut query = StatsQuery::new(unit.width(), since, until);
+        query = self.user.iter().fold(query, |query, user| query.user(user));
+        query = self.endpoint.iter().fold(query, |query, endpoint| query.endpoint(endpoint));
+        query = self.region.iter().fold(query, |query, region| query.region(region));
+        query = match self.per {
+            None => query,
+            Some(Per::User) => query.by_user(),
+            Some(Per::Endpoint) => query.by_endpoint(),
+            Some(Per::Region) => query.by_region(),
+        };
+        let mut rows = self.database.open()?.stats(&query).await?;
+        let most = self.most as usize;
+        if rows.is_empty() {
+            note(format!("no decision is counted from {from:.0} to {end:.0}"));
+        }
+        if rows.len() > most {
+            note(format!("{most} of {} rows: see --most", rows.len()));
+            match self.per {
+                None => drop(rows.drain(..rows.len() - most)),
+                Some(_) => rows.truncate(most),
+            }
+        }
+        let printed = match shape(self.format) {
+            Shape::Jsonl => {
+                rows.iter().try_for_each(|row| print_json(anstream::stdout(), &record(row, unit, self.per)))
+            }
+            Shape::Table => print_table(&rows, unit, self.per),
+        };
+        found(ExitCode::from(u8::from(rows.is_empty())), printed)
+    }
+}
+
+/// The shortest unit of which not too many are in so long a time.
+fn fitting(length: SignedDuration) -> Unit {
+    let fits = |unit: &Unit| length.as_secs() / unit.seconds() <= MOST_TIMES;
+    [Unit::Minute, Unit::Hour].into_iter().find(fits).unwrap_or(Unit::Day)
+}
+
+impl Unit {
+    fn seconds(self) -> i64 {
+        match self {
+            Self::Minute => 60,
+            Self::Hour => 3600,
+            Self::Day => 86_400,
+        }
+    }
+
+    fn width(self) -> Width {
+        match self {
+            Self::Minute => Width::Minute,
+            Self::Hour => Width::Hour,
+            Self::Day => Width::Day,
+        }
+    }
+}
+
+impl Per {
+    fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Endpoint => "endpoint",
+            Self::Region => "region",
+        }
+    }
+}
+
+fn record(row: &Counted, unit: Unit, per: Option<Per>) -> Value {
+    let mut record = match per {
+        None => json!({ unit.width().name(): time(row.began) }),
+        Some(per) => json!({ per.name(): row.name }),
+    };
+    let counts = json!({
+        "allowed": row.allowed,
+        "throttled": row.throttled,
+        "blocked": row.blocked,
+        "cache_hits": row.cache_hits,
+        "cache_misses": row.cache_misses,
+        "p50_us": micros(row.p50),
+        "p95_us": micros(row.p95),
+        "p99_us": micros(row.p99),
+    });
+    if let (Value::Object(record), Value::Object(counts)) = (&mut record, counts) {
+        record.extend(counts);
+    }
+    record
+}
+
+/// Numbers by which bars are drawn, beside the cells of a line.
+struct Line {
+    cells: Vec<String>,
+    allowed: u64,
+    denied: u64,
+}
+
+fn print_table(rows: &[Counted], unit: Unit, per: Option<Per>) -> io::Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let first = per.map_or(unit.width().name(), Per::name);
+    let heads = [first, "requests", "allowed", "throttled", "blocked", "denied", "p50", "p95", "p99", "cached"];
+    let mut lines = Vec::with_capacity(rows.len());
+    for (at, row) in rows.iter().enumerate() {
+        lines.push(line(row, unit));
+        // A time without a decision is a line too, so that gaps are seen.
+        let next = rows.get(at + 1).and_then(|next| next.began);
+        if let (Some(began), Some(next)) = (row.began, next) {
+            let missing = next.duration_since(began).unwrap_or_default().as_secs() / unit.seconds().unsigned_abs();
+            let gaps = (1..missing).take(MOST_TIMES as usize).map(|gap| {
+                let began = began + Duration::from_secs(gap * unit.seconds().unsigned_abs());
+                let mut cells = vec![label(Some(began), None, unit), "0".to_owned()];
+                cells.resize(heads.len(), "-".to_owned());
+                Line { cells, allowed: 0, denied: 0 }
+            });
+            lines.extend(gaps);
+        }
+    }
+    draw(&heads, &lines)
+}
+
+fn line(row: &Counted, unit: Unit) -> Line {
+    let denied = row.throttled + row.blocked;
+    let all = row.allowed + denied;
+    let asked = row.cache_hits + row.cache_misses;
+    let share =
+        |part: u64, of: u64| if of == 0 { "-".to_owned() } else { format!("{:.1}%", part as f64 / of as f64 * 1e2) };
+    let cells = vec![
+        label(row.began, row.name.as_deref(), unit),
+        all.to_string(),
+        row.allowed.to_string(),
+        row.throttled.to_string(),
+        row.blocked.to_string(),
+        share(denied, all),
+        human(row.p50),
+        human(row.p95),
+        human(row.p99),
+        share(row.cache_hits, asked),
+    ];
+    Line { cells, allowed: row.allowed, denied }
+}
+
+fn label(began: Option<std::time::SystemTime>, name: Option<&str>, unit: Unit) -> String {
+    match (began.and_then(|began| Timestamp::try_from(began).ok()), name) {
+        (Some(began), _) => match unit {
+            Unit::Day => began.strftime("%Y-%m-%d").to_string(),
+            _ => began.strftime("%Y-%m-%d %H:%MZ").to_string(),
+        },
+        (None, Some("")) => "(not known)".to_owned(),
+        (None, name) => shown(name.unwrap_or_default().as_bytes()),
+    }
+}
+
+/// Numbers to the right, and beside them a bar: what was allowed, then what was denied.
+fn draw(heads: &[&str], lines: &[Line]) -> io::Result<()> {
+    let mut out = anstream::stdout();
+    let widths: Vec<_> = heads
+        .iter()
+        .enumerate()
+        .map(|(column, head)| {
+            let cells = lines.iter().map(|line| line.cells[column].chars().count());
+            cells.max().unwrap_or_default().max(head.len())
+        })
+        .collect();
+    let aligned = |cells: &[&str]| {
+        let cells = cells.iter().zip(&widths).enumerate();
+        let cells: Vec<_> = cells
+            .map(|(at, (cell, width))| if at == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") })
+            .collect();
+        cells.join("  ")
+    };
+    let room = width().saturating_sub(widths.iter().sum::<usize>() + 2 * widths.len());
+    let most = lines.iter().map(|line| line.allowed + line.denied).max().unwrap_or_default();
+    let has_bars = room >= LEAST_BAR && most > 0;
+    writeln!(out, "{QUIET}{}{QUIET:#}", aligned(heads))?;
+    for line in lines {
+        let cells: Vec<_> = line.cells.iter().map(String::as_str).collect();
+        write!(out, "{}", aligned(&cells))?;
+        if has_bars {
+            let length = |count: u64| {
+                let length = (count as f64 / most as f64 * room as f64).round() as usize;
+                // Whatever there was is seen.
+                if count > 0 { length.max(1) } else { 0 }
+            };
+            let denied = length(line.denied);
+            let allowed = length(line.allowed).min(room.saturating_sub(denied));
+            let bars = ["█".repeat(allowed), "░".repeat(denied)];
+            write!(out, "  {RIGHT}{}{RIGHT:#}{WRONG}{}{WRONG:#}", bars[0], bars[1])?;
+        }
+        writeln!(out)?;
+    }
+    if has_bars && lines.iter().any(|line| line.denied > 0) {
+        writeln!(out, "{QUIET}█ allowed  ░ denied{QUIET:#}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,249 @@
+//! History: a row for each decision, and what decisions come to by the minute, the hour and the day, in the [system of
+//! record](crate::postgres).
+//!
+//! Decisions go into a bounded queue and from there to PostgreSQL, about once a second: none waits for that. While
+//! PostgreSQL is away the queue fills up, and what has no room in it is counted as lost.
+//!
+//! ```no_run
+//! use tollgate::history::HistorySettings;
+//! use tollgate::middleware::RateLimitLayer;
+//! use tollgate::postgres::Postgres;
+//! use tollgate::{Limiter, Redis};
+//!
+//! # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+//! let limiter = Limiter::new(Redis::open("redis://127.0.0.1/")?);
+//! let postgres = Postgres::open("postgres://limits@127.0.0.1/app")?;
+//! let configuration = postgres.follow(&limiter).await?;
+//! let history = postgres.record(HistorySettings::new().region("eu-west-1").server("api-7"))?;
+//!
+//! let layer = RateLimitLayer::new(limiter, configuration.clone()).history(history.clone());
+//! // Once the service has answered its last request:
+//! history.finish().await?;
+//! configuration.finish().await?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod audit;
+mod histogram;
+mod metrics;
+mod record;
+mod stats;
+mod writer;
+
+pub use audit::{AuditQuery, AuditRecord};
+pub use record::Outcome;
+pub use stats::{Stats, StatsQuery, Width};
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use crate::postgres::{Postgres, PostgresError};
+use crate::random::random;
+use crate::rules::{Attributes, Verdict};
+use crate::runtime;
+use record::Record;
+use writer::Recorder;
+
+const MOST_BYTES_OF_A_NAME: usize = 256;
+/// Decisions that are kept while they can't be written.
+const QUEUE: usize = 65_536;
+const QUEUES: std::ops::RangeInclusive<usize> = 1_000..=10_000_000;
+
+/// What is recorded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HistorySettings {
+    region: String,
+    server: String,
+    allowed_share: f64,
+    queue: usize,
+}
+
+impl Default for HistorySettings {
+    fn default() -> Self {
+        Self { region: String::new(), server: String::new(), allowed_share: 1.0, queue: QUEUE }
+    }
+}
+
+impl HistorySettings {
+    /// A row for each decision, of no region and no server.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Where this service runs, of at most 256 bytes.
+    #[must_use]
+    pub fn region(mut self, region: &str) -> Self {
+        region.clone_into(&mut self.region);
+        self
+    }
+
+    /// Which of the service's processes this is, of at most 256 bytes.
+    #[must_use]
+    pub fn server(mut self, server: &str) -> Self {
+        server.clone_into(&mut self.server);
+        self
+    }
+
+    /// Of the requests that are allowed, so large a share gets a row, each by chance: 0 to 1, by default 1. Denials always
+    /// do, and all are counted in what decisions come to.
+    #[must_use]
+    pub fn allowed_share(mut self, share: f64) -> Self {
+        self.allowed_share = share;
+        self
+    }
+
+    /// So many decisions at most are kept until they are written, of 300 bytes or so each, of 2 KiB at most: 1,000 to
+    /// 10,000,000, by default 65,536. The last quarter is for denials.
+    #[must_use]
+    pub fn queue(mut self, decisions: usize) -> Self {
+        self.queue = decisions;
+        self
+    }
+
+    fn checked(&self) -> Result<(), String> {
+        for (field, text) in [("region", &self.region), ("server", &self.server)] {
+            if text.len() > MOST_BYTES_OF_A_NAME {
+                return Err(format!("{field}: expected at most {MOST_BYTES_OF_A_NAME} bytes, got {}", text.len()));
+            }
+            if text.contains('\0') {
+                return Err(format!("{field}: expected text without NUL, which PostgreSQL doesn't store"));
+            }
+        }
+        if !(0.0..=1.0).contains(&self.allowed_share) {
+            return Err(format!("allowed_share: expected 0 to 1, got {}", self.allowed_share));
+        }
+        if !QUEUES.contains(&self.queue) {
+            let (least, most) = (QUEUES.start(), QUEUES.end());
+            return Err(format!("queue: expected {least} to {most} decisions, got {}", self.queue));
+        }
+        Ok(())
+    }
+}
+
+/// How the recording stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HistoryStatus {
+    /// Decisions that were taken into the queue so far.
+    pub recorded: u64,
+    /// Decisions that the database will never have, so far: the queue was full, or this machine's clock is wrong by weeks.
+    pub lost: u64,
+    /// How old the oldest decision is that isn't in the database yet.
+    pub lag: Duration,
+}
+
+/// Where decisions are recorded. Cheap to clone; what was recorded is written when the last clone is dropped, if the runtime
+/// goes on for so long: [`finish`](Self::finish) waits for it.
+#[derive(Clone)]
+pub struct History {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    recorder: Arc<Recorder>,
+    runtime: Handle,
+}
+
+impl Postgres {
+    /// Records decisions from now on, by a task of this runtime. Needs the right to insert into the tables of history and of
+    /// writers and to update them; partitions are made by the rights of the tables' owner. No round trip here: a PostgreSQL
+    /// that can't be reached is tried again every second.
+    ///
+    /// # Errors
+    ///
+    /// Settings that are out of bounds; a call outside of a tokio runtime.
+    pub fn record(&self, settings: HistorySettings) -> Result<History, PostgresError> {
+        settings.checked().map_err(PostgresError::input)?;
+        let runtime = runtime::with_timers().map_err(|error| PostgresError::input(error.to_string()))?;
+        let recorder = Arc::new(Recorder::new(self.clone(), settings));
+        tokio::spawn(writer::write(Arc::downgrade(&recorder), recorder.much()));
+        Ok(History { shared: Arc::new(Shared { recorder, runtime }) })
+    }
+}
+
+impl History {
+    /// Records what became of a request, and how long that took to find out. Costs no round trip and never waits.
+    /// [`RateLimitLayer`](crate::middleware::RateLimitLayer) does this by itself, with the status of the answer.
+    ///
+    /// An API key stands in it by its id, and only where the request has an [`Account`](crate::rules::Account); text that
+    /// isn't UTF-8, or NUL, as `\xff`; and of each text the first 512 bytes.
+    pub fn record(&self, request: &Attributes<'_>, verdict: &Verdict, latency: Duration) {
+        self.shared.recorder.record(self.new_record(request, verdict, latency));
+    }
+
+    fn new_record(&self, request: &Attributes<'_>, verdict: &Verdict, latency: Duration) -> Record {
+        let share = self.shared.recorder.settings().allowed_share;
+        let has_row = !verdict.allowed || share >= 1.0 || ((random() >> 11) as f64) < share * (1_u64 << 53) as f64;
+        Record::new(request, verdict, latency, has_row)
+    }
+
+    /// How the recording stands.
+    #[must_use]
+    pub fn status(&self) -> HistoryStatus {
+        self.shared.recorder.status()
+    }
+
+    /// Writes what isn't in the database yet: call it when the service has answered its last request.
+    ///
+    /// # Errors
+    ///
+    /// What keeps it from being written: a server that doesn't answer, after 15 seconds or so. It is kept, and may be tried
+    /// again.
+    pub async fn finish(&self) -> Result<(), PostgresError> {
+        self.shared.recorder.finish().await
+    }
+}
+
+/// A decision whose answer isn't known yet: recorded when this is dropped.
+#[cfg(feature = "http")]
+#[derive(Debug)]
+pub(crate) struct Entry {
+    history: History,
+    record: Option<Record>,
+}
+
+#[cfg(feature = "http")]
+impl Entry {
+    /// With the HTTP status of the answer.
+    pub(crate) fn answered(mut self, status: u16) {
+        if let Some(record) = &mut self.record {
+            record.status = Some(status);
+        }
+    }
+}
+
+#[cfg(feature = "http")]
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.record.take().into_iter().for_each(|record| self.history.shared.recorder.record(record));
+    }
+}
+
+#[cfg(feature = "http")]
+impl History {
+    /// The same as [`record`](Self::record), once the answer is known or nobody waits for it any more.
+    pub(crate) fn entry(&self, request: &Attributes<'_>, verdict: &Verdict, latency: Duration) -> Entry {
+        Entry { history: self.clone(), record: Some(self.new_record(request, verdict, latency)) }
+    }
+}
+
+impl fmt::Debug for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (settings, status) = (self.shared.recorder.settings(), self.status());
+        f.debug_struct("History").field("settings", settings).field("status", &status).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.recorder.is_used() {
+            let recorder = Arc::clone(&self.recorder);
+            self.runtime.spawn(async move { recorder.finish().await });
+        }
+    }
+}

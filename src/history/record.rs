@@ -1,0 +1,190 @@
+//! One decision, as it is recorded: bounded in size, and never with a key's secret.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::decision::{By, Decision, RetryAfter};
+use crate::rules::{Attributes, Reason, Verdict};
+
+/// More of a text is cut off.
+pub(super) const MOST_BYTES: usize = 512;
+const MOST_BYTES_OF_A_METHOD: usize = 32;
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It went on.
+    Allowed,
+    /// Its limits denied it, for now or, if it costs more than they ever admit, always.
+    Throttled,
+    /// A rule that blocks denied it, a block of its user or for a time of its key, or it lacks what its rule counts by.
+    Blocked,
+}
+
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) at: SystemTime,
+    pub(super) user: Option<Box<str>>,
+    pub(super) api_key: Option<Box<str>>,
+    pub(super) ip: Option<IpAddr>,
+    pub(super) endpoint: Option<Endpoint>,
+    pub(super) method: Option<Box<str>>,
+    pub(super) rule: Option<Arc<str>>,
+    pub(super) outcome: Outcome,
+    pub(super) reason: &'static str,
+    pub(super) limited_by: Option<Arc<str>>,
+    pub(super) used: Option<u64>,
+    pub(super) capacity: Option<u64>,
+    pub(super) status: Option<u16>,
+    /// Microseconds; -1: never.
+    pub(super) retry_after: Option<i64>,
+    pub(super) latency: Duration,
+    /// Whether Redis, or the engine in its place, was asked; none where no limits were, or nobody could be.
+    pub(super) asked: Option<bool>,
+    /// Whether it gets a row of its own, or is only counted.
+    pub(super) has_row: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Endpoint {
+    /// As a router knows it: one of few.
+    Route(Box<str>),
+    /// As the client has written it: one of any number.
+    Path(Box<str>),
+}
+
+impl Record {
+    pub(super) fn new(request: &Attributes<'_>, verdict: &Verdict, latency: Duration, has_row: bool) -> Self {
+        let text_of = |name| request.get(name).map(|value| text(&value, MOST_BYTES));
+        let endpoint = text_of("route").map(Endpoint::Route).or_else(|| text_of("path").map(Endpoint::Path));
+        let decision = verdict.decision.as_ref();
+        let deciding = decision.map(Deciding::of);
+        Self {
+            at: SystemTime::now(),
+            user: text_of("user"),
+            api_key: request.key_id().map(|key| text(key.as_bytes(), MOST_BYTES)),
+            ip: request.address(),
+            endpoint,
+            method: request.get("method").map(|method| text(&method, MOST_BYTES_OF_A_METHOD)),
+            rule: verdict.rule.clone(),
+            outcome: Outcome::of(verdict),
+            reason: verdict.reason.name(),
+            limited_by: deciding.as_ref().and_then(|deciding| deciding.name.clone()),
+            used: deciding.as_ref().map(|deciding| deciding.limit.saturating_sub(deciding.remaining)),
+            capacity: deciding.map(|deciding| deciding.limit),
+            status: None,
+            retry_after: retry_after(verdict),
+            latency,
+            asked: decision.and_then(|decision| match decision.by {
+                By::Redis | By::Embedded => Some(true),
+                By::DenialCache | By::Lease => Some(false),
+                By::Local | By::Policy => None,
+            }),
+            has_row,
+        }
+    }
+}
+
+/// The limit that denied or, of what was allowed, the one with the least left.
+struct Deciding {
+    name: Option<Arc<str>>,
+    limit: u64,
+    remaining: u64,
+}
+
+impl Deciding {
+    fn of(decision: &Decision) -> Self {
+        let denying = decision.limits.iter().find(|limit| !limit.allowed);
+        match denying.or_else(|| decision.limits.iter().min_by_key(|limit| limit.remaining)) {
+            Some(limit) => Self { name: Some(Arc::clone(&limit.name)), limit: limit.limit, remaining: limit.remaining },
+            None => {
+                let name = decision.quota.as_ref().map(|quota| Arc::clone(quota.title()));
+                Self { name, limit: decision.limit, remaining: decision.remaining }
+            }
+        }
+    }
+}
+
+/// How long a client that was denied has to wait.
+fn retry_after(verdict: &Verdict) -> Option<i64> {
+    let wait = match (&verdict.decision, &verdict.response) {
+        _ if verdict.allowed => None,
+        (Some(decision), _) if decision.retry_after == RetryAfter::Never => return Some(-1),
+        (Some(decision), _) => decision.retry_after.duration(),
+        (None, response) => response.as_ref().and_then(|response| response.retry_after),
+    };
+    wait.map(|wait| i64::try_from(wait.as_micros()).unwrap_or(i64::MAX))
+}
+
+impl Outcome {
+    fn of(verdict: &Verdict) -> Self {
+        let blocked = verdict.decision.as_ref().is_some_and(|decision| decision.blocked);
+        match &verdict.reason {
+            _ if verdict.allowed => Self::Allowed,
+            Reason::Limits if !blocked => Self::Throttled,
+            _ => Self::Blocked,
+        }
+    }
+
+    /// In a word: allowed, throttled or blocked.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Throttled => "throttled",
+            Self::Blocked => "blocked",
+        }
+    }
+}
+
+impl Endpoint {
+    pub(super) fn text(&self) -> &str {
+        match self {
+            Self::Route(text) | Self::Path(text) => text,
+        }
+    }
+}
+
+/// As PostgreSQL can store it: what isn't UTF-8, or NUL, as `\xff`; cut off after so many bytes.
+pub(super) fn text(bytes: &[u8], most: usize) -> Box<str> {
+    let mut text = String::with_capacity(bytes.len().min(most));
+    for chunk in bytes.utf8_chunks() {
+        for (at, part) in chunk.valid().split('\0').enumerate() {
+            text.push_str(if at > 0 { "\\x00" } else { "" });
+            text.push_str(part);
+        }
+        // Writing to a string doesn't fail.
+        chunk.invalid().iter().for_each(|byte| _ = write!(text, "\\x{byte:02x}"));
+        if text.len() > most {
+            break;
+        }
+    }
+    let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or_default());
+    text.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_can_be_stored_and_are_bounded() {
+        for (given, stored) in [
+            (&b"plain"[..], "plain"),
+            ("ä€𝄞".as_bytes(), "ä€𝄞"),
+            (b"a\0b", "a\\x00b"),
+            (b"\0", "\\x00"),
+            (b"a\xff\xfeb", "a\\xff\\xfeb"),
+            (b"", ""),
+        ] {
+            assert_eq!(*text(given, 64), *stored);
+        }
+        assert_eq!(*text("ää".as_bytes(), 3), *"ä");
+        assert_eq!(text(&[b'x'; 5000], MOST_BYTES).len(), MOST_BYTES);
+        assert!(text(&[0xff; 5000], MOST_BYTES).len() <= MOST_BYTES);
+    }
+}

@@ -1,0 +1,209 @@
+//! What decisions come to, read back: by time, or by user, endpoint or region.
+
+use std::time::{Duration, SystemTime};
+
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+use super::histogram::Histogram;
+use crate::postgres::writers::answered;
+use crate::postgres::{Postgres, PostgresError};
+
+/// Rows that are answered at most.
+const MOST_ROWS: i64 = 10_000;
+
+/// How long each of the times is by which decisions are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Width {
+    /// A minute.
+    Minute,
+    /// An hour of UTC.
+    Hour,
+    /// A day of UTC.
+    Day,
+}
+
+/// What a row stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Group {
+    Time,
+    User,
+    Endpoint,
+    Region,
+}
+
+/// Which decisions, and how they are told apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatsQuery {
+    width: Width,
+    from: SystemTime,
+    to: SystemTime,
+    user: Option<String>,
+    endpoint: Option<String>,
+    region: Option<String>,
+    group: Group,
+}
+
+/// What the decisions of one time, user, endpoint or region come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// When the minute, hour or day began; none where rows stand for something else.
+    pub began: Option<SystemTime>,
+    /// The user, endpoint or region; none where rows stand for times. Empty: it isn't known.
+    pub name: Option<String>,
+    /// Requests that went on.
+    pub allowed: u64,
+    /// Requests that their limits denied.
+    pub throttled: u64,
+    /// Requests that were blocked.
+    pub blocked: u64,
+    /// Decisions that a process made from what it remembered, or held in a lease.
+    pub cache_hits: u64,
+    /// Decisions for which Redis was asked.
+    pub cache_misses: u64,
+    /// What half of the decisions took at most, within 2.2 %.
+    pub p50: Duration,
+    /// What 95 % of the decisions took at most, within 2.2 %.
+    pub p95: Duration,
+    /// What 99 % of the decisions took at most, within 2.2 %.
+    pub p99: Duration,
+}
+
+impl Width {
+    /// In a word: minute, hour or day.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Minute => "minute",
+            Self::Hour => "hour",
+            Self::Day => "day",
+        }
+    }
+}
+
+impl StatsQuery {
+    /// What begins in such a time, a row for each minute, hour or day in which there was a decision.
+    #[must_use]
+    pub fn new(width: Width, from: SystemTime, to: SystemTime) -> Self {
+        Self { width, from, to, user: None, endpoint: None, region: None, group: Group::Time }
+    }
+
+    /// Of this user alone.
+    #[must_use]
+    pub fn user(mut self, user: &str) -> Self {
+        self.user = Some(user.to_owned());
+        self
+    }
+
+    /// Of this endpoint alone.
+    #[must_use]
+    pub fn endpoint(mut self, endpoint: &str) -> Self {
+        self.endpoint = Some(endpoint.to_owned());
+        self
+    }
+
+    /// Of this region alone.
+    #[must_use]
+    pub fn region(mut self, region: &str) -> Self {
+        self.region = Some(region.to_owned());
+        self
+    }
+
+    /// A row for each user, the one with most denials first.
+    #[must_use]
+    pub fn by_user(mut self) -> Self {
+        self.group = Group::User;
+        self
+    }
+
+    /// A row for each endpoint, the one with most denials first.
+    #[must_use]
+    pub fn by_endpoint(mut self) -> Self {
+        self.group = Group::Endpoint;
+        self
+    }
+
+    /// A row for each region, the one with most denials first.
+    #[must_use]
+    pub fn by_region(mut self) -> Self {
+        self.group = Group::Region;
+        self
+    }
+
+    /// What sets rows apart.
+    fn column(&self) -> &'static str {
+        match self.group {
+            Group::Time => "began",
+            Group::User => "user_id",
+            Group::Endpoint => "endpoint",
+            Group::Region => "region",
+        }
+    }
+}
+
+impl Postgres {
+    /// What decisions come to, of at most 10,000 times, users, endpoints or regions: the last ones of times, else those with
+    /// most denials.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables; no answer within 15 seconds.
+    pub async fn stats(&self, query: &StatsQuery) -> Result<Vec<Stats>, PostgresError> {
+        let (column, is_of_times) = (query.column(), query.group == Group::Time);
+        let order = if is_of_times { "key DESC" } else { "throttled + blocked DESC, allowed DESC, key" };
+        // Histograms are added up by bucket over all rows at once, which is far faster than row by row.
+        let select = format!(
+            "WITH chosen AS MATERIALIZED (
+                SELECT {column} AS key, allowed, throttled, blocked, cache_hits, cache_misses, latency
+                FROM tollgate.rate_limit_metrics
+                WHERE width = $1 AND began >= $2 AND began < $3 AND ($4::text IS NULL OR user_id = $4)
+                    AND ($5::text IS NULL OR endpoint = $5) AND ($6::text IS NULL OR region = $6)
+            ), counted AS (
+                SELECT * FROM (
+                    SELECT key, sum(allowed)::int8 AS allowed, sum(throttled)::int8 AS throttled,
+                        sum(blocked)::int8 AS blocked, sum(cache_hits)::int8 AS hits, sum(cache_misses)::int8 AS misses
+                    FROM chosen GROUP BY key
+                ) AS summed ORDER BY {order} LIMIT $7
+            ), times AS (
+                SELECT key, array_agg(bucket) AS buckets, array_agg(count) AS counts
+                FROM (
+                    SELECT key, bucket, sum(count)::int8 AS count
+                    FROM chosen, LATERAL unnest((latency).buckets, (latency).counts) AS each (bucket, count)
+                    GROUP BY key, bucket
+                ) AS summed GROUP BY key
+            )
+            SELECT * FROM counted JOIN times USING (key) ORDER BY {order}"
+        );
+        let (width, StatsQuery { from, to, user, endpoint, region, .. }) = (query.width.name(), query);
+        let parameters: [&(dyn ToSql + Sync); 7] = [&width, from, to, user, endpoint, region, &MOST_ROWS];
+        let mut rows = answered(self.connection().await?.query(&select, &parameters)).await?;
+        if is_of_times {
+            rows.reverse();
+        }
+        Ok(rows.iter().map(|row| Stats::of(row, is_of_times)).collect())
+    }
+}
+
+impl Stats {
+    fn of(row: &Row, is_of_times: bool) -> Self {
+        let count = |name| row.get::<_, i64>(name).unsigned_abs();
+        let mut latency = Histogram::default();
+        let (buckets, counts): (Vec<i16>, Vec<i64>) = (row.get("buckets"), row.get("counts"));
+        buckets.into_iter().zip(counts).for_each(|(bucket, count)| latency.add_count(bucket, count.unsigned_abs()));
+        let percentile = |share| latency.percentile(share).unwrap_or_default();
+        Self {
+            began: is_of_times.then(|| row.get("key")),
+            name: (!is_of_times).then(|| row.get("key")),
+            allowed: count("allowed"),
+            throttled: count("throttled"),
+            blocked: count("blocked"),
+            cache_hits: count("hits"),
+            cache_misses: count("misses"),
+            p50: percentile(0.5),
+            p95: percentile(0.95),
+            p99: percentile(0.99),
+        }
+    }
+}

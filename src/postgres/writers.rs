@@ -1,0 +1,209 @@
+//! Services that write in batches: each numbers its own, so that none is written twice, and one that was killed is noticed.
+
+use std::future::Future;
+use std::time::{Duration, Instant, SystemTime};
+
+use deadpool_postgres::Transaction;
+
+use super::follow::in_time;
+use super::{Postgres, PostgresError};
+use crate::random::unique_id;
+use crate::telemetry;
+
+/// How long each statement of a batch may take.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(15);
+/// So often a service shows that it runs, if it has nothing to write.
+const HEARD_EVERY: Duration = Duration::from_secs(10);
+/// One that isn't heard of for longer was killed.
+const SILENT_FOR: &str = "30 seconds";
+
+/// What a service writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Written {
+    /// What users and API keys have used.
+    Totals,
+    /// Single decisions, and what they come to.
+    History,
+}
+
+/// A service that writes, as the database knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Writer {
+    /// The name that it has given itself.
+    pub name: String,
+    /// What it writes.
+    pub writes: Written,
+    /// Where it connects from; none by a Unix socket.
+    pub client: Option<String>,
+    /// Requests in the batches that it has written.
+    pub requests: u64,
+    /// Requests that it could not keep while PostgreSQL was away.
+    pub lost: u64,
+    /// When it began.
+    pub started_at: SystemTime,
+    /// When it last wrote, or showed that it runs: every ten seconds at least.
+    pub written_at: SystemTime,
+    /// When it had written everything and stopped, or, if it was killed, was last heard of; none while it runs.
+    pub ended_at: Option<SystemTime>,
+    /// Whether it was killed: what it counted since it last wrote is lost, of which this is the only record.
+    pub killed: bool,
+}
+
+/// The batches of one service, of which one is on its way at a time.
+pub(crate) struct Batches {
+    name: String,
+    writes: Written,
+    /// The number of the last one that was written.
+    written: i64,
+    heard: Option<Instant>,
+    /// What was last reported as lost.
+    lost: u64,
+    /// Whether the database knows that nothing is missing.
+    ended: bool,
+}
+
+/// What is said about a batch when it is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct About {
+    /// How many requests it holds; none: it says only that the service runs, or has ended.
+    pub(crate) requests: Option<u64>,
+    /// Requests that this service has lost so far.
+    pub(crate) lost: u64,
+    /// Whether this is all.
+    pub(crate) is_end: bool,
+}
+
+impl Batches {
+    pub(crate) fn new(writes: Written) -> Self {
+        Self { name: unique_id("service"), writes, written: 0, heard: None, lost: 0, ended: false }
+    }
+
+    /// Whether the database knows of this service.
+    pub(crate) fn is_known(&self) -> bool {
+        self.heard.is_some()
+    }
+
+    /// Whether there is something to say.
+    pub(crate) fn is_due(&self, about: About) -> bool {
+        let due = self.heard.is_none_or(|heard| heard.elapsed() >= HEARD_EVERY) || about.lost != self.lost;
+        about.requests.is_some() || about.is_end || (due && !self.ended)
+    }
+
+    /// Begins the transaction of a batch; whether it is still to be written: that of a lost connection may have been. After
+    /// its commit, [`done`](Self::done).
+    pub(crate) async fn begin<'c>(
+        &self,
+        connection: &'c mut deadpool_postgres::Object,
+        about: About,
+    ) -> Result<(Transaction<'c>, bool), PostgresError> {
+        let transaction = answered(connection.transaction()).await?;
+        answered(transaction.batch_execute(PATIENCE)).await?;
+        let number = self.written + i64::from(about.requests.is_some());
+        answered(transaction.execute(REGISTER, &[&self.name, &self.writes.name()])).await?;
+        // The last batch may be being committed just now, by the connection before: that is waited for.
+        let written: i64 = answered(transaction.query_one(LAST_BATCH, &[&self.name])).await?.get(0);
+        let is_new = written < number;
+        let requests = column(about.requests.filter(|_| is_new).unwrap_or_default());
+        let (number, lost) = (number.max(written), column(about.lost));
+        answered(transaction.execute(ADVANCE, &[&self.name, &number, &requests, &lost, &about.is_end])).await?;
+        Ok((transaction, is_new))
+    }
+
+    /// The batch was written or, if it `failed`, given up.
+    pub(crate) async fn done(&mut self, postgres: &Postgres, about: About, failed: bool) {
+        if !failed {
+            self.written += i64::from(about.requests.is_some());
+        }
+        let heard = self.heard.replace(Instant::now());
+        (self.lost, self.ended) = (about.lost, about.is_end && !failed);
+        // Not after an outage, in which nobody was heard of.
+        if heard.is_some_and(|heard| heard.elapsed() < HEARD_EVERY * 2) {
+            self.note_killed(postgres).await;
+        }
+    }
+
+    /// Looks for others that were killed. If that fails, the next one does.
+    async fn note_killed(&self, postgres: &Postgres) {
+        let Ok(connection) = postgres.connection().await else { return };
+        if let Ok(killed) = answered(connection.query(NOTE_KILLED, &[&SILENT_FOR, &self.name])).await {
+            killed.iter().for_each(|row| telemetry::writer_killed(row.get(0), row.get(1)));
+        }
+    }
+}
+
+impl Written {
+    /// In a word: totals or history.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Totals => "totals",
+            Self::History => "history",
+        }
+    }
+}
+
+/// So that a process which has gone without a word holds up nobody.
+const PATIENCE: &str = "SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '5s';
+    SET LOCAL statement_timeout = '10s'";
+
+const REGISTER: &str = "INSERT INTO tollgate.writers (writer, writes) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+
+const LAST_BATCH: &str = "SELECT batch FROM tollgate.writers WHERE writer = $1 FOR UPDATE";
+
+const ADVANCE: &str = "
+    UPDATE tollgate.writers
+    SET batch = $2, requests = requests + $3, lost = $4, written_at = now(), killed = false,
+        ended_at = CASE WHEN $5 THEN now() END
+    WHERE writer = $1";
+
+/// Marks others as killed that were silent for so long, and forgets those that ended long ago.
+const NOTE_KILLED: &str = "
+    WITH forgotten AS (
+        DELETE FROM tollgate.writers WHERE ended_at < now() - interval '90 days' AND writer <> $2
+    ), silent AS (
+        SELECT writer FROM tollgate.writers
+        WHERE ended_at IS NULL AND written_at < now() - $1::text::interval AND writer <> $2
+        FOR UPDATE SKIP LOCKED
+    )
+    UPDATE tollgate.writers AS w SET killed = true, ended_at = written_at FROM silent WHERE w.writer = silent.writer
+    RETURNING w.writer, w.written_at";
+
+/// What a statement of a batch answers, in time.
+pub(crate) async fn answered<T>(
+    work: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, PostgresError> {
+    in_time(ANSWERED_WITHIN, work).await
+}
+
+pub(crate) fn column(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+impl Postgres {
+    /// The services that write, or did in the last 90 days: the last one to begin first, and no more than 100. A service
+    /// that writes both totals and history is two of them.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables.
+    pub async fn writers(&self) -> Result<Vec<Writer>, PostgresError> {
+        let select =
+            "SELECT writer, writes, host(client) AS client, requests, lost, started_at, written_at, ended_at, killed
+            FROM tollgate.writers ORDER BY started_at DESC LIMIT 100";
+        let rows = self.connection().await?.query(select, &[]).await?;
+        let writer = |row: &tokio_postgres::Row| Writer {
+            name: row.get("writer"),
+            writes: if row.get::<_, &str>("writes") == "history" { Written::History } else { Written::Totals },
+            client: row.get("client"),
+            requests: row.get::<_, i64>("requests").unsigned_abs(),
+            lost: row.get::<_, i64>("lost").unsigned_abs(),
+            started_at: row.get("started_at"),
+            written_at: row.get("written_at"),
+            ended_at: row.get("ended_at"),
+            killed: row.get("killed"),
+        };
+        Ok(rows.iter().map(writer).collect())
+    }
+}
