@@ -133,6 +133,8 @@ pub struct HistoryStatus {
     pub recorded: u64,
     /// Decisions that the database will never have, so far: the queue was full, or this machine's clock is wrong by weeks.
     pub lost: u64,
+    /// Decisions that wait in the queue.
+    pub queued: usize,
     /// How old the oldest decision is that isn't in the database yet.
     pub lag: Duration,
 }

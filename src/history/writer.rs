@@ -120,6 +120,7 @@ impl Recorder {
         HistoryStatus {
             recorded: self.recorded.load(Ordering::Relaxed),
             lost: self.lost.load(Ordering::Relaxed),
+            queued: self.settings.queue - self.queue.capacity(),
             lag: self.lag(),
         }
     }

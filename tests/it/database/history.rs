@@ -2,6 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use http::header::HeaderName;
+use http::{Request, Response};
+use tollgate::middleware::RateLimitLayer;
+use tower::{Layer, ServiceExt, service_fn};
+
 use tollgate::history::{AuditQuery, History, HistorySettings, StatsQuery, Width};
 use tollgate::postgres::Written;
 use tollgate::rules::{Account, Attributes, RuleSet};
@@ -353,7 +358,27 @@ async fn invented_paths_and_users_make_no_rows_without_end() {
     assert!(users.parse::<u64>().expect("a number") <= 12_001, "{users}");
 }
 
-/// A clock that is wrong by months makes no batch fail.
+/// A clock that is wrong by months makes no batch fail: there is no partition for its time, so what it says is lost.
+#[tokio::test]
+async fn decisions_by_a_clock_that_is_wrong_by_months_are_counted_as_lost() {
+    let (server, tool) = prepared().await;
+    server
+        .run(
+            "CREATE SCHEMA another;
+            CREATE FUNCTION another.now() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.now() + interval '70 days' $$;
+            ALTER DATABASE postgres SET search_path = another, pg_catalog",
+        )
+        .await;
+    let history = database(&server).record(HistorySettings::new()).expect("recording");
+    let (limiter, rules) = (limiter(), rules());
+    decide(&limiter, &rules, &history, &Attributes::new().user("42").path("/else"), latency(0)).await;
+    history.finish().await.expect("said");
+    assert_eq!((history.status().lost, history.status().queued), (1, 0));
+    drop(tool);
+    assert_eq!(one(&server, "SELECT count(*) FROM tollgate.rate_limit_audit_logs").await, "0");
+    assert_eq!(one(&server, "SELECT lost FROM tollgate.writers").await, "1");
+}
+
 #[tokio::test]
 async fn settings_out_of_bounds_are_named() {
     let tool = tollgate::postgres::Postgres::open("postgres://limits@127.0.0.1/app").expect("an address");
@@ -405,4 +430,45 @@ async fn a_service_has_few_rights() {
     decide(&limiter, &rules, &history, &Attributes::new().user("42").path("/else"), latency(0)).await;
     history.finish().await.expect("written, in a partition that the owner's function made");
     assert_eq!(one(&server, "SELECT count(*) FROM tollgate.rate_limit_audit_logs").await, "1");
+}
+
+/// By the layer: with the status of the answer, also of requests whose client has gone before there was one.
+#[tokio::test]
+async fn a_layer_records_each_answer() {
+    let (server, tool) = prepared().await;
+    let history = tool.record(HistorySettings::new()).expect("recording");
+    let answer = service_fn(async move |request: Request<String>| match request.uri().path() {
+        "/api/slow" => std::future::pending().await,
+        "/api/broken" => Err("broken"),
+        path => Ok(Response::builder()
+            .status(if path == "/else" { 404 } else { 201 })
+            .body(String::new())
+            .expect("an answer")),
+    });
+    let layer = RateLimitLayer::new(limiter(), rules()).header("user", HeaderName::from_static("user"));
+    let service = layer.history(history.clone()).layer(answer);
+    let ask = |user: &str, path: &str| {
+        let request = Request::builder().method("PUT").uri(path).header("user", user).body(String::new());
+        service.clone().oneshot(request.expect("a request"))
+    };
+    assert_eq!(ask("a", "/api/x?secret=1").await.expect("an answer").status(), 201);
+    assert_eq!(ask("a", "/else").await.expect("an answer").status(), 404);
+    ask("a", "/api/broken").await.expect_err("the service's own error");
+    let gone = tokio::time::timeout(Duration::from_millis(50), ask("a", "/api/slow")).await;
+    assert!(gone.is_err());
+    assert_eq!(ask("a", "/api/x").await.expect("an answer").status(), 429);
+    assert_eq!(ask("bot", "/else").await.expect("an answer").status(), 403);
+    history.finish().await.expect("written");
+    let rows = server
+        .run("SELECT concat_ws(' ', user_id, method, endpoint, decision, coalesce(status::text, '-')) FROM tollgate.rate_limit_audit_logs ORDER BY at")
+        .await;
+    let expected = [
+        "a PUT /api/x allowed 201",
+        "a PUT /else allowed 404",
+        "a PUT /api/broken allowed -",
+        "a PUT /api/slow allowed -",
+        "a PUT /api/x throttled 429",
+        "bot PUT /else blocked 403",
+    ];
+    assert_eq!(rows, expected);
 }

@@ -107,18 +107,27 @@ async fn a_service_that_is_killed_loses_its_last_batch_at_most() {
     let total = usize::try_from(total).expect("a number");
     // A batch is written every second or so, and that takes a while where other tests run.
     let batch = answered.iter().filter(|at| end - **at < Duration::from_secs(4)).count();
-    println!("{} requests, {total} counted, {} lost", answered.len(), answered.len() - total);
-    assert!(total <= answered.len() && total >= answered.len() - batch, "{total} of {}, {batch}", answered.len());
+    let rows = "SELECT count(*) FROM tollgate.rate_limit_audit_logs WHERE user_id = '42' AND status = 200";
+    let rows: usize = server.run(rows).await[0].parse().expect("a number");
+    println!("{} requests, {total} counted, {rows} recorded", answered.len());
+    for written in [total, rows] {
+        assert!(
+            written <= answered.len() && written >= answered.len() - batch,
+            "{written} of {}, {batch}",
+            answered.len()
+        );
+    }
     // Half a minute later, another service reports it.
     server.run("UPDATE tollgate.writers SET written_at = written_at - interval '1 minute'").await;
     let other = service(&redis, &server.url());
     super::until("it is reported", async || {
-        database.writers().await.expect("writers").iter().any(|writer| writer.killed)
+        database.writers().await.expect("writers").iter().filter(|writer| writer.killed).count() == 2
     })
     .await;
     let status = stdout(&tollgate(&["db", "status", "--database", &server.url()]));
-    let expected = format!(": totals of {total} requests; killed: what it had not yet written");
-    assert!(status.contains(&expected), "{status}");
+    for written in [format!("totals of {total}"), format!("history of {rows}")] {
+        assert!(status.contains(&format!(": {written} requests; killed: what it had not yet written")), "{status}");
+    }
     // One that is asked to end loses nothing.
     for _ in 0..50 {
         assert_eq!(call(&other.address, "GET /", "X-User: 43\r\n").0, 200);
@@ -127,4 +136,6 @@ async fn a_service_that_is_killed_loses_its_last_batch_at_most() {
     let _ = std::process::Command::new("kill").args(["-INT", &other.child.id().to_string()]).status();
     assert!(other.child.wait().expect("its end").success());
     assert_eq!(database.user("43").await.expect("an answer").expect("known").total_today, 50);
+    let rows = "SELECT count(*) || ' ' || min(endpoint) FROM tollgate.rate_limit_audit_logs WHERE user_id = '43'";
+    assert_eq!(server.run(rows).await, ["50 /"]);
 }

@@ -1,5 +1,5 @@
 //! An axum service under the rules of a file, which may change while it runs, with metrics for Prometheus; or, with
-//! `TOLLGATE_DATABASE`, under the rules of a PostgreSQL, with its users and API keys:
+//! `TOLLGATE_DATABASE`, under the rules of a PostgreSQL, with its users and API keys, where it also records each decision:
 //!
 //!   cargo run --manifest-path examples/services/Cargo.toml --bin service
 //!   curl -i -H 'X-User: 42' -H 'X-Tier: free' http://127.0.0.1:3000/api/v1/items
@@ -15,6 +15,7 @@ use axum::http::HeaderName;
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use tollgate::Limiter;
+use tollgate::history::HistorySettings;
 use tollgate::middleware::{ApiKeyLayer, RateLimitLayer, Rules};
 use tollgate::postgres::{Configuration, Postgres};
 use tollgate::rules::WatchedRules;
@@ -42,9 +43,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     });
 
     let limiter = Limiter::new(engine()?);
-    let configuration = match std::env::var("TOLLGATE_DATABASE") {
-        Ok(url) => Some(Postgres::open(&url)?.follow(&limiter).await?),
-        Err(_) => None,
+    let postgres = std::env::var("TOLLGATE_DATABASE").ok().map(|url| Postgres::open(&url)).transpose()?;
+    let (configuration, history) = match &postgres {
+        Some(postgres) => {
+            let settings = HistorySettings::new().region(&std::env::var("REGION").unwrap_or_default());
+            (Some(postgres.follow(&limiter).await?), Some(postgres.record(settings)?))
+        }
+        None => (None, None),
     };
     let rules: Rules = match &configuration {
         Some(configuration) => configuration.clone().into(),
@@ -61,6 +66,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .header("tier", HeaderName::from_static("x-tier"))
         .header("org", HeaderName::from_static("x-org"))
         .header("megabytes", HeaderName::from_static("x-megabytes"));
+    let layer = match &history {
+        Some(history) => layer.history(history.clone()),
+        None => layer,
+    };
 
     let app = Router::new()
         .route("/", get(|| async { "hello\n" }))
@@ -85,6 +94,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     limiter.finish().await;
     if let Some(configuration) = configuration {
         configuration.finish().await?;
+    }
+    if let Some(history) = history {
+        history.finish().await?;
     }
     Ok(())
 }
