@@ -13,7 +13,7 @@ use crate::moment::{moment, times};
 use crate::options::{Shape, from_one, shape};
 use crate::output::{human, micros};
 use crate::stored::{Fields, print_all};
-use crate::{Outcome, found};
+use crate::{Failure, Outcome, found};
 
 #[derive(Debug, Args)]
 pub(crate) struct Audit {
@@ -54,6 +54,10 @@ impl Audit {
             }
             (None, None, _) => now..now,
         };
+        if range.start > range.end {
+            let (from, end) = (range.start, range.end);
+            return Err(Failure::Told(format!("from: expected a time before the end, {end:.0}, got {from:.0}")));
+        }
         let (from, to) = times(&range);
         let query = AuditQuery::new(&self.user, from, to).most(self.most);
         let query = if self.denied { query.only_denied() } else { query };

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
 use jiff::{SignedDuration, Timestamp};
@@ -71,8 +71,8 @@ enum Per {
 /// Beyond this many, the next longer unit is shown.
 const MOST_TIMES: i64 = 100;
 const DAY: Duration = Duration::from_secs(86_400);
-/// The bars of a table that leaves less room than this would say nothing.
-const LEAST_BAR: usize = 8;
+/// A plot that is narrower would say nothing.
+const LEAST_PLOT: usize = 40;
 
 impl Stats {
     pub(crate) async fn run(self) -> Outcome {
@@ -87,6 +87,9 @@ impl Stats {
             }
         };
         let unit = self.by.unwrap_or_else(|| fitting(end.duration_since(from)));
+        if from > end {
+            return Err(Failure::Told(format!("from: expected a time before the end, {end:.0}, got {from:.0}")));
+        }
         // What began before and goes on is part of it.
         let from = Timestamp::from_second(from.as_second().div_euclid(unit.seconds()) * unit.seconds()).unwrap_or(from);
         let (since, until) = times(&(from..end));
@@ -177,7 +180,7 @@ fn record(row: &Counted, unit: Unit, per: Option<Per>) -> Value {
     record
 }
 
-/// Numbers by which bars are drawn, beside the cells of a line.
+/// A line of the table, and of the plot.
 struct Line {
     cells: Vec<String>,
     allowed: u64,
@@ -188,8 +191,8 @@ fn print_table(rows: &[Counted], unit: Unit, per: Option<Per>) -> io::Result<()>
     if rows.is_empty() {
         return Ok(());
     }
-    let first = per.map_or(unit.width().name(), Per::name);
-    let heads = [first, "requests", "allowed", "throttled", "blocked", "denied", "p50", "p95", "p99", "cached"];
+    let first = per.map_or_else(|| format!("{} (UTC)", unit.width().name()), |per| per.name().to_owned());
+    let heads = [&*first, "allowed", "throttled", "blocked", "p50", "p95", "p99", "cached"];
     let mut lines = Vec::with_capacity(rows.len());
     for (at, row) in rows.iter().enumerate() {
         lines.push(line(row, unit));
@@ -199,7 +202,7 @@ fn print_table(rows: &[Counted], unit: Unit, per: Option<Per>) -> io::Result<()>
             let missing = next.duration_since(began).unwrap_or_default().as_secs() / unit.seconds().unsigned_abs();
             let gaps = (1..missing).take(MOST_TIMES as usize).map(|gap| {
                 let began = began + Duration::from_secs(gap * unit.seconds().unsigned_abs());
-                let mut cells = vec![label(Some(began), None, unit), "0".to_owned()];
+                let mut cells = vec![label(Some(began), None, unit)];
                 cells.resize(heads.len(), "-".to_owned());
                 Line { cells, allowed: 0, denied: 0 }
             });
@@ -210,38 +213,42 @@ fn print_table(rows: &[Counted], unit: Unit, per: Option<Per>) -> io::Result<()>
 }
 
 fn line(row: &Counted, unit: Unit) -> Line {
-    let denied = row.throttled + row.blocked;
-    let all = row.allowed + denied;
-    let asked = row.cache_hits + row.cache_misses;
-    let share =
-        |part: u64, of: u64| if of == 0 { "-".to_owned() } else { format!("{:.1}%", part as f64 / of as f64 * 1e2) };
     let cells = vec![
         label(row.began, row.name.as_deref(), unit),
-        all.to_string(),
         row.allowed.to_string(),
         row.throttled.to_string(),
         row.blocked.to_string(),
-        share(denied, all),
-        human(row.p50),
-        human(row.p95),
-        human(row.p99),
-        share(row.cache_hits, asked),
+        rounded(row.p50),
+        rounded(row.p95),
+        rounded(row.p99),
+        share(row.cache_hits, row.cache_hits + row.cache_misses),
     ];
-    Line { cells, allowed: row.allowed, denied }
+    Line { cells, allowed: row.allowed, denied: row.throttled + row.blocked }
 }
 
-fn label(began: Option<std::time::SystemTime>, name: Option<&str>, unit: Unit) -> String {
+fn share(part: u64, of: u64) -> String {
+    if of == 0 { "-".to_owned() } else { format!("{:.1}%", part as f64 / of as f64 * 1e2) }
+}
+
+/// To two digits, since it isn't known more exactly.
+fn rounded(time: Duration) -> String {
+    let micros = micros(time);
+    let unit = 10_u64.pow(micros.checked_ilog10().unwrap_or_default().saturating_sub(1));
+    human(Duration::from_micros((micros + unit / 2) / unit * unit))
+}
+
+fn label(began: Option<SystemTime>, name: Option<&str>, unit: Unit) -> String {
     match (began.and_then(|began| Timestamp::try_from(began).ok()), name) {
         (Some(began), _) => match unit {
             Unit::Day => began.strftime("%Y-%m-%d").to_string(),
-            _ => began.strftime("%Y-%m-%d %H:%MZ").to_string(),
+            _ => began.strftime("%Y-%m-%d %H:%M").to_string(),
         },
         (None, Some("")) => "(not known)".to_owned(),
         (None, name) => shown(name.unwrap_or_default().as_bytes()),
     }
 }
 
-/// Numbers to the right, and beside them a bar: what was allowed, then what was denied.
+/// The table and, beside it or where that leaves no room below it, the plot.
 fn draw(heads: &[&str], lines: &[Line]) -> io::Result<()> {
     let mut out = anstream::stdout();
     let widths: Vec<_> = heads
@@ -259,28 +266,46 @@ fn draw(heads: &[&str], lines: &[Line]) -> io::Result<()> {
             .collect();
         cells.join("  ")
     };
-    let room = width().saturating_sub(widths.iter().sum::<usize>() + 2 * widths.len());
-    let most = lines.iter().map(|line| line.allowed + line.denied).max().unwrap_or_default();
-    let has_bars = room >= LEAST_BAR && most > 0;
+    let table = widths.iter().sum::<usize>() + 2 * widths.len();
+    let beside = width().saturating_sub(table);
+    let is_beside = beside >= LEAST_PLOT;
     writeln!(out, "{QUIET}{}{QUIET:#}", aligned(heads))?;
     for line in lines {
         let cells: Vec<_> = line.cells.iter().map(String::as_str).collect();
-        write!(out, "{}", aligned(&cells))?;
-        if has_bars {
-            let length = |count: u64| {
-                let length = (count as f64 / most as f64 * room as f64).round() as usize;
-                // Whatever there was is seen.
-                if count > 0 { length.max(1) } else { 0 }
-            };
-            let denied = length(line.denied);
-            let allowed = length(line.allowed).min(room.saturating_sub(denied));
-            let bars = ["█".repeat(allowed), "░".repeat(denied)];
-            write!(out, "  {RIGHT}{}{RIGHT:#}{WRONG}{}{WRONG:#}", bars[0], bars[1])?;
-        }
-        writeln!(out)?;
+        let plot = if is_beside { format!("  {}", bars(line, lines, beside)) } else { String::new() };
+        writeln!(out, "{}{plot}", aligned(&cells))?;
     }
-    if has_bars && lines.iter().any(|line| line.denied > 0) {
+    if !is_beside {
+        writeln!(out)?;
+        let room = width().saturating_sub(widths[0] + 2).max(LEAST_PLOT);
+        for line in lines {
+            writeln!(out, "{:<name$}  {}", line.cells[0], bars(line, lines, room), name = widths[0])?;
+        }
+    }
+    if lines.iter().any(|line| line.denied > 0) {
         writeln!(out, "{QUIET}█ allowed  ░ denied{QUIET:#}")?;
     }
     Ok(())
+}
+
+/// What was allowed, then what was denied, to the scale of the longest; how many that are, and the share of denials.
+fn bars(line: &Line, lines: &[Line], room: usize) -> String {
+    let requests = |line: &Line| line.allowed + line.denied;
+    let most = lines.iter().map(requests).max().unwrap_or_default().max(1);
+    // Room for numbers such as `123456 (15.8% denied)`.
+    let room = room.saturating_sub(most.to_string().len() + " (99.9% denied)".len() + 1);
+    let length = |count: u64| {
+        let length = (count as f64 / most as f64 * room as f64).round() as usize;
+        // Whatever there was is seen.
+        if count > 0 { length.max(1) } else { 0 }
+    };
+    let denied = length(line.denied);
+    let allowed = length(line.allowed).min(room.saturating_sub(denied));
+    let [allowed, denied] = ["█".repeat(allowed), "░".repeat(denied)];
+    let bar = format!("{RIGHT}{allowed}{RIGHT:#}{WRONG}{denied}{WRONG:#}");
+    match (requests(line), line.denied) {
+        (0, _) => "0".to_owned(),
+        (all, 0) => format!("{bar} {all}"),
+        (all, some) => format!("{bar} {all} ({} denied)", share(some, all)),
+    }
 }
