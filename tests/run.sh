@@ -20,7 +20,7 @@ if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/ini
     install 'PostgreSQL 14 or newer' postgresql postgresql-server postgresql postgresql
 fi
 
-# The test of backups asks it for free ports.
+# The tests of backups ask it for free ports.
 command -v python3 >/dev/null || install python3 python3 python3 python3 python3
 
 # Load on the example services.
@@ -33,8 +33,9 @@ done
 cargo check --quiet --bins --no-default-features --features cli
 cargo test --all-features --lib --bins --tests
 cargo test --all-features --doc
-# Backup and recovery of the system of record, by the tool that was just built.
+# Backup and recovery of the system of record, and of Redis, by the tool that was just built.
 bash tests/backup.sh
+bash tests/backup_redis.sh
 # What a program without TLS is told, and the tool without it.
 cargo test --no-default-features --lib engine::redis
 cargo test --features cli,axum,postgres --test it without_tls
