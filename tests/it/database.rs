@@ -7,6 +7,7 @@ mod follow;
 mod history;
 mod indexes;
 mod keys;
+mod million;
 mod rights;
 mod rules;
 mod services;
