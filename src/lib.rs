@@ -36,6 +36,7 @@
 //! - `rules`: which rule applies to a request; out of a file, which is followed as it changes.
 //! - `middleware`: HTTP services and clients under rules, and a decision's header fields.
 //! - `postgres`: the system of record on PostgreSQL, for which no decision waits; `history`: what was decided, there.
+//! - `archive`: old months of the audit log as Parquet files on disk or on S3.
 //! - `batch`: decisions that are made together. `denials`: those that are remembered in the process.
 //! - `wait`: waiting until a request is allowed. `hold`: permits for as long as a value lives.
 //! - [`Lease`]: units of a hot limit, taken in batches and spent in the process.
@@ -46,7 +47,7 @@
 //! # Invariants
 //!
 //! - The core (everything but `engine`, `limiter`, `hold`, `wait`, `lease`, `denials`, `rules`, `middleware`, `postgres`,
-//!   `history` and `telemetry`) does no I/O, knows no async runtime and names no feature but `serde`.
+//!   `history`, `archive` and `telemetry`) does no I/O, knows no async runtime and names no feature but `serde`.
 //! - Arrows point to the core: engines know scripts, never rules, and never each other, but that each node of a cluster
 //!   is a `Redis`.
 //! - A decision is one round trip.
@@ -56,6 +57,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
+#[cfg(feature = "archive")]
+pub mod archive;
 mod batch;
 mod decision;
 mod denials;

@@ -195,6 +195,16 @@ impl Postgres {
             Err(_) => Err(PostgresError::late(&self.address)),
         }
     }
+
+    /// The same for another module, with what drives it.
+    #[cfg(feature = "archive")]
+    pub(crate) async fn connect_alone(
+        &self,
+    ) -> Result<(Client, impl Future<Output = ()> + Send + Unpin + use<>), PostgresError> {
+        let (client, connection) = self.connect().await?;
+        // Whoever waits for an answer hears of its end.
+        Ok((client, futures_util::FutureExt::map(connection, drop)))
+    }
 }
 
 /// What an address says, whose host must be known.

@@ -1,0 +1,251 @@
+//! Rows by their columns, as Parquet has them: what is to be written, and what was read.
+
+use bytes::Bytes;
+use parquet::basic::{LogicalType, Repetition, TimeUnit, Type as Physical};
+use parquet::column::reader::ColumnReader;
+use parquet::data_type::{ByteArray, ByteArrayType, Int32Type, Int64Type};
+use parquet::errors::{ParquetError, Result};
+use parquet::file::writer::SerializedRowGroupWriter;
+use parquet::schema::types::{Type, TypePtr};
+
+use super::row::{COLUMNS, Column, Field, Kind, Row};
+
+/// One column's values, without what is null.
+#[derive(Debug)]
+enum Values {
+    Long(Vec<i64>),
+    Short(Vec<i32>),
+    Text(Texts),
+}
+
+/// Texts one behind the other, which take no more memory than that.
+#[derive(Debug, Default)]
+struct Texts {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+/// Rows by their columns.
+#[derive(Debug)]
+pub(super) struct Columns {
+    values: Vec<Values>,
+    /// Of each column and row: 1, or 0 where it is null.
+    levels: Vec<Vec<i16>>,
+    rows: usize,
+}
+
+/// How a file calls its columns, and what they hold.
+pub(super) fn schema() -> Result<TypePtr> {
+    let field = |column: &Column| {
+        let (physical, logical) = match column.kind {
+            Kind::Time => (Physical::INT64, Some(LogicalType::timestamp(true, TimeUnit::MICROS))),
+            Kind::Long => (Physical::INT64, None),
+            Kind::Short => (Physical::INT32, Some(LogicalType::integer(16, true))),
+            Kind::Text => (Physical::BYTE_ARRAY, Some(LogicalType::String)),
+        };
+        let repetition = if column.required { Repetition::REQUIRED } else { Repetition::OPTIONAL };
+        let field = Type::primitive_type_builder(column.name, physical).with_logical_type(logical);
+        field.with_repetition(repetition).build().map(TypePtr::new)
+    };
+    let fields = COLUMNS.iter().map(field).collect::<Result<Vec<_>>>()?;
+    Type::group_type_builder("rate_limit_audit_log").with_fields(fields).build().map(TypePtr::new)
+}
+
+impl Columns {
+    pub(super) fn new() -> Self {
+        let values = COLUMNS.iter().map(|column| match column.kind {
+            Kind::Time | Kind::Long => Values::Long(Vec::new()),
+            Kind::Short => Values::Short(Vec::new()),
+            Kind::Text => Values::Text(Texts::default()),
+        });
+        Self { values: values.collect(), levels: vec![Vec::new(); COLUMNS.len()], rows: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows
+    }
+
+    /// Bytes of all texts.
+    pub(super) fn text_bytes(&self) -> usize {
+        let bytes = |values: &Values| match values {
+            Values::Text(texts) => texts.bytes.len(),
+            _ => 0,
+        };
+        self.values.iter().map(bytes).sum()
+    }
+
+    /// Takes a row, unless it has what its columns can't hold.
+    pub(super) fn push(&mut self, row: &Row<'_>) -> Result<()> {
+        for ((field, column), (values, levels)) in
+            row.iter().zip(&COLUMNS).zip(self.values.iter_mut().zip(&mut self.levels))
+        {
+            match (field, values) {
+                (Field::Number(number), Values::Long(numbers)) => numbers.push(*number),
+                (Field::Number(number), Values::Short(numbers)) => {
+                    numbers.push(i16::try_from(*number).map_err(|_| unfit(column))?.into());
+                }
+                (Field::Text(text), Values::Text(texts)) => {
+                    texts.bytes.extend_from_slice(text);
+                    texts.ends.push(texts.bytes.len());
+                }
+                (Field::Null, _) if !column.required => {}
+                _ => return Err(unfit(column)),
+            }
+            levels.push(i16::from(*field != Field::Null));
+        }
+        self.rows += 1;
+        Ok(())
+    }
+
+    /// Writes all rows as one group, and forgets them.
+    pub(super) fn write<W: std::io::Write + Send>(
+        &mut self,
+        group: &mut SerializedRowGroupWriter<'_, W>,
+    ) -> Result<()> {
+        let written = std::mem::replace(self, Self::new());
+        for ((values, levels), column) in written.values.into_iter().zip(written.levels).zip(&COLUMNS) {
+            let Some(mut writer) = group.next_column()? else { return Err(unfit(column)) };
+            let levels = (!column.required).then_some(levels.as_slice());
+            match values {
+                Values::Long(numbers) => writer.typed::<Int64Type>().write_batch(&numbers, levels, None)?,
+                Values::Short(numbers) => writer.typed::<Int32Type>().write_batch(&numbers, levels, None)?,
+                Values::Text(texts) => writer.typed::<ByteArrayType>().write_batch(&texts.arrays(), levels, None)?,
+            };
+            writer.close()?;
+        }
+        Ok(())
+    }
+
+    /// Calls this with each row.
+    pub(super) fn each(&self, mut with: impl FnMut(&Row<'_>)) {
+        // Of each column, how many values were passed.
+        let mut passed = [0; COLUMNS.len()];
+        for at in 0..self.rows {
+            let mut row = [Field::Null; COLUMNS.len()];
+            for (number, field) in row.iter_mut().enumerate() {
+                if self.levels[number][at] > 0 {
+                    *field = self.values[number].get(passed[number]);
+                    passed[number] += 1;
+                }
+            }
+            with(&row);
+        }
+    }
+}
+
+impl Values {
+    fn get(&self, at: usize) -> Field<'_> {
+        match self {
+            Self::Long(numbers) => numbers.get(at).map_or(Field::Null, |number| Field::Number(*number)),
+            Self::Short(numbers) => numbers.get(at).map_or(Field::Null, |number| Field::Number((*number).into())),
+            Self::Text(texts) => texts.get(at).map_or(Field::Null, Field::Text),
+        }
+    }
+}
+
+impl Texts {
+    fn get(&self, at: usize) -> Option<&[u8]> {
+        let begin = if at == 0 { 0 } else { *self.ends.get(at - 1)? };
+        self.bytes.get(begin..*self.ends.get(at)?)
+    }
+
+    fn arrays(self) -> Vec<ByteArray> {
+        let bytes = Bytes::from(self.bytes);
+        let mut begin = 0;
+        let array = |end: &usize| ByteArray::from(bytes.slice(std::mem::replace(&mut begin, *end)..*end));
+        self.ends.iter().map(array).collect()
+    }
+}
+
+/// The columns of a group of rows that is read, a number of rows at a time.
+pub(super) struct Group {
+    readers: Vec<ColumnReader>,
+}
+
+impl Group {
+    /// Of the readers of all columns, in their order.
+    pub(super) fn new(readers: Vec<ColumnReader>) -> Self {
+        Self { readers }
+    }
+
+    /// Passes over rows.
+    pub(super) fn skip(&mut self, rows: usize) -> Result<()> {
+        if rows == 0 {
+            return Ok(());
+        }
+        for (reader, column) in self.readers.iter_mut().zip(&COLUMNS) {
+            let skipped = match reader {
+                ColumnReader::Int64ColumnReader(reader) => reader.skip_records(rows)?,
+                ColumnReader::Int32ColumnReader(reader) => reader.skip_records(rows)?,
+                ColumnReader::ByteArrayColumnReader(reader) => reader.skip_records(rows)?,
+                _ => return Err(unfit(column)),
+            };
+            if skipped != rows {
+                return Err(unfit(column));
+            }
+        }
+        Ok(())
+    }
+
+    /// The next rows, as many as asked for.
+    pub(super) fn read(&mut self, rows: usize) -> Result<Columns> {
+        let mut read = Columns::new();
+        for (at, (reader, column)) in self.readers.iter_mut().zip(&COLUMNS).enumerate() {
+            read_column(reader, column, rows, &mut read.values[at], &mut read.levels[at])?;
+        }
+        read.rows = rows;
+        Ok(read)
+    }
+}
+
+/// Reads so many rows of one column.
+fn read_column(
+    reader: &mut ColumnReader,
+    column: &Column,
+    rows: usize,
+    values: &mut Values,
+    levels: &mut Vec<i16>,
+) -> Result<()> {
+    let (got, count) = match (reader, values) {
+        (ColumnReader::Int64ColumnReader(reader), Values::Long(numbers)) => {
+            let (got, _, _) = reader.read_records(rows, Some(levels), None, numbers)?;
+            (got, numbers.len())
+        }
+        (ColumnReader::Int32ColumnReader(reader), Values::Short(numbers)) => {
+            let (got, _, _) = reader.read_records(rows, Some(levels), None, numbers)?;
+            (got, numbers.len())
+        }
+        (ColumnReader::ByteArrayColumnReader(reader), Values::Text(texts)) => {
+            let mut arrays = Vec::new();
+            let (got, _, _) = reader.read_records(rows, Some(levels), None, &mut arrays)?;
+            for array in &arrays {
+                texts.bytes.extend_from_slice(array.data());
+                texts.ends.push(texts.bytes.len());
+            }
+            (got, arrays.len())
+        }
+        _ => return Err(unfit(column)),
+    };
+    if column.required {
+        *levels = vec![1; got];
+    }
+    let present = levels.iter().filter(|level| **level > 0).count();
+    if (got, levels.len(), present) == (rows, rows, count) { Ok(()) } else { Err(unfit(column)) }
+}
+
+/// The texts of one column, null where it is: so many rows.
+pub(super) fn read_texts(reader: ColumnReader, at: usize, rows: usize) -> Result<Vec<Option<ByteArray>>> {
+    let column = &COLUMNS[at];
+    let ColumnReader::ByteArrayColumnReader(mut reader) = reader else { return Err(unfit(column)) };
+    let (mut arrays, mut levels) = (Vec::new(), Vec::new());
+    let (got, _, _) = reader.read_records(rows, Some(&mut levels), None, &mut arrays)?;
+    if (got, levels.len()) != (rows, rows) {
+        return Err(unfit(column));
+    }
+    let mut arrays = arrays.into_iter();
+    Ok(levels.iter().map(|level| if *level > 0 { arrays.next() } else { None }).collect())
+}
+
+fn unfit(column: &Column) -> ParquetError {
+    ParquetError::General(format!("column {}: expected what its type can hold, got another", column.name))
+}

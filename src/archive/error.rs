@@ -1,0 +1,212 @@
+//! What goes wrong with an archive, each in one line without credentials.
+
+use std::fmt;
+
+use crate::postgres::PostgresError;
+
+/// Why rows could not be archived, or not be read back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArchiveError {
+    kind: Kind,
+    message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Input,
+    Unreachable,
+    /// Another archiver is at work.
+    Busy,
+    /// The table and the archive don't hold the same rows.
+    Mismatch,
+    /// What is stored isn't what was stored.
+    Damaged,
+    Missing,
+    Refused,
+}
+
+/// The most characters that are repeated of what a store said.
+const MOST_SAID: usize = 300;
+
+impl ArchiveError {
+    pub(super) fn input(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Input, message: message.into() }
+    }
+
+    pub(super) fn busy() -> Self {
+        let message = "archive: expected to be the only one at work on this database, got another archiver";
+        Self { kind: Kind::Busy, message: message.to_owned() }
+    }
+
+    pub(super) fn mismatch(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Mismatch, message: message.into() }
+    }
+
+    pub(super) fn damaged(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Damaged, message: message.into() }
+    }
+
+    pub(super) fn missing(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Missing, message: message.into() }
+    }
+
+    pub(super) fn refused(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Refused, message: message.into() }
+    }
+
+    /// Of a file that was read back: its name, and what is wrong with it.
+    pub(super) fn unreadable(object: &str, error: &parquet::errors::ParquetError) -> Self {
+        Self::damaged(format!(
+            "archive: {object}: expected Parquet, got what can't be read: {}",
+            said(&error.to_string())
+        ))
+    }
+
+    /// What a store said of an object.
+    pub(super) fn store(object: &str, error: &object_store::Error) -> Self {
+        use object_store::Error;
+
+        let (kind, why) = match error {
+            Error::NotFound { .. } => (Kind::Missing, "expected an object, got none".to_owned()),
+            Error::AlreadyExists { .. } | Error::Precondition { .. } => {
+                (Kind::Refused, "expected no object, got one that somebody else has made".to_owned())
+            }
+            Error::PermissionDenied { .. } => (Kind::Refused, "permission denied".to_owned()),
+            Error::Unauthenticated { .. } => (Kind::Refused, "the credentials are refused".to_owned()),
+            other => {
+                // The first cause is what the store said; the rest are wrappers of it.
+                let mut cause: &dyn std::error::Error = other;
+                while let Some(source) = cause.source() {
+                    cause = source;
+                }
+                (Kind::Unreachable, said(&cause.to_string()))
+            }
+        };
+        Self { kind, message: format!("archive: {object}: {why}") }
+    }
+
+    /// What is wrong with the settings of S3. Of its values nothing is repeated.
+    pub(super) fn settings(error: &object_store::Error) -> Self {
+        let why = match error {
+            object_store::Error::UnknownConfigurationKey { key, .. } => format!("an unknown {key}"),
+            _ => "values that can't be used".to_owned(),
+        };
+        Self::input(format!("archive: expected settings of S3 in AWS_* of the environment, got {why}"))
+    }
+
+    /// With what to do about it, where something is wrong with the archive.
+    pub(super) fn with_remedy(self, remedy: &str) -> Self {
+        match self.kind {
+            Kind::Damaged | Kind::Missing => Self { message: format!("{}: {remedy}", self.message), ..self },
+            _ => self,
+        }
+    }
+
+    /// With the month that it is about in front.
+    pub(super) fn of(self, month: impl fmt::Display) -> Self {
+        if self.message.starts_with("archive of ") {
+            return self;
+        }
+        let message = self.message.strip_prefix("archive: ").unwrap_or(&self.message);
+        Self { message: format!("archive of {month}: {message}"), ..self }
+    }
+
+    /// What was given can't be used: an address, a time, a month.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        self.kind == Kind::Input
+    }
+
+    /// The database or the store can't be reached.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        self.kind == Kind::Unreachable
+    }
+
+    /// Another archiver is at work on this database.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.kind == Kind::Busy
+    }
+
+    /// A month's table and its archive don't hold the same rows. Neither was changed.
+    #[must_use]
+    pub fn is_mismatch(&self) -> bool {
+        self.kind == Kind::Mismatch
+    }
+
+    /// What is stored isn't what was stored, or a part of it is missing.
+    #[must_use]
+    pub fn is_damaged(&self) -> bool {
+        self.kind == Kind::Damaged
+    }
+
+    /// There is no such archive.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.kind == Kind::Missing
+    }
+}
+
+/// In one line. Of what S3 says in XML the code and the message alone: the rest may hold what was signed, and by which key.
+fn said(text: &str) -> String {
+    let element = |name: &str| {
+        let (_, rest) = text.split_once(&format!("<{name}>"))?;
+        rest.split_once("</").map(|(inside, _)| inside)
+    };
+    let text = match (element("Code"), element("Message")) {
+        (Some(code), Some(message)) => format!("{message} ({code})"),
+        (Some(code), None) => code.to_owned(),
+        _ if text.contains("<?xml") => "an answer that can't be read".to_owned(),
+        _ => text.to_owned(),
+    };
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.chars().take(MOST_SAID).collect()
+}
+
+impl From<PostgresError> for ArchiveError {
+    fn from(error: PostgresError) -> Self {
+        let kind = match &error {
+            error if error.is_unreachable() => Kind::Unreachable,
+            error if error.is_input() => Kind::Input,
+            _ => Kind::Refused,
+        };
+        Self { kind, message: error.to_string() }
+    }
+}
+
+impl From<tokio_postgres::Error> for ArchiveError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        PostgresError::from(error).into()
+    }
+}
+
+/// A thread that computes ends only with the program, or by a fault of its own.
+impl From<tokio::task::JoinError> for ArchiveError {
+    fn from(_: tokio::task::JoinError) -> Self {
+        Self::refused("archive: the computation was ended")
+    }
+}
+
+impl fmt::Display for ArchiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ArchiveError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_what_s3_says_the_code_and_the_message_are_repeated() {
+        let xml = "<?xml version=\"1.0\"?>\n<Error><Code>SignatureDoesNotMatch</Code><Message>Not the\nsignature</Message>\
+                   <AWSAccessKeyId>AKIA</AWSAccessKeyId><StringToSign>AWS4</StringToSign></Error>";
+        assert_eq!(said(xml), "Not the signature (SignatureDoesNotMatch)");
+        assert_eq!(said("<?xml version=\"1.0\"?><x>AKIA</x>"), "an answer that can't be read");
+        assert_eq!(said("one\n two"), "one two");
+        assert_eq!(said(&"x".repeat(400)).len(), MOST_SAID);
+    }
+}

@@ -1,0 +1,104 @@
+//! A table's rows written to files, in bounded memory.
+
+use parquet::errors::ParquetError;
+use tokio::task::spawn_blocking;
+use tokio_postgres::Client;
+
+use super::checksum::Content;
+use super::copy::Copy;
+use super::manifest::{Manifest, Part};
+use super::month::Month;
+use super::part::PartWriter;
+use super::row::{Row, time_in};
+use super::{Archive, ArchiveError};
+
+/// Bytes after which a file is ended early: it is held in memory until it is put.
+const PART_BYTES: usize = 64 << 20;
+/// Progress is reported after so many rows.
+pub(super) const REPORTED_AFTER: u64 = 4096;
+
+/// So that each user's rows are together, by bytes whatever the collation of the database: so Parquet's statistics are.
+const ORDER: &str = "ORDER BY user_id COLLATE \"C\", at";
+
+/// Writes all rows of a table to files of a month in which none may be yet, and puts each as it is full.
+pub(super) async fn export(
+    client: &Client,
+    archive: &Archive,
+    (month, table): (Month, &str),
+    part_rows: u64,
+    report: &mut (dyn FnMut(u64) + Send),
+) -> Result<Manifest, ArchiveError> {
+    let mut copy = Copy::of(client, table, ORDER).await?;
+    let mut parts = Vec::new();
+    let (mut rows, mut buffer) = (0, Vec::new());
+    let mut times: Option<(i64, i64)> = None;
+    let mut writer = None;
+    while let Some(copied) = copy.next().await? {
+        let row = copied.row()?;
+        let at = time_in(month, &row)?;
+        times = Some(times.map_or((at, at), |(first, last)| (first.min(at), last.max(at))));
+        let part: &mut PartWriter = match &mut writer {
+            Some(part) => part,
+            none => none.insert(PartWriter::new().map_err(|error| unwritable(&error))?),
+        };
+        part.push(&row, &mut buffer).map_err(|error| unwritable(&error))?;
+        rows += 1;
+        if rows % REPORTED_AFTER == 0 {
+            report(rows);
+        }
+        let is_last = part.content.rows >= part_rows || part.bytes() >= PART_BYTES;
+        if (is_last || part.is_group_full())
+            && let Some(full) = writer.take()
+        {
+            if is_last {
+                parts.push(put(archive, month, parts.len(), full).await?);
+                report(rows);
+            } else {
+                writer = Some(write_group(full).await?);
+            }
+        }
+    }
+    if let Some(rest) = writer {
+        parts.push(put(archive, month, parts.len(), rest).await?);
+    }
+    report(rows);
+    Ok(Manifest::new(month, &format!("tollgate.{table}"), parts, times))
+}
+
+/// Beside the threads that wait for others.
+async fn write_group(mut part: PartWriter) -> Result<PartWriter, ArchiveError> {
+    let written = spawn_blocking(move || part.write_group().map(|()| part)).await?;
+    written.map_err(|error| unwritable(&error))
+}
+
+async fn put(archive: &Archive, month: Month, number: usize, part: PartWriter) -> Result<Part, ArchiveError> {
+    let written = spawn_blocking(move || {
+        let content = part.content;
+        part.finish().map(|bytes| (Part::new(number, content, &bytes), bytes))
+    });
+    let (part, bytes) = written.await?.map_err(|error| unwritable(&error))?;
+    archive.put(month, &part.name, bytes).await?;
+    Ok(part)
+}
+
+fn unwritable(error: &ParquetError) -> ArchiveError {
+    ArchiveError::refused(format!("archive: expected rows that Parquet can hold: {error}"))
+}
+
+/// What a table holds.
+pub(super) async fn content(
+    client: &Client,
+    table: &str,
+    report: &mut (dyn FnMut(u64) + Send),
+) -> Result<Content, ArchiveError> {
+    let mut copy = Copy::of(client, table, "").await?;
+    let (mut content, mut buffer) = (Content::default(), Vec::new());
+    while let Some(copied) = copy.next().await? {
+        let row: Row<'_> = copied.row()?;
+        content.add(&row, &mut buffer);
+        if content.rows % REPORTED_AFTER == 0 {
+            report(content.rows);
+        }
+    }
+    Ok(content)
+}

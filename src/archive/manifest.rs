@@ -1,0 +1,170 @@
+//! What makes an archive complete: a list of its files, and of what is in them.
+
+use std::time::SystemTime;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::checksum::{Checksum, Content};
+use super::month::Month;
+use super::row::{micros, time};
+use super::{ArchiveError, FORMAT};
+
+/// An archive of one month, as its manifest describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ArchivedMonth {
+    /// Which month.
+    pub month: Month,
+    /// How many rows.
+    pub rows: u64,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// The checksum of the rows, in hexadecimal digits.
+    pub checksum: String,
+    /// How many files.
+    pub parts: usize,
+    /// The time of the first row; none if there is no row.
+    pub first_at: Option<SystemTime>,
+    /// The time of the last row; none if there is no row.
+    pub last_at: Option<SystemTime>,
+    /// When the archive was made.
+    pub made_at: SystemTime,
+    /// By which version of tollgate.
+    pub made_by: String,
+}
+
+impl ArchivedMonth {
+    /// When the archive has been kept for so many years, counted from the end of the month.
+    #[must_use]
+    pub fn expires(&self, years: u16) -> Option<SystemTime> {
+        self.month.years_after(years)
+    }
+}
+
+/// As it is stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Manifest {
+    format: u32,
+    table: String,
+    month: String,
+    rows: u64,
+    bytes: u64,
+    checksum: String,
+    first_at: Option<String>,
+    last_at: Option<String>,
+    made_at: String,
+    made_by: String,
+    pub(super) parts: Vec<Part>,
+}
+
+/// One file of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Part {
+    pub(super) name: String,
+    pub(super) rows: u64,
+    pub(super) bytes: u64,
+    /// Of its rows.
+    pub(super) checksum: String,
+    /// Of its bytes.
+    pub(super) sha256: String,
+}
+
+impl Part {
+    pub(super) fn new(number: usize, content: Content, bytes: &[u8]) -> Self {
+        Self {
+            name: format!("part-{number}.parquet"),
+            rows: content.rows,
+            bytes: bytes.len() as u64,
+            checksum: content.checksum.to_string(),
+            sha256: super::checksum::sha256(bytes),
+        }
+    }
+
+    /// What its rows are, as far as that can be read.
+    pub(super) fn content(&self) -> Option<Content> {
+        let checksum = self.checksum.parse::<Checksum>().ok()?;
+        Some(Content { rows: self.rows, checksum })
+    }
+}
+
+impl Manifest {
+    /// Of what was exported, with the times of the first and the last row in microseconds.
+    pub(super) fn new(month: Month, table: &str, parts: Vec<Part>, times: Option<(i64, i64)>) -> Self {
+        let content = parts.iter().filter_map(Part::content).fold(Content::default(), Content::and);
+        Self {
+            format: FORMAT,
+            table: table.to_owned(),
+            month: month.to_string(),
+            rows: content.rows,
+            bytes: parts.iter().map(|part| part.bytes).sum(),
+            checksum: content.checksum.to_string(),
+            first_at: times.map(|(first, _)| text(time(first))),
+            last_at: times.map(|(_, last)| text(time(last))),
+            made_at: text(SystemTime::now()),
+            made_by: concat!("tollgate ", env!("CARGO_PKG_VERSION")).to_owned(),
+            parts,
+        }
+    }
+
+    /// What is stored at a month's place; it must agree with itself.
+    pub(super) fn read(month: Month, bytes: &[u8]) -> Result<Self, ArchiveError> {
+        let wrong = |why: &str| ArchiveError::damaged(format!("manifest: expected {why}, got another")).of(month);
+        let manifest: Self = serde_json::from_slice(bytes).map_err(|_| wrong("one of format 1"))?;
+        if manifest.format != FORMAT {
+            let got = manifest.format;
+            return Err(ArchiveError::refused(format!("manifest: expected format {FORMAT}, got {got}")).of(month));
+        }
+        if manifest.month != month.to_string() {
+            return Err(wrong("that of this month"));
+        }
+        let contents: Option<Vec<_>> = manifest.parts.iter().map(Part::content).collect();
+        let content = contents.map(|contents| contents.into_iter().fold(Content::default(), Content::and));
+        let bytes: u64 = manifest.parts.iter().fold(0, |sum, part| sum.saturating_add(part.bytes));
+        let names = manifest.parts.iter().enumerate().all(|(at, part)| part.name == format!("part-{at}.parquet"));
+        if content != manifest.content() || content.is_none() || bytes != manifest.bytes || !names {
+            return Err(wrong("the sum of its parts"));
+        }
+        Ok(manifest)
+    }
+
+    /// What its rows are.
+    pub(super) fn content(&self) -> Option<Content> {
+        let checksum = self.checksum.parse::<Checksum>().ok()?;
+        Some(Content { rows: self.rows, checksum })
+    }
+
+    pub(super) fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    pub(super) fn as_json(&self) -> Result<Vec<u8>, ArchiveError> {
+        let json = serde_json::to_vec_pretty(self);
+        let mut json = json.map_err(|error| ArchiveError::refused(format!("manifest: {error}")))?;
+        json.push(b'\n');
+        Ok(json)
+    }
+
+    pub(super) fn describe(&self, month: Month) -> ArchivedMonth {
+        ArchivedMonth {
+            month,
+            rows: self.rows,
+            bytes: self.bytes,
+            checksum: self.checksum.clone(),
+            parts: self.parts.len(),
+            first_at: self.first_at.as_deref().and_then(parsed),
+            last_at: self.last_at.as_deref().and_then(parsed),
+            made_at: parsed(&self.made_at).unwrap_or(SystemTime::UNIX_EPOCH),
+            made_by: self.made_by.clone(),
+        }
+    }
+}
+
+/// In UTC, to the microsecond.
+fn text(time: SystemTime) -> String {
+    Timestamp::from_microsecond(micros(time)).map(|time| format!("{time:.6}")).unwrap_or_default()
+}
+
+fn parsed(text: &str) -> Option<SystemTime> {
+    text.parse::<Timestamp>().ok().map(SystemTime::from)
+}

@@ -1,0 +1,153 @@
+//! The audit log's tables, a month each: which there are, and how one leaves.
+
+use std::time::{Duration, SystemTime};
+
+use tokio::time::sleep;
+use tokio_postgres::Client;
+
+use super::ArchiveError;
+use super::month::Month;
+use super::row::COLUMNS;
+
+const PARENT: &str = "rate_limit_audit_logs";
+
+/// Whoever archives holds this lock for as long as its connection lasts, so that two don't at once.
+const LOCK: i64 = i64::from_be_bytes(*b"tollarch");
+/// How long the connection of an archiver that was killed may take to end.
+const PATIENCE: Duration = Duration::from_secs(5);
+const ASKED_EVERY: Duration = Duration::from_millis(100);
+
+/// No time that the server limits for others' sake, but locks are waited for only so long.
+const SETTINGS: &str = "
+    SELECT set_config(name, '0', false) FROM pg_settings
+    WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout');
+    SET lock_timeout = '30s'";
+/// Where the platform can: the server notices within a second that an archiver which it works for was killed.
+const NOTICED: &str = "SET client_connection_check_interval = '1s'";
+
+/// Whether a month's table is still a part of the audit log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Attachment {
+    /// It is.
+    Attached,
+    /// It was being detached, and that was interrupted.
+    Pending,
+    /// It is a table by itself.
+    Detached,
+}
+
+/// A month that is old enough to be archived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Archivable {
+    /// Which month.
+    pub month: Month,
+    /// Its table, in the schema `tollgate`.
+    pub table: String,
+    /// Whether the table is still a part of the audit log.
+    pub attachment: Attachment,
+    /// How many rows it has.
+    pub rows: u64,
+    /// Bytes of the table and its indexes.
+    pub bytes: u64,
+}
+
+/// A month's table.
+#[derive(Clone, Debug)]
+pub(super) struct Partition {
+    pub(super) month: Month,
+    pub(super) table: String,
+    pub(super) attachment: Attachment,
+    pub(super) bytes: u64,
+}
+
+/// Keeps other archivers out until the connection ends.
+pub(super) async fn lock(client: &Client) -> Result<(), ArchiveError> {
+    client.batch_execute(SETTINGS).await?;
+    let _ = client.batch_execute(NOTICED).await;
+    let began = tokio::time::Instant::now();
+    loop {
+        if client.query_one("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await?.try_get(0)? {
+            return Ok(());
+        }
+        if began.elapsed() >= PATIENCE {
+            return Err(ArchiveError::busy());
+        }
+        sleep(ASKED_EVERY).await;
+    }
+}
+
+/// The tables of months that ended so long ago, oldest first.
+pub(super) async fn partitions(client: &Client, older_than: Duration) -> Result<Vec<Partition>, ArchiveError> {
+    let now: SystemTime = client.query_one("SELECT now()", &[]).await?.try_get(0)?;
+    let before = now.checked_sub(older_than).unwrap_or(SystemTime::UNIX_EPOCH);
+    let select = format!(
+        "SELECT relname, inhrelid IS NOT NULL, coalesce(inhdetachpending, false), pg_total_relation_size(oid)
+        FROM pg_class LEFT JOIN pg_inherits ON inhrelid = oid AND inhparent = 'tollgate.{PARENT}'::regclass
+        WHERE relnamespace = 'tollgate'::regnamespace AND relkind = 'r' AND relname ~ '^{PARENT}_[0-9]{{4}}_[0-9]{{2}}$'
+        ORDER BY relname"
+    );
+    let mut found = Vec::new();
+    for row in client.query(&select, &[]).await? {
+        let (table, has_parent, is_pending): (String, bool, bool) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        let end = table.strip_prefix(PARENT).and_then(|end| end.strip_prefix('_'));
+        let Some(month) = end.and_then(Month::of_table).filter(|month| month.ends() <= before) else { continue };
+        let attachment = match (has_parent, is_pending) {
+            (false, _) => Attachment::Detached,
+            (true, true) => Attachment::Pending,
+            (true, false) => Attachment::Attached,
+        };
+        found.push(Partition { month, table, attachment, bytes: row.try_get::<_, i64>(3)?.unsigned_abs() });
+    }
+    Ok(found)
+}
+
+/// How many rows a table has.
+pub(super) async fn count(client: &Client, table: &str) -> Result<u64, ArchiveError> {
+    let row = client.query_one(&format!("SELECT count(*) FROM ONLY tollgate.{table}"), &[]).await?;
+    Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
+}
+
+/// A table with other columns holds what an archive wouldn't.
+pub(super) async fn check_columns(client: &Client, table: &str) -> Result<(), ArchiveError> {
+    let select = "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
+        WHERE attrelid = to_regclass('tollgate.' || $1) AND attnum > 0 AND NOT attisdropped";
+    let mut found = Vec::new();
+    for row in client.query(select, &[&table]).await? {
+        found.push((row.try_get::<_, String>(0)?, row.try_get::<_, String>(1)?));
+    }
+    for (name, sql_type) in &found {
+        if !COLUMNS.iter().any(|column| column.name == name && column.sql_type == sql_type) {
+            let expected = "expected the columns that this version of tollgate archives";
+            return Err(ArchiveError::refused(format!("{table}: {expected}, got also {name} {sql_type}")));
+        }
+    }
+    for column in &COLUMNS {
+        if !found.iter().any(|(name, _)| column.name == name) {
+            return Err(ArchiveError::refused(format!("{table}: expected a column {}, got none", column.name)));
+        }
+    }
+    Ok(())
+}
+
+/// Takes a table out of the audit log, while that is used, from whatever state an earlier attempt has left.
+pub(super) async fn detach(client: &Client, table: &str) -> Result<(), ArchiveError> {
+    let how = match attachment(client, table).await? {
+        Attachment::Attached => "CONCURRENTLY",
+        Attachment::Pending => "FINALIZE",
+        Attachment::Detached => return Ok(()),
+    };
+    let alter = format!("ALTER TABLE tollgate.{PARENT} DETACH PARTITION tollgate.{table} {how}");
+    client.batch_execute(&alter).await?;
+    Ok(())
+}
+
+pub(super) async fn attachment(client: &Client, table: &str) -> Result<Attachment, ArchiveError> {
+    let select = "SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = to_regclass('tollgate.' || $1)";
+    Ok(match client.query_opt(select, &[&table]).await? {
+        None => Attachment::Detached,
+        Some(row) if row.try_get(0)? => Attachment::Pending,
+        Some(_) => Attachment::Attached,
+    })
+}

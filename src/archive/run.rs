@@ -1,0 +1,292 @@
+//! Months moved from PostgreSQL to an archive: exported, read back, detached, compared once more, dropped.
+//!
+//! Where a run is, it finds out: whether there is a manifest, and whether the table is attached, pending or detached. So
+//! there is no state that could be wrong after a crash.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use tokio_postgres::Client;
+
+use super::checksum::Content;
+use super::export::{content, export};
+use super::manifest::{ArchivedMonth, Manifest};
+use super::month::Month;
+use super::partitions::{
+    Archivable, Attachment, Partition, attachment, check_columns, count, detach, lock, partitions,
+};
+use super::{Archive, ArchiveError};
+use crate::postgres::Postgres;
+
+/// The least age: services may still write to last month.
+const LEAST_AGE: Duration = Duration::from_secs(31 * 86_400);
+
+/// What is archived, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ArchiveOptions {
+    /// How long ago a month must have ended, at least 31 days. Default: 90 days.
+    pub older_than: Duration,
+    /// Whether an archive that is there is deleted and made anew from its table. Default: no.
+    pub replace: bool,
+    /// Rows of a file, at most; files are held in memory while they are made. Default: 1,000,000.
+    pub part_rows: u64,
+}
+
+impl Default for ArchiveOptions {
+    fn default() -> Self {
+        Self { older_than: Duration::from_secs(90 * 86_400), replace: false, part_rows: 1_000_000 }
+    }
+}
+
+/// What an archiver is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Step {
+    /// Rows are read from the table and written to files.
+    Export,
+    /// Files are read back and compared.
+    ReadBack,
+    /// The table is compared with an archive that was there before.
+    Compare,
+    /// The table is detached.
+    Detach,
+    /// The table is compared once more, and dropped.
+    Drop,
+}
+
+/// How far an archiver is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// The month at hand.
+    pub month: Month,
+    /// What is being done.
+    pub step: Step,
+    /// Rows of this step so far.
+    pub rows: u64,
+    /// Rows of the month.
+    pub of: u64,
+}
+
+/// What has become of a month.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Archived {
+    /// Which month.
+    pub month: Month,
+    /// Its archive, whose table is dropped; or why it was left.
+    pub result: Result<ArchivedMonth, ArchiveError>,
+}
+
+type Report<'a> = dyn FnMut(&Progress) + Send + 'a;
+
+impl Postgres {
+    /// Months that ended so long ago, at least 31 days, and are still in the database, with their rows counted. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables; a time that is too short.
+    pub async fn archivable(&self, older_than: Duration) -> Result<Vec<Archivable>, ArchiveError> {
+        check(older_than)?;
+        let connection = self.connection().await?;
+        let mut months = Vec::new();
+        for Partition { month, table, attachment, bytes } in partitions(&connection, older_than).await? {
+            let rows = count(&connection, &table).await?;
+            months.push(Archivable { month, table, attachment, rows, bytes });
+        }
+        Ok(months)
+    }
+
+    /// Moves months of the audit log that are old enough to an archive, and reports how far it is. A month that can't be moved is
+    /// left as it is, and the others are moved all the same; unless the database or the store can't be reached.
+    ///
+    /// Each month is read from one snapshot and written to Parquet; the files are read back, and count and checksum of their
+    /// rows compared; then the table is detached, compared once more, so that no row is lost that came meanwhile, and dropped.
+    /// Dropped in the middle, this future leaves a state from which the next call goes on. Needs the right to alter and to drop
+    /// the tables, which their owner has.
+    ///
+    /// Costs three reads of each table, and memory for one file of [`part_rows`](ArchiveOptions::part_rows) rows, some 40 bytes each.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables; options that can't be used; another archiver at work. Of a single month in its
+    /// [`result`](Archived::result).
+    pub async fn archive(
+        &self,
+        archive: &Archive,
+        options: &ArchiveOptions,
+        mut progress: impl FnMut(&Progress) + Send,
+    ) -> Result<Vec<Archived>, ArchiveError> {
+        check(options.older_than)?;
+        if options.part_rows == 0 {
+            return Err(ArchiveError::input("part_rows: expected at least 1, got 0"));
+        }
+        // Looks at the version, and is given back.
+        drop(self.connection().await?);
+        // A connection of its own: it ends with this future, and the lock with it, whatever the server is doing.
+        let (client, connection) = self.connect_alone().await?;
+        let work = pin!(all(&client, archive, options, &mut progress));
+        match select(connection, work).await {
+            Either::Left((_, work)) => work.await,
+            Either::Right((done, _)) => done,
+        }
+    }
+}
+
+fn check(older_than: Duration) -> Result<(), ArchiveError> {
+    if older_than >= LEAST_AGE {
+        return Ok(());
+    }
+    let got = older_than.as_secs() / 86_400;
+    Err(ArchiveError::input(format!("older_than: expected at least 31 days, got {got}")))
+}
+
+async fn all(
+    client: &Client,
+    archive: &Archive,
+    options: &ArchiveOptions,
+    report: &mut Report<'_>,
+) -> Result<Vec<Archived>, ArchiveError> {
+    lock(client).await?;
+    let mut found = partitions(client, options.older_than).await?;
+    // PostgreSQL detaches no other table while one is pending.
+    found.sort_by_key(|partition| (partition.attachment != Attachment::Pending, partition.month));
+    let mut months: Vec<Archived> = Vec::new();
+    for Partition { month, table, .. } in found {
+        let moving = Moving { client, archive, options, month, table: &table };
+        let result = moving.run(report).await.map_err(|error| error.of(month));
+        let is_over = result.as_ref().is_err_and(ArchiveError::is_unreachable);
+        months.push(Archived { month, result });
+        if is_over {
+            break;
+        }
+    }
+    months.sort_by_key(|archived| archived.month);
+    Ok(months)
+}
+
+/// One month on its way.
+struct Moving<'a> {
+    client: &'a Client,
+    archive: &'a Archive,
+    options: &'a ArchiveOptions,
+    month: Month,
+    table: &'a str,
+}
+
+impl Moving<'_> {
+    async fn run(&self, report: &mut Report<'_>) -> Result<ArchivedMonth, ArchiveError> {
+        check_columns(self.client, self.table).await?;
+        let known = if self.options.replace { None } else { self.archive.manifest(self.month).await? };
+        let is_known = known.is_some();
+        let mut manifest = match known {
+            Some((manifest, _)) => {
+                self.check_known(&manifest, report).await?;
+                manifest
+            }
+            None => self.make(self.options.replace, report).await?,
+        };
+        self.step(Step::Detach, &manifest, report);
+        detach(self.client, self.table).await?;
+        self.step(Step::Drop, &manifest, report);
+        match self.drop_table(&manifest, report).await {
+            // A row came after the export. None can any more, since the table is detached.
+            Err(error) if error.is_mismatch() && !is_known => {
+                manifest = self.make(true, report).await?;
+                self.step(Step::Drop, &manifest, report);
+                self.drop_table(&manifest, report).await?;
+            }
+            done => done?,
+        }
+        Ok(manifest.describe(self.month))
+    }
+
+    /// An archive from before: whether it is whole, and of this table.
+    async fn check_known(&self, manifest: &Manifest, report: &mut Report<'_>) -> Result<(), ArchiveError> {
+        let of = manifest.rows();
+        let compared =
+            self.archive.compare(self.month, &manifest.parts, &mut self.reporter(Step::ReadBack, of, report)).await;
+        compared.map_err(|error| error.with_remedy("--replace makes the archive anew from the table"))?;
+        let found = content(self.client, self.table, &mut self.reporter(Step::Compare, of, report)).await?;
+        same(found, manifest)
+    }
+
+    /// Makes the archive, and its manifest last: in place of one that is there, or of what an earlier attempt has left.
+    async fn make(&self, instead: bool, report: &mut Report<'_>) -> Result<Manifest, ArchiveError> {
+        if instead {
+            self.archive.delete_manifest(self.month).await?;
+        }
+        self.archive.delete_parts(self.month).await?;
+        let (manifest, of) = within(self.client, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", async {
+            let of = count(self.client, self.table).await?;
+            let mut writing = self.reporter(Step::Export, of, report);
+            let month = (self.month, self.table);
+            let written = export(self.client, self.archive, month, self.options.part_rows, &mut writing).await;
+            written.map(|manifest| (manifest, of))
+        })
+        .await?;
+        if manifest.rows() != of {
+            let got = manifest.rows();
+            return Err(ArchiveError::refused(format!("expected the {of} rows of its table, got {got} exported")));
+        }
+        let mut reading = self.reporter(Step::ReadBack, of, report);
+        self.archive.compare(self.month, &manifest.parts, &mut reading).await?;
+        self.archive.put_manifest(self.month, &manifest).await?;
+        Ok(manifest)
+    }
+
+    /// Drops the table, if it still holds what the archive does and the archive is there. Nobody else can write to it meanwhile.
+    async fn drop_table(&self, manifest: &Manifest, report: &mut Report<'_>) -> Result<(), ArchiveError> {
+        let mut comparing = self.reporter(Step::Drop, manifest.rows(), report);
+        within(self.client, "BEGIN", async {
+            let lock = format!("LOCK TABLE tollgate.{} IN ACCESS EXCLUSIVE MODE", self.table);
+            self.client.batch_execute(&lock).await?;
+            if attachment(self.client, self.table).await? != Attachment::Detached {
+                let expected = "expected a table that is detached, got one that somebody has attached again";
+                return Err(ArchiveError::refused(expected));
+            }
+            same(content(self.client, self.table, &mut comparing).await?, manifest)?;
+            self.archive.confirm(self.month, manifest).await?;
+            self.client.batch_execute(&format!("DROP TABLE tollgate.{}", self.table)).await?;
+            Ok(())
+        })
+        .await
+    }
+
+    fn step(&self, step: Step, manifest: &Manifest, report: &mut Report<'_>) {
+        report(&Progress { month: self.month, step, rows: 0, of: manifest.rows() });
+    }
+
+    fn reporter<'a>(&self, step: Step, of: u64, report: &'a mut Report<'_>) -> impl FnMut(u64) + Send + 'a {
+        let month = self.month;
+        move |rows| report(&Progress { month, step, rows, of })
+    }
+}
+
+/// Does this in a transaction, which ends with it.
+async fn within<T>(
+    client: &Client,
+    begin: &str,
+    work: impl Future<Output = Result<T, ArchiveError>>,
+) -> Result<T, ArchiveError> {
+    client.batch_execute(begin).await?;
+    let done = work.await;
+    match &done {
+        Ok(_) => client.batch_execute("COMMIT").await?,
+        // What went wrong first is what is reported.
+        Err(_) => drop(client.batch_execute("ROLLBACK").await),
+    }
+    done
+}
+
+/// Whether a table holds the rows of its archive, all of them and no others.
+fn same(table: Content, manifest: &Manifest) -> Result<(), ArchiveError> {
+    if manifest.content() == Some(table) {
+        return Ok(());
+    }
+    let (rows, archived) = (table.rows, manifest.rows());
+    let others = if rows == archived { " others" } else { "" };
+    Err(ArchiveError::mismatch(format!("expected the {rows} rows of its table, got {archived}{others} in the archive")))
+}

@@ -1,0 +1,219 @@
+//! Where archives are: opened by an address, with the objects of each month at their places.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{ClientConfigKey, Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, RetryConfig};
+
+use super::manifest::Manifest;
+use super::month::Month;
+use super::{Archive, ArchiveError};
+
+const EXPECTED: &str = "expected file:///a/directory or s3://bucket/prefix";
+/// How often a request is tried again, and for how long.
+const RETRIES: usize = 5;
+const RETRIED_FOR: Duration = Duration::from_secs(60);
+/// How long a request may take unless AWS_TIMEOUT says otherwise: a file of 64 MB over two megabits a second.
+const REQUEST_WITHIN: &str = "300s";
+const FOLDER: &str = "audit";
+
+pub(super) fn open(url: &str) -> Result<Archive, ArchiveError> {
+    // Of an address that can't be read nothing is repeated: it may hold credentials.
+    let (scheme, rest) = url.split_once("://").ok_or_else(|| input("one without a scheme"))?;
+    if rest.contains(['?', '#']) {
+        return Err(input("one with settings, which the environment says"));
+    }
+    match scheme {
+        "file" => directory(rest),
+        "s3" => bucket(rest),
+        _ => Err(input("another scheme")),
+    }
+}
+
+fn input(got: &str) -> ArchiveError {
+    ArchiveError::input(format!("archive: {EXPECTED}, got {got}"))
+}
+
+fn directory(path: &str) -> Result<Archive, ArchiveError> {
+    if !path.starts_with('/') {
+        return Err(input("a path that isn't from the root"));
+    }
+    // It isn't made here: where a disk should be mounted and isn't, rows would go to another.
+    if !FilePath::new(path).is_dir() {
+        return Err(ArchiveError::input(format!("archive: expected a directory, got none at {path}")));
+    }
+    let store = LocalFileSystem::new_with_prefix(path).map_err(|error| ArchiveError::store(path, &error))?;
+    // What is read back may not have reached the disk, and its table is dropped.
+    let store = store.with_fsync(true);
+    Ok(Archive { store: Arc::new(store), address: format!("file://{path}") })
+}
+
+fn bucket(rest: &str) -> Result<Archive, ArchiveError> {
+    if rest.contains('@') {
+        return Err(input("one with credentials, which the environment says"));
+    }
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    if bucket.is_empty() {
+        return Err(input("no bucket"));
+    }
+    let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
+    if std::env::var_os("AWS_TIMEOUT").is_none() {
+        builder = builder.with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), REQUEST_WITHIN);
+    }
+    let retry = RetryConfig { max_retries: RETRIES, retry_timeout: RETRIED_FOR, ..RetryConfig::default() };
+    let address = format!("s3://{rest}");
+    let store = builder.with_retry(retry).build().map_err(|error| ArchiveError::settings(&error))?;
+    let prefix = Path::parse(prefix.trim_end_matches('/')).map_err(|_| input("a prefix that S3 can't have"))?;
+    let store: Arc<dyn ObjectStore> =
+        if prefix.as_ref().is_empty() { Arc::new(store) } else { Arc::new(PrefixStore::new(store, prefix)) };
+    Ok(Archive { store, address })
+}
+
+/// `audit/year=2026/month=08/part-0.parquet`
+fn place(month: Month, name: &str) -> Path {
+    Path::from(format!("{FOLDER}/{}/{name}", month.folder()))
+}
+
+const MANIFEST: &str = "manifest.json";
+
+impl Archive {
+    /// Months that have a manifest.
+    pub(super) async fn months(&self) -> Result<BTreeSet<Month>, ArchiveError> {
+        let mut listed = self.store.list(Some(&Path::from(FOLDER)));
+        let mut months = BTreeSet::new();
+        while let Some(object) = listed.try_next().await.map_err(|error| ArchiveError::store(FOLDER, &error))? {
+            let path = object.location.as_ref();
+            let mut words = path.split('/').skip(1);
+            let year = words.next().and_then(|word| word.strip_prefix("year="));
+            let month = words.next().and_then(|word| word.strip_prefix("month="));
+            let (Some(year), Some(month), Some(MANIFEST)) = (year, month, words.next()) else { continue };
+            months.extend(format!("{year}-{month}").parse::<Month>());
+        }
+        Ok(months)
+    }
+
+    /// A month's manifest, and its bytes; none if there is none.
+    pub(super) async fn manifest(&self, month: Month) -> Result<Option<(Manifest, Bytes)>, ArchiveError> {
+        match self.get(month, MANIFEST).await {
+            Ok(bytes) => Ok(Some((Manifest::read(month, &bytes)?, bytes))),
+            Err(error) if error.is_missing() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) async fn has_manifest(&self, month: Month) -> Result<bool, ArchiveError> {
+        let place = place(month, MANIFEST);
+        match self.store.head(&place).await {
+            Ok(_) => Ok(true),
+            Err(Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(ArchiveError::store(place.as_ref(), &error)),
+        }
+    }
+
+    pub(super) async fn get(&self, month: Month, name: &str) -> Result<Bytes, ArchiveError> {
+        let place = place(month, name);
+        let got = async { self.store.get(&place).await?.bytes().await };
+        got.await.map_err(|error| ArchiveError::store(place.as_ref(), &error))
+    }
+
+    pub(super) async fn get_range(&self, month: Month, name: &str, range: Range<u64>) -> Result<Bytes, ArchiveError> {
+        let place = place(month, name);
+        let got = self.store.get_range(&place, range).await;
+        got.map_err(|error| ArchiveError::store(place.as_ref(), &error))
+    }
+
+    /// Puts an object that isn't there yet. One that is there must be the same: then an answer to this very request was lost,
+    /// and it was sent again.
+    pub(super) async fn put(&self, month: Month, name: &str, bytes: Bytes) -> Result<(), ArchiveError> {
+        let place = place(month, name);
+        let payload = PutPayload::from(bytes.clone());
+        let put = self.store.put_opts(&place, payload, PutMode::Create.into()).await;
+        let Err(error) = put else { return Ok(()) };
+        if matches!(error, Error::AlreadyExists { .. }) && self.get(month, name).await? == bytes {
+            return Ok(());
+        }
+        Err(ArchiveError::store(place.as_ref(), &error))
+    }
+
+    pub(super) async fn put_manifest(&self, month: Month, manifest: &Manifest) -> Result<(), ArchiveError> {
+        self.put(month, MANIFEST, manifest.as_json()?.into()).await
+    }
+
+    /// Whether this manifest and all that it names are still there.
+    pub(super) async fn confirm(&self, month: Month, manifest: &Manifest) -> Result<(), ArchiveError> {
+        let gone =
+            |name: &str| ArchiveError::damaged(format!("{name}: expected it as it was put, got another or none"));
+        if !self.manifest(month).await?.is_some_and(|(now, _)| now == *manifest) {
+            return Err(gone(MANIFEST));
+        }
+        for part in &manifest.parts {
+            let place = place(month, &part.name);
+            let found = self.store.head(&place).await;
+            let found = found.map_err(|error| ArchiveError::store(place.as_ref(), &error))?;
+            if found.size != part.bytes {
+                return Err(gone(&part.name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes all files of a month but its manifest.
+    pub(super) async fn delete_parts(&self, month: Month) -> Result<(), ArchiveError> {
+        let folder = place(month, "");
+        let listed = self.store.list(Some(&folder)).try_collect::<Vec<_>>().await;
+        let manifest = place(month, MANIFEST);
+        for object in listed.map_err(|error| ArchiveError::store(folder.as_ref(), &error))? {
+            if object.location != manifest {
+                self.delete_object(&object.location).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn delete_manifest(&self, month: Month) -> Result<(), ArchiveError> {
+        self.delete_object(&place(month, MANIFEST)).await
+    }
+
+    /// What isn't there is deleted.
+    async fn delete_object(&self, place: &Path) -> Result<(), ArchiveError> {
+        match self.store.delete(place).await {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(ArchiveError::store(place.as_ref(), &error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_cannot_be_used_is_one_line_without_credentials() {
+        for (url, got) in [
+            ("", "one without a scheme"),
+            ("/var/lib", "one without a scheme"),
+            ("gs://sesame/x", "another scheme"),
+            ("s3://", "no bucket"),
+            ("s3:///x", "no bucket"),
+            ("s3://AKIA:sesame@bucket/x", "one with credentials, which the environment says"),
+            ("s3://bucket/x?secret=sesame", "one with settings, which the environment says"),
+            ("s3://bucket/a//b", "a prefix that S3 can't have"),
+            ("file://relative/path", "a path that isn't from the root"),
+        ] {
+            let error = Archive::open(url).expect_err(url);
+            assert!(error.is_input() && !error.to_string().contains("sesame"), "{error}");
+            assert_eq!(error.to_string(), format!("archive: {EXPECTED}, got {got}"), "{url}");
+        }
+        let error = Archive::open("file:///nowhere/at/all").expect_err("no directory");
+        assert_eq!(error.to_string(), "archive: expected a directory, got none at /nowhere/at/all");
+    }
+}
