@@ -4,6 +4,8 @@
 //! Exit code: 0 allowed, 1 denied or a fault found, 2 something broke (under load, a single call without an answer) or
 //! was misused.
 
+#[cfg(feature = "archive")]
+mod archive;
 mod attributes;
 #[cfg(feature = "postgres")]
 mod audit;
@@ -87,6 +89,15 @@ enum Command {
     #[cfg(feature = "postgres")]
     #[command(subcommand)]
     Db(db::Db),
+    /// Move old months of the audit log from PostgreSQL to Parquet on disk or on S3; list, verify, query and delete them.
+    ///
+    /// Each month is read back and compared by count and checksum before its table is detached and dropped. A run that was
+    /// ended, at whatever moment, is gone on with by the next.
+    ///
+    /// Exit code: 0, 1 if a month was left since its table and its archive differ or the archive is damaged, 2 if something
+    /// broke.
+    #[cfg(feature = "archive")]
+    Archive(archive::ArchiveCommand),
     /// Block users, or give them a tier and limits of their own, in the system of record.
     #[cfg(feature = "postgres")]
     #[command(subcommand)]
@@ -136,6 +147,8 @@ async fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor.run().await,
         #[cfg(feature = "postgres")]
         Command::Db(db) => db.run().await,
+        #[cfg(feature = "archive")]
+        Command::Archive(archive) => archive.run().await,
         #[cfg(feature = "postgres")]
         Command::Users(users) => users.run().await,
         #[cfg(feature = "postgres")]

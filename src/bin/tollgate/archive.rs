@@ -1,0 +1,386 @@
+//! `tollgate archive`: old months of the audit log as Parquet on disk or on S3.
+
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use tollgate::archive::{
+    Archivable, Archive, ArchiveError, ArchiveOptions, Archived, ArchivedMonth, ArchivedRow, Attachment, Month,
+    Progress, Step,
+};
+
+use crate::db::Database;
+use crate::messages;
+use crate::options::{self, Shape, shape};
+use crate::output::{counted, timestamp};
+use crate::replay::interrupted;
+use crate::stored::{Fields, print_all, time};
+use crate::{Failure, Outcome, found};
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct ArchiveCommand {
+    #[command(flatten)]
+    run: Run,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Args)]
+struct Run {
+    // Not there beside a command.
+    #[command(flatten)]
+    store: Option<Store>,
+    /// How long ago a month must have ended, at least 31d.
+    #[arg(long, value_name = "D", default_value = "90d", value_parser = options::time_to_come)]
+    older_than: Duration,
+    /// Show which months would be moved, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Make archives that are there anew from their tables, where these are still in the database.
+    #[arg(long, conflicts_with = "dry_run")]
+    replace: bool,
+    /// Rows of a file, at most; a file is held in memory while it is made.
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = options::from_one::<u64, 10_000_000>)]
+    part_rows: u64,
+    #[command(flatten)]
+    database: Option<Database>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List the months that are archived.
+    List(List),
+    /// Delete archives for good: those that have expired, or months by their names.
+    ///
+    /// Exit code: 0, or 1 if there was nothing to delete.
+    Delete(Delete),
+    /// Read archives back, and compare them with what was noted when they were made.
+    ///
+    /// Exit code: 0, or 1 if any is damaged.
+    Verify(Verify),
+    /// Show one user's rows.
+    ///
+    /// Exit code: 0, or 1 if there are none.
+    Query(Query),
+}
+
+/// Where archives are.
+#[derive(Debug, Args)]
+struct Store {
+    /// A directory that is there, such as file:///var/lib/tollgate, or s3://bucket/prefix. Of S3 the environment says the rest:
+    /// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION; AWS_ENDPOINT and AWS_ALLOW_HTTP of what is compatible.
+    #[arg(id = "store", long, value_name = "URL", env = "TOLLGATE_ARCHIVE", hide_env_values = true)]
+    url: String,
+}
+
+#[derive(Debug, Args)]
+struct List {
+    #[command(flatten)]
+    store: Store,
+    /// Only those that have expired.
+    #[arg(long)]
+    expired: bool,
+    #[command(flatten)]
+    keep: Keep,
+    /// How to print. Default: a table on a terminal, else a JSON object per line.
+    #[arg(long, value_enum)]
+    format: Option<Shape>,
+}
+
+#[derive(Debug, Args)]
+struct Keep {
+    /// How many years an archive is kept, from the end of its month on.
+    #[arg(long, value_name = "N", default_value = "7", value_parser = options::from_one::<u16, 1000>)]
+    keep_years: u16,
+}
+
+#[derive(Debug, Args)]
+struct Delete {
+    /// Months, such as 2026-08, expired or not.
+    #[arg(value_name = "MONTH", required_unless_present = "expired")]
+    months: Vec<Month>,
+    /// All that have expired.
+    #[arg(long, conflicts_with = "months")]
+    expired: bool,
+    #[command(flatten)]
+    keep: Keep,
+    /// Do it: without, what would be deleted is listed.
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    store: Store,
+}
+
+#[derive(Debug, Args)]
+struct Verify {
+    /// Months, such as 2026-08. Default: all.
+    #[arg(value_name = "MONTH")]
+    months: Vec<Month>,
+    #[command(flatten)]
+    store: Store,
+}
+
+#[derive(Debug, Args)]
+struct Query {
+    /// Whose.
+    #[arg(long, value_name = "USER")]
+    user: String,
+    /// From this time on, such as 2026-08-01T00:00:00Z or 2026-08-01.
+    #[arg(long, value_name = "T", value_parser = moment)]
+    from: Option<SystemTime>,
+    /// Before this time.
+    #[arg(long, value_name = "T", value_parser = moment)]
+    to: Option<SystemTime>,
+    #[command(flatten)]
+    store: Store,
+    /// How to print. Default: a table on a terminal, else a JSON object per line.
+    #[arg(long, value_enum)]
+    format: Option<Shape>,
+}
+
+impl ArchiveCommand {
+    pub(crate) async fn run(self) -> Outcome {
+        match self.command {
+            Some(Command::List(list)) => list.run().await,
+            Some(Command::Delete(delete)) => delete.run().await,
+            Some(Command::Verify(verify)) => verify.run().await,
+            Some(Command::Query(query)) => query.run().await,
+            None => self.run.run().await,
+        }
+    }
+}
+
+impl Store {
+    fn open(&self) -> Result<Archive, Failure> {
+        Ok(Archive::open(&self.url)?)
+    }
+}
+
+impl Run {
+    async fn run(self) -> Outcome {
+        let (Some(store), Some(database)) = (&self.store, &self.database) else {
+            return Err(Failure::Told("archive: expected --store and --database, got one at most".into()));
+        };
+        let (archive, postgres) = (store.open()?, database.open()?);
+        if self.dry_run {
+            let months = postgres.archivable(self.older_than).await?;
+            let lines: Vec<_> = months.iter().map(would_move).collect();
+            return found(ExitCode::SUCCESS, print_lines(&lines, "nothing to do: no month is old enough"));
+        }
+        let mut options = ArchiveOptions::default();
+        (options.older_than, options.replace, options.part_rows) = (self.older_than, self.replace, self.part_rows);
+        let bar = Bar::new();
+        let moved = tokio::select! {
+            biased;
+            _ = interrupted() => Err(Failure::Told("interrupted: the next run goes on from here".into())),
+            moved = postgres.archive(&archive, &options, |progress| bar.show(progress)) => moved.map_err(Failure::from),
+        };
+        bar.0.finish_and_clear();
+        let moved = moved?;
+        let lines: Vec<_> = moved.iter().filter_map(|month| month.result.as_ref().ok()).map(has_moved).collect();
+        let printed = if moved.is_empty() || !lines.is_empty() {
+            print_lines(&lines, "nothing to do: no month is old enough")
+        } else {
+            Ok(())
+        };
+        let errors: Vec<_> = moved.iter().filter_map(|Archived { result, .. }| result.as_ref().err()).collect();
+        errors.iter().for_each(messages::error);
+        let code = if errors.is_empty() {
+            ExitCode::SUCCESS
+        } else if errors.iter().any(|error| error.is_unreachable()) {
+            ExitCode::from(2)
+        } else {
+            ExitCode::from(1)
+        };
+        found(code, printed)
+    }
+}
+
+/// `2026-08: 1000000 rows, 402653184 bytes in PostgreSQL`
+fn would_move(month: &Archivable) -> String {
+    let state = match month.attachment {
+        Attachment::Attached => "",
+        _ => "; was begun",
+    };
+    format!("{}: {}, {} in PostgreSQL{state}", month.month, counted(month.rows, "row"), counted(month.bytes, "byte"))
+}
+
+/// `2026-08: 1000000 rows archived in 1 file of 31457280 bytes`
+fn has_moved(month: &ArchivedMonth) -> String {
+    let files = counted(month.parts as u64, "file");
+    format!("{}: {} archived in {files} of {}", month.month, counted(month.rows, "row"), counted(month.bytes, "byte"))
+}
+
+fn print_lines(lines: &[String], none: &str) -> std::io::Result<()> {
+    use std::io::Write;
+
+    let mut out = anstream::stdout();
+    if lines.is_empty() {
+        return writeln!(out, "{none}");
+    }
+    lines.iter().try_for_each(|line| writeln!(out, "{line}"))
+}
+
+/// On standard error, if that is a terminal.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Self {
+        let style = ProgressStyle::with_template("{msg} {wide_bar} {human_pos} of {human_len} rows, {eta} left");
+        Self(ProgressBar::new(0).with_style(style.expect("a well-formed template")))
+    }
+
+    fn show(&self, progress: &Progress) {
+        let what = match progress.step {
+            Step::Export => "export",
+            Step::ReadBack => "read back",
+            Step::Compare => "compare",
+            Step::Detach => "detach",
+            _ => "compare and drop",
+        };
+        let message = format!("{} {what}", progress.month);
+        if self.0.message() != message {
+            self.0.set_message(message);
+            self.0.reset();
+        }
+        self.0.set_length(progress.of);
+        self.0.set_position(progress.rows);
+    }
+}
+
+impl List {
+    async fn run(self) -> Outcome {
+        let (archive, years) = (self.store.open()?, self.keep.keep_years);
+        let months = match self.expired {
+            true => archive.expired(SystemTime::now(), years).await?,
+            false => archive.list().await?,
+        };
+        let records = months.iter().map(|month| fields(month, years)).collect();
+        found(ExitCode::SUCCESS, print_all(shape(self.format), records))
+    }
+}
+
+fn fields(month: &ArchivedMonth, years: u16) -> Fields {
+    vec![
+        ("month", json!(month.month.to_string())),
+        ("rows", json!(month.rows)),
+        ("bytes", json!(month.bytes)),
+        ("files", json!(month.parts)),
+        ("first_at", time(month.first_at)),
+        ("last_at", time(month.last_at)),
+        ("made_at", time(Some(month.made_at))),
+        ("expires_at", time(month.expires(years))),
+        ("checksum", json!(month.checksum)),
+    ]
+}
+
+impl Delete {
+    async fn run(self) -> Outcome {
+        let archive = self.store.open()?;
+        let months: Vec<Month> = if self.expired {
+            let expired = archive.expired(SystemTime::now(), self.keep.keep_years).await?;
+            expired.iter().map(|month| month.month).collect()
+        } else {
+            self.months.clone()
+        };
+        let mut lines = Vec::new();
+        for month in months {
+            if !self.yes {
+                lines.push(format!("{month}: would be deleted by --yes"));
+            } else if archive.delete(month).await? {
+                lines.push(format!("{month}: deleted"));
+            }
+        }
+        let code = if lines.is_empty() { ExitCode::from(1) } else { ExitCode::SUCCESS };
+        found(code, print_lines(&lines, "nothing to delete"))
+    }
+}
+
+impl Verify {
+    async fn run(self) -> Outcome {
+        let archive = self.store.open()?;
+        let months = match self.months.is_empty() {
+            true => archive.list().await?.iter().map(|month| month.month).collect(),
+            false => self.months,
+        };
+        let (mut lines, mut code) = (Vec::new(), ExitCode::SUCCESS);
+        for month in months {
+            match archive.verify(month).await {
+                Ok(month) => {
+                    lines.push(format!("{}: {} as they were archived", month.month, counted(month.rows, "row")))
+                }
+                Err(error) if error.is_unreachable() => return Err(error.into()),
+                Err(error) => {
+                    messages::error(&error);
+                    code = ExitCode::from(1);
+                }
+            }
+        }
+        let printed = if lines.is_empty() && code == ExitCode::from(1) {
+            Ok(())
+        } else {
+            print_lines(&lines, "nothing is archived")
+        };
+        found(code, printed)
+    }
+}
+
+impl Query {
+    async fn run(self) -> Outcome {
+        let archive = self.store.open()?;
+        let shape = shape(self.format);
+        let mut rows = archive.query(&self.user, self.from, self.to);
+        let mut code = ExitCode::from(1);
+        while let Some(batch) = rows.next().await? {
+            code = ExitCode::SUCCESS;
+            found(code, print_all(shape, batch.iter().map(row).collect()))?;
+        }
+        Ok(code)
+    }
+}
+
+/// With the names of the table's columns.
+fn row(row: &ArchivedRow) -> Fields {
+    let at = row.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let at = timestamp(u64::try_from(at.as_micros()).unwrap_or(u64::MAX));
+    let fields: [(&'static str, Value); 17] = [
+        ("at", json!(at)),
+        ("user_id", json!(row.user)),
+        ("api_key", json!(row.api_key)),
+        ("ip", json!(row.ip)),
+        ("endpoint", json!(row.endpoint)),
+        ("method", json!(row.method)),
+        ("rule", json!(row.rule)),
+        ("decision", json!(row.decision)),
+        ("reason", json!(row.reason)),
+        ("limited_by", json!(row.limited_by)),
+        ("used", json!(row.used)),
+        ("capacity", json!(row.capacity)),
+        ("status", json!(row.status)),
+        ("retry_after_us", json!(row.retry_after_us)),
+        ("region", json!(row.region)),
+        ("server", json!(row.server)),
+        ("latency_us", json!(row.latency_us)),
+    ];
+    fields.into()
+}
+
+/// A time, or the beginning of a day of UTC.
+fn moment(text: &str) -> Result<SystemTime, String> {
+    let by_day = || {
+        let day = text.parse::<jiff::civil::Date>().ok()?;
+        Some(day.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())
+    };
+    let time = text.parse::<jiff::Timestamp>().ok().or_else(by_day);
+    let expected = "expected a time such as 2026-08-01T12:00:00Z or a day such as 2026-08-01";
+    time.map(SystemTime::from).ok_or_else(|| expected.into())
+}
+
+impl From<ArchiveError> for Failure {
+    fn from(error: ArchiveError) -> Self {
+        Self::Told(error.to_string())
+    }
+}
