@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio_postgres::Row;
 
-use super::record::{MOST_BYTES, text};
+use super::record::{MOST_BYTES, Outcome, text};
 use crate::decision::RetryAfter;
 use crate::postgres::writers::answered;
 use crate::postgres::{Postgres, PostgresError};
@@ -42,8 +42,8 @@ pub struct AuditRecord {
     pub method: Option<String>,
     /// The name of the rule that applied.
     pub rule: Option<String>,
-    /// allowed, throttled or blocked: see [`Outcome`](super::Outcome).
-    pub decision: String,
+    /// What became of the request.
+    pub decision: Outcome,
     /// Why: see [`Reason::name`](crate::rules::Reason::name).
     pub reason: String,
     /// The limit that denied or, of what was allowed, the one with the least left: its name or its text.
@@ -120,7 +120,7 @@ impl AuditRecord {
             endpoint: row.get("endpoint"),
             method: row.get("method"),
             rule: row.get("rule"),
-            decision: row.get("decision"),
+            decision: Outcome::read(row.get("decision")),
             reason: row.get("reason"),
             limited_by: row.get("limited_by"),
             used: count("used"),

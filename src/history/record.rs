@@ -138,6 +138,15 @@ impl Outcome {
             Self::Blocked => "blocked",
         }
     }
+
+    /// One of these words, which is all that the table takes.
+    pub(super) fn read(word: &str) -> Self {
+        match word {
+            "allowed" => Self::Allowed,
+            "throttled" => Self::Throttled,
+            _ => Self::Blocked,
+        }
+    }
 }
 
 impl Endpoint {

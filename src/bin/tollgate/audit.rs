@@ -84,7 +84,7 @@ fn row(record: &AuditRecord) -> Fields {
     });
     vec![
         ("at", exact_time(record)),
-        ("decision", json!(record.decision)),
+        ("decision", json!(record.decision.name())),
         ("reason", json!(record.reason)),
         ("rule", json!(record.rule)),
         ("limit", json!(record.limited_by)),
@@ -103,7 +103,7 @@ fn whole(record: &AuditRecord) -> Fields {
     });
     vec![
         ("at", exact_time(record)),
-        ("decision", json!(record.decision)),
+        ("decision", json!(record.decision.name())),
         ("reason", json!(record.reason)),
         ("rule", json!(record.rule)),
         ("limited_by", json!(record.limited_by)),

@@ -78,7 +78,7 @@ async fn a_denial_is_explained() {
     let records = tool.audit(&AuditQuery::new("42", from, to)).await.expect("an answer");
     let told: Vec<_> = records
         .iter()
-        .map(|record| (record.rule.as_deref(), record.decision.as_str(), record.reason.as_str(), record.used))
+        .map(|record| (record.rule.as_deref(), record.decision.name(), record.reason.as_str(), record.used))
         .collect();
     assert_eq!(
         told,
@@ -102,7 +102,7 @@ async fn a_denial_is_explained() {
     assert_eq!(tool.audit(&only_denied).await.expect("an answer"), [denied.clone()]);
     assert_eq!(tool.audit(&AuditQuery::new("42", from, to).most(2)).await.expect("an answer"), records[3..]);
     let bot = tool.audit(&AuditQuery::new("bot", from, to)).await.expect("an answer");
-    assert_eq!((bot[0].decision.as_str(), bot[0].reason.as_str(), bot[0].used), ("blocked", "blocked", None));
+    assert_eq!((bot[0].decision.name(), bot[0].reason.as_str(), bot[0].used), ("blocked", "blocked", None));
     let missing =
         one(&server, "SELECT decision || ' ' || reason FROM tollgate.rate_limit_audit_logs WHERE user_id IS NULL")
             .await;
