@@ -1,11 +1,12 @@
 //! Old months of the audit log as Parquet files on disk or on S3.
 //!
-//! [`Postgres::archive`](crate::postgres::Postgres::archive) moves each month whose rows are old enough: its table is read and written to
-//! files, the files are read back and compared by count and checksum, and only then is the table detached, compared once
-//! more and dropped. It may be ended at any moment: the next run goes on from what it finds, and no row is lost or doubled.
+//! [`Postgres::archive`](crate::postgres::Postgres::archive) moves each month whose rows are old enough: its table is
+//! read and written to files, the files are read back and compared by count and checksum, and only then is the table
+//! detached, compared once more and dropped. It may be ended at any moment: the next run goes on from what it finds,
+//! and no row is lost or doubled.
 //!
-//! A month is `audit/year=2026/month=08/part-0.parquet`, `part-1.parquet` and so on, and `manifest.json`, which is written
-//! last: without it the files are leftovers, and are made again.
+//! A month is `audit/year=2026/month=08/part-0.parquet`, `part-1.parquet` and so on, and `manifest.json`, which is
+//! written last: without it the files are leftovers, and are made again.
 
 mod checksum;
 mod columns;
@@ -31,6 +32,7 @@ pub use row::ArchivedRow;
 pub use run::{ArchiveOptions, Archived, Progress, Step};
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -43,6 +45,8 @@ const FORMAT: u32 = 1;
 #[derive(Clone)]
 pub struct Archive {
     store: Arc<dyn ObjectStore>,
+    /// Where that is one.
+    directory: Option<PathBuf>,
     /// Where it is, without what is secret.
     address: String,
 }
@@ -51,12 +55,13 @@ impl Archive {
     /// The archive at `file:///var/lib/tollgate`, a directory that must exist, or at `s3://bucket/prefix`.
     ///
     /// Of S3 the environment says the rest: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` and
-    /// `AWS_REGION`, or the role of the machine; `AWS_ENDPOINT` of what is compatible, with `AWS_ALLOW_HTTP=true` where it has no
-    /// TLS. Nothing is connected to yet.
+    /// `AWS_REGION`, or the role of the machine; `AWS_ENDPOINT` of what is compatible, with `AWS_ALLOW_HTTP=true`
+    /// where it has no TLS. Nothing is connected to yet.
     ///
     /// # Errors
     ///
-    /// An address that can't be read, or with credentials in it; a directory that isn't there; settings that S3 can't use.
+    /// An address that can't be read, or with credentials in it; a directory that isn't there; settings that S3 can't
+    /// use.
     pub fn open(url: &str) -> Result<Self, ArchiveError> {
         store::open(url)
     }
@@ -82,8 +87,8 @@ impl Archive {
         Ok(months)
     }
 
-    /// Those that at this time have been kept for so many years after the end of their month. They stay until they are
-    /// [deleted](Self::delete).
+    /// Those that at this time have been kept for so many years after the end of their month. They stay until they
+    /// are [deleted](Self::delete).
     ///
     /// # Errors
     ///
@@ -94,8 +99,8 @@ impl Archive {
         Ok(months)
     }
 
-    /// Deletes the archive of a month for good, expired or not, and says whether there was one. If it is ended in the middle, the
-    /// archive is still listed, and can be deleted again.
+    /// Deletes the archive of a month for good, expired or not, and says whether there was one. If it is ended in the
+    /// middle, the archive is still listed, and can be deleted again.
     ///
     /// # Errors
     ///
@@ -103,13 +108,14 @@ impl Archive {
     pub async fn delete(&self, month: Month) -> Result<bool, ArchiveError> {
         // Whatever the manifest says: it may be damaged.
         let known = self.has_manifest(month).await?;
+        self.sweep(month).await?;
         self.delete_parts(month).await?;
         self.delete_manifest(month).await?;
         Ok(known)
     }
 
-    /// Reads a month's archive and compares it with its manifest: the bytes of each file, and the count and checksum of its rows.
-    /// Costs a read of all of it, and memory for one file.
+    /// Reads a month's archive and compares it with its manifest: the bytes of each file, and the count and checksum
+    /// of its rows. Costs a read of all of it, and memory for one file.
     ///
     /// # Errors
     ///

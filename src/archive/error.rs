@@ -148,7 +148,8 @@ impl ArchiveError {
     }
 }
 
-/// In one line. Of what S3 says in XML the code and the message alone: the rest may hold what was signed, and by which key.
+/// In one line. Of what S3 says in XML the code and the message alone: the rest may hold what was signed, and by
+/// which key.
 fn said(text: &str) -> String {
     let element = |name: &str| {
         let (_, rest) = text.split_once(&format!("<{name}>"))?;

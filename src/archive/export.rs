@@ -17,7 +17,8 @@ const PART_BYTES: usize = 64 << 20;
 /// Progress is reported after so many rows.
 pub(super) const REPORTED_AFTER: u64 = 4096;
 
-/// So that each user's rows are together, by bytes whatever the collation of the database: so Parquet's statistics are.
+/// So that each user's rows are together, by bytes whatever the collation of the database: so Parquet's statistics
+/// are.
 const ORDER: &str = "ORDER BY user_id COLLATE \"C\", at";
 
 /// Writes all rows of a table to files of a month in which none may be yet, and puts each as it is full.

@@ -163,9 +163,10 @@ pub(super) fn columns(pieces: &Arc<Pieces>, group: &RowGroupMetaData) -> Result<
 
 /// Where the bytes of a group are.
 pub(super) fn range(group: &RowGroupMetaData) -> Range<u64> {
-    let ranges = group.columns().iter().map(|column| column.byte_range());
-    ranges
-        .fold(u64::MAX..0, |whole, (begin, length)| whole.start.min(begin)..whole.end.max(begin.saturating_add(length)))
+    let ranges = || group.columns().iter().map(|column| column.byte_range());
+    let begin = ranges().map(|(begin, _)| begin).min().unwrap_or_default();
+    let end = ranges().map(|(begin, length)| begin.saturating_add(length)).max().unwrap_or_default();
+    begin..end
 }
 
 /// What a group of a whole file holds.

@@ -1,5 +1,5 @@
-//! One user's rows, read back out of an archive: of each file its end, of groups that may have the user the column of users,
-//! and whole only those that do.
+//! One user's rows, read back out of an archive: of each file its end, of groups that may have the user the column of
+//! users, and whole only those that do.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -84,7 +84,8 @@ impl Rows {
     ///
     /// # Errors
     ///
-    /// A store that can't be reached; an archive that can't be read. Another call tries again where it was reached again.
+    /// A store that can't be reached; an archive that can't be read. Another call tries again where it was reached
+    /// again.
     pub async fn next(&mut self) -> Result<Option<Vec<ArchivedRow>>, ArchiveError> {
         loop {
             if let Some(open) = &mut self.open {

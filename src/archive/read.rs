@@ -13,8 +13,8 @@ use super::part::{Pieces, content, metadata};
 use super::{Archive, ArchiveError};
 
 impl Archive {
-    /// Reads all files of a month back: their bytes, and the count and checksum of their rows, must be as was noted. Reports how
-    /// many rows were read so far.
+    /// Reads all files of a month back: their bytes, and the count and checksum of their rows, must be as was noted.
+    /// Reports how many rows were read so far.
     pub(super) async fn compare(
         &self,
         month: Month,

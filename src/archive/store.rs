@@ -13,6 +13,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{ClientConfigKey, Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, RetryConfig};
+use tokio::task::spawn_blocking;
 
 use super::manifest::Manifest;
 use super::month::Month;
@@ -54,7 +55,7 @@ fn directory(path: &str) -> Result<Archive, ArchiveError> {
     let store = LocalFileSystem::new_with_prefix(path).map_err(|error| ArchiveError::store(path, &error))?;
     // What is read back may not have reached the disk, and its table is dropped.
     let store = store.with_fsync(true);
-    Ok(Archive { store: Arc::new(store), address: format!("file://{path}") })
+    Ok(Archive { store: Arc::new(store), directory: Some(path.into()), address: format!("file://{path}") })
 }
 
 fn bucket(rest: &str) -> Result<Archive, ArchiveError> {
@@ -75,7 +76,7 @@ fn bucket(rest: &str) -> Result<Archive, ArchiveError> {
     let prefix = Path::parse(prefix.trim_end_matches('/')).map_err(|_| input("a prefix that S3 can't have"))?;
     let store: Arc<dyn ObjectStore> =
         if prefix.as_ref().is_empty() { Arc::new(store) } else { Arc::new(PrefixStore::new(store, prefix)) };
-    Ok(Archive { store, address })
+    Ok(Archive { store, directory: None, address })
 }
 
 /// `audit/year=2026/month=08/part-0.parquet`
@@ -86,8 +87,12 @@ fn place(month: Month, name: &str) -> Path {
 const MANIFEST: &str = "manifest.json";
 
 impl Archive {
-    /// Months that have a manifest.
-    pub(super) async fn months(&self) -> Result<BTreeSet<Month>, ArchiveError> {
+    /// Months that are complete, which their manifests need not be readable for. Lists the store.
+    ///
+    /// # Errors
+    ///
+    /// A store that can't be reached.
+    pub async fn months(&self) -> Result<BTreeSet<Month>, ArchiveError> {
         let mut listed = self.store.list(Some(&Path::from(FOLDER)));
         let mut months = BTreeSet::new();
         while let Some(object) = listed.try_next().await.map_err(|error| ArchiveError::store(FOLDER, &error))? {
@@ -131,8 +136,8 @@ impl Archive {
         got.map_err(|error| ArchiveError::store(place.as_ref(), &error))
     }
 
-    /// Puts an object that isn't there yet. One that is there must be the same: then an answer to this very request was lost,
-    /// and it was sent again.
+    /// Puts an object that isn't there yet. One that is there must be the same: then an answer to this very request
+    /// was lost, and it was sent again.
     pub(super) async fn put(&self, month: Month, name: &str, bytes: Bytes) -> Result<(), ArchiveError> {
         let place = place(month, name);
         let payload = PutPayload::from(bytes.clone());
@@ -177,6 +182,27 @@ impl Archive {
             }
         }
         Ok(())
+    }
+
+    /// Removes files of a directory that were being written as an archiver was killed: `part-0.parquet#1`, which the
+    /// store doesn't list.
+    pub(super) async fn sweep(&self, month: Month) -> Result<(), ArchiveError> {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        let folder = directory.join(FOLDER).join(month.folder());
+        let swept = spawn_blocking(move || {
+            let files = match std::fs::read_dir(&folder) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+                files => files?,
+            };
+            for file in files {
+                let file = file?;
+                if file.file_name().to_string_lossy().contains('#') {
+                    std::fs::remove_file(file.path())?;
+                }
+            }
+            Ok(())
+        });
+        swept.await?.map_err(|error: std::io::Error| ArchiveError::refused(format!("archive: {FOLDER}: {error}")))
     }
 
     pub(super) async fn delete_manifest(&self, month: Month) -> Result<(), ArchiveError> {
