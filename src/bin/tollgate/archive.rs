@@ -70,8 +70,9 @@ enum Command {
 /// Where archives are.
 #[derive(Debug, Args)]
 struct Store {
-    /// A directory that is there, such as file:///var/lib/tollgate, or s3://bucket/prefix. Of S3 the environment says the rest:
-    /// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION; AWS_ENDPOINT and AWS_ALLOW_HTTP of what is compatible.
+    /// A directory that is there, such as file:///var/lib/tollgate, or s3://bucket/prefix. Of S3 the environment says
+    /// the rest: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION; AWS_ENDPOINT and AWS_ALLOW_HTTP of what is
+    /// compatible.
     #[arg(id = "store", long, value_name = "URL", env = "TOLLGATE_ARCHIVE", hide_env_values = true)]
     url: String,
 }
@@ -303,7 +304,7 @@ impl Verify {
     async fn run(self) -> Outcome {
         let archive = self.store.open()?;
         let months = match self.months.is_empty() {
-            true => archive.list().await?.iter().map(|month| month.month).collect(),
+            true => archive.months().await?.into_iter().collect(),
             false => self.months,
         };
         let (mut lines, mut code) = (Vec::new(), ExitCode::SUCCESS);

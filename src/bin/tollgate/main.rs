@@ -94,8 +94,8 @@ enum Command {
     /// Each month is read back and compared by count and checksum before its table is detached and dropped. A run that was
     /// ended, at whatever moment, is gone on with by the next.
     ///
-    /// Exit code: 0, 1 if a month was left since its table and its archive differ or the archive is damaged, 2 if something
-    /// broke.
+    /// Exit code: 0, 1 if a month was left (a line for each says why), 2 if the database or the store can't be reached, or
+    /// something was misused.
     #[cfg(feature = "archive")]
     Archive(archive::ArchiveCommand),
     /// Block users, or give them a tier and limits of their own, in the system of record.
