@@ -93,6 +93,7 @@ for version in "${named[@]}"; do
     folders+=("$folder")
     servers+=("$server")
 done
+bash tests/archive.sh
 cargo test --quiet --all-features --test it --no-run
 
 failed=()

@@ -23,11 +23,14 @@ fi
 # The tests of backups ask it for free ports.
 command -v python3 >/dev/null || install python3 python3 python3 python3 python3
 
+# A reader of Parquet and a server of S3, for the tests of the archive.
+bash tests/archive.sh
+
 # Load on the example services.
 command -v wrk >/dev/null || install wrk wrk wrk wrk wrk
 
 # Each set of features builds by itself: features only add.
-for features in '' serde rules http axum postgres metrics tracing tls postgres,tls embedded embedded,serde; do
+for features in '' serde rules http axum postgres metrics tracing tls postgres,tls archive embedded embedded,serde; do
     cargo check --quiet --lib --no-default-features --features "$features"
 done
 cargo check --quiet --bins --no-default-features --features cli

@@ -1,5 +1,7 @@
 //! The tables of the system of record: made once, in order, and only by who may.
 
+#[cfg(feature = "archive")]
+mod archive;
 mod cache;
 #[cfg(feature = "tls")]
 mod encrypted;

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Makes the Python that the tests of the archive need, if it isn't there: DuckDB, which reads Parquet by other code than
+# tollgate's, and moto, a server of S3. From the Python registry, by version, into a cache outside the tree.
+#   bash tests/archive.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+fail() { printf 'tests/archive.sh: %s\n' "$*" >&2; exit 1; }
+. tests/packages.sh
+
+[ $# -eq 0 ] || { printf 'tests/archive.sh: expected no argument, got %s\n' "$1" >&2; exit 2; }
+[ -z "${TOLLGATE_TEST_PYTHON:-}" ] || exit 0
+packages='duckdb==2.0.0 moto==5.2.5'
+# What moto's server needs for S3 alone: all of its services would be 40 packages more.
+needed='flask==3.1.3 flask-cors==6.0.5 py-partiql-parser==0.6.3 PyYAML==6.0.3'
+folder=${XDG_CACHE_HOME:-${HOME:?}/.cache}/tollgate/archive
+made=$folder/made-of
+[ "$(cat "$made" 2>/dev/null)" != "$packages $needed" ] || exit 0
+
+command -v python3 >/dev/null || install python3 python3 python3 python3 python3
+rm -rf "$folder"
+python3 -m venv "$folder" 2>/dev/null || {
+    install 'python3 with venv' python3-venv python3 python3 python3
+    python3 -m venv "$folder"
+}
+# shellcheck disable=SC2086  # Several words each.
+"$folder/bin/python" -m pip install --quiet --disable-pip-version-check $packages $needed ||
+    fail "$packages could not be installed"
+printf '%s' "$packages $needed" >"$made"
