@@ -9,6 +9,7 @@ mod follow;
 mod history;
 mod indexes;
 mod keys;
+#[cfg(feature = "archive")]
 mod million;
 mod rights;
 mod rules;

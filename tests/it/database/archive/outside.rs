@@ -11,7 +11,7 @@ use crate::server::free_port;
 use crate::tool::{code, command, lines, stderr, stdout};
 
 /// The Python that has DuckDB and moto.
-fn python() -> PathBuf {
+pub(in super::super) fn python() -> PathBuf {
     if let Some(python) = std::env::var_os("TOLLGATE_TEST_PYTHON") {
         return python.into();
     }
