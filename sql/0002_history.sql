@@ -39,7 +39,8 @@ CREATE INDEX rate_limit_audit_logs_by_user ON tollgate.rate_limit_audit_logs (us
 
 -- How long decisions took, as counts by bucket, which can be added up: a percentile of many rows is that of their sum. Bucket
 -- n holds what took more than 2^((n-1)/16) and at most 2^(n/16) microseconds, bucket 0 what took up to one: those of
--- Prometheus's native histograms of schema 4. Only buckets that hold something are there, in their order.
+-- Prometheus's native histograms of schema 4. A bucket may come several times, each with a part of its count: putting one
+-- histogram behind the other is much cheaper than adding up, which is done once it has grown long.
 CREATE TYPE tollgate.histogram AS (buckets smallint[], counts bigint[]);
 
 -- What decisions come to, by the minute, the hour and the day.
@@ -69,19 +70,27 @@ CREATE TABLE tollgate.rate_limit_metrics_hour PARTITION OF tollgate.rate_limit_m
 CREATE TABLE tollgate.rate_limit_metrics_day PARTITION OF tollgate.rate_limit_metrics
     FOR VALUES IN ('day') PARTITION BY RANGE (began);
 
--- Two histograms as one.
-CREATE FUNCTION tollgate.added(a tollgate.histogram, b tollgate.histogram) RETURNS tollgate.histogram
+-- The same with each bucket once, in their order.
+CREATE FUNCTION tollgate.summed(latency tollgate.histogram) RETURNS tollgate.histogram
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT ROW(array_agg(bucket ORDER BY bucket), array_agg(count ORDER BY bucket))::tollgate.histogram
     FROM (
         SELECT bucket, sum(count)::bigint AS count
-        FROM (
-            SELECT * FROM unnest((a).buckets, (a).counts)
-            UNION ALL
-            SELECT * FROM unnest((b).buckets, (b).counts)
-        ) AS each (bucket, count)
-        GROUP BY bucket
+        FROM unnest((latency).buckets, (latency).counts) AS each (bucket, count) GROUP BY bucket
     ) AS summed
+$$;
+
+-- Two histograms as one.
+CREATE FUNCTION tollgate.added(a tollgate.histogram, b tollgate.histogram) RETURNS tollgate.histogram
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+DECLARE
+    joined tollgate.histogram = ROW(a.buckets || b.buckets, a.counts || b.counts);
+BEGIN
+    IF cardinality(joined.buckets) <= 128 THEN
+        RETURN joined;
+    END IF;
+    RETURN tollgate.summed(joined);
+END
 $$;
 
 -- Of many rows: `tollgate.total(latency)`.
@@ -94,8 +103,8 @@ CREATE FUNCTION tollgate.percentile(latency tollgate.histogram, share double pre
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE bucket WHEN 0 THEN 1 ELSE 2 ^ ((bucket - 0.5) / 16) END
     FROM (
-        SELECT bucket, sum(count) OVER (ORDER BY bucket) AS so_far, sum(count) OVER () AS everything
-        FROM unnest((latency).buckets, (latency).counts) AS each (bucket, count)
+        SELECT bucket, sum(sum(count)) OVER (ORDER BY bucket) AS so_far, sum(sum(count)) OVER () AS everything
+        FROM unnest((latency).buckets, (latency).counts) AS each (bucket, count) GROUP BY bucket
     ) AS cumulated
     WHERE so_far >= greatest(1, ceil(everything * share))
     ORDER BY bucket LIMIT 1
@@ -105,7 +114,8 @@ $$;
 -- By its owner's rights, so that services need none to make tables. Made apart and then attached, so that nobody who reads
 -- or writes the other partitions waits.
 CREATE FUNCTION tollgate.make_partitions(months_ahead integer) RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' AS $$
 DECLARE
     this_month timestamp = date_trunc('month', now() AT TIME ZONE 'UTC');
     last_month timestamp = this_month + least(months_ahead, 24) * interval '1 month';
@@ -120,7 +130,7 @@ BEGIN
             partition_name = parent || to_char(month, '_YYYY_MM');
             IF to_regclass('tollgate.' || partition_name) IS NULL THEN
                 -- Whoever comes second finds it made.
-                PERFORM pg_advisory_xact_lock(hashtext('tollgate.make_partitions'));
+                EXECUTE format('LOCK TABLE tollgate.%I IN SHARE UPDATE EXCLUSIVE MODE', parent);
                 CONTINUE WHEN to_regclass('tollgate.' || partition_name) IS NOT NULL;
                 EXECUTE format('CREATE TABLE tollgate.%I (LIKE tollgate.%I INCLUDING DEFAULTS INCLUDING CONSTRAINTS)',
                     partition_name, parent);

@@ -49,6 +49,8 @@ use record::Record;
 use writer::Recorder;
 
 const MOST_BYTES_OF_A_NAME: usize = 256;
+/// How long it is tried to write the rest where nobody waits for it.
+const FINISHED_WITHIN: Duration = Duration::from_secs(15);
 /// Decisions that are kept while they can't be written.
 const QUEUE: usize = 65_536;
 const QUEUES: std::ops::RangeInclusive<usize> = 1_000..=10_000_000;
@@ -97,7 +99,7 @@ impl HistorySettings {
         self
     }
 
-    /// So many decisions at most are kept until they are written, of 300 bytes or so each, of 2 KiB at most: 1,000 to
+    /// So many decisions at most are kept until they are written, of 300 bytes or so each and 2 KiB at most: 1,000 to
     /// 10,000,000, by default 65,536. The last quarter is for denials.
     #[must_use]
     pub fn queue(mut self, decisions: usize) -> Self {
@@ -139,8 +141,8 @@ pub struct HistoryStatus {
     pub lag: Duration,
 }
 
-/// Where decisions are recorded. Cheap to clone; what was recorded is written when the last clone is dropped, if the runtime
-/// goes on for so long: [`finish`](Self::finish) waits for it.
+/// Where decisions are recorded. Cheap to clone; what was recorded is written after the last clone is dropped, if the runtime
+/// goes on for so long and PostgreSQL is there within 15 seconds: [`finish`](Self::finish) waits for it and says whether it is.
 #[derive(Clone)]
 pub struct History {
     shared: Arc<Shared>,
@@ -195,7 +197,7 @@ impl History {
     /// # Errors
     ///
     /// What keeps it from being written: a server that doesn't answer, after 15 seconds or so. It is kept, and may be tried
-    /// again.
+    /// again; so may a future that was dropped.
     pub async fn finish(&self) -> Result<(), PostgresError> {
         self.shared.recorder.finish().await
     }
@@ -245,7 +247,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         if self.recorder.is_used() {
             let recorder = Arc::clone(&self.recorder);
-            self.runtime.spawn(async move { recorder.finish().await });
+            self.runtime.spawn(async move { recorder.finish_within(FINISHED_WITHIN).await });
         }
     }
 }

@@ -31,17 +31,22 @@ pub use users::StoredUser;
 pub use writers::{Writer, Written};
 
 use std::fmt;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use deadpool_postgres::{
     Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType, Transaction,
 };
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 #[cfg(not(feature = "tls"))]
 use tokio_postgres::NoTls as Connector;
 use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres::{Client, Config, Connection, Socket};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Config, Connection, Row, Socket};
+
+use follow::in_time;
 
 #[cfg(feature = "tls")]
 use crate::Tls;
@@ -54,6 +59,8 @@ const MOST_CONNECTIONS: usize = 4;
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a connection may take to show that it still works.
 const ASKED_WITHIN: Duration = Duration::from_secs(2);
+/// How long a query of the history may take, and a bit more.
+const READ_WITHIN: Duration = Duration::from_secs(17);
 /// How long a server may not acknowledge what was sent to it.
 const SILENT_FOR: Duration = Duration::from_secs(10);
 /// How long a change of the configuration may wait for others, and be left unfinished where its author has gone.
@@ -72,6 +79,8 @@ pub struct Postgres {
     connector: Connector,
     /// Where it is, without what is secret.
     address: String,
+    /// Held by whoever reads history.
+    reading: Arc<Semaphore>,
 }
 
 impl Postgres {
@@ -154,7 +163,7 @@ impl Postgres {
             .build()
             .map_err(|error| PostgresError::input(format!("postgres: {error}")))?;
         let address = address(&config);
-        Ok(Self { pool, config, connector, address })
+        Ok(Self { pool, config, connector, address, reading: Arc::new(Semaphore::new(1)) })
     }
 
     /// Where it is: host, port and database, without user and password.
@@ -177,6 +186,23 @@ impl Postgres {
             return Err(PostgresError::input(format!("postgres: expected version 14 or newer, got {got}")));
         }
         Ok(connection)
+    }
+
+    /// What a query of the history answers, which may have much to read: one at a time, so that connections are left for
+    /// whatever is short, and given up by the server itself.
+    pub(crate) async fn read(
+        &self,
+        select: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, PostgresError> {
+        let reading = timeout(READ_WITHIN, self.reading.acquire()).await;
+        let _reading = reading.map_err(|_| PostgresError::late(&self.address))?;
+        let mut connection = self.connection().await?;
+        let transaction = connection.build_transaction().read_only(true).start().await?;
+        transaction.batch_execute("SET LOCAL statement_timeout = '15s'").await?;
+        let rows = in_time(READ_WITHIN, transaction.query(select, parameters)).await?;
+        transaction.commit().await?;
+        Ok(rows)
     }
 
     /// Begins a change of the configuration, once all others have ended. They are made one after the other, and each takes
@@ -218,6 +244,11 @@ fn config(url: &str) -> Result<Config, PostgresError> {
         return Err(PostgresError::input("postgres: expected an @ in a password as %40, got it as it is"));
     }
     Ok(config)
+}
+
+/// A moment that PostgreSQL can compare with: the nearest from 1970 to 9999.
+pub(crate) fn in_range(time: SystemTime) -> SystemTime {
+    input::moment(Some(time)).unwrap_or(UNIX_EPOCH)
 }
 
 /// `host:port/database`, of the first host where there are several.

@@ -343,6 +343,29 @@ pub(crate) fn history_full() {
     tracing::warn!(target: "tollgate", "the queue of the history is full: decisions are not recorded");
 }
 
+/// Decisions whose times have no partition, for the first time.
+#[cfg(feature = "postgres")]
+pub(crate) fn history_misdated() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", "this machine's clock differs from the database's by weeks: decisions are not recorded");
+}
+
+/// What was recorded can't be stored, and is given up.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn history_refused(error: &crate::postgres::PostgresError) {
+    #[cfg(feature = "tracing")]
+    tracing::error!(target: "tollgate", %error, "a part of the history cannot be written: it is lost");
+}
+
+/// The partitions of the next months could not be made.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn partitions_unmade(error: &crate::postgres::PostgresError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", %error, "partitions cannot be made: those that there are will do");
+}
+
 /// How far the history in the database is behind, and how many decisions it will never have.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]

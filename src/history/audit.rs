@@ -7,8 +7,7 @@ use tokio_postgres::Row;
 
 use super::record::{MOST_BYTES, Outcome, text};
 use crate::decision::RetryAfter;
-use crate::postgres::writers::answered;
-use crate::postgres::{Postgres, PostgresError};
+use crate::postgres::{Postgres, PostgresError, in_range};
 
 /// Which decisions to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +59,7 @@ pub struct AuditRecord {
     pub region: Option<String>,
     /// Which of its processes it was.
     pub server: Option<String>,
-    /// How long the decision took.
+    /// How long the decision took; where the middleware waits until a request is allowed, with the wait.
     pub latency: Duration,
 }
 
@@ -102,9 +101,9 @@ impl Postgres {
     pub async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRecord>, PostgresError> {
         // As it was recorded.
         let user = text(query.user.as_bytes(), MOST_BYTES);
-        let connection = self.connection().await?;
         let (most, denied) = (i64::from(query.most), query.only_denied);
-        let mut rows = answered(connection.query(SELECT, &[&&*user, &query.from, &query.to, &denied, &most])).await?;
+        let [from, to] = [query.from, query.to].map(in_range);
+        let mut rows = self.read(SELECT, &[&&*user, &from, &to, &denied, &most]).await?;
         rows.reverse();
         Ok(rows.iter().map(AuditRecord::of).collect())
     }

@@ -2,40 +2,40 @@
 //! 2^(1/16) times the one before it. Histograms are added up bucket by bucket, so that a percentile of many is as exact as
 //! that of one: the middle of its bucket is within 2.2 % of every time in it. `sql/0002_history.sql` counts alike.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 const BUCKETS_PER_DOUBLING: f64 = 16.0;
 
-/// Counts by bucket, of those that hold something.
+/// Counts by bucket, of those that hold something, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Histogram {
-    counts: BTreeMap<i16, u64>,
+    counts: Vec<(i16, u64)>,
 }
 
 impl Histogram {
     pub(super) fn add(&mut self, time: Duration) {
-        *self.counts.entry(bucket(time)).or_default() += 1;
-    }
-
-    pub(super) fn add_all(&mut self, other: &Self) {
-        for (bucket, count) in &other.counts {
-            *self.counts.entry(*bucket).or_default() += count;
-        }
+        self.add_count(bucket(time), 1);
     }
 
     pub(super) fn add_count(&mut self, bucket: i16, count: u64) {
-        *self.counts.entry(bucket).or_default() += count;
+        match self.counts.binary_search_by_key(&bucket, |(bucket, _)| *bucket) {
+            Ok(at) => self.counts[at].1 += count,
+            Err(at) => self.counts.insert(at, (bucket, count)),
+        }
+    }
+
+    pub(super) fn add_all(&mut self, other: &Self) {
+        other.counts.iter().for_each(|(bucket, count)| self.add_count(*bucket, *count));
     }
 
     /// What so large a share took at most: the middle of its bucket, as the function of the same name in SQL. None of
     /// nothing.
     pub(super) fn percentile(&self, share: f64) -> Option<Duration> {
-        let all: u64 = self.counts.values().sum();
+        let all: u64 = self.counts.iter().map(|(_, count)| count).sum();
         let rank = ((all as f64 * share).ceil() as u64).max(1);
         let mut so_far = 0;
         let reached = self.counts.iter().find(|(_, count)| {
-            so_far += **count;
+            so_far += *count;
             so_far >= rank
         });
         reached.map(|(bucket, _)| middle(*bucket))
@@ -44,8 +44,8 @@ impl Histogram {
     /// Its two columns, as literals of arrays.
     pub(super) fn columns(&self) -> (String, String) {
         let array = |items: Vec<String>| format!("{{{}}}", items.join(","));
-        let buckets = self.counts.keys().map(ToString::to_string).collect();
-        (array(buckets), array(self.counts.values().map(ToString::to_string).collect()))
+        let buckets = self.counts.iter().map(|(bucket, _)| bucket.to_string()).collect();
+        (array(buckets), array(self.counts.iter().map(|(_, count)| count.to_string()).collect()))
     }
 }
 

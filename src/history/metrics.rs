@@ -11,21 +11,26 @@ use super::record::{Endpoint, Outcome, Record};
 use crate::postgres::PostgresError;
 use crate::postgres::writers::{answered, column};
 
-/// How many users and endpoints are told apart in one batch. All others count as one without a name.
-const MOST_SERIES: usize = 10_000;
+/// Users and endpoints in a batch: more would keep a thread for too long.
+pub(super) const MOST_SERIES: usize = 1_000;
+/// How many users and endpoints are told apart in the time between batches. All others count as one without a name.
+const MOST_NAMES: usize = 10_000;
+/// How long counts wait for others: fewer and larger changes of the same rows.
+const COUNTED_EVERY: Duration = Duration::from_secs(10);
 /// How many paths, where no router knows the endpoint, are told apart in an hour: clients write them as they like.
 const MOST_PATHS: usize = 1_000;
 const PATHS_FOR: Duration = Duration::from_secs(3600);
-/// Rows that a statement adds at most.
-const MOST_ROWS: usize = 5_000;
 /// Names and lengths, in seconds.
 const WIDTHS: [(&str, u64); 3] = [("minute", 60), ("hour", 3600), ("day", 86_400)];
 
 /// Counted, but not yet in a batch.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Counting {
     /// By the minute.
     series: HashMap<Series, Counts>,
+    /// Since this moment, so many users and endpoints were told apart.
+    since: Instant,
+    names: usize,
     paths: HashSet<Box<str>>,
     paths_since: Option<Instant>,
 }
@@ -34,6 +39,8 @@ pub(super) struct Counting {
 #[derive(Debug, Default)]
 pub(super) struct Metrics {
     widths: [BTreeMap<Series, Counts>; WIDTHS.len()],
+    /// How many decisions it counts.
+    pub(super) decisions: u64,
 }
 
 /// Since when, in seconds since the epoch; of whom, and where.
@@ -48,17 +55,36 @@ struct Counts {
 }
 
 impl Counting {
+    pub(super) fn new() -> Self {
+        let (series, paths) = (HashMap::new(), HashSet::new());
+        Self { series, since: Instant::now(), names: 0, paths, paths_since: None }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.series.is_empty()
+    }
+
+    /// Whether there is as much as fits a batch.
+    pub(super) fn is_full(&self) -> bool {
+        self.series.len() >= MOST_SERIES
+    }
+
+    /// Whether it is time for a batch.
+    pub(super) fn is_due(&self) -> bool {
+        self.is_full() || (!self.is_empty() && self.since.elapsed() >= COUNTED_EVERY)
+    }
+
     pub(super) fn add(&mut self, record: &Record) {
         let seconds = record.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let minute = seconds - seconds % 60;
         let user = record.user.as_deref().unwrap_or_default();
         let endpoint = self.told_apart(record.endpoint.as_ref());
         let series = (minute, user.into(), endpoint.into());
-        let counts = if self.series.len() < MOST_SERIES || self.series.contains_key(&series) {
-            self.series.entry(series).or_default()
-        } else {
-            self.series.entry((minute, "".into(), "".into())).or_default()
-        };
+        let is_known = self.series.contains_key(&series);
+        let has_room = self.names < MOST_NAMES;
+        self.names += usize::from(!is_known && has_room);
+        let series = if is_known || has_room { series } else { (minute, "".into(), "".into()) };
+        let counts = self.series.entry(series).or_default();
         counts.outcomes[record.outcome as usize] += 1;
         counts.cache_hits += u64::from(record.asked == Some(false));
         counts.cache_misses += u64::from(record.asked == Some(true));
@@ -92,12 +118,17 @@ impl Counting {
         if self.series.is_empty() {
             return None;
         }
+        // Not where this comes early, since there is much: else any number of names would be told apart.
+        if self.since.elapsed() >= COUNTED_EVERY {
+            (self.since, self.names) = (Instant::now(), 0);
+        }
         let mut metrics = Metrics::default();
         for ((minute, user, endpoint), counts) in std::mem::take(&mut self.series) {
             for ((_, seconds), series) in WIDTHS.iter().zip(&mut metrics.widths) {
                 let began = minute - minute % seconds;
                 series.entry((began, user.clone(), endpoint.clone())).or_default().add(&counts);
             }
+            metrics.decisions += counts.outcomes.iter().sum::<u64>();
         }
         Some(metrics)
     }
@@ -116,8 +147,8 @@ impl Metrics {
     pub(super) async fn write(&self, transaction: &Transaction<'_>, region: &str) -> Result<(), PostgresError> {
         let statement = answered(transaction.prepare_cached(ADD)).await?;
         for ((width, _), series) in WIDTHS.iter().zip(&self.widths) {
-            let series: Vec<_> = series.iter().collect();
-            for rows in series.chunks(MOST_ROWS) {
+            let rows: Vec<_> = series.iter().collect();
+            if !rows.is_empty() {
                 let starts: Vec<_> =
                     rows.iter().map(|((seconds, _, _), _)| UNIX_EPOCH + Duration::from_secs(*seconds)).collect();
                 let users: Vec<_> = rows.iter().map(|((_, user, _), _)| &**user).collect();

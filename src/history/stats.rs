@@ -6,11 +6,10 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::histogram::Histogram;
-use crate::postgres::writers::answered;
-use crate::postgres::{Postgres, PostgresError};
+use crate::postgres::{Postgres, PostgresError, in_range};
 
-/// Rows that are answered at most.
-const MOST_ROWS: i64 = 10_000;
+/// Rows that are answered at most, unless a query says so.
+const MOST_ROWS: u32 = 10_000;
 
 /// How long each of the times is by which decisions are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +42,7 @@ pub struct StatsQuery {
     endpoint: Option<String>,
     region: Option<String>,
     group: Group,
+    most: u32,
 }
 
 /// What the decisions of one time, user, endpoint or region come to.
@@ -87,7 +87,7 @@ impl StatsQuery {
     /// What begins in such a time, a row for each minute, hour or day in which there was a decision.
     #[must_use]
     pub fn new(width: Width, from: SystemTime, to: SystemTime) -> Self {
-        Self { width, from, to, user: None, endpoint: None, region: None, group: Group::Time }
+        Self { width, from, to, user: None, endpoint: None, region: None, group: Group::Time, most: MOST_ROWS }
     }
 
     /// Of this user alone.
@@ -132,6 +132,13 @@ impl StatsQuery {
         self
     }
 
+    /// At most so many rows: the last ones of times, else those with most denials. Default: 10,000.
+    #[must_use]
+    pub fn most(mut self, most: u32) -> Self {
+        self.most = most;
+        self
+    }
+
     /// What sets rows apart.
     fn column(&self) -> &'static str {
         match self.group {
@@ -144,8 +151,7 @@ impl StatsQuery {
 }
 
 impl Postgres {
-    /// What decisions come to, of at most 10,000 times, users, endpoints or regions: the last ones of times, else those with
-    /// most denials.
+    /// What decisions come to, by time, user, endpoint or region.
     ///
     /// # Errors
     ///
@@ -170,15 +176,17 @@ impl Postgres {
                 SELECT key, array_agg(bucket) AS buckets, array_agg(count) AS counts
                 FROM (
                     SELECT key, bucket, sum(count)::int8 AS count
-                    FROM chosen, LATERAL unnest((latency).buckets, (latency).counts) AS each (bucket, count)
+                    FROM chosen JOIN (SELECT key FROM counted) AS shown USING (key),
+                        LATERAL unnest((chosen.latency).buckets, (chosen.latency).counts) AS each (bucket, count)
                     GROUP BY key, bucket
                 ) AS summed GROUP BY key
             )
             SELECT * FROM counted JOIN times USING (key) ORDER BY {order}"
         );
-        let (width, StatsQuery { from, to, user, endpoint, region, .. }) = (query.width.name(), query);
-        let parameters: [&(dyn ToSql + Sync); 7] = [&width, from, to, user, endpoint, region, &MOST_ROWS];
-        let mut rows = answered(self.connection().await?.query(&select, &parameters)).await?;
+        let (width, StatsQuery { user, endpoint, region, .. }) = (query.width.name(), query);
+        let ([from, to], most) = ([query.from, query.to].map(in_range), i64::from(query.most));
+        let parameters: [&(dyn ToSql + Sync); 7] = [&width, &from, &to, user, endpoint, region, &most];
+        let mut rows = self.read(&select, &parameters).await?;
         if is_of_times {
             rows.reverse();
         }

@@ -11,28 +11,29 @@ use futures_util::future::select;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::yield_now;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_postgres::binary_copy::BinaryCopyInWriter;
 use tokio_postgres::types::Type;
 
-use super::metrics::{Counting, Metrics};
+use super::metrics::{Counting, MOST_SERIES, Metrics};
 use super::record::{Outcome, Record};
 use super::{HistorySettings, HistoryStatus};
-use crate::postgres::writers::{About, Batches, Written, answered, column};
+use crate::postgres::writers::{About, Batches, PATIENCE, Written, answered, column};
 use crate::postgres::{Postgres, PostgresError};
 use crate::random::jittered;
 use crate::telemetry;
 
 /// How long decisions wait for others before they are written.
 const WRITTEN_EVERY: Duration = Duration::from_secs(1);
-/// The same of what they come to: fewer and larger changes of the same rows.
-const COUNTED_EVERY: Duration = Duration::from_secs(10);
 /// Decisions in a batch.
 const MOST_ROWS: usize = 5_000;
 /// After so many, others on this thread have their turn.
 const AT_ONE_GO: usize = 128;
-/// Partitions are looked after so often.
+/// Partitions are looked after so often, and so soon again where that has failed.
 const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
+const PARTITIONS_AGAIN: Duration = Duration::from_secs(60);
+/// How long another task may be writing that has perhaps come to a standstill.
+const WRITING_WITHIN: Duration = Duration::from_secs(15);
 
 pub(super) struct Recorder {
     postgres: Postgres,
@@ -53,18 +54,26 @@ pub(super) struct Recorder {
 struct Writing {
     queue: Receiver<Record>,
     batches: Batches,
-    /// The batch that is on its way: it may have been written, or not.
+    /// The batch that is being filled, or on its way: it may have been written, or not.
     batch: Option<Batch>,
     counting: Counting,
-    counted: Instant,
-    /// For which times there are partitions, and when that was looked at.
+    /// For which times there are partitions, and until when that is taken for true.
     times: Option<(Range<SystemTime>, Instant)>,
 }
 
-struct Batch {
-    rows: Vec<Record>,
-    requests: u64,
-    metrics: Option<Metrics>,
+/// Rows and counts are written apart, so that rows don't wait for counts that many services change.
+enum Batch {
+    /// A row for each of these; and how many decisions they stand for, of which some may only be counted.
+    Rows {
+        rows: Vec<Record>,
+        decisions: u64,
+        is_full: bool,
+        is_tried: bool,
+    },
+    Counts {
+        metrics: Metrics,
+        is_tried: bool,
+    },
 }
 
 impl Recorder {
@@ -83,8 +92,7 @@ impl Recorder {
                 queue: receiver,
                 batches: Batches::new(Written::History),
                 batch: None,
-                counting: Counting::default(),
-                counted: Instant::now(),
+                counting: Counting::new(),
                 times: None,
             }),
         }
@@ -96,22 +104,20 @@ impl Recorder {
 
     /// Into the queue, if there is room. The last quarter of it is for denials, which are what is asked for most.
     pub(super) fn record(&self, record: Record) {
-        let room = self.queue.capacity();
-        let at = micros(record.at);
-        if (record.outcome == Outcome::Allowed && room <= self.settings.queue / 4)
-            || self.queue.try_send(record).is_err()
-        {
+        let (room, all) = (self.queue.capacity(), self.settings.queue);
+        // The first one's time; by whoever else is first at the same moment, if so.
+        if self.oldest.load(Ordering::Relaxed) == 0 {
+            let _ = self.oldest.compare_exchange(0, micros(SystemTime::now()), Ordering::Relaxed, Ordering::Relaxed);
+        }
+        let is_left_out = record.outcome == Outcome::Allowed && room <= all / 4;
+        if is_left_out || self.queue.try_send(record).is_err() {
             if self.lost.fetch_add(1, Ordering::Relaxed) == 0 {
                 telemetry::history_full();
             }
             return;
         }
         self.recorded.fetch_add(1, Ordering::Relaxed);
-        if self.oldest.load(Ordering::Relaxed) == 0 {
-            // Somebody else's is as good.
-            let _ = self.oldest.compare_exchange(0, at, Ordering::Relaxed, Ordering::Relaxed);
-        }
-        if room <= self.settings.queue - self.settings.queue / 4 {
+        if room <= all - all / 4 {
             self.much.notify_one();
         }
     }
@@ -143,107 +149,154 @@ impl Recorder {
 
     /// Writes all that was recorded before, and that nothing is missing.
     pub(super) async fn finish(&self) -> Result<(), PostgresError> {
-        // What the queue holds, a batch that was on its way, and that this is the end.
-        for _ in 0..=self.settings.queue / MOST_ROWS + 2 {
-            self.write(true).await?;
-            if self.queue.capacity() == self.settings.queue {
+        // Of what the queue holds, and of what is on its way; no more, since others may go on recording.
+        let queued = self.settings.queue - self.queue.capacity();
+        for _ in 0..queued / MOST_SERIES * 2 + 4 {
+            let is_all = self.write(true).await?;
+            if is_all {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Writes a batch, if there is anything; what can't be written is kept for the next time. At the end, the database knows
-    /// that nothing is missing.
-    async fn write(&self, is_end: bool) -> Result<(), PostgresError> {
-        let mut writing = self.writing.lock().await;
-        let writing = &mut *writing;
-        let times = self.times(writing).await?;
-        if writing.batch.is_none() {
-            writing.batch = self.taken(writing, &times, is_end).await;
+    /// The same, tried again and again for so long.
+    pub(super) async fn finish_within(&self, most: Duration) {
+        let began = Instant::now();
+        while let Err(error) = self.finish().await {
+            if began.elapsed() >= most {
+                telemetry::history_refused(&error);
+                return;
+            }
+            sleep(WRITTEN_EVERY).await;
         }
-        let requests = writing.batch.as_ref().map(|batch| batch.requests);
+    }
+
+    /// Writes a batch, if there is anything, and says whether nothing is left; what can't be written is kept for the next
+    /// time. At the end, the database knows that nothing is missing.
+    ///
+    /// May be dropped at any moment: what was taken from the queue is in the batch, and the batch is gone as soon as it is
+    /// known to be written.
+    async fn write(&self, is_end: bool) -> Result<bool, PostgresError> {
+        let writing = timeout(WRITING_WITHIN, self.writing.lock()).await;
+        let mut writing = writing.map_err(|_| PostgresError::late(self.postgres.address()))?;
+        let writing = &mut *writing;
+        self.look_after_partitions(writing).await?;
+        self.fill(writing, is_end).await;
+        let requests = writing.batch.as_ref().map(Batch::decisions);
         let about = About { requests, lost: self.lost.load(Ordering::Relaxed), is_end };
         if !writing.batches.is_due(about) {
-            return Ok(());
+            return Ok(true);
         }
         let written = self.write_batch(writing, about).await;
-        match (&written, requests) {
-            (Ok(()), _) => {}
-            // What can't be stored now never can.
-            (Err(error), Some(requests)) if error.is_data() => _ = self.lost.fetch_add(requests, Ordering::Relaxed),
-            (Err(_), _) => return written,
+        if let Err(error) = &written {
+            let Some(batch) = writing.batch.as_mut().filter(|_| error.is_data()) else {
+                return written.map(|()| false);
+            };
+            // A partition may be missing that can be made.
+            writing.times = None;
+            if !std::mem::replace(batch.is_tried(), true) {
+                return written.map(|()| false);
+            }
+            self.lost.fetch_add(batch.lost(), Ordering::Relaxed);
+            telemetry::history_refused(error);
         }
+        // Nothing is waited for before the batch is gone.
+        let batch = writing.batch.take();
         *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        writing.batches.done(&self.postgres, about, written.is_err()).await;
-        if let Some(Batch { mut rows, .. }) = writing.batch.take() {
+        let is_time = writing.batches.done(about, written.is_err());
+        if let Some(Batch::Rows { mut rows, .. }) = batch {
             while !rows.is_empty() {
                 rows.truncate(rows.len().saturating_sub(AT_ONE_GO));
                 yield_now().await;
             }
         }
-        written
+        if is_time {
+            writing.batches.note_killed(&self.postgres).await;
+        }
+        let is_all = writing.queue.is_empty() && writing.counting.is_empty();
+        written.map(|()| is_all)
     }
 
-    /// Of which times there are partitions; they are made first where they are missing.
-    async fn times(&self, writing: &mut Writing) -> Result<Range<SystemTime>, PostgresError> {
-        if let Some((times, since)) = &writing.times
-            && since.elapsed() < PARTITIONS_EVERY
-        {
-            return Ok(times.clone());
+    /// Makes partitions where they are missing, and finds out of which times there are any. Where they can't be made, those
+    /// that there are will do.
+    async fn look_after_partitions(&self, writing: &mut Writing) -> Result<(), PostgresError> {
+        if writing.times.as_ref().is_some_and(|(_, until)| Instant::now() < *until) {
+            return Ok(());
         }
-        let connection = self.postgres.connection().await?;
-        answered(connection.query_one("SELECT tollgate.make_partitions(2)", &[])).await?;
-        let row = answered(connection.query_one(TIMES, &[])).await?;
-        let times = row.get(0)..row.get(1);
-        writing.times = Some((Range::clone(&times), Instant::now()));
-        Ok(times)
-    }
-
-    /// What is in the queue, to be written.
-    async fn taken(&self, writing: &mut Writing, times: &Range<SystemTime>, is_end: bool) -> Option<Batch> {
-        let since = self.oldest.swap(0, Ordering::Relaxed);
-        *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner) =
-            (since > 0).then(|| UNIX_EPOCH + Duration::from_micros(since));
-        let (mut rows, mut requests) = (Vec::new(), 0);
-        while rows.len() < MOST_ROWS && requests < MOST_ROWS as u64 * 4 {
-            let Ok(record) = writing.queue.try_recv() else { break };
-            if times.contains(&record.at) {
-                requests += 1;
-                writing.counting.add(&record);
-                rows.extend(Some(record).filter(|record| record.has_row));
-            } else {
-                // By a clock that is wrong by weeks: no partition is for it.
-                self.lost.fetch_add(1, Ordering::Relaxed);
+        let mut connection = self.postgres.connection().await?;
+        let made = async {
+            let transaction = answered(connection.transaction()).await?;
+            answered(transaction.batch_execute(PATIENCE)).await?;
+            answered(transaction.query_one("SELECT tollgate.make_partitions(2)", &[])).await?;
+            answered(transaction.commit()).await
+        }
+        .await;
+        let good_for = match made {
+            Ok(()) => PARTITIONS_EVERY,
+            Err(error) if error.is_unreachable() => return Err(error),
+            Err(error) => {
+                telemetry::partitions_unmade(&error);
+                PARTITIONS_AGAIN
             }
-            if requests % AT_ONE_GO as u64 == 0 {
-                yield_now().await;
-            }
-        }
-        if self.queue.capacity() < self.settings.queue {
-            // What is left came later; when, isn't known exactly.
-            let _ = self.oldest.compare_exchange(0, micros(SystemTime::now()), Ordering::Relaxed, Ordering::Relaxed);
-        }
-        let metrics = if is_end || writing.counted.elapsed() >= COUNTED_EVERY {
-            writing.counted = Instant::now();
-            writing.counting.taken()
-        } else {
-            None
         };
-        (requests > 0 || metrics.is_some()).then_some(Batch { rows, requests, metrics })
+        let row = answered(connection.query_one(TIMES, &[])).await?;
+        writing.times = Some((row.get(0)..row.get(1), Instant::now() + good_for));
+        Ok(())
     }
 
-    /// One transaction: rows, counts, and the batch's number, by which it isn't written twice.
+    /// Fills a batch with what is in the queue or, where enough of that was counted, with the counts.
+    async fn fill(&self, writing: &mut Writing, is_end: bool) {
+        let Writing { queue, batch, counting, times, .. } = writing;
+        if batch.is_none() {
+            if counting.is_due() {
+                *batch = counting.taken().map(|metrics| Batch::Counts { metrics, is_tried: false });
+                return;
+            }
+            let since = self.oldest.swap(0, Ordering::Relaxed);
+            *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner) =
+                (since > 0).then(|| UNIX_EPOCH + Duration::from_micros(since));
+            *batch = Some(Batch::Rows { rows: Vec::new(), decisions: 0, is_full: false, is_tried: false });
+        }
+        if let Some(Batch::Rows { rows, decisions, is_full, .. }) = batch
+            && !*is_full
+        {
+            let has_partition = |time| times.as_ref().is_none_or(|(times, _)| times.contains(&time));
+            while rows.len() < MOST_ROWS && *decisions < MOST_ROWS as u64 * 4 && !counting.is_full() {
+                let Ok(record) = queue.try_recv() else { break };
+                if has_partition(record.at) {
+                    counting.add(&record);
+                    *decisions += 1;
+                    rows.extend(Some(record).filter(|record| record.has_row));
+                } else if self.lost.fetch_add(1, Ordering::Relaxed) == 0 {
+                    telemetry::history_misdated();
+                }
+                if (*decisions).is_multiple_of(AT_ONE_GO as u64) {
+                    yield_now().await;
+                }
+            }
+            *is_full = true;
+            if !queue.is_empty() {
+                // What is left came later; when, isn't known exactly.
+                let now = micros(SystemTime::now());
+                let _ = self.oldest.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+            }
+            if *decisions == 0 {
+                *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                let counts = if is_end { counting.taken() } else { None };
+                *batch = counts.map(|metrics| Batch::Counts { metrics, is_tried: false });
+            }
+        }
+    }
+
+    /// One transaction: what the batch holds, and its number, by which it isn't written twice.
     async fn write_batch(&self, writing: &Writing, about: About) -> Result<(), PostgresError> {
         let mut connection = self.postgres.connection().await?;
         let (transaction, is_new) = writing.batches.begin(&mut connection, about).await?;
-        if let Some(batch) = writing.batch.as_ref().filter(|_| is_new) {
-            if !batch.rows.is_empty() {
-                self.copy(&transaction, &batch.rows).await?;
-            }
-            if let Some(metrics) = &batch.metrics {
-                metrics.write(&transaction, &self.settings.region).await?;
-            }
+        match writing.batch.as_ref().filter(|_| is_new) {
+            Some(Batch::Rows { rows, .. }) if !rows.is_empty() => self.copy(&transaction, rows).await?,
+            Some(Batch::Counts { metrics, .. }) => metrics.write(&transaction, &self.settings.region).await?,
+            _ => {}
         }
         answered(transaction.commit()).await
     }
@@ -283,6 +336,31 @@ impl Recorder {
             }
         }
         answered(writer.finish()).await.map(drop)
+    }
+}
+
+impl Batch {
+    /// How many decisions are recorded by it. Those of counts are by their rows.
+    fn decisions(&self) -> u64 {
+        match self {
+            Self::Rows { decisions, .. } => *decisions,
+            Self::Counts { .. } => 0,
+        }
+    }
+
+    /// How many decisions are missing, in rows or in counts, if it can't be written.
+    fn lost(&self) -> u64 {
+        match self {
+            Self::Rows { rows, .. } => rows.len() as u64,
+            Self::Counts { metrics, .. } => metrics.decisions,
+        }
+    }
+
+    /// Whether it was refused once.
+    fn is_tried(&mut self) -> &mut bool {
+        match self {
+            Self::Rows { is_tried, .. } | Self::Counts { is_tried, .. } => is_tried,
+        }
     }
 }
 

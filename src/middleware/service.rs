@@ -157,13 +157,13 @@ impl Settings {
         if let Rules::Followed(configuration) = &self.rules {
             configuration.count(&attributes, verdict.allowed);
         }
-        #[cfg(feature = "postgres")]
-        let entry = recording.map(|(history, began)| history.entry(&attributes, &verdict, began.elapsed()));
         if matches!(&verdict.reason, Reason::Missing(name) if name == "ip") && self.sources.lack_a_peer(parts) {
             let why = "ip: expected the connection's other end, which the server doesn't note (in axum, serve \
                        into_make_service_with_connect_info::<SocketAddr>())";
             return Err(failed(Error::new(Kind::Input, why)));
         }
+        #[cfg(feature = "postgres")]
+        let entry = recording.map(|(history, began)| history.entry(&attributes, &verdict, began.elapsed()));
         if !verdict.allowed {
             let answer = protocol.denied(verdict, self.style);
             #[cfg(feature = "postgres")]

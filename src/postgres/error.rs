@@ -63,7 +63,7 @@ impl PostgresError {
         Self { kind: Kind::Unreachable, message: format!("postgres at {address}: {why}") }
     }
 
-    pub(super) fn late(address: &str) -> Self {
+    pub(crate) fn late(address: &str) -> Self {
         Self { kind: Kind::Unreachable, message: format!("postgres at {address}: no connection in time") }
     }
 

@@ -72,11 +72,17 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// No connection; no right; tables of a newer version of tollgate, or of migrations that somebody has altered.
+    /// No connection; no right; a database that isn't in UTF-8; tables of a newer version of tollgate, or of migrations that
+    /// somebody has altered.
     pub async fn migrate(&self) -> Result<Vec<Migration>, PostgresError> {
         let mut connection = self.connection().await?;
         let transaction = connection.transaction().await?;
         transaction.batch_execute(PATIENCE).await?;
+        let encoding: String = transaction.query_one("SELECT current_setting('server_encoding')", &[]).await?.get(0);
+        if encoding != "UTF8" {
+            // Clients write what others can't hold, and a whole batch would fail for that.
+            return Err(PostgresError::input(format!("encoding: expected a database in UTF8, got {encoding}")));
+        }
         transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await?;
         transaction.batch_execute(OWN_TABLE).await?;
         let done = applied(&transaction).await?;

@@ -185,7 +185,9 @@ impl Totals {
         }
         writing.batch = None;
         *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        writing.batches.done(&self.postgres, about, written.is_err()).await;
+        if writing.batches.done(about, written.is_err()) {
+            writing.batches.note_killed(&self.postgres).await;
+        }
         written
     }
 

@@ -111,21 +111,19 @@ impl Batches {
         Ok((transaction, is_new))
     }
 
-    /// The batch was written or, if it `failed`, given up.
-    pub(crate) async fn done(&mut self, postgres: &Postgres, about: About, failed: bool) {
+    /// The batch was written or, if it `failed`, given up: to be said before anything is waited for. Whether it is time to
+    /// [look for others](Self::note_killed) then: not after an outage, in which nobody was heard of.
+    pub(crate) fn done(&mut self, about: About, failed: bool) -> bool {
         if !failed {
             self.written += i64::from(about.requests.is_some());
         }
         let heard = self.heard.replace(Instant::now());
         (self.lost, self.ended) = (about.lost, about.is_end && !failed);
-        // Not after an outage, in which nobody was heard of.
-        if heard.is_some_and(|heard| heard.elapsed() < HEARD_EVERY * 2) {
-            self.note_killed(postgres).await;
-        }
+        heard.is_some_and(|heard| heard.elapsed() < HEARD_EVERY * 2)
     }
 
     /// Looks for others that were killed. If that fails, the next one does.
-    async fn note_killed(&self, postgres: &Postgres) {
+    pub(crate) async fn note_killed(&self, postgres: &Postgres) {
         let Ok(connection) = postgres.connection().await else { return };
         if let Ok(killed) = answered(connection.query(NOTE_KILLED, &[&SILENT_FOR, &self.name])).await {
             killed.iter().for_each(|row| telemetry::writer_killed(row.get(0), row.get(1)));
@@ -145,7 +143,7 @@ impl Written {
 }
 
 /// So that a process which has gone without a word holds up nobody.
-const PATIENCE: &str = "SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '5s';
+pub(crate) const PATIENCE: &str = "SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '5s';
     SET LOCAL statement_timeout = '10s'";
 
 const REGISTER: &str = "INSERT INTO tollgate.writers (writer, writes) VALUES ($1, $2) ON CONFLICT DO NOTHING";

@@ -8,6 +8,7 @@ mod encrypted;
 mod follow;
 mod history;
 mod indexes;
+mod interrupted;
 mod keys;
 #[cfg(feature = "archive")]
 mod million;

@@ -45,6 +45,9 @@ pub(crate) struct Audit {
 
 impl Audit {
     pub(crate) async fn run(self) -> Outcome {
+        if self.user.is_empty() {
+            return Err(Failure::Told("user: expected the name of a user, got none".into()));
+        }
         let now = jiff::Timestamp::now();
         let range = match (&self.at, &self.from, &self.to) {
             (Some(at), _, _) => moment("--at", at, now)?,

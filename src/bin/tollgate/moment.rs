@@ -15,14 +15,21 @@ pub(crate) fn moment(option: &str, text: &str, now: Timestamp) -> Result<Range<T
     let wrong = || Failure::Told(format!("{option}: {expected}, got '{text}'"));
     let begins = |time: DateTime| time.to_zoned(TimeZone::UTC).map(|zoned| zoned.timestamp()).map_err(|_| wrong());
     let lasting = |from: Timestamp, length: SignedDuration| Ok(from..from.checked_add(length).map_err(|_| wrong())?);
-    if let Ok(instant) = text.parse::<Timestamp>() {
-        return lasting(instant, SignedDuration::from_secs(1));
-    }
-    let unit = match text.matches(':').count() {
-        0 => SignedDuration::from_hours(24),
+    // The colons of an offset say nothing of how exact the time is.
+    let (date, time) =
+        text.split_once(['T', 't', ' ']).unwrap_or(if text.contains(':') { ("", text) } else { (text, "") });
+    let clock = time.split(['Z', 'z', '+', '-']).next().unwrap_or_default();
+    let unit = match clock.matches(':').count() {
+        0 if time.is_empty() => SignedDuration::from_hours(24),
+        0 => return Err(wrong()),
         1 => SignedDuration::from_mins(1),
         _ => SignedDuration::from_secs(1),
     };
+    if !date.is_empty()
+        && let Ok(instant) = text.parse::<Timestamp>()
+    {
+        return lasting(instant, unit);
+    }
     if let Some(time) = text.parse::<Time>().ok().filter(|_| text.contains(':') && !text.contains(['-', 'T', ' '])) {
         let today = now.to_zoned(TimeZone::UTC).date();
         let from = begins(today.to_datetime(time))?;
@@ -56,12 +63,24 @@ mod tests {
             ("2026-11-20", "2026-11-20T00:00:00Z", "2026-11-21T00:00:00Z"),
             ("2026-11-20T14:03", "2026-11-20T14:03:00Z", "2026-11-20T14:04:00Z"),
             ("2026-11-20 14:03", "2026-11-20T14:03:00Z", "2026-11-20T14:04:00Z"),
+            ("2026-11-20T14:03Z", "2026-11-20T14:03:00Z", "2026-11-20T14:04:00Z"),
+            ("2026-11-20T14:03+01:00", "2026-11-20T13:03:00Z", "2026-11-20T13:04:00Z"),
             ("2026-11-20T14:03:07+01:00", "2026-11-20T13:03:07Z", "2026-11-20T13:03:08Z"),
         ] {
             let range = moment("--at", text, now).expect(text);
             assert_eq!((range.start.to_string(), range.end.to_string()), (from.to_owned(), to.to_owned()), "{text}");
         }
-        for text in ["", "yesterday", "25:00", "2026-13-01", "1403", "9999-12-31T23:59:60", "-1:00"] {
+        for text in [
+            "",
+            "2026-11-20T14",
+            "2026-11-20 14",
+            "yesterday",
+            "25:00",
+            "2026-13-01",
+            "1403",
+            "9999-12-31T23:59:60",
+            "-1:00",
+        ] {
             assert!(moment("--at", text, now).is_err(), "{text}");
         }
     }

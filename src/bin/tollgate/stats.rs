@@ -86,14 +86,14 @@ impl Stats {
                 from.ok_or_else(|| Failure::Told("last: expected a time after the year 0, got a longer one".into()))?
             }
         };
-        let unit = self.by.unwrap_or_else(|| fitting(end.duration_since(from)));
+        let unit = self.by.unwrap_or_else(|| fitting(end.duration_since(from), self.per.is_some()));
         if from > end {
             return Err(Failure::Told(format!("from: expected a time before the end, {end:.0}, got {from:.0}")));
         }
         // What began before and goes on is part of it.
         let from = Timestamp::from_second(from.as_second().div_euclid(unit.seconds()) * unit.seconds()).unwrap_or(from);
         let (since, until) = times(&(from..end));
-        let mut query = StatsQuery::new(unit.width(), since, until);
+        let mut query = StatsQuery::new(unit.width(), since, until).most(self.most.saturating_add(1));
         query = self.user.iter().fold(query, |query, user| query.user(user));
         query = self.endpoint.iter().fold(query, |query, endpoint| query.endpoint(endpoint));
         query = self.region.iter().fold(query, |query, region| query.region(region));
@@ -109,7 +109,7 @@ impl Stats {
             note(format!("no decision is counted from {from:.0} to {end:.0}"));
         }
         if rows.len() > most {
-            note(format!("{most} of {} rows: see --most", rows.len()));
+            note(format!("only {most} rows: see --most"));
             match self.per {
                 None => drop(rows.drain(..rows.len() - most)),
                 Some(_) => rows.truncate(most),
@@ -125,9 +125,9 @@ impl Stats {
     }
 }
 
-/// The shortest unit of which not too many are in so long a time.
-fn fitting(length: SignedDuration) -> Unit {
-    let fits = |unit: &Unit| length.as_secs() / unit.seconds() <= MOST_TIMES;
+/// The shortest unit of which not too many are in so long a time; fewer where each is read for every user.
+fn fitting(length: SignedDuration, has_names: bool) -> Unit {
+    let fits = |unit: &Unit| length.as_secs() / unit.seconds() <= if has_names { MOST_TIMES / 4 } else { MOST_TIMES };
     [Unit::Minute, Unit::Hour].into_iter().find(fits).unwrap_or(Unit::Day)
 }
 
@@ -196,7 +196,7 @@ fn print_table(rows: &[Counted], unit: Unit, per: Option<Per>) -> io::Result<()>
     let mut lines = Vec::with_capacity(rows.len());
     for (at, row) in rows.iter().enumerate() {
         lines.push(line(row, unit));
-        // A time without a decision is a line too, so that gaps are seen.
+        // A time without a decision is a line too, so that gaps are seen; of a long gap the first ones.
         let next = rows.get(at + 1).and_then(|next| next.began);
         if let (Some(began), Some(next)) = (row.began, next) {
             let missing = next.duration_since(began).unwrap_or_default().as_secs() / unit.seconds().unsigned_abs();

@@ -137,7 +137,7 @@ async fn a_service_that_was_killed_is_reported() {
     until("it is written", async || tool.user("42").await.expect("an answer").is_some()).await;
     // Another, of which nobody hears any more.
     server
-        .run("INSERT INTO tollgate.writers (writer, requests, written_at) VALUES ('gone', 17, now() - interval '1 minute')")
+        .run("INSERT INTO tollgate.writers (writer, writes, requests, written_at) VALUES ('gone', 'totals', 17, now() - interval '1 minute')")
         .await;
     service.finish().await.expect("written");
     let writers = tool.writers().await.expect("writers");
