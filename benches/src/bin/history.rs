@@ -1,7 +1,7 @@
 //! Recording every decision: how many rows a second it writes, what it costs decisions, and how much memory it takes while
 //! PostgreSQL is away.
 //!
-//! Seconds in which every decision is recorded and seconds without take turns. Needs a PostgreSQL that may be written to, at
+//! Seconds in which every decision is recorded and seconds without take turns, five of each. Needs a PostgreSQL that may be written to, at
 //! TOLLGATE_DATABASE; makes its tables there, and adds a million rows or so to the history.
 
 use std::error::Error;
@@ -19,8 +19,9 @@ use tollgate_benches::server::Server;
 
 const CALLERS: u64 = 4;
 const CALLS_A_SECOND: u64 = 4_000;
-/// Of each kind, in turn.
-const SECONDS: usize = 10;
+/// A turn, long enough that what is recorded in it is written in it, too; and how many there are of each kind.
+const SECONDS: u64 = 5;
+const TURNS: usize = 4;
 const ROWS: u64 = 1_000_000;
 
 const RULES: &str = r#"
@@ -31,21 +32,21 @@ const RULES: &str = r#"
     limits = ["gcra 1000000/1s"]
 "#;
 
-/// One second of decisions, of a thousand users.
+/// A turn of decisions, of a thousand users: how long each took, with recording it.
 async fn served(limiter: Limiter, rules: RuleSet, history: Option<History>, caller: u64) -> Histogram<u64> {
     let users: Vec<_> = (0..1_000 / CALLERS).map(|user| (caller * 1_000 + user).to_string()).collect();
     let mut latencies = Histogram::new(3).expect("a histogram");
     let mut ticks = interval(Duration::from_secs(1) / (CALLS_A_SECOND / CALLERS) as u32);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-    for call in 0..CALLS_A_SECOND / CALLERS {
-        let due = ticks.tick().await.into_std();
+    for call in 0..SECONDS * CALLS_A_SECOND / CALLERS {
+        ticks.tick().await;
         let request = request(&users[call as usize % users.len()]);
         let began = Instant::now();
         let verdict = limiter.acquire_by(&rules, &request).await.expect("a verdict");
         if let Some(history) = &history {
             history.record(&request, &verdict, began.elapsed());
         }
-        latencies += due.elapsed().as_nanos() as u64;
+        latencies += began.elapsed().as_nanos() as u64;
     }
     latencies
 }
@@ -90,8 +91,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let rules: RuleSet = RULES.parse()?;
     let history = postgres.record(HistorySettings::new().region("bench"))?;
     let (mut without, mut with) = (Histogram::<u64>::new(3)?, Histogram::<u64>::new(3)?);
-    for second in 0..2 * SECONDS + 2 {
-        let history = Some(history.clone()).filter(|_| second % 2 == 1);
+    for turn in 0..2 * TURNS + 2 {
+        let history = Some(history.clone()).filter(|_| turn % 2 == 1);
         let is_recorded = history.is_some();
         let mut latencies = Histogram::new(3)?;
         let callers: Vec<_> = (0..CALLERS)
@@ -100,8 +101,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
         for caller in callers {
             latencies += caller.await?;
         }
+        // So that what was recorded is written before the next turn.
+        tokio::time::sleep(Duration::from_secs(2)).await;
         // The first two warm up.
-        if second >= 2 {
+        if turn >= 2 {
             *(if is_recorded { &mut with } else { &mut without }) += latencies;
         }
     }

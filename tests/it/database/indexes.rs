@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
+use tollgate::history::{AuditQuery, StatsQuery, Width};
 use tollgate::postgres::{KeyTerms, OwnLimits};
 use tollgate::rules::{Account, Attributes};
 
@@ -29,12 +30,13 @@ async fn each_index_is_used_by_a_query() {
             INSERT INTO tollgate.api_keys (key_id, hash, user_id)
                 SELECT lpad(n::text, 12, '0'), sha256(n::text::bytea), 'u' || n FROM generate_series(1, 20000) AS n;
             INSERT INTO tollgate.deletions (version, user_id) SELECT 0, 'u' || n FROM generate_series(1, 5000) AS n;
-            INSERT INTO tollgate.writers (writer) SELECT 'w' || n FROM generate_series(1, 5000) AS n;
-            INSERT INTO tollgate.rate_limit_audit_logs (at, user_id, decision)
-                SELECT now(), 'u' || n % 500, 'allowed' FROM generate_series(1, 20000) AS n;
-            INSERT INTO tollgate.rate_limit_metrics (width, began, user_id)
-                SELECT 'minute', date_trunc('month', now()) + n * interval '1 minute', 'u' || n % 20
-                FROM generate_series(1, 20000) AS n;
+            INSERT INTO tollgate.writers (writer, writes) SELECT 'w' || n, 'history' FROM generate_series(1, 5000) AS n;
+            INSERT INTO tollgate.rate_limit_audit_logs (at, user_id, decision, reason, latency_us)
+                SELECT now() - n * interval '1 second', 'u' || n % 500, 'allowed', 'limits', n FROM generate_series(1, 20000) AS n;
+            INSERT INTO tollgate.rate_limit_metrics
+                SELECT width, date_trunc('month', now(), 'UTC') + n % units * ('1 ' || width)::interval, 'u' || n / units, '', '',
+                    1, 0, 0, 0, 0, ROW('{1}', '{1}')::tollgate.histogram
+                FROM (VALUES ('minute', 20000), ('hour', 600), ('day', 28)) AS widths (width, units), generate_series(1, 20000) AS n;
             ANALYZE",
         )
         .await;
@@ -53,15 +55,14 @@ async fn each_index_is_used_by_a_query() {
     service.finish().await.expect("written");
     tool.rotate_key(&stored.id, Duration::ZERO, "").await.expect("rotated");
     server.run("DELETE FROM tollgate.api_keys WHERE key_id = '000000000009'").await;
-    // Of the history, as the tool asks.
-    server
-        .run(
-            "SELECT * FROM tollgate.rate_limit_audit_logs WHERE user_id = 'u7' AND at BETWEEN now() - interval '1 minute' AND now()
-                ORDER BY at DESC LIMIT 20;
-            SELECT * FROM tollgate.rate_limit_metrics
-                WHERE width = 'minute' AND began BETWEEN now() - interval '5 minutes' AND now()",
-        )
-        .await;
+    let (from, to) = (SystemTime::now() - Duration::from_secs(60), SystemTime::now());
+    tool.audit(&AuditQuery::new("u7", from, to)).await.expect("an answer");
+    let month = server.run("SELECT extract(epoch FROM date_trunc('month', now(), 'UTC'))::int8").await.remove(0);
+    let month = SystemTime::UNIX_EPOCH + Duration::from_secs(month.parse().expect("a number"));
+    for (width, length) in [(Width::Minute, 300), (Width::Hour, 3600), (Width::Day, 1)] {
+        let query = StatsQuery::new(width, month, month + Duration::from_secs(length));
+        assert!(!tool.stats(&query).await.expect("an answer").is_empty());
+    }
     let rules = "[[rule]]\nname = \"a\"\nkey = \"ip\"\nlimits = [\"gcra 1/1s\"]".parse().expect("rules");
     tool.push_rules(&rules, "").await.expect("pushed");
     let log = server.log();

@@ -144,7 +144,10 @@ async fn a_service_that_was_killed_is_reported() {
     let gone = writers.iter().find(|writer| writer.name == "gone").expect("known");
     assert!(gone.killed && gone.ended_at == Some(gone.written_at), "{gone:?}");
     let status = stdout(&tollgate(&["db", "status", "--database", &server.url()]));
-    assert!(status.contains("gone from 127.0.0.1: 17 requests; killed: what it counted"), "{status}");
+    assert!(
+        status.contains("gone from 127.0.0.1: totals of 17 requests; killed: what it had not yet written"),
+        "{status}"
+    );
     assert!(status.contains(": 1 request; ended "), "{status}");
     // The last clone writes what is left.
     service.count(&Attributes::new().user("43"), true);
