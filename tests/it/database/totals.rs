@@ -148,7 +148,7 @@ async fn a_service_that_was_killed_is_reported() {
         status.contains("gone from 127.0.0.1: totals of 17 requests; killed: what it had not yet written"),
         "{status}"
     );
-    assert!(status.contains(": 1 request; ended "), "{status}");
+    assert!(status.contains(": totals of 1 request; ended "), "{status}");
     // The last clone writes what is left.
     service.count(&Attributes::new().user("43"), true);
     drop(service);
