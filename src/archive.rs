@@ -99,7 +99,7 @@ impl Archive {
         Ok(months)
     }
 
-    /// Deletes the archive of a month for good, expired or not, and says whether there was one. If it is ended in the
+    /// Deletes the archive of a month for good, expired or not, also files without a manifest, and says whether there was one. If it is ended in the
     /// middle, the archive is still listed, and can be deleted again.
     ///
     /// # Errors

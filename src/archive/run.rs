@@ -3,6 +3,7 @@
 //! Where a run is, it finds out: whether there is a manifest, and whether the table is attached, pending or detached.
 //! So there is no state that could be wrong after a crash.
 
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -28,15 +29,16 @@ const LEAST_AGE: Duration = Duration::from_secs(31 * 86_400);
 pub struct ArchiveOptions {
     /// How long ago a month must have ended, at least 31 days. Default: 90 days.
     pub older_than: Duration,
-    /// Whether an archive that is there is deleted and made anew from its table. Default: no.
-    pub replace: bool,
+    /// Months whose archive, where there is one, is deleted and made anew from their tables: rows that it alone has are lost.
+    /// Default: none.
+    pub replace: BTreeSet<Month>,
     /// Rows of a file, at most; files are held in memory while they are made. Default: 1,000,000.
     pub part_rows: u64,
 }
 
 impl Default for ArchiveOptions {
     fn default() -> Self {
-        Self { older_than: Duration::from_secs(90 * 86_400), replace: false, part_rows: 1_000_000 }
+        Self { older_than: Duration::from_secs(90 * 86_400), replace: BTreeSet::new(), part_rows: 1_000_000 }
     }
 }
 
@@ -183,14 +185,15 @@ impl Moving<'_> {
     async fn run(&self, report: &mut Report<'_>) -> Result<ArchivedMonth, ArchiveError> {
         check_columns(self.client, self.table).await?;
         self.archive.sweep(self.month).await?;
-        let known = if self.options.replace { None } else { self.archive.manifest(self.month).await? };
+        let is_replaced = self.options.replace.contains(&self.month);
+        let known = if is_replaced { None } else { self.archive.manifest(self.month).await? };
         let is_known = known.is_some();
         let mut manifest = match known {
             Some((manifest, _)) => {
                 self.check_known(&manifest, report).await?;
                 manifest
             }
-            None => self.make(self.options.replace, report).await?,
+            None => self.make(is_replaced, report).await?,
         };
         self.step(Step::Detach, &manifest, report);
         detach(self.client, self.table).await?;
@@ -212,7 +215,7 @@ impl Moving<'_> {
         let of = manifest.rows();
         let compared =
             self.archive.compare(self.month, &manifest.parts, &mut self.reporter(Step::ReadBack, of, report)).await;
-        compared.map_err(|error| error.with_remedy("--replace makes the archive anew from the table"))?;
+        compared.map_err(|error| error.with_remedy("--replace MONTH makes the archive anew from the table"))?;
         let found = content(self.client, self.table, &mut self.reporter(Step::Compare, of, report)).await?;
         same(found, manifest)
     }

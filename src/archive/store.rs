@@ -1,6 +1,6 @@
 //! Where archives are: opened by an address, with the objects of each month at their places.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -93,15 +93,32 @@ impl Archive {
     ///
     /// A store that can't be reached.
     pub async fn months(&self) -> Result<BTreeSet<Month>, ArchiveError> {
+        Ok(self.folders().await?.into_iter().filter(|(_, is_complete)| *is_complete).map(|(month, _)| month).collect())
+    }
+
+    /// Months that have files and no manifest: an archiver is at work on them or was killed, or their manifest is lost. Lists
+    /// the store.
+    ///
+    /// # Errors
+    ///
+    /// A store that can't be reached.
+    pub async fn unfinished(&self) -> Result<BTreeSet<Month>, ArchiveError> {
+        Ok(self.folders().await?.into_iter().filter(|(_, is_complete)| !is_complete).map(|(month, _)| month).collect())
+    }
+
+    /// Months that have any file, and whether they have a manifest.
+    async fn folders(&self) -> Result<BTreeMap<Month, bool>, ArchiveError> {
         let mut listed = self.store.list(Some(&Path::from(FOLDER)));
-        let mut months = BTreeSet::new();
+        let mut months = BTreeMap::new();
         while let Some(object) = listed.try_next().await.map_err(|error| ArchiveError::store(FOLDER, &error))? {
             let path = object.location.as_ref();
             let mut words = path.split('/').skip(1);
             let year = words.next().and_then(|word| word.strip_prefix("year="));
             let month = words.next().and_then(|word| word.strip_prefix("month="));
-            let (Some(year), Some(month), Some(MANIFEST)) = (year, month, words.next()) else { continue };
-            months.extend(format!("{year}-{month}").parse::<Month>());
+            let (Some(year), Some(month), Some(file)) = (year, month, words.next()) else { continue };
+            if let Ok(month) = format!("{year}-{month}").parse::<Month>() {
+                *months.entry(month).or_default() |= file == MANIFEST;
+            }
         }
         Ok(months)
     }

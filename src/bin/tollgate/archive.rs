@@ -1,5 +1,6 @@
 //! `tollgate archive`: old months of the audit log as Parquet on disk or on S3.
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
@@ -13,6 +14,7 @@ use tollgate::archive::{
 
 use crate::db::Database;
 use crate::messages;
+use crate::moment::moment;
 use crate::options::{self, Shape, shape};
 use crate::output::{counted, timestamp};
 use crate::replay::interrupted;
@@ -39,9 +41,10 @@ struct Run {
     /// Show which months would be moved, and change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Make archives that are there anew from their tables, where these are still in the database.
-    #[arg(long, conflicts_with = "dry_run")]
-    replace: bool,
+    /// Make the archive of this month anew from its table, which is still in the database: rows that only the archive has
+    /// are lost. May be given several times.
+    #[arg(long, value_name = "MONTH", conflicts_with = "dry_run")]
+    replace: Vec<Month>,
     /// Rows of a file, at most; a file is held in memory while it is made.
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = options::from_one::<u64, 10_000_000>)]
     part_rows: u64,
@@ -55,7 +58,7 @@ enum Command {
     List(List),
     /// Delete archives for good: those that have expired, or months by their names.
     ///
-    /// Exit code: 0, or 1 if there was nothing to delete.
+    /// Exit code: 0, or 1 if a month that was named isn't archived.
     Delete(Delete),
     /// Read archives back, and compare them with what was noted when they were made.
     ///
@@ -108,7 +111,7 @@ struct Delete {
     expired: bool,
     #[command(flatten)]
     keep: Keep,
-    /// Do it: without, what would be deleted is listed.
+    /// Delete. Without it, only say what would be deleted.
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
@@ -129,12 +132,12 @@ struct Query {
     /// Whose.
     #[arg(long, value_name = "USER")]
     user: String,
-    /// From this time on, such as 2026-08-01T00:00:00Z or 2026-08-01.
-    #[arg(long, value_name = "T", value_parser = moment)]
-    from: Option<SystemTime>,
-    /// Before this time.
-    #[arg(long, value_name = "T", value_parser = moment)]
-    to: Option<SystemTime>,
+    /// From this time on, such as 2026-08-01 or 2026-08-01T12:00, in UTC unless it says otherwise.
+    #[arg(long, value_name = "TIME")]
+    from: Option<String>,
+    /// Up to the end of this day, minute or second.
+    #[arg(long, value_name = "TIME")]
+    to: Option<String>,
     #[command(flatten)]
     store: Store,
     /// How to print. Default: a table on a terminal, else a JSON object per line.
@@ -168,11 +171,14 @@ impl Run {
         let (archive, postgres) = (store.open()?, database.open()?);
         if self.dry_run {
             let months = postgres.archivable(self.older_than).await?;
-            let lines: Vec<_> = months.iter().map(would_move).collect();
-            return found(ExitCode::SUCCESS, print_lines(&lines, "nothing to do: no month is old enough"));
+            let archived = archive.list().await?;
+            let archived = |month: Month| archived.iter().find(|archived| archived.month == month);
+            let lines: Vec<_> = months.iter().map(|month| would_move(month, archived(month.month))).collect();
+            return found(ExitCode::SUCCESS, print_lines(&lines, NOTHING_TO_DO));
         }
         let mut options = ArchiveOptions::default();
-        (options.older_than, options.replace, options.part_rows) = (self.older_than, self.replace, self.part_rows);
+        (options.older_than, options.replace, options.part_rows) =
+            (self.older_than, self.replace.into_iter().collect(), self.part_rows);
         let bar = Bar::new();
         let moved = tokio::select! {
             biased;
@@ -182,11 +188,9 @@ impl Run {
         bar.0.finish_and_clear();
         let moved = moved?;
         let lines: Vec<_> = moved.iter().filter_map(|month| month.result.as_ref().ok()).map(has_moved).collect();
-        let printed = if moved.is_empty() || !lines.is_empty() {
-            print_lines(&lines, "nothing to do: no month is old enough")
-        } else {
-            Ok(())
-        };
+        // To people alone: a nightly run would send a mail.
+        let is_said = !lines.is_empty() || (moved.is_empty() && std::io::stdout().is_terminal());
+        let printed = if is_said { print_lines(&lines, NOTHING_TO_DO) } else { Ok(()) };
         let errors: Vec<_> = moved.iter().filter_map(|Archived { result, .. }| result.as_ref().err()).collect();
         errors.iter().for_each(messages::error);
         let code = if errors.is_empty() {
@@ -200,11 +204,16 @@ impl Run {
     }
 }
 
+const NOTHING_TO_DO: &str = "nothing to do: no month is old enough";
+
 /// `2026-08: 1000000 rows, 402653184 bytes in PostgreSQL`
-fn would_move(month: &Archivable) -> String {
-    let state = match month.attachment {
-        Attachment::Attached => "",
-        _ => "; was begun",
+fn would_move(month: &Archivable, archived: Option<&ArchivedMonth>) -> String {
+    let state = match (month.attachment, archived) {
+        (_, Some(archived)) if archived.rows != month.rows => {
+            format!("; the archive has {}, so both would be left: see --replace", archived.rows)
+        }
+        (Attachment::Attached, None) => String::new(),
+        _ => "; was begun".to_owned(),
     };
     format!("{}: {}, {} in PostgreSQL{state}", month.month, counted(month.rows, "row"), counted(month.bytes, "byte"))
 }
@@ -287,15 +296,22 @@ impl Delete {
         } else {
             self.months.clone()
         };
-        let mut lines = Vec::new();
+        let (known, unfinished) = (archive.months().await?, archive.unfinished().await?);
+        let (mut lines, mut code) = (Vec::new(), ExitCode::SUCCESS);
         for month in months {
-            if !self.yes {
-                lines.push(format!("{month}: would be deleted by --yes"));
-            } else if archive.delete(month).await? {
-                lines.push(format!("{month}: deleted"));
+            let is_known = known.contains(&month) || unfinished.contains(&month);
+            if is_known && self.yes {
+                archive.delete(month).await?;
             }
+            lines.push(match (is_known, self.yes) {
+                (true, true) => format!("{month}: deleted"),
+                (true, false) => format!("{month}: would be deleted by --yes"),
+                (false, _) => {
+                    code = ExitCode::from(1);
+                    format!("{month}: not archived")
+                }
+            });
         }
-        let code = if lines.is_empty() { ExitCode::from(1) } else { ExitCode::SUCCESS };
         found(code, print_lines(&lines, "nothing to delete"))
     }
 }
@@ -303,11 +319,17 @@ impl Delete {
 impl Verify {
     async fn run(self) -> Outcome {
         let archive = self.store.open()?;
-        let months = match self.months.is_empty() {
-            true => archive.months().await?.into_iter().collect(),
-            false => self.months,
-        };
         let (mut lines, mut code) = (Vec::new(), ExitCode::SUCCESS);
+        let months = if self.months.is_empty() {
+            for month in archive.unfinished().await? {
+                let why = "expected a manifest.json beside the files, got none: unfinished, or it is lost";
+                messages::error(format!("archive of {month}: {why}"));
+                code = ExitCode::from(1);
+            }
+            archive.months().await?.into_iter().collect()
+        } else {
+            self.months
+        };
         for month in months {
             match archive.verify(month).await {
                 Ok(month) => {
@@ -333,7 +355,11 @@ impl Query {
     async fn run(self) -> Outcome {
         let archive = self.store.open()?;
         let shape = shape(self.format);
-        let mut rows = archive.query(&self.user, self.from, self.to);
+        let now = jiff::Timestamp::now();
+        let from = self.from.as_ref().map(|from| moment("--from", from, now)).transpose()?;
+        let to = self.to.as_ref().map(|to| moment("--to", to, now)).transpose()?;
+        let (from, to) = (from.map(|from| from.start.into()), to.map(|to| to.end.into()));
+        let mut rows = archive.query(&self.user, from, to);
         let mut code = ExitCode::from(1);
         while let Some(batch) = rows.next().await? {
             code = ExitCode::SUCCESS;
@@ -367,17 +393,6 @@ fn row(row: &ArchivedRow) -> Fields {
         ("latency_us", json!(row.latency_us)),
     ];
     fields.into()
-}
-
-/// A time, or the beginning of a day of UTC.
-fn moment(text: &str) -> Result<SystemTime, String> {
-    let by_day = || {
-        let day = text.parse::<jiff::civil::Date>().ok()?;
-        Some(day.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())
-    };
-    let time = text.parse::<jiff::Timestamp>().ok().or_else(by_day);
-    let expected = "expected a time such as 2026-08-01T12:00:00Z or a day such as 2026-08-01";
-    time.map(SystemTime::from).ok_or_else(|| expected.into())
 }
 
 impl From<ArchiveError> for Failure {

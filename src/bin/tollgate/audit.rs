@@ -9,7 +9,7 @@ use tollgate::history::{AuditQuery, AuditRecord};
 
 use crate::db::Database;
 use crate::messages::note;
-use crate::moment::{moment, times};
+use crate::moment::{moment, span, times};
 use crate::options::{Shape, from_one, shape};
 use crate::output::{human, micros};
 use crate::stored::{Fields, print_all};
@@ -43,6 +43,9 @@ pub(crate) struct Audit {
     database: Database,
 }
 
+/// The least age of what is archived.
+const ARCHIVED_AFTER: jiff::SignedDuration = jiff::SignedDuration::from_hours(31 * 24);
+
 impl Audit {
     pub(crate) async fn run(self) -> Outcome {
         if self.user.is_empty() {
@@ -51,15 +54,12 @@ impl Audit {
         let now = jiff::Timestamp::now();
         let range = match (&self.at, &self.from, &self.to) {
             (Some(at), _, _) => moment("--at", at, now)?,
-            (None, Some(from), to) => {
-                let to = to.as_ref().map(|to| moment("--to", to, now)).transpose()?;
-                moment("--from", from, now)?.start..to.map_or(now, |to| to.end)
-            }
+            (None, Some(from), to) => span(from, to.as_deref(), now)?,
             (None, None, _) => now..now,
         };
         if range.start > range.end {
             let (from, end) = (range.start, range.end);
-            return Err(Failure::Told(format!("from: expected a time before the end, {end:.0}, got {from:.0}")));
+            return Err(Failure::Told(format!("--from: expected a time before the end, {end:.0}, got {from:.0}")));
         }
         let (from, to) = times(&range);
         let query = AuditQuery::new(&self.user, from, to).most(self.most);
@@ -68,6 +68,9 @@ impl Audit {
         if records.is_empty() {
             let what = if self.denied { "no denial" } else { "no decision" };
             note(format!("{what} of this user is recorded from {} to {}", range.start, range.end));
+        }
+        if range.start < now.checked_sub(ARCHIVED_AFTER).unwrap_or(now) {
+            note("months that were archived are not in the database: see tollgate archive query");
         }
         if records.len() == self.most as usize {
             note(format!("only the last {}: see --most", self.most));

@@ -18,7 +18,7 @@ pub(crate) fn moment(option: &str, text: &str, now: Timestamp) -> Result<Range<T
     // The colons of an offset say nothing of how exact the time is.
     let (date, time) =
         text.split_once(['T', 't', ' ']).unwrap_or(if text.contains(':') { ("", text) } else { (text, "") });
-    let clock = time.split(['Z', 'z', '+', '-']).next().unwrap_or_default();
+    let clock = time.split(['Z', 'z', '+', '-', '[']).next().unwrap_or_default();
     let unit = match clock.matches(':').count() {
         0 if time.is_empty() => SignedDuration::from_hours(24),
         0 => return Err(wrong()),
@@ -29,6 +29,10 @@ pub(crate) fn moment(option: &str, text: &str, now: Timestamp) -> Result<Range<T
         && let Ok(instant) = text.parse::<Timestamp>()
     {
         return lasting(instant, unit);
+    }
+    // Whatever follows the clock would say otherwise than UTC, which takes a day.
+    if clock != time {
+        return Err(wrong());
     }
     if let Some(time) = text.parse::<Time>().ok().filter(|_| text.contains(':') && !text.contains(['-', 'T', ' '])) {
         let today = now.to_zoned(TimeZone::UTC).date();
@@ -42,6 +46,18 @@ pub(crate) fn moment(option: &str, text: &str, now: Timestamp) -> Result<Range<T
         false => text.parse::<Date>().map(DateTime::from),
     };
     lasting(begins(said.map_err(|_| wrong())?)?, unit)
+}
+
+/// The times from one to the end of another, which without a day is the first such after that.
+pub(crate) fn span(from: &str, to: Option<&str>, now: Timestamp) -> Result<Range<Timestamp>, Failure> {
+    let begin = moment("--from", from, now)?.start;
+    let Some(to) = to else { return Ok(begin..now) };
+    let mut end = moment("--to", to, now)?.end;
+    let has_day = to.contains(['-', 'T', ' ']);
+    if end <= begin && !has_day {
+        end = end.checked_add(SignedDuration::from_hours(24)).unwrap_or(end);
+    }
+    Ok(begin..end)
 }
 
 pub(crate) fn times(range: &Range<Timestamp>) -> (SystemTime, SystemTime) {
@@ -70,8 +86,13 @@ mod tests {
             let range = moment("--at", text, now).expect(text);
             assert_eq!((range.start.to_string(), range.end.to_string()), (from.to_owned(), to.to_owned()), "{text}");
         }
+        let span = span("02:00", Some("03:00"), "2026-11-23T02:34:00Z".parse().expect("a time")).expect("an hour");
+        assert_eq!(format!("{} {}", span.start, span.end), "2026-11-23T02:00:00Z 2026-11-23T03:01:00Z");
         for text in [
             "",
+            "15:03+01:00",
+            "15:03Z",
+            "2026-11-22T15:03[Europe/Zurich]",
             "2026-11-20T14",
             "2026-11-20 14",
             "yesterday",

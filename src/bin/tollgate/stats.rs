@@ -12,15 +12,15 @@ use tollgate::history::{Stats as Counted, StatsQuery, Width};
 use crate::db::Database;
 use crate::escape::shown;
 use crate::messages::note;
-use crate::moment::{moment, times};
+use crate::moment::{span, times};
 use crate::options::{self, Shape, shape};
-use crate::output::{QUIET, RIGHT, WRONG, human, json as print_json, micros, width};
+use crate::output::{QUIET, RIGHT, WRONG, counted, human, json as print_json, micros, width};
 use crate::stored::time;
 use crate::{Failure, Outcome, found};
 
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
-    /// How long each time is. Default: the shortest of which at most 100 are shown.
+    /// How long each time is. Default: the finest that gives at most 100 rows.
     #[arg(long, value_enum, value_name = "UNIT")]
     by: Option<Unit>,
     /// How far back to look, such as 90m or 7d. Default: a day.
@@ -77,18 +77,21 @@ const LEAST_PLOT: usize = 40;
 impl Stats {
     pub(crate) async fn run(self) -> Outcome {
         let now = Timestamp::now();
-        let end = self.to.as_ref().map(|to| moment("--to", to, now)).transpose()?.map_or(now, |to| to.end);
-        let from = match &self.from {
-            Some(from) => moment("--from", from, now)?.start,
+        let (from, end) = match &self.from {
+            Some(from) => {
+                let span = span(from, self.to.as_deref(), now)?;
+                (span.start, span.end)
+            }
             None => {
                 let ago = SignedDuration::try_from(self.last.unwrap_or(DAY)).ok();
                 let from = ago.and_then(|ago| now.checked_sub(ago).ok());
-                from.ok_or_else(|| Failure::Told("last: expected a time after the year 0, got a longer one".into()))?
+                let too_long = || Failure::Told("--last: expected a time after the year 0, got a longer one".into());
+                (from.ok_or_else(too_long)?, now)
             }
         };
         let unit = self.by.unwrap_or_else(|| fitting(end.duration_since(from), self.per.is_some()));
         if from > end {
-            return Err(Failure::Told(format!("from: expected a time before the end, {end:.0}, got {from:.0}")));
+            return Err(Failure::Told(format!("--from: expected a time before the end, {end:.0}, got {from:.0}")));
         }
         // What began before and goes on is part of it.
         let from = Timestamp::from_second(from.as_second().div_euclid(unit.seconds()) * unit.seconds()).unwrap_or(from);
@@ -109,7 +112,7 @@ impl Stats {
             note(format!("no decision is counted from {from:.0} to {end:.0}"));
         }
         if rows.len() > most {
-            note(format!("only {most} rows: see --most"));
+            note(format!("only {}: see --most", counted(most as u64, "row")));
             match self.per {
                 None => drop(rows.drain(..rows.len() - most)),
                 Some(_) => rows.truncate(most),

@@ -281,10 +281,16 @@ async fn an_archive_that_differs_from_its_table_is_left_and_replaced_on_request(
     server.run("DELETE FROM tollgate.rate_limit_audit_logs WHERE latency_us = 301").await;
     server.run("UPDATE tollgate.rate_limit_audit_logs SET region = 'us' WHERE latency_us = 299").await;
     let arguments = ["archive", "--database", &server.url(), "--store", place.url()];
+    server.run("INSERT INTO tollgate.rate_limit_audit_logs (at, decision, reason, latency_us) VALUES ('2020-03-09', 'allowed', 'limits', 1)").await;
+    let foretold = stdout(&tollgate(&[&arguments[..], &["--dry-run"]].concat()));
+    assert!(foretold.contains("the archive has 300, so both would be left"), "{foretold}");
+    server
+        .run("DELETE FROM tollgate.rate_limit_audit_logs WHERE user_id IS NULL AND endpoint IS NULL AND latency_us = 1")
+        .await;
     let refused = tollgate(&arguments);
     let expected = "error: archive of 2020-03: expected the 300 rows of its table, got 300 others in the archive\n";
     assert_eq!((code(&refused), stdout(&refused), stderr(&refused)), (1, String::new(), expected.to_owned()));
-    let replaced = tollgate(&[&arguments[..], &["--replace"]].concat());
+    let replaced = tollgate(&[&arguments[..], &["--replace", "2020-03"]].concat());
     assert_eq!(code(&replaced), 0, "{}", stderr(&replaced));
     let after = place.archive.verify(march()).await.expect("whole");
     assert!(is_gone(&server, march()).await && after.rows == 300 && after.checksum != before.checksum);
@@ -317,15 +323,26 @@ async fn archives_that_have_expired_are_listed_and_deleted_on_request_only() {
         (&["delete", "--expired", "--keep-years", "13"], "2012-12: would be deleted by --yes\n", 2),
         (&["delete", "2020-03"], "2020-03: would be deleted by --yes\n", 2),
         (&["delete", "--expired", "--keep-years", "13", "--yes"], "2012-12: deleted\n", 1),
-        (&["delete", "2012-12", "--yes"], "nothing to delete\n", 1),
+        (&["delete", "2012-12", "--yes"], "2012-12: not archived\n", 1),
         (&["delete", "2020-03", "--yes"], "2020-03: deleted\n", 0),
     ] {
         let output = run(arguments);
-        let expected = i32::from(said == "nothing to delete\n");
+        let expected = i32::from(said.ends_with("not archived\n"));
         assert_eq!((stdout(&output).as_str(), code(&output)), (said, expected), "{arguments:?}");
         assert_eq!(lines(&run(&["list"])).len(), left, "{arguments:?}");
     }
     assert!(place.files(march()).is_empty() && place.files(old).is_empty());
+    // Files whose manifest is lost are noticed, and deleted on request.
+    fill(&server, march(), 5).await;
+    moved(&database, &place, &small_files()).await;
+    std::fs::remove_file(place.folder(march()).join("manifest.json")).expect("removed");
+    let verified = run(&["verify"]);
+    assert!(
+        code(&verified) == 1 && stderr(&verified).contains("archive of 2020-03: expected a manifest.json"),
+        "{verified:?}"
+    );
+    assert_eq!(stdout(&run(&["delete", "2020-03", "--yes"])), "2020-03: deleted\n");
+    assert!(place.files(march()).is_empty());
     let none = run(&["delete"]);
     assert_eq!(code(&none), 2, "{none:?}");
 }
@@ -345,7 +362,7 @@ async fn the_tool_moves_what_it_has_shown() {
     let said = stdout(&moved);
     assert!(code(&moved) == 0 && said.starts_with("2020-03: 250 rows archived in 3 files of "), "{moved:?}");
     assert_eq!(stderr(&moved), "", "no bar where there is no terminal");
-    assert_eq!(stdout(&tollgate(&arguments)), "nothing to do: no month is old enough\n");
+    assert_eq!(stdout(&tollgate(&arguments)), "", "nothing to do, for nobody to see");
     let run = |arguments: &[&str]| tollgate(&[&["archive"], arguments, &["--store", place.url()]].concat());
     assert_eq!(stdout(&run(&["verify"])), "2020-03: 250 rows as they were archived\n");
     let listed = lines(&run(&["list"])).remove(0);
@@ -353,7 +370,7 @@ async fn the_tool_moves_what_it_has_shown() {
         (&listed["rows"], &listed["files"], &listed["expires_at"]),
         (&Value::from(250), &3.into(), &"2027-04-01T00:00:00Z".into())
     );
-    let query = run(&["query", "--user", "zoë", "--from", "2020-03-05", "--to", "2020-03-20T12:00:00Z"]);
+    let query = run(&["query", "--user", "zoë", "--from", "2020-03-05", "--to", "2020-03-20T11:59"]);
     let found = lines(&query);
     assert!(
         !found.is_empty() && found.iter().all(|row| row["user_id"] == "zoë" && row["endpoint"] != "-"),

@@ -161,7 +161,7 @@ async fn a_row_that_comes_after_the_export_is_not_lost() {
     let error = only(&database, &place, &small_files()).await.expect_err("a row more");
     assert_eq!(error, "archive of 2020-03: expected the 301 rows of its table, got 300 in the archive");
     let mut options = small_files();
-    options.replace = true;
+    options.replace.insert(march());
     assert_eq!(only(&database, &place, &options).await.expect("moved").rows, 301);
 }
 
@@ -231,10 +231,10 @@ async fn a_file_that_is_not_what_was_written_is_noticed_and_nothing_is_dropped()
         until_step(&database, &place, Step::Detach).await;
         harm(&file);
         let error = only(&database, &place, &small_files()).await.expect_err("harmed");
-        assert!(error.ends_with(": --replace makes the archive anew from the table"), "{error}");
+        assert!(error.ends_with(": --replace MONTH makes the archive anew from the table"), "{error}");
         assert_eq!(rows_left(&server).await, ROWS.to_string());
         let mut options = small_files();
-        options.replace = true;
+        options.replace.insert(march());
         assert_eq!(only(&database, &place, &options).await.expect("moved").rows, u64::from(ROWS));
     }
     // What was being written as an archiver was killed.
