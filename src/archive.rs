@@ -5,8 +5,8 @@
 //! detached, compared once more and dropped. It may be ended at any moment: the next run goes on from what it finds,
 //! and no row is lost or doubled.
 //!
-//! A month is `audit/year=2026/month=08/part-0.parquet`, `part-1.parquet` and so on, and `manifest.json`, which is
-//! written last: without it the files are leftovers, and are made again.
+//! A month is `audit/year=2026/month=08/part-0-6a1f0c2b9d4e8f37.parquet` and so on, and `manifest.json`, which is
+//! written last: what it doesn't name is of an attempt that was cut off.
 
 mod checksum;
 mod columns;
@@ -126,6 +126,19 @@ impl Archive {
         let (manifest, _) = manifest.ok_or_else(missing)?;
         self.compare(month, &manifest.parts, &mut |_| ()).await.map_err(|error| error.of(month))?;
         Ok(manifest.describe(month))
+    }
+
+    /// Files of a month that its manifest doesn't name, of attempts that were cut off or replaced: who reads all files of a
+    /// folder would read rows twice. The next run deletes those of more than a day ago.
+    ///
+    /// # Errors
+    ///
+    /// No such archive; a manifest that can't be read; a store that can't be reached.
+    pub async fn leftovers(&self, month: Month) -> Result<Vec<String>, ArchiveError> {
+        let missing = || ArchiveError::missing(format!("archive of {month}: expected one, got none"));
+        let (manifest, _) = self.manifest(month).await?.ok_or_else(missing)?;
+        let left = self.unnamed(month, &manifest).await?;
+        Ok(left.iter().filter_map(|object| object.location.filename().map(ToOwned::to_owned)).collect())
     }
 }
 

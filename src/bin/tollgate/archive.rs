@@ -332,8 +332,13 @@ impl Verify {
         };
         for month in months {
             match archive.verify(month).await {
-                Ok(month) => {
-                    lines.push(format!("{}: {} as they were archived", month.month, counted(month.rows, "row")))
+                Ok(archived) => {
+                    lines.push(format!("{month}: {} as archived", counted(archived.rows, "row")));
+                    for left in archive.leftovers(month).await? {
+                        let why = "of an attempt that was cut off, deleted by a run after a day";
+                        messages::error(format!("archive of {month}: {left}: expected no such file: {why}"));
+                        code = ExitCode::from(1);
+                    }
                 }
                 Err(error) if error.is_unreachable() => return Err(error.into()),
                 Err(error) => {

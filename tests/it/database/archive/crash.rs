@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tollgate::archive::{ArchiveOptions, Archived, ArchivedMonth, Progress, Step};
 use tollgate::postgres::Postgres as Database;
@@ -25,10 +25,18 @@ async fn undisturbed(server: &Postgres, database: &Database, rows: u32, options:
 
 /// Every row is in the archive once, and nowhere else.
 async fn assert_moved(server: &Postgres, place: &Place, expected: &ArchivedMonth, why: &str) {
+    let database = super::super::database(server);
     let found = place.archive.verify(march()).await.unwrap_or_else(|error| panic!("{why}: {error}"));
     assert_eq!((found.rows, &found.checksum), (expected.rows, &expected.checksum), "{why}");
     assert!(is_gone(server, march()).await && rows_left(server).await == "0", "{why}");
+    // Files that were left by attempts that were cut off are deleted by a run after a day.
+    for file in place.files(march()) {
+        let yesterday = SystemTime::now() - Duration::from_secs(86_401);
+        std::fs::File::options().append(true).open(&file).and_then(|file| file.set_modified(yesterday)).expect("older");
+    }
+    database.archive(&place.archive, &ArchiveOptions::default(), |_| ()).await.expect("a run");
     assert_eq!(place.files(march()).len(), expected.parts + 1, "{why}: {:?}", place.files(march()));
+    assert!(place.archive.leftovers(march()).await.expect("an answer").is_empty(), "{why}");
 }
 
 /// Runs until it was polled so often, and is dropped then. Answers how it ended, if it did, and where it was.
@@ -214,22 +222,23 @@ async fn a_file_that_is_not_what_was_written_is_noticed_and_nothing_is_dropped()
     for harm in [flip as fn(&std::path::Path), cut, remove] {
         let place = Place::new();
         fill(&server, march(), ROWS).await;
-        let (file, mut done) = (place.folder(march()).join("part-2.parquet"), false);
+        let mut done = false;
         let report = |progress: &Progress| {
             let is_written = progress.step == Step::Export && progress.rows == progress.of;
             if is_written && !std::mem::replace(&mut done, true) {
-                harm(&file);
+                harm(&place.file(march(), "part-2"));
             }
         };
         let mut moved = database.archive(&place.archive, &small_files(), report).await.expect("a run");
         let error = moved.remove(0).result.expect_err("harmed");
         assert!(error.is_damaged() || error.is_missing(), "{error}");
-        assert!(error.to_string().contains("part-2.parquet: expected "), "{error}");
+        assert!(error.to_string().contains("part-2-") && error.to_string().contains(".parquet: expected "), "{error}");
         assert_eq!(rows_left(&server).await, ROWS.to_string());
         assert!(place.archive.list().await.expect("an answer").is_empty(), "no manifest");
         // Made again, it is whole; harmed after that, it isn't dropped either.
+        place.files(march()).iter().for_each(|file| remove(file));
         until_step(&database, &place, Step::Detach).await;
-        harm(&file);
+        harm(&place.file(march(), "part-2"));
         let error = only(&database, &place, &small_files()).await.expect_err("harmed");
         assert!(error.ends_with(": --replace MONTH makes the archive anew from the table"), "{error}");
         assert_eq!(rows_left(&server).await, ROWS.to_string());
@@ -241,7 +250,7 @@ async fn a_file_that_is_not_what_was_written_is_noticed_and_nothing_is_dropped()
     let place = Place::new();
     fill(&server, march(), ROWS).await;
     std::fs::create_dir_all(place.folder(march())).expect("a directory");
-    std::fs::write(place.folder(march()).join("part-0.parquet#1"), "half").expect("written");
+    std::fs::write(place.folder(march()).join("part-0-0123456789abcdef.parquet#1"), "half").expect("written");
     let moved = only(&database, &place, &small_files()).await.expect("moved");
     assert_eq!(place.files(march()).len(), moved.parts + 1, "{:?}", place.files(march()));
     // Files of other rows, with their own SHA-256.
@@ -255,11 +264,14 @@ async fn a_file_that_is_not_what_was_written_is_noticed_and_nothing_is_dropped()
         (manifest["parts"][0][field], manifest["parts"][1][field]) = (two, one);
     }
     std::fs::write(&path, manifest.to_string()).expect("written");
-    let [one, two] = [0, 1].map(|part| place.folder(march()).join(format!("part-{part}.parquet")));
+    let [one, two] = ["part-0", "part-1"].map(|part| place.file(march(), part));
     let bytes = [&one, &two].map(|file| std::fs::read(file).expect("a file"));
     std::fs::write(&one, &bytes[1]).and_then(|()| std::fs::write(&two, &bytes[0])).expect("written");
     let error = place.archive.verify(march()).await.expect_err("other rows").to_string();
-    assert!(error.starts_with("archive of 2020-03: part-0.parquet: expected 100 rows of checksum "), "{error}");
+    assert!(
+        error.starts_with("archive of 2020-03: part-0-") && error.contains(": expected 100 rows of checksum "),
+        "{error}"
+    );
 }
 
 fn cut(file: &std::path::Path) {
@@ -292,4 +304,26 @@ async fn two_archivers_at_once_are_kept_apart() {
     let expected = "error: archive: expected to be the only one at work on this database, got another archiver\n";
     assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
     assert_eq!(output.status.code(), Some(2));
+}
+
+/// Rows that a policy hides would be hidden from every comparison, and dropped.
+#[tokio::test]
+async fn a_policy_that_hides_rows_keeps_a_month_from_being_moved() {
+    let (server, _database) = prepared().await;
+    let place = Place::new();
+    fill(&server, march(), 50).await;
+    server
+        .run(
+            "CREATE ROLE owner LOGIN; GRANT USAGE, CREATE ON SCHEMA tollgate TO owner;
+            ALTER TABLE tollgate.rate_limit_audit_logs OWNER TO owner;
+            ALTER TABLE tollgate.rate_limit_audit_logs_2020_03 OWNER TO owner;
+            ALTER TABLE tollgate.rate_limit_audit_logs_2020_03 ENABLE ROW LEVEL SECURITY;
+            ALTER TABLE tollgate.rate_limit_audit_logs_2020_03 FORCE ROW LEVEL SECURITY;
+            CREATE POLICY partly ON tollgate.rate_limit_audit_logs_2020_03 USING (latency_us < 10)",
+        )
+        .await;
+    let owner = Database::open(&server.url_of("owner", "postgres")).expect("an address");
+    let error = only(&owner, &place, &small_files()).await.expect_err("hidden");
+    assert!(error.contains("row-level security"), "{error}");
+    assert_eq!(rows_left(&server).await, "50");
 }
