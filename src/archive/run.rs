@@ -17,6 +17,7 @@ use super::month::Month;
 use super::partitions::{
     Archivable, Attachment, Partition, attachment, check_columns, count, detach, lock, partitions,
 };
+use super::store::LEFT_FOR;
 use super::{Archive, ArchiveError};
 use crate::postgres::{Postgres, PostgresError};
 
@@ -180,7 +181,7 @@ async fn all(
     // Whatever keeps them from being deleted keeps nothing else: the next run tries again.
     for month in archive.months().await.unwrap_or_default() {
         if let Ok(Some((manifest, _))) = archive.manifest(month).await {
-            let _ = archive.remove_leftovers(month, &manifest).await;
+            let _ = archive.remove_leftovers(month, &manifest, LEFT_FOR).await;
         }
     }
     Ok(months)
@@ -221,6 +222,8 @@ impl Moving<'_> {
             }
             done => done?,
         }
+        // At once, since without a table no other archiver can be at work on this month; what fails is left for a day.
+        let _ = self.archive.remove_leftovers(self.month, &manifest, Duration::ZERO).await;
         Ok(manifest.describe(self.month))
     }
 

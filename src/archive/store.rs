@@ -107,8 +107,8 @@ fn place(month: Month, name: &str) -> Path {
 }
 
 const MANIFEST: &str = "manifest.json";
-/// How long files are left that no manifest names.
-const LEFT_FOR: Duration = Duration::from_secs(86_400);
+/// How long files are left that no manifest names: a younger one may be of an archiver that is at work.
+pub(super) const LEFT_FOR: Duration = Duration::from_secs(86_400);
 
 impl Archive {
     /// Months that are complete, which their manifests need not be readable for. Lists the store.
@@ -218,10 +218,15 @@ impl Archive {
         Ok(listed.into_iter().filter(is_left).collect())
     }
 
-    /// Deletes such files of more than a day ago: a younger one may be another archiver's, which is at work.
-    pub(super) async fn remove_leftovers(&self, month: Month, manifest: &Manifest) -> Result<(), ArchiveError> {
+    /// Deletes such files of so long ago.
+    pub(super) async fn remove_leftovers(
+        &self,
+        month: Month,
+        manifest: &Manifest,
+        age: Duration,
+    ) -> Result<(), ArchiveError> {
         for object in self.unnamed(month, manifest).await? {
-            if SystemTime::from(object.last_modified) + LEFT_FOR < SystemTime::now() {
+            if age.is_zero() || SystemTime::from(object.last_modified) + age < SystemTime::now() {
                 self.delete_object(&object.location).await?;
             }
         }

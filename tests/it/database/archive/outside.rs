@@ -172,6 +172,7 @@ async fn a_month_is_moved_to_s3_and_read_from_there() {
     // That it does what `PutMode::Create` relies on.
     let manifest = "/logs/of/tollgate/audit/year%3D2020/month%3D03/manifest.json";
     assert_eq!(s3.put(manifest, "If-None-Match: *\r\n", "{}"), 412);
+    assert_eq!(s3.put(stray, "", "PAR1 it is not"), 200);
     let damaged = s3.run(&["verify"]);
     assert_eq!(code(&damaged), 1);
     assert!(
