@@ -31,6 +31,7 @@ pub use query::Rows;
 pub use row::ArchivedRow;
 pub use run::{ArchiveOptions, Archived, Progress, Step};
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -72,35 +73,29 @@ impl Archive {
         &self.address
     }
 
-    /// All months that are complete, oldest first. Lists the store, and reads a small file for each month.
+    /// What a month's manifest says of it; none if there is no manifest. Reads a small file.
     ///
     /// # Errors
     ///
     /// A store that can't be reached; a manifest that can't be read.
-    pub async fn list(&self) -> Result<Vec<ArchivedMonth>, ArchiveError> {
-        let mut months = Vec::new();
-        for month in self.months().await? {
-            if let Some((manifest, _)) = self.manifest(month).await? {
-                months.push(manifest.describe(month));
-            }
-        }
-        Ok(months)
+    pub async fn describe(&self, month: Month) -> Result<Option<ArchivedMonth>, ArchiveError> {
+        Ok(self.manifest(month).await?.map(|(manifest, _)| manifest.describe(month)))
     }
 
-    /// Those that at this time have been kept for so many years after the end of their month. They stay until they
-    /// are [deleted](Self::delete).
+    /// Months that at this time have been kept for so many years after their end. They stay until they are
+    /// [deleted](Self::delete). Lists the store.
     ///
     /// # Errors
     ///
-    /// Those of [`list`](Self::list).
-    pub async fn expired(&self, now: SystemTime, years: u16) -> Result<Vec<ArchivedMonth>, ArchiveError> {
-        let mut months = self.list().await?;
-        months.retain(|month| month.expires(years).is_some_and(|at| at <= now));
+    /// A store that can't be reached.
+    pub async fn expired(&self, now: SystemTime, years: u16) -> Result<BTreeSet<Month>, ArchiveError> {
+        let mut months = self.months().await?;
+        months.retain(|month| month.years_after(years).is_some_and(|at| at <= now));
         Ok(months)
     }
 
-    /// Deletes the archive of a month for good, expired or not, also files without a manifest, and says whether there was one. If it is ended in the
-    /// middle, the archive is still listed, and can be deleted again.
+    /// Deletes the archive of a month for good, expired or not, also files without a manifest, and says whether there
+    /// was one. If it is ended in the middle, the archive is still listed, and can be deleted again.
     ///
     /// # Errors
     ///
@@ -128,8 +123,8 @@ impl Archive {
         Ok(manifest.describe(month))
     }
 
-    /// Files of a month that its manifest doesn't name, of attempts that were cut off or replaced: who reads all files of a
-    /// folder would read rows twice. The next run deletes those of more than a day ago.
+    /// Files of a month that its manifest doesn't name, of attempts that were cut off or replaced: whoever reads all
+    /// files of a folder would read rows twice. The next run deletes those of more than a day ago.
     ///
     /// # Errors
     ///

@@ -133,6 +133,19 @@ pub(super) async fn check_columns(client: &Client, table: &str) -> Result<(), Ar
     Ok(())
 }
 
+/// What depends on a table would keep it from being dropped once it has left the audit log.
+pub(super) async fn check_dependents(client: &Client, table: &str) -> Result<(), ArchiveError> {
+    // Its own checks and policies go with it.
+    let select = "SELECT pg_describe_object(classid, objid, objsubid) FROM pg_depend AS d
+        WHERE refclassid = 'pg_class'::regclass AND refobjid = to_regclass('tollgate.' || $1) AND deptype = 'n'
+            AND NOT EXISTS (SELECT FROM pg_depend AS own WHERE own.deptype IN ('a', 'i') AND own.refclassid = d.refclassid
+                AND (own.classid, own.objid, own.refobjid) = (d.classid, d.objid, d.refobjid))
+        ORDER BY 1 LIMIT 1";
+    let Some(row) = client.query_opt(select, &[&table]).await? else { return Ok(()) };
+    let dependent: String = row.try_get(0)?;
+    Err(ArchiveError::refused(format!("{table}: expected a table that nothing depends on, got {dependent}")))
+}
+
 /// Takes a table out of the audit log, while that is used, from whatever state an earlier attempt has left.
 pub(super) async fn detach(client: &Client, table: &str) -> Result<(), ArchiveError> {
     let how = match attachment(client, table).await? {

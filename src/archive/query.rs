@@ -84,9 +84,21 @@ impl Rows {
     ///
     /// # Errors
     ///
-    /// A store that can't be reached; an archive that can't be read. Another call tries again where it was reached
-    /// again.
+    /// A store that can't be reached: another call tries again. A file that is missing or can't be read: another call
+    /// goes on with the next one.
     pub async fn next(&mut self) -> Result<Option<Vec<ArchivedRow>>, ArchiveError> {
+        let read = self.read().await;
+        if read.as_ref().is_err_and(|error| !error.is_unreachable()) {
+            (self.open, self.file) = (None, None);
+            // Of a month whose manifest can't be read no file is known.
+            if self.parts.pop_front().is_none() {
+                self.months.as_mut().and_then(VecDeque::pop_front);
+            }
+        }
+        read
+    }
+
+    async fn read(&mut self) -> Result<Option<Vec<ArchivedRow>>, ArchiveError> {
         loop {
             if let Some(open) = &mut self.open {
                 match open.read(&self.times)? {

@@ -15,7 +15,7 @@ use super::export::{content, export};
 use super::manifest::{ArchivedMonth, Manifest};
 use super::month::Month;
 use super::partitions::{
-    Archivable, Attachment, Partition, attachment, check_columns, count, detach, lock, partitions,
+    Archivable, Attachment, Partition, attachment, check_columns, check_dependents, count, detach, lock, partitions,
 };
 use super::store::LEFT_FOR;
 use super::{Archive, ArchiveError};
@@ -199,6 +199,7 @@ struct Moving<'a> {
 impl Moving<'_> {
     async fn run(&self, report: &mut Report<'_>) -> Result<ArchivedMonth, ArchiveError> {
         check_columns(self.client, self.table).await?;
+        check_dependents(self.client, self.table).await?;
         self.archive.sweep(self.month).await?;
         let is_replaced = self.options.replace.contains(&self.month);
         let known = if is_replaced { None } else { self.archive.manifest(self.month).await? };

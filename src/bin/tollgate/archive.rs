@@ -55,6 +55,8 @@ struct Run {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// List the months that are archived.
+    ///
+    /// Exit code: 0, or 1 if the manifest of any can't be read.
     List(List),
     /// Delete archives for good: those that have expired, or months by their names.
     ///
@@ -66,7 +68,7 @@ enum Command {
     Verify(Verify),
     /// Show one user's rows.
     ///
-    /// Exit code: 0, or 1 if there are none.
+    /// Exit code: 0, or 1 if there are none or some can't be read.
     Query(Query),
 }
 
@@ -171,10 +173,14 @@ impl Run {
         let (archive, postgres) = (store.open()?, database.open()?);
         if self.dry_run {
             let months = postgres.archivable(self.older_than).await?;
-            let archived = archive.list().await?;
-            let archived = |month: Month| archived.iter().find(|archived| archived.month == month);
-            let lines: Vec<_> = months.iter().map(|month| would_move(month, archived(month.month))).collect();
-            return found(ExitCode::SUCCESS, print_lines(&lines, NOTHING_TO_DO));
+            let (mut lines, mut code) = (Vec::new(), ExitCode::SUCCESS);
+            for month in months {
+                match archive.describe(month.month).await {
+                    Ok(archived) => lines.push(would_move(&month, archived.as_ref())),
+                    Err(error) => code = told(error)?,
+                }
+            }
+            return found(code, print_found(&lines, NOTHING_TO_DO, code));
         }
         let mut options = ArchiveOptions::default();
         (options.older_than, options.replace, options.part_rows) =
@@ -224,6 +230,20 @@ fn has_moved(month: &ArchivedMonth) -> String {
     format!("{}: {} archived in {files} of {}", month.month, counted(month.rows, "row"), counted(month.bytes, "byte"))
 }
 
+/// Says what is wrong with one month, where the others can still be seen to.
+fn told(error: ArchiveError) -> Result<ExitCode, Failure> {
+    if error.is_unreachable() {
+        return Err(error.into());
+    }
+    messages::error(&error);
+    Ok(ExitCode::from(1))
+}
+
+/// Where something was said to be wrong there may be no line.
+fn print_found(lines: &[String], none: &str, code: ExitCode) -> std::io::Result<()> {
+    if lines.is_empty() && code != ExitCode::SUCCESS { Ok(()) } else { print_lines(lines, none) }
+}
+
 fn print_lines(lines: &[String], none: &str) -> std::io::Result<()> {
     use std::io::Write;
 
@@ -266,10 +286,16 @@ impl List {
         let (archive, years) = (self.store.open()?, self.keep.keep_years);
         let months = match self.expired {
             true => archive.expired(SystemTime::now(), years).await?,
-            false => archive.list().await?,
+            false => archive.months().await?,
         };
-        let records = months.iter().map(|month| fields(month, years)).collect();
-        found(ExitCode::SUCCESS, print_all(shape(self.format), records))
+        let (mut records, mut code) = (Vec::new(), ExitCode::SUCCESS);
+        for month in months {
+            match archive.describe(month).await {
+                Ok(archived) => records.extend(archived.map(|archived| fields(&archived, years))),
+                Err(error) => code = told(error)?,
+            }
+        }
+        found(code, print_all(shape(self.format), records))
     }
 }
 
@@ -291,8 +317,7 @@ impl Delete {
     async fn run(self) -> Outcome {
         let archive = self.store.open()?;
         let months: Vec<Month> = if self.expired {
-            let expired = archive.expired(SystemTime::now(), self.keep.keep_years).await?;
-            expired.iter().map(|month| month.month).collect()
+            archive.expired(SystemTime::now(), self.keep.keep_years).await?.into_iter().collect()
         } else {
             self.months.clone()
         };
@@ -340,19 +365,10 @@ impl Verify {
                         code = ExitCode::from(1);
                     }
                 }
-                Err(error) if error.is_unreachable() => return Err(error.into()),
-                Err(error) => {
-                    messages::error(&error);
-                    code = ExitCode::from(1);
-                }
+                Err(error) => code = told(error)?,
             }
         }
-        let printed = if lines.is_empty() && code == ExitCode::from(1) {
-            Ok(())
-        } else {
-            print_lines(&lines, "nothing is archived")
-        };
-        found(code, printed)
+        found(code, print_found(&lines, "nothing is archived", code))
     }
 }
 
@@ -365,12 +381,18 @@ impl Query {
         let to = self.to.as_ref().map(|to| moment("--to", to, now)).transpose()?;
         let (from, to) = (from.map(|from| from.start.into()), to.map(|to| to.end.into()));
         let mut rows = archive.query(&self.user, from, to);
-        let mut code = ExitCode::from(1);
-        while let Some(batch) = rows.next().await? {
-            code = ExitCode::SUCCESS;
-            found(code, print_all(shape, batch.iter().map(row).collect()))?;
+        let (mut any, mut code) = (false, ExitCode::SUCCESS);
+        loop {
+            match rows.next().await {
+                Ok(None) => break,
+                Ok(Some(batch)) => {
+                    any = true;
+                    found(code, print_all(shape, batch.iter().map(row).collect()))?;
+                }
+                Err(error) => code = told(error)?,
+            }
         }
-        Ok(code)
+        Ok(if any { code } else { ExitCode::from(1) })
     }
 }
 

@@ -187,7 +187,8 @@ async fn a_month_is_moved_with_every_value_and_each_users_rows_are_found() {
     assert_eq!((steps, furthest), (vec![Step::Export, Step::ReadBack, Step::Detach, Step::Drop], 1000));
     assert_eq!((month.rows, month.parts, month.month), (1000, 4, march()));
     assert!(is_gone(&server, march()).await && rows_left(&server).await == "0");
-    assert_eq!(place.archive.list().await, Ok(vec![month.clone()]));
+    assert_eq!(place.archive.months().await, Ok([march()].into()));
+    assert_eq!(place.archive.describe(march()).await, Ok(Some(month.clone())));
     assert_eq!(place.archive.verify(march()).await, Ok(month.clone()));
     assert_eq!(place.files(march()).len(), 5);
     for (user, expected) in USERS.into_iter().zip(expected) {
@@ -249,6 +250,12 @@ async fn a_table_that_an_archive_would_not_hold_is_left() {
     assert!(error.starts_with("archive of 2020-03: rate_limit_audit_logs_2020_03: expected the columns"), "{error}");
     assert!(error.ends_with("got also extra text") && rows_left(&server).await == "10", "{error}");
     server.run("ALTER TABLE tollgate.rate_limit_audit_logs DROP COLUMN extra").await;
+    server.run("CREATE VIEW tollgate.march AS SELECT at FROM tollgate.rate_limit_audit_logs_2020_03").await;
+    let error = only(&database, &place, &small_files()).await.expect_err("a view");
+    let expected = "rate_limit_audit_logs_2020_03: expected a table that nothing depends on, got rule _RETURN on view";
+    assert!(error.starts_with(&format!("archive of 2020-03: {expected}")), "{error}");
+    assert_eq!(rows_left(&server).await, "10", "a part of the log still");
+    server.run("DROP VIEW tollgate.march").await;
     // By its name a month, by its bounds two.
     server
         .run(
@@ -262,7 +269,7 @@ async fn a_table_that_an_archive_would_not_hold_is_left() {
     let error = only(&database, &place, &small_files()).await.expect_err("a row of another month");
     assert_eq!(error, "archive of 2020-03: at: expected rows of 2020-03 alone, got one of another time");
     assert_eq!(rows_left(&server).await, "11");
-    assert!(place.archive.list().await.expect("an answer").is_empty());
+    assert!(place.archive.months().await.expect("an answer").is_empty());
 }
 
 #[tokio::test]
@@ -317,7 +324,7 @@ async fn archives_that_have_expired_are_listed_and_deleted_on_request_only() {
     }
     moved(&database, &place, &small_files()).await;
     let listed = async |now: SystemTime| -> Vec<Month> {
-        place.archive.expired(now, 7).await.expect("an answer").iter().map(|month| month.month).collect()
+        place.archive.expired(now, 7).await.expect("an answer").into_iter().collect()
     };
     let moment = "2027-04".parse::<Month>().expect("a month").begins();
     assert_eq!(listed(moment - Duration::from_secs(1)).await, [old]);
@@ -352,6 +359,40 @@ async fn archives_that_have_expired_are_listed_and_deleted_on_request_only() {
     assert!(place.files(march()).is_empty());
     let none = run(&["delete"]);
     assert_eq!(code(&none), 2, "{none:?}");
+}
+
+#[tokio::test]
+async fn a_month_that_cannot_be_read_keeps_none_of_the_others_from_being_used() {
+    let (server, database) = prepared().await;
+    let place = Place::new();
+    let [april, may] = ["2020-04", "2020-05"].map(|month| month.parse().expect("a month"));
+    for month in [march(), april, may] {
+        fill(&server, month, 200).await;
+    }
+    moved(&database, &place, &small_files()).await;
+    std::fs::write(place.folder(march()).join("manifest.json"), "{}").expect("written");
+    remove(&place.file(april, "part-0"));
+    let run = |arguments: &[&str]| tollgate(&[&["archive"], arguments, &["--store", place.url()]].concat());
+    let listed = run(&["list"]);
+    let months: Vec<_> = lines(&listed).into_iter().map(|line| line["month"].clone()).collect();
+    assert_eq!((code(&listed), months), (1, vec!["2020-04".into(), "2020-05".into()]));
+    let damaged = "error: archive of 2020-03: manifest: expected one of format 1, got another\n";
+    assert_eq!(stderr(&listed), damaged);
+    let found = run(&["query", "--user", "alice"]);
+    let said = stderr(&found);
+    assert!(
+        said.starts_with(damaged) && said.contains("year=2020/month=04/part-0-") && said.lines().count() == 2,
+        "{said}"
+    );
+    let of = |month: &str| lines(&found).iter().filter(|row| row["at"].to_string().contains(month)).count();
+    assert_eq!((code(&found), of("2020-03")), (1, 0));
+    assert!(of("2020-04-") > 0 && of("2020-04-") < of("2020-05-"), "{found:?}");
+    assert_eq!(stdout(&run(&["delete", "2020-03", "--yes"])), "2020-03: deleted\n");
+    assert_eq!(stderr(&run(&["list"])), "");
+}
+
+fn remove(file: &Path) {
+    std::fs::remove_file(file).expect("removed");
 }
 
 #[tokio::test]

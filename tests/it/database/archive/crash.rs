@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use tollgate::archive::{ArchiveOptions, Archived, ArchivedMonth, Progress, Step};
 use tollgate::postgres::Postgres as Database;
 
-use super::{Place, all_of, fill, flip, is_gone, march, moved, only, prepared, rows_left, small_files};
+use super::{Place, all_of, fill, flip, is_gone, march, moved, only, prepared, remove, rows_left, small_files};
 use crate::database::until;
 use crate::postgres::Postgres;
 use crate::tool::command;
@@ -79,7 +79,7 @@ async fn an_archiver_that_ends_at_any_moment_is_gone_on_with_and_no_row_is_lost_
             break;
         }
         // Where nothing was archived yet, all rows are where they were.
-        let manifest = place.archive.list().await.expect("an answer");
+        let manifest = place.archive.months().await.expect("an answer");
         assert!(!manifest.is_empty() || rows_left(&server).await == ROWS.to_string(), "{polls}: {step:?}");
         // It ends once more, and then it may finish.
         polled(&database, &place, &options, polls / 2).await;
@@ -164,7 +164,7 @@ async fn a_row_that_comes_after_the_export_is_not_lost() {
     let place = Place::new();
     fill(&server, march(), ROWS).await;
     until_step(&database, &place, Step::Detach).await;
-    assert_eq!(place.archive.list().await.expect("an answer").len(), 1);
+    assert_eq!(place.archive.months().await.expect("an answer").len(), 1);
     server.run(&format!("INSERT INTO tollgate.rate_limit_audit_logs_2020_03 {LATE}")).await;
     let error = only(&database, &place, &small_files()).await.expect_err("a row more");
     assert_eq!(error, "archive of 2020-03: expected the 301 rows of its table, got 300 in the archive");
@@ -234,7 +234,7 @@ async fn a_file_that_is_not_what_was_written_is_noticed_and_nothing_is_dropped()
         assert!(error.is_damaged() || error.is_missing(), "{error}");
         assert!(error.to_string().contains("part-2-") && error.to_string().contains(".parquet: expected "), "{error}");
         assert_eq!(rows_left(&server).await, ROWS.to_string());
-        assert!(place.archive.list().await.expect("an answer").is_empty(), "no manifest");
+        assert!(place.archive.months().await.expect("an answer").is_empty(), "no manifest");
         // Made again, it is whole; harmed after that, it isn't dropped either.
         place.files(march()).iter().for_each(|file| remove(file));
         until_step(&database, &place, Step::Detach).await;
@@ -277,10 +277,6 @@ async fn a_file_that_is_not_what_was_written_is_noticed_and_nothing_is_dropped()
 fn cut(file: &std::path::Path) {
     let bytes = std::fs::read(file).expect("a file");
     std::fs::write(file, &bytes[..bytes.len() / 2]).expect("written");
-}
-
-fn remove(file: &std::path::Path) {
-    std::fs::remove_file(file).expect("removed");
 }
 
 #[tokio::test]
