@@ -35,7 +35,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use object_store::ObjectStore;
 
@@ -104,7 +104,7 @@ impl Archive {
         // Whatever the manifest says: it may be damaged.
         let known = self.has_manifest(month).await?;
         self.sweep(month).await?;
-        self.delete_parts(month).await?;
+        self.remove(month, Duration::ZERO, |_| true).await?;
         self.delete_manifest(month).await?;
         Ok(known)
     }
@@ -123,8 +123,9 @@ impl Archive {
         Ok(manifest.describe(month))
     }
 
-    /// Files of a month that its manifest doesn't name, of attempts that were cut off or replaced: whoever reads all
-    /// files of a folder would read rows twice. The next run deletes those of more than a day ago.
+    /// Files of a month that its manifest doesn't name, left over from interrupted or replaced attempts. A reader that loads
+    /// every file in the folder would count rows twice. Those of the table that the archive was made from are deleted by
+    /// the next run when they are a day old; others are left, since nothing else may have their rows.
     ///
     /// # Errors
     ///
@@ -132,8 +133,7 @@ impl Archive {
     pub async fn leftovers(&self, month: Month) -> Result<Vec<String>, ArchiveError> {
         let missing = || ArchiveError::missing(format!("archive of {month}: expected one, got none"));
         let (manifest, _) = self.manifest(month).await?.ok_or_else(missing)?;
-        let left = self.unnamed(month, &manifest).await?;
-        Ok(left.iter().filter_map(|object| object.location.filename().map(ToOwned::to_owned)).collect())
+        self.unnamed(month, &manifest).await
     }
 }
 

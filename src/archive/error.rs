@@ -62,6 +62,14 @@ impl ArchiveError {
         ))
     }
 
+    /// What nothing can be put into.
+    pub(super) fn nowhere(address: &str) -> Self {
+        Self {
+            kind: Kind::Unreachable,
+            message: format!("archive: {address}: expected a bucket or a directory, got none"),
+        }
+    }
+
     /// What a store said of an object.
     pub(super) fn store(object: &str, error: &object_store::Error) -> Self {
         use object_store::Error;

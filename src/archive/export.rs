@@ -11,7 +11,6 @@ use super::month::Month;
 use super::part::PartWriter;
 use super::row::{Row, time_in};
 use super::{Archive, ArchiveError};
-use crate::random::random;
 
 /// Bytes after which a file is ended early: it is held in memory until it is put.
 const PART_BYTES: usize = 64 << 20;
@@ -22,16 +21,15 @@ pub(super) const REPORTED_AFTER: u64 = 4096;
 /// are.
 const ORDER: &str = "ORDER BY user_id COLLATE \"C\", at";
 
-/// Writes all rows of a table to new files of a month, and puts each as it is full.
+/// Writes all rows of a table to new files of a month, and puts each as it is full. They are named after the attempt.
 pub(super) async fn export(
     client: &Client,
     archive: &Archive,
-    (month, table): (Month, &str),
+    (month, table, attempt): (Month, &str, &str),
     part_rows: u64,
     report: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Manifest, ArchiveError> {
     let mut copy = Copy::of(client, table, ORDER).await?;
-    let attempt = format!("{:016x}", random());
     let mut parts = Vec::new();
     let (mut rows, mut buffer) = (0, Vec::new());
     let mut times: Option<(i64, i64)> = None;
@@ -54,7 +52,7 @@ pub(super) async fn export(
             && let Some(full) = writer.take()
         {
             if is_last {
-                parts.push(put(archive, month, part_name(parts.len(), &attempt), full).await?);
+                parts.push(put(archive, month, part_name(parts.len(), attempt), full).await?);
                 report(rows);
             } else {
                 writer = Some(write_group(full).await?);
@@ -62,7 +60,7 @@ pub(super) async fn export(
         }
     }
     if let Some(rest) = writer {
-        parts.push(put(archive, month, part_name(parts.len(), &attempt), rest).await?);
+        parts.push(put(archive, month, part_name(parts.len(), attempt), rest).await?);
     }
     report(rows);
     Ok(Manifest::new(month, &format!("tollgate.{table}"), parts, times))

@@ -70,14 +70,18 @@ pub(super) struct Part {
     pub(super) sha256: String,
 }
 
-/// `part-0-6a1f0c2b9d4e8f37.parquet`, of the attempt to which it belongs.
+/// `part-0-6a1f0c2b9d4e8f37.parquet`: its number, and the attempt by which it was made, so that none writes to another's
+/// files. An attempt begins with eight digits of the table: so it is known what other attempts at that table have left.
 pub(super) fn part_name(number: usize, attempt: &str) -> String {
     format!("part-{number}-{attempt}.parquet")
 }
 
-fn is_part_name(name: &str, number: usize) -> bool {
-    let attempt = name.strip_prefix(&format!("part-{number}-")).and_then(|rest| rest.strip_suffix(".parquet"));
-    attempt.is_some_and(|attempt| attempt.len() == 16 && attempt.bytes().all(|byte| byte.is_ascii_hexdigit()))
+/// Of a file's name, if it is one of tollgate's: the number of the part, and the attempt.
+pub(super) fn part_of(name: &str) -> Option<(usize, &str)> {
+    let (number, attempt) = name.strip_prefix("part-")?.strip_suffix(".parquet")?.split_once('-')?;
+    let is_attempt = attempt.len() == 16 && attempt.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+    Some((number.parse().ok().filter(|_| is_attempt && is_number)?, attempt))
 }
 
 impl Part {
@@ -131,7 +135,11 @@ impl Manifest {
         let contents: Option<Vec<_>> = manifest.parts.iter().map(Part::content).collect();
         let content = contents.map(|contents| contents.into_iter().fold(Content::default(), Content::and));
         let bytes: u64 = manifest.parts.iter().fold(0, |sum, part| sum.saturating_add(part.bytes));
-        let names = manifest.parts.iter().enumerate().all(|(at, part)| is_part_name(&part.name, at));
+        let names = manifest
+            .parts
+            .iter()
+            .enumerate()
+            .all(|(at, part)| part_of(&part.name).is_some_and(|(number, _)| number == at));
         if content != manifest.content() || content.is_none() || bytes != manifest.bytes || !names {
             return Err(wrong("the sum of its parts"));
         }
@@ -142,6 +150,14 @@ impl Manifest {
     pub(super) fn content(&self) -> Option<Content> {
         let checksum = self.checksum.parse::<Checksum>().ok()?;
         Some(Content { rows: self.rows, checksum })
+    }
+
+    /// Whether this is the name of a file that was made from the same table, and isn't named here.
+    pub(super) fn leaves(&self, name: &str) -> bool {
+        let source = |name| part_of(name).map(|(_, attempt)| attempt.get(..8));
+        let is_named = self.parts.iter().any(|part| part.name == name);
+        let of = self.parts.first().and_then(|part| source(&part.name));
+        !is_named && of.is_some() && source(name) == of
     }
 
     pub(super) fn rows(&self) -> u64 {

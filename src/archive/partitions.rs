@@ -6,6 +6,7 @@ use tokio::time::sleep;
 use tokio_postgres::Client;
 
 use super::ArchiveError;
+use super::checksum::sha256;
 use super::month::Month;
 use super::row::COLUMNS;
 
@@ -103,6 +104,17 @@ pub(super) async fn partitions(client: &Client, older_than: Duration) -> Result<
         found.push(Partition { month, table, attachment, bytes: row.try_get::<_, i64>(3)?.unsigned_abs() });
     }
     Ok(found)
+}
+
+/// Eight hexadecimal digits of a table, by which it differs from every other, also of other servers, and from one that
+/// is made anew by the same name.
+pub(super) async fn source(client: &Client, table: &str) -> Result<String, ArchiveError> {
+    let select = "SELECT concat_ws('/', system_identifier, current_database(), to_regclass('tollgate.' || $1)::oid)
+        FROM pg_control_system()";
+    let identity: String = client.query_one(select, &[&table]).await?.try_get(0)?;
+    let mut digits = sha256(identity.as_bytes());
+    digits.truncate(8);
+    Ok(digits)
 }
 
 /// How many rows a table has.

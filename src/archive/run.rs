@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -12,14 +13,16 @@ use tokio_postgres::Client;
 
 use super::checksum::Content;
 use super::export::{content, export};
-use super::manifest::{ArchivedMonth, Manifest};
+use super::manifest::{ArchivedMonth, Manifest, part_of};
 use super::month::Month;
 use super::partitions::{
     Archivable, Attachment, Partition, attachment, check_columns, check_dependents, count, detach, lock, partitions,
+    source,
 };
 use super::store::LEFT_FOR;
 use super::{Archive, ArchiveError};
 use crate::postgres::{Postgres, PostgresError};
+use crate::random::random;
 
 /// The least age: services may still write to last month.
 const LEAST_AGE: Duration = Duration::from_secs(31 * 86_400);
@@ -133,11 +136,12 @@ impl Postgres {
         drop(self.connection().await?);
         // A connection of its own: it ends with this future, and the lock with it, whatever the server is doing.
         let (client, connection) = self.connect_alone().await?;
-        let work = pin!(all(&client, archive, options, &mut progress));
+        let run = Run { client: &client, archive, options, moved: Mutex::default() };
+        let work = pin!(run.all(&mut progress));
         match select(connection, work).await {
             // The lock has ended with it.
-            Either::Left(_) => Err(PostgresError::lost().into()),
-            Either::Right((done, _)) => done,
+            Either::Left(_) => run.lost(),
+            Either::Right((done, _)) => done.map(|()| run.months()),
         }
     }
 }
@@ -150,41 +154,82 @@ fn check(older_than: Duration) -> Result<(), ArchiveError> {
     Err(ArchiveError::input(format!("older_than: expected at least 31 days, got {got}")))
 }
 
-async fn all(
-    client: &Client,
-    archive: &Archive,
-    options: &ArchiveOptions,
-    report: &mut Report<'_>,
-) -> Result<Vec<Archived>, ArchiveError> {
-    lock(client).await?;
-    let mut found = partitions(client, options.older_than).await?;
-    // PostgreSQL detaches no other table while one is pending.
-    found.sort_by_key(|partition| (partition.attachment != Attachment::Pending, partition.month));
-    let mut months: Vec<Archived> = Vec::new();
-    for Partition { month, table, attachment, .. } in found {
-        // First of all, whatever else may be wrong with it.
-        if attachment == Attachment::Pending
-            && let Err(error) = detach(client, &table).await
-        {
-            months.push(Archived { month, result: Err(error.of(month)) });
-            break;
+/// All months on their way.
+struct Run<'a> {
+    client: &'a Client,
+    archive: &'a Archive,
+    options: &'a ArchiveOptions,
+    moved: Mutex<Moved>,
+}
+
+#[derive(Default)]
+struct Moved {
+    months: Vec<Archived>,
+    /// The one at hand.
+    at: Option<Month>,
+}
+
+impl Run<'_> {
+    async fn all(&self, report: &mut Report<'_>) -> Result<(), ArchiveError> {
+        let Self { client, archive, options, .. } = self;
+        lock(client).await?;
+        let mut found = partitions(client, options.older_than).await?;
+        let known: BTreeSet<Month> = found.iter().map(|partition| partition.month).collect();
+        for &month in options.replace.difference(&known) {
+            self.done(
+                month,
+                Err(ArchiveError::refused("expected a table that is old enough to make it anew, got none")),
+            );
         }
-        let moving = Moving { client, archive, options, month, table: &table };
-        let result = moving.run(report).await.map_err(|error| error.of(month));
-        let is_over = result.as_ref().is_err_and(ArchiveError::is_unreachable);
-        months.push(Archived { month, result });
-        if is_over {
-            break;
+        // PostgreSQL detaches no other table while one is pending.
+        found.sort_by_key(|partition| (partition.attachment != Attachment::Pending, partition.month));
+        for Partition { month, table, attachment, .. } in found {
+            self.locked().at = Some(month);
+            // First of all, whatever else may be wrong with it.
+            if attachment == Attachment::Pending
+                && let Err(error) = detach(client, &table).await
+            {
+                self.done(month, Err(error));
+                return Ok(());
+            }
+            let result = Moving { client, archive, options, month, table: &table }.run(report).await;
+            let is_over = result.as_ref().is_err_and(ArchiveError::is_unreachable);
+            self.done(month, result);
+            if is_over {
+                return Ok(());
+            }
         }
+        // Whatever keeps them from being deleted keeps nothing else: the next run tries again.
+        for month in archive.months().await.unwrap_or_default() {
+            let _ = archive.remove_leftovers(month, LEFT_FOR).await;
+        }
+        Ok(())
     }
-    months.sort_by_key(|archived| archived.month);
-    // Whatever keeps them from being deleted keeps nothing else: the next run tries again.
-    for month in archive.months().await.unwrap_or_default() {
-        if let Ok(Some((manifest, _))) = archive.manifest(month).await {
-            let _ = archive.remove_leftovers(month, &manifest, LEFT_FOR).await;
-        }
+
+    fn done(&self, month: Month, result: Result<ArchivedMonth, ArchiveError>) {
+        let mut moved = self.locked();
+        moved.at = None;
+        moved.months.push(Archived { month, result: result.map_err(|error| error.of(month)) });
     }
-    Ok(months)
+
+    /// What has become of each, oldest first.
+    fn months(&self) -> Vec<Archived> {
+        let mut months = std::mem::take(&mut self.locked().months);
+        months.sort_by_key(|archived| archived.month);
+        months
+    }
+
+    /// What was moved before the connection was lost, and which month wasn't.
+    fn lost(&self) -> Result<Vec<Archived>, ArchiveError> {
+        let at = self.locked().at;
+        let Some(month) = at else { return Err(PostgresError::lost().into()) };
+        self.done(month, Err(PostgresError::lost().into()));
+        Ok(self.months())
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Moved> {
+        self.moved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// One month on its way.
@@ -201,30 +246,41 @@ impl Moving<'_> {
         check_columns(self.client, self.table).await?;
         check_dependents(self.client, self.table).await?;
         self.archive.sweep(self.month).await?;
+        let known = self.archive.manifest(self.month).await;
+        let is_known = matches!(known, Ok(Some(_)));
         let is_replaced = self.options.replace.contains(&self.month);
-        let known = if is_replaced { None } else { self.archive.manifest(self.month).await? };
-        let is_known = known.is_some();
-        let mut manifest = match known {
-            Some((manifest, _)) => {
-                self.check_known(&manifest, report).await?;
-                manifest
-            }
-            None => self.make(is_replaced, report).await?,
+        let (mut manifest, replaced) = if is_replaced {
+            // It may be replaced because it can't be read.
+            let replaced = known.ok().flatten().map(|(manifest, _)| manifest);
+            (self.make(true, report).await?, replaced)
+        } else if let Some((manifest, _)) = known? {
+            self.check_known(&manifest, report).await?;
+            (manifest, None)
+        } else {
+            (self.make(false, report).await?, None)
         };
+        let is_made = is_replaced || !is_known;
         self.step(Step::Detach, &manifest, report);
         detach(self.client, self.table).await?;
         self.step(Step::Drop, &manifest, report);
         match self.drop_table(&manifest, report).await {
             // A row came after the export. None can any more, since the table is detached.
-            Err(error) if error.is_mismatch() && !is_known => {
+            Err(error) if error.is_mismatch() && is_made => {
                 manifest = self.make(true, report).await?;
                 self.step(Step::Drop, &manifest, report);
                 self.drop_table(&manifest, report).await?;
             }
             done => done?,
         }
-        // At once, since without a table no other archiver can be at work on this month; what fails is left for a day.
-        let _ = self.archive.remove_leftovers(self.month, &manifest, Duration::ZERO).await;
+        // Whatever keeps them from being deleted now, the next run tries again, or a look at the archive tells of them.
+        let _ = self.archive.remove_leftovers(self.month, Duration::ZERO).await;
+        if let Some(replaced) = replaced {
+            let is_replaced = |name: &str| {
+                let names = |manifest: &Manifest| manifest.parts.iter().any(|part| part.name == name);
+                names(&replaced) && !names(&manifest)
+            };
+            let _ = self.archive.remove(self.month, Duration::ZERO, is_replaced).await;
+        }
         Ok(manifest.describe(self.month))
     }
 
@@ -238,13 +294,36 @@ impl Moving<'_> {
         same(found, manifest)
     }
 
-    /// Makes the archive, and its manifest last, which takes the place of one that is there, or not. Each attempt has files of
-    /// its own, by their names: what an earlier one, or one that was cut off, still writes or deletes does no harm.
+    /// Makes the archive, and its manifest last, instead of one that is there, or not. Each attempt has files of its own, by
+    /// their names: what an earlier one, or one that was cut off, still writes does no harm.
     async fn make(&self, instead: bool, report: &mut Report<'_>) -> Result<Manifest, ArchiveError> {
+        let source = source(self.client, self.table).await?;
+        if !instead {
+            // Of attempts that were killed, and fill the disk. All their rows are in the table still.
+            let is_left = |name: &str| part_of(name).is_some_and(|(_, attempt)| attempt.starts_with(&source));
+            self.archive.remove(self.month, LEFT_FOR, is_left).await?;
+        }
+        let attempt = format!("{source}{:08x}", random() >> 32);
+        let written = self.write(&attempt, report).await;
+        // A store that isn't reached wouldn't be for this either.
+        if written.as_ref().is_err_and(|error| !error.is_unreachable() || self.archive.directory.is_some()) {
+            let is_ours = |name: &str| part_of(name).is_some_and(|(_, id)| id == attempt);
+            // What went wrong first is what is reported.
+            let _ = self.archive.remove(self.month, Duration::ZERO, is_ours).await;
+        }
+        let manifest = written?;
+        // Where the connection has ended, and the lock with it, another archiver may be at work.
+        self.client.batch_execute("SELECT 1").await?;
+        self.archive.put_manifest(self.month, &manifest, instead).await?;
+        Ok(manifest)
+    }
+
+    /// Writes the files of an attempt, and reads them back.
+    async fn write(&self, attempt: &str, report: &mut Report<'_>) -> Result<Manifest, ArchiveError> {
         let (manifest, of) = within(self.client, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", async {
             let of = count(self.client, self.table).await?;
             let mut writing = self.reporter(Step::Export, of, report);
-            let month = (self.month, self.table);
+            let month = (self.month, self.table, attempt);
             let written = export(self.client, self.archive, month, self.options.part_rows, &mut writing).await;
             written.map(|manifest| (manifest, of))
         })
@@ -255,7 +334,6 @@ impl Moving<'_> {
         }
         let mut reading = self.reporter(Step::ReadBack, of, report);
         self.archive.compare(self.month, &manifest.parts, &mut reading).await?;
-        self.archive.put_manifest(self.month, &manifest, instead).await?;
         Ok(manifest)
     }
 
@@ -271,6 +349,7 @@ impl Moving<'_> {
                 return Err(ArchiveError::refused(expected));
             }
             same(content(self.client, self.table, &mut comparing).await?, manifest)?;
+            self.archive.sync(self.month).await?;
             self.archive.confirm(self.month, manifest).await?;
             // Once more, since the table may have been waited for, and nothing else has these rows from now on.
             self.archive.compare(self.month, &manifest.parts, &mut |_| ()).await?;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::Path as FilePath;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +15,7 @@ use object_store::prefix::PrefixStore;
 use object_store::{ClientConfigKey, Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, RetryConfig};
 use tokio::task::spawn_blocking;
 
-use super::manifest::Manifest;
+use super::manifest::{Manifest, Part, part_of};
 use super::month::Month;
 use super::{Archive, ArchiveError};
 
@@ -83,11 +83,25 @@ fn bucket(rest: &str) -> Result<Archive, ArchiveError> {
     Ok(Archive { store, directory: None, address })
 }
 
-/// Secrets out of files often end with a line break, which no header field can hold.
+/// What becomes a part of requests. Secrets out of files often end with a line break, which no header field can hold.
+const SENT: [&str; 8] = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_TOKEN",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT",
+    "AWS_ENDPOINT_URL",
+];
+
 fn check_environment() -> Result<(), ArchiveError> {
     for (name, value) in std::env::vars_os() {
         let (name, value) = (name.to_string_lossy(), value.to_string_lossy());
-        if !name.starts_with("AWS_") {
+        if name == "AWS_CONDITIONAL_PUT" && value != "etag" {
+            return Err(ArchiveError::input(format!("archive: {name}: expected etag, got another")));
+        }
+        if !SENT.contains(&&*name) {
             continue;
         }
         if value.contains(|character: char| character.is_whitespace() || character.is_control()) {
@@ -110,6 +124,10 @@ const MANIFEST: &str = "manifest.json";
 /// How long files are left that no manifest names: a younger one may be of an archiver that is at work.
 pub(super) const LEFT_FOR: Duration = Duration::from_secs(86_400);
 
+fn is_older(object: &ObjectMeta, age: Duration) -> bool {
+    age.is_zero() || SystemTime::from(object.last_modified) + age < SystemTime::now()
+}
+
 impl Archive {
     /// Months that are complete, which their manifests need not be readable for. Lists the store.
     ///
@@ -130,7 +148,7 @@ impl Archive {
         Ok(self.folders().await?.into_iter().filter(|(_, is_complete)| !is_complete).map(|(month, _)| month).collect())
     }
 
-    /// Months that have any file, and whether they have a manifest.
+    /// Months that have any file of tollgate's, and whether they have a manifest.
     async fn folders(&self) -> Result<BTreeMap<Month, bool>, ArchiveError> {
         let mut listed = self.store.list(Some(&Path::from(FOLDER)));
         let mut months = BTreeMap::new();
@@ -140,8 +158,11 @@ impl Archive {
             let year = words.next().and_then(|word| word.strip_prefix("year="));
             let month = words.next().and_then(|word| word.strip_prefix("month="));
             let (Some(year), Some(month), Some(file)) = (year, month, words.next()) else { continue };
-            if let Ok(month) = format!("{year}-{month}").parse::<Month>() {
-                *months.entry(month).or_default() |= file == MANIFEST;
+            let is_manifest = file == MANIFEST;
+            if let Ok(month) = format!("{year}-{month}").parse::<Month>()
+                && (is_manifest || part_of(file).is_some())
+            {
+                *months.entry(month).or_default() |= is_manifest;
             }
         }
         Ok(months)
@@ -184,13 +205,16 @@ impl Archive {
         let payload = PutPayload::from(bytes.clone());
         let put = self.store.put_opts(&place, payload, PutMode::Create.into()).await;
         let Err(error) = put else { return Ok(()) };
-        if matches!(error, Error::AlreadyExists { .. }) && self.get(month, name).await? == bytes {
-            return Ok(());
+        match error {
+            Error::AlreadyExists { .. } if self.get(month, name).await? == bytes => return Ok(()),
+            Error::NotFound { .. } => return Err(ArchiveError::nowhere(&self.address)),
+            _ => {}
         }
         Err(ArchiveError::store(place.as_ref(), &error))
     }
 
-    /// Puts a manifest, in place of one that is there or not.
+    /// Puts a manifest, after deleting the one that is there if it is to take its place. Nothing is ever overwritten: of an
+    /// archiver that is no longer the only one at work, a manifest that comes late is refused.
     pub(super) async fn put_manifest(
         &self,
         month: Month,
@@ -198,35 +222,58 @@ impl Archive {
         instead: bool,
     ) -> Result<(), ArchiveError> {
         let bytes = Bytes::from(manifest.as_json()?);
-        if !instead {
-            return self.put(month, MANIFEST, bytes).await;
+        if instead {
+            self.delete_manifest(month).await?;
         }
-        let place = place(month, MANIFEST);
-        let put = self.store.put(&place, bytes.into()).await;
-        put.map(drop).map_err(|error| ArchiveError::store(place.as_ref(), &error))
+        self.put(month, MANIFEST, bytes).await
     }
 
-    /// Files of a month that its manifest doesn't name: of attempts that were cut off or replaced.
-    pub(super) async fn unnamed(&self, month: Month, manifest: &Manifest) -> Result<Vec<ObjectMeta>, ArchiveError> {
+    /// The files of a month that are tollgate's, but its manifest, by name.
+    async fn parts(&self, month: Month) -> Result<BTreeMap<String, ObjectMeta>, ArchiveError> {
         let folder = place(month, "");
         let listed = self.store.list(Some(&folder)).try_collect::<Vec<_>>().await;
         let listed = listed.map_err(|error| ArchiveError::store(folder.as_ref(), &error))?;
-        let is_left = |object: &ObjectMeta| {
-            let name = object.location.filename().unwrap_or_default();
-            name != MANIFEST && manifest.parts.iter().all(|part| part.name != name)
-        };
-        Ok(listed.into_iter().filter(is_left).collect())
+        let named = listed.into_iter().filter_map(|object| {
+            let name = object.location.as_ref().strip_prefix(folder.as_ref())?.strip_prefix('/')?;
+            part_of(name)?;
+            Some((name.to_owned(), object))
+        });
+        Ok(named.collect())
     }
 
-    /// Deletes such files of so long ago.
-    pub(super) async fn remove_leftovers(
+    /// Files of a month that its manifest doesn't name: of attempts that were cut off or replaced.
+    pub(super) async fn unnamed(&self, month: Month, manifest: &Manifest) -> Result<Vec<String>, ArchiveError> {
+        let names = self.parts(month).await?.into_keys();
+        Ok(names.filter(|name| manifest.parts.iter().all(|part| part.name != *name)).collect())
+    }
+
+    /// Deletes what attempts at the table that this archive was made from have left so long ago: it was compared with all
+    /// of that table's rows. Of another table, files may be the only ones that have their rows.
+    pub(super) async fn remove_leftovers(&self, month: Month, age: Duration) -> Result<(), ArchiveError> {
+        let listed = self.parts(month).await?;
+        // In this order: a manifest that was put meanwhile names files that aren't listed.
+        let Some((manifest, _)) = self.manifest(month).await? else { return Ok(()) };
+        let is_whole = |part: &Part| listed.get(&part.name).is_some_and(|object| object.size == part.bytes);
+        if !manifest.parts.iter().all(is_whole) {
+            return Ok(());
+        }
+        for (name, object) in &listed {
+            if manifest.leaves(name) && is_older(object, age) {
+                self.delete_object(&object.location).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes files of a month by their names.
+    pub(super) async fn remove(
         &self,
         month: Month,
-        manifest: &Manifest,
         age: Duration,
+        which: impl Fn(&str) -> bool,
     ) -> Result<(), ArchiveError> {
-        for object in self.unnamed(month, manifest).await? {
-            if age.is_zero() || SystemTime::from(object.last_modified) + age < SystemTime::now() {
+        for (name, object) in self.parts(month).await? {
+            if which(&name) && is_older(&object, age) {
                 self.delete_object(&object.location).await?;
             }
         }
@@ -251,24 +298,10 @@ impl Archive {
         Ok(())
     }
 
-    /// Deletes all files of a month but its manifest.
-    pub(super) async fn delete_parts(&self, month: Month) -> Result<(), ArchiveError> {
-        let folder = place(month, "");
-        let listed = self.store.list(Some(&folder)).try_collect::<Vec<_>>().await;
-        let manifest = place(month, MANIFEST);
-        for object in listed.map_err(|error| ArchiveError::store(folder.as_ref(), &error))? {
-            if object.location != manifest {
-                self.delete_object(&object.location).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Removes files of a directory that were being written as an archiver was killed: `part-0.parquet#1`, which the
+    /// Removes files of a directory that were being written as an archiver was killed: `part-0-....parquet#1`, which the
     /// store doesn't list.
     pub(super) async fn sweep(&self, month: Month) -> Result<(), ArchiveError> {
-        let Some(directory) = &self.directory else { return Ok(()) };
-        let folder = directory.join(FOLDER).join(month.folder());
+        let Some(folder) = self.folder(month) else { return Ok(()) };
         let swept = spawn_blocking(move || {
             let files = match std::fs::read_dir(&folder) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -276,13 +309,34 @@ impl Archive {
             };
             for file in files {
                 let file = file?;
-                if file.file_name().to_string_lossy().contains('#') {
+                let name = file.file_name();
+                let unfinished = name.to_str().and_then(|name| name.split_once('#'));
+                let is_ours = unfinished.is_some_and(|(name, number)| {
+                    (name == MANIFEST || part_of(name).is_some()) && number.bytes().all(|byte| byte.is_ascii_digit())
+                });
+                if is_ours {
                     std::fs::remove_file(file.path())?;
                 }
             }
             Ok(())
         });
         swept.await?.map_err(|error: std::io::Error| ArchiveError::refused(format!("archive: {FOLDER}: {error}")))
+    }
+
+    /// Sees to it that the disk keeps the names of a month's files, and of the directories above them, which an attempt may
+    /// have made that was killed before it did so.
+    pub(super) async fn sync(&self, month: Month) -> Result<(), ArchiveError> {
+        let (Some(folder), Some(root)) = (self.folder(month), self.directory.clone()) else { return Ok(()) };
+        let synced = spawn_blocking(move || {
+            let within = folder.ancestors().take_while(|path| path.starts_with(&root));
+            within.map(std::fs::File::open).try_for_each(|directory| directory?.sync_all())
+        });
+        synced.await?.map_err(|error: std::io::Error| ArchiveError::refused(format!("archive: {FOLDER}: {error}")))
+    }
+
+    /// Where a month's files are, in a directory.
+    fn folder(&self, month: Month) -> Option<PathBuf> {
+        self.directory.as_ref().map(|directory| directory.join(FOLDER).join(month.folder()))
     }
 
     pub(super) async fn delete_manifest(&self, month: Month) -> Result<(), ArchiveError> {

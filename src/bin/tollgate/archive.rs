@@ -360,7 +360,7 @@ impl Verify {
                 Ok(archived) => {
                     lines.push(format!("{month}: {} as archived", counted(archived.rows, "row")));
                     for left in archive.leftovers(month).await? {
-                        let why = "of an attempt that was cut off, deleted by a run after a day";
+                        let why = "left by an attempt that was cut off or replaced";
                         messages::error(format!("archive of {month}: {left}: expected no such file: {why}"));
                         code = ExitCode::from(1);
                     }

@@ -1,6 +1,7 @@
 //! Old months on their way out of PostgreSQL: every row is in the archive once, whatever happens on the way.
 
 mod crash;
+mod late;
 pub(super) mod outside;
 
 use std::path::{Path, PathBuf};

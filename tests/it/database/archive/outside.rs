@@ -86,13 +86,13 @@ print(','.join(f'{row[0]} {row[1]}' for row in types))
 }
 
 /// A server of S3 with one bucket, `logs`.
-struct S3 {
+pub(super) struct S3 {
     process: Child,
-    port: u16,
+    pub(super) port: u16,
 }
 
 impl S3 {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         let port = free_port();
         let mut server = Command::new(python());
         server.args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port.to_string()]);
@@ -123,7 +123,7 @@ impl S3 {
         answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status")
     }
 
-    fn tool(&self, arguments: &[&str]) -> Command {
+    pub(super) fn tool(&self, arguments: &[&str]) -> Command {
         let mut tool = command(&[&["archive"], arguments, &["--store", "s3://logs/of/tollgate"]].concat());
         for (name, value) in [
             ("AWS_ENDPOINT", format!("http://127.0.0.1:{}", self.port).as_str()),
@@ -137,7 +137,7 @@ impl S3 {
         tool
     }
 
-    fn run(&self, arguments: &[&str]) -> Output {
+    pub(super) fn run(&self, arguments: &[&str]) -> Output {
         self.tool(arguments).output().expect("the tool runs")
     }
 }
@@ -158,7 +158,7 @@ async fn a_month_is_moved_to_s3_and_read_from_there() {
     let database = server.url();
     let arguments = ["--database", database.as_str(), "--part-rows", "200"];
     // What an earlier archiver has left isn't in its way; killed in the middle, it is gone on with.
-    let stray = "/logs/of/tollgate/audit/year%3D2020/month%3D03/part-0.parquet";
+    let stray = "/logs/of/tollgate/audit/year%3D2020/month%3D03/part-0-0123456789abcdef.parquet";
     assert_eq!(s3.put(stray, "", "left by somebody"), 200);
     let mut child = s3.tool(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the tool runs");
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -176,7 +176,8 @@ async fn a_month_is_moved_to_s3_and_read_from_there() {
     let damaged = s3.run(&["verify"]);
     assert_eq!(code(&damaged), 1);
     assert!(
-        stderr(&damaged).starts_with("error: archive of 2020-03: part-0.parquet: expected no such file"),
+        stderr(&damaged)
+            .starts_with("error: archive of 2020-03: part-0-0123456789abcdef.parquet: expected no such file"),
         "{damaged:?}"
     );
     assert_eq!(stdout(&s3.run(&["delete", "2020-03", "--yes"])), "2020-03: deleted\n");
