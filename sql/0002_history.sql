@@ -39,8 +39,8 @@ CREATE INDEX rate_limit_audit_logs_by_user ON tollgate.rate_limit_audit_logs (us
 
 -- How long decisions took, as counts by bucket, which can be added up: a percentile of many rows is that of their sum. Bucket
 -- n holds what took more than 2^((n-1)/16) and at most 2^(n/16) microseconds, bucket 0 what took up to one: those of
--- Prometheus's native histograms of schema 4. A bucket may come several times, each with a part of its count: putting one
--- histogram behind the other is much cheaper than adding up, which is done once it has grown long.
+-- Prometheus's native histograms of schema 4. A bucket may appear more than once, and its count is the sum: histograms are
+-- merged by appending, which is cheap, and compacted once they exceed 128 entries.
 CREATE TYPE tollgate.histogram AS (buckets smallint[], counts bigint[]);
 
 -- What decisions come to, by the minute, the hour and the day.

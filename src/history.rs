@@ -27,7 +27,7 @@
 mod audit;
 mod histogram;
 mod metrics;
-mod record;
+pub(crate) mod record;
 mod stats;
 mod writer;
 
@@ -91,8 +91,8 @@ impl HistorySettings {
         self
     }
 
-    /// Of the requests that are allowed, so large a share gets a row, each by chance: 0 to 1, by default 1. Denials always
-    /// do, and all are counted in what decisions come to.
+    /// The fraction of allowed requests, sampled at random, that get a row: 0 to 1. Denials always get one, and counts have
+    /// every request. Default: 1.
     #[must_use]
     pub fn allowed_share(mut self, share: f64) -> Self {
         self.allowed_share = share;
@@ -133,11 +133,12 @@ impl HistorySettings {
 pub struct HistoryStatus {
     /// Decisions that were taken into the queue so far.
     pub recorded: u64,
-    /// Decisions that the database will never have, so far: the queue was full, or this machine's clock is wrong by weeks.
+    /// Decisions that the database will never have, so far: the queue was full, or this machine's clock is a day ahead of
+    /// the database's, or more than a month behind it.
     pub lost: u64,
     /// Decisions that wait in the queue.
     pub queued: usize,
-    /// How old the oldest decision is that isn't in the database yet.
+    /// How old the oldest decision is whose row isn't in the database yet. Counts may be ten seconds older.
     pub lag: Duration,
 }
 

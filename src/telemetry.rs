@@ -347,7 +347,7 @@ pub(crate) fn history_full() {
 #[cfg(feature = "postgres")]
 pub(crate) fn history_misdated() {
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: "tollgate", "this machine's clock differs from the database's by weeks: decisions are not recorded");
+    tracing::warn!(target: "tollgate", "this machine's clock is a day ahead of the database's, or a month behind it: decisions are not recorded");
 }
 
 /// What was recorded can't be stored, and is given up.

@@ -15,6 +15,7 @@ use super::month::Month;
 use super::part::{BATCH_ROWS, Pieces, column, columns, metadata, range};
 use super::row::{ArchivedRow, USER, micros, row_time};
 use super::{Archive, ArchiveError};
+use crate::history::record::{MOST_BYTES, text};
 
 /// What is read of a file's end at first: enough for what it says of some ten groups.
 const END: u64 = 64 << 10;
@@ -69,7 +70,7 @@ impl Archive {
     pub fn query(&self, user: &str, from: Option<SystemTime>, to: Option<SystemTime>) -> Rows {
         Rows {
             archive: self.clone(),
-            user: user.to_owned(),
+            user: text(user.as_bytes(), MOST_BYTES).into(),
             times: from.map_or(i64::MIN, micros)..to.map_or(i64::MAX, micros),
             months: None,
             parts: VecDeque::new(),

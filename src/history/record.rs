@@ -9,7 +9,7 @@ use crate::decision::{By, Decision, RetryAfter};
 use crate::rules::{Attributes, Reason, Verdict};
 
 /// More of a text is cut off.
-pub(super) const MOST_BYTES: usize = 512;
+pub(crate) const MOST_BYTES: usize = 512;
 const MOST_BYTES_OF_A_METHOD: usize = 32;
 const MOST_BYTES_OF_A_CHARACTER: usize = 4;
 
@@ -159,7 +159,7 @@ impl Endpoint {
 }
 
 /// As PostgreSQL can store it: what isn't UTF-8, or NUL, as `\xff`; cut off after so many bytes.
-pub(super) fn text(bytes: &[u8], most: usize) -> Box<str> {
+pub(crate) fn text(bytes: &[u8], most: usize) -> Box<str> {
     let mut text = String::with_capacity(bytes.len().min(most));
     for chunk in bytes[..bytes.len().min(most + MOST_BYTES_OF_A_CHARACTER)].utf8_chunks() {
         for (at, part) in chunk.valid().split('\0').enumerate() {

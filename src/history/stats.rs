@@ -6,6 +6,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::histogram::Histogram;
+use super::record::{MOST_BYTES, text};
 use crate::postgres::{Postgres, PostgresError, in_range};
 
 /// Rows that are answered at most, unless a query says so.
@@ -83,6 +84,11 @@ impl Width {
     }
 }
 
+/// As it was recorded.
+fn stored(name: &str) -> String {
+    text(name.as_bytes(), MOST_BYTES).into()
+}
+
 impl StatsQuery {
     /// What begins in such a time, a row for each minute, hour or day in which there was a decision.
     #[must_use]
@@ -93,14 +99,14 @@ impl StatsQuery {
     /// Of this user alone.
     #[must_use]
     pub fn user(mut self, user: &str) -> Self {
-        self.user = Some(user.to_owned());
+        self.user = Some(stored(user));
         self
     }
 
     /// Of this endpoint alone.
     #[must_use]
     pub fn endpoint(mut self, endpoint: &str) -> Self {
-        self.endpoint = Some(endpoint.to_owned());
+        self.endpoint = Some(stored(endpoint));
         self
     }
 

@@ -149,11 +149,12 @@ impl Recorder {
 
     /// Writes all that was recorded before, and that nothing is missing.
     pub(super) async fn finish(&self) -> Result<(), PostgresError> {
-        // Of what the queue holds, and of what is on its way; no more, since others may go on recording.
-        let queued = self.settings.queue - self.queue.capacity();
-        for _ in 0..queued / MOST_SERIES * 2 + 4 {
-            let is_all = self.write(true).await?;
-            if is_all {
+        let recorded = self.recorded.load(Ordering::Relaxed);
+        // For each thousand in the queue rows and counts, and what is on its way: others may go on recording for ever.
+        let mut writes = (self.settings.queue - self.queue.capacity()) / MOST_SERIES * 2 + 8;
+        while !self.write(true).await? {
+            writes = writes.saturating_sub(1);
+            if writes == 0 && self.recorded.load(Ordering::Relaxed) != recorded {
                 break;
             }
         }

@@ -111,8 +111,8 @@ impl Batches {
         Ok((transaction, is_new))
     }
 
-    /// The batch was written or, if it `failed`, given up: to be said before anything is waited for. Whether it is time to
-    /// [look for others](Self::note_killed) then: not after an outage, in which nobody was heard of.
+    /// Records that the batch was written or, if it `failed`, given up. Call it before the next await. Returns whether to
+    /// [look for killed writers](Self::note_killed): not after an outage, when every writer looks silent.
     pub(crate) fn done(&mut self, about: About, failed: bool) -> bool {
         if !failed {
             self.written += i64::from(about.requests.is_some());

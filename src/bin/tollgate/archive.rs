@@ -381,18 +381,21 @@ impl Query {
         let to = self.to.as_ref().map(|to| moment("--to", to, now)).transpose()?;
         let (from, to) = (from.map(|from| from.start.into()), to.map(|to| to.end.into()));
         let mut rows = archive.query(&self.user, from, to);
-        let (mut any, mut code) = (false, ExitCode::SUCCESS);
+        let (mut any, mut code, mut table) = (false, ExitCode::SUCCESS, Vec::new());
         loop {
             match rows.next().await {
                 Ok(None) => break,
                 Ok(Some(batch)) => {
                     any = true;
-                    found(code, print_all(shape, batch.iter().map(row).collect()))?;
+                    match shape {
+                        Shape::Table => table.extend(batch.iter().map(row)),
+                        Shape::Jsonl => drop(found(code, print_all(shape, batch.iter().map(row).collect()))?),
+                    }
                 }
                 Err(error) => code = told(error)?,
             }
         }
-        Ok(if any { code } else { ExitCode::from(1) })
+        found(if any { code } else { ExitCode::from(1) }, print_all(shape, table))
     }
 }
 

@@ -89,12 +89,21 @@ impl Stats {
                 (from.ok_or_else(too_long)?, now)
             }
         };
-        let unit = self.by.unwrap_or_else(|| fitting(end.duration_since(from), self.per.is_some()));
+        let fitting = || fitting(end.duration_since(from));
+        let exact = || self.per.and_then(|_| exact(from, end));
+        let unit = self.by.or_else(exact).unwrap_or_else(fitting);
         if from > end {
             return Err(Failure::Told(format!("--from: expected a time before the end, {end:.0}, got {from:.0}")));
         }
         // What began before and goes on is part of it.
-        let from = Timestamp::from_second(from.as_second().div_euclid(unit.seconds()) * unit.seconds()).unwrap_or(from);
+        let asked = from;
+        let from = unit.beginning(from);
+        if self.per.is_some() && (unit.beginning(end) != end || from != asked) {
+            // Rows by time show it themselves.
+            let until = unit.beginning(end).checked_add(SignedDuration::from_secs(unit.seconds())).unwrap_or(end);
+            let name = unit.width().name();
+            note(format!("counted by the {name}, from {from:.0} to {until:.0}"));
+        }
         let (since, until) = times(&(from..end));
         let mut query = StatsQuery::new(unit.width(), since, until).most(self.most.saturating_add(1));
         query = self.user.iter().fold(query, |query, user| query.user(user));
@@ -128,13 +137,25 @@ impl Stats {
     }
 }
 
-/// The shortest unit of which not too many are in so long a time; fewer where each is read for every user.
-fn fitting(length: SignedDuration, has_names: bool) -> Unit {
-    let fits = |unit: &Unit| length.as_secs() / unit.seconds() <= if has_names { MOST_TIMES / 4 } else { MOST_TIMES };
+/// The shortest unit of which not too many are in so long a time.
+fn fitting(length: SignedDuration) -> Unit {
+    let fits = |unit: &Unit| length.as_secs() / unit.seconds() <= MOST_TIMES;
     [Unit::Minute, Unit::Hour].into_iter().find(fits).unwrap_or(Unit::Day)
 }
 
+/// The longest unit that both ends begin with, where not too many are in that time.
+fn exact(from: Timestamp, end: Timestamp) -> Option<Unit> {
+    let fits = |unit: &Unit| unit.beginning(from) == from && unit.beginning(end) == end;
+    let unit = [Unit::Day, Unit::Hour, Unit::Minute].into_iter().find(fits)?;
+    Some(unit).filter(|unit| end.duration_since(from).as_secs() / unit.seconds() <= 4 * MOST_TIMES)
+}
+
 impl Unit {
+    /// When the minute, hour or day began that this time is in.
+    fn beginning(self, time: Timestamp) -> Timestamp {
+        Timestamp::from_second(time.as_second().div_euclid(self.seconds()) * self.seconds()).unwrap_or(time)
+    }
+
     fn seconds(self) -> i64 {
         match self {
             Self::Minute => 60,
@@ -310,5 +331,27 @@ fn bars(line: &Line, lines: &[Line], room: usize) -> String {
         (0, _) => "0".to_owned(),
         (all, 0) => format!("{bar} {all}"),
         (all, some) => format!("{bar} {all} ({} denied)", share(some, all)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_by_name_count_the_time_that_was_asked_for_and_no_more() {
+        let seconds = |from: &str, end: &str| {
+            let [from, end] = [from, end].map(|time| time.parse::<Timestamp>().expect("a time"));
+            exact(from, end).map(Unit::seconds)
+        };
+        for (from, end, unit) in [
+            ("2026-08-01T00:00:00Z", "2026-08-03T00:00:00Z", Some(86_400)),
+            ("2026-08-01T10:00:00Z", "2026-08-01T12:00:00Z", Some(3600)),
+            ("2026-08-01T10:00:00Z", "2026-08-01T12:01:00Z", Some(60)),
+            ("2026-08-01T10:00:00Z", "2026-08-01T12:00:01Z", None),
+            ("2026-08-01T00:00:00Z", "2026-08-09T00:01:00Z", None),
+        ] {
+            assert_eq!(seconds(from, end), unit, "{from} {end}");
+        }
     }
 }

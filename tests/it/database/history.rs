@@ -326,6 +326,8 @@ async fn hostile_text_is_stored() {
     let stats = tool.stats(&StatsQuery::new(Width::Minute, from, to).by_user()).await.expect("stats");
     assert_eq!(stats.len(), 7);
     assert!(stats.iter().all(|row| row.allowed == 1));
+    let of_one = tool.stats(&StatsQuery::new(Width::Minute, from, to).user(&long)).await.expect("stats");
+    assert_eq!(of_one.iter().map(|row| row.allowed).sum::<u64>(), 1, "as it was cut off");
     // Also as the tool prints it.
     let table = stdout(&tollgate(&["stats", "--per", "user", "--format", "table", "--database", &server.url()]));
     assert!(table.contains("\\u{202e}") || !table.contains('\u{202e}'), "{table}");

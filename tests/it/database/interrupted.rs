@@ -97,6 +97,31 @@ async fn finishing_writes_what_was_on_its_way_and_its_counts() {
     }
 }
 
+/// A batch that was on its way, and what followed it, of more users than are counted at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn finishing_writes_the_counts_of_however_many_users() {
+    let (mut server, tool) = prepared().await;
+    drop(tool);
+    let history = database(&server).record(HistorySettings::new()).expect("recording");
+    let verdict = verdict().await;
+    let record = |numbers: std::ops::Range<u64>| {
+        for number in numbers {
+            let user = number.to_string();
+            history.record(&Attributes::new().user(&user).path("/"), &verdict, Duration::from_micros(number));
+        }
+    };
+    record(0..1);
+    history.finish().await.expect("written");
+    server.stop();
+    record(1..601);
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    record(601..1501);
+    assert!(history.finish().await.is_err());
+    server.start_again();
+    until("it is written", async || history.finish().await.is_ok()).await;
+    assert_exact(&server, 1501).await;
+}
+
 /// Runtimes that end while their writer writes; what is left is written from another.
 #[test]
 fn runtimes_may_end_at_any_moment() {

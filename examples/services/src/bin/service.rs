@@ -92,11 +92,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
     limiter.finish().await;
+    // Each, whatever becomes of the other.
+    let recorded = match history {
+        Some(history) => history.finish().await,
+        None => Ok(()),
+    };
     if let Some(configuration) = configuration {
         configuration.finish().await?;
     }
-    if let Some(history) = history {
-        history.finish().await?;
-    }
-    Ok(())
+    Ok(recorded?)
 }
