@@ -93,7 +93,7 @@ for version in "${named[@]}"; do
     folders+=("$folder")
     servers+=("$server")
 done
-bash tests/archive.sh
+bash tests/python.sh
 cargo test --quiet --all-features --test it --no-run
 
 failed=()

@@ -24,7 +24,7 @@ fi
 command -v python3 >/dev/null || install python3 python3 python3 python3 python3
 
 # A reader of Parquet and a server of S3, for the tests of the archive.
-bash tests/archive.sh
+bash tests/python.sh
 
 # Load on the example services.
 command -v wrk >/dev/null || install wrk wrk wrk wrk wrk

@@ -37,6 +37,7 @@ mod permits;
 mod poison;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod python;
 mod recipes;
 mod redis;
 mod replies;

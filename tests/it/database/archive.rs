@@ -2,7 +2,7 @@
 
 mod crash;
 mod late;
-pub(super) mod outside;
+mod outside;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};

@@ -17,8 +17,8 @@ use tollgate::rules::RuleSet;
 use tollgate::{Limiter, Redis};
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::archive::outside::python;
 use super::{database, prepared, until};
+use crate::python::python;
 use crate::server::Server;
 
 const USERS: u64 = 1_000;

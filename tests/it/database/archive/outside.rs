@@ -2,29 +2,13 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{Place, fill, is_gone, march, only, prepared, small_files};
+use crate::python::python;
 use crate::server::free_port;
 use crate::tool::{code, command, lines, stderr, stdout};
-
-/// The Python that has DuckDB and moto.
-pub(in super::super) fn python() -> PathBuf {
-    if let Some(python) = std::env::var_os("TOLLGATE_TEST_PYTHON") {
-        return python.into();
-    }
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = || PathBuf::from(std::env::var_os("HOME").expect("HOME")).join(".cache");
-    let python = cache.unwrap_or_else(home).join("tollgate/archive/bin/python");
-    assert!(
-        python.exists(),
-        "{}: expected a Python with DuckDB and moto, which tests/archive.sh makes",
-        python.display()
-    );
-    python
-}
 
 /// In the words of both PostgreSQL and DuckDB.
 const SUMS: [&str; 12] = [

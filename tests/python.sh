@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Makes the Python that the tests of the archive need, if it isn't there: DuckDB, which reads Parquet by other code than
-# tollgate's, and moto, a server of S3. From the Python registry, by version, into a cache outside the tree.
-#   bash tests/archive.sh
+# Makes the Python that tests need, if it isn't there: DuckDB, which reads Parquet by other code than tollgate's, moto, a
+# server of S3, and redis, a client that calls the scripts. From the Python registry, by version, into a cache outside the
+# tree.
+#   bash tests/python.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-fail() { printf 'tests/archive.sh: %s\n' "$*" >&2; exit 1; }
+fail() { printf 'tests/python.sh: %s\n' "$*" >&2; exit 1; }
 . tests/packages.sh
 
-[ $# -eq 0 ] || { printf 'tests/archive.sh: expected no argument, got %s\n' "$1" >&2; exit 2; }
+[ $# -eq 0 ] || { printf 'tests/python.sh: expected no argument, got %s\n' "$1" >&2; exit 2; }
 [ -z "${TOLLGATE_TEST_PYTHON:-}" ] || exit 0
-packages='duckdb==2.0.0 moto==5.2.5'
+packages='duckdb==2.0.0 moto==5.2.5 redis==8.1.0'
 # What moto's server needs for S3 alone: all of its services would be 40 packages more.
 needed='flask==3.1.3 flask-cors==6.0.5 py-partiql-parser==0.6.3 PyYAML==6.0.3'
-folder=${XDG_CACHE_HOME:-${HOME:?}/.cache}/tollgate/archive
+folder=${XDG_CACHE_HOME:-${HOME:?}/.cache}/tollgate/python
 made=$folder/made-of
 [ "$(cat "$made" 2>/dev/null)" != "$packages $needed" ] || exit 0
 
