@@ -45,34 +45,16 @@
 --   what the scripts that deny would write alone: nothing, but for the cases that they name. +block blocks the keys of
 --   the limits that deny, and no other; none where one denies with never.
 
--- ALGORITHMS is filled in before this file: each script under its name, as function(KEYS, ARGV, redis).
-local limits, count, at = {}, 0, 1
-while ALGORITHMS[ARGV[at]] do
-  local own = tonumber(ARGV[at + 1])
-  if not (own and own >= 2 and own <= #ARGV and own % 1 == 0) then break end
-  count = count + 1
-  limits[count] = { key = KEYS[count], script = ARGV[at], own = own, arguments = { unpack(ARGV, at + 2, at + 1 + own) },
-    writes = {} }
-  at = at + 2 + own
-end
+local count = #limits
 local id_ttl, cost, mode, now_us = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), ARGV[at + 2], tonumber(ARGV[at + 3])
 
 -- The marker: which operation it remembers and whether that was settled, the units it took, a microsecond more than the
 -- caller's time or 0 if none was given, and the answer.
 local OPERATIONS = { acquire = 1, reserve = 2, ['at-most'] = 3, refund = 4, penalty = 5 }
 local REMEMBERED, SETTLED, HEADER = 96, 112, 15
-local operation, took, marker, options, forgets, ends, fault
-if ALGORITHMS[ARGV[at]] then
-  fault = 'no count of arguments after ' .. ARGV[at]
-elseif count == 0 or #ARGV > at + 3 then
-  fault = 'no known script: ' .. (ARGV[at] or '')
-elseif not (id_ttl and cost and mode and now_us) then
-  for offset, name in ipairs({ 'id_ttl', 'cost', 'mode', 'now_us' }) do
-    local given = ARGV[at + offset - 1]
-    if not fault and not given then fault = 'missing ' .. name end
-    if not fault and name ~= 'mode' and not tonumber(given) then fault = name .. ' is no number' end
-  end
-else
+local operation, took, marker, options, forgets, ends
+local fault = fault_of('id_ttl', 'cost', 'mode', 'now_us')
+if not fault then
   options = string.match(mode, '%+.*') or ''
   mode = string.sub(mode, 1, #mode - #options)
   forgets, ends = mode == 'reset' or mode == 'release', mode == 'settle' or mode == 'cancel'
@@ -104,47 +86,13 @@ end
 local virtual = now_us >= 0
 if not (forgets or ends or OPERATIONS[mode]) then marker = nil end
 
--- What Redis says of a command that it refused, its code first, and which it was: Redis 7.0 leaves that out.
-local function refusal(said, command)
-  return redis.error_reply(said .. ' command: ' .. string.lower(command))
-end
+-- Runs one limit's script.
+local function ask(limit, units, as) return decide(limit, units, as .. options, now_us) end
 
--- A limit's script runs on this: all see one time, and writes are held back. What is called is noted until it is done.
-local clock, held, calling
-local recorder = { error_reply = redis.error_reply }
-function recorder.call(command, ...)
-  if command == 'TIME' and clock then return clock end
-  local writes = command ~= 'GET' and (command == 'SET' or command == 'SETRANGE' or command == 'DEL'
-    or command == 'PEXPIRE' or command == 'PEXPIREAT' or command == 'ZADD' or command == 'ZREM'
-    or command == 'ZREMRANGEBYSCORE')
-  if writes then
-    held[#held + 1] = { command, ... }
-    return
-  end
-  calling = command
-  local reply = redis.call(command, ...)
-  calling = nil
-  if command == 'TIME' then clock = reply end
-  return reply
-end
-
--- Runs one limit's script; its writes are held in the list that `held` is then.
-local function decide(limit, units, as)
-  held = limit.writes
-  local arguments, own = limit.arguments, limit.own
-  arguments[own + 1], arguments[own + 2], arguments[own + 3] = units, as .. options, now_us
-  local done, reply = pcall(ALGORITHMS[limit.script], { limit.key }, arguments, recorder)
-  if done then return reply end
-  return calling and type(reply) == 'string' and refusal(reply, calling) or error(reply, 0)
-end
-
--- Makes the writes, up to one that is refused.
-local function write()
+local function write_all()
   for _, limit in ipairs(limits) do
-    for _, write in ipairs(limit.writes) do
-      local reply = redis.pcall(unpack(write))
-      if type(reply) == 'table' and reply.err then return refusal(reply.err, write[1]) end
-    end
+    local refused = write(limit)
+    if refused then return refused end
   end
 end
 
@@ -189,11 +137,11 @@ end
 if remembered then
   for _, limit in ipairs(limits) do
     if limit.script == 'concurrency' and (mode == 'acquire' or mode == 'at-most') and took > 0 then
-      local reply = decide(limit, cost, 'renew')
+      local reply = ask(limit, cost, 'renew')
       if reply.err then remembered = nil end
     end
   end
-  if remembered then return write() or remembered end
+  if remembered then return write_all() or remembered end
   for _, limit in ipairs(limits) do limit.writes = {} end
 end
 
@@ -208,13 +156,13 @@ end
 
 local replies, allowed, granted = {}, true, cost
 for index, limit in ipairs(limits) do
-  local ask, asked = as, units
+  local mode_of, units_of = as, units
   if limit.script == 'concurrency' then
     -- Permits are released, not settled: how many are held stays as it is until then.
-    if mode == 'settle' then ask, asked = 'peek', 0 end
-    if mode == 'cancel' then ask = 'release' end
+    if mode == 'settle' then mode_of, units_of = 'peek', 0 end
+    if mode == 'cancel' then mode_of = 'release' end
   end
-  local reply = decide(limit, asked, ask)
+  local reply = ask(limit, units_of, mode_of)
   if reply.err then return reply end
   if mode == 'settle' and limit.script == 'concurrency' then reply[1], reply[4] = 1, 0 end
   replies[index] = reply
@@ -228,8 +176,7 @@ for _, reply in ipairs(replies) do never = never or reply[4] == -1 end
 if never and string.find(options, '+block=', 1, true) then
   options = string.gsub(options, '%+block=%d+', '')
   for index, limit in ipairs(limits) do
-    limit.writes = {}
-    replies[index] = decide(limit, units, as)
+    replies[index] = ask(limit, units, as)
   end
 end
 
@@ -237,8 +184,7 @@ end
 if allowed and mode == 'at-most' then
   for index, limit in ipairs(limits) do
     if replies[index][6] > granted then
-      limit.writes = {}
-      replies[index] = decide(limit, granted, mode)
+      replies[index] = ask(limit, granted, mode)
     end
   end
 end
@@ -247,8 +193,7 @@ end
 if not allowed then
   for index, limit in ipairs(limits) do
     if replies[index][1] == 1 then
-      limit.writes = {}
-      local untouched = decide(limit, cost, 'peek')
+      local untouched = ask(limit, cost, 'peek')
       untouched[1], untouched[4] = 1, 0
       -- A peek has nothing to grant, where the others' replies say what they granted.
       if mode == 'at-most' then table.insert(untouched, 6, 0) end
@@ -257,7 +202,7 @@ if not allowed then
   end
 end
 
-local refused = write()
+local refused = write_all()
 if refused then return refused end
 
 local answer, noted = {}, false

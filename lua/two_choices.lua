@@ -32,80 +32,26 @@
 -- A deny writes
 --   what the script that denies would write alone: nothing, but for the cases that it names.
 
--- ALGORITHMS is filled in before this file: each script under its name, as function(KEYS, ARGV, redis).
-local shards, at = {}, 1
-while ALGORITHMS[ARGV[at]] do
-  local own = tonumber(ARGV[at + 1])
-  if not (own and own >= 2 and own <= #ARGV and own % 1 == 0) then break end
-  shards[#shards + 1] = { key = KEYS[#shards + 1], script = ARGV[at], first = at + 2, last = at + 1 + own }
-  at = at + 2 + own
-end
-local cost, mode, now_us = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-
 local OPERATIONS = { acquire = 1, peek = 2, reserve = 3, ['at-most'] = 4, refund = 5, penalty = 6 }
-local operation, fault = mode and string.match(mode, '^[^+]*'), nil
-if ALGORITHMS[ARGV[at]] then
-  fault = 'no count of arguments after ' .. ARGV[at]
-elseif #shards < 2 or #ARGV > at + 2 then
-  fault = 'no known script: ' .. (ARGV[at] or '')
-elseif #shards > 2 or #KEYS ~= 2 or KEYS[1] == KEYS[2] then
+local cost, mode, now_us = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+local operation, fault = mode and string.match(mode, '^[^+]*'), fault_of('cost', 'mode', 'now_us')
+if not fault and (#limits ~= 2 or #KEYS ~= 2 or KEYS[1] == KEYS[2]) then
   fault = 'KEYS and scripts are not two'
-elseif mode and string.find(mode, '+block', 1, true) then
+elseif not fault and string.find(mode, '+block', 1, true) then
   fault = 'a block of one shard alone: ' .. mode
-elseif not (now_us and tonumber(cost) and tonumber(now_us) and OPERATIONS[operation]) then
-  for offset, name in ipairs({ 'cost', 'mode', 'now_us' }) do
-    local given = ARGV[at + offset - 1]
-    if not fault and not given then fault = 'missing ' .. name end
-    if not fault and name ~= 'mode' and not tonumber(given) then fault = name .. ' is no number' end
-  end
-  fault = fault or 'no mode that takes or gives back: ' .. mode
+elseif not fault and not OPERATIONS[operation] then
+  fault = 'no mode that takes or gives back: ' .. mode
 end
 if fault then
   return redis.error_reply('BADARG two_choices: expected of each of two shards its script, the count of its arguments '
     .. 'and these, then cost, mode, now_us; ' .. string.gsub(fault, '[^ -~]', '?'))
 end
 
--- What Redis says of a command that it refused, its code first, and which it was: Redis 7.0 leaves that out.
-local function refusal(said, command)
-  return redis.error_reply(said .. ' command: ' .. string.lower(command))
-end
-
--- A shard's script runs on this: both see one time, and writes are held back. What is called is noted until it is done.
-local clock, held, calling
-local recorder = { error_reply = redis.error_reply }
-function recorder.call(command, ...)
-  if command == 'TIME' and clock then return clock end
-  local writes = command ~= 'GET' and (command == 'SET' or command == 'SETRANGE' or command == 'DEL'
-    or command == 'PEXPIRE' or command == 'PEXPIREAT' or command == 'ZADD' or command == 'ZREM'
-    or command == 'ZREMRANGEBYSCORE')
-  if writes then
-    held[#held + 1] = { command, ... }
-    return
-  end
-  calling = command
-  local reply = redis.call(command, ...)
-  calling = nil
-  if command == 'TIME' then clock = reply end
-  return reply
-end
-
--- Runs one shard's script; its writes are held in a list of their own.
-local function decide(shard, units, as)
-  shard.writes = {}
-  held = shard.writes
-  local arguments = { unpack(ARGV, shard.first, shard.last) }
-  local count = #arguments
-  arguments[count + 1], arguments[count + 2], arguments[count + 3] = units, as, now_us
-  local done, reply = pcall(ALGORITHMS[shard.script], { shard.key }, arguments, recorder)
-  if done then return reply end
-  return calling and type(reply) == 'string' and refusal(reply, calling) or error(reply, 0)
-end
-
 -- A refund that fills a shard no longer tells how much was used of it.
 local refunds = operation == 'refund'
 local one, other
-for index, shard in ipairs(shards) do
-  local reply = decide(shard, refunds and '0' or cost, refunds and 'peek' or mode)
+for index, shard in ipairs(limits) do
+  local reply = decide(shard, refunds and '0' or cost, refunds and 'peek' or mode, now_us)
   if reply.err then return reply end
   if index == 1 then one = reply else other = reply end
 end
@@ -129,13 +75,9 @@ if refunds then
 else
   chosen = better() and 2 or 1
 end
-local shard, reply = shards[chosen], chosen == 1 and one or other
+local shard, reply = limits[chosen], chosen == 1 and one or other
 if refunds then
-  reply = decide(shard, cost, mode)
+  reply = decide(shard, cost, mode, now_us)
   if reply.err then return reply end
 end
-for _, write in ipairs(shard.writes) do
-  local made = redis.pcall(unpack(write))
-  if type(made) == 'table' and made.err then return refusal(made.err, write[1]) end
-end
-return reply
+return write(shard) or reply

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::RuleError;
 use crate::limit::Limit;
 use crate::limit::exact::{self, Exact};
-use crate::script::{Remembers, Script};
+use crate::script::{FRAME, Remembers, Script};
 
 /// How a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,7 +73,7 @@ static ROWS: [Row; 7] = [
     Row {
         algorithm: Algorithm::TokenBucket,
         name: "token-bucket",
-        script: Script::file("token_bucket", include_str!("../lua/token_bucket.lua")),
+        script: Script::algorithm("token_bucket", include_str!("../lua/token_bucket.lua")),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Shards],
         fit: exact::fit_bucket,
         arguments: exact::bucket_arguments,
@@ -92,7 +92,7 @@ static ROWS: [Row; 7] = [
     Row {
         algorithm: Algorithm::FixedWindow,
         name: "fixed-window",
-        script: Script::file("fixed_window", include_str!("../lua/fixed_window.lua")),
+        script: Script::algorithm("fixed_window", include_str!("../lua/fixed_window.lua")),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Start, Setting::Shards],
         fit: exact::fit_window,
         arguments: exact::window_arguments,
@@ -111,7 +111,7 @@ static ROWS: [Row; 7] = [
     Row {
         algorithm: Algorithm::CalendarWindow,
         name: "calendar-window",
-        script: Script::file("calendar_window", include_str!("../lua/calendar_window.lua")),
+        script: Script::algorithm("calendar_window", include_str!("../lua/calendar_window.lua")),
         options: &[Setting::Tz, Setting::Shards],
         fit: exact::fit_calendar,
         arguments: exact::calendar_arguments,
@@ -121,7 +121,7 @@ static ROWS: [Row; 7] = [
     Row {
         algorithm: Algorithm::SlidingWindow,
         name: "sliding-window",
-        script: Script::file("sliding_window_counter", include_str!("../lua/sliding_window_counter.lua")),
+        script: Script::algorithm("sliding_window_counter", include_str!("../lua/sliding_window_counter.lua")),
         options: &[Setting::Shards],
         fit: exact::fit_counter,
         arguments: exact::counter_arguments,
@@ -140,17 +140,17 @@ static ROWS: [Row; 7] = [
     Row {
         algorithm: Algorithm::SlidingLog,
         name: "sliding-log",
-        script: Script::file("sliding_window_log", include_str!("../lua/sliding_window_log.lua")),
+        script: Script::algorithm("sliding_window_log", include_str!("../lua/sliding_window_log.lua")),
         options: &[Setting::Max, Setting::Shards],
         fit: exact::fit_log,
         arguments: exact::log_arguments,
-        packing: Some(Packing { layout: 6, widths: &[5, 7], most_keys: 35 }),
+        packing: Some(Packing { layout: 6, widths: &[7, 7], most_keys: 35 }),
         state: &["time_us", "entries", "used", "oldest_us", "state_limit", "state_period", "blocked_us", "overage"],
     },
     Row {
         algorithm: Algorithm::Gcra,
         name: "gcra",
-        script: Script::file("gcra", include_str!("../lua/gcra.lua")),
+        script: Script::algorithm("gcra", include_str!("../lua/gcra.lua")),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Shards],
         fit: exact::fit_bucket,
         arguments: exact::bucket_arguments,
@@ -169,7 +169,7 @@ static ROWS: [Row; 7] = [
     Row {
         algorithm: Algorithm::Concurrency,
         name: "concurrency",
-        script: Script::file_in_steps(
+        script: Script::algorithm_in_steps(
             "concurrency",
             include_str!("../lua/concurrency.lua"),
             &["pexpire", "pexpireat", "zrem", "zremrangebyscore"],
@@ -182,7 +182,7 @@ static ROWS: [Row; 7] = [
     },
 ];
 
-/// Decides several limits at once: the text of every algorithm's script, and then how they go together.
+/// Decides several limits at once by the scripts of their algorithms.
 pub(crate) static ALL_OR_NOTHING: Script = Script::composed(
     "all_or_nothing",
     || after_all_algorithms(include_str!("../lua/all_or_nothing.lua")),
@@ -196,13 +196,27 @@ pub(crate) static TWO_CHOICES: Script = Script::composed(
     Remembers::Nothing,
 );
 
+/// What an algorithm's file says of itself, and the frame reads.
+const HANDED_ON: &str =
+    "NAME, ARGUMENTS, COUNT, RESERVES, LAYOUT, NUMBERS, LENGTH, STATE, check, short, algorithm, window, decide";
+
+/// Each algorithm's script as a function, with one frame for all, and what runs them.
 fn after_all_algorithms(end: &str) -> String {
-    let mut text = String::from("local ALGORITHMS = {}\n");
+    let mut text =
+        format!("local ALGORITHMS = {{}}\nlocal function frame(KEYS, ARGV, redis, {HANDED_ON})\n{FRAME}end\n");
     for Row { script, .. } in &ROWS {
-        let (name, body) = (script.name(), script.text());
-        text.push_str(&format!("ALGORITHMS['{name}'] = function(KEYS, ARGV, redis)\n{body}end\n"));
+        let (name, file) = (script.name(), script.file().unwrap_or_default());
+        let call = format!("return frame(KEYS, ARGV, redis, {HANDED_ON})");
+        text.push_str(&format!("ALGORITHMS['{name}'] = function(KEYS, ARGV, redis)\n{file}{call}\nend\n"));
     }
-    text + end
+    text + include_str!("../lua/composed.lua") + end
+}
+
+impl Script {
+    /// Every script: one for each algorithm, and those that decide by them.
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        ROWS.iter().map(|row| &row.script).chain([&ALL_OR_NOTHING, &TWO_CHOICES])
+    }
 }
 
 impl Algorithm {

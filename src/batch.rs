@@ -3,7 +3,6 @@
 
 use std::borrow::Cow;
 use std::hash::BuildHasher;
-use std::ops::RangeInclusive;
 use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
@@ -95,6 +94,7 @@ pub(crate) struct Position {
 pub(crate) struct Records {
     records: Vec<Record>,
     script: &'static Script,
+    limit: i64,
     at: SystemTime,
     /// What the replicas lack of what was taken.
     lacking: Option<Error>,
@@ -105,7 +105,6 @@ struct Record {
     /// How many of the asks are allowed; -1 if the key is blocked, -2 if its state can't be read, -3 if the script was told
     /// of windows at another time than `retry_after_us`.
     allowed: i64,
-    limit: i64,
     remaining: i64,
     /// Of the first ask that isn't allowed.
     retry_after_us: i64,
@@ -327,18 +326,22 @@ impl<'a> Packed<'a> {
         }
     }
 
+    /// The first of the numbers behind the layout.
+    fn limit(self) -> i64 {
+        self.numbers.get(1..8).and_then(|limit| limit.try_into().ok()).map_or(0, packed_number)
+    }
+
     /// What the script answered, and what the replicas lack of it.
     pub(crate) fn read(self, answer: &[u8], lacking: Option<Error>) -> Result<Records, Error> {
-        let (answered, rest) = answer.as_chunks::<40>();
-        let mut answers = answered.iter();
+        let mut numbers = answer.as_chunks::<7>().0.iter().map(|number| packed_number(*number));
         let least = if self.script.takes_windows() { -3 } else { -2 };
         let each = self.groups.iter().map(|group| match group.asks {
             0 => Some(Record::default()),
-            asks => Record::read(answers.next()?, least..=i64::from(asks), group.cost > 0),
+            asks => Record::read(&mut numbers, least, asks, group.cost > 0),
         });
         match each.collect::<Option<Vec<_>>>() {
-            Some(records) if answers.next().is_none() && rest.is_empty() => {
-                Ok(Records { records, script: self.script, at: SystemTime::now(), lacking })
+            Some(records) if numbers.next().is_none() && answer.len().is_multiple_of(7) => {
+                Ok(Records { records, script: self.script, limit: self.limit(), at: SystemTime::now(), lacking })
             }
             _ => Err(Error::new(Kind::Garbled, "expected a decision for each key from the script, got something else")),
         }
@@ -346,18 +349,26 @@ impl<'a> Packed<'a> {
 }
 
 impl Record {
-    /// None if it holds what a script doesn't say, of how many asks are allowed or else.
-    fn read(bytes: &[u8; 40], expected: RangeInclusive<i64>, costs: bool) -> Option<Self> {
-        let whole = |number: f64| {
-            let integer = number as i64;
-            (integer as f64 == number && integer.unsigned_abs() <= LARGEST_COST).then_some(integer)
+    /// What a script says of a key: remaining and reset; or, where not all of its asks are allowed, minus one less what
+    /// remains, and besides the wait and how many are allowed. None if it is something else.
+    fn read(numbers: &mut impl Iterator<Item = i64>, least: i64, asks: u32, costs: bool) -> Option<Self> {
+        let (first, reset_after_us) = (numbers.next()?, numbers.next()?);
+        let record = match first {
+            0.. => Self { allowed: asks.into(), remaining: first, retry_after_us: 0, reset_after_us, costs },
+            _ => {
+                let (retry_after_us, allowed) = (numbers.next()?, numbers.next()?);
+                Self { allowed, remaining: -1 - first, retry_after_us, reset_after_us, costs }
+            }
         };
-        let mut numbers = bytes.as_chunks::<8>().0.iter().map(|number| f64::from_le_bytes(*number));
-        let mut next = || numbers.next().and_then(whole);
-        let (allowed, limit, remaining) = (next()?, next()?, next()?);
-        let record = Self { allowed, limit, remaining, retry_after_us: next()?, reset_after_us: next()?, costs };
-        expected.contains(&allowed).then_some(record)
+        (least..=i64::from(asks)).contains(&record.allowed).then_some(record)
     }
+}
+
+/// As struct's i7.
+fn packed_number(number: [u8; 7]) -> i64 {
+    let [a, b, c, d, e, f, g] = number;
+    // The sign is the highest bit of the highest byte.
+    i64::from_le_bytes([0, a, b, c, d, e, f, g]) >> 8
 }
 
 /// As struct's I7.
@@ -374,11 +385,11 @@ impl Records {
 
     /// The reply to the ask that had this position in this call.
     pub(crate) fn reply(&self, position: Position) -> Result<Reply, Error> {
-        let Record { allowed, limit, remaining, retry_after_us, reset_after_us, costs } =
+        let Record { allowed, remaining, retry_after_us, reset_after_us, costs } =
             self.records[position.place.group as usize];
         let reply = |allowed: bool, appended| {
             let wait = if allowed { 0 } else { retry_after_us };
-            Reply { decision: [allowed.into(), limit, remaining, wait, reset_after_us], appended, at: self.at }
+            Reply { decision: [allowed.into(), self.limit, remaining, wait, reset_after_us], appended, at: self.at }
         };
         match allowed {
             0.. => {

@@ -8,7 +8,10 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::limit::Windows;
 
-/// The text of one algorithm, as it stands in `lua/`.
+/// What the scripts of all algorithms have in common.
+pub(crate) const FRAME: &str = include_str!("../lua/frame.lua");
+
+/// A complete script: what is sent and hashed.
 #[derive(Debug)]
 pub struct Script {
     name: &'static str,
@@ -21,8 +24,8 @@ pub struct Script {
 
 #[derive(Debug)]
 enum Source {
-    /// A file as it stands.
-    File(&'static str),
+    /// An algorithm's file, which the frame follows.
+    Algorithm(&'static str),
     /// Made of files, once, and told for how long to remember a call, or not.
     Composed(fn() -> String, Remembers),
 }
@@ -98,17 +101,17 @@ pub(crate) struct Reply {
 }
 
 impl Script {
-    pub(crate) const fn file(name: &'static str, text: &'static str) -> Self {
-        Self::file_in_steps(name, text, &[])
+    pub(crate) const fn algorithm(name: &'static str, file: &'static str) -> Self {
+        Self::algorithm_in_steps(name, file, &[])
     }
 
     /// The same for a script that calls these commands after it has charged: if one of them is refused, the units are taken.
-    pub(crate) const fn file_in_steps(
+    pub(crate) const fn algorithm_in_steps(
         name: &'static str,
-        text: &'static str,
+        file: &'static str,
         after_charging: &'static [&'static str],
     ) -> Self {
-        Self { name, source: Source::File(text), after_charging, text: OnceLock::new(), digest: OnceLock::new() }
+        Self { name, source: Source::Algorithm(file), after_charging, text: OnceLock::new(), digest: OnceLock::new() }
     }
 
     pub(crate) const fn composed(name: &'static str, compose: fn() -> String, remembers: Remembers) -> Self {
@@ -134,9 +137,17 @@ impl Script {
     /// The text that is sent and hashed.
     #[must_use]
     pub fn text(&self) -> &str {
+        self.text.get_or_init(|| match self.source {
+            Source::Algorithm(file) => [file, FRAME].concat(),
+            Source::Composed(compose, _) => compose(),
+        })
+    }
+
+    /// The algorithm's own file; none of a script that decides for others.
+    pub(crate) fn file(&self) -> Option<&'static str> {
         match self.source {
-            Source::File(text) => text,
-            Source::Composed(compose, _) => self.text.get_or_init(compose),
+            Source::Algorithm(file) => Some(file),
+            Source::Composed(..) => None,
         }
     }
 

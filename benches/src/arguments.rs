@@ -24,9 +24,9 @@ pub fn is_packed(script: &Script) -> bool {
 }
 
 /// The layout and the bytes of each number, of a line such as
-/// `[1] numbers  struct's BI7I7I7I3I7I7: the layout (2), capacity, rate, period, tick, max_debt, cost`.
+/// `packed: BI7I7I7I3I7I7: the layout (2), these, cost`.
 fn packing(script: &Script) -> Option<(u8, Vec<usize>)> {
-    let (_, line) = script.text().split_once("[1] numbers  struct's B")?;
+    let (_, line) = script.text().split_once("--   packed: B")?;
     let (widths, line) = line.split_once(": the layout (")?;
     let (layout, _) = line.split_once(')')?;
     let widths = widths.split(['I', 'i']).skip(1).map(|width| width.parse().ok());

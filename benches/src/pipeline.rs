@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Decisions on their way at once.
 const IN_FLIGHT: usize = 64;
-/// The bytes of a packed decision.
-const RECORD: usize = 40;
+/// The bytes of a number in a packed answer.
+const NUMBER: usize = 7;
 
 #[derive(Debug)]
 pub struct Connection(BufReader<UnixStream>);
@@ -181,13 +181,25 @@ impl Reply {
         match self {
             Self::Array(integers) => (1, u64::from(matches!(integers.first(), Some(Self::Integer(1))))),
             Self::Text(records) => {
-                let one = 1.0_f64.to_le_bytes();
-                let allowed = records.chunks(RECORD).filter(|record| record.starts_with(&one)).count();
-                ((records.len() / RECORD) as u64, allowed as u64)
+                // Two numbers of a call that is allowed; else four, of which the first is negative.
+                let mut numbers = records.chunks(NUMBER);
+                let (mut decisions, mut allowed) = (0, 0);
+                while let Some(first) = numbers.next() {
+                    let is_allowed = is_allowed(first);
+                    numbers.nth(if is_allowed { 0 } else { 2 });
+                    decisions += 1;
+                    allowed += u64::from(is_allowed);
+                }
+                (decisions, allowed)
             }
             Self::Integer(_) => panic!("expected decisions, got {self:?}"),
         }
     }
+}
+
+/// Whether the first number of a packed answer isn't negative.
+pub fn is_allowed(answer: &[u8]) -> bool {
+    answer.get(NUMBER - 1).is_some_and(|highest| highest & 0x80 == 0)
 }
 
 fn spell(bytes: &mut Vec<u8>, words: &[impl AsRef<[u8]>]) {

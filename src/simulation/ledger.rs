@@ -30,10 +30,10 @@ impl Ledger {
     /// Notes a call that was answered so; `changed` says whether it changed anything of its keys.
     pub(super) fn enter(&mut self, keys: &[Vec<u8>], arguments: &[Vec<u8>], answer: &Answer, changed: bool) {
         match answer {
-            Answer::Bytes(records) if records.len() == 40 * keys.len() => {
-                let records = records.as_chunks::<40>().0;
-                for (at, (key, record)) in keys.iter().zip(records).enumerate() {
-                    let allowed = number(record);
+            Answer::Bytes(records) => {
+                let mut numbers = records.as_chunks::<7>().0.iter().map(|number| packed_number(*number));
+                for (at, key) in keys.iter().enumerate() {
+                    let allowed = allowed(&mut numbers, packed_calls(arguments, at));
                     if allowed > 0 {
                         self.take(key, allowed, allowed * packed_cost(arguments, at));
                     }
@@ -76,9 +76,26 @@ pub(super) fn request_key(key: &[u8]) -> String {
     tag.map_or_else(String::new, |(tag, _)| tag.to_owned())
 }
 
-/// The first number of a record: how many of its calls were allowed.
-fn number(record: &[u8; 40]) -> u64 {
-    record.first_chunk().map_or(0, |bytes| f64::from_le_bytes(*bytes) as u64)
+/// How many of a key's calls were allowed: all where what remains comes first, else the fourth number says it.
+fn allowed(numbers: &mut impl Iterator<Item = i64>, calls: u64) -> u64 {
+    match (numbers.next(), numbers.next()) {
+        (Some(0..), Some(_)) => calls,
+        _ => numbers.nth(1).and_then(|allowed| allowed.try_into().ok()).unwrap_or(0),
+    }
+}
+
+fn packed_number(number: [u8; 7]) -> i64 {
+    let [a, b, c, d, e, f, g] = number;
+    i64::from_le_bytes([0, a, b, c, d, e, f, g]) >> 8
+}
+
+fn packed_calls(arguments: &[Vec<u8>], at: usize) -> u64 {
+    match arguments {
+        [_, _, several] => {
+            several[10 * at + 7..10 * at + 10].iter().rev().fold(0, |calls, byte| calls << 8 | u64::from(*byte))
+        }
+        _ => 1,
+    }
 }
 
 fn packed_cost(arguments: &[Vec<u8>], at: usize) -> u64 {

@@ -26,6 +26,7 @@ mod laws;
 mod lease;
 mod limits;
 mod load;
+mod lua;
 mod merges;
 mod mixed;
 mod operations;

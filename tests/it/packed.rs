@@ -40,14 +40,18 @@ type Record = [i64; 5];
 const SAMPLE: Numbers = Numbers { capacity: 5, rate: 5, period: 1_000_000, tick: 1, max_debt: 0, start: 0 };
 
 impl Form {
-    /// As the headers say it, such as `[1] numbers  struct's BI5I7I7: the layout (6), limit, period, cost`.
+    /// As the headers say it, such as `packed: BI7I7I7: the layout (6), these, cost`.
     fn all() -> Vec<Self> {
         let packs = |algorithm: &Algorithm| !algorithm.holds();
         let form = |algorithm: Algorithm| {
-            let (_, line) = algorithm.script().text().split_once("[1] numbers  struct's BI").expect("numbers");
+            let text = algorithm.script().text();
+            let (_, line) = text.split_once("--   packed: BI").expect("numbers");
             let (format, line) = line.split_once(": the layout (").expect("a format");
-            let (layout, names) = line.lines().next().and_then(|line| line.split_once("), ")).expect("a layout");
-            let names: Vec<_> = names.split(", ").collect();
+            let (layout, _) = line.split_once("), these, cost\n").expect("a layout");
+            let (_, names) =
+                text.split_once("ARGUMENTS, COUNT").and_then(|(_, rest)| rest.split_once(", '")).expect("names");
+            let names: Vec<_> =
+                names.split('\'').next().into_iter().flat_map(|names| names.split(", ")).chain(["cost"]).collect();
             let widths: Vec<_> = format.split(['I', 'i']).map(|width| width.parse().expect("a width")).collect();
             assert_eq!((names.len(), names.last()), (widths.len(), Some(&"cost")), "{algorithm}");
             Self { algorithm, layout: layout.parse().expect("a byte"), names, widths }
@@ -127,13 +131,35 @@ fn several(groups: &[Group<'_>]) -> Vec<u8> {
     groups.iter().flat_map(|(_, cost, calls)| [&cost.to_le_bytes()[..7], &calls.to_le_bytes()[..3]].concat()).collect()
 }
 
-fn decide(redis: &mut Connection, call: &Cmd) -> Vec<Record> {
-    let answer: Vec<u8> = call.query(redis).expect("decisions");
-    let (numbers, rest) = answer.as_chunks::<8>();
-    assert!(rest.is_empty() && numbers.len() % 5 == 0, "{answer:?}");
-    let numbers = numbers.iter().map(|bytes| f64::from_le_bytes(*bytes));
-    let whole: Vec<_> = numbers.inspect(|number| assert_eq!(number.fract(), 0.0)).map(|number| number as i64).collect();
-    whole.as_chunks::<5>().0.to_vec()
+fn decide(
+    redis: &mut Connection,
+    form: &Form,
+    numbers: &Numbers,
+    groups: &[Group<'_>],
+    now_us: Option<i64>,
+) -> Vec<Record> {
+    let answer: Vec<u8> = form.packed(numbers, groups, now_us).query(redis).expect("decisions");
+    let limit = form.own(numbers, NOW)[0];
+    records(&answer, limit, groups.iter().map(|group| group.2.into()))
+}
+
+/// What a packed call answers: what remains and the reset, where all of a key's calls are allowed; else minus one less what
+/// remains, the reset, the wait, and how many are allowed.
+pub(crate) fn records(answer: &[u8], limit: i64, calls: impl Iterator<Item = i64>) -> Vec<Record> {
+    let (numbers, rest) = answer.as_chunks::<7>();
+    let mut numbers =
+        numbers.iter().map(|[a, b, c, d, e, f, g]| i64::from_le_bytes([0, *a, *b, *c, *d, *e, *f, *g]) >> 8);
+    let mut next = || numbers.next().expect("a number");
+    let read = |calls| match (next(), next()) {
+        (remaining @ 0.., reset) => [calls, limit, remaining, 0, reset],
+        (less, reset) => {
+            let (wait, allowed) = (next(), next());
+            [allowed, limit, -1 - less, wait, reset]
+        }
+    };
+    let records: Vec<_> = calls.map(read).collect();
+    assert!(rest.is_empty() && numbers.next().is_none(), "{answer:?}");
+    records
 }
 
 /// A server that knows the scripts.
@@ -213,7 +239,7 @@ fn play(redis: &mut Connection, form: &Form, ([mut numbers, mut other], steps): 
         now += longest * part / 1000 + few;
         match what {
             Do::Packed(groups) => {
-                let decided = decide(redis, &form.packed(&numbers, &groups, Some(now)));
+                let decided = decide(redis, form, &numbers, &groups, Some(now));
                 prop_assert_eq!(
                     decided,
                     one_by_one(redis, form, &numbers, &groups, now),
@@ -293,12 +319,12 @@ fn what_is_no_state_is_told_apart_and_left_alone() {
         let before = dumps(&mut redis, &bad);
         let keys = [&["fresh", "list", "used"], bad.as_slice(), &["blocked", "fresh"]].concat();
         let groups: Vec<_> = keys.iter().map(|key| (*key, 2, 1)).collect();
-        for (key, record) in keys.iter().zip(decide(&mut redis, &form.packed(&numbers, &groups, Some(NOW)))) {
+        for (key, record) in keys.iter().zip(decide(&mut redis, &form, &numbers, &groups, Some(NOW))) {
             if bad.contains(key) {
                 assert_eq!(record[..2], [-2, 100], "{name}: {key}");
             } else {
                 let alone = format!("{key}-alone");
-                let alone = decide(&mut redis, &form.packed(&numbers, &[(&alone, 2, 1)], Some(NOW)));
+                let alone = decide(&mut redis, &form, &numbers, &[(&alone, 2, 1)], Some(NOW));
                 assert_eq!(alone, [record], "{name}: {key}");
             }
             if *key == "blocked" {
@@ -330,7 +356,7 @@ fn in_server_time_every_key_expires_after_its_reset_and_time_is_read_once() {
             // Every other round one of them twice, which takes a list.
             let groups = [(0, 1), (1, 1 + round % 2), (0, 1), (2, 1)].map(|(at, calls)| (keys[at].as_str(), 1, calls));
             let begun = Instant::now();
-            let decided = decide(&mut redis, &form.packed(&numbers, &groups, None));
+            let decided = decide(&mut redis, &form, &numbers, &groups, None);
             for ((key, ..), record) in groups.iter().zip(&decided) {
                 let ttl_ms: i64 = cmd("PTTL").arg(key).query(&mut redis).expect("an expiry");
                 let passed = begun.elapsed().as_millis() as i64 + 1;
@@ -394,15 +420,15 @@ fn a_denied_call_writes_nothing_and_a_key_given_often_is_not_over_admitted() {
     let allowed = |decided: &[Record]| decided.iter().map(|record| record[0]).collect::<Vec<_>>();
     for form in Form::all() {
         cmd("FLUSHALL").exec(&mut redis).expect("flushed");
-        let decided = decide(&mut redis, &form.packed(&SAMPLE, &[("a", 1, 1); 8], Some(NOW)));
+        let decided = decide(&mut redis, &form, &SAMPLE, &[("a", 1, 1); 8], Some(NOW));
         assert_eq!(allowed(&decided), [1, 1, 1, 1, 1, 0, 0, 0], "{}", form.algorithm);
         let groups = [("b", 1, 3), ("c", 2, 3), ("b", 1, 3), ("c", 1, 3)];
-        let decided = decide(&mut redis, &form.packed(&SAMPLE, &groups, Some(NOW)));
+        let decided = decide(&mut redis, &form, &SAMPLE, &groups, Some(NOW));
         assert_eq!(allowed(&decided), [3, 2, 2, 1], "{}", form.algorithm);
         server.forget_commands();
         let groups = [("a", 1, 3), ("b", 5, 1), ("a", 6, 2), ("fresh", 6, 1), ("c", 1, 1)];
         for groups in [groups.as_slice(), &groups.map(|group| (group.0, 6, 1)), &groups[4..]] {
-            let decided = decide(&mut redis, &form.packed(&SAMPLE, groups, Some(NOW)));
+            let decided = decide(&mut redis, &form, &SAMPLE, groups, Some(NOW));
             assert!(decided.iter().all(|record| record[0] == 0 && record[3] != 0), "{}: {decided:?}", form.algorithm);
         }
         let reads = ["evalsha", "get", "mget", "getrange", "exists", "strlen", "config|resetstat", "info"];

@@ -78,8 +78,9 @@ enum Call {
     Inspect,
 }
 
-fn packed(numbers: &[f64]) -> Vec<u8> {
-    let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+/// Each in seven bytes.
+fn packed(numbers: &[i64]) -> Vec<u8> {
+    let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()[..7].to_vec()).collect();
     [format!("${}\r\n", numbers.len()).as_bytes(), &numbers, b"\r\n"].concat()
 }
 
@@ -91,7 +92,8 @@ fn flat(numbers: &[i64]) -> Vec<u8> {
 #[test]
 fn what_is_well_formed_and_nonsense_is_an_error_that_leaves_the_charge_unknown() {
     let impostor = Impostor::new();
-    let good = [1.0, 5.0, 4.0, 0.0, 2e6];
+    // What remains of 5, and the reset.
+    let good = [4, 2_000_000];
     assert!(impostor.told(&packed(&good), 2, Call::Packed).expect("a decision").allowed);
     assert!(impostor.told(&flat(&[1, 5, 4, 0, 2_000_000, 1]), 2, Call::Flat).expect("a decision").allowed);
     let both = [1, 5, 4, 0, 2, 1, 9, 8, 0, 2];
@@ -103,37 +105,21 @@ fn what_is_well_formed_and_nonsense_is_an_error_that_leaves_the_charge_unknown()
             assert!(!error.is_deadline() && !error.is_disconnected(), "{reply:?}: {error}");
         }
     };
-    for (at, value) in [
-        (0, 7.0),
-        (0, 2.0),
-        (0, -3.0),
-        (0, 0.5),
-        (0, f64::NAN),
-        (0, f64::INFINITY),
-        (0, 1e300),
-        (1, -1.0),
-        (1, f64::NAN),
-        (1, f64::INFINITY),
-        (1, 1e300),
-        (1, 4.5),
-        (1, 3.0),
-        (2, -1.0),
-        (2, 6.0),
-        (2, f64::NAN),
-        (2, 1e17),
-        (4, -1.0),
-        (4, f64::NEG_INFINITY),
-        (4, 1e300),
-        (4, 0.1),
-    ] {
-        let mut numbers = good;
+    for numbers in [[6, 2_000_000], [1 << 54, 2_000_000], [4, -1], [4, 1 << 54], [4, -(1 << 54)]] {
+        bad(packed(&numbers), Call::Packed);
+    }
+    // Denied: minus one less what remains, the reset, the wait, and that none is allowed.
+    let denied = [-1, 2_000_000, 1_000_000, 0];
+    assert!(!impostor.told(&packed(&denied), 2, Call::Packed).expect("a decision").allowed);
+    for (at, value) in
+        [(0, -7), (0, -(1 << 54)), (1, -1), (1, 1 << 54), (2, 0), (2, -2), (2, 1 << 54), (3, 2), (3, -3), (3, 1 << 54)]
+    {
+        let mut numbers = denied;
         numbers[at] = value;
         bad(packed(&numbers), Call::Packed);
     }
-    for wait in [0.0, -2.0, f64::NAN, 1e300] {
-        bad(packed(&[0.0, 5.0, 0.0, wait, 2e6]), Call::Packed);
-    }
-    bad(packed(&good[..4]), Call::Packed);
+    bad(packed(&good[..1]), Call::Packed);
+    bad(packed(&denied[..3]), Call::Packed);
     bad(packed(&[good, good].concat()), Call::Packed);
     bad(packed(&[]), Call::Packed);
     for numbers in [
@@ -178,8 +164,8 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
             b"\r\n"
         ]
         .concat()),
-        proptest::collection::vec(any::<f64>(), 5).prop_map(|numbers| packed(&numbers)),
-        proptest::collection::vec(proptest::sample::select(vec![0.0, 1.0, 5.0, -1.0, 2e6, f64::NAN, 9e15]), 5)
+        proptest::collection::vec(any::<i64>(), 1..=5).prop_map(|numbers| packed(&numbers)),
+        proptest::collection::vec(proptest::sample::select(vec![0, 1, 5, -1, 2_000_000, -6, 1 << 53]), 1..=5)
             .prop_map(|numbers| packed(&numbers)),
         proptest::collection::vec(proptest::sample::select(vec![0, 1, 5, -1, i64::MAX, i64::MIN]), 4..=12)
             .prop_map(|numbers| flat(&numbers)),
@@ -222,8 +208,8 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
             .prop_map(|(kind, items)| [format!("{kind}{}\r\n", items.len()).into_bytes(), items.concat()].concat())
     });
     let real = prop_oneof![
-        Just(packed(&[1.0, 5.0, 4.0, 0.0, 2e6])),
-        Just(packed(&[0.0, 5.0, 0.0, 1e6, 2e6])),
+        Just(packed(&[4, 2_000_000])),
+        Just(packed(&[-1, 2_000_000, 1_000_000, 0])),
         Just(flat(&[1, 5, 4, 0, 2_000_000, 1])),
         Just(flat(&[1, 5, 4, 0, 2, 1, 9, 8, 0, 2])),
     ];
@@ -240,10 +226,12 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
 
 /// Whether these bytes begin with a packed decision that can be true, read without the client's own reader.
 fn is_packed_decision(reply: &[u8]) -> bool {
-    let Some(numbers) = reply.strip_prefix(b"$40\r\n").and_then(|rest| rest.first_chunk::<40>()) else { return false };
-    let numbers: Vec<_> = numbers.as_chunks::<8>().0.iter().map(|number| f64::from_le_bytes(*number)).collect();
-    let whole = numbers.iter().all(|number| *number >= 0.0 && *number <= 2_f64.powi(53) && number.trunc() == *number);
-    whole && numbers[0] == 1.0 && numbers[2] <= numbers[1]
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
+    let allowed = reply.strip_prefix(b"$14\r\n").and_then(|rest| rest.first_chunk::<14>());
+    // All of them are allowed, or one of one in the longer form.
+    let longer = reply.strip_prefix(b"$28\r\n").and_then(|rest| rest.first_chunk::<28>());
+    let one_of_one = longer.is_some_and(|bytes| bytes[6] & 0x80 > 0 && number(&bytes[21..]) == 1);
+    allowed.is_some_and(|bytes| number(&bytes[..7]) <= 5 && number(&bytes[7..]) <= 1 << 53) || one_of_one
 }
 
 #[test]

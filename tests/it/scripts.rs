@@ -4,6 +4,8 @@
 use tollgate::Algorithm;
 use tollgate::redis::{Connection, RedisError, cmd};
 
+use crate::lua::composed;
+use crate::packed::records;
 use crate::server::Server;
 use crate::tidy::read;
 
@@ -15,11 +17,7 @@ fn text(name: &str) -> String {
     if let Some(algorithm) = Algorithm::all().find(|algorithm| algorithm.script().name() == name) {
         return algorithm.script().text().to_owned();
     }
-    let parts = Algorithm::all().map(|algorithm| {
-        let (name, body) = (algorithm.script().name(), algorithm.script().text());
-        format!("ALGORITHMS['{name}'] = function(KEYS, ARGV, redis)\n{body}end\n")
-    });
-    format!("local ALGORITHMS = {{}}\n{}{}", parts.collect::<String>(), read(&format!("lua/{name}.lua")))
+    composed(name)
 }
 
 fn call(redis: &mut Connection, name: &str, keys: &[&str], arguments: &[&str]) -> Result<Vec<i64>, RedisError> {
@@ -35,9 +33,12 @@ fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()
 }
 
-fn packed(redis: &mut Connection, name: &str, keys: &[&str], arguments: &[&[u8]]) -> Result<Vec<f64>, RedisError> {
+/// How many calls are allowed, the limit, what remains, wait and reset, of each key.
+fn packed(redis: &mut Connection, name: &str, keys: &[&str], arguments: &[&[u8]]) -> Result<Vec<[i64; 5]>, RedisError> {
     let bytes: Vec<u8> = cmd("EVAL").arg(text(name)).arg(keys.len()).arg(keys).arg(arguments).query(redis)?;
-    Ok(bytes.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect())
+    let [limit @ .., _] = i64::from_le_bytes(arguments[0][1..9].try_into().expect("numbers")).to_le_bytes();
+    let limit = limit.iter().rev().fold(0, |limit, byte| limit << 8 | i64::from(*byte));
+    Ok(records(&bytes, limit, keys.iter().map(|_| 1)))
 }
 
 /// Numbers, each in so many bytes.
@@ -89,7 +90,7 @@ fn a_state_further_ahead_than_any_penalty_could_make_it_waits_no_longer_than_one
         }
         cmd("SET").arg(script).arg(&state).exec(&mut redis).expect("poisoned");
         let record = packed(&mut redis, script, &[script], &[&packed_numbers, T.as_bytes()]).expect("a decision");
-        assert!(record[0] == 0.0 && record[3] > 0.0 && record[4] <= longest as f64, "{script}: {record:?}");
+        assert!(record[0][0] == 0 && record[0][3] > 0 && record[0][4] <= longest, "{script}: {record:?}");
     }
 }
 
@@ -128,8 +129,7 @@ fn a_penalty_of_all_that_can_be_counted_ends_when_it_says() {
             let numbers = bucket([layout, 5, 27, 22, 3, 0, 1 + ticks % 5]);
             let record = packed(&mut redis, script, &[script], &[&numbers, then.to_string().as_bytes()]);
             let record = record.expect("a decision");
-            assert!(record.iter().all(|number| number.fract() == 0.0), "{script}: {record:?}");
-            assert_eq!([record[3] as i64, record[4] as i64], [peek[3], peek[4]], "{script}");
+            assert_eq!(record[0][3..], peek[3..5], "{script}");
         }
     }
 }
@@ -170,7 +170,7 @@ fn a_packed_call_takes_as_many_keys_as_lua_can_unpack_and_no_more() {
         let size: u64 = cmd("DBSIZE").query(&mut redis).expect("a size");
         assert_eq!(size, 0, "{script}");
         let records = packed(&mut redis, script, &keys[..7999], &[&numbers]).expect("decisions");
-        assert!(records.as_chunks::<5>().0.iter().all(|record| record[..3] == [1.0, 5.0, 4.0]), "{script}");
+        assert!(records.iter().all(|record| record[..3] == [1, 5, 4]), "{script}");
     }
 }
 
@@ -185,11 +185,12 @@ const OWN: [(&str, &str); 7] = [
     ("concurrency", "5 10000000 me"),
 ];
 
-/// The names of a script's arguments, as its header has them.
+/// The names of a script's arguments, as its header has them, and of those that follow in every script.
 fn names(script: &str) -> Vec<String> {
     let header = read(&format!("lua/{script}.lua"));
     let lines = header.lines().filter_map(|line| line.strip_prefix("--   ARGV["));
-    lines.map(|line| line.split_whitespace().nth(1).expect("a name").to_owned()).collect()
+    let own = lines.map(|line| line.split_whitespace().nth(1).expect("a name").to_owned());
+    own.chain(["cost", "mode", "now_us"].map(str::to_owned)).collect()
 }
 
 fn refused(redis: &mut Connection, script: &str, keys: &[&str], arguments: &[&str], fault: &str) {

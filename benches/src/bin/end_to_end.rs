@@ -9,6 +9,7 @@ use tollgate::redis::{self, Client, IntoConnectionInfo, Value};
 use tollgate::{Algorithm, Limiter, Redis, Rule};
 use tollgate_benches::callers::{Slice, callers, in_turn};
 use tollgate_benches::options::Options;
+use tollgate_benches::pipeline::is_allowed;
 use tollgate_benches::report::{Targets, header, median, row, short};
 use tollgate_benches::server::Server;
 use tollgate_benches::{NO_OP, arguments, peers, rule};
@@ -233,13 +234,13 @@ impl Script {
         Self { digest, keys: (0..KEYS).map(|key| format!("{prefix}{key}")).collect(), arguments }
     }
 
-    /// Whether it allows: 1 comes first, in an array or packed.
+    /// Whether it allows: 1 comes first in an array, or packed what remains.
     async fn call(&self, connection: &mut impl ConnectionLike, random: u64) -> bool {
         let mut command = redis::cmd("EVALSHA");
         command.arg(&self.digest).arg(1).arg(&self.keys[random as usize % KEYS]).arg(&self.arguments);
         match command.query_async(connection).await.expect("an answer") {
             Value::Array(integers) => integers.first() == Some(&Value::Int(1)),
-            Value::BulkString(record) => record.starts_with(&1.0_f64.to_le_bytes()),
+            Value::BulkString(record) => is_allowed(&record),
             other => panic!("expected a decision, got {other:?}"),
         }
     }

@@ -28,6 +28,7 @@ mod records;
 mod replay;
 mod reset;
 mod rules;
+mod script;
 mod service;
 #[cfg(feature = "postgres")]
 mod stats;
@@ -85,6 +86,8 @@ enum Command {
     ///
     /// Exit code: 0, 1 if there are warnings, 2 if it is unfit or can't be reached.
     Doctor(doctor::Doctor),
+    /// Print the Lua script of an algorithm, for other languages and `redis-cli --eval`.
+    Script(script::ScriptCommand),
     /// Make the tables of the system of record on PostgreSQL, or show which there are.
     #[cfg(feature = "postgres")]
     #[command(subcommand)]
@@ -144,6 +147,7 @@ async fn main() -> ExitCode {
         Command::Block(block) => block.run().await,
         Command::Reset(reset) => reset.run().await,
         Command::Rules(rules) => rules.run().await,
+        Command::Script(script) => script.run(),
         Command::Doctor(doctor) => doctor.run().await,
         #[cfg(feature = "postgres")]
         Command::Db(db) => db.run().await,

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::error::Charged;
 
-    static SCRIPT: Script = Script::file("gcra", include_str!("../../../lua/gcra.lua"));
+    static SCRIPT: Script = Script::algorithm("gcra", include_str!("../../../lua/gcra.lua"));
 
     /// What a server said, as redis-rs hands it on.
     fn said(text: &str) -> RedisError {

@@ -456,7 +456,7 @@ mod tests {
     use super::*;
     use crate::script::Script;
 
-    static SCRIPT: Script = Script::file("gcra", include_str!("../../../lua/gcra.lua"));
+    static SCRIPT: Script = Script::algorithm("gcra", include_str!("../../../lua/gcra.lua"));
 
     /// Between two looks at whether there is an answer, its batch ends, of which nobody was sent.
     #[tokio::test(start_paused = true)]

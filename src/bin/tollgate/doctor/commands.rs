@@ -11,7 +11,7 @@ pub(super) const CALLS: [&str; 4] = ["EVALSHA", "EVAL", "EVALSHA_RO", "EVAL_RO"]
 pub(super) const EXTRAS: [(&str, &str); 3] =
     [("SCAN", "`tollgate reset`"), ("UNLINK", "`tollgate reset`"), ("DBSIZE", "`tollgate reset`")];
 
-/// What a script calls, as its header lists it.
+/// What a script calls, as its algorithm's header lists it or, where that doesn't, the frame's.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Called {
     pub(super) command: &'static str,
@@ -21,8 +21,7 @@ pub(super) struct Called {
 
 /// Every command that a decision of this algorithm may call.
 pub(super) fn called_by(script: &'static Script) -> Vec<Called> {
-    let header = script.text().lines().take_while(|line| line.starts_with("--"));
-    let section = header.skip_while(|line| *line != "-- Commands").skip(1);
+    let section = script.text().lines().skip_while(|line| *line != "-- Commands").skip(1);
     let section: Vec<_> = section.take_while(|line| *line != "--").map(|line| line.trim_start_matches('-')).collect();
     let mut called = Vec::new();
     let mut only_inspects = false;

@@ -1,0 +1,48 @@
+//! `tollgate script`: the scripts as other languages and `redis-cli --eval` call them.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use tollgate::Script;
+
+use crate::{Failure, Outcome, found};
+
+#[derive(Debug, Args)]
+pub(crate) struct ScriptCommand {
+    /// Which one, such as gcra.
+    #[arg(value_name = "NAME", required_unless_present = "out")]
+    name: Option<String>,
+    /// Print its SHA-1, by which EVALSHA calls it, in place of its text.
+    #[arg(long)]
+    digest: bool,
+    /// Write all of them, or the one that is named, to files in this directory: gcra.lua and so on.
+    #[arg(long, value_name = "DIR", conflicts_with = "digest")]
+    out: Option<PathBuf>,
+}
+
+impl ScriptCommand {
+    pub(crate) fn run(self) -> Outcome {
+        let scripts: Vec<_> =
+            Script::all().filter(|script| self.name.as_ref().is_none_or(|name| script.name() == name)).collect();
+        let [first, ..] = scripts.as_slice() else {
+            let names: Vec<_> = Script::all().map(Script::name).collect();
+            let got = self.name.unwrap_or_default();
+            return Err(Failure::Told(format!("script: expected one of {}, got {got:?}", names.join(", "))));
+        };
+        let mut out = anstream::stdout();
+        let Some(directory) = &self.out else {
+            // The text as it stands, without a line break more: it is what is hashed.
+            let printed =
+                if self.digest { writeln!(out, "{}", first.digest()) } else { write!(out, "{}", first.text()) };
+            return found(ExitCode::SUCCESS, printed);
+        };
+        for script in scripts {
+            let file = directory.join(format!("{}.lua", script.name()));
+            let written = std::fs::write(&file, script.text());
+            written.map_err(|error| Failure::Told(format!("--out: {}: {error}", file.display())))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
