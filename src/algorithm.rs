@@ -63,7 +63,7 @@ pub(crate) struct Row {
     pub(crate) fit: fn(&Limit) -> Result<Exact, RuleError>,
     /// The script's own arguments, before cost, mode and now.
     pub(crate) arguments: fn(&Limit) -> Vec<i64>,
-    /// How its packed form is told these arguments; none if it has no such form.
+    /// How these arguments are written in its packed form; none if it has no such form.
     packing: Option<Packing>,
     /// What the script's `inspect` appends after `ttl_ms`.
     pub(crate) state: &'static [&'static str],

@@ -102,8 +102,8 @@ pub(crate) struct Records {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
-    /// How many of the asks are allowed; -1 if the key is blocked, -2 if its state can't be read, -3 if the script was told
-    /// of windows at another time than `retry_after_us`.
+    /// How many of the asks are allowed; -1 if the key is blocked, -2 if its state can't be read, -3 if the script got
+    /// windows of another time than `retry_after_us`.
     allowed: i64,
     remaining: i64,
     /// Of the first ask that isn't allowed.

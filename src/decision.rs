@@ -177,7 +177,7 @@ impl Decision {
         self.decided_at.elapsed().unwrap_or_default()
     }
 
-    /// A denial again, so long after it was told. What remains is as it was then.
+    /// The same denial, repeated so long after it was made. What remains is as it was then.
     pub(crate) fn recalled(&self, since: Duration) -> Self {
         let mut again = self.clone();
         again.by = By::DenialCache;

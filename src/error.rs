@@ -40,7 +40,7 @@ impl std::error::Error for RuleError {}
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     kind: Kind,
-    /// Shared, since thousands may be told the same.
+    /// Shared, since thousands of callers may get the same error.
     message: Arc<str>,
     charged: Charged,
     stage: Stage,
@@ -107,7 +107,7 @@ pub(crate) enum Kind {
     UnknownId,
     /// The server refused to run the script, or the script refused its arguments.
     Refused,
-    /// The script was told of windows of the calendar that are of another time than the server's, which is this.
+    /// The script got windows of the calendar that aren't around the server's time, which is this.
     Stale { now_us: u64 },
     /// The server runs no script now, but may soon: it loads, is busy, has lost its primary, or has become a replica.
     NotNow,
@@ -163,7 +163,7 @@ impl Error {
         now_us.map_or_else(|| Self::new(Kind::Garbled, message), Self::stale)
     }
 
-    /// The server's time, in microseconds since the epoch, if it had left the windows that it was told.
+    /// The server's time, in microseconds since the epoch, if it had left the windows of the call.
     pub(crate) fn stale_at(&self) -> Option<u64> {
         match self.kind {
             Kind::Stale { now_us } => Some(now_us),

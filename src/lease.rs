@@ -51,7 +51,7 @@ struct Shared {
     /// For what is taken here: nothing that Redis didn't give.
     closed: Rule,
     request: OwnedRequest,
-    /// Of denials. A look must not be told a longer wait than there is.
+    /// Of denials. A peek must not get a longer wait than there is.
     jitter: u8,
     stock: Mutex<Stock>,
     turns: Arc<Turns<()>>,
@@ -335,7 +335,7 @@ impl Shared {
                 let _turn = shared.turn().await;
                 let expired = shared.stock().has_expired(Instant::now());
                 if expired {
-                    // Whatever this answers, nobody is there to be told.
+                    // Nobody waits for this answer.
                     let _ = shared.return_unused().await;
                 }
             }
@@ -372,7 +372,7 @@ impl Drop for Shared {
         // Once the runtime has ended there is nothing left to send it by: the units are lost until the limit refills.
         if let (Some(unused), Some(runtime)) = (unused, self.runtime.get()) {
             let (limiter, rule, request) = (self.limiter.clone(), self.closed.clone(), self.request.clone());
-            // Whatever this answers, nobody is there to be told.
+            // Nobody waits for this answer.
             // Once: units that are given twice would be there twice.
             let unused = Mutex::new(Some(unused));
             self.limiter.spawn(runtime, move || {

@@ -47,7 +47,7 @@ pub use upkeep::{Progress, State};
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
 ///
 /// Unless a method says otherwise, it costs one round trip to Redis: two where the server has lost its scripts, or its time
-/// has left [the windows of the calendar](crate::guide#windows-of-the-calendar) that it is told, and more for the first call,
+/// has left [the windows of the calendar](crate::guide#windows-of-the-calendar) that the call names, and more for the first call,
 /// which connects.
 #[derive(Clone, Debug)]
 pub struct Limiter {

@@ -39,7 +39,7 @@ pub struct Rule {
     counts_denials: bool,
     /// In whole microseconds.
     block_for: Option<Duration>,
-    /// The three above, as scripts are told of them. Empty by default.
+    /// The three above, as options of a script's mode. Empty by default.
     options: String,
     /// The limiter's, if none.
     on_error: Option<OnError>,
@@ -304,7 +304,7 @@ impl Rule {
         format!("{}#{}-", self.name.as_deref().unwrap_or_default(), &digest[..8])
     }
 
-    /// A hash of all that scripts are told of this rule, by which a changed rule is noticed.
+    /// A hash of all that is sent of this rule, by which a changed rule is noticed.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.options().hash(&mut hasher);
@@ -314,7 +314,7 @@ impl Rule {
         hasher.finish()
     }
 
-    /// What a script is told beside the mode.
+    /// The options that follow the mode.
     pub(crate) fn options(&self) -> &str {
         &self.options
     }

@@ -26,11 +26,11 @@ pub struct Script {
 enum Source {
     /// An algorithm's file, which the frame follows.
     Algorithm(&'static str),
-    /// Made of files, once, and told for how long to remember a call, or not.
+    /// Made of files, once; whether its arguments say for how long to remember a call.
     Composed(fn() -> String, Remembers),
 }
 
-/// Whether a script that decides for others is told an id's time to live.
+/// Whether the arguments of a script that decides for others have an id's time to live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remembers {
     Calls,
@@ -199,7 +199,7 @@ impl Call<'_> {
         self.limits.len() + usize::from(self.marker.is_some())
     }
 
-    /// Whether the script decides for others, which it must be told of.
+    /// Whether the script decides for others, whose names and arguments it is then given.
     fn decides_for_others(&self) -> bool {
         self.limits.first().is_none_or(|part| !std::ptr::eq(part.script, self.script))
     }

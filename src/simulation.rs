@@ -2,7 +2,7 @@
 //! one thread, whose time moves only when all of them wait. The same seed repeats the same run, byte by byte.
 //!
 //! ```text
-//! callers    ask the limiter, wait or give up, and remember what they were told
+//! callers    ask the limiter, wait or give up, and remember the answers
 //! network    carries bytes to the servers, as late, as short or never, as the faults say
 //! serving    what servers answer, by the scripts themselves
 //! faults     what goes wrong, and when

@@ -17,7 +17,7 @@ use crate::telemetry;
 
 /// A denied caller comes back later by up to so many hundredths of its wait, so that not all come back at once.
 const JITTER: u8 = 10;
-/// A wait beyond this is as good as for ever, and an instant so far ahead can be told.
+/// The longest wait that is set as a timer: an instant beyond it might not be representable.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 impl Limiter {

@@ -13,11 +13,11 @@ use crate::postgres::writers::{answered, column};
 
 /// Users and endpoints in a batch: more would keep a thread for too long.
 pub(super) const MOST_SERIES: usize = 1_000;
-/// How many users and endpoints are told apart in the time between batches. All others count as one without a name.
+/// How many users and endpoints get counts of their own between two batches. All others share one without a name.
 const MOST_NAMES: usize = 10_000;
 /// How long counts wait for others: fewer and larger changes of the same rows.
 const COUNTED_EVERY: Duration = Duration::from_secs(10);
-/// How many paths, where no router knows the endpoint, are told apart in an hour: clients write them as they like.
+/// How many paths, where no router knows the endpoint, get counts of their own in an hour: clients can invent any number.
 const MOST_PATHS: usize = 1_000;
 const PATHS_FOR: Duration = Duration::from_secs(3600);
 /// Names and lengths, in seconds.
@@ -28,7 +28,7 @@ const WIDTHS: [(&str, u64); 3] = [("minute", 60), ("hour", 3600), ("day", 86_400
 pub(super) struct Counting {
     /// By the minute.
     series: HashMap<Series, Counts>,
-    /// Since this moment, so many users and endpoints were told apart.
+    /// How many users and endpoints got counts of their own since this moment.
     since: Instant,
     names: usize,
     paths: HashSet<Box<str>>,
@@ -118,7 +118,7 @@ impl Counting {
         if self.series.is_empty() {
             return None;
         }
-        // Not where this comes early, since there is much: else any number of names would be told apart.
+        // Not where a batch is written early because there is much: else the number of names would have no bound.
         if self.since.elapsed() >= COUNTED_EVERY {
             (self.since, self.names) = (Instant::now(), 0);
         }

@@ -33,7 +33,7 @@ enum Group {
     Region,
 }
 
-/// Which decisions, and how they are told apart.
+/// Which decisions are counted, and what a row stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatsQuery {
     width: Width,

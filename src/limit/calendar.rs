@@ -134,7 +134,7 @@ impl Windows {
         &self.name
     }
 
-    /// The windows for a decision at this time, or by the server's. There it is the last pair that was told, until that
+    /// The windows for a decision at this time, or by the server's. There it is the last pair that was used, until that
     /// nears its end by the server's clock, as far as that is known: or is refused, see
     /// [`around_server_time`](Self::around_server_time).
     pub(crate) fn at(&self, now_us: Option<u64>) -> Arc<Pair> {

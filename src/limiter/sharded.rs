@@ -54,7 +54,7 @@ impl Limiter {
         mode: Mode,
         place: Place,
     ) -> Result<Decision, Error> {
-        // What such a call isn't about, as a renewal of what isn't held, is told as ever.
+        // Calls that don't apply, such as a renewal of what isn't held, are rejected as usual.
         concerned(rule, mode, request)?;
         match place {
             Place::One(number) => self.decide_one(rule, count.shard(number), request, mode).await,

@@ -157,7 +157,7 @@ impl Protocol {
         Response::from_parts(parts, body)
     }
 
-    /// To a request for which no decision could be made, with the error in its extensions. The client isn't told the reason, unless its own request is at fault.
+    /// To a request for which no decision could be made, with the error in its extensions. The body doesn't give the reason, unless the client's own request is at fault.
     pub(super) fn failed(self, failure: Failure, error: &Error) -> Response<Bytes> {
         if !matches!(failure, Failure::Request(_)) {
             telemetry::unanswered(error);

@@ -58,7 +58,7 @@ pub struct Account {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct UserBlock {
-    /// For those who operate the service. Clients aren't told.
+    /// For those who operate the service; clients don't see it.
     pub reason: Option<String>,
     /// None: until it is lifted.
     pub until: Option<SystemTime>,

@@ -1,4 +1,4 @@
-//! Who asks: tasks that decide by a few rules, each as patient as it likes, and remember what they were told.
+//! Who asks: tasks that decide by a few rules, each as patient as it likes, and remember the answers.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use super::chance::Chance;
 use super::network::Network;
 use crate::{By, Charged, Decision, Error, Limiter, Request, Rule};
 
-/// What somebody was told of one decision.
+/// One caller's answer.
 #[derive(Clone, Debug)]
 pub(super) struct Told {
     pub(super) caller: usize,
@@ -248,7 +248,7 @@ impl Callers {
             if chance.one_in(2)
                 && let Some(permit) = held.permit
             {
-                // What is told of it is of no interest; that it ends is.
+                // How it ends is of no interest; that it ends is.
                 let _ = permit.release().await;
             }
         }

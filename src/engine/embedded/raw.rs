@@ -156,7 +156,7 @@ fn converted(value: Value) -> mlua::Result<Answer> {
     })
 }
 
-/// What a script that met an error answers: which script it was is told after what the command said.
+/// The error reply of a script: what the command said, then which script it was.
 fn thrown(error: &mlua::Error, digest: &str) -> String {
     match error {
         mlua::Error::CallbackError { cause, .. } => thrown(cause, digest),

@@ -137,7 +137,7 @@ impl Redis {
                     PoolError::Backend(error) => from_connecting(&error, address),
                     other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
                 })?);
-                // It has redis-rs's own 500 ms unless it was told otherwise.
+                // redis-rs's default is 500 ms.
                 connection.set_response_timeout(LONGEST_DEADLINE);
                 (connection, None)
             }

@@ -112,7 +112,7 @@ impl Redis {
         }
     }
 
-    /// Sends a batch, and again what didn't run of it, for those who still wait. Each call's answer is told as it comes.
+    /// Sends a batch, and again what didn't run of it, for those who still wait. Each call is answered as its reply arrives.
     async fn send(&self, local: &Arc<Local>, mut link: Link, mut batch: InFlight<'_>) {
         let manner = Manner { asking: Asking::No, confirmed: Some(batch.last) };
         let mut retries = Retries::new();

@@ -1,6 +1,6 @@
 //! Calls of scripts, asked together in one pipeline, and again for as long as that is safe: by its text what the server
 //! has no script of, over another connection what was never written, and after a wait what the server doesn't run now.
-//! Whoever asks sees to the last two, so that nobody is sent again who was told meanwhile that nothing was charged.
+//! Whoever asks sees to the last two, so that no call is sent again whose caller was answered meanwhile that nothing was charged.
 
 use std::sync::Arc;
 use std::time::Duration;

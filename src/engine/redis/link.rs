@@ -27,7 +27,7 @@ const TICK: Duration = Duration::from_millis(50);
 /// Silent for so long, or for four times as long as connecting took, a connection is doubted.
 const SILENCE: Duration = Duration::from_millis(250);
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
-/// However long it was told to wait for replicas.
+/// However long it was asked to wait for replicas.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Out of a pool, a connection that was idle for so long is asked whether it still is one.
 const IDLE: Duration = Duration::from_secs(1);

@@ -27,10 +27,10 @@ use in_flight::{Sent, Shared, Waiter};
 const IN_FLIGHT: usize = 2;
 /// Callers in one batch, so that one whose callers have all given up is soon forgotten.
 const MOST_WAITERS: usize = 16_384;
-/// How late somebody may be told of a deadline. All whose deadlines lie as close are woken at once, since to look at each by
+/// How late a caller may be woken after its deadline. Callers with deadlines this close are woken at once, since to look at each by
 /// itself would take the square of their number.
 const GRAIN: Duration = Duration::from_millis(1);
-/// A deadline beyond this is as good as none, and an instant so far ahead can be told.
+/// The longest deadline that is set as a timer: an instant beyond it might not be representable.
 pub(in crate::engine) const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
 #[derive(Debug, Default)]
@@ -286,7 +286,7 @@ impl State {
         self.filling.iter().position(|filling| Arc::ptr_eq(&filling.shared, shared))
     }
 
-    /// Takes all who wait to be sent. They are told under the lock, so that whoever registers from now on sees it.
+    /// Takes all callers that wait to be sent. They are marked under the lock, so that whoever registers later sees it.
     fn fail_waiting(&mut self, error: &Error) -> VecDeque<Filling> {
         self.dispatching = false;
         let filling = std::mem::take(&mut self.filling);

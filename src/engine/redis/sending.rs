@@ -10,7 +10,7 @@ use crate::batch::Packed;
 use crate::error::Error;
 use crate::script::{Call, Script};
 
-/// How often Redis looks whether a WAIT has lasted long enough, unless it is told otherwise (`hz`).
+/// How often Redis checks whether a WAIT has lasted long enough, by its default `hz`.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Whether a call is sent behind an ASKING, which lets it into a slot that is on its way to this node.

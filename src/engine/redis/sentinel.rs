@@ -12,7 +12,7 @@ use super::transport::{self, Opened};
 use super::unusable;
 use crate::error::{Error, Kind};
 
-/// How long a Sentinel may take to answer. What the others say is told by then.
+/// How long a Sentinel may take to answer. The others' answers are used by then.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// All Sentinels are asked at once, so that a dead one delays nobody, and each by a connection of its own: one that was kept

@@ -56,7 +56,7 @@ pub(in crate::engine::redis) enum Stage {
     Refused(Error),
 }
 
-/// A batch that is sent. In whatever way it ends, those who wait for it are told.
+/// A batch that is sent. However it ends, its waiters are answered.
 #[derive(Debug)]
 pub(in crate::engine::redis) struct InFlight<'a> {
     pub(in crate::engine::redis) batch: Batch,
@@ -149,7 +149,7 @@ impl InFlight<'_> {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Prepares to send what isn't answered once more, for those who still wait. Who has given up was told that nothing was
+    /// Prepares to send what isn't answered once more, for those who still wait. Who gave up got the answer that nothing was
     /// charged. False if nobody waits.
     pub(in crate::engine::redis) fn is_sent_again(&mut self) -> bool {
         let waiters = self.shared.waiters();
@@ -181,7 +181,7 @@ impl Drop for InFlight<'_> {
 }
 
 impl Stage {
-    /// What whoever has come so far is told as its deadline passes.
+    /// The error of a caller whose deadline passes at this stage.
     pub(in crate::engine::redis) fn missed(self, until: Until) -> Error {
         match self {
             Self::Sent => until.missed(true),
