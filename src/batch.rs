@@ -493,16 +493,23 @@ mod tests {
 
     #[test]
     fn the_first_of_a_group_are_allowed_of_those_who_did_not_give_up() {
-        let numbers: Arc<[u8]> = Arc::from([1]);
+        let numbers: Arc<[u8]> = Arc::from([1, 5, 0, 0, 0, 0, 0, 0]);
         let asks = ["gone", "a", "a", "a"].map(|key| ask(&numbers, key, 1));
         let (batch, positions) = batch(&asks, |at| at > 1);
         let call = call(&batch, 0);
         assert_eq!((call.keys().collect::<Vec<_>>(), call.key_count()), (vec![&b"a"[..]], 1));
-        let answer: Vec<u8> = [1.0_f64, 5.0, 0.0, 7.0, 9.0].into_iter().flat_map(f64::to_le_bytes).collect();
+        // Minus one less what remains, the reset, the wait, and how many are allowed; or what remains, and the reset.
+        let packed = |numbers: &[i64]| -> Vec<u8> {
+            numbers.iter().flat_map(|number| number.to_le_bytes()[..7].to_vec()).collect()
+        };
+        let answer = packed(&[-1, 9, 7, 1]);
         let records = call.read(&answer, None).unwrap();
         let decisions: Vec<_> = positions.iter().map(|at| records.reply(*at).unwrap().decision).collect();
         assert_eq!(decisions, [[1, 5, 0, 0, 9], [0, 5, 0, 7, 9]]);
-        assert!(call.read(&answer[1..], None).is_err());
+        assert!(call.read(&answer[1..], None).is_err() && call.read(&answer[..21], None).is_err());
+        let all = call.read(&packed(&[3, 8]), None).unwrap();
+        let decisions: Vec<_> = positions.iter().map(|at| all.reply(*at).unwrap().decision).collect();
+        assert_eq!(decisions, [[1, 5, 3, 0, 8]; 2]);
         let lacking = call.read(&answer, Some(Error::unconfirmed("no replica has it"))).unwrap();
         let unconfirmed: Vec<_> = positions.iter().map(|at| lacking.reply(*at).is_err()).collect();
         assert_eq!(unconfirmed, [true, false], "a denial took nothing");

@@ -44,8 +44,8 @@ pub struct Permit {
     runtime: Handle,
 }
 
-/// Someone who waits for a permit looks again after this long at first, and half as long again each time, since permits
-/// are released before they expire.
+/// The first pause between a waiter's tries for a permit, which grows by half each time, since permits are released before
+/// they expire.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 const LAST_LOOK: Duration = Duration::from_millis(250);
 

@@ -170,7 +170,7 @@ impl Limiter {
 pub(crate) enum Blocks {
     /// They go on: their units were taken before.
     Outrun,
-    /// They wait for the end of the block, which takes a round trip more for each who has waited.
+    /// Callers wait for the end of the block, which takes one more round trip for each that has waited.
     #[allow(dead_code, reason = "asked for by the middleware, which is a feature")]
     Respected,
 }

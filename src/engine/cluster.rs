@@ -113,7 +113,7 @@ impl Cluster {
     #[must_use]
     pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
         if let Some(confirm) = Confirm::by(replicas, within) {
-            // Who says it twice is held to the first.
+            // A second call changes nothing.
             let _ = self.topology.confirm.set(confirm);
             self.topology.nodes().for_each(|node| node.redis.confirm(Some(confirm)));
         }
@@ -190,7 +190,7 @@ impl Cluster {
             }
         }
         let asks = &asks;
-        // Who has a detour to take doesn't wait for other nodes.
+        // A redirected call doesn't wait for other nodes.
         let at_node = async |(node, of_node): (Arc<Node>, Vec<usize>)| {
             let asked = of_node.iter().map(|at| (asks[*at].0.clone(), asks[*at].2.deadline));
             let mut many = node.redis.acquire_all(asked);
@@ -236,7 +236,7 @@ impl Cluster {
         answers
     }
 
-    /// Asks whoever has the slot.
+    /// Asks the node that has the slot.
     async fn ask(&self, question: Question<'_>, slot: u16, until: Until) -> Result<Reply, Error> {
         let node = self.owner(slot, until).await?;
         match question.put_to(&node, Manner::Along, until).await {

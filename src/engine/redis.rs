@@ -178,7 +178,7 @@ impl Redis {
 
     pub(super) fn confirm(&self, confirm: Option<Confirm>) {
         if let Some(confirm) = confirm {
-            // Who says it twice is held to the first.
+            // A second call changes nothing.
             let _ = self.shared.confirm.set(confirm);
         }
     }

@@ -105,7 +105,7 @@ impl Recorder {
     /// Into the queue, if there is room. The last quarter of it is for denials, which are what is asked for most.
     pub(super) fn record(&self, record: Record) {
         let (room, all) = (self.queue.capacity(), self.settings.queue);
-        // The first one's time; by whoever else is first at the same moment, if so.
+        // The first one's time; where two are first at once, either.
         if self.oldest.load(Ordering::Relaxed) == 0 {
             let _ = self.oldest.compare_exchange(0, micros(SystemTime::now()), Ordering::Relaxed, Ordering::Relaxed);
         }

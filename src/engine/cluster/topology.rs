@@ -84,7 +84,7 @@ impl Topology {
         Ok(Self { seeds, known, looking: Mutex::default(), looks: AtomicU64::new(0), confirm: OnceLock::new() })
     }
 
-    /// Who has the slot, as far as is known.
+    /// The node that has the slot, as far as is known.
     pub(super) fn owner(&self, slot: u16) -> Option<Arc<Node>> {
         self.known.borrow().map.owner(slot).cloned()
     }
@@ -161,7 +161,7 @@ impl Topology {
         Ok(found)
     }
 
-    /// Looks who has what, unless somebody does, or did a moment ago.
+    /// Refreshes the slot map, unless a refresh is running or recent.
     pub(super) fn refresh_soon(self: &Arc<Self>) {
         let (number, at) = {
             let (mut looking, now) = (self.looking(), Instant::now());
@@ -179,7 +179,7 @@ impl Topology {
         tokio::spawn(Look { topology: Arc::clone(self), number }.begin(at));
     }
 
-    /// Asks one node after the other until one says who has what, first those that have answered of late; or all that were
+    /// Asks one node after the other until one answers with the slot map, first those that have answered of late; or all that were
     /// named at once, as long as nobody has said so. One that finds the cluster down, as who is cut off from the others
     /// does, is believed only if no other knows better.
     async fn look(&self) -> Result<Vec<Run>, Error> {
@@ -199,7 +199,7 @@ impl Topology {
             match answer {
                 Ok((runs, true)) => return Ok(runs),
                 Ok((runs, false)) => doubtful = doubtful.or(Some(runs)),
-                // Who refuses a password tells more than who is away.
+                // A refused password says more than a node that can't be reached.
                 Err(_) if why.as_ref().is_some_and(Error::is_authentication) => {}
                 Err(error) => why = Some(error),
             }
@@ -273,7 +273,7 @@ impl Drop for Look {
                 looking.since = None;
             }
         }
-        // Who waits for it may have to look itself.
+        // A waiter may have to refresh it itself.
         self.topology.known.send_modify(|_| ());
     }
 }

@@ -151,7 +151,7 @@ impl Redis {
     }
 
     async fn notice_restart(&self, connection: &mut MultiplexedConnection) {
-        // Who may not ask doesn't learn of it.
+        // A user without that permission doesn't learn of it.
         let Ok(info) = redis::cmd("INFO").arg("server").query_async::<String>(connection).await else { return };
         let Some(process) = info.lines().find_map(|line| line.strip_prefix("run_id:")) else { return };
         let mut last = self.shared.process.lock().unwrap_or_else(PoisonError::into_inner);

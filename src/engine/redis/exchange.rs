@@ -1,6 +1,6 @@
 //! Calls of scripts, asked together in one pipeline, and again for as long as that is safe: by its text what the server
 //! has no script of, over another connection what was never written, and after a wait what the server doesn't run now.
-//! Whoever asks sees to the last two, so that no call is sent again whose caller was answered meanwhile that nothing was charged.
+//! The caller decides the last two, so that no call is sent again whose caller was answered meanwhile that nothing was charged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -218,7 +218,7 @@ impl Question for Packed<'_> {
         Called::of_packed(*self)
     }
 
-    /// Who is sent elsewhere by a node of a cluster goes by itself, and keeps nobody else waiting.
+    /// A call that a cluster's node redirects is sent alone, so that no other waits for it.
     fn is_asked_again_after(&self, error: &Error) -> bool {
         error.is_not_now() && error.detour().is_none()
     }

@@ -31,7 +31,7 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Out of a pool, a connection that was idle for so long is asked whether it still is one.
 const IDLE: Duration = Duration::from_secs(1);
-/// While Redis is away, how often another connection is tried for whoever still waits on the one that fell silent.
+/// How often a new connection is tried while Redis is away, for callers that wait on the silent one.
 const AWAY: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]

@@ -1,8 +1,8 @@
 //! Callers who ask while others are under way are queued, and leave together: in one pipeline of as few calls as will do.
 //!
 //! A caller who finds nobody under way asks at once: nothing waits for company. All others merge into the batch that is
-//! being filled, and share its answer. Who gives up before it is sent is taken out of it. Who gives up later changes nothing
-//! for the others, and no caller's deadline is another's.
+//! being filled, and share its answer. A caller that gives up before the batch is sent is taken out of it; one that gives
+//! up later changes nothing for the others, and no caller's deadline is another's.
 
 mod in_flight;
 
@@ -151,7 +151,7 @@ impl Queue {
         let more = state.dispatches();
         drop(state);
         let now = Instant::now();
-        // Who is woken only now by its deadline isn't sent.
+        // A caller that its deadline wakes only now isn't sent.
         let positions = batch.positions(waiters.iter().map(|waiter| waiter.place.filter(|_| now < waiter.until)));
         let last = waiters.iter().filter(|waiter| waiter.place.is_some()).map(|waiter| waiter.until).max();
         *in_flight = waiters;

@@ -105,7 +105,7 @@ pub(super) async fn send(
             let lacking = confirm.and_then(|confirm| confirm.lacking(values.pop()));
             let mut answers: Vec<_> = values.into_iter().map(Value::extract_error).collect();
             if asking == Asking::Yes {
-                // Who may not ask is sent back to where it came from: the first says why.
+                // If ASKING is refused, its own error says why.
                 let pairs = answers.chunks_exact_mut(2).map(|pair| {
                     let [first, own] = pair else { unreachable!("chunks of two") };
                     let own = std::mem::replace(own, Ok(Value::Nil));

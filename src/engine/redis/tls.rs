@@ -1,4 +1,4 @@
-//! Whom a connection by TLS trusts, and how it says who asks.
+//! What a connection by TLS trusts, and the certificate that it shows.
 
 use std::fmt;
 use std::io;
@@ -14,7 +14,7 @@ use rustls::{ClientConfig, RootCertStore};
 use super::address::without_password;
 use crate::error::{Error, Kind};
 
-/// Whom to trust at the other end of a `rediss://` address, and how to say who asks: see
+/// Which authorities to trust for a `rediss://` address, and which certificate to show: see
 /// [`Redis::open_with_tls`](crate::Redis::open_with_tls). The same for PostgreSQL, with the feature `postgres`:
 /// `Postgres::open_with_tls`.
 ///

@@ -49,7 +49,7 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// Connects, and says who asks. Takes as long as that does.
+/// Connects and authenticates. Takes as long as both do.
 pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened, RedisError> {
     let traffic = Arc::default();
     let stream = connect(endpoint, &traffic).await?;

@@ -11,12 +11,12 @@ use crate::engine::redis::local::Local;
 use crate::error::{Error, Kind};
 use crate::script::Reply;
 
-/// Who waits for a batch.
+/// The callers that wait for a batch.
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) waker: Option<Waker>,
     pub(super) until: Instant,
-    /// None of who has given up.
+    /// None once the caller has given up.
     pub(super) place: Option<Place>,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Waiter {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) local: Arc<Local>,
-    /// Who waits for it, from when it is sent until it is answered.
+    /// Its waiters, from when it is sent until it is answered.
     waiters: Mutex<Vec<Waiter>>,
     pub(super) sent: OnceLock<Sent>,
     /// Why it isn't answered, nor will be.
@@ -106,7 +106,7 @@ impl Shared {
         failed.filter(|_| !left_out).map(|error| Err(error.clone()))
     }
 
-    /// How far whoever isn't answered has come.
+    /// The stage of the callers that aren't answered yet.
     pub(super) fn stage(&self, slot: usize) -> Stage {
         let latest = self.sent().filter_map(|sent| sent.call_of(slot)).last();
         latest.map_or(Stage::Unsent, |(call, _)| call.stage.lock().unwrap_or_else(PoisonError::into_inner).clone())
