@@ -42,7 +42,7 @@ local NAME, ARGUMENTS, COUNT, RESERVES = 'calendar_window', 'limit, first, secon
 local LAYOUT, NUMBERS, LENGTH, STATE = 8, '<BI7i7i7i7I7', 36, 34
 local decide
 
--- The longer of the windows, if the numbers are in their ranges.
+-- 0 if the numbers are in their ranges: how long a key is kept, its windows say.
 local function check(limit, first, second, stop)
   return limit >= 1 and limit <= 2^53 and first >= -2^53 and first < second and second < stop and stop <= 2^53 and 0
 end

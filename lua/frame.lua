@@ -59,8 +59,7 @@
 --   +overage counts it, and the expiry is extended where it would end before the count does; or +block blocks the key,
 --   which is then written as a block writes it, unless it is blocked already or the cost could never be allowed.
 
--- What the algorithm's own arguments are, `a` to `e`, its file knows; the first is the limit. Packed, they are as a state
--- ends with them, and what is asked is to acquire.
+-- `a` to `e` are the algorithm's own arguments, as its file lists them; the first is the limit. A packed call acquires.
 local packed, given = #ARGV < 5, #KEYS
 local several, cost, mode, at_us, layout = nil, nil, 'acquire', -1, nil
 local as_is, afresh, overage, block_for = false, false, false, false

@@ -365,7 +365,7 @@ impl Record {
 }
 
 /// As struct's i7.
-fn packed_number(number: [u8; 7]) -> i64 {
+pub(crate) fn packed_number(number: [u8; 7]) -> i64 {
     let [a, b, c, d, e, f, g] = number;
     // The sign is the highest bit of the highest byte.
     i64::from_le_bytes([0, a, b, c, d, e, f, g]) >> 8

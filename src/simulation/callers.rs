@@ -1,4 +1,4 @@
-//! Who asks: tasks that decide by a few rules, each as patient as it likes, and remember the answers.
+//! The callers: tasks that decide by a few rules, each with its own patience, and remember the answers.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex};

@@ -1,7 +1,8 @@
-//! What the servers did, whatever anybody was told of it: which calls of scripts took how much, by key.
+//! What the servers did, whatever the callers were answered: which calls of scripts took how much, by key.
 
 use std::collections::BTreeMap;
 
+use crate::batch::packed_number;
 use crate::engine::embedded::raw::Answer;
 
 #[derive(Default)]
@@ -82,11 +83,6 @@ fn allowed(numbers: &mut impl Iterator<Item = i64>, calls: u64) -> u64 {
         (Some(0..), Some(_)) => calls,
         _ => numbers.nth(1).and_then(|allowed| allowed.try_into().ok()).unwrap_or(0),
     }
-}
-
-fn packed_number(number: [u8; 7]) -> i64 {
-    let [a, b, c, d, e, f, g] = number;
-    i64::from_le_bytes([0, a, b, c, d, e, f, g]) >> 8
 }
 
 fn packed_calls(arguments: &[Vec<u8>], at: usize) -> u64 {

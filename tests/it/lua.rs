@@ -236,7 +236,7 @@ async fn rust_sends_the_arguments_that_the_header_lists() {
         assert_eq!(reply.len(), 6 + algorithm.state_fields().len(), "{name}: {reply:?}");
         call.arg(&["1", "inspect"]).query::<Vec<i64>>(&mut redis).expect_err("an argument is missing");
 
-        // The packed form is told the same.
+        // The packed form has the same arguments.
         limiter.acquire(&rule, request).await.expect("a decision");
         let packed = last_sent(&mut redis).split_off(4);
         if file.packs() {

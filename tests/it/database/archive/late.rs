@@ -79,7 +79,7 @@ async fn an_archiver_that_is_suspended_harms_nothing_that_another_does_meanwhile
     }
 }
 
-/// Passes on what is sent to a server, but a manifest only once it is told to.
+/// A proxy that holds back requests that put a manifest, until they are released.
 struct Holding {
     port: u16,
     holds: Arc<AtomicBool>,
