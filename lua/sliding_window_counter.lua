@@ -137,7 +137,10 @@ local function algorithm(_, longest, limit, period, tick)
       end
       -- Another clock or other numbers: what was used at the state's own time stays used. Where the two counts can't say
       -- so under the new numbers, it is placed in one window.
-      if changed then time = time - time % tick end
+      if changed then
+        time = time - time % tick
+        if fits then used = weight(previous, time % length, period, tick) + current end
+      end
       if time > now and used == 0 and not blocked then
         time, previous, current = now, 0, 0
       elseif time - now > longest then

@@ -237,6 +237,27 @@ fn gcd(a: u128, b: u128) -> u128 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// The tick of the new numbers begins with the window, in which the previous one weighed less a microsecond later. What
+/// is used there is what a clock far behind finds.
+#[test]
+fn law_9_a_changed_tick_and_a_clock_far_behind() {
+    let weeks = Duration::from_secs(4 * 7 * 86_400);
+    let limit = |rate| Limit::of(Algorithm::SlidingWindow, rate, weeks).build().expect("a limit");
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let mut oracle = oracle(&limit(1));
+        let before = engine.subject(limit(1));
+        let window = micros(weeks) * 465;
+        for now in [window, window + micros(weeks) + 1] {
+            assert_eq!(before.acquire(1, now), oracle.acquire(1, now));
+        }
+        oracle.change(spec(&limit(3723)));
+        let after = before.changed(limit(3723));
+        let now = window - micros(weeks) * 2;
+        assert_eq!(after.peek(1, now), oracle.peek(1, now));
+        assert_eq!(after.acquire(1, now), oracle.acquire(1, now));
+    }
+}
+
 #[test]
 fn law_9_a_changed_rule_keeps_what_was_used() {
     let cases = (two_limits(), beginning(), steps(1..=10), steps(1..=10));
