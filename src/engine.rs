@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 #[cfg(feature = "postgres")]
-use deadpool_redis::redis::{FromRedisValue, Pipeline};
+use ::redis::{FromRedisValue, Pipeline};
 use futures_util::future::BoxFuture;
 
 use self::redis::address;

@@ -107,7 +107,7 @@ struct Readme;
 const LOCAL_ENGINE: bool = cfg!(feature = "embedded");
 
 pub use deadpool_redis;
-pub use deadpool_redis::redis;
+pub use redis;
 
 pub use algorithm::Algorithm;
 pub use decision::{By, Decision, Denied, LimitDecision, RetryAfter};

@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-#[cfg(feature = "postgres")]
-use deadpool_redis::redis::{FromRedisValue, Pipeline};
 use futures_util::future::{join, join_all};
+#[cfg(feature = "postgres")]
+use redis::{FromRedisValue, Pipeline};
 use tokio::time::Instant;
 
 use super::redis::address;

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use deadpool_redis::Pool;
-use deadpool_redis::redis::{self, Client, RedisError, Value};
+use redis::{Client, RedisError, Value};
 
 use super::{Swept, Which};
 use crate::error::{Error, Kind};

@@ -6,7 +6,6 @@
 
 use std::time::Duration;
 
-use deadpool_redis::redis;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 

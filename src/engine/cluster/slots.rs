@@ -1,7 +1,7 @@
 //! Which of a cluster's 16,384 slots a key is in, and which node has which slot.
 
 use crc::{CRC_16_XMODEM, Crc};
-use deadpool_redis::redis::Value;
+use redis::Value;
 
 /// Slots of a cluster.
 pub(super) const SLOTS: usize = 16_384;

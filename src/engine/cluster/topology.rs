@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use deadpool_redis::redis::{Value, pipe};
 use futures_util::stream::{self, StreamExt};
+use redis::{Value, pipe};
 use tokio::sync::watch;
 use tokio::time::Instant;
 

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use deadpool_redis::redis::io::tcp::socket2::TcpKeepalive;
-use deadpool_redis::redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError};
+use redis::io::tcp::socket2::TcpKeepalive;
+use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError};
 
 #[cfg(feature = "tls")]
 use super::tls::{self, Tls};

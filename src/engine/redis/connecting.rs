@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::{self, ErrorKind, ServerErrorKind, Value};
 use deadpool_redis::{Connection, PoolError};
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use redis::aio::MultiplexedConnection;
+use redis::{ErrorKind, ServerErrorKind, Value};
 use tokio::time::Instant;
 
 use super::errors::from_connecting;

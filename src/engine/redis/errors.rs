@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use deadpool_redis::redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::batch::Packed;
 use crate::error::{Detour, Error, Kind};
@@ -211,7 +211,7 @@ fn described(error: &RedisError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use deadpool_redis::redis::parse_redis_value;
+    use redis::parse_redis_value;
 
     use super::*;
     use crate::error::Charged;

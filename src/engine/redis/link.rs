@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
-use deadpool_redis::redis::{self, Cmd, Pipeline, RedisError, Value};
 use futures_util::future::{Either, select};
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use deadpool_redis::redis::{self, Cmd, RedisError, Value};
+use redis::{Cmd, RedisError, Value};
 
 use super::errors::from_answer;
 use super::link::Link;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use deadpool_redis::redis::{Client, ErrorKind, RedisError, ServerErrorKind, Value, cmd};
 use futures_util::stream::{self, StreamExt};
+use redis::{Client, ErrorKind, RedisError, ServerErrorKind, Value, cmd};
 
 use super::address::{Endpoint, Watched};
 use super::errors::from_connecting;

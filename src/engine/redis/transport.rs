@@ -8,11 +8,11 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
-use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::io::tcp::TcpSettings;
-use deadpool_redis::redis::io::tcp::socket2::SockRef;
-use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionAddr, RedisError};
 use futures_util::future::select_ok;
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::SockRef;
+use redis::{AsyncConnectionConfig, ConnectionAddr, RedisError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
