@@ -37,6 +37,10 @@ impl std::error::Error for RuleError {}
 ///
 /// The message is one line, never shows a password, and holds no number that changes from call to call, so that logs can
 /// be grouped by it: [`missed_deadline`](Error::missed_deadline) and [`retry_in`](Error::retry_in) have those.
+///
+/// The message is complete: what Redis, the system or a script said stands in it. So
+/// [`source`](std::error::Error::source) is another error only where that says more than the message does, and who prints
+/// both reads nothing twice. It never shows a password either.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     kind: Kind,
@@ -46,8 +50,38 @@ pub struct Error {
     stage: Stage,
     /// The deadline that passed, or how long Redis isn't asked.
     time: Option<Duration>,
-    detour: Option<Box<Detour>>,
+    rare: Option<Box<Rare>>,
 }
+
+/// What few errors have; apart, since every decision that is waited for has room for an error.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Rare {
+    detour: Option<Detour>,
+    cause: Option<Cause>,
+}
+
+/// The error that another was made from. Two are equal if they read alike.
+#[derive(Clone, Debug)]
+pub(crate) struct Cause(Arc<dyn std::error::Error + Send + Sync>);
+
+impl Cause {
+    /// This, unless the message that it would stand under repeats it.
+    pub(crate) fn under(message: &str, cause: impl std::error::Error + Send + Sync + 'static) -> Option<Self> {
+        (!message.contains(&cause.to_string())).then(|| Self(Arc::new(cause)))
+    }
+
+    pub(crate) fn error(&self) -> &(dyn std::error::Error + 'static) {
+        &*self.0
+    }
+}
+
+impl PartialEq for Cause {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.to_string() == other.0.to_string()
+    }
+}
+
+impl Eq for Cause {}
 
 /// Where a node of a cluster says to ask instead. The call certainly didn't run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,16 +162,26 @@ impl Error {
             Kind::Unconfirmed => Charged::Yes,
             _ => Charged::No,
         };
-        Self { kind, message: message.into(), charged, stage: Stage::Asked, time: None, detour: None }
+        Self { kind, message: message.into(), charged, stage: Stage::Asked, time: None, rare: None }
     }
 
     pub(crate) fn by(mut self, detour: Option<Detour>) -> Self {
-        self.detour = detour.map(Box::new);
+        if detour.is_some() {
+            self.rare.get_or_insert_default().detour = detour;
+        }
+        self
+    }
+
+    /// The same with what it was made from, as far as the message doesn't repeat that. Without secrets.
+    pub(crate) fn caused_by(mut self, cause: impl std::error::Error + Send + Sync + 'static) -> Self {
+        if let Some(cause) = Cause::under(&self.message, cause) {
+            self.rare.get_or_insert_default().cause = Some(cause);
+        }
         self
     }
 
     pub(crate) fn detour(&self) -> Option<&Detour> {
-        self.detour.as_deref()
+        self.rare.as_ref()?.detour.as_ref()
     }
 
     pub(crate) fn unconfirmed(why: &str) -> Self {
@@ -226,7 +270,9 @@ impl Error {
             Kind::Deadline { .. } | Kind::Disconnected | Kind::Garbled => Kind::Unreachable,
             kind => kind,
         };
-        Self { stage: Stage::Unsent, ..Self::new(kind, format!("{why}, after: {self}")) }
+        let cause = self.rare.as_ref().and_then(|rare| rare.cause.clone());
+        let rare = cause.map(|cause| Box::new(Rare { detour: None, cause: Some(cause) }));
+        Self { stage: Stage::Unsent, rare, ..Self::new(kind, format!("{why}, after: {self}")) }
     }
 
     /// Whether the units were taken.
@@ -252,7 +298,7 @@ impl Error {
     /// Whether Redis, or the way to it, is what broke: another call would likely fare the same.
     pub(crate) fn is_outage(&self) -> bool {
         // It answered, and knows who would decide.
-        if self.detour.is_some() {
+        if self.detour().is_some() {
             return false;
         }
         let forbidden = matches!(self.kind, Kind::Permission | Kind::Unsupported) && self.stage == Stage::Connecting;
@@ -384,10 +430,16 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(self.rare.as_ref()?.cause.as_ref()?.error())
+    }
+}
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use super::*;
 
     #[test]
@@ -396,5 +448,25 @@ mod tests {
         let late = Error::deadline(Duration::from_millis(5), true).after_charging();
         let half = Error::new(Kind::Permission, "no").half_way().after_charging();
         assert_eq!([&refused, &late, &half].map(Error::charged), [Charged::Yes, Charged::Unknown, Charged::Unknown]);
+    }
+
+    #[test]
+    fn a_source_is_what_the_message_leaves_out() {
+        let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let without = Error::new(Kind::Unreachable, "no connection").caused_by(refused());
+        assert!(without.source().is_some_and(|source| source.is::<std::io::Error>()));
+        let repeated = Error::new(Kind::Unreachable, format!("no connection: {}", refused())).caused_by(refused());
+        assert!(repeated.source().is_none());
+
+        let unsent = without.clone().by(Some(Detour::Again)).for_unsent(Duration::ZERO);
+        assert_eq!(unsent.source().map(ToString::to_string), Some(refused().to_string()));
+        assert!(unsent.detour().is_none());
+        assert_eq!(without, without.clone());
+        assert_ne!(without, Error::new(Kind::Unreachable, "no connection"));
+    }
+
+    #[test]
+    fn an_error_is_no_larger_than_a_cache_line() {
+        assert!(size_of::<Error>() <= 64, "{}", size_of::<Error>());
     }
 }

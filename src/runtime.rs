@@ -13,7 +13,7 @@ use crate::error::{Error, Kind};
 ///
 /// None.
 pub(crate) fn current() -> Result<Handle, Error> {
-    Handle::try_current().map_err(|_| misused("none"))
+    Handle::try_current().map_err(|error| misused("none").caused_by(error))
 }
 
 /// The same, if it can wait.

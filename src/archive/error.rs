@@ -2,13 +2,18 @@
 
 use std::fmt;
 
+use crate::error::Cause;
 use crate::postgres::PostgresError;
 
 /// Why rows could not be archived, or not be read back.
+///
+/// The message is complete; [`source`](std::error::Error::source) is another error only where that says more. What a store
+/// or a database said is in the message or nowhere: the rest of it may hold keys, signatures or a row's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArchiveError {
     kind: Kind,
     message: String,
+    cause: Option<Cause>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,29 +34,38 @@ enum Kind {
 const MOST_SAID: usize = 300;
 
 impl ArchiveError {
+    fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), cause: None }
+    }
+
+    /// The same with what it was made from, as far as the message doesn't repeat that. Without secrets.
+    pub(super) fn caused_by(self, cause: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self { cause: Cause::under(&self.message, cause), ..self }
+    }
+
     pub(super) fn input(message: impl Into<String>) -> Self {
-        Self { kind: Kind::Input, message: message.into() }
+        Self::new(Kind::Input, message)
     }
 
     pub(super) fn busy() -> Self {
         let message = "archive: expected to be the only one at work on this database, got another archiver";
-        Self { kind: Kind::Busy, message: message.to_owned() }
+        Self::new(Kind::Busy, message)
     }
 
     pub(super) fn mismatch(message: impl Into<String>) -> Self {
-        Self { kind: Kind::Mismatch, message: message.into() }
+        Self::new(Kind::Mismatch, message)
     }
 
     pub(super) fn damaged(message: impl Into<String>) -> Self {
-        Self { kind: Kind::Damaged, message: message.into() }
+        Self::new(Kind::Damaged, message)
     }
 
     pub(super) fn missing(message: impl Into<String>) -> Self {
-        Self { kind: Kind::Missing, message: message.into() }
+        Self::new(Kind::Missing, message)
     }
 
     pub(super) fn refused(message: impl Into<String>) -> Self {
-        Self { kind: Kind::Refused, message: message.into() }
+        Self::new(Kind::Refused, message)
     }
 
     /// Of a file that was read back: its name, and what is wrong with it.
@@ -64,10 +78,7 @@ impl ArchiveError {
 
     /// What nothing can be put into.
     pub(super) fn nowhere(address: &str) -> Self {
-        Self {
-            kind: Kind::Unreachable,
-            message: format!("archive: {address}: expected a bucket or a directory, got none"),
-        }
+        Self::new(Kind::Unreachable, format!("archive: {address}: expected a bucket or a directory, got none"))
     }
 
     /// What a store said of an object.
@@ -90,7 +101,7 @@ impl ArchiveError {
                 (Kind::Unreachable, said(&cause.to_string()))
             }
         };
-        Self { kind, message: format!("archive: {object}: {why}") }
+        Self::new(kind, format!("archive: {object}: {why}"))
     }
 
     /// What is wrong with the settings of S3. Of its values nothing is repeated.
@@ -180,7 +191,7 @@ impl From<PostgresError> for ArchiveError {
             error if error.is_input() => Kind::Input,
             _ => Kind::Refused,
         };
-        Self { kind, message: error.to_string() }
+        Self::new(kind, error.to_string())
     }
 }
 
@@ -192,8 +203,8 @@ impl From<tokio_postgres::Error> for ArchiveError {
 
 /// A thread that computes ends only with the program, or by a fault of its own.
 impl From<tokio::task::JoinError> for ArchiveError {
-    fn from(_: tokio::task::JoinError) -> Self {
-        Self::refused("archive: the computation was ended")
+    fn from(ended: tokio::task::JoinError) -> Self {
+        Self::refused("archive: the computation was ended").caused_by(ended)
     }
 }
 
@@ -203,11 +214,24 @@ impl fmt::Display for ArchiveError {
     }
 }
 
-impl std::error::Error for ArchiveError {}
+impl std::error::Error for ArchiveError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(self.cause.as_ref()?.error())
+    }
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn what_ended_a_computation_is_the_source_and_stays_it_under_a_month() {
+        let ended = tokio::spawn(async { panic!("out of numbers") }).await.expect_err("a panic");
+        let error = ArchiveError::from(ended).of("2026-05");
+        let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        assert_eq!(error.to_string(), "archive of 2026-05: the computation was ended");
+        assert!(source.contains("out of numbers"), "{source}");
+    }
 
     #[test]
     fn of_what_s3_says_the_code_and_the_message_are_repeated() {

@@ -124,7 +124,8 @@ impl Manifest {
     /// What is stored at a month's place; it must agree with itself.
     pub(super) fn read(month: Month, bytes: &[u8]) -> Result<Self, ArchiveError> {
         let wrong = |why: &str| ArchiveError::damaged(format!("manifest: expected {why}, got another")).of(month);
-        let manifest: Self = serde_json::from_slice(bytes).map_err(|_| wrong("one of format 1"))?;
+        let manifest: Self =
+            serde_json::from_slice(bytes).map_err(|error| wrong("one of format 1").caused_by(error))?;
         if manifest.format != FORMAT {
             let got = manifest.format;
             return Err(ArchiveError::refused(format!("manifest: expected format {FORMAT}, got {got}")).of(month));

@@ -77,7 +77,8 @@ fn bucket(rest: &str) -> Result<Archive, ArchiveError> {
     let retry = RetryConfig { max_retries: RETRIES, retry_timeout: RETRIED_FOR, ..RetryConfig::default() };
     let address = format!("s3://{rest}");
     let store = builder.with_retry(retry).build().map_err(|error| ArchiveError::settings(&error))?;
-    let prefix = Path::parse(prefix.trim_end_matches('/')).map_err(|_| input("a prefix that S3 can't have"))?;
+    let prefix = Path::parse(prefix.trim_end_matches('/'));
+    let prefix = prefix.map_err(|error| input("a prefix that S3 can't have").caused_by(error))?;
     let store: Arc<dyn ObjectStore> =
         if prefix.as_ref().is_empty() { Arc::new(store) } else { Arc::new(PrefixStore::new(store, prefix)) };
     Ok(Archive { store, directory: None, address })

@@ -290,6 +290,18 @@ impl fmt::Display for ServerError {
 
 impl std::error::Error for ServerError {}
 
+/// Where a script broke off, a line for each function.
+#[derive(Debug)]
+struct Traceback(String);
+
+impl fmt::Display for Traceback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Traceback {}
+
 fn argument(value: &Value) -> mlua::Result<Argument> {
     match value {
         Value::String(text) => Ok(Argument::Bytes(text.as_bytes().to_vec())),
@@ -305,7 +317,9 @@ fn from_lua(error: &mlua::Error) -> Error {
         mlua::Error::ExternalError(external) => from_message(&external.to_string()),
         other => {
             let text = other.to_string();
-            Error::new(Kind::Refused, text.lines().next().unwrap_or_default())
+            let (said, traceback) = text.split_once('\n').unwrap_or((&text, ""));
+            let error = Error::new(Kind::Refused, said);
+            if traceback.is_empty() { error } else { error.caused_by(Traceback(traceback.to_owned())) }
         }
     }
 }
@@ -335,5 +349,14 @@ mod tests {
             return #some == 4 and some[1] == 'a\0\255' and some[2] == '1' and some[3] == 'b' and some[4] == '2'
               and type(none) == 'table' and #none == 0";
         assert!(interpreter.lua.load(text).call::<bool>(&interpreter.redis).unwrap());
+    }
+
+    #[test]
+    fn where_a_script_broke_off_is_the_source() {
+        let lua = Lua::new();
+        let broken = from_lua(&lua.load("local none; return none.field").set_name("a").eval::<Value>().unwrap_err());
+        let source = std::error::Error::source(&broken).map(ToString::to_string).unwrap_or_default();
+        assert!(broken.to_string().ends_with("attempt to index local 'none' (a nil value)"), "{broken}");
+        assert!(source.starts_with("stack traceback:") && !source.contains("attempt"), "{source}");
     }
 }

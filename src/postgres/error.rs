@@ -7,6 +7,9 @@ use deadpool_postgres::PoolError;
 use tokio_postgres::error::SqlState;
 
 /// Why PostgreSQL could not do what was asked.
+///
+/// The message is complete, and there is no [`source`](std::error::Error::source): the rest of what a server says, its
+/// DETAIL above all, may hold a row's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PostgresError {
     kind: Kind,

@@ -129,7 +129,11 @@ pub(crate) fn address(url: &str) -> Result<Endpoint, Error> {
     let for_tls = ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme));
     let lacking = for_tls && !cfg!(feature = "tls");
     let why = if lacking { ", which is TLS: this program was built without tollgate's feature \"tls\"" } else { "" };
-    let info = url.into_connection_info().map_err(|_| malformed(why))?;
+    let info = url.into_connection_info().map_err(|error| match error.detail() {
+        None => malformed(why).caused_by(error),
+        // It repeats a part of the address.
+        Some(_) => malformed(why),
+    })?;
     if matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
         return Err(malformed(", whose #insecure would leave the server's certificate unchecked"));
     }
@@ -281,7 +285,21 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(without_password(url), shown);
-            assert!(!Redis::open(url).unwrap_err().to_string().contains("hunter2"), "{url}");
+            let error = Redis::open(url).unwrap_err();
+            let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            assert!(!format!("{error} {source}").contains("hunter2"), "{url}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_address_is_the_source_unless_it_repeats_a_part() {
+        for (url, why) in [
+            ("redis://localhost/x", Some("Invalid database number - InvalidClientConfig")),
+            ("redis://localhost:1?protocol=hunter2", None),
+        ] {
+            let error = Redis::open(url).unwrap_err();
+            assert!(error.is_input(), "{url}: {error}");
+            assert_eq!(std::error::Error::source(&error).map(ToString::to_string).as_deref(), why, "{url}");
         }
     }
 

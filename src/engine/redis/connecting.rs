@@ -83,10 +83,11 @@ impl Redis {
             made
         });
         connect.await.unwrap_or_else(|ended| {
-            Err(match ended.is_panic() {
+            let error = match ended.is_panic() {
                 true => runtime::misused("one without I/O"),
                 false => Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down"),
-            })
+            };
+            Err(error.caused_by(ended))
         })
     }
 
@@ -94,7 +95,7 @@ impl Redis {
     /// may never come, and the next be answered at once.
     async fn make_at_last(&self, local: &Local) -> Result<Link, Error> {
         let late = |after| Error::deadline(after, false).at_connecting();
-        let began = Instant::now();
+        let (began, mut failed) = (Instant::now(), None);
         let mut attempts = FuturesUnordered::new();
         attempts.push(self.make());
         loop {
@@ -102,9 +103,15 @@ impl Redis {
                 Ok(Some(Ok(link))) => return Ok(link),
                 // What refuses will do so again.
                 Ok(Some(Err(error))) if attempts.is_empty() || !error.goes_to_policy() => return Err(error),
-                Ok(Some(Err(_))) => {}
+                Ok(Some(Err(error))) => failed = Some(error),
                 Ok(None) => return Err(late(began.elapsed())),
-                Err(_) if began.elapsed() >= LONGEST_CONNECT => return Err(late(LONGEST_CONNECT)),
+                Err(_) if began.elapsed() >= LONGEST_CONNECT => {
+                    let late = late(LONGEST_CONNECT);
+                    return Err(match failed {
+                        Some(error) => late.caused_by(error),
+                        None => late,
+                    });
+                }
                 Err(_) => {
                     // Whoever comes from now on needn't wait for it.
                     local.is_away(&late(SLOW_CONNECT));
