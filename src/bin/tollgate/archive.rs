@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -13,13 +14,13 @@ use tollgate::archive::{
 };
 
 use crate::db::Database;
+use crate::found;
 use crate::messages;
 use crate::moment::moment;
 use crate::options::{self, Shape, shape};
 use crate::output::{counted, timestamp};
 use crate::replay::interrupted;
 use crate::stored::{Fields, print_all, time};
-use crate::{Failure, Outcome, found};
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -148,7 +149,7 @@ struct Query {
 }
 
 impl ArchiveCommand {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         match self.command {
             Some(Command::List(list)) => list.run().await,
             Some(Command::Delete(delete)) => delete.run().await,
@@ -160,15 +161,15 @@ impl ArchiveCommand {
 }
 
 impl Store {
-    fn open(&self) -> Result<Archive, Failure> {
+    fn open(&self) -> Result<Archive> {
         Ok(Archive::open(&self.url)?)
     }
 }
 
 impl Run {
-    async fn run(self) -> Outcome {
+    async fn run(self) -> Result<ExitCode> {
         let (Some(store), Some(database)) = (&self.store, &self.database) else {
-            return Err(Failure::Told("archive: expected --store and --database, got one at most".into()));
+            bail!("archive: expected --store and --database, got one at most");
         };
         let (archive, postgres) = (store.open()?, database.open()?);
         if self.dry_run {
@@ -188,8 +189,8 @@ impl Run {
         let bar = Bar::new();
         let moved = tokio::select! {
             biased;
-            _ = interrupted() => Err(Failure::Told("interrupted: the next run goes on from here".into())),
-            moved = postgres.archive(&archive, &options, |progress| bar.show(progress)) => moved.map_err(Failure::from),
+            _ = interrupted() => Err(anyhow!("interrupted: the next run goes on from here")),
+            moved = postgres.archive(&archive, &options, |progress| bar.show(progress)) => moved.map_err(Into::into),
         };
         bar.0.finish_and_clear();
         let moved = moved?;
@@ -231,7 +232,7 @@ fn has_moved(month: &ArchivedMonth) -> String {
 }
 
 /// Says what is wrong with one month, where the others can still be seen to.
-fn told(error: ArchiveError) -> Result<ExitCode, Failure> {
+fn told(error: ArchiveError) -> Result<ExitCode> {
     if error.is_unreachable() {
         return Err(error.into());
     }
@@ -282,7 +283,7 @@ impl Bar {
 }
 
 impl List {
-    async fn run(self) -> Outcome {
+    async fn run(self) -> Result<ExitCode> {
         let (archive, years) = (self.store.open()?, self.keep.keep_years);
         let months = match self.expired {
             true => archive.expired(SystemTime::now(), years).await?,
@@ -314,7 +315,7 @@ fn fields(month: &ArchivedMonth, years: u16) -> Fields {
 }
 
 impl Delete {
-    async fn run(self) -> Outcome {
+    async fn run(self) -> Result<ExitCode> {
         let archive = self.store.open()?;
         let months: Vec<Month> = if self.expired {
             archive.expired(SystemTime::now(), self.keep.keep_years).await?.into_iter().collect()
@@ -342,7 +343,7 @@ impl Delete {
 }
 
 impl Verify {
-    async fn run(self) -> Outcome {
+    async fn run(self) -> Result<ExitCode> {
         let archive = self.store.open()?;
         let (mut lines, mut code) = (Vec::new(), ExitCode::SUCCESS);
         let months = if self.months.is_empty() {
@@ -373,7 +374,7 @@ impl Verify {
 }
 
 impl Query {
-    async fn run(self) -> Outcome {
+    async fn run(self) -> Result<ExitCode> {
         let archive = self.store.open()?;
         let shape = shape(self.format);
         let now = jiff::Timestamp::now();
@@ -423,10 +424,4 @@ fn row(row: &ArchivedRow) -> Fields {
         ("latency_us", json!(row.latency_us)),
     ];
     fields.into()
-}
-
-impl From<ArchiveError> for Failure {
-    fn from(error: ArchiveError) -> Self {
-        Self::Told(error.to_string())
-    }
 }

@@ -2,11 +2,11 @@
 
 use std::ffi::{OsStr, OsString};
 
+use anyhow::{Result, anyhow, bail, ensure};
 use clap::Args;
 use serde::{Serialize, Serializer};
 use tollgate::rules::Attributes;
 
-use crate::Failure;
 use crate::escape::shown;
 
 /// Names and values, each name once.
@@ -39,7 +39,7 @@ pub(crate) struct Described {
 }
 
 impl Described {
-    pub(crate) fn pairs(&self) -> Result<Pairs, Failure> {
+    pub(crate) fn pairs(&self) -> Result<Pairs> {
         let Self { user, ip, path, method, tier, api_key, others } = self;
         let known =
             [("user", user), ("ip", ip), ("path", path), ("method", method), ("tier", tier), ("api_key", api_key)];
@@ -47,27 +47,24 @@ impl Described {
         for (name, value) in known {
             let Some(value) = value else { continue };
             let (option, bytes) = (name.replace('_', "-"), value.as_encoded_bytes());
-            if bytes.is_empty() {
-                return Err(Failure::Told(format!("--{option}: expected at least one byte, got an empty one")));
-            }
-            if all.iter().any(|(other, _)| other == name) {
-                return Err(Failure::Told(format!("--attr: expected {name} once, got it beside --{option}")));
-            }
+            ensure!(!bytes.is_empty(), "--{option}: expected at least one byte, got an empty one");
+            let twice = all.iter().any(|(other, _)| other == name);
+            ensure!(!twice, "--attr: expected {name} once, got it beside --{option}");
             all.push((name.to_owned(), bytes.to_vec()));
         }
-        check(&all).map_err(|why| Failure::Told(format!("--{}", why.replacen("api_key:", "api-key:", 1))))?;
+        check(&all).map_err(|why| anyhow!("--{}", why.replacen("api_key:", "api-key:", 1)))?;
         Ok(all)
     }
 }
 
 /// What was given as NAME=VALUE, each name once.
-pub(crate) fn pairs(option: &str, given: &[OsString]) -> Result<Pairs, Failure> {
+pub(crate) fn pairs(option: &str, given: &[OsString]) -> Result<Pairs> {
     let mut pairs = Pairs::with_capacity(given.len());
     for given in given {
-        let pair = pair(given).map_err(|why| Failure::Told(format!("{option}: {why}")))?;
+        let pair = pair(given).map_err(|why| anyhow!("{option}: {why}"))?;
         if pairs.iter().any(|(earlier, _)| *earlier == pair.0) {
             let shown = shown(given.as_encoded_bytes());
-            return Err(Failure::Told(format!("{option}: expected {} once, got it again with {shown}", pair.0)));
+            bail!("{option}: expected {} once, got it again with {shown}", pair.0);
         }
         pairs.push(pair);
     }

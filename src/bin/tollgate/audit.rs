@@ -2,18 +2,19 @@
 
 use std::process::ExitCode;
 
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 use serde_json::{Value, json};
 use tollgate::RetryAfter;
 use tollgate::history::{AuditQuery, AuditRecord};
 
 use crate::db::Database;
+use crate::found;
 use crate::messages::note;
 use crate::moment::{moment, span, times};
 use crate::options::{Shape, from_one, shape};
 use crate::output::{human, micros};
 use crate::stored::{Fields, print_all};
-use crate::{Failure, Outcome, found};
 
 #[derive(Debug, Args)]
 pub(crate) struct Audit {
@@ -47,10 +48,8 @@ pub(crate) struct Audit {
 const ARCHIVED_AFTER: jiff::SignedDuration = jiff::SignedDuration::from_hours(31 * 24);
 
 impl Audit {
-    pub(crate) async fn run(self) -> Outcome {
-        if self.user.is_empty() {
-            return Err(Failure::Told("user: expected the name of a user, got none".into()));
-        }
+    pub(crate) async fn run(self) -> Result<ExitCode> {
+        ensure!(!self.user.is_empty(), "user: expected the name of a user, got none");
         let now = jiff::Timestamp::now();
         let range = match (&self.at, &self.from, &self.to) {
             (Some(at), _, _) => moment("--at", at, now)?,
@@ -59,7 +58,7 @@ impl Audit {
         };
         if range.start > range.end {
             let (from, end) = (range.start, range.end);
-            return Err(Failure::Told(format!("--from: expected a time before the end, {end:.0}, got {from:.0}")));
+            bail!("--from: expected a time before the end, {end:.0}, got {from:.0}");
         }
         let (from, to) = times(&range);
         let query = AuditQuery::new(&self.user, from, to).most(self.most);

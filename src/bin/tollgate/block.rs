@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Result;
 use clap::Args;
 use tollgate::Request;
 
-use crate::Outcome;
 use crate::options::{self, Options};
 use crate::output::{Line, Printer};
 use crate::probe::{decide, warn_of_a_fresh_key};
@@ -32,7 +32,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         let (subject, key) = self.about.whom(&self.whom, false)?.limits()?;
         let subject = subject.follow_policy(&self.options)?;
         let limiter = self.about.of_service(self.options.limiter_on_redis("block a key in")?)?;

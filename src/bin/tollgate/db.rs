@@ -5,14 +5,15 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
+use anyhow::Result;
 use clap::{Args, Subcommand};
 use tollgate::postgres::{Migration, Postgres, Writer};
 
+use crate::found;
 use crate::options::tls::Files;
 #[cfg(not(feature = "tls"))]
 use crate::options::tls::lacking;
 use crate::output::{QUIET, counted, human};
-use crate::{Failure, Outcome, found};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Db {
@@ -55,7 +56,7 @@ pub(crate) struct Author {
 }
 
 impl Database {
-    pub(crate) fn open(&self) -> Result<Postgres, Failure> {
+    pub(crate) fn open(&self) -> Result<Postgres> {
         let files = [&self.database_tls_ca, &self.database_tls_cert, &self.database_tls_key];
         let files = Files::new("--database-tls", files);
         #[cfg(feature = "tls")]
@@ -71,7 +72,7 @@ impl Database {
 }
 
 impl Db {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         match self {
             Self::Migrate(database) => {
                 let made = database.open()?.migrate().await?;

@@ -8,11 +8,12 @@ mod report;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::Args;
 use tollgate::Engine;
 
 use crate::options::{self, Options};
-use crate::{Failure, Outcome, found};
+use crate::{found, messages};
 use facts::{Finding, Level};
 
 #[derive(Debug, Args)]
@@ -25,7 +26,7 @@ pub(crate) struct Doctor {
 }
 
 impl Doctor {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         let deadline = self.options.deadline();
         let (nodes, of_cluster) = match self.options.redis()? {
             Some(Engine::Redis(redis)) => (vec![redis], false),
@@ -41,10 +42,10 @@ impl Doctor {
                     examined.push((facts.address, findings));
                 }
                 // The others are of interest all the same.
-                Err(Failure::Told(why)) if of_cluster => {
-                    examined.push((address, vec![Finding::new("reachable", Level::Unfit, why)]));
+                Err(error) if of_cluster => {
+                    examined.push((address, vec![Finding::new("reachable", Level::Unfit, messages::line(&error))]));
                 }
-                Err(failure) => return Err(failure),
+                Err(error) => return Err(error),
             }
         }
         let findings = examined.iter().flat_map(|(_, findings)| findings);

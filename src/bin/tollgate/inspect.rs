@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use tollgate::{Change, Limit, RetryAfter, State};
@@ -14,7 +15,6 @@ use crate::escape::shown;
 use crate::options::{Options, Shape};
 use crate::output::{counted, facts, json, micros};
 use crate::subject::{About, GRAMMAR, RulesAndKey, Subject};
-use crate::{Failure, Outcome};
 use explained::explained;
 
 #[derive(Debug, Args)]
@@ -67,7 +67,7 @@ struct Inspected<'a> {
 }
 
 impl Inspect {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         let (mut subject, key) = self.about.whom(&self.whom, false)?.limits()?;
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);
@@ -91,7 +91,7 @@ impl Inspect {
                 }
             }
         }
-        Ok::<_, Failure>(ExitCode::SUCCESS)
+        anyhow::Ok(ExitCode::SUCCESS)
     }
 }
 

@@ -4,15 +4,16 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
+use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tollgate::postgres::{KeyTerms, NewKey, OwnLimits, StoredKey};
 
 use crate::db::{Author, Database};
+use crate::found;
 use crate::messages::note;
 use crate::options::{self, Shape, shape};
 use crate::stored::{Fields, limits, print, print_all, time};
-use crate::{Failure, Outcome, found};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Keys {
@@ -107,7 +108,7 @@ pub(crate) struct Shown {
 }
 
 impl Keys {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         match self {
             Self::Create(create) => create.run().await,
             Self::Rotate(Rotate { change: Change { key, author }, overlap }) => {
@@ -144,7 +145,7 @@ impl Keys {
 }
 
 impl Create {
-    async fn run(self) -> Outcome {
+    async fn run(self) -> Result<ExitCode> {
         let mut own = OwnLimits::default();
         (own.per_second, own.per_hour, own.per_day) = (self.per_second, self.per_hour, self.per_day);
         own.burst = self.burst;
@@ -152,7 +153,7 @@ impl Create {
         (terms.name, terms.tier, terms.limits) = (self.name, self.tier, own);
         if let Some(length) = self.length {
             let end = SystemTime::now().checked_add(length);
-            let too_long = || Failure::Told("for: expected a time before the year 9999, got a longer one".into());
+            let too_long = || anyhow!("for: expected a time before the year 9999, got a longer one");
             terms.expires_at = Some(end.ok_or_else(too_long)?);
         }
         let made = self.author.database.open()?.create_key(&self.user, &terms, &self.author.by).await?;
@@ -161,7 +162,7 @@ impl Create {
 }
 
 /// The key alone on standard output, for a script to take.
-fn hand_out((key, stored): &(NewKey, StoredKey)) -> Outcome {
+fn hand_out((key, stored): &(NewKey, StoredKey)) -> Result<ExitCode> {
     let printed = writeln!(anstream::stdout(), "{}", key.secret());
     note(format_args!("this key is shown once: only its hash is stored. Its id is {}", stored.id));
     found(ExitCode::SUCCESS, printed)

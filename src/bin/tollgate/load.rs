@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use tollgate::{Limiter, Request};
@@ -21,7 +22,7 @@ use tollgate::{Limiter, Request};
 use crate::options::{self, Options};
 use crate::replay::interrupted;
 use crate::subject::{About, GRAMMAR, Subject};
-use crate::{Failure, Outcome, failed, found};
+use crate::{failed, found};
 use audit::{Audit, SLACK, Standard};
 use clock::Timeline;
 use keys::{Keys, Spread};
@@ -96,15 +97,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(200);
 
 impl Load {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         let subject = self.subject()?.follow_policy(&self.options)?;
         let cost = self.cost.unwrap_or(subject.cost);
         let subject = subject.at_cost(cost)?;
         if let Some(address) = self.options.remote().filter(|_| !self.remote) {
             let expected = "expected a Redis on this machine (or --remote, to load another)";
-            return Err(Failure::Told(format!("url: {expected}, got {address}")));
+            bail!("url: {expected}, got {address}");
         }
-        self.check_keys().map_err(Failure::Told)?;
+        self.check_keys()?;
         let prefix = self.about.own_prefix("load");
         let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
         self.options.say_who_decides();
@@ -145,7 +146,7 @@ impl Load {
         }
         if tally.asked() == 0 {
             let why = "it ended before the warm-up did";
-            return Err(Failure::Told(format!("no call was measured: {why}{}", tally.warmup)));
+            bail!("no call was measured: {why}{}", tally.warmup);
         }
         found(code, self.report(&run, &tally, &audit).print(anstream::stdout(), self.options.shape()))?;
         if let Some(unanswered) = tally.unanswered() {
@@ -161,17 +162,17 @@ impl Load {
         Ok(if faulty { ExitCode::from(1) } else { code })
     }
 
-    fn subject(&self) -> Result<Subject, Failure> {
+    fn subject(&self) -> Result<Subject> {
         let Some(service) = self.about.service()? else { return self.about.subject(&self.rules) };
         let [name] = self.rules.as_slice() else {
             let got = self.rules.len();
-            return Err(Failure::Told(format!("rule: expected the name of one with --rules, got {got} words")));
+            bail!("rule: expected the name of one with --rules, got {got} words");
         };
         let mut subject = service.drawn(name, self.about.attributes()?)?;
         subject.rule = self.about.blocking(subject.rule)?;
         if subject.counts_all_as_one() && self.keys != Spread::Hot {
             let why = format!("since rule {name} counts all these calls as one");
-            return Err(Failure::Told(format!("--keys: expected hot, {why}, got {}", self.keys.name())));
+            bail!("--keys: expected hot, {why}, got {}", self.keys.name());
         }
         Ok(subject)
     }
@@ -181,13 +182,13 @@ impl Load {
     }
 
     /// Nobody is left to believe that an option had its effect.
-    fn check_keys(&self) -> Result<(), String> {
+    fn check_keys(&self) -> Result<()> {
         let keys = self.keys.name();
         if self.keys != Spread::Zipf && self.zipf_exponent.is_some() {
-            return Err(format!("--zipf-exponent: expected --keys zipf beside it, got {keys}"));
+            bail!("--zipf-exponent: expected --keys zipf beside it, got {keys}");
         }
         if self.keys == Spread::Hot && self.key_count.is_some() {
-            return Err(format!("--key-count: expected --keys uniform or zipf beside it, got {keys}"));
+            bail!("--key-count: expected --keys uniform or zipf beside it, got {keys}");
         }
         Ok(())
     }

@@ -44,7 +44,6 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use tollgate::Charged;
 
 /// A rate limiter: every decision is one atomic Lua script on Redis.
 #[derive(Debug, Parser)]
@@ -122,17 +121,6 @@ enum Command {
     Stats(stats::Stats),
 }
 
-/// What ends a command early.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// Something broke or was misused: one line.
-    Told(String),
-    /// Whoever read the output has seen enough.
-    ReaderGone,
-}
-
-pub(crate) type Outcome = Result<ExitCode, Failure>;
-
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let arguments = match Tollgate::try_parse() {
@@ -164,8 +152,8 @@ async fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
-        Err(Failure::ReaderGone) => ExitCode::SUCCESS,
-        Err(Failure::Told(message)) => failed(&message),
+        Err(error) if reader_is_gone(&error) => ExitCode::SUCCESS,
+        Err(error) => failed(&messages::line(&error)),
     }
 }
 
@@ -191,41 +179,14 @@ fn misused(error: &clap::Error) -> ExitCode {
 }
 
 /// What was found, also if its reader has gone before the end.
-pub(crate) fn found(code: ExitCode, printed: io::Result<()>) -> Outcome {
-    match printed.map_err(Failure::from) {
-        Ok(()) | Err(Failure::ReaderGone) => Ok(code),
-        Err(failure) => Err(failure),
+pub(crate) fn found(code: ExitCode, printed: io::Result<()>) -> anyhow::Result<ExitCode> {
+    match printed {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(code),
     }
 }
 
-impl From<tollgate::Error> for Failure {
-    fn from(error: tollgate::Error) -> Self {
-        let said = messages::in_full(&error);
-        match error.charged() {
-            Charged::Unknown => Self::Told(format!("{said}; whether it took units can't be known")),
-            _ => Self::Told(said),
-        }
-    }
-}
-
-impl From<tollgate::RuleError> for Failure {
-    fn from(error: tollgate::RuleError) -> Self {
-        Self::Told(error.to_string())
-    }
-}
-
-#[cfg(feature = "postgres")]
-impl From<tollgate::postgres::PostgresError> for Failure {
-    fn from(error: tollgate::postgres::PostgresError) -> Self {
-        Self::Told(error.to_string())
-    }
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::BrokenPipe => Self::ReaderGone,
-            _ => Self::Told(format!("output: {error}")),
-        }
-    }
+/// Whether a command ended early since whoever read its output had seen enough.
+pub(crate) fn reader_is_gone(error: &anyhow::Error) -> bool {
+    messages::of_output(error).is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

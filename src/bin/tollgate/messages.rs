@@ -1,7 +1,9 @@
 //! What is said to people, on standard error. Where nobody listens any more, nothing is said, and nothing fails.
 
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{self, Write};
+
+use tollgate::Charged;
 
 use crate::output::{WRONG, human};
 
@@ -24,6 +26,34 @@ pub(crate) fn fault(fault: impl Display) {
     let _ = anstream::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
+/// What ended a command early: what it was about, and what went wrong. The library's own messages are complete, so that
+/// their sources aren't shown.
+pub(crate) fn line(error: &anyhow::Error) -> String {
+    if let Some(error) = of_output(error) {
+        return format!("output: {error}");
+    }
+    let mut line = Vec::new();
+    for cause in error.chain() {
+        if let Some(error) = cause.downcast_ref::<tollgate::Error>() {
+            let unknown =
+                if error.charged() == Charged::Unknown { "; whether it took units can't be known" } else { "" };
+            line.push(in_full(error) + unknown);
+            break;
+        }
+        line.push(cause.to_string());
+        #[cfg(feature = "archive")]
+        if cause.is::<tollgate::archive::ArchiveError>() {
+            break;
+        }
+    }
+    line.join(": ")
+}
+
+/// What went wrong with the output. Of a file that is read or written, the error has a context, which names the file.
+pub(crate) fn of_output(error: &anyhow::Error) -> Option<&io::Error> {
+    error.chain().next()?.downcast_ref()
+}
+
 /// What went wrong, with the times that its own message leaves out.
 pub(crate) fn in_full(error: &tollgate::Error) -> String {
     match (error.missed_deadline(), error.retry_in()) {
@@ -44,4 +74,32 @@ fn printable(message: &str) -> String {
 fn say(what: impl Display, message: impl Display) {
     let message = printable(&message.to_string());
     let _ = anstream::stderr().write_all(format!("{what} {message}\n").as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+    use crate::reader_is_gone;
+
+    #[test]
+    fn an_error_of_the_output_has_no_context_and_any_other_names_what_it_is_about() {
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let output = anyhow::Error::from(broken());
+        assert!(reader_is_gone(&output));
+        let file = Err::<(), _>(broken()).context("--out: a.lua").unwrap_err();
+        assert!(!reader_is_gone(&file));
+        assert_eq!(line(&file), format!("--out: a.lua: {}", broken()));
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        assert_eq!(line(&full.into()), format!("output: {}", io::Error::from(io::ErrorKind::StorageFull)));
+    }
+
+    #[test]
+    fn a_source_of_the_library_is_not_shown() {
+        let error = tollgate::Redis::open("redis://localhost/x").unwrap_err();
+        assert!(std::error::Error::source(&error).is_some());
+        let message = error.to_string();
+        assert_eq!(line(&anyhow::Error::from(error).context("here")), format!("here: {message}"));
+    }
 }

@@ -3,16 +3,15 @@
 use std::ops::Range;
 use std::time::SystemTime;
 
+use anyhow::{Result, anyhow};
 use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-use crate::Failure;
-
 /// The day, minute or second that a text names. A time without a day is the last one that has begun.
-pub(crate) fn moment(option: &str, text: &str, now: Timestamp) -> Result<Range<Timestamp>, Failure> {
+pub(crate) fn moment(option: &str, text: &str, now: Timestamp) -> Result<Range<Timestamp>> {
     let expected = "expected a time such as 14:03, 2026-11-23T14:03, 2026-11-23 or 2026-11-23T14:03:07+01:00";
-    let wrong = || Failure::Told(format!("{option}: {expected}, got '{text}'"));
+    let wrong = || anyhow!("{option}: {expected}, got '{text}'");
     let begins = |time: DateTime| time.to_zoned(TimeZone::UTC).map(|zoned| zoned.timestamp()).map_err(|_| wrong());
     let lasting = |from: Timestamp, length: SignedDuration| Ok(from..from.checked_add(length).map_err(|_| wrong())?);
     // The colons of an offset say nothing of how exact the time is.
@@ -49,7 +48,7 @@ pub(crate) fn moment(option: &str, text: &str, now: Timestamp) -> Result<Range<T
 }
 
 /// The times from one to the end of another, which without a day is the first such after that.
-pub(crate) fn span(from: &str, to: Option<&str>, now: Timestamp) -> Result<Range<Timestamp>, Failure> {
+pub(crate) fn span(from: &str, to: Option<&str>, now: Timestamp) -> Result<Range<Timestamp>> {
     let begin = moment("--from", from, now)?.start;
     let Some(to) = to else { return Ok(begin..now) };
     let mut end = moment("--to", to, now)?.end;

@@ -7,10 +7,11 @@ use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use tollgate::{By, Embedded, Engine, Limiter, OnError, Rule};
 
-use crate::{Failure, messages};
+use crate::messages;
 use tls::TlsFiles;
 
 #[derive(Debug, Args)]
@@ -82,7 +83,7 @@ impl Options {
     }
 
     /// A limiter on the engine that was asked for.
-    pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
+    pub(crate) fn limiter(&self) -> Result<Limiter> {
         let limiter = self.redis()?.map_or_else(|| Limiter::new(Embedded::new()), Limiter::new);
         Ok(limiter.deadline(self.deadline))
     }
@@ -95,7 +96,7 @@ impl Options {
     }
 
     /// A limiter on the Redis that was asked for, which a command on its state can't do without.
-    pub(crate) fn limiter_on_redis(&self, to: &str) -> Result<Limiter, Failure> {
+    pub(crate) fn limiter_on_redis(&self, to: &str) -> Result<Limiter> {
         match self.redis()? {
             Some(redis) => Ok(Limiter::new(redis).deadline(self.deadline)),
             None => Err(no_redis(to)),
@@ -103,10 +104,10 @@ impl Options {
     }
 
     /// The Redis that was asked for, if any.
-    pub(crate) fn redis(&self) -> Result<Option<Engine>, Failure> {
+    pub(crate) fn redis(&self) -> Result<Option<Engine>> {
         let Some(engine) = self.tls.open(self.url())? else {
             if self.confirmed_by > 0 {
-                return Err(Failure::Told("--confirmed-by: expected --url with it, got no --url".into()));
+                bail!("--confirmed-by: expected --url with it, got no --url");
             }
             return Ok(None);
         };
@@ -119,7 +120,7 @@ impl Options {
     }
 
     /// The rule, with what was asked for while Redis is away.
-    pub(crate) fn follow_policy(&self, rule: Rule) -> Result<Rule, Failure> {
+    pub(crate) fn follow_policy(&self, rule: Rule) -> Result<Rule> {
         let policy = match self.on_error {
             None => return Ok(rule),
             Some(Policy::Closed) => OnError::Closed,
@@ -131,8 +132,8 @@ impl Options {
 
     /// The same, of whichever rule applies: one that has less than a unit for each process is closed.
     pub(crate) fn follow_policy_or_close(&self, rule: Rule) -> Rule {
-        let closed = rule.clone().on_error(OnError::Closed);
-        self.follow_policy(rule.clone()).or(closed.map_err(Failure::from)).unwrap_or(rule)
+        let closed = || rule.clone().on_error(OnError::Closed).ok();
+        self.follow_policy(rule.clone()).ok().or_else(closed).unwrap_or(rule)
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -147,9 +148,9 @@ pub(crate) fn shape(asked: Option<Shape>) -> Shape {
 }
 
 /// There is no Redis to do this to.
-pub(crate) fn no_redis(to: &str) -> Failure {
+pub(crate) fn no_redis(to: &str) -> anyhow::Error {
     let expected = format!("expected the Redis to {to}, such as redis://127.0.0.1:6379 (--url or TOLLGATE_URL)");
-    Failure::Told(format!("url: {expected}, got none"))
+    anyhow!("url: {expected}, got none")
 }
 
 fn without_port(host: &str) -> &str {

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::{Result, anyhow};
 use clap::Args;
 use tollgate::{Change, Limiter, Request, Rule};
 
@@ -14,7 +15,7 @@ use crate::records::Op;
 use crate::service::Whom;
 use crate::subject::{About, GRAMMAR, RulesAndKey, Subject};
 use crate::verdict::VerdictLine;
-use crate::{Failure, Outcome, found, messages};
+use crate::{found, messages};
 
 #[derive(Debug, Args)]
 #[command(after_long_help = GRAMMAR)]
@@ -55,7 +56,7 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         let whom = self.about.whom(&self.whom, self.cost.is_none() && self.op.costs())?;
         if let Whom::Listed(listed) = &whom
             && self.op.asks()
@@ -77,7 +78,7 @@ impl Probe {
         // The others take or give back whatever is said.
         let takes_all = self.op.asks() && self.op != Op::AtMost;
         let subject = if takes_all { subject.at_cost(cost)? } else { subject };
-        self.op.check(self.id.is_some(), self.length.is_some()).map_err(|why| Failure::Told(format!("--{why}")))?;
+        self.op.check(self.id.is_some(), self.length.is_some()).map_err(|why| anyhow!("--{why}"))?;
         let limiter = self.about.of_service(self.options.limiter()?)?;
         self.options.say_who_decides();
         subject.say_who_overrides();

@@ -11,6 +11,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use tollgate::Rule;
@@ -20,7 +21,7 @@ use crate::output::Printer;
 use crate::records::{Format, KeyField, Record, Unreadable, Whom};
 use crate::service::Service;
 use crate::subject::{About, GRAMMAR, Subject};
-use crate::{Failure, Outcome};
+use crate::{messages, reader_is_gone};
 pub(crate) use player::unplayable;
 use player::{Player, Plays};
 use set::Set;
@@ -65,7 +66,7 @@ pub(crate) struct Replay {
 const LONG: usize = 2000;
 
 impl Replay {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         let service = self.about.service()?;
         let plays = match &service {
             None => Plays::Rule(Box::new(self.subject()?), HashSet::new()),
@@ -77,16 +78,16 @@ impl Replay {
         let mut player = Player::new(limiter, plays, printer, self.summary);
         let played = tokio::select! {
             biased;
-            told = interrupted() => told.map_err(Failure::from).and(Err(Failure::Told("interrupted".into()))),
+            told = interrupted() => Err(told.map_or_else(anyhow::Error::from, |()| anyhow!("interrupted"))),
             played = self.play(&mut player) => played,
         };
         let left = "in an hour, or twice the longest that the rule takes to reset";
         let forgotten = player.forget_keys().await;
         let forgotten =
-            forgotten.map_err(|error| format!("keys of prefix {prefix} are left, and expire {left}: {error}"));
+            forgotten.map_err(|error| anyhow!("keys of prefix {prefix} are left, and expire {left}: {error}"));
         match (played, forgotten) {
-            (Ok(()), forgotten) => forgotten.map_err(Failure::Told)?,
-            (Err(Failure::Told(why)), Err(left)) => return Err(Failure::Told(format!("{why}; {left}"))),
+            (Ok(()), forgotten) => forgotten?,
+            (Err(why), Err(left)) if !reader_is_gone(&why) => bail!("{}; {left}", messages::line(&why)),
             (Err(why), _) => return Err(why),
         }
         player.flush()?;
@@ -96,7 +97,7 @@ impl Replay {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn subject(&self) -> Result<Subject, Failure> {
+    fn subject(&self) -> Result<Subject> {
         let mut subject = self.about.subject(&self.rule)?.follow_policy(&self.options)?;
         if self.overage {
             subject.rule = subject.rule.count_denials(true);
@@ -104,19 +105,19 @@ impl Replay {
         Ok(subject)
     }
 
-    fn set<'s>(&'s self, service: &'s Service) -> Result<Set<'s>, Failure> {
+    fn set<'s>(&'s self, service: &'s Service) -> Result<Set<'s>> {
         let only = match self.rule.as_slice() {
             [] => None,
             [name] => Some(service.definition(name)?.name.as_str()),
             several => {
                 let got = several.len();
-                return Err(Failure::Told(format!("--rule: expected the name of one with --rules, got {got}")));
+                bail!("--rule: expected the name of one with --rules, got {got}");
             }
         };
         let hashed = service.rules.definitions().iter().find(|rule| rule.hash_keys == Some(true));
         if let (Some(rule), false) = (hashed, self.about.has_key_secret()?) {
             let why = "expected a secret to hash its keys by (--key-secret-file or TOLLGATE_KEY_SECRET), got none";
-            return Err(Failure::Told(format!("rule {}: {why}", rule.name)));
+            bail!("rule {}: {why}", rule.name);
         }
         // A rule that can't block stays as it is.
         let adapted = |rule: Rule| {
@@ -128,7 +129,7 @@ impl Replay {
         Ok(Set { rules, only, given, adapted, touched: self.options.url().map(|_| HashMap::new()) })
     }
 
-    async fn play(&self, player: &mut Player<'_, impl Write>) -> Result<(), Failure> {
+    async fn play(&self, player: &mut Player<'_, impl Write>) -> Result<()> {
         let by_key = Whom::Key(self.key.unwrap_or(KeyField::Ip));
         let about = if player.plays_a_set() { Whom::Attributes } else { by_key };
         let source = Source { path: &self.file, format: self.input, about, strict: self.strict };
@@ -150,7 +151,7 @@ impl Replay {
         player: &mut Player<'_, impl Write>,
         records: &mut source::Records,
         warnings: &mut Warnings,
-    ) -> Result<(), Failure> {
+    ) -> Result<()> {
         let (mut latest, mut said) = (0, false);
         while let Some(item) = records.recv().await {
             let item = item.map_err(|error| warnings.broken(&error))?;
@@ -172,7 +173,7 @@ impl Replay {
         player: &mut Player<'_, impl Write>,
         records: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
         warnings: &mut Warnings,
-    ) -> Result<(), Failure> {
+    ) -> Result<()> {
         let records = self.in_order_of_play(player, records, warnings)?;
         self.options.say_who_decides();
         let progress = self.progress(records.len());
@@ -189,7 +190,7 @@ impl Replay {
         player: &mut Player<'_, impl Write>,
         items: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
         warnings: &mut Warnings,
-    ) -> Result<Vec<Record>, Failure> {
+    ) -> Result<Vec<Record>> {
         let mut records = Vec::new();
         let mut latest = 0;
         for item in items {
@@ -225,11 +226,7 @@ impl Replay {
     }
 }
 
-async fn play_one(
-    player: &mut Player<'_, impl Write>,
-    record: &Record,
-    warnings: &mut Warnings,
-) -> Result<(), Failure> {
+async fn play_one(player: &mut Player<'_, impl Write>, record: &Record, warnings: &mut Warnings) -> Result<()> {
     match player.play(record).await? {
         None => Ok(()),
         Some(unreadable) => readable(Err(unreadable), player, warnings).map(|_| ()),
@@ -241,7 +238,7 @@ fn readable(
     item: Result<Record, Unreadable>,
     player: &mut Player<'_, impl Write>,
     warnings: &mut Warnings,
-) -> Result<Option<Record>, Failure> {
+) -> Result<Option<Record>> {
     match item {
         Ok(record) => {
             warnings.read();

@@ -4,19 +4,20 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::{Result, anyhow};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tollgate::{Limiter, Request, Rule};
 
 use crate::attributes::{self, pairs};
+use crate::messages;
 use crate::options::{Options, Shape};
 use crate::output::{Line, Printer, counted, json};
 use crate::probe::warn_of_a_fresh_key;
 use crate::records::Op;
 use crate::service::Service;
 use crate::subject::{Place, name_of};
-use crate::{Failure, Outcome, messages};
 
 #[derive(Debug, Args)]
 pub(crate) struct Reset {
@@ -46,7 +47,7 @@ struct Report<'a> {
 }
 
 impl Reset {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         let names = self.rules.iter().map(|rule| name_of(rule)).collect::<Result<Vec<_>, _>>()?;
         let service = self.file.as_deref().map(Service::read).transpose()?;
         if let Some(service) = &service {
@@ -74,9 +75,9 @@ impl Reset {
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn reset_one(&self, service: &Service, names: &[String]) -> Outcome {
+    async fn reset_one(&self, service: &Service, names: &[String]) -> Result<ExitCode> {
         let given = pairs("--attr", &self.attributes)?;
-        attributes::check(&given).map_err(|why| Failure::Told(format!("--attr: {why}")))?;
+        attributes::check(&given).map_err(|why| anyhow!("--attr: {why}"))?;
         let key = self.key.as_deref().map(OsStr::as_encoded_bytes);
         let whom = |name: &String| service.whom(name, key, given.clone(), false)?.limits();
         let all = names.iter().map(whom).collect::<Result<Vec<_>, _>>()?;

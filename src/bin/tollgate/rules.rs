@@ -8,9 +8,10 @@ mod explained;
 #[cfg(feature = "postgres")]
 mod push;
 
-use clap::Subcommand;
+use std::process::ExitCode;
 
-use crate::Outcome;
+use anyhow::Result;
+use clap::Subcommand;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Rules {
@@ -46,7 +47,7 @@ pub(crate) enum Rules {
 }
 
 impl Rules {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         match self {
             Self::Check(check) => check.run(),
             Self::Explain(explain) => explain.run(),

@@ -4,10 +4,11 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use tollgate::Script;
 
-use crate::{Failure, Outcome, found};
+use crate::found;
 
 #[derive(Debug, Args)]
 pub(crate) struct ScriptCommand {
@@ -23,13 +24,13 @@ pub(crate) struct ScriptCommand {
 }
 
 impl ScriptCommand {
-    pub(crate) fn run(self) -> Outcome {
+    pub(crate) fn run(self) -> Result<ExitCode> {
         let scripts: Vec<_> =
             Script::all().filter(|script| self.name.as_ref().is_none_or(|name| script.name() == name)).collect();
         let [first, ..] = scripts.as_slice() else {
             let names: Vec<_> = Script::all().map(Script::name).collect();
             let got = self.name.unwrap_or_default();
-            return Err(Failure::Told(format!("script: expected one of {}, got {got:?}", names.join(", "))));
+            bail!("script: expected one of {}, got {got:?}", names.join(", "));
         };
         let mut out = anstream::stdout();
         let Some(directory) = &self.out else {
@@ -40,8 +41,7 @@ impl ScriptCommand {
         };
         for script in scripts {
             let file = directory.join(format!("{}.lua", script.name()));
-            let written = std::fs::write(&file, script.text());
-            written.map_err(|error| Failure::Told(format!("--out: {}: {error}", file.display())))?;
+            std::fs::write(&file, script.text()).with_context(|| format!("--out: {}", file.display()))?;
         }
         Ok(ExitCode::SUCCESS)
     }

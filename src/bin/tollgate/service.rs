@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::{Result, anyhow, bail};
 use tollgate::rules::{Action, Cost, Definition, Effect, RuleSet};
 
-use crate::Failure;
 use crate::attributes::{self, Pairs, of_key};
 use crate::escape::shown;
 use crate::subject::Subject;
@@ -46,35 +46,33 @@ pub(crate) struct Listed {
 
 impl Whom {
     /// For what is only done to keys that are counted.
-    pub(crate) fn limits(self) -> Result<(Subject, Vec<u8>), Failure> {
+    pub(crate) fn limits(self) -> Result<(Subject, Vec<u8>)> {
         match self {
             Self::Limits(subject, key) => Ok((*subject, key)),
             Self::Listed(Listed { rule, key, allowed }) => {
                 let does = if allowed { "allowed" } else { "blocked" };
                 let key = shown(key.as_bytes());
-                Err(Failure::Told(format!("rule {rule}: {key} is {does} by an override, so no limit counts it")))
+                bail!("rule {rule}: {key} is {does} by an override, so no limit counts it")
             }
         }
     }
 }
 
 impl Service {
-    pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
+    pub(crate) fn read(file: &Path) -> Result<Self> {
         if file.to_string_lossy().contains("://") {
             // It may hold a password.
-            return Err(Failure::Told(
-                "expected a file of rules, got an address: tollgate rules pull writes one".into(),
-            ));
+            bail!("expected a file of rules, got an address: tollgate rules pull writes one");
         }
         let rules = RuleSet::read(file).map_err(|error| {
             let more = if error.faults().len() > 1 { "; tollgate rules check shows them all" } else { "" };
-            Failure::Told(format!("{error}{more}"))
+            anyhow!("{error}{more}")
         })?;
         Ok(Self { file: file.to_owned(), rules })
     }
 
     /// The rule of this name, as it is written.
-    pub(crate) fn definition(&self, name: &str) -> Result<&Definition, Failure> {
+    pub(crate) fn definition(&self, name: &str) -> Result<&Definition> {
         let definitions = self.rules.definitions();
         definitions.iter().find(|rule| rule.name == name).ok_or_else(|| {
             let mut names: Vec<_> = definitions.iter().take(NAMED).map(|rule| rule.name.as_str()).collect();
@@ -83,26 +81,26 @@ impl Service {
                 names.push(&more);
             }
             let (file, names) = (self.file.display(), names.join(", "));
-            Failure::Told(format!("rule: expected one of {file} ({names}), got {}", shown(name.as_bytes())))
+            anyhow!("rule: expected one of {file} ({names}), got {}", shown(name.as_bytes()))
         })
     }
 
     /// The rule of this name if it has limits, as it is written.
-    pub(crate) fn with_limits(&self, name: &str) -> Result<&Definition, Failure> {
+    pub(crate) fn with_limits(&self, name: &str) -> Result<&Definition> {
         let definition = self.definition(name)?;
         let does = match definition.action {
             Action::Block => "blocks",
             Action::Allow => "allows",
             _ => return Ok(definition),
         };
-        Err(Failure::Told(format!("rule {name}: expected one with limits, got one that {does} and counts nothing")))
+        bail!("rule {name}: expected one with limits, got one that {does} and counts nothing")
     }
 
     /// The limits that the rule has for a request of this key and these attributes, and the key as it is counted. Who
     /// doesn't ask for the rule's cost needn't give the attribute that says it.
-    pub(crate) fn whom(&self, name: &str, key: Option<&[u8]>, mut given: Pairs, costs: bool) -> Result<Whom, Failure> {
+    pub(crate) fn whom(&self, name: &str, key: Option<&[u8]>, mut given: Pairs, costs: bool) -> Result<Whom> {
         let definition = self.with_limits(name)?;
-        let told = |why: String| Failure::Told(format!("rule {name}: {why}"));
+        let told = |why: String| anyhow!("rule {name}: {why}");
         let is_cost = |attribute: &str| matches!(&definition.cost, Cost::Attribute(cost) if cost == attribute);
         if !costs
             && let Cost::Attribute(cost) = &definition.cost
@@ -145,14 +143,14 @@ impl Service {
     }
 
     /// The rule's own limits, for requests that are made up.
-    pub(crate) fn drawn(&self, name: &str, given: Pairs) -> Result<Subject, Failure> {
+    pub(crate) fn drawn(&self, name: &str, given: Pairs) -> Result<Subject> {
         let mut definition = self.with_limits(name)?.clone();
         definition.overrides.clear();
         definition.block.clear();
         definition.allow.clear();
         let is_given = |name: &String| given.iter().any(|(given, _)| given == name);
         let varying: Vec<_> = counted(&definition).iter().filter(|name| !is_given(name)).cloned().collect();
-        let rules = RuleSet::new([definition]).map_err(|error| Failure::Told(error.to_string()))?;
+        let rules = RuleSet::new([definition])?;
         let drawn = Drawn { rules, name: name.to_owned(), given, varying };
         let alone = Self { file: self.file.clone(), rules: drawn.rules.clone() };
         let (subject, _) = alone.whom(name, None, drawn.attributes(0), true)?.limits()?;

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
+use anyhow::{Result, anyhow, ensure};
 use clap::{Args, ValueEnum};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -11,12 +12,12 @@ use tollgate::history::{Stats as Counted, StatsQuery, Width};
 
 use crate::db::Database;
 use crate::escape::shown;
+use crate::found;
 use crate::messages::note;
 use crate::moment::{span, times};
 use crate::options::{self, Shape, shape};
 use crate::output::{QUIET, RIGHT, WRONG, counted, human, json as print_json, micros, width};
 use crate::stored::time;
-use crate::{Failure, Outcome, found};
 
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
@@ -75,7 +76,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 const LEAST_PLOT: usize = 40;
 
 impl Stats {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         let now = Timestamp::now();
         let (from, end) = match &self.from {
             Some(from) => {
@@ -85,16 +86,14 @@ impl Stats {
             None => {
                 let ago = SignedDuration::try_from(self.last.unwrap_or(DAY)).ok();
                 let from = ago.and_then(|ago| now.checked_sub(ago).ok());
-                let too_long = || Failure::Told("--last: expected a time after the year 0, got a longer one".into());
+                let too_long = || anyhow!("--last: expected a time after the year 0, got a longer one");
                 (from.ok_or_else(too_long)?, now)
             }
         };
         let fitting = || fitting(end.duration_since(from));
         let exact = || self.per.and_then(|_| exact(from, end));
         let unit = self.by.or_else(exact).unwrap_or_else(fitting);
-        if from > end {
-            return Err(Failure::Told(format!("--from: expected a time before the end, {end:.0}, got {from:.0}")));
-        }
+        ensure!(from <= end, "--from: expected a time before the end, {end:.0}, got {from:.0}");
         // What began before and goes on is part of it.
         let asked = from;
         let from = unit.beginning(from);

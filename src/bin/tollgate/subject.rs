@@ -4,15 +4,16 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use tollgate::rules::Charge;
 use tollgate::{KeySecret, Limit, LimitDecision, Limiter, Rule};
 
 use crate::attributes::{self, Pairs, pairs};
 use crate::escape::shown;
+use crate::messages;
 use crate::options::{self, Options};
 use crate::service::{Drawn, Service, Whom};
-use crate::{Failure, messages};
 
 /// What a rule is called that is given without a name.
 pub(crate) const UNNAMED: &str = "cli";
@@ -79,21 +80,21 @@ pub(crate) struct RulesAndKey {
 
 impl RulesAndKey {
     /// Of a rule in a service's set.
-    fn name_and_key(&self) -> Result<(String, Option<&[u8]>), Failure> {
+    fn name_and_key(&self) -> Result<(String, Option<&[u8]>)> {
         let name = |name: &OsString| name.to_string_lossy().into_owned();
         match self.rules_and_key.as_slice() {
             [one] => Ok((name(one), None)),
             [one, key] => Ok((name(one), Some(key.as_encoded_bytes()))),
             several => {
                 let expected = "expected the NAME of one of its rules and a KEY with --rules";
-                Err(told(format!("{expected}, got {} words", several.len())))
+                bail!("{expected}, got {} words", several.len())
             }
         }
     }
 
-    pub(crate) fn split(&self) -> Result<(Vec<String>, &[u8]), Failure> {
+    pub(crate) fn split(&self) -> Result<(Vec<String>, &[u8])> {
         let Some((key, rules @ [_, ..])) = self.rules_and_key.split_last() else {
-            return Err(told("expected RULE... KEY, such as \"token-bucket 5/10s\" user:42, got only one of them"));
+            bail!("expected RULE... KEY, such as \"token-bucket 5/10s\" user:42, got only one of them");
         };
         Ok((rules.iter().map(|rule| rule.to_string_lossy().into_owned()).collect(), key.as_encoded_bytes()))
     }
@@ -151,17 +152,17 @@ pub(crate) struct Subject {
 
 impl About {
     /// The rule that is written so, with the parts that its limits count.
-    pub(crate) fn subject(&self, rules: &[String]) -> Result<Subject, Failure> {
+    pub(crate) fn subject(&self, rules: &[String]) -> Result<Subject> {
         let rule = match rules {
             [one] if is_json(one) => from_json(one, self.name.as_deref())?,
-            [] => return Err(told("rule: expected at least one, such as \"token-bucket 5/10s\", got none")),
+            [] => bail!("rule: expected at least one, such as \"token-bucket 5/10s\", got none"),
             lines => from_lines(lines, self.name.as_deref().unwrap_or(UNNAMED))?,
         };
         Subject::of(self.blocking(rule)?, pairs("--part", &self.parts)?)
     }
 
     /// The rule, and the key that it counts. What a request costs by the rule needn't be given unless it is asked for.
-    pub(crate) fn whom(&self, whom: &RulesAndKey, costs: bool) -> Result<Whom, Failure> {
+    pub(crate) fn whom(&self, whom: &RulesAndKey, costs: bool) -> Result<Whom> {
         let Some(service) = self.service()? else {
             let (rules, key) = whom.split()?;
             return Ok(Whom::Limits(Box::new(self.subject(&rules)?), key.to_vec()));
@@ -175,7 +176,7 @@ impl About {
     }
 
     /// The rule, which blocks who is denied if that was asked for.
-    pub(crate) fn blocking(&self, rule: Rule) -> Result<Rule, Failure> {
+    pub(crate) fn blocking(&self, rule: Rule) -> Result<Rule> {
         Ok(match self.block_for {
             Some(time) => rule.block_for(time)?,
             None => rule,
@@ -183,29 +184,29 @@ impl About {
     }
 
     /// The service's set of rules, if it was given.
-    pub(crate) fn service(&self) -> Result<Option<Service>, Failure> {
+    pub(crate) fn service(&self) -> Result<Option<Service>> {
         self.set.as_deref().map(Service::read).transpose()
     }
 
     /// What was given of a request, for a set of rules.
-    pub(crate) fn attributes(&self) -> Result<Pairs, Failure> {
+    pub(crate) fn attributes(&self) -> Result<Pairs> {
         let given = pairs("--attr", &self.parts)?;
-        attributes::check(&given).map_err(|why| told(format!("--attr: {why}")))?;
+        attributes::check(&given).map_err(|why| anyhow!("--attr: {why}"))?;
         Ok(given)
     }
 
     /// Whether a secret to hash keys by was given.
-    pub(crate) fn has_key_secret(&self) -> Result<bool, Failure> {
+    pub(crate) fn has_key_secret(&self) -> Result<bool> {
         self.place.key_secret().map(|secret| secret.is_some())
     }
 
     /// The limiter, of the service's keys.
-    pub(crate) fn of_service(&self, limiter: Limiter) -> Result<Limiter, Failure> {
+    pub(crate) fn of_service(&self, limiter: Limiter) -> Result<Limiter> {
         self.place.of_service(limiter)
     }
 
     /// The limiter, of keys of its own that are spelled as the service's are.
-    pub(crate) fn of_prefix(&self, prefix: &str, limiter: Limiter) -> Result<Limiter, Failure> {
+    pub(crate) fn of_prefix(&self, prefix: &str, limiter: Limiter) -> Result<Limiter> {
         self.place.of_prefix(prefix, limiter)
     }
 
@@ -220,11 +221,11 @@ impl Place {
         &self.prefix
     }
 
-    pub(crate) fn of_service(&self, limiter: Limiter) -> Result<Limiter, Failure> {
+    pub(crate) fn of_service(&self, limiter: Limiter) -> Result<Limiter> {
         self.of_prefix(&self.prefix, limiter)
     }
 
-    fn of_prefix(&self, prefix: &str, limiter: Limiter) -> Result<Limiter, Failure> {
+    fn of_prefix(&self, prefix: &str, limiter: Limiter) -> Result<Limiter> {
         let limiter = limiter.prefix(prefix)?;
         Ok(match self.key_secret()? {
             Some(secret) => limiter.key_secret(&secret),
@@ -232,12 +233,12 @@ impl Place {
         })
     }
 
-    fn key_secret(&self) -> Result<Option<KeySecret>, Failure> {
+    fn key_secret(&self) -> Result<Option<KeySecret>> {
         let given = |path: &&PathBuf| !path.as_os_str().is_empty();
         let (secret, whence) = match self.key_secret_file.as_ref().filter(given) {
             Some(path) => {
                 let whence = format!("--key-secret-file {}", path.display());
-                let mut secret = std::fs::read(path).map_err(|error| told(format!("{whence}: {error}")))?;
+                let mut secret = std::fs::read(path).with_context(|| whence.clone())?;
                 if secret.pop_if(|byte| *byte == b'\n').is_some() {
                     secret.pop_if(|byte| *byte == b'\r');
                 }
@@ -248,12 +249,12 @@ impl Place {
                 None => return Ok(None),
             },
         };
-        KeySecret::new(secret).map(Some).map_err(|error| told(format!("{whence}: {error}")))
+        KeySecret::new(secret).map(Some).context(whence)
     }
 }
 
 impl Subject {
-    fn of(rule: Rule, parts: Pairs) -> Result<Self, Failure> {
+    fn of(rule: Rule, parts: Pairs) -> Result<Self> {
         let counted: Vec<_> = rule.counted_parts().map(|part| part.map(str::to_owned)).collect();
         let (tag, cost) = (rule.tag().map(str::to_owned), rule.default_cost());
         let needed = counted.iter().flatten().chain(&tag);
@@ -264,7 +265,7 @@ impl Subject {
             let expected =
                 if names.is_empty() { "none, since it counts the key alone".to_owned() } else { names.join(", ") };
             let name = rule.name().unwrap_or_default();
-            return Err(told(format!("--part: of rule {name}, expected {expected}, got {unknown}")));
+            bail!("--part: of rule {name}, expected {expected}, got {unknown}");
         }
         if let Some(missing) = needed.clone().find(|name| !parts.iter().any(|(given, _)| given == *name)) {
             let why = match counted.iter().position(|part| part.as_ref() == Some(missing)) {
@@ -272,7 +273,7 @@ impl Subject {
                 None => "the tag of its keys".to_owned(),
             };
             let name = rule.name().unwrap_or_default();
-            return Err(told(format!("rule {name}: expected --part {missing}=VALUE, {why}, got none")));
+            bail!("rule {name}: expected --part {missing}=VALUE, {why}, got none");
         }
         Ok(Self { rule, cost, counted, parts, overridden: None, drawn: None })
     }
@@ -311,7 +312,7 @@ impl Subject {
 
     /// A rule of these limits on the key.
     #[cfg(test)]
-    pub(crate) fn of_lines(limits: &str) -> Result<Self, Failure> {
+    pub(crate) fn of_lines(limits: &str) -> Result<Self> {
         Self::of(from_lines(&[limits.to_owned()], UNNAMED)?, Vec::new())
     }
 
@@ -347,14 +348,14 @@ impl Subject {
     }
 
     /// With the policy that was asked for while Redis is away.
-    pub(crate) fn follow_policy(mut self, options: &Options) -> Result<Self, Failure> {
+    pub(crate) fn follow_policy(mut self, options: &Options) -> Result<Self> {
         self.rule = options.follow_policy(self.rule)?;
         Ok(self)
     }
 
     /// With what each call takes, if it has shards: then a cost that none of them admits is a mistake. Otherwise that is
     /// a denial, with "never".
-    pub(crate) fn at_cost(mut self, cost: u64) -> Result<Self, Failure> {
+    pub(crate) fn at_cost(mut self, cost: u64) -> Result<Self> {
         if self.rule.limits().any(|limit| limit.shards() > 1) {
             self.rule = self.rule.cost(cost)?;
         }
@@ -369,7 +370,7 @@ pub(crate) fn own_prefix(prefix: &str, what: &str) -> String {
 }
 
 /// The name of a rule, whose text may be all of it.
-pub(crate) fn name_of(rule: &str) -> Result<String, Failure> {
+pub(crate) fn name_of(rule: &str) -> Result<String> {
     if is_json(rule) { Ok(from_json(rule, None)?.name().unwrap_or_default().to_owned()) } else { Ok(rule.to_owned()) }
 }
 
@@ -378,14 +379,14 @@ fn is_json(rule: &str) -> bool {
 }
 
 /// A rule in the form that a service's own has as JSON, under this name if it leaves it out.
-fn from_json(text: &str, name: Option<&str>) -> Result<Rule, Failure> {
+fn from_json(text: &str, name: Option<&str>) -> Result<Rule> {
     let rule: Rule = serde_json::from_str(text).map_err(|error| {
         let expected = "expected {\"name\": \"api\", \"limits\": [\"gcra 10/1s\"]} or the like";
-        told(format!("rule in JSON: {expected}, got one with a mistake: {error}"))
+        anyhow!("rule in JSON: {expected}, got one with a mistake: {error}")
     })?;
     match (rule.name(), name) {
         (Some(own), Some(name)) if own != name => {
-            Err(told(format!("--name: expected {own}, as the rule in JSON says, got {name}")))
+            bail!("--name: expected {own}, as the rule in JSON says, got {name}")
         }
         (Some(_), _) => Ok(rule),
         (None, name) => Ok(rule.named(name.unwrap_or(UNNAMED))?),
@@ -393,31 +394,27 @@ fn from_json(text: &str, name: Option<&str>) -> Result<Rule, Failure> {
 }
 
 /// A rule of this name that has these limits.
-pub(crate) fn from_lines(rules: &[String], name: &str) -> Result<Rule, Failure> {
+pub(crate) fn from_lines(rules: &[String], name: &str) -> Result<Rule> {
     if let Some(json) = rules.iter().find(|rule| is_json(rule)) {
         let why = "expected a rule in JSON alone, with all its limits in its list";
-        return Err(told(format!("rule: {why}, got others beside {}", json.trim())));
+        bail!("rule: {why}, got others beside {}", json.trim());
     }
     let read = rules.iter().map(|rule| line(rule)).collect::<Result<Vec<_>, _>>()?;
     let mut limits = read.iter().flat_map(Rule::limits).cloned();
-    let first = limits.next().ok_or_else(|| told("rule: expected a limit, got nothing"))?;
+    let first = limits.next().context("rule: expected a limit, got nothing")?;
     limits.try_fold(Rule::new(name, first)?, |rule, limit| Ok(rule.and(limit)?))
 }
 
 /// One limit, or several with commas between them, with a hint where quotes seem to be missing.
-fn line(text: &str) -> Result<Rule, Failure> {
+fn line(text: &str) -> Result<Rule> {
     text.parse().map_err(|error| {
         let unquoted = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
         let hint = if unquoted { "; is a rule not quoted, as in \"token-bucket 5/10s\"?" } else { "" };
-        told(format!("{error}{hint}"))
+        anyhow!("{error}{hint}")
     })
 }
 
 /// What a decision calls a limit.
 pub(crate) fn title(limit: &Limit) -> String {
     limit.name().map_or_else(|| limit.to_string(), str::to_owned)
-}
-
-fn told(message: impl Into<String>) -> Failure {
-    Failure::Told(message.into())
 }

@@ -3,16 +3,17 @@
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tollgate::postgres::{OwnLimits, Postgres, StoredUser};
 
 use crate::db::{Author, Database};
 use crate::escape::shown;
+use crate::found;
 use crate::messages::note;
 use crate::options::{self, Shape, shape};
 use crate::stored::{Fields, limits, print, print_all, time};
-use crate::{Failure, Outcome, found};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Users {
@@ -94,7 +95,7 @@ pub(crate) struct All {
 }
 
 impl Users {
-    pub(crate) async fn run(self) -> Outcome {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
         match self {
             Self::Block(block) => block.run().await,
             Self::Unblock(Change { user, author: Author { by, database } }) => {
@@ -121,12 +122,12 @@ impl Users {
 }
 
 impl Block {
-    async fn run(self) -> Outcome {
+    async fn run(self) -> Result<ExitCode> {
         let Change { user, author: Author { by, database } } = self.change;
         warn_of_a_key(&user);
         let end = self.length.map(|length| {
             let end = SystemTime::now().checked_add(length);
-            end.ok_or_else(|| Failure::Told("for: expected a time before the year 9999, got a longer one".into()))
+            end.context("for: expected a time before the year 9999, got a longer one")
         });
         let until = end.transpose()?;
         database.open()?.block_user(&user, self.reason.as_deref(), until, &by).await?;
@@ -138,7 +139,7 @@ impl Block {
 }
 
 impl Set {
-    async fn run(self) -> Outcome {
+    async fn run(self) -> Result<ExitCode> {
         let Change { user, author: Author { by, database } } = self.change;
         let postgres: Postgres = database.open()?;
         warn_of_a_key(&user);
@@ -162,7 +163,7 @@ fn warn_of_a_key(user: &str) {
 }
 
 /// `user 42: blocked until lifted`
-fn say(user: &str, what: &str, code: ExitCode) -> Outcome {
+fn say(user: &str, what: &str, code: ExitCode) -> Result<ExitCode> {
     use std::io::Write;
     found(code, writeln!(anstream::stdout(), "user {}: {what}", shown(user.as_bytes())))
 }

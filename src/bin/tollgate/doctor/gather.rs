@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use anyhow::{Result, anyhow};
 use futures_util::future::join_all;
 use jiff::{Timestamp, tz::TimeZone};
 use tollgate::redis::aio::{ConnectionLike, MultiplexedConnection};
@@ -13,7 +14,6 @@ use tollgate::{Algorithm, Limiter, Redis, Request, Rule};
 
 use super::commands;
 use super::facts::{Clock, Facts, Fields, Known, Latency, Missing, Refusal, Trial, Why};
-use crate::Failure;
 use crate::output::micros;
 use crate::subject::{from_lines, own_prefix};
 
@@ -65,7 +65,7 @@ struct Asked {
     until: Instant,
 }
 
-pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadline: Duration) -> Result<Facts, Failure> {
+pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadline: Duration) -> Result<Facts> {
     let scratch = own_prefix(prefix, "doctor");
     let client = &redis.client(deadline).await?;
     let sentinels = said_by_sentinels(&redis, deadline).await;
@@ -79,7 +79,7 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
     let address = client.get_connection_info();
     let mut asked = Asked::connect(client, deadline)
         .await
-        .map_err(|why| Failure::Told(format!("no connection to redis at {}: {why}", address.addr())))?;
+        .map_err(|why| anyhow!("no connection to redis at {}: {why}", address.addr()))?;
 
     let mut general = Pipeline::new();
     general.cmd("INFO").cmd("CONFIG").arg("GET").arg(&SETTINGS[..]);
@@ -212,7 +212,7 @@ impl Asked {
     }
 
     /// Of the script that decides, where this user may look; it changes nothing.
-    async fn latency(&mut self, limiter: &Limiter, key: &str) -> Result<Known<Latency>, Failure> {
+    async fn latency(&mut self, limiter: &Limiter, key: &str) -> Result<Known<Latency>> {
         let rule = rule("gcra 5/10s")?;
         let peeks = limiter.peek(&rule, key).await.is_ok();
         let mut samples = Vec::with_capacity(SAMPLES);
@@ -237,7 +237,7 @@ impl Asked {
 const HOLDERS: [&str; 2] = ["held-0000000000000000000000000000000000", "held-1111111111111111111111111111111111"];
 
 /// Calls each algorithm's script on a key of its own, as a limiter does, and removes the key.
-async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<Trial>, Failure> {
+async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<Trial>> {
     let rules = Algorithm::all().map(|algorithm| {
         let text = match algorithm {
             Algorithm::CalendarWindow => "fixed-window 5/day".to_owned(),
@@ -246,7 +246,7 @@ async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<T
         };
         Ok((algorithm, rule(&text)?))
     });
-    let rules = rules.collect::<Result<Vec<_>, Failure>>()?;
+    let rules = rules.collect::<Result<Vec<_>>>()?;
     let tried = join_all(rules.iter().map(|(algorithm, rule)| async move {
         let took = async {
             for holder in HOLDERS {
@@ -282,7 +282,7 @@ async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<T
 }
 
 /// Two limits at once, remembered by an id.
-async fn together(limiter: &Limiter, key: &str) -> Result<Trial, Failure> {
+async fn together(limiter: &Limiter, key: &str) -> Result<Trial> {
     let rule = rule("gcra 5/20s, fixed-window 5/20s")?;
     let request = Request::new(key).id("doctor").id_ttl(Duration::from_secs(10));
     let took = async {
@@ -319,7 +319,7 @@ impl Reading {
     }
 }
 
-fn rule(text: &str) -> Result<Rule, Failure> {
+fn rule(text: &str) -> Result<Rule> {
     from_lines(&[text.to_owned()], "cli")
 }
 

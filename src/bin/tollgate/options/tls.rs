@@ -1,14 +1,13 @@
 //! TLS to Redis and to PostgreSQL: whom to trust and what to show, from files; and what a tool without TLS says to that.
 
 use std::ffi::OsString;
-#[cfg(feature = "tls")]
-use std::fmt;
 use std::path::Path;
 
+use anyhow::Result;
+#[cfg(feature = "tls")]
+use anyhow::{Context, bail};
 use clap::Args;
 use tollgate::Engine;
-
-use crate::Failure;
 
 #[derive(Debug, Default, Args)]
 pub(super) struct TlsFiles {
@@ -35,13 +34,12 @@ pub(crate) struct Files<'a> {
 #[cfg(feature = "tls")]
 impl TlsFiles {
     /// What is at this address, if there is one.
-    pub(super) fn open(&self, url: Option<&str>) -> Result<Option<Engine>, Failure> {
+    pub(super) fn open(&self, url: Option<&str>) -> Result<Option<Engine>> {
         match (url, self.files().read()?) {
             (Some(url), Some(tls)) => Ok(Some(Engine::open_with_tls(url, &tls)?)),
             (Some(url), None) => Ok(Some(Engine::open(url)?)),
             (None, Some(_)) => {
-                let message = "--tls-ca, --tls-cert: expected --url rediss://... with them, got no --url";
-                Err(Failure::Told(message.into()))
+                bail!("--tls-ca, --tls-cert: expected --url rediss://... with them, got no --url")
             }
             (None, None) => Ok(None),
         }
@@ -52,7 +50,7 @@ impl TlsFiles {
 #[cfg(not(feature = "tls"))]
 impl TlsFiles {
     /// What is at this address, if there is one.
-    pub(super) fn open(&self, url: Option<&str>) -> Result<Option<Engine>, Failure> {
+    pub(super) fn open(&self, url: Option<&str>) -> Result<Option<Engine>> {
         let scheme = url.and_then(|url| Some(url.split_once("://")?.0)).unwrap_or_default();
         let what = match scheme.split('-').next() {
             Some("rediss" | "valkeys") => Some(format!("--url {scheme}://...")),
@@ -80,7 +78,7 @@ impl<'a> Files<'a> {
 
     /// What the files say, if any is named.
     #[cfg(feature = "tls")]
-    pub(crate) fn read(&self) -> Result<Option<tollgate::Tls>, Failure> {
+    pub(crate) fn read(&self) -> Result<Option<tollgate::Tls>> {
         let Self { options, ca, cert, key } = *self;
         if ca.is_none() && cert.is_none() && key.is_none() {
             return Ok(None);
@@ -88,20 +86,20 @@ impl<'a> Files<'a> {
         let mut tls = tollgate::Tls::new();
         if let Some(path) = ca {
             let named = format!("{options}-ca {}", path.display());
-            tls = tls.authority(&read(&named, path)?).map_err(|error| told(&named, &error))?;
+            tls = tls.authority(&read(&named, path)?).context(named)?;
         }
         match (cert, key) {
             (Some(cert), Some(key)) => {
                 let named = [format!("{options}-cert {}", cert.display()), format!("{options}-key {}", key.display())];
                 let (pem, secret) = (read(&named[0], cert)?, read(&named[1], key)?);
-                tls = tls.certificate(&pem, &secret).map_err(|error| told(&named.join(" "), &error))?;
+                tls = tls.certificate(&pem, &secret).with_context(|| named.join(" "))?;
             }
             (None, None) => {}
             (Some(_), None) => {
-                return Err(told(&format!("{options}-cert"), &format!("expected {options}-key with it, got none")));
+                bail!("{options}-cert: expected {options}-key with it, got none");
             }
             (None, Some(_)) => {
-                return Err(told(&format!("{options}-key"), &format!("expected {options}-cert with it, got none")));
+                bail!("{options}-key: expected {options}-cert with it, got none");
             }
         }
         Ok(Some(tls))
@@ -116,18 +114,13 @@ impl<'a> Files<'a> {
 }
 
 #[cfg(feature = "tls")]
-fn read(named: &str, path: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|error| told(named, &error))
-}
-
-#[cfg(feature = "tls")]
-fn told(named: &str, why: &dyn fmt::Display) -> Failure {
-    Failure::Told(format!("{named}: {why}"))
+fn read(named: &str, path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| named.to_owned())
 }
 
 /// What asks for TLS in vain, and by which features the tool has it.
 #[cfg(not(feature = "tls"))]
-pub(crate) fn lacking(what: &str, features: &str) -> Failure {
+pub(crate) fn lacking(what: &str, features: &str) -> anyhow::Error {
     let why = "needs TLS, and this tollgate was built without its feature tls";
-    Failure::Told(format!("{what} {why}: cargo install --locked --path . --features {features}"))
+    anyhow::anyhow!("{what} {why}: cargo install --locked --path . --features {features}")
 }

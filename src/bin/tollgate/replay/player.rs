@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::io::{self, Write};
 use std::time::{Duration, UNIX_EPOCH};
 
+use anyhow::Result;
 use tollgate::{Error, Limiter, Request};
 
 use super::set::Set;
 use super::summary::Summary;
-use crate::Failure;
 use crate::output::{Line, Printer};
 use crate::probe::decide;
 use crate::records::{Record, Unreadable};
@@ -48,7 +48,7 @@ impl<'s, W: Write> Player<'s, W> {
     }
 
     /// Decides the record, unless it asks for what can't be done.
-    pub(super) async fn play(&mut self, record: &Record) -> Result<Option<Unreadable>, Failure> {
+    pub(super) async fn play(&mut self, record: &Record) -> Result<Option<Unreadable>> {
         // The embedded engine never waits, and signals arrive only while something does.
         self.played += 1;
         if self.played.is_multiple_of(PLAYED_AT_A_TIME) {
@@ -75,7 +75,7 @@ impl<'s, W: Write> Player<'s, W> {
         }
     }
 
-    async fn play_key(&mut self, record: &Record) -> Result<Option<Unreadable>, Failure> {
+    async fn play_key(&mut self, record: &Record) -> Result<Option<Unreadable>> {
         let Plays::Rule(subject, ids) = &mut self.plays else { return Ok(None) };
         let Record { line, t_us, op, ref key, cost, ref id, length, .. } = *record;
         self.summary.touched(key);
@@ -127,7 +127,7 @@ impl<'s, W: Write> Player<'s, W> {
 }
 
 /// A record that asks for what can't be done, as if it could not be read; other errors end the replay.
-pub(crate) fn unplayable(record: &Record, error: Error) -> Result<Unreadable, Failure> {
+pub(crate) fn unplayable(record: &Record, error: Error) -> Result<Unreadable> {
     let line = record.line;
     match error {
         error if error.is_unknown_id() => Ok(Unreadable { line, reason: format!("id: {error}") }),

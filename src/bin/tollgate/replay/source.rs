@@ -4,11 +4,12 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::Path;
 
+use anyhow::{Context, Result, bail};
 use tokio::sync::{mpsc, oneshot};
 
 use super::unreadable::Warnings;
+use crate::messages;
 use crate::records::{self, Format, Looks, Record, Unreadable, Whom};
-use crate::{Failure, messages};
 
 type Item = io::Result<Result<Record, Unreadable>>;
 pub(crate) type Records = mpsc::Receiver<Item>;
@@ -28,17 +29,17 @@ impl Source<'_> {
     }
 
     /// The file's records.
-    pub(crate) fn open(&self) -> Result<(impl Iterator<Item = Item> + use<>, Warnings), Failure> {
-        let told = |error: io::Error| Failure::Told(format!("{}: {error}", self.path.display()));
-        let file = File::open(self.path).map_err(told)?;
-        let (looks, file) = records::look(BufReader::new(file), self.format.is_none()).map_err(told)?;
+    pub(crate) fn open(&self) -> Result<(impl Iterator<Item = Item> + use<>, Warnings)> {
+        let named = || self.path.display().to_string();
+        let file = File::open(self.path).with_context(named)?;
+        let (looks, file) = records::look(BufReader::new(file), self.format.is_none()).with_context(named)?;
         let format = self.settled(&looks)?;
         let warnings = Warnings::new(&self.shown(), format, &looks, self.strict);
         Ok((records::read(format, self.about, file), warnings))
     }
 
     /// Standard input's records. It can only be waited for by a thread, which ends with the process.
-    pub(crate) async fn stream(&self) -> Result<(Records, Warnings), Failure> {
+    pub(crate) async fn stream(&self) -> Result<(Records, Warnings)> {
         let (tell_looks, looks) = oneshot::channel();
         let (tell_format, format) = oneshot::channel();
         let (sender, records) = mpsc::channel(1024);
@@ -61,7 +62,7 @@ impl Source<'_> {
         });
         let gone = |_| io::Error::other("its reader has ended");
         let looks = looks.await.map_err(gone).and_then(|looks| looks);
-        let looks = looks.map_err(|error| Failure::Told(format!("{}: {error}", self.shown())))?;
+        let looks = looks.with_context(|| self.shown())?;
         let format = self.settled(&looks)?;
         // A reader that has ended has sent why.
         let _ = tell_format.send(format);
@@ -69,7 +70,7 @@ impl Source<'_> {
     }
 
     /// The format to read: that which was given, or as it looks.
-    fn settled(&self, looks: &Looks) -> Result<Format, Failure> {
+    fn settled(&self, looks: &Looks) -> Result<Format> {
         let shown = self.shown();
         match (self.format, looks.format, &looks.begins) {
             (Some(given), ..) => Ok(given),
@@ -85,7 +86,7 @@ impl Source<'_> {
             (None, None, None) => Ok(Format::Jsonl),
             (None, None, Some(begins)) => {
                 let why = "expected --input jsonl, csv or combined, since it looks like none of them";
-                Err(Failure::Told(format!("{shown}: {why}, got what begins with {begins}")))
+                bail!("{shown}: {why}, got what begins with {begins}")
             }
         }
     }

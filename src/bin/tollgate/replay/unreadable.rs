@@ -1,8 +1,10 @@
 //! What is said of lines that can't be read: each, up to a bound, or that nothing could be read at all.
 
+use anyhow::{Result, anyhow, bail};
+
+use crate::messages;
 use crate::output::counted;
 use crate::records::{Format, Looks, Unreadable};
-use crate::{Failure, messages};
 
 /// Unreadable lines from the start, with none readable before them, after which the input is taken to be another format.
 const MISUSED: usize = 10;
@@ -38,9 +40,9 @@ impl Warnings {
     }
 
     /// One more, which is skipped, unless it shows that there is no use in going on.
-    pub(crate) fn unreadable(&mut self, unreadable: Unreadable) -> Result<(), Failure> {
+    pub(crate) fn unreadable(&mut self, unreadable: Unreadable) -> Result<()> {
         if self.any_read && self.strict {
-            return Err(Failure::Told(format!("{}: {unreadable}", self.source)));
+            bail!("{}: {unreadable}", self.source);
         }
         if self.any_read {
             self.tell(&unreadable);
@@ -51,7 +53,7 @@ impl Warnings {
     }
 
     /// All lines have been met.
-    pub(crate) fn end(&self) -> Result<(), Failure> {
+    pub(crate) fn end(&self) -> Result<()> {
         if self.held.is_empty() { Ok(()) } else { Err(self.nothing_read()) }
     }
 
@@ -63,9 +65,9 @@ impl Warnings {
     }
 
     /// The stream can't be read on.
-    pub(crate) fn broken(&self, error: &std::io::Error) -> Failure {
+    pub(crate) fn broken(&self, error: &std::io::Error) -> anyhow::Error {
         let hint = if error.kind() == std::io::ErrorKind::InvalidData { self.hint() } else { String::new() };
-        Failure::Told(format!("{}: {error}{hint}", self.source))
+        anyhow!("{}: {error}{hint}", self.source)
     }
 
     fn tell(&mut self, unreadable: &Unreadable) {
@@ -75,7 +77,7 @@ impl Warnings {
         }
     }
 
-    fn nothing_read(&self) -> Failure {
+    fn nothing_read(&self) -> anyhow::Error {
         let Self { source, format, held, .. } = self;
         let which = match held.len() {
             1 => "its first line".to_owned(),
@@ -83,7 +85,7 @@ impl Warnings {
         };
         let verb = if held.len() == 1 { "can't" } else { "can" };
         let first = held.first().map(ToString::to_string).unwrap_or_default();
-        Failure::Told(format!("{source}: {which} {verb} be read as {format}: {first}{}", self.hint()))
+        anyhow!("{source}: {which} {verb} be read as {format}: {first}{}", self.hint())
     }
 
     fn hint(&self) -> String {

@@ -4,12 +4,13 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::Args;
 use tollgate::rules::RuleSet;
 
 use crate::escape::shown;
+use crate::messages;
 use crate::output::counted;
-use crate::{Outcome, messages};
 
 /// Faults that the library tells at once.
 const MOST: usize = 100;
@@ -27,7 +28,7 @@ fn by(rules: &RuleSet) -> String {
 }
 
 impl Check {
-    pub(super) fn run(self) -> Outcome {
+    pub(super) fn run(self) -> Result<ExitCode> {
         let mut code = ExitCode::SUCCESS;
         for file in &self.files {
             match RuleSet::read(file) {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::UNIX_EPOCH;
 
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use tollgate::rules::RuleSet;
@@ -15,13 +16,13 @@ use tollgate::{Clock, Embedded, Error, Limiter};
 use super::changes;
 use crate::attributes::{self, Shown};
 use crate::escape::shown;
+use crate::found;
 use crate::options::{Shape, from_zero, shape};
 use crate::output::{QUIET, counted, facts, json};
 use crate::records::{Format, Record, Whom};
 use crate::replay::{Source, Warnings, unplayable};
 use crate::service::Service;
 use crate::verdict::Judged;
-use crate::{Failure, Outcome, found};
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
@@ -121,7 +122,7 @@ struct Player {
 }
 
 impl Diff {
-    pub(super) async fn run(self) -> Outcome {
+    pub(super) async fn run(self) -> Result<ExitCode> {
         let sets = [Set::read(&self.before).await?, Set::read(&self.after).await?];
         let Some(log) = &self.log else {
             let changes = sets[0].rules.changes_to(&sets[1].rules);
@@ -175,7 +176,7 @@ impl Diff {
         found(ExitCode::from(u8::from(differ)), printed.and_then(|()| out.flush()))
     }
 
-    async fn records(&self, source: &Source<'_>, totals: &mut Totals) -> Result<(Vec<Record>, Warnings), Failure> {
+    async fn records(&self, source: &Source<'_>, totals: &mut Totals) -> Result<(Vec<Record>, Warnings)> {
         let mut records = Vec::new();
         let mut keep = |item: io::Result<Result<Record, _>>, warnings: &mut Warnings| {
             match item.map_err(|error| warnings.broken(&error))? {
@@ -188,7 +189,7 @@ impl Diff {
                     totals.unreadable += 1;
                 }
             }
-            Ok::<_, Failure>(())
+            anyhow::Ok(())
         };
         let warnings = if source.is_standard_input() {
             let (mut items, mut warnings) = source.stream().await?;
@@ -210,7 +211,7 @@ impl Diff {
 
 impl Set {
     #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, reason = "files alone"))]
-    async fn read(from: &Path) -> Result<Self, Failure> {
+    async fn read(from: &Path) -> Result<Self> {
         #[cfg(feature = "postgres")]
         if let Some(url) = from.to_str().filter(|text| text.contains("://")) {
             let postgres = tollgate::postgres::Postgres::open(url)?;
@@ -221,7 +222,7 @@ impl Set {
 }
 
 impl Player {
-    fn new(set: Set) -> Result<Self, Failure> {
+    fn new(set: Set) -> Result<Self> {
         // Its clock stands still: nothing expires but in the time of the records.
         let engine = Embedded::with_clock(Clock::set_to(UNIX_EPOCH));
         let secret = tollgate::KeySecret::new("rules that hash their keys need one")?;

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::Args;
 use tollgate::{Embedded, Limiter};
 
 use super::explained::Explained;
-use crate::Outcome;
 use crate::attributes::{self, Described};
 use crate::options::{Shape, shape};
 use crate::output::json;
@@ -31,7 +31,7 @@ pub(crate) struct Explain {
 }
 
 impl Explain {
-    pub(super) fn run(self) -> Outcome {
+    pub(super) fn run(self) -> Result<ExitCode> {
         let service = Service::read(&self.file)?;
         let given = self.request.pairs()?;
         // Nothing is decided: it only says how keys are spelled.

@@ -4,12 +4,13 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::{Context, Result};
 use clap::Args;
 use tollgate::rules::RuleSet;
 
 use super::changes;
 use crate::db::{Author, Database};
-use crate::{Failure, Outcome, found, messages};
+use crate::{found, messages};
 
 #[derive(Debug, Args)]
 pub(crate) struct Push {
@@ -29,7 +30,7 @@ pub(crate) struct Pull {
 }
 
 impl Push {
-    pub(super) async fn run(self) -> Outcome {
+    pub(super) async fn run(self) -> Result<ExitCode> {
         let rules = match RuleSet::read(&self.file) {
             Ok(rules) => rules,
             Err(error) => {
@@ -48,9 +49,9 @@ impl Push {
 }
 
 impl Pull {
-    pub(super) async fn run(self) -> Outcome {
+    pub(super) async fn run(self) -> Result<ExitCode> {
         let stored = self.database.open()?.rules().await?;
-        let text = toml::to_string(&stored.rules).map_err(|error| Failure::Told(format!("rules: {error}")))?;
+        let text = toml::to_string(&stored.rules).context("rules")?;
         found(ExitCode::SUCCESS, write!(anstream::stdout(), "{text}"))
     }
 }
