@@ -2,178 +2,134 @@
 //! read from `deny.toml`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
 use std::sync::OnceLock;
 
-use serde_json::Value;
+use cargo_metadata::semver::{Version, VersionReq};
+use cargo_metadata::{CargoOpt, Metadata, MetadataCommand, Package};
+use serde::Deserialize;
+use spdx::{Expression, Licensee, ParseMode};
+use toml::Table;
 
 use crate::tidy::read;
 
-/// What cargo says of this crate and of all that it can depend on, on whatever system.
-fn metadata() -> &'static Value {
-    static METADATA: OnceLock<Value> = OnceLock::new();
-    METADATA.get_or_init(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["metadata", "--format-version", "1", "--all-features", "--locked", "--quiet"]);
-        let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).expect("JSON")
-    })
+/// What this reads of `deny.toml`.
+#[derive(Deserialize)]
+struct Deny {
+    licenses: Licenses,
+    bans: Bans,
 }
 
-fn packages() -> impl Iterator<Item = &'static Value> {
-    metadata()["packages"].as_array().expect("packages").iter()
+#[derive(Deserialize)]
+struct Licenses {
+    allow: Vec<String>,
 }
 
-fn text<'a>(package: &'a Value, field: &str) -> &'a str {
-    package[field].as_str().unwrap_or_else(|| panic!("{}: no {field}", package["id"]))
+#[derive(Deserialize)]
+struct Bans {
+    skip: Vec<Skip>,
 }
 
-/// The strings of a list in `deny.toml`, and all that stands in it.
-fn allowed(list: &str) -> (Vec<String>, String) {
-    let file = read("deny.toml");
-    let (_, after) = file.split_once(&format!("\n{list} = [")).unwrap_or_else(|| panic!("deny.toml: {list}"));
-    let inside = after.split("]\n").next().unwrap_or_default();
-    (inside.split('"').skip(1).step_by(2).map(str::to_owned).collect(), inside.to_owned())
+#[derive(Deserialize)]
+struct Skip {
+    /// `base64@0.22`
+    #[serde(rename = "crate")]
+    name_and_version: String,
+    #[serde(rename = "reason")]
+    _reason: String,
+}
+
+impl Skip {
+    fn matches(&self, package: &Package) -> bool {
+        let (name, version) = self.name_and_version.split_once('@').expect("a crate and its version");
+        package.name == name && VersionReq::parse(version).expect("a version").matches(&package.version)
+    }
+}
+
+fn deny() -> Deny {
+    toml::from_str(&read("deny.toml")).unwrap_or_else(|error| panic!("deny.toml: {error}"))
+}
+
+/// This crate and all that it can depend on, on whatever system.
+fn packages() -> &'static [Package] {
+    static METADATA: OnceLock<Metadata> = OnceLock::new();
+    let metadata = METADATA.get_or_init(|| {
+        let mut cargo = MetadataCommand::new();
+        cargo.manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).features(CargoOpt::AllFeatures);
+        cargo.other_options(["--locked".to_owned(), "--quiet".to_owned()]).exec().expect("what cargo says")
+    });
+    &metadata.packages
 }
 
 #[test]
 fn every_dependency_comes_under_a_licence_that_is_allowed() {
-    let (allowed, _) = allowed("allow");
-    let allowed: BTreeSet<_> = allowed.iter().map(String::as_str).collect();
-    for package in packages() {
-        let licence = text(package, "license");
-        assert!(satisfies(licence, &allowed), "{}: {licence}", package["id"]);
+    // A slash is how some still write OR.
+    let mode = ParseMode { allow_slash_as_or_operator: true, ..ParseMode::STRICT };
+    let licence = |package: &Package| {
+        let stated = package.license.as_ref().unwrap_or_else(|| panic!("{}: no licence", package.id));
+        Expression::parse_mode(stated, mode).unwrap_or_else(|error| panic!("{}: {error}", package.id))
+    };
+    let licences: Vec<_> = packages().iter().map(|package| (&package.id, licence(package))).collect();
+    let allowed: Vec<_> =
+        deny().licenses.allow.iter().map(|name| Licensee::parse(name).unwrap_or_else(|why| panic!("{why}"))).collect();
+    for (id, licence) in &licences {
+        let satisfied = licence.evaluate(|asked| allowed.iter().any(|one| one.satisfies(asked)));
+        assert!(satisfied, "{id}: {licence}");
     }
     for one in &allowed {
-        let mut others = allowed.clone();
-        others.remove(one);
-        let needed = packages().any(|package| !satisfies(text(package, "license"), &others));
-        let preferred = *one == "MIT" || *one == "Apache-2.0";
+        let by_others = |licence: &Expression| {
+            licence.evaluate(|asked| allowed.iter().any(|other| other != one && other.satisfies(asked)))
+        };
+        let needed = licences.iter().any(|(_, licence)| !by_others(licence));
+        let preferred = ["MIT", "Apache-2.0"].contains(&one.to_string().as_str());
         assert!(needed || preferred, "deny.toml: nothing needs {one}");
     }
 }
 
 #[test]
-fn licences_are_read_as_spdx_says() {
-    let allowed = BTreeSet::from(["MIT", "Unicode-3.0"]);
-    for (expression, expected) in [
-        ("MIT", true),
-        ("GPL-3.0", false),
-        ("GPL-3.0 OR MIT", true),
-        ("MIT/GPL-3.0", true),
-        ("MIT AND GPL-3.0", false),
-        ("(MIT OR GPL-3.0) AND Unicode-3.0", true),
-        ("GPL-3.0 OR MIT AND Zlib", false),
-        ("MIT AND (Zlib OR (GPL-3.0 OR Unicode-3.0))", true),
-        ("MIT WITH Some-exception", false),
-    ] {
-        assert_eq!(satisfies(expression, &allowed), expected, "{expression}");
-    }
-}
-
-/// Whether what is allowed satisfies an SPDX expression; a slash is how some still write OR. A licence with an exception
-/// is one of its own.
-fn satisfies(expression: &str, allowed: &BTreeSet<&str>) -> bool {
-    fn alternatives<'a>(words: &mut &[&'a str], allowed: &BTreeSet<&'a str>) -> bool {
-        let mut any = together(words, allowed);
-        while let ["OR", rest @ ..] = words {
-            *words = rest;
-            any |= together(words, allowed);
-        }
-        any
-    }
-    fn together<'a>(words: &mut &[&'a str], allowed: &BTreeSet<&'a str>) -> bool {
-        let mut all = one(words, allowed);
-        while let ["AND", rest @ ..] = words {
-            *words = rest;
-            all &= one(words, allowed);
-        }
-        all
-    }
-    fn one<'a>(words: &mut &[&'a str], allowed: &BTreeSet<&'a str>) -> bool {
-        let (found, rest) = match words {
-            ["(", rest @ ..] => {
-                *words = rest;
-                let inner = alternatives(words, allowed);
-                let [")", rest @ ..] = words else { panic!("a parenthesis that isn't closed") };
-                (inner, rest)
-            }
-            [_, "WITH", _, rest @ ..] => (false, rest),
-            [licence, rest @ ..] => (allowed.contains(licence), rest),
-            [] => panic!("a licence is missing"),
-        };
-        *words = rest;
-        found
-    }
-    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
-    let words: Vec<_> = spaced.split_whitespace().collect();
-    let mut rest = words.as_slice();
-    let satisfied = alternatives(&mut rest, allowed);
-    assert!(rest.is_empty(), "{expression}");
-    satisfied
-}
-
-#[test]
 fn no_crate_comes_in_two_versions_but_for_a_reason() {
-    let (_, skipped) = allowed("skip");
-    let skipped: BTreeSet<_> = skipped
-        .lines()
-        .filter(|line| line.contains("crate = "))
-        .map(|line| {
-            assert!(line.contains("reason = \""), "deny.toml: no reason: {line}");
-            line.split('"').nth(1).expect("a crate")
-        })
-        .collect();
-    let mut versions: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    let mut met = BTreeSet::new();
-    for package in packages() {
-        let (name, version) = (text(package, "name"), text(package, "version"));
-        let skip = skipped.iter().find(|skip| format!("{name}@{version}.").starts_with(&format!("{skip}.")));
-        match skip {
-            Some(skip) => _ = met.insert(*skip),
-            None => _ = versions.entry(name).or_default().insert(version),
-        }
+    let skipped = deny().bans.skip;
+    let mut versions: BTreeMap<&str, BTreeSet<&Version>> = BTreeMap::new();
+    for package in packages().iter().filter(|package| !skipped.iter().any(|skip| skip.matches(package))) {
+        versions.entry(&package.name).or_default().insert(&package.version);
     }
     for (name, versions) in versions {
         assert_eq!(versions.len(), 1, "{name}: {versions:?}");
     }
-    assert_eq!(met, skipped, "deny.toml: what is skipped and not there");
+    for skip in skipped {
+        let met = packages().iter().any(|package| skip.matches(package));
+        assert!(met, "deny.toml: skipped, and not there: {}", skip.name_and_version);
+    }
 }
 
 #[test]
 fn every_dependency_comes_from_the_registry() {
-    for package in packages().filter(|package| package["name"] != "tollgate") {
-        let source = text(package, "source");
-        assert_eq!(source, "registry+https://github.com/rust-lang/crates.io-index", "{}", package["id"]);
+    for package in packages().iter().filter(|package| package.name != "tollgate") {
+        let source = package.source.as_ref();
+        assert!(source.is_some_and(|source| source.is_crates_io()), "{}: {source:?}", package.id);
     }
 }
 
 /// What the standard library asks for, clippy knows.
 #[test]
 fn the_rust_that_is_asked_for_is_no_older_than_what_the_dependencies_ask_for() {
-    let rust = |package: &Value| -> Option<Vec<u32>> {
-        let stated = package["rust_version"].as_str()?;
-        let mut numbers: Vec<u32> = stated.split('.').map(|number| number.parse().expect("a number")).collect();
-        numbers.resize(3, 0);
-        Some(numbers)
-    };
-    let ours = packages().find(|package| package["name"] == "tollgate").and_then(rust).expect("a rust-version");
+    let ours = packages().iter().find(|package| package.name == "tollgate").expect("this crate");
+    let ours = ours.rust_version.as_ref().expect("a rust-version");
     for package in packages() {
-        assert!(rust(package).is_none_or(|theirs| theirs <= ours), "{}: {}", package["id"], package["rust_version"]);
+        let theirs = package.rust_version.as_ref();
+        assert!(theirs.is_none_or(|theirs| theirs <= ours), "{}: {theirs:?}", package.id);
     }
-    let stated = format!("{}.{}", ours[0], ours[1]);
+    let stated = format!("{}.{}", ours.major, ours.minor);
     assert!(read("tests/run.sh").contains(&format!("install Rust {stated} or newer")), "tests/run.sh: {stated}");
 }
 
 #[test]
 fn unsafe_code_is_forbidden_here_and_in_the_benches_and_clippy_knows_the_rust_that_is_asked_for() {
+    let lint = |manifest: &str, tool: &str, lint: &str| {
+        let manifest: Table = read(manifest).parse().expect("TOML");
+        manifest.get("lints")?.get(tool)?.get(lint)?.as_str().map(str::to_owned)
+    };
     for manifest in ["Cargo.toml", "benches/Cargo.toml"] {
-        let text = read(manifest);
-        let (_, lints) = text.split_once("\n[lints.rust]\n").unwrap_or_else(|| panic!("{manifest}: no lints"));
-        let lints = lints.split("\n[").next().unwrap_or_default();
-        assert!(lints.lines().any(|line| line == "unsafe_code = \"forbid\""), "{manifest}: {lints}");
+        assert_eq!(lint(manifest, "rust", "unsafe_code").as_deref(), Some("forbid"), "{manifest}");
     }
-    let clippy = "\n[lints.clippy]\nincompatible_msrv = \"warn\"\n";
-    assert!(read("Cargo.toml").contains(clippy), "Cargo.toml: {clippy}");
+    assert_eq!(lint("Cargo.toml", "clippy", "incompatible_msrv").as_deref(), Some("warn"));
 }
