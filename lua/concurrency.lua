@@ -39,15 +39,18 @@
 -- A deny writes
 --   as with every algorithm, but that its numbers aren't written: a change of them extends nothing.
 
-local NAME, ARGUMENTS, COUNT = 'concurrency', 'limit, ttl, holder', 2
-local RESERVES, LAYOUT, NUMBERS, LENGTH, STATE, check, short, algorithm, window
+local NAME, ARGUMENTS = 'concurrency', 'limit, ttl, holder'
+local limit, ttl, holder, longest = a, b, ARGV[3], b
+brief = false
+local valid = #ARGV == 6 and limit >= 1 and limit <= 10000 and ttl >= 1 and ttl <= 2^51 and limit % 1 + ttl % 1 == 0
+local LENGTH, RESERVES, STATE, load, wait, move, inspect
 
 -- Permits aren't units that come and go by time alone, so the whole of it is decided here.
-local function decide(key, limit, ttl, holder, cost, mode, now_us, overage, block_for)
+function decide(mode, overage, block_for)
+  local key = KEYS[1]
   local holds = mode == 'acquire' or mode == 'at-most' or mode == 'renew' or mode == 'release' or mode == 'refund'
     or mode == 'penalty'
-  if not (limit >= 1 and limit <= 10000 and ttl >= 1 and ttl <= 2^51 and cost >= 0 and now_us >= -1 and now_us <= 2^52)
-    or limit % 1 + ttl % 1 + cost % 1 + now_us % 1 ~= 0
+  if not (valid and cost >= 0 and at_us >= -1 and at_us <= 2^52) or cost % 1 + at_us % 1 ~= 0
     or (not holds and mode ~= 'peek' and mode ~= 'block' and mode ~= 'reset' and mode ~= 'inspect')
     or (holds and holder == '') or (mode == 'block' and cost > 2^51) then
     return redis.error_reply('BADARG concurrency: expected whole numbers in the ranges of its header, a holder and a '
@@ -59,12 +62,7 @@ local function decide(key, limit, ttl, holder, cost, mode, now_us, overage, bloc
     return { 1, limit, limit, 0, 0 }
   end
 
-  local server_time = now_us == -1
-  if server_time then
-    local clock = redis.call('TIME')
-    now_us = clock[1] * 1000000 + clock[2]
-  end
-
+  local server_time = at_us == -1
   local function after(time) return '(' .. string.format('%d', time) end
 
   local notes = {}

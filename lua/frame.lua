@@ -1,21 +1,5 @@
--- The frame: what the algorithms' scripts have in common, which is all but their arithmetic. The script NAME is the text
--- of lua/NAME.lua and then this one.
---
--- KEYS
---   KEYS[1]  the limit's state; packed, up to 7999 keys, as many as Lua unpacks, each for itself
---
--- ARGV
---   the algorithm's own arguments, which its file lists, and then
---   cost    units  0 ..  0 takes nothing; of a block, its length in us, up to 2^51, 0 to lift it
---   mode    -      acquire | peek | at-most | refund | penalty | block | reset | inspect, reserve where its file says so
---                  and options: +as-is or +reset, +overage, +block=us with 1 .. 2^51 us
---   now_us  us     0 .. 2^52, or -1 for the server's time
---   packed, to acquire for each of the keys by itself, with less work for the server:
---   [1] numbers  by struct's format in the algorithm's file: its layout, its own arguments, the cost
---   [2] now_us   us     the server's time unless given
---   [3] several  for each key, where they differ or a key stands twice, struct's I7I3: the cost, and how many calls
---                of it, of which as many are allowed as fit one after the other; without it no key may stand twice: more
---                than the limit would be admitted
+-- The frame: what every script does last, with the functions that its algorithm's file has defined: modes and options,
+-- the loop over keys, blocks and overage, expiry, the write, the reply.
 --
 -- Reply
 --   [1] allowed         0 | 1
@@ -59,44 +43,30 @@
 --   +overage counts it, and the expiry is extended where it would end before the count does; or +block blocks the key,
 --   which is then written as a block writes it, unless it is blocked already or the cost could never be allowed.
 
--- `a` to `e` are the algorithm's own arguments, as its file lists them; the first is the limit. A packed call acquires.
-local packed, given = #ARGV < 5, #KEYS
-local several, cost, mode, at_us, layout = nil, nil, 'acquire', -1, nil
-local as_is, afresh, overage, block_for = false, false, false, false
-local read, longest, a, b, c, d, e
-if packed and LENGTH and given > 0 and ARGV[1] and #ARGV[1] == LENGTH then
-  -- The cost is the last of them.
-  layout, a, b, c, d, e, cost = struct.unpack(NUMBERS, ARGV[1])
-  if COUNT < 5 then cost = COUNT == 4 and e or COUNT == 3 and d or c end
-  several = ARGV[3]
-  if ARGV[2] then at_us = tonumber(ARGV[2]) end
-  read = at_us
-  if layout == LAYOUT and given <= 7999 and (not several or #several == 10 * given) then longest = check(a, b, c, d, e) end
-elseif not packed then
-  -- An argument that is missing or no number fails in here, without a check of each.
-  read, a, b, c, d, e = pcall(function(a, b, c, d, e)
-    return a + 0, b + 0, c and c + 0, d and d + 0, e and e + 0
-  end, unpack(ARGV, 1, COUNT))
-  local at = decide and COUNT + 1 or COUNT
-  cost, mode, at_us = tonumber(ARGV[at + 1] or ''), ARGV[at + 2], tonumber(ARGV[at + 3] or '')
-  read = read and given > 0 and cost and mode and at_us
-end
-if not read then
-  local expected, fault, at = ARGUMENTS .. ', cost, mode, now_us', nil, 0
+if brief and not missed then return table.concat(answers) end
+
+-- Missing, no number, too many: said by name, where anything is wrong.
+local fault, expected = nil, ARGUMENTS .. ', cost, mode, now_us'
+if not valid or not mode or cost ~= cost or at_us ~= at_us or given == 0 then
+  local at = 0
   for name in string.gmatch(expected, '[%a_]+') do
     at = at + 1
     if not fault and not ARGV[at] then fault = 'missing ' .. name end
-    if not fault and name ~= 'mode' and name ~= 'holder' and not tonumber(ARGV[at]) then fault = name .. ' is no number' end
+    local is_number = name ~= 'mode' and name ~= 'holder'
+    if not fault and is_number and not tonumber(ARGV[at]) then fault = name .. ' is no number' end
   end
-  if packed and LENGTH and ARGV[1] and not tonumber(ARGV[1]) then
-    expected = 'numbers, now_us, several'
-    fault = cost and 'now_us is no number' or 'numbers are not ' .. LENGTH .. ' bytes'
+  if not packed and not fault and ARGV[at + 1] then fault = 'more than these' end
+  if packed and LENGTH and not tonumber(packed) then
+    expected, fault = 'numbers, now_us, several', nil
+    if at_us ~= at_us then fault = 'now_us is no number' end
+    if #packed ~= LENGTH then fault = 'numbers are not ' .. LENGTH .. ' bytes' end
   end
   if given == 0 then fault = 'missing KEYS[1]' end
-  return redis.error_reply('BADARG ' .. NAME .. ': expected ' .. expected .. '; ' .. fault)
+  if fault then return redis.error_reply('BADARG ' .. NAME .. ': expected ' .. expected .. '; ' .. fault) end
 end
 
 -- A mode may carry options: how the rule treats changed numbers, that its denials are counted, and that they block.
+local as_is, afresh, overage, block_for = false, false, false, false
 if mode ~= 'acquire' then
   mode = string.gsub(mode, '%+[%a-]+=?%d*', function(option)
     as_is, afresh, overage = as_is or option == '+as-is', afresh or option == '+reset', overage or option == '+overage'
@@ -108,13 +78,11 @@ if mode ~= 'acquire' then
     return (option == '+as-is' or option == '+reset' or option == '+overage') and '' or nil
   end)
 end
-if decide then return decide(KEYS[1], a, b, ARGV[3], cost, mode, at_us, overage, block_for) end
-if not packed and a % 1 + b % 1 + (c or 0) % 1 + (d or 0) % 1 + (e or 0) % 1 == 0 and cost >= 0 and cost % 1 == 0
-  and (mode == 'acquire' or mode == 'peek' or mode == 'at-most' or mode == 'refund' or mode == 'penalty' or mode == 'reset'
-    or mode == 'inspect' or (mode == 'reserve' and RESERVES) or (mode == 'block' and cost <= 2^51)) then
-  longest = check(a, b, c, d, e)
-end
-if not (longest and longest <= 2^51 and (at_us == -1 or at_us >= 0 and at_us <= 2^52 and at_us % 1 == 0)) then
+if decide then return decide(mode, overage, block_for) end
+local known = mode == 'acquire' or mode == 'peek' or mode == 'at-most' or mode == 'refund' or mode == 'penalty'
+  or mode == 'reset' or mode == 'inspect' or (mode == 'reserve' and RESERVES) or (mode == 'block' and cost <= 2^51)
+if not (valid and known and cost >= 0 and cost % 1 == 0 and given <= 7999 and (not several or #several == 10 * given)
+  and (at_us == -1 or at_us >= 0 and at_us <= 2^52 and at_us % 1 == 0)) then
   return redis.error_reply('BADARG ' .. NAME .. ': expected whole numbers in the ranges of its header and a mode, got '
     .. string.gsub(table.concat(ARGV, ' '), '[^ -~]', '?'))
 end
@@ -124,41 +92,14 @@ if mode == 'reset' then
   return { 1, limit, limit, 0, 0 }
 end
 
-local server_time, now_us = at_us == -1, at_us
-if server_time then
-  local clock = redis.call('TIME')
-  now_us = clock[1] * 1000000 + clock[2]
-end
-local plain = mode == 'acquire' and not overage and not block_for
-local keys, state, states, answers = packed and given or 1, nil, nil, {}
-if short and keys == 1 then
-  state = redis.call('GET', KEYS[1])
-elseif short then
+-- What the short way has not read.
+if not read and given > 1 and not states then
   states = redis.call('MGET', unpack(KEYS))
-  if several then
-    -- What was read of a key that stands twice doesn't hold after the first of its calls.
-    local seen = {}
-    for index, key in ipairs(KEYS) do
-      if seen[key] then states[index] = false end
-      seen[key] = true
-    end
-  end
+elseif not read and given == 1 and state == nil then
+  state = redis.call('GET', KEYS[1])
 end
-if short and plain and server_time then
-  short(KEYS, state, states, answers, several, now_us, cost, longest, a, b, c, d, e)
-  local answer = answers[1]
-  if keys > 1 then
-    local missed = false
-    for index = 1, keys do missed = missed or not answers[index] end
-    if not missed then return table.concat(answers) end
-  elseif answer and packed then
-    return answer
-  elseif answer then
-    local remaining, reset_after, at = struct.unpack('<i7i7', answer)
-    if remaining >= 0 then return { 1, limit, remaining, 0, reset_after } end
-    return { 0, limit, -1 - remaining, struct.unpack('<i7', answer, at), reset_after }
-  end
-end
+answers = answers or {}
+local server_time, plain = at_us == -1, mode == 'acquire' and not overage and not block_for
 
 -- a * b / c, rounded up. The product may not fit, so it is divided bit by bit.
 local function scaled(a, b, c)
@@ -183,19 +124,17 @@ local function scaled(a, b, c)
   return remainder > 0 and quotient + 1 or quotient
 end
 
-local load, wait, move, write, inspect, read, save = algorithm(scaled, longest, a, b, c, d, e)
 -- Since when denials are counted, and until when these are.
 local counted_since, counted_until = now_us - longest + 1, nil
 local stale
-if window then
+if window_of then
   stale = string.format('STALE %s: expected two windows around now, got others; now_us=%.0f', NAME, now_us)
-  counted_since, counted_until = window(now_us, b, c, d)
+  counted_since, counted_until = window_of()
   if not counted_since then return redis.error_reply(stale) end
 end
 local debt, calls = mode == 'reserve' and e or 0, 1
 local most, writes = limit + debt, mode ~= 'peek' and mode ~= 'inspect'
-local fault
-for index = 1, keys do if not answers[index] then repeat
+for index = 1, given do if not answers[index] then repeat
   -- What is left before it is answered is unreadable.
   fault = 'BADSTATE ' .. NAME .. ': the key holds something else than this limit\'s state'
   answers[index] = struct.pack('<i7i7i7i7', -1, 0, 0, -2)
@@ -205,8 +144,8 @@ for index = 1, keys do if not answers[index] then repeat
   -- Only a key that is blocked, or whose denials are counted, has a tail.
   local noted, blocked_until, denied_since, denials = false, 0, 0, 0
   if read then
-    state, noted, blocked_until, denied_since, denials = read(key, keys > 1)
-  elseif keys > 1 and (several or not state) then
+    state, noted, blocked_until, denied_since, denials = read(key, given > 1)
+  elseif given > 1 and (not state or again and again[index]) then
     -- MGET has nothing of a key of another type, nor what this call has written since.
     state = redis.pcall('GET', key)
   end
@@ -220,7 +159,7 @@ for index = 1, keys do if not answers[index] then repeat
   end
   if state == nil or (state and not read and #state ~= STATE and not noted) or blocked_until > 2^53 then break end
   -- For when the key's expiry is armed, whether its numbers have changed, and how far ahead of now its time was.
-  local armed, changed, ahead, remaining, reset_after = load(state, now_us, blocked_until > now_us, as_is, afresh, mode)
+  local armed, changed, ahead, remaining, reset_after = load(state, blocked_until > now_us, as_is, afresh, scaled, mode)
   if not armed then
     -- The windows that the call names don't tell what this state is of.
     if changed == 'STALE' then
@@ -336,5 +275,5 @@ for index = 1, keys do if not answers[index] then repeat
     return answer
   end
 until true end end
-if packed and (keys > 1 or not fault) then return table.concat(answers) end
+if packed and (given > 1 or not fault) then return table.concat(answers) end
 return redis.error_reply(fault)

@@ -33,125 +33,124 @@
 -- Source
 --   ITU-T I.371, Generic Cell Rate Algorithm, virtual scheduling.
 
-local NAME, ARGUMENTS, COUNT, RESERVES = 'gcra', 'capacity, rate, period, tick, max_debt', 5, true
-local LAYOUT, NUMBERS, LENGTH, STATE = 2, '<BI7I7I7I3I7I7', 39, 44
-local window, decide
-
--- The longest reset, if the numbers are in their ranges.
-local function check(capacity, rate, period, tick, max_debt)
-  local span = (capacity + max_debt) * period
-  return capacity >= 0 and rate >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and max_debt >= 0
-    and span <= 2^53 - period - rate and (span + -span % rate) / rate * tick
-end
+local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'gcra', 'capacity, rate, period, tick, max_debt', 39, true, 44
+if packed and #packed == LENGTH then layout, a, b, c, d, e, cost = struct.unpack('<BI7I7I7I3I7I7', packed) end
+local capacity, rate, period, tick, max_debt = a, b, c, d, e
+local tolerance, span = capacity * period, (capacity + max_debt) * period
+local longest = (span + -span % rate) / rate * tick
+local whole = packed or capacity % 1 + rate % 1 + period % 1 + tick % 1 + max_debt % 1 == 0
+local valid = whole and (layout or 2) == 2 and (packed or #ARGV == 8)
+  and capacity >= 0 and rate >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and max_debt >= 0
+  and span <= 2^53 - period - rate and longest <= 2^51
+local numbers = valid and packed and string.sub(packed, 1, 25)
+  or valid and struct.pack('<BI7I7I7I3', 2, capacity, rate, period, tick)
 
 -- The short way: most calls meet states under these numbers, which are overwritten in place or denied. The arithmetic of
--- the functions below, in fewer steps.
-local function short(KEYS, read, states, answers, several, now, cost, longest, capacity, rate, period, tick, max_debt)
-  if tick > 1 then return end
-  local numbers, tolerance, calls = struct.pack('<BI7I7I7I3', 2, capacity, rate, period, tick), capacity * period, 1
-  local latest = now + 2 * longest + 1000000
-  for index = 1, states and #KEYS or 1 do
-    local state = read
-    if states then state = states[index] end
-    if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-    if state and calls == 1 and cost > 0 and #state == 44 and string.find(state, numbers, 20, true) then
-      local time, lead, armed = struct.unpack('<I7I7I5', state)
-      if time <= now and lead <= tolerance then
-        local caught_up = (now - time) * rate
-        lead = caught_up < lead and lead - caught_up or 0
-        local early = lead - tolerance + cost * period
-        if early <= 0 then
-          lead = lead + cost * period
-          local spare, expires, reset_after = tolerance - lead, armed * 1000000, (lead + -lead % rate) / rate
-          if expires >= now + reset_after and expires <= latest then
-            redis.call('SETRANGE', KEYS[index], '0', struct.pack('<I7I7', now, lead))
-            answers[index] = struct.pack('<i7i7', (spare - spare % period) / period, reset_after)
-          end
-        elseif cost <= capacity then
-          local spare = tolerance - lead
-          answers[index] = struct.pack('<i7i7i7i7', (spare % period - spare) / period - 1, (lead + -lead % rate) / rate,
-            (early + -early % rate) / rate, 0)
+-- the functions below, in fewer steps, and before they are defined: each costs as much as ten steps.
+brief = brief and valid and cost > 0 and cost % 1 == 0 and tick == 1
+if brief and given > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
+local latest, calls, answer = now_us + 2 * longest + 1000000, 1, nil
+for index = 1, brief and given or 0 do
+  if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
+  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
+  if state and #state == 44 and string.find(state, numbers, 20, true)
+    and (not several or calls == 1 and cost > 0 and not again[index]) then
+    local time, lead, armed = struct.unpack('<I7I7I5', state)
+    if time <= now_us and lead <= tolerance then
+      local caught_up = (now_us - time) * rate
+      lead = caught_up < lead and lead - caught_up or 0
+      local early = lead - tolerance + cost * period
+      if early <= 0 then
+        lead = lead + cost * period
+        local spare, expires, reset_after = tolerance - lead, armed * 1000000, (lead + -lead % rate) / rate
+        if expires >= now_us + reset_after and expires <= latest then
+          redis.call('SETRANGE', KEYS[index], '0', struct.pack('<I7I7', now_us, lead))
+          local remaining = (spare - spare % period) / period
+          answer = packed and struct.pack('<i7i7', remaining, reset_after)
+            or { 1, capacity, remaining, 0, reset_after }
         end
+      elseif cost <= capacity then
+        local spare, reset_after = tolerance - lead, (lead + -lead % rate) / rate
+        local left, retry_after = (spare - spare % period) / period, (early + -early % rate) / rate
+        answer = packed and struct.pack('<i7i7i7i7', -1 - left, reset_after, retry_after, 0)
+          or { 0, capacity, left, retry_after, reset_after }
       end
     end
   end
+  if not answer then missed = true elseif states then answers[index], answer = answer, nil else return answer end
 end
 
-local function algorithm(scaled, longest, capacity, rate, period, tick, max_debt)
-  local numbers, tolerance = struct.pack('<BI7I7I7I3', 2, capacity, rate, period, tick), capacity * period
-  -- Decided is at `time`: the tick of now, or the state's own while now lies before it.
-  local now_us, time, lead
+-- Decided is at `time`: the tick of now, or the state's own while now lies before it.
+local time, lead
 
-  -- What can be taken now, and how long until the key is as if never used.
-  local function levels()
-    local spare = tolerance - lead
-    return spare > 0 and (spare - spare % period) / period or 0,
-      lead > 0 and time + (lead / rate + -lead / rate % 1) * tick - now_us or 0
+-- What can be taken now, and how long until the key is as if never used.
+local function levels()
+  local spare = tolerance - lead
+  return spare > 0 and (spare - spare % period) / period or 0,
+    lead > 0 and time + (lead / rate + -lead / rate % 1) * tick - now_us or 0
+end
+
+-- As far as a lead may go, so that it and the time to catch up with it stay exact.
+local function furthest()
+  local rest = 2^51 % tick
+  local lead = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))
+  return lead - lead % period
+end
+
+local function load(state, blocked, as_is, afresh, scaled)
+  local now, changed, ahead, armed = now_us - now_us % tick, false, 0, 0
+  time, lead = now, 0
+  if not state then return 0, false, 0, levels() end
+  local version, was_capacity, was_rate, was_period, was_tick
+  time, lead, armed, version, was_capacity, was_rate, was_period, was_tick = struct.unpack('<I7I7I5BI7I7I7I3', state)
+  if version ~= 2 or time > 2^53 or lead > 2^53 or was_capacity * was_period > 2^53 or was_period < 1 or was_rate < 1
+    or was_tick < 1 then
+    return
   end
-
-  -- As far as a lead may go, so that it and the time to catch up with it stay exact.
-  local function furthest()
-    local rest = 2^51 % tick
-    local lead = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))
-    return lead - lead % period
+  if was_period ~= period or was_capacity ~= capacity or was_rate ~= rate or was_tick ~= tick then
+    -- What was used stays used, placed at the state's own time. Nobody is put into debt by it.
+    local most, rest = lead > was_capacity * was_period and tolerance + max_debt * period or tolerance, lead % was_period
+    local units = (lead - rest) / was_period
+    if as_is and lead > 0 then units = capacity - was_capacity + units end
+    lead = (afresh or units < 0) and 0 or math.min(units * period + scaled(rest, period, was_period), most)
+    time, changed = time + -time % tick, true
   end
-
-  local function load(state, at_us, blocked, as_is, afresh)
-    local now, changed, ahead, armed = at_us - at_us % tick, false, 0, 0
-    now_us, time, lead = at_us, now, 0
-    if not state then return 0, false, 0, levels() end
-    local version, was_capacity, was_rate, was_period, was_tick
-    time, lead, armed, version, was_capacity, was_rate, was_period, was_tick = struct.unpack('<I7I7I5BI7I7I7I3', state)
-    if version ~= 2 or time > 2^53 or lead > 2^53 or was_capacity * was_period > 2^53 or was_period < 1 or was_rate < 1
-      or was_tick < 1 then
-      return
-    end
-    if was_period ~= period or was_capacity ~= capacity or was_rate ~= rate or was_tick ~= tick then
-      -- What was used stays used, placed at the state's own time. Nobody is put into debt by it.
-      local most, rest = lead > was_capacity * was_period and tolerance + max_debt * period or tolerance, lead % was_period
-      local units = (lead - rest) / was_period
-      if as_is and lead > 0 then units = capacity - was_capacity + units end
-      lead = (afresh or units < 0) and 0 or math.min(units * period + scaled(rest, period, was_period), most)
-      time, changed = time + -time % tick, true
-    end
-    if lead > tolerance then lead = math.min(lead, furthest()) end
-    if time <= now then
-      -- Inexact only where it is far above the lead.
-      local caught_up = (now - time) / tick * rate
-      time, lead = now, caught_up < lead and lead - caught_up or 0
-    elseif lead == 0 and not blocked then
-      time = now
-    elseif time - now > longest then
-      time, ahead = now, time - now
-    end
-    return armed, changed, ahead, levels()
+  if lead > tolerance then lead = math.min(lead, furthest()) end
+  if time <= now then
+    -- Inexact only where it is far above the lead.
+    local caught_up = (now - time) / tick * rate
+    time, lead = now, caught_up < lead and lead - caught_up or 0
+  elseif lead == 0 and not blocked then
+    time = now
+  elseif time - now > longest then
+    time, ahead = now, time - now
   end
+  return armed, changed, ahead, levels()
+end
 
-  local function wait(units, debt)
-    -- The debt is subtracted first, and ceil(x / rate) is x / rate + -x / rate % 1: so nothing passes 2^53, and of whole
-    -- numbers up to there no quotient is rounded to a whole number that isn't one.
-    local early = units * period - debt * period - (tolerance - lead)
-    return early > 0 and time + (early / rate + -early / rate % 1) * tick - now_us or 0
+local function wait(units, debt)
+  -- The debt is subtracted first, and ceil(x / rate) is x / rate + -x / rate % 1: so nothing passes 2^53, and of whole
+  -- numbers up to there no quotient is rounded to a whole number that isn't one.
+  local early = units * period - debt * period - (tolerance - lead)
+  return early > 0 and time + (early / rate + -early / rate % 1) * tick - now_us or 0
+end
+
+local function move(units, mode)
+  local change = units * period
+  if mode == 'refund' then
+    change = -math.min(change, lead)
+  elseif mode == 'penalty' then
+    change = math.min(change, furthest() - lead)
   end
+  -- Within a coarse tick an idle key has not been catching up: the time is rounded up, not down.
+  if change > 0 and time < now_us and lead <= rate then time = time + tick end
+  lead = lead + change
+  return change ~= 0, levels()
+end
 
-  local function move(units, mode)
-    local change = units * period
-    if mode == 'refund' then
-      change = -math.min(change, lead)
-    elseif mode == 'penalty' then
-      change = math.min(change, furthest() - lead)
-    end
-    -- Within a coarse tick an idle key has not been catching up: the time is rounded up, not down.
-    if change > 0 and time < now_us and lead <= rate then time = time + tick end
-    lead = lead + change
-    return change ~= 0, levels()
-  end
+function write() return struct.pack('<I7I7', time, lead), numbers end
 
-  local function write() return struct.pack('<I7I7', time, lead), numbers end
-
-  local function inspect(state)
-    local time, lead, _, _, capacity, rate, period, tick = struct.unpack('<I7I7I5BI7I7I7I3', state)
-    return { time, lead, capacity, rate, period, tick }
-  end
-  return load, wait, move, write, inspect
+local function inspect(state)
+  local time, lead, _, _, capacity, rate, period, tick = struct.unpack('<I7I7I5BI7I7I7I3', state)
+  return { time, lead, capacity, rate, period, tick }
 end

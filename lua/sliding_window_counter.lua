@@ -33,155 +33,151 @@
 --   Cloudflare, "How we built rate limiting capable of scaling to millions of domains", 2017;
 --   the waits are solved from it for whole ticks.
 
-local NAME, ARGUMENTS, COUNT, RESERVES = 'sliding_window_counter', 'limit, period, tick', 3, false
-local LAYOUT, NUMBERS, LENGTH, STATE = 4, '<BI7I7I3I7', 25, 44
-local window, decide
-
--- The longest reset, if the numbers are in their ranges.
-local function check(limit, period, tick)
-  return limit >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and limit * period <= 2^53 - period
-    and 2 * period * tick
-end
+local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'sliding_window_counter', 'limit, period, tick', 25, false, 44
+if packed and #packed == LENGTH then layout, a, b, c, cost = struct.unpack('<BI7I7I3I7', packed) end
+local limit, period, tick = a, b, c
+local length = period * tick
+local longest = 2 * length
+local valid = (packed and layout == 4 or not packed and #ARGV == 6 and limit % 1 + period % 1 + tick % 1 == 0)
+  and limit >= 1 and period >= 1
+  and tick >= 1 and tick <= 1000000 and limit * period <= 2^53 - period and longest <= 2^51
+local numbers = valid and (packed and string.sub(packed, 1, 18) or struct.pack('<BI7I7I3', 4, limit, period, tick))
 
 -- The short way: most calls meet states under these numbers, which are overwritten in place or denied. The arithmetic of
--- the functions below, in fewer steps.
-local function short(KEYS, read, states, answers, several, now, cost, longest, limit, period, tick)
-  if tick > 1 then return end
-  local numbers, calls = struct.pack('<BI7I7I3', 4, limit, period, tick), 1
-  local begun, latest = now - now % period, now + 2 * longest + 1000000
-  for index = 1, states and #KEYS or 1 do
-    local state = read
-    if states then state = states[index] end
-    if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-    if state and calls == 1 and cost > 0 and #state == 44 and string.find(state, numbers, 27, true) then
-      local time, previous, current, armed = struct.unpack('<I7I7I7I5', state)
-      if time <= now and previous * period <= 2^53 and current * period <= 2^53 then
-        if time < begun then previous, current = time >= begun - period and current or 0, 0 end
-        local weighted = previous * (period - (now - begun))
-        local remaining = limit - (weighted - weighted % period) / period - current - cost
-        if remaining >= 0 then
-          current = current + cost
-          local reset_after = begun + 2 * period - (period - 1 - (period - 1) % current) / current - now
-          local expires = armed * 1000000
-          if expires >= now + reset_after and expires <= latest then
-            redis.call('SETRANGE', KEYS[index], '0', struct.pack('<I7I7I7', now, previous, current))
-            answers[index] = struct.pack('<i7i7', remaining, reset_after)
-          end
-        elseif cost <= limit then
-          -- The units that leave, the end of what they leave within, and how many of them may stay.
-          local units, leaves, stay = previous, period, limit - current - cost
-          if stay < 0 then units, leaves, stay = current, 2 * period, limit - cost end
-          stay = (stay + 1) * period - 1
-          local retry_after = begun + leaves - (stay - stay % units) / units - now
-          units, leaves = current, 2 * period
-          if current == 0 then units, leaves = previous, period end
-          answers[index] = struct.pack('<i7i7i7i7', -1 - math.max(remaining + cost, 0),
-            begun + leaves - (period - 1 - (period - 1) % units) / units - now, retry_after, 0)
+-- the functions below, in fewer steps, and before they are defined: each costs as much as ten steps.
+brief = brief and valid and cost > 0 and cost % 1 == 0 and tick == 1
+if brief and given > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
+local calls, answer, begun, latest = 1, nil, now_us - now_us % period, now_us + 2 * longest + 1000000
+for index = 1, brief and given or 0 do
+  if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
+  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
+  if state and #state == 44 and string.find(state, numbers, 27, true)
+    and (not several or calls == 1 and cost > 0 and not again[index]) then
+    local time, previous, current, armed = struct.unpack('<I7I7I7I5', state)
+    if time <= now_us and previous * period <= 2^53 and current * period <= 2^53 then
+      if time < begun then previous, current = time >= begun - period and current or 0, 0 end
+      local weighted = previous * (period - (now_us - begun))
+      local left = limit - (weighted - weighted % period) / period - current
+      if left >= cost then
+        current = current + cost
+        local reset_after = begun + 2 * period - (period - 1 - (period - 1) % current) / current - now_us
+        local remaining, expires = left - cost, armed * 1000000
+        if expires >= now_us + reset_after and expires <= latest then
+          redis.call('SETRANGE', KEYS[index], '0', struct.pack('<I7I7I7', now_us, previous, current))
+          answer = packed and struct.pack('<i7i7', remaining, reset_after) or { 1, limit, remaining, 0, reset_after }
         end
+      elseif cost <= limit then
+        -- The units that leave, the end of what they leave within, and how many of them may stay.
+        local units, leaves, stay = previous, period, limit - current - cost
+        if stay < 0 then units, leaves, stay = current, 2 * period, limit - cost end
+        stay = (stay + 1) * period - 1
+        local remaining, retry_after = math.max(left, 0), begun + leaves - (stay - stay % units) / units - now_us
+        units, leaves = current, 2 * period
+        if current == 0 then units, leaves = previous, period end
+        local reset_after = begun + leaves - (period - 1 - (period - 1) % units) / units - now_us
+        answer = packed and struct.pack('<i7i7i7i7', -1 - remaining, reset_after, retry_after, 0)
+          or { 0, limit, remaining, retry_after, reset_after }
       end
     end
   end
+  if not answer then missed = true elseif states then answers[index], answer = answer, nil else return answer end
 end
 
-local function algorithm(_, longest, limit, period, tick)
-  local numbers, length = struct.pack('<BI7I7I3', 4, limit, period, tick), period * tick
-  -- Decided is at `time`, in the window that begins at `window`: the tick of now, or the state's own while now lies
-  -- before it.
-  local now_us, time, window, previous, current
+-- Decided is at `time`, in the window that begins at `window`: the tick of now, or the state's own while now lies
+-- before it.
+local time, window, previous, current
 
-  -- What a window's count weighs at a time, where its successor begins at 0.
-  local function weight(count, time, period, tick)
-    local weighted = count * (period - time / tick)
-    return (weighted - weighted % period) / period
+-- What a window's count weighs at a time, where its successor begins at 0.
+local function weight(count, time, period, tick)
+  local weighted = count * (period - time / tick)
+  return (weighted - weighted % period) / period
+end
+
+-- Until so few of these units weigh anything that so many stay, in the window after theirs or the one after that.
+local function until_left(units, windows, stay)
+  local weighs = (stay + 1) * period - 1
+  return window + (windows * period - (weighs - weighs % units) / units) * tick - now_us
+end
+
+local function used() return weight(previous, time - window, period, tick) + current end
+
+-- What can be taken now, and how long until the key is as if never used.
+local function levels()
+  local used, reset_after = used(), 0
+  if current > 0 then
+    reset_after = until_left(current, 2, 0)
+  elseif used > 0 then
+    reset_after = until_left(previous, 1, 0)
   end
+  return math.max(limit - used, 0), reset_after
+end
 
-  -- Until so few of these units weigh anything that so many stay, in the window after theirs or the one after that.
-  local function until_left(units, windows, stay)
-    local weighs = (stay + 1) * period - 1
-    return window + (windows * period - (weighs - weighs % units) / units) * tick - now_us
+local function load(state, blocked, as_is, afresh, _, mode)
+  local now, changed, ahead, armed = now_us - now_us % tick, false, 0, 0
+  time, previous, current, window = now, 0, 0, now - now % length
+  if not state then return 0, false, 0, limit, 0 end
+  local version, was_limit, was_period, was_tick
+  time, previous, current, armed, version, was_limit, was_period, was_tick = struct.unpack('<I7I7I7I5BI7I7I3', state)
+  if version ~= 4 or time > 2^53 or was_period < 1 or was_tick < 1 or was_limit * was_period > 2^53
+    or previous * was_period > 2^53 or current * was_period > 2^53 then
+    return
   end
-
-  local function used() return weight(previous, time - window, period, tick) + current end
-
-  -- What can be taken now, and how long until the key is as if never used.
-  local function levels()
-    local used, reset_after = used(), 0
-    if current > 0 then
-      reset_after = until_left(current, 2, 0)
-    elseif used > 0 then
-      reset_after = until_left(previous, 1, 0)
+  local was_length = was_period * was_tick
+  local used = weight(previous, time % was_length, was_period, was_tick) + current
+  -- A state in which nothing was used is like none: counts that weigh nothing aren't there to be given back.
+  if mode == 'refund' and used == 0 and not blocked then previous = 0 end
+  changed = was_limit ~= limit or was_length ~= length or was_tick ~= tick
+  if time > now or changed then
+    local fits = was_length == length and used <= limit and previous <= limit
+    if changed and (as_is or afresh) then
+      used = (afresh or used == 0) and 0 or limit - math.min(math.max(was_limit - used, 0), limit)
+      fits = false
     end
-    return math.max(limit - used, 0), reset_after
-  end
-
-  local function load(state, at_us, blocked, as_is, afresh, mode)
-    local now, changed, ahead, armed = at_us - at_us % tick, false, 0, 0
-    now_us, time, previous, current, window = at_us, now, 0, 0, now - now % length
-    if not state then return 0, false, 0, limit, 0 end
-    local version, was_limit, was_period, was_tick
-    time, previous, current, armed, version, was_limit, was_period, was_tick = struct.unpack('<I7I7I7I5BI7I7I3', state)
-    if version ~= 4 or time > 2^53 or was_period < 1 or was_tick < 1 or was_limit * was_period > 2^53
-      or previous * was_period > 2^53 or current * was_period > 2^53 then
-      return
-    end
-    local was_length = was_period * was_tick
-    local used = weight(previous, time % was_length, was_period, was_tick) + current
-    -- A state in which nothing was used is like none: counts that weigh nothing aren't there to be given back.
-    if mode == 'refund' and used == 0 and not blocked then previous = 0 end
-    changed = was_limit ~= limit or was_length ~= length or was_tick ~= tick
-    if time > now or changed then
-      local fits = was_length == length and used <= limit and previous <= limit
-      if changed and (as_is or afresh) then
-        used = (afresh or used == 0) and 0 or limit - math.min(math.max(was_limit - used, 0), limit)
-        fits = false
-      end
-      -- Another clock or other numbers: what was used at the state's own time stays used. Where the two counts can't say
-      -- so under the new numbers, it is placed in one window.
-      if changed then
-        time = time - time % tick
-        if fits then used = weight(previous, time % length, period, tick) + current end
-      end
-      if time > now and used == 0 and not blocked then
-        time, previous, current = now, 0, 0
-      elseif time - now > longest then
-        time, ahead, previous, current = now, time - now, 0, math.min(used, limit)
-      elseif changed and not fits then
-        previous, current = 0, math.min(used, limit)
-      end
+    -- Another clock or other numbers: what was used at the state's own time stays used. Where the two counts can't say
+    -- so under the new numbers, it is placed in one window.
+    if changed then
       time = time - time % tick
+      if fits then used = weight(previous, time % length, period, tick) + current end
     end
-    if time <= now then
-      if time < window then previous, current = time >= window - length and current or 0, 0 end
-      time = now
-    else
-      window = time - time % length
+    if time > now and used == 0 and not blocked then
+      time, previous, current = now, 0, 0
+    elseif time - now > longest then
+      time, ahead, previous, current = now, time - now, 0, math.min(used, limit)
+    elseif changed and not fits then
+      previous, current = 0, math.min(used, limit)
     end
-    return armed, changed, ahead, levels()
+    time = time - time % tick
   end
-
-  local function wait(units)
-    local stay = limit - current - units
-    if used() + units <= limit then return 0 end
-    return stay >= 0 and until_left(previous, 1, stay) or until_left(current, 2, limit - units)
+  if time <= now then
+    if time < window then previous, current = time >= window - length and current or 0, 0 end
+    time = now
+  else
+    window = time - time % length
   end
+  return armed, changed, ahead, levels()
+end
 
-  local function move(units, mode)
-    if mode == 'refund' then
-      units = -math.min(units, previous + current)
-    elseif mode == 'penalty' then
-      units = math.min(units, math.max(0, math.floor(2^53 / period) - 1 - current))
-    end
-    current = current + units
-    -- The newest units are given back first.
-    if current < 0 then previous, current = previous + current, 0 end
-    return units ~= 0, levels()
+local function wait(units)
+  local stay = limit - current - units
+  if used() + units <= limit then return 0 end
+  return stay >= 0 and until_left(previous, 1, stay) or until_left(current, 2, limit - units)
+end
+
+local function move(units, mode)
+  if mode == 'refund' then
+    units = -math.min(units, previous + current)
+  elseif mode == 'penalty' then
+    units = math.min(units, math.max(0, math.floor(2^53 / period) - 1 - current))
   end
+  current = current + units
+  -- The newest units are given back first.
+  if current < 0 then previous, current = previous + current, 0 end
+  return units ~= 0, levels()
+end
 
-  local function write() return struct.pack('<I7I7I7', time, previous, current), numbers end
+function write() return struct.pack('<I7I7I7', time, previous, current), numbers end
 
-  local function inspect(state)
-    local time, previous, current, _, _, limit, period, tick = struct.unpack('<I7I7I7I5BI7I7I3', state)
-    return { time, previous, current, limit, period, tick }
-  end
-  return load, wait, move, write, inspect
+local function inspect(state)
+  local time, previous, current, _, _, limit, period, tick = struct.unpack('<I7I7I7I5BI7I7I3', state)
+  return { time, previous, current, limit, period, tick }
 end

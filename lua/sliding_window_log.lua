@@ -34,326 +34,325 @@
 -- Expiry
 --   PEXPIREAT arms it, too.
 
-local NAME, ARGUMENTS, COUNT, RESERVES = 'sliding_window_log', 'limit, period', 2, false
-local LAYOUT, NUMBERS, LENGTH, STATE = 6, '<BI7I7I7', 22, 54
-local short, window, decide
+local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'sliding_window_log', 'limit, period', 22, false, 54
+if packed and #packed == LENGTH then layout, a, b, cost = struct.unpack('<BI7I7I7', packed) end
+local limit, period = a, b
+local longest = period
+local valid = (packed and layout == 6 or not packed and #ARGV == 5 and limit % 1 + period % 1 == 0)
+  and limit >= 1 and limit <= 2^39 and period >= 1 and longest <= 2^51
 
--- The longest reset, if the numbers are in their ranges.
-local function check(limit, period) return limit >= 1 and limit <= 2^39 and period >= 1 and period end
+brief = false
 
 -- The state: a header of 54 bytes, then `slots` entries of 12. `head` is the slot after the newest entry. Of more
 -- than 17 slots, copies of 8 entries stand between, after the first one's slot, from 1, or 0: they save reading the
 -- ring for each entry that expires. They hold while the oldest entry's is among them. Only a key that is blocked, whose
 -- denials are counted, or that was last written after its newest entry, by a refund, has a tail; its layout is 7 then.
-local function algorithm(_, longest, limit, period)
-  local HEADER, ENTRY, COPIES, TAIL, MODULUS = 54, 12, 96, 25, 2^40
-  local SMALL, WIDE = 17, HEADER + 4 + COPIES
-  local key, near, now
-  local newest, total, head, count, base, oldest, armed, slots
-  -- Decided is at `time`; a state that is put back to now is written as of `moment`.
-  local time, moment, ring, copies, written
-  local changed, rebased, lump, unsure, noted
-  -- Of what counts: how many have expired before it, how much it is, and how many entries.
-  local first, cutoff, used, live, change
+local HEADER, ENTRY, COPIES, TAIL, MODULUS = 54, 12, 96, 25, 2^40
+local SMALL, WIDE = 17, HEADER + 4 + COPIES
+local key, near
+local newest, total, head, count, base, oldest, armed, slots
+-- Decided is at `time`; a state that is put back to now is written as of `moment`.
+local time, moment, ring, copies, written
+local changed, rebased, lump, unsure, noted
+-- Of what counts: how many have expired before it, how much it is, and how many entries.
+local first, cutoff, used, live, change
 
-  -- Of the ring's entries from `first` on, the first that is younger than `cutoff` and by which `enough` units have been
-  -- taken since `base`; the last is known to be. Found by doubling steps, then by bisection; `text` is what has been
-  -- read, from `offset` on. Its index, its time, the total before it; and what was read last. Nothing if that is no entry
-  -- of a log, as one younger than the newest.
-  local function find(text, offset, first, enough)
-    local below, step, above, before, start = first - 1, 1, count - 1, base, head - count
-    local found = newest
-    while above - below > 1 do
-      local probe = below + step
-      if probe >= above then probe = (above + below - (above + below) % 2) / 2 end
-      local place = ring + (start + probe) % slots * ENTRY
-      if place < offset or place + ENTRY > offset + #text then
-        -- A few at once: mostly the next one is asked for next.
-        offset = place
-        text = redis.call('GETRANGE', key, string.format('%d', place), string.format('%d', place + 95))
-        if #text < ENTRY then return end
+-- Of the ring's entries from `first` on, the first that is younger than `cutoff` and by which `enough` units have been
+-- taken since `base`; the last is known to be. Found by doubling steps, then by bisection; `text` is what has been
+-- read, from `offset` on. Its index, its time, the total before it; and what was read last. Nothing if that is no entry
+-- of a log, as one younger than the newest.
+local function find(text, offset, first, enough)
+  local below, step, above, before, start = first - 1, 1, count - 1, base, head - count
+  local found = newest
+  while above - below > 1 do
+    local probe = below + step
+    if probe >= above then probe = (above + below - (above + below) % 2) / 2 end
+    local place = ring + (start + probe) % slots * ENTRY
+    if place < offset or place + ENTRY > offset + #text then
+      -- A few at once: mostly the next one is asked for next.
+      offset = place
+      text = redis.call('GETRANGE', key, string.format('%d', place), string.format('%d', place + 95))
+      if #text < ENTRY then return end
+    end
+    local at, sum = struct.unpack('<I7I5', text, place - offset + 1)
+    if at > cutoff and (sum - base) % MODULUS >= enough then
+      above, found, step = probe, at, count - 1
+    else
+      if below >= first then step = step * 2 end
+      below, before = probe, sum
+    end
+  end
+  if found > newest then return end
+  return above, found, before, text, offset
+end
+
+-- What can be taken now, and how long until the key is as if never used.
+local function levels()
+  local last = change > 0 and time or newest
+  return math.max(limit - used, 0), used > 0 and last + period - now_us or 0
+end
+
+function read(name, is_one_of_several)
+  key = name
+  -- One read brings the header and, of a small log, all its entries.
+  if is_one_of_several then
+    near = redis.pcall('GETRANGE', key, '0', '263')
+    if type(near) == 'table' then return near end
+  else
+    near = redis.call('GETRANGE', key, '0', '263')
+  end
+  newest, total, head, count, base, oldest, armed, slots = 0, 0, 0, 0, 0, 0, 0, 0
+  ring, copies, unsure, noted, written = HEADER, '', false, false, 0
+  if near == '' and redis.call('EXISTS', key) == 0 then return false, false, 0, 0, 0 end
+  local version, was_limit, was_period
+  local blocked_until, denied_since, denials, length = 0, 0, 0, #near
+  if length < HEADER then return end
+  newest, total, head, count, base, oldest, armed, slots, version, was_limit, was_period =
+    struct.unpack('<I7I5I4I4I5I7I5I4BI5I7', near)
+  if slots > SMALL then ring = WIDE end
+  -- Packed, how long a long log is shows where it is read or written.
+  unsure = length == 264 and packed and version == 6 and slots > SMALL
+  if unsure then
+    length = ring + slots * ENTRY
+  elseif length == 264 then
+    length = redis.call('STRLEN', key)
+  end
+  if version == 7 and length == ring + slots * ENTRY + TAIL then
+    local tail = length < 264 and string.sub(near, -TAIL) or redis.call('GETRANGE', key, '-25', '-1')
+    noted, length, version = true, length - TAIL, 6
+    blocked_until, denied_since, denials, written = struct.unpack('<I7I7I4I7', tail)
+  end
+  if version == 6 and length == ring + slots * ENTRY and newest <= 2^53 and oldest <= newest and count <= slots
+    and head < slots and was_period >= 1 and (count >= 1 or (noted and total == base))
+    and (total - base) % MODULUS <= 2^39 and written <= 2^53 then
+    return true, noted, blocked_until, denied_since, denials
+  end
+end
+
+local function load(state, blocked, as_is, afresh)
+  local ahead = 0
+  time, moment, change, first, cutoff = now_us, now_us, 0, 0, nil
+  changed, rebased, lump = false, false, false
+  if state then
+    local was_limit, was_period = struct.unpack('<I5I7', near, 43)
+    changed = was_limit ~= limit or was_period ~= period
+    if newest > now_us or changed or noted then
+      local left, latest, placed = (total - base) % MODULUS, math.max(newest, written), was_period ~= period
+      if changed and (as_is or afresh) then
+        left = (afresh or left == 0) and 0 or limit - math.min(math.max(was_limit - left, 0), limit)
+        placed = true
       end
-      local at, sum = struct.unpack('<I7I5', text, place - offset + 1)
-      if at > cutoff and (sum - base) % MODULUS >= enough then
-        above, found, step = probe, at, count - 1
+      if latest > now_us and left == 0 and not blocked then
+        count = 0
+      elseif latest - now_us > longest then
+        ahead, newest, rebased = latest - now_us, now_us, true
+      elseif latest > now_us then
+        time = latest
+      end
+      if rebased or placed then
+        -- Another clock or another period: what was used at the state's own time is placed in one entry.
+        if not rebased then newest = latest end
+        left = math.min(left, limit)
+        lump, count, base, total = true, left > 0 and math.min(count, 1) or 0, 0, left
+        oldest = newest
+      end
+      moment = time
+    end
+  else
+    newest, oldest = now_us, now_us
+  end
+
+  -- Drop what no longer counts: `first` entries.
+  cutoff = time - period
+  if count > 0 and oldest <= cutoff then
+    if newest <= cutoff then
+      first, base = count, total
+    else
+      -- Mostly one entry has expired, and it and the next are at hand.
+      local slot, copied, text, offset = (head - count) % slots, 0, near, 0
+      local place, stop = HEADER + slot * ENTRY, #near
+      if ring == WIDE then
+        copied, text = struct.unpack('<I4', near, HEADER + 1) - 1, ''
+        place, stop = HEADER + 4 + (slot - copied) * ENTRY, WIDE
+      end
+      local following = 0
+      if copied >= 0 and place >= HEADER and place + 2 * ENTRY <= stop and slot + 1 < slots then
+        local at, sum, next_at = struct.unpack('<I7I5I7', near, place + 1)
+        if at == oldest then
+          first, base, following = 1, sum, next_at
+          if ring == WIDE then offset = ring + copied * ENTRY end
+        end
+      end
+      local known = offset
+      if following > cutoff and following <= newest then
+        oldest = following
       else
-        if below >= first then step = step * 2 end
-        below, before = probe, sum
+        if offset > 0 then text = string.sub(near, HEADER + 5, WIDE) end
+        first, oldest, base, text, offset = find(text, offset, first, 0)
+        if not first then return end
       end
-    end
-    if found > newest then return end
-    return above, found, before, text, offset
-  end
-
-  -- What can be taken now, and how long until the key is as if never used.
-  local function levels()
-    local last = change > 0 and time or newest
-    return math.max(limit - used, 0), used > 0 and last + period - now or 0
-  end
-
-  local function read(name, is_one_of_several)
-    key = name
-    -- One read brings the header and, of a small log, all its entries.
-    if is_one_of_several then
-      near = redis.pcall('GETRANGE', key, '0', '263')
-      if type(near) == 'table' then return near end
-    else
-      near = redis.call('GETRANGE', key, '0', '263')
-    end
-    newest, total, head, count, base, oldest, armed, slots = 0, 0, 0, 0, 0, 0, 0, 0
-    ring, copies, unsure, noted, written = HEADER, '', false, false, 0
-    if near == '' and redis.call('EXISTS', key) == 0 then return false, false, 0, 0, 0 end
-    local version, was_limit, was_period
-    local blocked_until, denied_since, denials, length = 0, 0, 0, #near
-    if length < HEADER then return end
-    newest, total, head, count, base, oldest, armed, slots, version, was_limit, was_period =
-      struct.unpack('<I7I5I4I4I5I7I5I4BI5I7', near)
-    if slots > SMALL then ring = WIDE end
-    -- Packed, how long a long log is shows where it is read or written.
-    unsure = length == 264 and #ARGV < 5 and version == 6 and slots > SMALL
-    if unsure then
-      length = ring + slots * ENTRY
-    elseif length == 264 then
-      length = redis.call('STRLEN', key)
-    end
-    if version == 7 and length == ring + slots * ENTRY + TAIL then
-      local tail = length < 264 and string.sub(near, -TAIL) or redis.call('GETRANGE', key, '-25', '-1')
-      noted, length, version = true, length - TAIL, 6
-      blocked_until, denied_since, denials, written = struct.unpack('<I7I7I4I7', tail)
-    end
-    if version == 6 and length == ring + slots * ENTRY and newest <= 2^53 and oldest <= newest and count <= slots
-      and head < slots and was_period >= 1 and (count >= 1 or (noted and total == base))
-      and (total - base) % MODULUS <= 2^39 and written <= 2^53 then
-      return true, noted, blocked_until, denied_since, denials
-    end
-  end
-
-  local function load(state, now_us, blocked, as_is, afresh)
-    local ahead = 0
-    now, time, moment, change, first, cutoff = now_us, now_us, now_us, 0, 0, nil
-    changed, rebased, lump = false, false, false
-    if state then
-      local was_limit, was_period = struct.unpack('<I5I7', near, 43)
-      changed = was_limit ~= limit or was_period ~= period
-      if newest > now or changed or noted then
-        local left, latest, placed = (total - base) % MODULUS, math.max(newest, written), was_period ~= period
-        if changed and (as_is or afresh) then
-          left = (afresh or left == 0) and 0 or limit - math.min(math.max(was_limit - left, 0), limit)
-          placed = true
-        end
-        if latest > now and left == 0 and not blocked then
-          count = 0
-        elseif latest - now > longest then
-          ahead, newest, rebased = latest - now, now, true
-        elseif latest > now then
-          time = latest
-        end
-        if rebased or placed then
-          -- Another clock or another period: what was used at the state's own time is placed in one entry.
-          if not rebased then newest = latest end
-          left = math.min(left, limit)
-          lump, count, base, total = true, left > 0 and math.min(count, 1) or 0, 0, left
-          oldest = newest
-        end
-        moment = time
-      end
-    else
-      newest, oldest = now, now
-    end
-
-    -- Drop what no longer counts: `first` entries.
-    cutoff = time - period
-    if count > 0 and oldest <= cutoff then
-      if newest <= cutoff then
-        first, base = count, total
-      else
-        -- Mostly one entry has expired, and it and the next are at hand.
-        local slot, copied, text, offset = (head - count) % slots, 0, near, 0
-        local place, stop = HEADER + slot * ENTRY, #near
-        if ring == WIDE then
-          copied, text = struct.unpack('<I4', near, HEADER + 1) - 1, ''
-          place, stop = HEADER + 4 + (slot - copied) * ENTRY, WIDE
-        end
-        local following = 0
-        if copied >= 0 and place >= HEADER and place + 2 * ENTRY <= stop and slot + 1 < slots then
-          local at, sum, next_at = struct.unpack('<I7I5I7', near, place + 1)
-          if at == oldest then
-            first, base, following = 1, sum, next_at
-            if ring == WIDE then offset = ring + copied * ENTRY end
-          end
-        end
-        local known = offset
-        if following > cutoff and following <= newest then
-          oldest = following
-        else
-          if offset > 0 then text = string.sub(near, HEADER + 5, WIDE) end
-          first, oldest, base, text, offset = find(text, offset, first, 0)
-          if not first then return end
-        end
-        if offset ~= known and #text == COPIES then
-          -- All of them in the ring, the oldest among them, and not yet the newest, which may change.
-          copied = (offset - ring) / ENTRY
-          local from = (copied - slot) % slots
-          if copied + 8 <= slots and from <= first and first < from + 8 and from + 8 < count then
-            copies = struct.pack('<I4', copied + 1) .. text
-          end
+      if offset ~= known and #text == COPIES then
+        -- All of them in the ring, the oldest among them, and not yet the newest, which may change.
+        copied = (offset - ring) / ENTRY
+        local from = (copied - slot) % slots
+        if copied + 8 <= slots and from <= first and first < from + 8 and from + 8 < count then
+          copies = struct.pack('<I4', copied + 1) .. text
         end
       end
     end
-    used = (total - base) % MODULUS
-    if used > 2^39 then return end
-    if changed and used > limit then
-      -- Of what was used before the limit was lowered the newest units stay, as many as it is now.
-      first, oldest = find(near, 0, first, used - limit + 1)
-      if not first then return end
-      base, used = (total - limit) % MODULUS, limit
-    end
-    live = count - first
-    return armed, changed, ahead, levels()
   end
-
-  local function wait(units)
-    -- The oldest entry by whose leaving enough units have left.
-    local enough, leaves, found = used + units - limit, oldest, true
-    if enough <= 0 then
-      return 0
-    elseif enough > used - change then
-      leaves = time
-    elseif enough > 1 then
-      found, leaves = find(near, 0, first, enough)
-    end
-    return found and leaves + period - now
+  used = (total - base) % MODULUS
+  if used > 2^39 then return end
+  if changed and used > limit then
+    -- Of what was used before the limit was lowered the newest units stay, as many as it is now.
+    first, oldest = find(near, 0, first, used - limit + 1)
+    if not first then return end
+    base, used = (total - limit) % MODULUS, limit
   end
+  live = count - first
+  return armed, changed, ahead, levels()
+end
 
-  local function move(units, mode)
-    change = units
-    if mode == 'refund' then
-      change = -math.min(units, used)
-    elseif mode == 'penalty' then
-      change = math.min(units, 2^39 - used)
-    end
-    used = used + change
-    if change < 0 and used > 0 then
-      -- The newest entry that stays.
-      local last
-      last, newest = find(near, 0, first, used)
-      if not last then return end
-      head, live = (head - (count - 1 - last)) % slots, last - first + 1
-      time = newest
-    elseif change ~= 0 and live == 0 then
-      oldest = time
-    end
-    return change ~= 0, levels()
+local function wait(units)
+  -- The oldest entry by whose leaving enough units have left.
+  local enough, leaves, found = used + units - limit, oldest, true
+  if enough <= 0 then
+    return 0
+  elseif enough > used - change then
+    leaves = time
+  elseif enough > 1 then
+    found, leaves = find(near, 0, first, enough)
   end
+  return found and leaves + period - now_us
+end
 
-  local function arm(at, server_time)
-    if server_time then
-      redis.call('PEXPIREAT', key, at)
-    else
-      redis.call('PEXPIRE', key, at)
-    end
+local function move(units, mode)
+  change = units
+  if mode == 'refund' then
+    change = -math.min(units, used)
+  elseif mode == 'penalty' then
+    change = math.min(units, 2^39 - used)
   end
+  used = used + change
+  if change < 0 and used > 0 then
+    -- The newest entry that stays.
+    local last
+    last, newest = find(near, 0, first, used)
+    if not last then return end
+    head, live = (head - (count - 1 - last)) % slots, last - first + 1
+    time = newest
+  elseif change ~= 0 and live == 0 then
+    oldest = time
+  end
+  return change ~= 0, levels()
+end
 
-  -- What is to be written, or at least counted or extended; false if the log has been cut.
-  local function save(settles, counted, covered, again, last, expiry, at, tail, server_time)
-    if settles then written = moment end
-    if tail ~= '' or (used > 0 and written > (change > 0 and time or newest)) then
-      tail = (tail ~= '' and tail or string.rep('\0', 18)) .. struct.pack('<I7', written)
-    end
-    local room = ring + slots * ENTRY
-    if settles and used == 0 and tail == '' then
-      redis.call('DEL', key)
-      return true
-    elseif not (settles or (counted and near == '')) then
-      if counted then
-        redis.call('SETRANGE', key, string.format('%d', room), tail)
-        redis.call('SETRANGE', key, '41', '\7')
-      end
-      if (counted or (changed and server_time)) and not covered then
-        -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
-        -- In this order, since Redis refuses a SETRANGE, but no PEXPIREAT, where it is out of memory.
-        redis.call('SETRANGE', key, '32', struct.pack('<I5', again))
-        arm(at, server_time)
-      end
-      return true
-    end
+local function arm(at, server_time)
+  if server_time then
+    redis.call('PEXPIREAT', key, at)
+  else
+    redis.call('PEXPIRE', key, at)
+  end
+end
 
-    local same = live > 0 and newest == time
-    total = (total + change) % MODULUS
-    if live == 0 then base, total, oldest = 0, used, time end
-    local arms = not server_time or changed or rebased or not covered or armed * 1000000 > last + 1000000
-    if arms then armed = again end
-    local wasteful = arms and live * 4 + 16 < slots
-    -- A long log's tail is written in place too, and goes when the expiry is next armed.
-    local ends = noted or tail ~= ''
-    local stays = not ends or (ring == WIDE and (tail ~= '' or not arms))
-    if change ~= 0 and used > 0 and not (lump or wasteful) and stays and (same or live < slots) then
-      local slot = same and (head - 1) % slots or head
-      if not same then head, live = (head + 1) % slots, live + 1 end
-      local place, entry = ring + slot * ENTRY, struct.pack('<I7I5', time, total)
-      local start = struct.pack('<I7I5I4I4I5I7', time, total, head, live, base, oldest)
-      if not arms and ring == HEADER and place < #near then
-        redis.call('SETRANGE', key, '0', start .. string.sub(near, 33, place) .. entry)
-      else
-        if change < 0 and ring == WIDE then copies = string.rep('\0', 4 + COPIES) end
-        local at_place = string.format('%d', place)
-        if arms then
-          -- Until the header is written, last, nothing is taken; and what is written first is what Redis refuses
-          -- where it is out of memory.
-          if unsure and redis.call('STRLEN', key) ~= room then return false end
-          redis.call('SETRANGE', key, at_place, entry)
-          arm(at, server_time)
-          start = start .. struct.pack('<I5I4BI5I7', armed, slots, ends and 7 or 6, limit, period) .. copies
-          redis.call('SETRANGE', key, '0', start)
-        else
-          if copies ~= '' then start = start .. string.sub(near, 33, HEADER) .. copies end
-          local length = redis.call('SETRANGE', key, '0', start)
-          if unsure and length ~= room then
-            -- The log has been cut. The header is put back.
-            redis.call('SETRANGE', key, '0', string.sub(near, 1, #start))
-            return false
-          end
-          redis.call('SETRANGE', key, at_place, entry)
-        end
-      end
-      if ends then
-        redis.call('SETRANGE', key, string.format('%d', room), tail ~= '' and tail or string.rep('\0', TAIL))
-        if not noted then redis.call('SETRANGE', key, '41', '\7') end
-      end
-      return true
+-- What is to be written, or at least counted or extended; false if the log has been cut.
+function save(settles, counted, covered, again, last, expiry, at, tail, server_time)
+  if settles then written = moment end
+  if tail ~= '' or (used > 0 and written > (change > 0 and time or newest)) then
+    tail = (tail ~= '' and tail or string.rep('\0', 18)) .. struct.pack('<I7', written)
+  end
+  local room = ring + slots * ENTRY
+  if settles and used == 0 and tail == '' then
+    redis.call('DEL', key)
+    return true
+  elseif not (settles or (counted and near == '')) then
+    if counted then
+      redis.call('SETRANGE', key, string.format('%d', room), tail)
+      redis.call('SETRANGE', key, '41', '\7')
     end
-
-    -- The ring is written anew, oldest first, with room for a fifth more.
-    local entries = ''
-    if live > 0 and lump then
-      entries = struct.pack('<I7I5', newest, base + used - math.max(change, 0))
-    elseif live > 0 then
-      local from = (head - live) % slots
-      if unsure and redis.call('STRLEN', key) ~= room then return false end
-      local all = redis.call('GETRANGE', key, string.format('%d', ring), string.format('%d', room - 1))
-      entries = string.sub(all, from * ENTRY + 1, (from + live) * ENTRY)
-      if from + live > slots then entries = entries .. string.sub(all, 1, (from + live - slots) * ENTRY) end
+    if (counted or (changed and server_time)) and not covered then
+      -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
+      -- In this order, since Redis refuses a SETRANGE, but no PEXPIREAT, where it is out of memory.
+      redis.call('SETRANGE', key, '32', struct.pack('<I5', again))
+      arm(at, server_time)
     end
-    if change > 0 or (change < 0 and used > 0) then
-      if same then entries, live = string.sub(entries, 1, -ENTRY - 1), live - 1 end
-      entries, live = entries .. struct.pack('<I7I5', time, total), live + 1
-    elseif used == 0 then
-      entries, live, oldest = '', 0, time
-    else
-      time = newest
-    end
-    slots = math.max(live, 1, math.min(limit, live + math.max(4, (live - live % 5) / 5)))
-    redis.call('SET', key, struct.pack('<I7I5I4I4I5I7I5I4BI5I7', time, total, live % slots, live, base, oldest, armed,
-      slots, tail == '' and 6 or 7, limit, period) .. string.rep('\0', slots > SMALL and WIDE - HEADER or 0) .. entries
-      .. string.rep('\0', (slots - live) * ENTRY) .. tail, arms and expiry or 'PXAT',
-      arms and at or string.format('%d', armed * 1000))
     return true
   end
 
-  local function inspect()
-    if near == '' then return { now, 0, 0, now, limit, period } end
-    local newest, total, _, count, base, oldest, _, _, _, limit, period = struct.unpack('<I7I5I4I4I5I7I5I4BI5I7', near)
-    return { math.max(newest, written), count, (total - base) % MODULUS, oldest, limit, period }
+  local same = live > 0 and newest == time
+  total = (total + change) % MODULUS
+  if live == 0 then base, total, oldest = 0, used, time end
+  local arms = not server_time or changed or rebased or not covered or armed * 1000000 > last + 1000000
+  if arms then armed = again end
+  local wasteful = arms and live * 4 + 16 < slots
+  -- A long log's tail is written in place too, and goes when the expiry is next armed.
+  local ends = noted or tail ~= ''
+  local stays = not ends or (ring == WIDE and (tail ~= '' or not arms))
+  if change ~= 0 and used > 0 and not (lump or wasteful) and stays and (same or live < slots) then
+    local slot = same and (head - 1) % slots or head
+    if not same then head, live = (head + 1) % slots, live + 1 end
+    local place, entry = ring + slot * ENTRY, struct.pack('<I7I5', time, total)
+    local start = struct.pack('<I7I5I4I4I5I7', time, total, head, live, base, oldest)
+    if not arms and ring == HEADER and place < #near then
+      redis.call('SETRANGE', key, '0', start .. string.sub(near, 33, place) .. entry)
+    else
+      if change < 0 and ring == WIDE then copies = string.rep('\0', 4 + COPIES) end
+      local at_place = string.format('%d', place)
+      if arms then
+        -- Until the header is written, last, nothing is taken; and what is written first is what Redis refuses
+        -- where it is out of memory.
+        if unsure and redis.call('STRLEN', key) ~= room then return false end
+        redis.call('SETRANGE', key, at_place, entry)
+        arm(at, server_time)
+        start = start .. struct.pack('<I5I4BI5I7', armed, slots, ends and 7 or 6, limit, period) .. copies
+        redis.call('SETRANGE', key, '0', start)
+      else
+        if copies ~= '' then start = start .. string.sub(near, 33, HEADER) .. copies end
+        local length = redis.call('SETRANGE', key, '0', start)
+        if unsure and length ~= room then
+          -- The log has been cut. The header is put back.
+          redis.call('SETRANGE', key, '0', string.sub(near, 1, #start))
+          return false
+        end
+        redis.call('SETRANGE', key, at_place, entry)
+      end
+    end
+    if ends then
+      redis.call('SETRANGE', key, string.format('%d', room), tail ~= '' and tail or string.rep('\0', TAIL))
+      if not noted then redis.call('SETRANGE', key, '41', '\7') end
+    end
+    return true
   end
-  return load, wait, move, nil, inspect, read, save
+
+  -- The ring is written anew, oldest first, with room for a fifth more.
+  local entries = ''
+  if live > 0 and lump then
+    entries = struct.pack('<I7I5', newest, base + used - math.max(change, 0))
+  elseif live > 0 then
+    local from = (head - live) % slots
+    if unsure and redis.call('STRLEN', key) ~= room then return false end
+    local all = redis.call('GETRANGE', key, string.format('%d', ring), string.format('%d', room - 1))
+    entries = string.sub(all, from * ENTRY + 1, (from + live) * ENTRY)
+    if from + live > slots then entries = entries .. string.sub(all, 1, (from + live - slots) * ENTRY) end
+  end
+  if change > 0 or (change < 0 and used > 0) then
+    if same then entries, live = string.sub(entries, 1, -ENTRY - 1), live - 1 end
+    entries, live = entries .. struct.pack('<I7I5', time, total), live + 1
+  elseif used == 0 then
+    entries, live, oldest = '', 0, time
+  else
+    time = newest
+  end
+  slots = math.max(live, 1, math.min(limit, live + math.max(4, (live - live % 5) / 5)))
+  redis.call('SET', key, struct.pack('<I7I5I4I4I5I7I5I4BI5I7', time, total, live % slots, live, base, oldest, armed,
+    slots, tail == '' and 6 or 7, limit, period) .. string.rep('\0', slots > SMALL and WIDE - HEADER or 0) .. entries
+    .. string.rep('\0', (slots - live) * ENTRY) .. tail, arms and expiry or 'PXAT',
+    arms and at or string.format('%d', armed * 1000))
+  return true
+end
+
+local function inspect()
+  if near == '' then return { now_us, 0, 0, now_us, limit, period } end
+  local newest, total, _, count, base, oldest, _, _, _, limit, period = struct.unpack('<I7I5I4I4I5I7I5I4BI5I7', near)
+  return { math.max(newest, written), count, (total - base) % MODULUS, oldest, limit, period }
 end

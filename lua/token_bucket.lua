@@ -33,126 +33,126 @@
 --   Turner, "New directions in communications", IEEE Communications Magazine 24(10), 1986;
 --   as a meter: RFC 2697.
 
-local NAME, ARGUMENTS, COUNT, RESERVES = 'token_bucket', 'capacity, rate, period, tick, max_debt', 5, true
-local LAYOUT, NUMBERS, LENGTH, STATE = 1, '<BI7I7I7I3I7I7', 39, 44
-local window, decide
-
--- The longest reset, from the deepest debt to full, if the numbers are in their ranges.
-local function check(capacity, rate, period, tick, max_debt)
-  if capacity < 0 or rate < 1 or period < 1 or tick < 1 or tick > 1000000 or max_debt < 0 then return end
-  local deepest = (capacity + max_debt) * period
-  return deepest <= 2^53 - period - rate and (deepest + -deepest % rate) / rate * tick
-end
+local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'token_bucket', 'capacity, rate, period, tick, max_debt', 39, true, 44
+if packed and #packed == LENGTH then layout, a, b, c, d, e, cost = struct.unpack('<BI7I7I7I3I7I7', packed) end
+local capacity, rate, period, tick, max_debt = a, b, c, d, e
+local full, deepest = capacity * period, (capacity + max_debt) * period
+-- From the deepest debt to full.
+local longest = (deepest + -deepest % rate) / rate * tick
+local whole = packed or capacity % 1 + rate % 1 + period % 1 + tick % 1 + max_debt % 1 == 0
+local valid = whole and (layout or 1) == 1 and (packed or #ARGV == 8)
+  and capacity >= 0 and rate >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and max_debt >= 0
+  and deepest <= 2^53 - period - rate and longest <= 2^51
+local numbers = valid and packed and string.sub(packed, 1, 25)
+  or valid and struct.pack('<BI7I7I7I3', 1, capacity, rate, period, tick)
 
 -- The short way: most calls meet states under these numbers, which are overwritten in place or denied. The arithmetic of
--- the functions below, in fewer steps.
-local function short(KEYS, read, states, answers, several, now, cost, longest, capacity, rate, period, tick, max_debt)
-  if tick > 1 then return end
-  local latest = now + 2 * longest + 1000000
-  local numbers, full, calls = struct.pack('<BI7I7I7I3', 1, capacity, rate, period, tick), capacity * period, 1
-  for index = 1, states and #KEYS or 1 do
-    local state = read
-    if states then state = states[index] end
-    if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-    if state and calls == 1 and cost > 0 and #state == 44 and string.find(state, numbers, 20, true) then
-      local time, level, armed = struct.unpack('<I7i7I5', state)
-      if time <= now and level >= 0 and level <= full then
-        local refill = (now - time) * rate
-        level = refill < full - level and level + refill or full
-        local missing = cost * period - level
-        if missing <= 0 then
-          level = level - cost * period
-          local expires, reset_after = armed * 1000000, (full - level + (level - full) % rate) / rate
-          if expires >= now + reset_after and expires <= latest then
-            redis.call('SETRANGE', KEYS[index], '0', struct.pack('<I7i7', now, level))
-            answers[index] = struct.pack('<i7i7', (level - level % period) / period, reset_after)
-          end
-        elseif cost <= capacity then
-          answers[index] = struct.pack('<i7i7i7i7', (level % period - level) / period - 1,
-            (full - level + (level - full) % rate) / rate, (missing + -missing % rate) / rate, 0)
+-- the functions below, in fewer steps, and before they are defined: each costs as much as ten steps.
+brief = brief and valid and cost > 0 and cost % 1 == 0 and tick == 1
+if brief and given > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
+local calls, latest, answer = 1, now_us + 2 * longest + 1000000, nil
+for index = 1, brief and given or 0 do
+  if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
+  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
+  if state and #state == 44 and string.find(state, numbers, 20, true)
+    and (not several or calls == 1 and cost > 0 and not again[index]) then
+    local time, level, armed = struct.unpack('<I7i7I5', state)
+    if time <= now_us and level >= 0 and level <= full then
+      local refill = (now_us - time) * rate
+      level = refill < full - level and level + refill or full
+      local missing = cost * period - level
+      if missing <= 0 then
+        level = level - cost * period
+        local expires, reset_after = armed * 1000000, (full - level + (level - full) % rate) / rate
+        if expires >= now_us + reset_after and expires <= latest then
+          redis.call('SETRANGE', KEYS[index], '0', struct.pack('<I7i7', now_us, level))
+          local remaining = (level - level % period) / period
+          answer = packed and struct.pack('<i7i7', remaining, reset_after)
+            or { 1, capacity, remaining, 0, reset_after }
         end
+      elseif cost <= capacity then
+        local remaining, retry_after = (level - level % period) / period, (missing + -missing % rate) / rate
+        local reset_after = (full - level + (level - full) % rate) / rate
+        answer = packed and struct.pack('<i7i7i7i7', -1 - remaining, reset_after, retry_after, 0)
+          or { 0, capacity, remaining, retry_after, reset_after }
       end
     end
   end
+  if not answer then missed = true elseif states then answers[index], answer = answer, nil else return answer end
 end
 
--- Everything else that is asked of a bucket.
-local function algorithm(scaled, longest, capacity, rate, period, tick, max_debt)
-  local numbers, full = struct.pack('<BI7I7I7I3', 1, capacity, rate, period, tick), capacity * period
-  -- Decided is at `time`: the tick of now, or the state's own while now lies before it.
-  local now_us, time, level
+-- The level is that at `time`: the tick of now, or the state's own while now lies before it.
+local time, level
 
-  -- What can be taken now, and how long until the key is as if never used.
-  local function levels()
-    local used = full - level
-    return level > 0 and (level - level % period) / period or 0,
-      used > 0 and time + (used / rate + -used / rate % 1) * tick - now_us or 0
+-- What can be taken now, and how long until the key is as if never used.
+local function levels()
+  local used = full - level
+  return level > 0 and (level - level % period) / period or 0,
+    used > 0 and time + (used / rate + -used / rate % 1) * tick - now_us or 0
+end
+
+-- As low as a level may be, so that it and the time to refill it stay exact.
+local function lowest()
+  local rest = 2^51 % tick
+  local deepest = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))
+  return full - deepest + deepest % period
+end
+
+local function load(state, blocked, as_is, afresh, scaled)
+  local now, changed, ahead, armed = now_us - now_us % tick, false, 0, 0
+  time, level = now, full
+  if not state then return 0, false, 0, levels() end
+  local version, was_capacity, was_rate, was_period, was_tick
+  time, level, armed, version, was_capacity, was_rate, was_period, was_tick = struct.unpack('<I7i7I5BI7I7I7I3', state)
+  if version ~= 1 or time > 2^53 or was_capacity * was_period > 2^53 or was_period < 1 or was_rate < 1 or was_tick < 1
+    or level > was_capacity * was_period or level < -2^53 then
+    return
   end
-
-  -- As low as a level may be, so that it and the time to refill it stay exact.
-  local function lowest()
-    local rest = 2^51 % tick
-    local deepest = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))
-    return full - deepest + deepest % period
+  if was_period ~= period or was_capacity ~= capacity or was_rate ~= rate or was_tick ~= tick then
+    -- What was used stays used, placed at the state's own time. Nobody is put into debt by it.
+    local used, least = was_capacity * was_period - level, level < 0 and -max_debt * period or 0
+    local rest = used % was_period
+    local units = (as_is and used > 0 and was_capacity or capacity) - (used - rest) / was_period
+    local part = scaled(rest, period, was_period)
+    level = (afresh or units > capacity) and full or math.max(units * period - part, least)
+    time, changed = time + -time % tick, true
   end
-
-  local function load(state, at_us, blocked, as_is, afresh)
-    local now, changed, ahead, armed = at_us - at_us % tick, false, 0, 0
-    now_us, time, level = at_us, now, full
-    if not state then return 0, false, 0, levels() end
-    local version, was_capacity, was_rate, was_period, was_tick
-    time, level, armed, version, was_capacity, was_rate, was_period, was_tick = struct.unpack('<I7i7I5BI7I7I7I3', state)
-    if version ~= 1 or time > 2^53 or was_capacity * was_period > 2^53 or was_period < 1 or was_rate < 1 or was_tick < 1
-      or level > was_capacity * was_period or level < -2^53 then
-      return
-    end
-    if was_period ~= period or was_capacity ~= capacity or was_rate ~= rate or was_tick ~= tick then
-      -- What was used stays used, placed at the state's own time. Nobody is put into debt by it.
-      local used, least = was_capacity * was_period - level, level < 0 and -max_debt * period or 0
-      local rest = used % was_period
-      local units = (as_is and used > 0 and was_capacity or capacity) - (used - rest) / was_period
-      local part = scaled(rest, period, was_period)
-      level = (afresh or units > capacity) and full or math.max(units * period - part, least)
-      time, changed = time + -time % tick, true
-    end
-    if level < 0 then level = math.max(level, lowest()) end
-    if time <= now then
-      -- Inexact only where it is far above what is missing.
-      local refill = (now - time) / tick * rate
-      time, level = now, refill < full - level and level + refill or full
-    elseif level == full and not blocked then
-      time = now
-    else
-      ahead = time - now > longest and time - now or 0
-      time = time - ahead
-    end
-    return armed, changed, ahead, levels()
+  if level < 0 then level = math.max(level, lowest()) end
+  if time <= now then
+    -- Inexact only where it is far above what is missing.
+    local refill = (now - time) / tick * rate
+    time, level = now, refill < full - level and level + refill or full
+  elseif level == full and not blocked then
+    time = now
+  else
+    ahead = time - now > longest and time - now or 0
+    time = time - ahead
   end
+  return armed, changed, ahead, levels()
+end
 
-  local function wait(units, debt)
-    -- In this order nothing passes 2^53; of whole numbers up to there no quotient is rounded to a whole one that isn't.
-    local missing = units * period - debt * period - level
-    return missing > 0 and time + (missing / rate + -missing / rate % 1) * tick - now_us or 0
+local function wait(units, debt)
+  -- In this order nothing passes 2^53; of whole numbers up to there no quotient is rounded to a whole one that isn't.
+  local missing = units * period - debt * period - level
+  return missing > 0 and time + (missing / rate + -missing / rate % 1) * tick - now_us or 0
+end
+
+local function move(units, mode)
+  local taken = units * period
+  if mode == 'refund' then
+    taken = -math.min(taken, full - level)
+  elseif mode == 'penalty' then
+    taken = math.min(taken, level - lowest())
   end
+  -- Within a coarse tick a full bucket has not been refilling: the time is rounded up, not down.
+  if taken > 0 and time < now_us and full - level <= rate then time = time + tick end
+  level = level - taken
+  return taken ~= 0, levels()
+end
 
-  local function move(units, mode)
-    local taken = units * period
-    if mode == 'refund' then
-      taken = -math.min(taken, full - level)
-    elseif mode == 'penalty' then
-      taken = math.min(taken, level - lowest())
-    end
-    -- Within a coarse tick a full bucket has not been refilling: the time is rounded up, not down.
-    if taken > 0 and time < now_us and full - level <= rate then time = time + tick end
-    level = level - taken
-    return taken ~= 0, levels()
-  end
+function write() return struct.pack('<I7i7', time, level), numbers end
 
-  local function write() return struct.pack('<I7i7', time, level), numbers end
-
-  local function inspect(state)
-    local time, level, _, _, capacity, rate, period, tick = struct.unpack('<I7i7I5BI7I7I7I3', state)
-    return { time, level, capacity, rate, period, tick }
-  end
-  return load, wait, move, write, inspect
+local function inspect(state)
+  local time, level, _, _, capacity, rate, period, tick = struct.unpack('<I7i7I5BI7I7I7I3', state)
+  return { time, level, capacity, rate, period, tick }
 end

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::RuleError;
 use crate::limit::Limit;
 use crate::limit::exact::{self, Exact};
-use crate::script::{FRAME, Remembers, Script};
+use crate::script::{ARGUMENTS, FRAME, Remembers, Script};
 
 /// How a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -196,18 +196,24 @@ pub(crate) static TWO_CHOICES: Script = Script::composed(
     Remembers::Nothing,
 );
 
-/// What an algorithm's file says of itself, and the frame reads.
-const HANDED_ON: &str =
-    "NAME, ARGUMENTS, COUNT, RESERVES, LAYOUT, NUMBERS, LENGTH, STATE, check, short, algorithm, window, decide";
+/// What lua/arguments.lua has read.
+const READ: &str = "packed, given, a, b, c, d, e, cost, mode, at_us, now_us, layout, several, again, brief, state, states, answers, missed, \
+    decide, window_of, read, write, save";
+/// What an algorithm's file adds.
+const DEFINED: &str = "NAME, ARGUMENTS, LENGTH, RESERVES, STATE, valid, longest, load, wait, move, inspect";
 
 /// Each algorithm's script as a function, with one frame for all, and what runs them.
 fn after_all_algorithms(end: &str) -> String {
-    let mut text =
-        format!("local ALGORITHMS = {{}}\nlocal function frame(KEYS, ARGV, redis, {HANDED_ON})\n{FRAME}end\n");
+    let mut text = format!(
+        "local ALGORITHMS = {{}}\nlocal function arguments(KEYS, ARGV, redis)\n{ARGUMENTS}return {READ}\nend\n\
+        local function frame(KEYS, ARGV, redis, {READ}, {DEFINED})\n{FRAME}end\n"
+    );
     for Row { script, .. } in &ROWS {
         let (name, file) = (script.name(), script.file().unwrap_or_default());
-        let call = format!("return frame(KEYS, ARGV, redis, {HANDED_ON})");
-        text.push_str(&format!("ALGORITHMS['{name}'] = function(KEYS, ARGV, redis)\n{file}{call}\nend\n"));
+        text.push_str(&format!(
+            "ALGORITHMS['{name}'] = function(KEYS, ARGV, redis)\nlocal {READ} = arguments(KEYS, ARGV, redis)\n{file}\
+            return frame(KEYS, ARGV, redis, {READ}, {DEFINED})\nend\n"
+        ));
     }
     text + include_str!("../lua/composed.lua") + end
 }

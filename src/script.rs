@@ -8,7 +8,8 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::limit::Windows;
 
-/// What the scripts of all algorithms have in common.
+/// What the scripts of all algorithms have in common, before an algorithm's file and after it.
+pub(crate) const ARGUMENTS: &str = include_str!("../lua/arguments.lua");
 pub(crate) const FRAME: &str = include_str!("../lua/frame.lua");
 
 /// A complete script: what is sent and hashed.
@@ -24,7 +25,7 @@ pub struct Script {
 
 #[derive(Debug)]
 enum Source {
-    /// An algorithm's file, which the frame follows.
+    /// An algorithm's file.
     Algorithm(&'static str),
     /// Made of files, once; whether its arguments say for how long to remember a call.
     Composed(fn() -> String, Remembers),
@@ -138,7 +139,7 @@ impl Script {
     #[must_use]
     pub fn text(&self) -> &str {
         self.text.get_or_init(|| match self.source {
-            Source::Algorithm(file) => [file, FRAME].concat(),
+            Source::Algorithm(file) => [ARGUMENTS, file, FRAME].concat(),
             Source::Composed(compose, _) => compose(),
         })
     }

@@ -16,6 +16,9 @@ use crate::tool::{code, stderr, stdout, tollgate};
 /// What decides by the scripts of the algorithms, whose text comes before it.
 const COMPOSED: [&str; 2] = ["all_or_nothing", "two_choices"];
 
+/// What comes before an algorithm's file in its script, and after it.
+const SHARED: [&str; 2] = ["arguments", "frame"];
+
 /// What follows the limit's own arguments, in every script.
 const LAST: [&str; 3] = ["cost", "mode", "now_us"];
 
@@ -103,7 +106,8 @@ fn is_upper(word: &str) -> bool {
 #[test]
 fn every_file_opens_with_its_sections_in_the_same_order() {
     let (all, last) = (["KEYS", "ARGV", "Reply"], ["Commands", "Expiry", "A deny writes"]);
-    assert_eq!(File::of("frame").titles(), [&all[..], &["Modes"], &last].concat());
+    assert_eq!(File::of("arguments").titles(), all[..2]);
+    assert_eq!(File::of("frame").titles(), [&all[2..], &["Modes"], &last].concat());
     for name in COMPOSED {
         let file = File::of(name);
         assert!(file.header[0].starts_with(&format!("-- {name}: ")), "{name}: {}", file.header[0]);
@@ -146,7 +150,7 @@ fn every_file_names_its_arguments_as_its_header_does() {
 /// Redis 7.0 says on which line of a script it refused a command, not which command that was.
 #[test]
 fn every_line_of_a_script_names_the_one_command_that_it_calls() {
-    for File { name, body, .. } in algorithms().chain([File::of("frame")]) {
+    for File { name, body, .. } in algorithms().chain(SHARED.map(File::of)) {
         for line in body {
             let calls: Vec<_> =
                 ["redis.call(", "redis.pcall("].iter().flat_map(|call| line.split(call).skip(1)).collect();
@@ -160,18 +164,18 @@ fn every_line_of_a_script_names_the_one_command_that_it_calls() {
 
 #[test]
 fn every_command_that_is_listed_is_called_and_no_other() {
-    let frame = File::of("frame");
-    let mut called = frame.called();
+    let shared: BTreeSet<_> = SHARED.iter().flat_map(|name| File::of(name).called()).collect();
+    let mut called = shared.clone();
     for file in algorithms() {
         let own = file.called();
         if file.section("Commands").is_empty() {
             called.extend(own);
         } else {
-            let either: BTreeSet<_> = own.union(&frame.called()).cloned().collect();
+            let either: BTreeSet<_> = own.union(&shared).cloned().collect();
             assert!(own.is_subset(&file.listed()) && file.listed().is_subset(&either), "{}: {own:?}", file.name);
         }
     }
-    assert_eq!(called, frame.listed());
+    assert_eq!(called, File::of("frame").listed());
 }
 
 #[test]
@@ -197,7 +201,7 @@ fn every_header_names_the_state_as_rust_does() {
 
 #[test]
 fn scripts_stay_plain_lua_that_any_client_can_call() {
-    for file in algorithms().chain(["frame", "composed"].map(File::of)).chain(COMPOSED.map(File::of)) {
+    for file in algorithms().chain(["arguments", "frame", "composed"].map(File::of)).chain(COMPOSED.map(File::of)) {
         let whole = file.body.join("\n");
         assert!(!file.header[0].starts_with("#!"), "{}", file.name);
         for library in ["cjson", "cmsgpack", "require"] {
@@ -205,9 +209,7 @@ fn scripts_stay_plain_lua_that_any_client_can_call() {
         }
     }
     for script in Algorithm::all().map(Algorithm::script) {
-        let clocks = script.text().matches("redis.call('TIME')").count();
-        // Permits are decided apart from the frame's.
-        assert_eq!(clocks, if script.name() == "concurrency" { 2 } else { 1 }, "{}", script.name());
+        assert_eq!(script.text().matches("redis.call('TIME')").count(), 1, "{}", script.name());
     }
 }
 
@@ -266,16 +268,18 @@ fn every_algorithm_has_a_script_and_a_vectors_file_and_nobody_else_has() {
     assert_eq!(stems("tests/vectors", "json"), expected);
     expected.extend(COMPOSED.map(str::to_owned));
     assert_eq!(Script::all().map(|script| script.name().to_owned()).collect::<BTreeSet<_>>(), expected);
-    expected.extend(["frame", "composed"].map(str::to_owned));
+    expected.extend(["arguments", "frame", "composed"].map(str::to_owned));
     assert_eq!(stems("lua", "lua"), expected);
     for algorithm in Algorithm::all() {
         let script = algorithm.script();
-        let whole = [read(&format!("lua/{}.lua", script.name())), read("lua/frame.lua")].concat();
+        let whole = ["arguments", script.name(), "frame"].map(|name| read(&format!("lua/{name}.lua"))).concat();
         assert_eq!(script.text(), whole, "{}", script.name());
     }
     for name in COMPOSED {
-        let (text, frame) = (composed(name), read("lua/frame.lua"));
-        assert_eq!(text.matches(&frame).count(), 1, "{name}: one frame");
+        let text = composed(name);
+        for shared in SHARED.map(|name| read(&format!("lua/{name}.lua"))) {
+            assert_eq!(text.matches(&shared).count(), 1, "{name}");
+        }
         assert!(text.ends_with(&[read("lua/composed.lua"), read(&format!("lua/{name}.lua"))].concat()), "{name}");
     }
 }

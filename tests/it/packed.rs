@@ -49,7 +49,7 @@ impl Form {
             let (format, line) = line.split_once(": the layout (").expect("a format");
             let (layout, _) = line.split_once("), these, cost\n").expect("a layout");
             let (_, names) =
-                text.split_once("ARGUMENTS, COUNT").and_then(|(_, rest)| rest.split_once(", '")).expect("names");
+                text.split_once("ARGUMENTS, LENGTH").and_then(|(_, rest)| rest.split_once(", '")).expect("names");
             let names: Vec<_> =
                 names.split('\'').next().into_iter().flat_map(|names| names.split(", ")).chain(["cost"]).collect();
             let widths: Vec<_> = format.split(['I', 'i']).map(|width| width.parse().expect("a width")).collect();

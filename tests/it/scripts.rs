@@ -229,6 +229,8 @@ fn an_argument_that_is_missing_or_no_number_is_named() {
                 }
             }
         }
+        let more = [good.as_slice(), &["-1"]].concat();
+        refused(&mut redis, script, &["key"], &more, "more than these");
         let mut arguments = good.clone();
         arguments[good.len() - 2] = "acquire+nothing";
         refused(&mut redis, script, &["key"], &arguments, "");

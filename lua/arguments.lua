@@ -1,0 +1,54 @@
+-- The arguments: what every script reads first, in either form, and the time. The script NAME is the text of this file,
+-- of lua/NAME.lua and of lua/frame.lua.
+--
+-- KEYS
+--   KEYS[1]  the limit's state; packed, up to 7999 keys, as many as Lua unpacks, each for itself
+--
+-- ARGV
+--   the algorithm's own arguments, which its file lists, and then
+--   cost    units  0 ..  0 takes nothing; of a block, its length in us, up to 2^51, 0 to lift it
+--   mode    -      acquire | peek | at-most | refund | penalty | block | reset | inspect, reserve where its file says so
+--                  and options: +as-is or +reset, +overage, +block=us with 1 .. 2^51 us
+--   now_us  us     0 .. 2^52, or -1 for the server's time
+--   packed, to acquire for each of the keys by itself, with less work for the server:
+--   [1] numbers  by struct's format in the algorithm's file: its layout, its own arguments, the cost
+--   [2] now_us   us     the server's time unless given
+--   [3] several  for each key, where they differ or a key stands twice, struct's I7I3: the cost, and how many calls
+--                of it, of which as many are allowed as fit one after the other; without it no key may stand twice: more
+--                than the limit would be admitted
+
+-- `a` to `e` are the algorithm's own arguments, as its file lists them; the first is the limit. What is missing or no
+-- number is `nan`, which is in no range. A packed call acquires; its file unpacks its numbers.
+local packed, given, nan = #ARGV < 5 and ARGV[1], #KEYS, 0 / 0
+local a, b, c, d, e, cost, mode, at_us = nan, nan, nan, nan, nan, nan, 'acquire', -1
+-- Packed: the numbers' layout, each key's cost and calls, and which keys stand earlier too.
+local layout, several, again
+if packed then
+  if ARGV[2] then at_us = tonumber(ARGV[2]) or nan end
+  several = ARGV[3]
+  if several then
+    local seen = {}
+    again = {}
+    for index, key in ipairs(KEYS) do
+      again[index], seen[key] = seen[key], true
+    end
+  end
+else
+  local number, at, first, second, third, fourth, fifth = tonumber, #ARGV - 2, unpack(ARGV, 1, 5)
+  a, b, c = number(first) or nan, number(second) or nan, number(third) or nan
+  d, e, cost = number(fourth) or nan, number(fifth) or nan, number(ARGV[at]) or nan
+  mode, at_us = ARGV[at + 1], number(ARGV[at + 2]) or nan
+  if given > 1 then given = 1 end
+end
+
+local now_us = at_us
+if at_us == -1 then
+  local clock = redis.call('TIME')
+  now_us = clock[1] * 1000000 + clock[2]
+end
+-- Whether the algorithm's short way may decide, and what it has read and answered by then.
+local brief = mode == 'acquire' and at_us == -1 and given > 0 and given <= 7999
+  and (not several or #several == 10 * given)
+local state, states, answers, missed
+-- What only some algorithms set; the frame says of each what it is for.
+local decide, window_of, read, write, save
