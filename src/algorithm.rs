@@ -1,11 +1,12 @@
 //! The algorithms: one row each, beside one script each.
 
+pub(crate) mod numbers;
+
 use std::fmt;
 
 use crate::error::RuleError;
-use crate::limit::Limit;
-use crate::limit::exact::{self, Exact};
 use crate::script::{ARGUMENTS, FRAME, Remembers, Script};
+use numbers::{Exact, Numbers};
 
 /// How a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,9 +61,9 @@ pub(crate) struct Row {
     pub(crate) script: Script,
     pub(crate) options: &'static [Setting],
     /// Numbers as the script computes with them, or why they don't fit.
-    pub(crate) fit: fn(&Limit) -> Result<Exact, RuleError>,
+    pub(crate) fit: fn(&Numbers) -> Result<Exact, String>,
     /// The script's own arguments, before cost, mode and now.
-    pub(crate) arguments: fn(&Limit) -> Vec<i64>,
+    pub(crate) arguments: fn(&Numbers, &Exact) -> Vec<i64>,
     /// How these arguments are written in its packed form; none if it has no such form.
     packing: Option<Packing>,
     /// What the script's `inspect` appends after `ttl_ms`.
@@ -75,8 +76,8 @@ static ROWS: [Row; 7] = [
         name: "token-bucket",
         script: Script::algorithm("token_bucket", include_str!("../lua/token_bucket.lua")),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Shards],
-        fit: exact::fit_bucket,
-        arguments: exact::bucket_arguments,
+        fit: numbers::fit_bucket,
+        arguments: numbers::bucket_arguments,
         packing: Some(Packing { layout: 1, widths: &[7, 7, 7, 3, 7], most_keys: 80 }),
         state: &[
             "time_us",
@@ -94,8 +95,8 @@ static ROWS: [Row; 7] = [
         name: "fixed-window",
         script: Script::algorithm("fixed_window", include_str!("../lua/fixed_window.lua")),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Start, Setting::Shards],
-        fit: exact::fit_window,
-        arguments: exact::window_arguments,
+        fit: numbers::fit_window,
+        arguments: numbers::window_arguments,
         packing: Some(Packing { layout: 3, widths: &[7, 7, 7, 7, 7], most_keys: 80 }),
         state: &[
             "time_us",
@@ -113,8 +114,8 @@ static ROWS: [Row; 7] = [
         name: "calendar-window",
         script: Script::algorithm("calendar_window", include_str!("../lua/calendar_window.lua")),
         options: &[Setting::Tz, Setting::Shards],
-        fit: exact::fit_calendar,
-        arguments: exact::calendar_arguments,
+        fit: numbers::fit_calendar,
+        arguments: numbers::calendar_arguments,
         packing: Some(Packing { layout: 8, widths: &[7, 7, 7, 7], most_keys: 80 }),
         state: &["time_us", "window_us", "used", "state_limit", "blocked_us", "overage"],
     },
@@ -123,8 +124,8 @@ static ROWS: [Row; 7] = [
         name: "sliding-window",
         script: Script::algorithm("sliding_window_counter", include_str!("../lua/sliding_window_counter.lua")),
         options: &[Setting::Shards],
-        fit: exact::fit_counter,
-        arguments: exact::counter_arguments,
+        fit: numbers::fit_counter,
+        arguments: numbers::counter_arguments,
         packing: Some(Packing { layout: 4, widths: &[7, 7, 3], most_keys: 80 }),
         state: &[
             "time_us",
@@ -142,8 +143,8 @@ static ROWS: [Row; 7] = [
         name: "sliding-log",
         script: Script::algorithm("sliding_window_log", include_str!("../lua/sliding_window_log.lua")),
         options: &[Setting::Max, Setting::Shards],
-        fit: exact::fit_log,
-        arguments: exact::log_arguments,
+        fit: numbers::fit_log,
+        arguments: numbers::log_arguments,
         packing: Some(Packing { layout: 6, widths: &[7, 7], most_keys: 35 }),
         state: &["time_us", "entries", "used", "oldest_us", "state_limit", "state_period", "blocked_us", "overage"],
     },
@@ -152,8 +153,8 @@ static ROWS: [Row; 7] = [
         name: "gcra",
         script: Script::algorithm("gcra", include_str!("../lua/gcra.lua")),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Shards],
-        fit: exact::fit_bucket,
-        arguments: exact::bucket_arguments,
+        fit: numbers::fit_bucket,
+        arguments: numbers::bucket_arguments,
         packing: Some(Packing { layout: 2, widths: &[7, 7, 7, 3, 7], most_keys: 80 }),
         state: &[
             "time_us",
@@ -175,8 +176,8 @@ static ROWS: [Row; 7] = [
             &["pexpire", "pexpireat", "zrem", "zremrangebyscore"],
         ),
         options: &[Setting::Ttl, Setting::Shards],
-        fit: exact::fit_permits,
-        arguments: exact::permits_arguments,
+        fit: numbers::fit_permits,
+        arguments: numbers::permits_arguments,
         packing: None,
         state: &["time_us", "held", "first_us", "last_us", "blocked_us", "overage"],
     },

@@ -1,7 +1,6 @@
 //! What one limit admits: an algorithm and its numbers, validated, with the arguments its script is called with.
 
 mod calendar;
-pub(crate) mod exact;
 mod parts;
 mod text;
 
@@ -9,11 +8,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use crate::algorithm::numbers::{Debt, Start};
+use crate::algorithm::numbers::{EXACT, Exact, HOLDER, LONGEST_RESET_US, Numbers, START};
 use crate::algorithm::{Algorithm, Setting};
 use crate::error::RuleError;
 pub use calendar::Calendar;
 pub(crate) use calendar::Windows;
-use exact::{EXACT, Exact, LONGEST};
 pub(crate) use parts::Shards;
 pub(crate) use text::Period;
 
@@ -25,8 +25,6 @@ const LOG_MAX: u64 = 10_000;
 const MOST_PERMITS: u64 = 10_000;
 /// The most shards of a limit.
 const MOST_SHARDS: u64 = 1024;
-/// Where the script of permits expects their holder, among its own arguments.
-const HOLDER: usize = 2;
 
 /// One limit: an algorithm and its numbers.
 ///
@@ -57,28 +55,6 @@ pub struct Limit {
     packed: Option<Arc<[u8]>>,
     shards: Option<Shards>,
     windows: Option<Windows>,
-}
-
-/// Where the windows of a fixed window start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Start {
-    /// At this offset from multiples of the period since the epoch, less than the period. Default: zero.
-    At(Duration),
-    /// At the first request that finds the key unused.
-    FirstHit,
-    /// At an offset of each key's own, from a hash of it, so that callers don't all come back at one instant.
-    Spread,
-}
-
-/// How far reservations may go below zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Debt {
-    /// Down to this many units. Default: 0, no debt.
-    Units(u64),
-    /// As far as the arithmetic stays exact.
-    Unbounded,
 }
 
 /// Builds a [`Limit`] from numbers.
@@ -277,7 +253,7 @@ impl Limit {
 
     /// The index among the arguments of the window's start, where it is the key's own, and the period it spreads over.
     pub(crate) fn spread(&self) -> Option<(usize, u64)> {
-        (self.start == Start::Spread).then_some((3, self.period))
+        (self.start == Start::Spread).then_some((START, self.period))
     }
 
     /// The index among the arguments of the permits' holder, where there is one.
@@ -374,7 +350,7 @@ impl LimitBuilder {
         within(units, rate, 1, most)?;
         let sub_microsecond = period.subsec_nanos() % 1000 != 0;
         let period = u64::try_from(period.as_micros()).unwrap_or(u64::MAX);
-        if period == 0 || sub_microsecond || period > LONGEST {
+        if period == 0 || sub_microsecond || period > LONGEST_RESET_US {
             let got = if sub_microsecond { format!("{:?}", self.period) } else { text::Period(period).to_string() };
             return Err(RuleError::new(format!(
                 "{time}: expected whole microseconds, from 1us to 71 years, got {got}"
@@ -430,15 +406,16 @@ impl LimitBuilder {
         }
         let shards = self.shards.unwrap_or(1);
         within("shards", shards, 1, MOST_SHARDS)?;
-        limit.exact = (row.fit)(&limit)?;
+        let numbers = Numbers { rate, period, capacity, max_debt, start };
+        limit.exact = (row.fit)(&numbers).map_err(|why| RuleError::new(format!("{limit}: {why}")))?;
         if capacity == 0 && limit.exact.max_debt == 0 {
             return Err(RuleError::new(format!("{limit}: expected burst or max-debt to leave at least one unit")));
         }
-        if limit.exact.longest_reset > LONGEST {
+        if limit.exact.longest_reset > LONGEST_RESET_US {
             let why = "expected a key to be as if never used within 71 years";
             return Err(RuleError::new(format!("{}: {why}; raise the rate or lower burst and max-debt", limit)));
         }
-        let arguments = (row.arguments)(&limit);
+        let arguments = (row.arguments)(&numbers, &limit.exact);
         limit.arguments = arguments.iter().map(i64::to_string).collect();
         // Where windows start at a time of each key's own, keys have no numbers in common.
         limit.packed = row.packed(&arguments).filter(|_| start != Start::Spread).map(Arc::from);

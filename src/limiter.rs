@@ -21,6 +21,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
+use crate::algorithm::numbers::LONGEST_RESET_US;
 use crate::decision::{Answered, Decision, LimitDecision, count};
 use crate::denials::DenialCache;
 use crate::engine::Engine;
@@ -28,7 +29,6 @@ use crate::engine::Engine;
 use crate::engine::embedded::Embedded;
 use crate::error::{Error, Kind};
 use crate::key::{self, KeySecret};
-use crate::limit::exact::LONGEST;
 use crate::request::Request;
 use crate::rule::{OnError, Rule, Target};
 use crate::script::{Mode, Reply};
@@ -231,7 +231,7 @@ impl Limiter {
         request: impl Into<Request<'a>>,
         time: Duration,
     ) -> Result<Decision, Error> {
-        let length = u64::try_from(time.as_nanos().div_ceil(1000)).ok().filter(|us| *us <= LONGEST);
+        let length = u64::try_from(time.as_nanos().div_ceil(1000)).ok().filter(|us| *us <= LONGEST_RESET_US);
         let bad = || Error::new(Kind::Input, format!("block: expected at most 71 years, got {time:?}"));
         self.decide(rule, &request.into().cost(length.ok_or_else(bad)?), Mode::Block).await
     }

@@ -10,9 +10,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::algorithm::numbers::LONGEST_RESET_US;
 use crate::error::RuleError;
 use crate::key;
-use crate::limit::exact::LONGEST;
 use crate::limit::{Limit, Period};
 use crate::quota::Quota;
 
@@ -201,7 +201,7 @@ impl Rule {
     /// ```
     pub fn block_for(mut self, time: Duration) -> Result<Self, RuleError> {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        if us == 0 || us > LONGEST || !time.subsec_nanos().is_multiple_of(1000) {
+        if us == 0 || us > LONGEST_RESET_US || !time.subsec_nanos().is_multiple_of(1000) {
             let expected = "expected whole microseconds, from 1us to 71 years";
             return Err(RuleError::new(format!("block_for: {expected}, got {time:?}")));
         }
@@ -344,7 +344,7 @@ impl Rule {
 
     /// How long a denied key is blocked, as it is written.
     pub(crate) fn block_period(&self) -> Option<Period> {
-        self.block_for.map(|time| Period(u64::try_from(time.as_micros()).unwrap_or(LONGEST)))
+        self.block_for.map(|time| Period(u64::try_from(time.as_micros()).unwrap_or(LONGEST_RESET_US)))
     }
 
     /// Makes the first limit count this part of the request.

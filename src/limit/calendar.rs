@@ -10,6 +10,8 @@ use jiff::civil::{Date, Time};
 use jiff::tz::{AmbiguousOffset, TimeZone, TimeZoneDatabase};
 use jiff::{Span, Timestamp, ToSpan};
 
+use crate::algorithm::Algorithm;
+use crate::algorithm::numbers::windows_arguments;
 use crate::error::RuleError;
 
 /// The zone of windows that name none.
@@ -192,8 +194,8 @@ impl Pair {
     /// The window that this instant is in, and the next.
     fn around(limit: u64, unit: Calendar, zone: &TimeZone, now: i64, ahead_us: i64) -> Self {
         let [first, second, stop] = bounds(unit, zone, now.clamp(0, LAST_TIME)).unwrap_or([i64::MIN >> 10, -1, 0]);
-        let numbers = [i64::try_from(limit).unwrap_or(i64::MAX), first, second, stop];
-        let packed = crate::algorithm::Algorithm::CalendarWindow.row().packed(&numbers).unwrap_or_default();
+        let numbers = windows_arguments(limit, [first, second, stop]);
+        let packed = Algorithm::CalendarWindow.row().packed(&numbers).unwrap_or_default();
         let arguments = numbers.iter().map(i64::to_string).collect();
         Self { first, second, stop, ahead_us, arguments, packed: packed.into() }
     }

@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use super::exact::gcd;
 use super::{Debt, Limit, LimitBuilder};
 use crate::algorithm::Algorithm;
+use crate::algorithm::numbers::gcd;
 use crate::error::RuleError;
 
 /// The parts of a limit that has shards, which together are the limit.

@@ -431,4 +431,26 @@ mod tests {
         assert!(refused("concurrency").ends_with("such as 8 ttl 30s, got nothing after it"));
         assert!(refused("concurrency 8").ends_with("such as ttl 30s, got none after 8"));
     }
+
+    #[test]
+    fn numbers_that_do_not_fit_are_told_with_those_that_would() {
+        for (text, fits, most) in [
+            ("sliding-window 9007199254740992/30d", "sliding-window {}/30d", Some(3_474_999_711)),
+            ("gcra 1/1s burst 9007199254740992", "gcra 1/1s burst {}", Some(2_251_799_813)),
+            ("token-bucket 7/1s burst 9007199254740992", "token-bucket 7/1s burst {}", None),
+            ("gcra 1/1s burst 1 max-debt 9007199254740992", "gcra 1/1s burst 0 max-debt {}", Some(2_251_799_813)),
+            ("gcra 1/1s burst 9007199254740992 max-debt none", "gcra 1/1s burst {} max-debt none", None),
+            ("gcra 9007199254740991/30d", "gcra {}/30d", None),
+            ("gcra 9007199254740991/1us", "gcra {}/1us", None),
+        ] {
+            let error = text.parse::<Limit>().unwrap_err().to_string();
+            let told = error.split(" at most ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
+            let number: u64 = told.parse().expect("a number");
+            assert!(most.is_none_or(|most| most == number), "{error}");
+            let limit = |number: u64| fits.replace("{}", &number.to_string()).parse::<Limit>();
+            limit(number).unwrap_or_else(|why| panic!("{error}, and then {why}"));
+            assert!(most.is_none() || limit(number + 1).is_err(), "{error}");
+            assert!(error.contains(", got ") && !error.contains('\n'), "{error}");
+        }
+    }
 }

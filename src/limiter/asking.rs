@@ -1,10 +1,10 @@
 //! How a request is put to a script: keys, arguments, and who holds what it takes.
 
 use super::Limiter;
+use crate::algorithm::numbers::EXACT;
 use crate::batch::Ask;
 use crate::error::{Error, Kind};
 use crate::key::{self, Key, Name};
-use crate::limit::exact::EXACT;
 use crate::request::Request;
 use crate::rule::{Count, Rule, Target};
 use crate::script::{Marker, Mode, Part};

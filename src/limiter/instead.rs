@@ -1,12 +1,12 @@
 //! Answers in Redis's place, where it is away: as the rule's policy says.
 
 use super::Limiter;
+#[cfg(feature = "embedded")]
+use crate::algorithm::numbers::EXACT;
 use crate::decision::Decision;
 #[cfg(feature = "embedded")]
 use crate::decision::RetryAfter;
 use crate::error::Error;
-#[cfg(feature = "embedded")]
-use crate::limit::exact::EXACT;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
 use crate::script::Mode;

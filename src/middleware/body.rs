@@ -12,8 +12,8 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
 
+use crate::algorithm::numbers::EXACT;
 use crate::hold::Permit;
-use crate::limit::exact::EXACT;
 use crate::limiter::{Limiter, persist};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;

@@ -7,8 +7,8 @@ use http::header::{HeaderMap, RETRY_AFTER};
 use http::response::Parts;
 
 use super::answer::Added;
+use crate::algorithm::numbers::LONGEST_RESET_US;
 use crate::error::Error;
-use crate::limit::exact::LONGEST;
 use crate::limiter::Limiter;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
@@ -21,7 +21,7 @@ const DEADLINE: Duration = Duration::from_millis(100);
 /// Blocks the key for as long as a response asks to be left alone, at most so long, unless it is blocked for longer.
 pub(super) async fn heed(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, most: Duration, response: &Parts) {
     let Some(time) = asked_for(response).map(|time| time.min(most)).filter(|time| !time.is_zero()) else { return };
-    let time = time.min(Duration::from_micros(LONGEST));
+    let time = time.min(Duration::from_micros(LONGEST_RESET_US));
     let request = Request::from(request).deadline(DEADLINE.min(limiter.deadline));
     // Without a cost, nothing but a block makes it wait. If Redis is away, skip: the next response will repeat it.
     let Ok(now) = limiter.peek(rule, request.cost(0)).await else { return };

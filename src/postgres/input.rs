@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::PostgresError;
-use crate::limit::exact::EXACT;
+use crate::algorithm::numbers::EXACT;
 
 pub(super) const MOST_BYTES_OF_A_USER: usize = 512;
 pub(super) const MOST_BYTES_OF_A_KEY: usize = 64;

@@ -11,9 +11,9 @@ use super::attributes::{self, API_KEY, Attributes, IP, METHOD, Name, PATH, Readi
 use super::compiled::{Fault, GLOBAL, time};
 use super::definition::{Cost, Definition, LimitDefinition, Missing};
 use super::error::Field;
+use crate::algorithm::numbers::EXACT;
 use crate::error::{Error, Kind};
 use crate::limit::Limit;
-use crate::limit::exact::EXACT;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::rule::serialized::Policy;

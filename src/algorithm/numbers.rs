@@ -1,0 +1,227 @@
+//! A limit's numbers: as they are written, as its script computes with them (reduced, in ticks, so that every product is
+//! exact), and in the order of the script's own arguments.
+
+use std::time::Duration;
+
+/// The largest count and the largest product that the scripts compute with: doubles are exact up to here.
+pub(crate) const EXACT: u64 = 1 << 53;
+/// The longest time that a rule may take to forget, in microseconds (71 years): a time that far ahead of any that a
+/// script accepts (2^52 us, the year 2112) is still exact.
+pub(crate) const LONGEST_RESET_US: u64 = 1 << 51;
+/// The coarsest tick that a rule may have: a second.
+const COARSEST_TICK: u64 = 1_000_000;
+
+/// Where the windows of a fixed window start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Start {
+    /// At this offset from multiples of the period since the epoch, less than the period. Default: zero.
+    At(Duration),
+    /// At the first request that finds the key unused.
+    FirstHit,
+    /// At an offset of each key's own, from a hash of it, so that callers don't all come back at one instant.
+    Spread,
+}
+
+/// How far reservations may go below zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Debt {
+    /// Down to this many units. Default: 0, no debt.
+    Units(u64),
+    /// As far as the arithmetic stays exact.
+    Unbounded,
+}
+
+/// The numbers as they are written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbers {
+    pub(crate) rate: u64,
+    /// In microseconds.
+    pub(crate) period: u64,
+    pub(crate) capacity: u64,
+    pub(crate) max_debt: Debt,
+    pub(crate) start: Start,
+}
+
+/// The numbers as a script computes with them: `rate` and `period` reduced where that changes nothing, time in ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Exact {
+    pub(crate) rate: u64,
+    /// In ticks.
+    pub(crate) period: u64,
+    /// In microseconds.
+    pub(crate) tick: u64,
+    pub(crate) max_debt: u64,
+    /// In microseconds.
+    pub(crate) longest_reset: u64,
+}
+
+/// Buckets: the product that must be exact is the whole span, capacity and debt, in units * reduced period.
+pub(crate) fn fit_bucket(numbers: &Numbers) -> Result<Exact, String> {
+    let shared = gcd(numbers.rate, numbers.period);
+    let (rate, period) = (numbers.rate / shared, numbers.period / shared);
+    let units = |debt: u64| u128::from(numbers.capacity) + u128::from(debt) + 1;
+    let bounded = match numbers.max_debt {
+        Debt::Units(units) => units,
+        Debt::Unbounded => 0,
+    };
+    // Of more units, all else alike.
+    let product = |span: u128, period: u128| (span + 1) * period + u128::from(rate);
+    let tick = finest_tick(
+        numbers,
+        period,
+        units(bounded) - 1,
+        product,
+        match numbers.max_debt {
+            Debt::Units(1..) => "burst and max-debt together",
+            _ => "burst",
+        },
+    )?;
+    let period = period / tick;
+    let max_debt = match numbers.max_debt {
+        Debt::Units(units) => units,
+        Debt::Unbounded => {
+            let by_product = (u128::from(EXACT) - u128::from(rate)) / u128::from(period);
+            let by_reset = u128::from(LONGEST_RESET_US / tick) * u128::from(rate) / u128::from(period);
+            u64::try_from(by_product.min(by_reset).saturating_sub(units(0))).unwrap_or(EXACT)
+        }
+    };
+    let span = (u128::from(numbers.capacity) + u128::from(max_debt)) * u128::from(period);
+    let longest = span.div_ceil(u128::from(rate)) * u128::from(tick);
+    Ok(Exact { rate, period, tick, max_debt, longest_reset: u64::try_from(longest).unwrap_or(u64::MAX) })
+}
+
+/// Fixed windows: no product but windows times period, which the longest reset bounds.
+pub(crate) fn fit_window(numbers: &Numbers) -> Result<Exact, String> {
+    let Numbers { rate, period, capacity, .. } = *numbers;
+    let max_debt = match numbers.max_debt {
+        Debt::Units(units) => units,
+        Debt::Unbounded => {
+            let by_reset = u128::from(LONGEST_RESET_US / period) * u128::from(rate);
+            let by_sum = u128::from(EXACT - rate);
+            u64::try_from(by_reset.min(by_sum)).unwrap_or(EXACT).saturating_sub(capacity)
+        }
+    };
+    let span = u128::from(capacity) + u128::from(max_debt);
+    if span + u128::from(rate) > u128::from(EXACT) {
+        return Err("expected burst, max-debt and rate to add up to at most 2^53".into());
+    }
+    let longest = span.div_ceil(u128::from(rate)) * u128::from(period);
+    Ok(Exact { rate, period, tick: 1, max_debt, longest_reset: u64::try_from(longest).unwrap_or(u64::MAX) })
+}
+
+/// Windows of the calendar: only times are added up. A day more than a window's own length is more than any clock is set
+/// back in it.
+pub(crate) fn fit_calendar(numbers: &Numbers) -> Result<Exact, String> {
+    Ok(Exact { longest_reset: numbers.period + 86_400_000_000, ..fit_log(numbers)? })
+}
+
+/// Sliding windows: a count times the window must be exact.
+pub(crate) fn fit_counter(numbers: &Numbers) -> Result<Exact, String> {
+    let tick =
+        finest_tick(numbers, numbers.period, u128::from(numbers.rate), |rate, period| (rate + 1) * period, "rate")?;
+    let (rate, period) = (numbers.rate, numbers.period / tick);
+    Ok(Exact { rate, period, tick, max_debt: 0, longest_reset: 2 * numbers.period })
+}
+
+/// Logs: sums of costs only.
+pub(crate) fn fit_log(numbers: &Numbers) -> Result<Exact, String> {
+    let Numbers { rate, period, .. } = *numbers;
+    Ok(Exact { rate, period, tick: 1, max_debt: 0, longest_reset: period })
+}
+
+/// Permits: only times are added up.
+pub(crate) fn fit_permits(numbers: &Numbers) -> Result<Exact, String> {
+    fit_log(numbers)
+}
+
+/// Where the script of a fixed window expects the start of its windows, among its own arguments.
+pub(crate) const START: usize = 3;
+/// Where the script of permits expects their holder.
+pub(crate) const HOLDER: usize = 2;
+
+pub(crate) fn bucket_arguments(numbers: &Numbers, exact: &Exact) -> Vec<i64> {
+    [numbers.capacity, exact.rate, exact.period, exact.tick, exact.max_debt].map(number).to_vec()
+}
+
+/// Windows that are spread start at a time of each key's own.
+pub(crate) fn window_arguments(numbers: &Numbers, exact: &Exact) -> Vec<i64> {
+    let start = match numbers.start {
+        Start::At(offset) => i64::try_from(offset.as_micros()).unwrap_or(i64::MAX),
+        Start::FirstHit => -1,
+        Start::Spread => 0,
+    };
+    vec![number(numbers.capacity), number(exact.rate), number(exact.period), start, number(exact.max_debt)]
+}
+
+/// The bounds of two windows, last, are each call's own.
+pub(crate) fn calendar_arguments(numbers: &Numbers, _: &Exact) -> Vec<i64> {
+    windows_arguments(numbers.rate, [0; 3]).to_vec()
+}
+
+/// Of windows of the calendar, by the beginnings of two that follow each other, and the end of the second.
+pub(crate) fn windows_arguments(limit: u64, [first, second, stop]: [i64; 3]) -> [i64; 4] {
+    [number(limit), first, second, stop]
+}
+
+pub(crate) fn counter_arguments(numbers: &Numbers, exact: &Exact) -> Vec<i64> {
+    [numbers.rate, exact.period, exact.tick].map(number).to_vec()
+}
+
+pub(crate) fn log_arguments(numbers: &Numbers, _: &Exact) -> Vec<i64> {
+    [numbers.rate, numbers.period].map(number).to_vec()
+}
+
+/// The holder, last, is each call's own.
+pub(crate) fn permits_arguments(numbers: &Numbers, _: &Exact) -> Vec<i64> {
+    [numbers.rate, numbers.period, 0].map(number).to_vec()
+}
+
+/// All numbers of a limit are at most 2^53.
+fn number(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// The finest tick, in microseconds, at which the product of these units and the period is exact. Only a divisor of the
+/// period makes the product smaller, so only divisors are tried.
+fn finest_tick(
+    numbers: &Numbers,
+    period: u64,
+    units: u128,
+    product: impl Fn(u128, u128) -> u128,
+    what: &str,
+) -> Result<u64, String> {
+    let exact = |units: u128, tick: u64| product(units, u128::from(period / tick)) <= u128::from(EXACT);
+    let least = u64::try_from(product(units, u128::from(period)) / u128::from(EXACT)).unwrap_or(u64::MAX).max(1);
+    let coarsest = COARSEST_TICK.min(numbers.period / 100).max(1);
+    if let Some(tick) = (least..=coarsest).find(|&tick| period.is_multiple_of(tick) && exact(units, tick)) {
+        return Ok(tick);
+    }
+    // More fit at the coarsest tick than at any other.
+    let tick = (1..=coarsest).rev().find(|&tick| period.is_multiple_of(tick)).unwrap_or(1);
+    let (mut most, mut too_many) = (0, units);
+    while too_many - most > 1 {
+        let middle = u128::midpoint(most, too_many);
+        if exact(middle, tick) { most = middle } else { too_many = middle }
+    }
+    // And no more than are forgotten in time.
+    let most = most.min(u128::from(LONGEST_RESET_US) * u128::from(numbers.rate) / u128::from(numbers.period));
+    let (what, most, units) = if most > 0 { (what, most, units) } else { lower_rate(numbers, coarsest) };
+    let why = "since its numbers must multiply to at most 2^53";
+    Err(format!("expected {what} at most {most} or a shorter period, {why}, got {units}"))
+}
+
+/// A rate that fits with as much burst, where the rate alone is too much.
+fn lower_rate(numbers: &Numbers, coarsest: u64) -> (&'static str, u128, u128) {
+    let tick = (1..=coarsest).rev().find(|&tick| numbers.period.is_multiple_of(tick)).unwrap_or(1);
+    let period = u128::from(numbers.period / tick);
+    ("rate", u128::from(EXACT).saturating_sub(period) / (period + 1), u128::from(numbers.rate))
+}
+
+pub(crate) fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
