@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Measures decisions end to end, much at once and on the server, finding rules and the HTTP layer, each variant in turn, and prints every
-# target beside what was measured: about ten minutes unless told otherwise. Needs cargo and redis-server; starts servers of its own on loopback.
+# Measures decisions end to end, with much concurrency and on the server, finding rules, and the HTTP layer, with
+# variants in turn, and prints every target with its measurement: about ten minutes by default. Needs cargo and
+# redis-server; starts its own servers on loopback.
 #
 #   bash benches/run.sh [--rounds N] [--slice MS] [--callers N,N] [--keys N]
 set -euo pipefail
@@ -19,5 +20,5 @@ printf 'Machine: %s cores shared by client and server (%s), %s, %s. Load before 
 "$binaries/rules" "$@"
 "$binaries/layer" "$@"
 "$binaries/server" "$@"
-# Where a PostgreSQL is named that may be written to.
+# Only if a PostgreSQL is named that may be written to.
 [ -z "${TOLLGATE_DATABASE-}" ] || "$binaries/keys"

@@ -46,8 +46,8 @@ if at_us == -1 then
   local clock = redis.call('TIME')
   now_us = clock[1] * 1000000 + clock[2]
 end
--- Whether the algorithm's short way may decide, and what it has read and answered by then.
-local brief = mode == 'acquire' and at_us == -1 and given > 0 and given <= 7999
+-- Whether the algorithm's fast path may decide, and what it has read and answered by then.
+local fast = mode == 'acquire' and at_us == -1 and given > 0 and given <= 7999
   and (not several or #several == 10 * given)
 local state, states, answers, missed
 -- What only some algorithms set; the frame says of each what it is for.

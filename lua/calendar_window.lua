@@ -54,13 +54,13 @@ elseif now_us >= second and now_us < stop then
   here, hence = second, stop
 end
 
--- The short way: most calls meet states under these numbers, which are overwritten in place or denied. The arithmetic of
--- the functions below, in fewer steps, and before they are defined: each costs as much as ten steps.
-brief = brief and valid and cost > 0 and cost % 1 == 0 and here
-if brief and given > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
-local numbers, calls, answer = brief and struct.pack('<BI7i7', 8, limit, here), 1, nil
-local latest = brief and hence + math.min(hence - here, 3600000000) + 1000000
-for index = 1, brief and given or 0 do
+-- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
+-- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
+fast = fast and valid and cost > 0 and cost % 1 == 0 and here
+if fast and given > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
+local numbers, calls, answer = fast and struct.pack('<BI7i7', 8, limit, here), 1, nil
+local latest = fast and hence + math.min(hence - here, 3600000000) + 1000000
+for index = 1, fast and given or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
   if state and #state == 34 and string.find(state, numbers, 20, true)

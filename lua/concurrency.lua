@@ -41,7 +41,7 @@
 
 local NAME, ARGUMENTS = 'concurrency', 'limit, ttl, holder'
 local limit, ttl, holder, longest = a, b, ARGV[3], b
-brief = false
+fast = false
 local valid = #ARGV == 6 and limit >= 1 and limit <= 10000 and ttl >= 1 and ttl <= 2^51 and limit % 1 + ttl % 1 == 0
 local LENGTH, RESERVES, STATE, load, wait, move, inspect
 

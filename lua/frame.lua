@@ -43,7 +43,7 @@
 --   +overage counts it, and the expiry is extended where it would end before the count does; or +block blocks the key,
 --   which is then written as a block writes it, unless it is blocked already or the cost could never be allowed.
 
-if brief and not missed then return table.concat(answers) end
+if fast and not missed then return table.concat(answers) end
 
 -- Missing, no number, too many: said by name, where anything is wrong.
 local fault, expected = nil, ARGUMENTS .. ', cost, mode, now_us'
@@ -92,7 +92,7 @@ if mode == 'reset' then
   return { 1, limit, limit, 0, 0 }
 end
 
--- What the short way has not read.
+-- What the fast path has not read.
 if not read and given > 1 and not states then
   states = redis.call('MGET', unpack(KEYS))
 elseif not read and given == 1 and state == nil then

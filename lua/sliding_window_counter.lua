@@ -43,12 +43,12 @@ local valid = (packed and layout == 4 or not packed and #ARGV == 6 and limit % 1
   and tick >= 1 and tick <= 1000000 and limit * period <= 2^53 - period and longest <= 2^51
 local numbers = valid and (packed and string.sub(packed, 1, 18) or struct.pack('<BI7I7I3', 4, limit, period, tick))
 
--- The short way: most calls meet states under these numbers, which are overwritten in place or denied. The arithmetic of
--- the functions below, in fewer steps, and before they are defined: each costs as much as ten steps.
-brief = brief and valid and cost > 0 and cost % 1 == 0 and tick == 1
-if brief and given > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
+-- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
+-- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
+fast = fast and valid and cost > 0 and cost % 1 == 0 and tick == 1
+if fast and given > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
 local calls, answer, begun, latest = 1, nil, now_us - now_us % period, now_us + 2 * longest + 1000000
-for index = 1, brief and given or 0 do
+for index = 1, fast and given or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
   if state and #state == 44 and string.find(state, numbers, 27, true)

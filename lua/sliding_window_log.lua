@@ -41,7 +41,7 @@ local longest = period
 local valid = (packed and layout == 6 or not packed and #ARGV == 5 and limit % 1 + period % 1 == 0)
   and limit >= 1 and limit <= 2^39 and period >= 1 and longest <= 2^51
 
-brief = false
+fast = false
 
 -- The state: a header of 54 bytes, then `slots` entries of 12. `head` is the slot after the newest entry. Of more
 -- than 17 slots, copies of 8 entries stand between, after the first one's slot, from 1, or 0: they save reading the

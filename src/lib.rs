@@ -19,37 +19,38 @@
 //! # fn main() {}
 //! ```
 //!
-//! The [guide] helps to choose a limit, [operations] to run the Redis that decides.
+//! The [guide] helps you choose a limit, [operations] helps you run the Redis that decides.
 //!
 //! # Layout
 //!
 //! In reading order:
 //!
-//! - [`Algorithm`]: the algorithms, a row each, beside a script each in `lua/`.
-//! - [`Limit`]: an algorithm and its numbers, validated; its text form; its parts, where it is shared or has shards.
-//! - [`Rule`]: a named limit, or several that are decided together; what it answers where Redis is away.
+//! - [`Algorithm`]: the algorithms, one row each; each has a script in `lua/`.
+//! - [`Limit`]: an algorithm and its numbers, validated; its text form; its parts, if it is shared or has shards.
+//! - [`Rule`]: a named limit, or several that are decided together; what it answers while Redis is away.
 //! - [`Request`]: whom a call is about, and what it takes.
-//! - [`Decision`]: the answer. [`Quota`]: what a limit admits, as its decisions know it. [`Error`]: no answer.
-//! - `key`: how keys are spelled in Redis.
+//! - [`Decision`]: the answer. [`Quota`]: what a limit admits, as its decisions report it. [`Error`]: why there is no
+//!   answer.
+//! - `key`: the format of keys in Redis.
 //! - [`Script`]: a script's text and digest, and one call of it.
 //! - [`Limiter`]: one call: rule + key + cost -> decision.
-//! - `rules`: which rule applies to a request; out of a file, which is followed as it changes.
+//! - `rules`: which rule applies to a request, from a file that is reloaded as it changes.
 //! - `middleware`: HTTP services and clients under rules, and a decision's header fields.
-//! - `postgres`: the system of record on PostgreSQL, for which no decision waits; `history`: what was decided, there.
+//! - `postgres`: the system of record on PostgreSQL; no decision waits for it. `history`: the decisions recorded there.
 //! - `archive`: old months of the audit log as Parquet files on disk or on S3.
-//! - `batch`: decisions that are made together. `denials`: those that are remembered in the process.
+//! - `batch`: decisions that are made together. `denials`: denials that are remembered in the process.
 //! - `wait`: waiting until a request is allowed. `hold`: permits for as long as a value lives.
 //! - [`Lease`]: units of a hot limit, taken in batches and spent in the process.
-//! - `random`: jitter and names by chance. `telemetry`: metrics and traces.
-//! - `engine`: the seam that runs a script, and behind it [`Redis`] (`Tls`: whom it trusts), a [`Cluster`] of them,
-//!   and the embedded engine.
+//! - `random`: jitter and random names. `telemetry`: metrics and traces.
+//! - `engine`: the interface that runs a script, and its implementations: [`Redis`] (`Tls`: whom it trusts), a
+//!   [`Cluster`] of them, and the embedded engine.
 //!
 //! # Invariants
 //!
 //! - The core (everything but `engine`, `limiter`, `hold`, `wait`, `lease`, `denials`, `rules`, `middleware`, `postgres`,
 //!   `history`, `archive` and `telemetry`) does no I/O, knows no async runtime and names no feature but `serde`.
-//! - Arrows point to the core: engines know scripts, never rules, and never each other, but that each node of a cluster
-//!   is a `Redis`.
+//! - Dependencies point to the core: engines know scripts, never rules, and never each other, except that each node of
+//!   a cluster is a `Redis`.
 //! - A decision is one round trip.
 //! - The limiter arithmetic is Lua's alone. Rust prepares a rule's arguments and reads replies.
 //! - An algorithm is one script, one row of `algorithm`, one vectors file and one section of the guide.

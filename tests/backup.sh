@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Takes a base backup of a PostgreSQL with rules, archives its WAL, and restores it as the operations guide says: to a
-# moment, to a named restore point, beside the server that goes on, and after a loss.
+# point in time, to a named restore point, beside the running server, and after a loss.
 #   bash tests/backup.sh
-# TOLLGATE names the tool (target/debug/tollgate), TOLLGATE_TEST_POSTGRES the folder with initdb and postgres. Servers
-# are its own, in a temporary directory, and listen on 127.0.0.1. Exits with 1 if what was restored isn't of the chosen
+# TOLLGATE names the tool (target/debug/tollgate), TOLLGATE_TEST_POSTGRES the folder with initdb and postgres. It starts
+# its own servers, in a temporary directory, on 127.0.0.1. Exits with 1 if the restored state isn't that of the chosen
 # moment.
 set -euo pipefail
 
@@ -14,17 +14,17 @@ fail() { printf 'tests/backup.sh: %s\n' "$*" >&2; exit 1; }
 tollgate=$(realpath -e "${TOLLGATE:-$(dirname "$0")/../target/debug/tollgate}") || fail 'expected the tool in TOLLGATE'
 initdb=${TOLLGATE_TEST_POSTGRES:+$TOLLGATE_TEST_POSTGRES/initdb}
 [ -n "$initdb" ] || initdb=$(command -v initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' | tail -1) || true
-# On the PATH there may be a link to it.
+# The initdb on the PATH may be a link.
 programs=$(dirname "$(realpath -e "$initdb" 2>&1)")
 [ -x "$programs/pg_basebackup" ] || fail "expected PostgreSQL's programs beside initdb, which TOLLGATE_TEST_POSTGRES can name, got '$initdb'"
 
-# The server refuses to be root.
+# The server refuses to run as root.
 as_server=()
 [ "$(id -u)" -ne 0 ] || as_server=(runuser -u postgres --)
 work=$(mktemp -d)
 started=()
 
-# The first process of a server, from the file that it keeps in its data directory.
+# Stops each server's first process, whose id is in a file in its data directory.
 stop_all() {
     local data pid
     for data in "${started[@]}"; do
@@ -44,7 +44,7 @@ trap 'exit 1' INT TERM
 
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 run() { (cd "$work" && exec "${as_server[@]}" env TZ=UTC "$@"); }
-# until_so WHAT COMMAND...: waits for success, 60 seconds at most.
+# until_so WHAT COMMAND...: waits until the command succeeds, 60 seconds at most.
 until_so() {
     local what=$1 end=$((SECONDS + 60))
     shift
@@ -65,7 +65,7 @@ sql() { "$programs/psql" -XAtq -v ON_ERROR_STOP=1 -c "$2" "postgres://limits:pas
 admin() { "$programs/psql" -XAtq -v ON_ERROR_STOP=1 -c "$2" "postgres://postgres@127.0.0.1:$1/app"; }
 tool() { local port=$1; shift; "$tollgate" "$@" --database "postgres://limits:password@127.0.0.1:$port/app"; }
 pull() { tool "$1" rules pull >"$work/$2"; }
-# The rules that this port's database has are those of the file.
+# Checks that the database on this port has the file's rules.
 has() {
     pull "$1" now.toml
     diff -u "$work/$2" "$work/now.toml" >&2 || fail "$3: the rules are not those of the moment"
@@ -81,13 +81,13 @@ rules() {
     done
 }
 
-# restore DATA SETTING...: the base backup as a new data directory that recovers from the archive.
+# restore DATA SETTING...: makes a new data directory from the base backup, which recovers from the archive.
 restore() {
     local data=$1
     shift
     run cp -a "$work/base" "$data"
     run touch "$data/recovery.signal"
-    # Of settings that are there twice, the last one counts.
+    # If a setting occurs twice, the last one counts.
     printf '%s\n' "restore_command = 'cp \"$work/archive/%f\" \"%p\"'" "$@" >>"$data/postgresql.auto.conf"
 }
 paused() { [ "$(admin "$1" 'SELECT pg_get_wal_replay_pause_state()')" = paused ]; }
@@ -124,7 +124,7 @@ pull "$port" was-first.toml
 run "$programs/pg_basebackup" --pgdata="$work/base" --checkpoint=fast --dbname="postgres://postgres@127.0.0.1:$port"
 run "$programs/pg_verifybackup" --quiet "$work/base"
 
-# After the base backup, so that it is in the archive alone: the good set, a key and a block.
+# After the base backup, so that only the archive has it: the good set, a key and a block.
 tool "$port" rules push "$work/second.toml" >/dev/null
 sql "$port" "INSERT INTO tollgate.api_keys (key_id, hash, user_id) VALUES ('k1', sha256('k1'), 'u1');
     INSERT INTO tollgate.user_quotas (user_id, blocked) VALUES ('666', true)"
@@ -132,7 +132,7 @@ pull "$port" was-second.toml
 admin "$port" "SELECT pg_create_restore_point('before-cleanup')" >/dev/null
 version_good=$(sql "$port" 'SELECT version FROM tollgate.configuration')
 
-# The mistake, whose own time is the moment to stop before; then something good, which goes with it.
+# The mistake, whose time is the moment to stop before; then a good change, which is lost with it.
 tool "$port" rules push "$work/mistake.toml" --by bob >/dev/null
 moment=$(sql "$port" 'SELECT changed_at FROM tollgate.configuration')
 history_known=$(sql "$port" 'SELECT history FROM tollgate.configuration')
@@ -141,7 +141,7 @@ sql "$port" "UPDATE tollgate.api_keys SET revoked_at = now() WHERE key_id = 'k1'
 pull "$port" was-mistake.toml
 ! cmp -s "$work/was-second.toml" "$work/was-mistake.toml" || fail 'the mistake changed nothing'
 
-# Beside the server, which goes on: only this schema goes back.
+# Beside the running server: only this schema is restored.
 file=$(admin "$port" 'SELECT pg_walfile_name(pg_switch_wal())')
 until_so 'the archive has the mistake' test -e "$work/archive/$file"
 beside=$(free_port)
@@ -162,7 +162,7 @@ has "$port" was-second.toml 'beside: the schema is put back'
 tool "$port" db status >/dev/null || fail 'beside: db status'
 [ "$(sql "$port" 'SELECT history FROM tollgate.configuration')" != "$history_known" ] || fail 'beside: the same history'
 
-# In its place, by time. A clean stop archives all there is.
+# In its place, by time. A clean stop archives all remaining WAL.
 stop "$work/data"
 mv "$work/data" "$work/broken"
 restore "$work/data" "recovery_target_time = '$moment'"
@@ -180,14 +180,14 @@ state=$(sql "$port" "SELECT (SELECT revoked_at IS NULL FROM tollgate.api_keys), 
 [ "$state" = 't|t' ] || fail "by time: expected the key valid and the user blocked, as at the moment, got $state"
 said 'ok: by time: the key that was revoked since is valid, the user that was let go is blocked'
 
-# Life goes on; a change that is archived, and one that isn't.
+# Further changes: one that is archived, and one that isn't.
 tool "$port" rules push "$work/later.toml" >/dev/null
 pull "$port" was-later.toml
 file=$(admin "$port" 'SELECT pg_walfile_name(pg_switch_wal())')
 until_so 'the archive has the last change' test -e "$work/archive/$file"
 tool "$port" rules push "$work/first.toml" >/dev/null
 
-# Lost in a crash, disk and all: what was archived comes back, the last change doesn't.
+# A crash that loses the disk too: what was archived is restored, the last change isn't.
 stop "$work/data" immediate
 mv "$work/data" "$work/lost"
 restore "$work/data"
@@ -197,7 +197,7 @@ has "$port" was-later.toml 'lost: all that was archived, and no more'
 stop "$work/data" immediate
 rm -rf "$work/data"
 
-# The same, but the old pg_wal can be read. The history that the recovery before has begun is not this one's.
+# The same, but the old pg_wal can be read. This recovery must not follow the timeline that the previous one began.
 rm -f "$work"/archive/00000003*
 restore "$work/data"
 run cp -n "$work"/lost/pg_wal/0* "$work/data/pg_wal/"
@@ -207,7 +207,7 @@ has "$port" was-first.toml 'lost, with pg_wal: all there was'
 stop "$work/data"
 rm -rf "$work/data"
 
-# By name, on the first history: the archive has another by now.
+# By name, on the first timeline: the archive has another by now.
 restore "$work/data" "recovery_target_name = 'before-cleanup'" "recovery_target_timeline = 'current'"
 launch "$work/data"
 until_so 'recovery stops at the restore point' paused "$port"
@@ -215,7 +215,7 @@ has "$port" was-second.toml 'by name: stopped at the restore point'
 run "$programs/pg_ctl" promote --silent --pgdata="$work/data"
 until_so 'promotion' promoted "$port"
 
-# A file that is in the archive isn't overwritten, and PostgreSQL says so.
+# A file in the archive isn't overwritten, and PostgreSQL reports that.
 file=$(admin "$port" 'SELECT pg_walfile_name(pg_current_wal_lsn())')
 run sh -c "echo other >'$work/archive/$file'"
 sql "$port" 'UPDATE tollgate.user_quotas SET total_today = 2'
@@ -225,7 +225,7 @@ until_so 'the archive refuses' refused
 [ "$(cat "$work/archive/$file")" = other ] || fail 'the archive was overwritten'
 said 'ok: what is in the archive is not overwritten'
 run rm "$work/archive/$file"
-# Only whole segments get their names.
+# Only complete segments have their final names.
 until_so 'archiving goes on' test -e "$work/archive/$file"
 [ "$(stat -c %s "$work/archive/$file")" -eq 1048576 ] || fail 'archiving goes on: expected a whole segment'
 said 'ok: archiving goes on once it can'

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs the commands of "Backup of Redis" in the operations guide as they stand there, on a Redis with limits, and checks
-# with the tool what is there afterwards: that counts, a block and a day's window come back, and a moment before a mistake.
+# Runs the commands of "Backup of Redis" in the operations guide verbatim, on a Redis with limits, and checks the result
+# with the tool: counts, a block and a day's window are restored, and so is a moment before a mistake.
 #   bash tests/backup_redis.sh
 # TOLLGATE names the tool (target/debug/tollgate); redis-server, redis-cli, redis-check-aof and redis-check-rdb are those on
-# the PATH. Servers are its own, in a temporary directory, and listen on 127.0.0.1. Exits with 1 if a command doesn't print
-# what the guide says, numbers apart, or if what was restored isn't of the chosen moment.
+# the PATH. It starts its own servers, in a temporary directory, on 127.0.0.1. Exits with 1 if a command doesn't print
+# what the guide says (numbers may differ), or if the restored state isn't that of the chosen moment.
 set -euo pipefail
 
 said() { printf '%s\n' "$*"; }
@@ -26,7 +26,7 @@ print(*(one.getsockname()[1] for one in several))'
 read -r port beside < <(free_ports)
 
 work=$(mktemp -d)
-# By the files that servers keep while they run.
+# Finds servers by the pid files that they keep while they run.
 stop_all() {
     local file
     for file in "$work"/*.pid; do
@@ -45,7 +45,7 @@ trap 'exit 1' INT TERM
 
 export TOLLGATE_URL=redis://127.0.0.1:$port
 
-# The guide's places are here. Its commands find these two first.
+# The guide's directories are in here. Its commands find these two programs first.
 data=$work/data copies=$work/copies
 mkdir "$data" "$copies" "$work/bin"
 printf '#!/bin/sh\nexec %s -p %s "$@"\n' "$(command -v redis-cli)" "$port" >"$work/bin/redis-cli"
@@ -59,11 +59,11 @@ port $port
 dir $data
 save ""
 daemonize yes
-# Or it lets a reader of a snapshot wait for others.
+# Otherwise it makes a reader of a snapshot wait for others.
 repl-diskless-sync-delay 0
 END
 
-# Waits for success, 10 seconds at most.
+# Waits until the command succeeds, 10 seconds at most.
 until_so() {
     local what=$1 end=$((SECONDS + 10))
     shift
@@ -77,7 +77,7 @@ launch() {
     redis-server "$work/redis.conf" "$@"
     until_so 'the server answers' answers
 }
-# As a crash of the process: what it hasn't given to the kernel is lost.
+# Simulates a crash of the process: what it hasn't passed to the kernel is lost.
 kill_server() {
     local pid
     pid=$(redis-cli INFO server | sed -n 's/^process_id:\([0-9]*\).*/\1/p')
@@ -85,13 +85,13 @@ kill_server() {
     rm "$(grep -lx "$pid" "$work"/*.pid)"
     while answers; do sleep 0.02; done
 }
-# The AOF has the time by the second: what follows is in another one.
+# The AOF records time in seconds: this puts what follows into another second.
 next_second() {
     local now=$EPOCHSECONDS
     while [ "$EPOCHSECONDS" -le "$now" ]; do sleep 0.02; done
 }
 
-# The guide's blocks of commands, each in a file by its number, with the paragraph's bold words before it.
+# Writes each of the guide's blocks of commands to a numbered file, which begins with the paragraph's bold title.
 section=$(awk '/^# /{of = $0 == "# Backup of Redis"} of' "$guide")
 [ -n "$section" ] || fail 'the guide has no section "Backup of Redis"'
 awk -v work="$work" '
@@ -103,13 +103,13 @@ awk -v work="$work" '
 blocks=$(find "$work" -name 'block.*' | wc -l)
 ran=0 printed=
 
-# INFO ends its lines as the protocol does.
+# INFO's lines end in CRLF.
 numbers_apart() { tr -d '\r' <"$1" | sed -E 's/[0-9]+/N/g'; }
 
-# follow COMMAND EXPECTED: runs the guide's command in this shell, in the places that are here.
+# follow COMMAND EXPECTED: runs the guide's command in this shell, with the directories replaced by those here.
 follow() {
     local command=$1 expected=$2 last
-    # The second of the mistake is the one that the command before has found.
+    # The previous command has found the second of the mistake.
     last=$(sed -n 's/^#TS:\([0-9]*\)$/\1/p' <<<"$printed")
     [[ $command != MOMENT=* ]] || { [ -n "$last" ] && command=$(sed -E "s/[0-9]{10}/$last/" <<<"$command"); }
     command=$(sed -e "s|/var/lib/redis|$data|g" -e "s|/srv/redis|$copies|g" -e "s|/etc/redis/redis.conf|$work/redis.conf|g" \
@@ -118,11 +118,11 @@ follow() {
     printed=$(cat "$work/out")
     printf '%s' "${expected:+$expected$'\n'}" >"$work/expected"
     diff -u <(numbers_apart "$work/expected") <(numbers_apart "$work/out") >&2 || fail "$command: prints something else"
-    # The guide doesn't say to wait for what any start takes.
+    # The guide doesn't mention the time that every start takes.
     [[ $command != redis-server\ * ]] || until_so 'the server answers' answers
 }
 
-# guide TITLE: runs the block after the paragraph that begins so.
+# guide TITLE: runs the block after the paragraph with this title.
 guide() {
     local file line command='' expected=''
     file=$(grep -lxF -- "$1" "$work"/block.* | head -1) || fail "the guide has no commands after \"**$1\""
@@ -145,12 +145,13 @@ tool() { "$tollgate" "$@" --format jsonl 2>/dev/null; }
 take() { tool probe "$1" "$2" --name "$3" --cost "$4" >/dev/null || fail "$1 $2: expected $4 units to be allowed"; }
 field() { sed -nE "s/.*\"$1\":([a-z0-9]+).*/\1/p"; }
 day='fixed-window 250/day tz Pacific/Kiritimati'
-# A day whose window can't end while this runs: of two whose midnights are twelve hours apart, the one further from it.
+# A day whose window can't end during this run: of two zones whose midnights are twelve hours apart, the one that is
+# further from midnight.
 [ "$(TZ=UTC-14 date +%H)" -lt 23 ] || day='fixed-window 250/day tz Etc/GMT-2'
 month='fixed-window 5000/30d start first-hit'
 hour='gcra 10/10h'
 
-# holds WHAT DAY MONTH HOUR BLOCKED: what remains of each limit of user:42, and whether user:666 is blocked.
+# holds WHAT DAY MONTH HOUR BLOCKED: checks what remains of each limit of user:42, and whether user:666 is blocked.
 holds() {
     local what=$1 now blocked
     shift
@@ -170,14 +171,14 @@ take "$month" user:42 export 1000
 take "$hour" user:42 mail 3
 tool block 'gcra 10/1s' user:666 --name login --for 2h >/dev/null
 
-# Snapshots alone: what came after the last one is lost with the process.
+# With snapshots only, what came after the last one is lost with the process.
 redis-cli SAVE >/dev/null
 take "$day" user:42 api 1
 kill_server
 launch
 holds 'snapshots alone: killed, and as of the last one' 150 4000 7 blocked
 
-# The trap that the guide warns of.
+# The mistake that the guide warns about.
 kill_server
 mkdir "$work/trap"
 cp "$data/dump.rdb" "$work/trap/"

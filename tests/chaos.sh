@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Kills, freezes, empties, fails over and cuts off servers at random under audited load: one node, Sentinel and Cluster.
 #   bash tests/chaos.sh [--seconds 60] [--seed N]
-# Without a seed, one is drawn and printed: it draws the same events again where the servers take as long to recover from
+# Without a seed, one is drawn and printed: it draws the same events again if the servers take as long to recover from
 # them. Exits with 1 if anything broke.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,7 +30,7 @@ command -v redis-server >/dev/null || fail 'expected redis-server on the PATH: t
 cargo test --quiet --all-features --test it --no-run
 errors=$(mktemp)
 trap 'rm -f "$errors"' EXIT
-# What the harness adds before and after isn't of interest, unless the test ended without a verdict.
+# Hides the harness's own output, unless the test ended without a verdict.
 result=0
 TOLLGATE_CHAOS_SECONDS=$seconds TOLLGATE_CHAOS_SEED=$seed \
     cargo test --quiet --all-features --test it -- chaos --nocapture 2>"$errors" |

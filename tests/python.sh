@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes the Python that tests need, if it isn't there: DuckDB, which reads Parquet by other code than tollgate's, moto, a
-# server of S3, and redis, a client that calls the scripts. From the Python registry, by version, into a cache outside the
-# tree.
+# Installs the Python packages that tests need, if they are missing: DuckDB, which reads Parquet with other code than
+# tollgate's; moto, an S3 server; and redis, a client that calls the scripts. They come from the Python registry, by
+# version, into a cache outside the tree.
 #   bash tests/python.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,7 +12,7 @@ fail() { printf 'tests/python.sh: %s\n' "$*" >&2; exit 1; }
 [ $# -eq 0 ] || { printf 'tests/python.sh: expected no argument, got %s\n' "$1" >&2; exit 2; }
 [ -z "${TOLLGATE_TEST_PYTHON:-}" ] || exit 0
 packages='duckdb==2.0.0 moto==5.2.5 redis==8.1.0'
-# What moto's server needs for S3 alone: all of its services would be 40 packages more.
+# What moto's server needs for S3 alone: all of its services would need 40 more packages.
 needed='flask==3.1.3 flask-cors==6.0.5 py-partiql-parser==0.6.3 PyYAML==6.0.3'
 folder=${XDG_CACHE_HOME:-${HOME:?}/.cache}/tollgate/python
 made=$folder/made-of
@@ -24,7 +24,7 @@ python3 -m venv "$folder" 2>/dev/null || {
     install 'python3 with venv' python3-venv python3 python3 python3
     python3 -m venv "$folder"
 }
-# shellcheck disable=SC2086  # Several words each.
+# shellcheck disable=SC2086  # Each has several words.
 "$folder/bin/python" -m pip install --quiet --disable-pip-version-check $packages $needed ||
     fail "$packages could not be installed"
 printf '%s' "$packages $needed" >"$made"

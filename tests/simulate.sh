@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Simulates the client under faults of time and network, each seed another run: one node, Sentinel and Cluster in turn.
+# Simulates the client under time and network faults, with a different run for each seed: one node, Sentinel and Cluster
+# in turn.
 #   bash tests/simulate.sh [--seeds 1000] [--from 1] [--trace]
-# A seed that breaks is printed with its faults, and repeats its run to the byte. Exits with 1 if any broke.
+# The seed of a failed run is printed with its faults, and reproduces the run to the byte. Exits with 1 if any run
+# failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,18 +35,18 @@ export RUST_BACKTRACE=0 TOLLGATE_SIMULATE_SEEDS=$seeds TOLLGATE_SIMULATE_FROM=$f
 [ -z "$trace" ] || export TOLLGATE_SIMULATE_TRACE=1
 echo 'simulate: building, which takes some minutes the first time' >&2
 cargo test --quiet --all-features --lib --no-run
-# What the harness adds isn't of interest, unless a test ended without a verdict.
+# Hides the harness's own output, unless a test ended without a verdict.
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 result=0
 cargo test --quiet --all-features --lib -- simulation::seeds --nocapture >"$output" 2>&1 || result=1
-# Before what is printed stand the harness's dots.
+# The harness prints its dots before the output.
 sed -i 's/^\.\.*//' "$output"
 if [ -n "$trace" ] || { [ "$result" -ne 0 ] && ! grep -aq '^seed ' "$output"; }; then
     cat "$output"
 else
     grep -aE '^(seed |  .* ms, for |  BROKEN|  again|  \.\.\.)' "$output" || true
-    # Each of the parts that run side by side has printed its sums.
+    # Each parallel part has printed its totals.
     grep -aE '^[0-9]+ calls' "$output" | awk -v seeds="$seeds" -v result="$result" '
         { calls += $1; failed += $3; if ($9 + 0 >= slowest) { slowest = $9 + 0; by = $NF } }
         END { printf "%d seeds %s: %d calls, %d of which met a fault; slowest recovery %d ms (seed %s\n",

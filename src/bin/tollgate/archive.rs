@@ -42,11 +42,11 @@ struct Run {
     /// Show which months would be moved, and change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Make the archive of this month anew from its table, which is still in the database: rows that only the archive has
-    /// are lost. May be given several times.
+    /// Archive this month again from its table, which is still in the database: rows that only the archive has are
+    /// lost. May be given several times.
     #[arg(long, value_name = "MONTH", conflicts_with = "dry_run")]
     replace: Vec<Month>,
-    /// Rows of a file, at most; a file is held in memory while it is made.
+    /// The maximum number of rows in a file; a file is held in memory while it is written.
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = options::from_one::<u64, 10_000_000>)]
     part_rows: u64,
     #[command(flatten)]
@@ -55,15 +55,15 @@ struct Run {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List the months that are archived.
+    /// List the archived months.
     ///
-    /// Exit code: 0, or 1 if the manifest of any can't be read.
+    /// Exit code: 0, or 1 if any manifest can't be read.
     List(List),
-    /// Delete archives for good: those that have expired, or months by their names.
+    /// Delete archives permanently: all that have expired, or the named months.
     ///
-    /// Exit code: 0, or 1 if a month that was named isn't archived.
+    /// Exit code: 0, or 1 if a named month isn't archived.
     Delete(Delete),
-    /// Read archives back, and compare them with what was noted when they were made.
+    /// Read archives back, and compare them with their manifests.
     ///
     /// Exit code: 0, or 1 if any is damaged.
     Verify(Verify),
@@ -76,9 +76,9 @@ enum Command {
 /// Where archives are.
 #[derive(Debug, Args)]
 struct Store {
-    /// A directory that is there, such as file:///var/lib/tollgate, or s3://bucket/prefix. Of S3 the environment says
-    /// the rest: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION; AWS_ENDPOINT and AWS_ALLOW_HTTP of what is
-    /// compatible.
+    /// An existing directory, such as file:///var/lib/tollgate, or s3://bucket/prefix. S3 is configured through the
+    /// environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION; for compatible stores AWS_ENDPOINT and
+    /// AWS_ALLOW_HTTP.
     #[arg(id = "store", long, value_name = "URL", env = "TOLLGATE_ARCHIVE", hide_env_values = true)]
     url: String,
 }
@@ -99,7 +99,7 @@ struct List {
 
 #[derive(Debug, Args)]
 struct Keep {
-    /// How many years an archive is kept, from the end of its month on.
+    /// How many years an archive is kept after the end of its month.
     #[arg(long, value_name = "N", default_value = "7", value_parser = options::from_one::<u16, 1000>)]
     keep_years: u16,
 }
@@ -132,10 +132,10 @@ struct Verify {
 
 #[derive(Debug, Args)]
 struct Query {
-    /// Whose.
+    /// Whose rows to show.
     #[arg(long, value_name = "USER")]
     user: String,
-    /// From this time on, such as 2026-08-01 or 2026-08-01T12:00, in UTC unless it says otherwise.
+    /// Start at this time, such as 2026-08-01 or 2026-08-01T12:00, in UTC unless it has an offset.
     #[arg(long, value_name = "TIME")]
     from: Option<String>,
     /// Up to the end of this day, minute or second.
@@ -189,7 +189,7 @@ impl Run {
         let bar = Bar::new();
         let moved = tokio::select! {
             biased;
-            _ = interrupted() => Err(anyhow!("interrupted: the next run goes on from here")),
+            _ = interrupted() => Err(anyhow!("interrupted: the next run continues from here")),
             moved = postgres.archive(&archive, &options, |progress| bar.show(progress)) => moved.map_err(Into::into),
         };
         bar.0.finish_and_clear();
@@ -348,7 +348,7 @@ impl Verify {
         let (mut lines, mut code) = (Vec::new(), ExitCode::SUCCESS);
         let months = if self.months.is_empty() {
             for month in archive.unfinished().await? {
-                let why = "expected a manifest.json beside the files, got none: unfinished, or it is lost";
+                let why = "expected a manifest.json beside the files, got none: unfinished, or the manifest is lost";
                 messages::error(format!("archive of {month}: {why}"));
                 code = ExitCode::from(1);
             }
@@ -361,7 +361,7 @@ impl Verify {
                 Ok(archived) => {
                     lines.push(format!("{month}: {} as archived", counted(archived.rows, "row")));
                     for left in archive.leftovers(month).await? {
-                        let why = "left by an attempt that was cut off or replaced";
+                        let why = "left over from an attempt that was interrupted or replaced";
                         messages::error(format!("archive of {month}: {left}: expected no such file: {why}"));
                         code = ExitCode::from(1);
                     }

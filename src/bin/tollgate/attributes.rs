@@ -15,7 +15,7 @@ pub(crate) type Pairs = Vec<(String, Vec<u8>)>;
 /// The options that describe a request.
 #[derive(Debug, Args)]
 pub(crate) struct Described {
-    /// Whose request it is.
+    /// The user who makes the request.
     #[arg(long, value_name = "U")]
     user: Option<OsString>,
     /// The client's address.
@@ -30,10 +30,10 @@ pub(crate) struct Described {
     /// What the user pays for, such as free.
     #[arg(long, value_name = "T")]
     tier: Option<OsString>,
-    /// The API key that it came with.
+    /// The API key of the request.
     #[arg(long, value_name = "K")]
     api_key: Option<OsString>,
-    /// An attribute of your own, such as org=acme; once for each.
+    /// An attribute of your own, such as org=acme; may be given several times.
     #[arg(long = "attr", value_name = "NAME=VALUE")]
     others: Vec<OsString>,
 }

@@ -21,23 +21,24 @@ pub(crate) struct Audit {
     /// The user, as rules count it: what follows `user:` in a key.
     #[arg(long, value_name = "USER")]
     user: String,
-    /// When: a minute (14:03, or 2026-11-23T14:03), a second (14:03:07) or a day (2026-11-23), in UTC unless it says
-    /// otherwise (2026-11-23T14:03:07+01:00). A time without a day is the last one that has begun.
+    /// When: a minute (14:03, or 2026-11-23T14:03), a second (14:03:07) or a day (2026-11-23), in UTC unless it has an
+    /// offset (2026-11-23T14:03:07+01:00). A time without a day is the most recent one.
     #[arg(long, value_name = "TIME", required_unless_present = "from")]
     at: Option<String>,
-    /// From this time on, instead.
+    /// Start at this time instead.
     #[arg(long, value_name = "TIME", conflicts_with = "at")]
     from: Option<String>,
     /// Up to the end of this day, minute or second. Default: now.
     #[arg(long, value_name = "TIME", requires = "from")]
     to: Option<String>,
-    /// Only what was denied.
+    /// Only denials.
     #[arg(long)]
     denied: bool,
-    /// Show so many decisions at most, the last ones.
+    /// Show at most this many decisions, the last ones.
     #[arg(long, value_name = "N", default_value = "100", value_parser = from_one::<u32, 1_000_000>)]
     most: u32,
-    /// How to print. Default: a table on a terminal, else a JSON object per line, which has more: address, API key, server.
+    /// Output format. Default: a table on a terminal, otherwise a JSON object per line, which has more: address, API
+    /// key, server.
     #[arg(long, value_enum)]
     format: Option<Shape>,
     #[command(flatten)]

@@ -17,13 +17,13 @@ use crate::output::{QUIET, counted, human};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Db {
-    /// Make the tables, or bring those of an older version to this one.
+    /// Create the tables, or migrate those of an older version.
     ///
-    /// In one transaction; a second one at the same time waits for the first. Does nothing where nothing is left to do.
+    /// Runs in one transaction; a concurrent run waits for the first. Does nothing if the tables are up to date.
     Migrate(Database),
-    /// Show which migrations the database has, and which are still to be made; and which services write.
+    /// Show which migrations the database has and which are pending, and which services write to it.
     ///
-    /// Exit code: 0 if it has all, 1 if some are to be made, 2 if something broke.
+    /// Exit code: 0 if it has all, 1 if some are pending, 2 on an error.
     Status(Database),
 }
 
@@ -33,11 +33,11 @@ pub(crate) struct Database {
     #[arg(long = "database", value_name = "URL", env = "TOLLGATE_DATABASE", hide_env_values = true)]
     #[arg(help_heading = "Database")]
     url: String,
-    /// The authorities to trust at PostgreSQL, in PEM, instead of the platform's. Each of these three files makes the
-    /// connection one of TLS, as ?sslmode=require does.
+    /// The certificate authorities to trust for PostgreSQL, in PEM, instead of the platform's. Each of these three
+    /// files turns on TLS, as ?sslmode=require does.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CA", help_heading = "Database")]
     database_tls_ca: Option<OsString>,
-    /// The certificate to show to PostgreSQL, in PEM.
+    /// The client certificate for PostgreSQL, in PEM.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CERT", help_heading = "Database")]
     database_tls_cert: Option<OsString>,
     /// The private key of that certificate, in PEM.
@@ -48,7 +48,7 @@ pub(crate) struct Database {
 /// Whoever changes what is in the database.
 #[derive(Debug, Args)]
 pub(crate) struct Author {
-    /// Who does it, which is stored.
+    /// Who makes the change; stored with it.
     #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
     pub(crate) by: String,
     #[command(flatten)]

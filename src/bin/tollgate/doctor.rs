@@ -18,7 +18,7 @@ use facts::{Finding, Level};
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// What the keys of the limits will begin with; scratch keys are made under it, and removed.
+    /// The prefix of the limits' keys; the doctor creates temporary keys under it, and removes them.
     #[arg(long, default_value = "tollgate")]
     prefix: String,
     #[command(flatten)]

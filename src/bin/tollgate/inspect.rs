@@ -22,8 +22,8 @@ use explained::explained;
 pub(crate) struct Inspect {
     #[command(flatten)]
     whom: RulesAndKey,
-    /// As of a probe: what becomes of the key's state where the rule's numbers have changed. Default: keep-used, or what
-    /// a rule in JSON says.
+    /// As for probe: what happens to the key's state if the rule's numbers have changed. Default: keep-used, or what a
+    /// rule in JSON says.
     #[arg(long, value_name = "HOW")]
     on_change: Option<Change>,
     #[command(flatten)]

@@ -17,44 +17,44 @@ use crate::stored::{Fields, limits, print, print_all, time};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Keys {
-    /// Make an API key for a user, and print it: this once.
+    /// Create an API key for a user, and print it, this once.
     Create(Create),
-    /// Make a key in place of another, which stays valid for a while.
+    /// Create a key to replace another, which stays valid for a while.
     ///
-    /// The new one has the same user, name, tier and limits, and is valid for as long as the old one was to be. It is printed
-    /// this once.
+    /// The new key has the same user, name, tier and limits, and is valid for as long as the old one would have been.
+    /// It is printed this once.
     Rotate(Rotate),
-    /// Make a key invalid, in every process within a second, for good.
+    /// Make a key invalid permanently, in every process within a second.
     Revoke(Change),
-    /// Show what is known of a key.
+    /// Show what is known about a key.
     ///
-    /// Exit code: 0 if it is valid, 1 if it isn't or there is none.
+    /// Exit code: 0 if it is valid, 1 if it isn't or doesn't exist.
     Show(One),
-    /// List the keys, of a user or of all.
+    /// List the keys of one user or of all users.
     List(List),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// Whose it is, as rules count users.
+    /// The key's user, as rules count users.
     #[arg(long, value_name = "USER")]
     user: String,
-    /// What to call it.
+    /// A name for the key.
     #[arg(long, value_name = "NAME", default_value = "")]
     name: String,
-    /// What it pays for. Default: as its user does.
+    /// The key's tier. Default: its user's tier.
     #[arg(long, value_name = "TIER")]
     tier: Option<String>,
-    /// Units in a second, by this key alone.
+    /// Units in a second, for this key alone.
     #[arg(long, value_name = "N", value_parser = options::units)]
     per_second: Option<u64>,
-    /// Units in an hour, by this key alone.
+    /// Units in an hour, for this key alone.
     #[arg(long, value_name = "N", value_parser = options::units)]
     per_hour: Option<u64>,
-    /// Units in a day of UTC, by this key alone.
+    /// Units in a day (UTC), for this key alone.
     #[arg(long, value_name = "N", value_parser = options::units)]
     per_day: Option<u64>,
-    /// The most units at once. Default: those of a second or, without those, of an hour.
+    /// The most units at once. Default: the units of a second or, without these, of an hour.
     #[arg(long, value_name = "N", value_parser = options::units)]
     burst: Option<u64>,
     /// How long it is valid, such as 90d. Default: until it is revoked.
@@ -91,7 +91,7 @@ pub(crate) struct One {
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Of this user alone.
+    /// Only keys of this user.
     #[arg(long, value_name = "USER")]
     user: Option<String>,
     #[command(flatten)]

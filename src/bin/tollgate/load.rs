@@ -34,28 +34,28 @@ use tally::Tally;
 #[derive(Debug, Args)]
 #[command(after_long_help = GRAMMAR)]
 pub(crate) struct Load {
-    /// The rule, such as "gcra 100/1s", or the name of one of --rules; several are decided together, all or nothing.
+    /// The rule, such as "gcra 100/1s", or the name of one from --rules; several are decided together, all or nothing.
     #[arg(value_name = "RULE", required = true)]
     rules: Vec<String>,
-    /// Calls a second, sent when they are due whether or not earlier ones were answered.
+    /// Calls a second, each sent when it is due whether or not earlier ones were answered.
     #[arg(long, value_name = "N", default_value = "1000", allow_negative_numbers = true)]
     #[arg(value_parser = options::from_one::<u64, 10_000_000>)]
     rate: u64,
-    /// Instead of a rate: so many callers, who each ask again as soon as they are answered.
+    /// Instead of a rate: this many callers, who each call again as soon as they are answered.
     #[arg(long, value_name = "N", conflicts_with = "rate", allow_negative_numbers = true)]
     #[arg(value_parser = options::from_one::<u32, 10_000>)]
     callers: Option<u32>,
     /// How calls spread over the keys.
     #[arg(long, value_enum, default_value_t = Spread::Uniform)]
     keys: Spread,
-    /// How many keys there are, of uniform and zipf. Default: 10000.
+    /// How many keys there are, for uniform and zipf. Default: 10000.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = options::from_one::<u32, 10_000_000>)]
     key_count: Option<u32>,
     /// How unevenly zipf spreads: the n-th key in proportion to 1 / n^S. Default: 1.
     #[arg(long, value_name = "S", value_parser = exponent, allow_negative_numbers = true)]
     zipf_exponent: Option<f64>,
-    /// Units that each call takes. Default: 1, or what a rule in JSON or of --rules says.
+    /// Units that each call takes. Default: 1, or what a rule in JSON or from --rules says.
     #[arg(long, value_name = "N", value_parser = options::units, allow_negative_numbers = true)]
     cost: Option<u64>,
     /// How long to run before anything is measured; the audit counts these calls too.
@@ -68,10 +68,10 @@ pub(crate) struct Load {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = options::from_one::<u64, MOST_CALLS>)]
     count: Option<u64>,
-    /// Draws the same keys again. Default: by chance, and reported.
+    /// Draw the same keys again. Default: random, and reported.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Don't hold what was admitted against an exact limiter.
+    /// Don't compare what was admitted with an exact limiter.
     #[arg(long)]
     no_audit: bool,
     /// Allow a Redis that isn't on this machine.
@@ -259,8 +259,8 @@ impl Load {
 /// Whether the engine's clock is this process's, as far as the audit needs it to be.
 async fn one_clock(timeline: &Timeline, limiter: &Limiter) -> Result<(), String> {
     let offset = timeline.offset(limiter, SLACK).await;
-    let offset = offset.map_err(|why| format!("the clock of who decides can't be read: {why}"))?;
-    let expected = "expected the clock of who decides to be that of this machine";
+    let offset = offset.map_err(|why| format!("the clock of the deciding engine can't be read: {why}"))?;
+    let expected = "expected the deciding engine's clock to agree with this machine's";
     if offset < SLACK { Ok(()) } else { Err(format!("{expected}, got one that may be {offset:?} off")) }
 }
 

@@ -58,65 +58,64 @@ struct Tollgate {
 enum Command {
     /// Make decisions and show them.
     ///
-    /// Exit code: 0 if all were allowed, 1 if any was denied, 2 if something broke.
+    /// Exit code: 0 if all were allowed, 1 if any was denied, 2 on an error.
     Probe(probe::Probe),
     /// Run recorded traffic through a rule or a set of rules, on a clock taken from the records.
     Replay(replay::Replay),
-    /// Put a rule under load, measure how long decisions take, and audit what was admitted.
+    /// Put a rule under load, measure the latency of decisions, and audit what was admitted.
     ///
-    /// The audit holds what was admitted against an exact limiter: of a run of more than 500,000 calls, on a sample of
-    /// the keys, each with all its calls, or on its beginning where keys are too few for that. What a policy
-    /// (--on-error) answered in place of Redis is told apart and not held against it. Of a concurrency limit each call
-    /// holds permits of its own, and gives them back once it is answered.
+    /// The audit compares what was admitted with an exact limiter. For a run of more than 500,000 calls, it takes a
+    /// sample of the keys, each with all its calls, or the beginning of the run if there are too few keys. What a
+    /// policy (--on-error) answered in place of Redis is shown separately and isn't counted against Redis. With a
+    /// concurrency limit, each call holds its own permits and gives them back once it is answered.
     ///
-    /// Exit code: 0, 1 if the audit found calls that were wrongly admitted or denied, else 2 if any measured call was
-    /// not answered (it failed, or was never sent since too many were unanswered) or something broke.
+    /// Exit code: 0; 1 if the audit found calls that were wrongly admitted or denied; otherwise 2 if any measured call
+    /// got no answer (it failed, or was never sent because too many were unanswered), or on an error.
     Load(load::Load),
-    /// Show what a key's state means, decoded, and when it expires.
+    /// Show a key's state, decoded and explained, and when it expires.
     Inspect(inspect::Inspect),
-    /// Deny every call on a key for a time, whatever it has left, or lift that.
+    /// Deny every call on a key for a time, whatever remains, or lift that.
     Block(block::Block),
     /// Forget every key of a rule, in small steps, or one key of a rule of --rules.
     Reset(reset::Reset),
-    /// Check a service's set of rules, explain what it makes of a request, or compare two.
+    /// Check a service's set of rules, explain what it does with a request, or compare two sets.
     #[command(subcommand)]
     Rules(rules::Rules),
-    /// Check a Redis before it is trusted with limits.
+    /// Check a Redis before you rely on it for limits.
     ///
-    /// Exit code: 0, 1 if there are warnings, 2 if it is unfit or can't be reached.
+    /// Exit code: 0; 1 if there are warnings; 2 if it is unfit or can't be reached.
     Doctor(doctor::Doctor),
     /// Print the Lua script of an algorithm, for other languages and `redis-cli --eval`.
     Script(script::ScriptCommand),
-    /// Make the tables of the system of record on PostgreSQL, or show which there are.
+    /// Create the tables of the system of record in PostgreSQL, or show which exist.
     #[cfg(feature = "postgres")]
     #[command(subcommand)]
     Db(db::Db),
     /// Move old months of the audit log from PostgreSQL to Parquet on disk or on S3; list, verify, query and delete them.
     ///
-    /// Each month is read back and compared by count and checksum before its table is detached and dropped. A run that was
-    /// ended, at whatever moment, is gone on with by the next.
+    /// Each month is read back and compared by count and checksum before its table is detached and dropped. If a run is
+    /// interrupted at any point, the next run continues it.
     ///
-    /// Exit code: 0, 1 if a month was left (a line for each says why), 2 if the database or the store can't be reached, or
-    /// something was misused.
+    /// Exit code: 0; 1 if a month wasn't moved (a line for each says why); 2 if the database or the store can't be
+    /// reached, or on misuse.
     #[cfg(feature = "archive")]
     Archive(archive::ArchiveCommand),
-    /// Block users, or give them a tier and limits of their own, in the system of record.
+    /// Block users, or give them a tier or their own limits, in the system of record.
     #[cfg(feature = "postgres")]
     #[command(subcommand)]
     Users(users::Users),
-    /// Make, rotate and revoke API keys in the system of record.
+    /// Create, rotate and revoke API keys in the system of record.
     #[cfg(feature = "postgres")]
     #[command(subcommand)]
     Keys(keys::Keys),
-    /// Show why a user was denied, then: the decisions that services have recorded.
+    /// Show why a user was denied at a given time: the decisions that services have recorded.
     ///
-    /// Exit code: 0, 1 if none is recorded, 2 if something broke.
+    /// Exit code: 0; 1 if none is recorded; 2 on an error.
     #[cfg(feature = "postgres")]
     Audit(audit::Audit),
-    /// Show what decisions come to: how many were allowed and denied, and how long they took.
+    /// Show totals of decisions: how many were allowed and denied, and how long they took.
     ///
-    /// Percentiles are within 2.2 %, also those of many rows together. Exit code: 0, 1 if nothing is counted, 2 if something
-    /// broke.
+    /// Percentiles are within 2.2 %, even over many rows. Exit code: 0; 1 if nothing is counted; 2 on an error.
     #[cfg(feature = "postgres")]
     Stats(stats::Stats),
 }

@@ -17,26 +17,26 @@ use tls::TlsFiles;
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The Redis that decides, such as redis://127.0.0.1:6379, unix:///run/redis.sock,
-    /// redis-sentinel://host:26379,host:26379/primary or redis-cluster://host:7000,host:7001. Without
-    /// one, probe, replay and load decide by an engine in this process; the others need a Redis.
+    /// redis-sentinel://host:26379,host:26379/primary or redis-cluster://host:7000,host:7001. Without one, probe,
+    /// replay and load use the embedded engine; the other commands need a Redis.
     #[arg(long, env = "TOLLGATE_URL", hide_env_values = true)]
     url: Option<String>,
     #[command(flatten)]
     tls: TlsFiles,
-    /// How long one decision may take.
+    /// The deadline of each decision.
     #[arg(long, value_name = "D", default_value = "500ms", value_parser = duration)]
     deadline: Duration,
-    /// What is answered while Redis is away: closed (the error), open (allowed) or local (the engine in this process).
-    /// Default: closed, or what a rule in JSON or of --rules says.
+    /// What to answer while Redis is away: closed (the error), open (allowed) or local (the embedded engine). Default:
+    /// closed, or what a rule in JSON or from --rules says.
     #[arg(long, value_enum, value_name = "HOW")]
     on_error: Option<Policy>,
-    /// How many processes share a rule that is decided locally: this one decides by its part.
+    /// How many processes share a rule that is decided locally: this one decides with its share.
     #[arg(long, value_name = "N", default_value = "1", value_parser = processes)]
     processes: NonZeroU32,
-    /// How many replicas must have what a call took before it is allowed, waited for less than half the deadline.
+    /// How many replicas must have what a call took before it is allowed; waits for less than half the deadline.
     #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true)]
     confirmed_by: u8,
-    /// How to print. Default: a table on a terminal, else a JSON object per line.
+    /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
     #[arg(long, value_enum)]
     format: Option<Shape>,
 }

@@ -22,31 +22,30 @@ use crate::{found, messages};
 pub(crate) struct Probe {
     #[command(flatten)]
     whom: RulesAndKey,
-    /// Units that each request takes; 0 looks without taking. Default: 1, or what a rule in JSON or of --rules says.
+    /// Units that each request takes; 0 looks without taking. Default: 1, or what a rule in JSON or from --rules says.
     #[arg(long, value_name = "N", value_parser = options::units, allow_negative_numbers = true)]
     cost: Option<u64>,
-    /// How many requests.
+    /// How many requests to make.
     #[arg(long, value_name = "N", default_value = "1", value_parser = options::units, allow_negative_numbers = true)]
     count: u64,
     /// How long to wait between them.
     #[arg(long, value_name = "D", value_parser = options::duration)]
     interval: Option<Duration>,
-    /// What to ask for: acquire, peek, reserve, at-most, refund, penalty, block, renew,
-    /// release, settle, cancel or reset.
+    /// The operation: acquire, peek, reserve, at-most, refund, penalty, block, renew, release, settle, cancel or reset.
     #[arg(long, default_value = "acquire")]
     op: Op,
-    /// A name for the call: the same one is charged once, and can be settled. Permits are held, renewed and released by
-    /// it; a call that takes some without an id gets one of its own, which is shown.
+    /// An id for the call: calls with the same id are charged once, and can be settled. Permits are held, renewed and
+    /// released under it; a call that takes permits without an id gets one, which is shown.
     #[arg(long, value_name = "ID")]
     id: Option<OsString>,
     /// How long a block lasts; 0s lifts it.
     #[arg(long = "for", value_name = "D", value_parser = options::duration)]
     length: Option<Duration>,
-    /// What becomes of the key's state where the rule's numbers have changed: keep-used, as-is or reset. Default:
-    /// keep-used, or what a rule in JSON or of --rules says.
+    /// What happens to the key's state if the rule's numbers have changed: keep-used, as-is or reset. Default:
+    /// keep-used, or what a rule in JSON or from --rules says.
     #[arg(long, value_name = "HOW")]
     on_change: Option<Change>,
-    /// Count denied calls too, and show them as overage.
+    /// Also count denied calls, and show them as overage.
     #[arg(long)]
     overage: bool,
     #[command(flatten)]

@@ -171,10 +171,10 @@ pub(crate) struct Record {
 /// How records are written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// A JSON object per line: t_us, key, and op and cost if not acquire and 1, id, and for of a block; with --rules,
-    /// attrs in place of key. Replay's own output is readable too.
+    /// A JSON object per line: t_us and key; op and cost if not acquire and 1; optionally id; for with a block; with
+    /// --rules, attrs in place of key. Replay's own output can be read too.
     Jsonl,
-    /// The same names in a header; with --rules, a column attr.NAME for each attribute.
+    /// CSV with the same names in a header; with --rules, a column attr.NAME for each attribute.
     Csv,
     /// A web server's Combined (or Common) Log Format.
     Combined,

@@ -32,20 +32,20 @@ pub(crate) use unreadable::Warnings;
 #[derive(Debug, Args)]
 #[command(after_long_help = GRAMMAR)]
 pub(crate) struct Replay {
-    /// The rule, such as "sliding-log 60/1m"; given several times, all or nothing. With --rules, the name of the one rule
-    /// to use, whatever it asks of a request; default: whichever applies.
+    /// The rule, such as "sliding-log 60/1m"; given several times, all or nothing. With --rules, the name of the one
+    /// rule to use, whatever its conditions; default: whichever rule applies.
     #[arg(long, required_unless_present = "set")]
     rule: Vec<String>,
-    /// Count denied calls too, and show them as overage.
+    /// Also count denied calls, and show them as overage.
     #[arg(long)]
     overage: bool,
-    /// How the records are written down. Default: as the beginning of the file looks.
+    /// The records' format. Default: detected from the beginning of the file.
     #[arg(long, value_enum)]
     input: Option<Format>,
-    /// Which field of an access log's line to count by; with --rules, the rules say. Default: ip.
+    /// Which field of an access log to count by; with --rules, the rules decide. Default: ip.
     #[arg(long, value_enum, conflicts_with = "set")]
     key: Option<KeyField>,
-    /// Play a file as it stands, clocks that step back included, instead of sorted by time.
+    /// Replay a file as it stands, even if its clock steps back, instead of sorted by time.
     #[arg(long)]
     unsorted: bool,
     /// Stop at the first line that can't be read.

@@ -21,17 +21,17 @@ use crate::subject::{Place, name_of};
 
 #[derive(Debug, Args)]
 pub(crate) struct Reset {
-    /// The rule's name, or the rule in JSON, of which the name counts; once for each rule to forget.
+    /// The rule's name, or the rule in JSON, of which only the name is used; once for each rule to forget.
     #[arg(long = "rule", visible_alias = "name", value_name = "NAME", required = true)]
     rules: Vec<String>,
-    /// The service's own set of rules, of which NAME must be one.
+    /// The service's own set of rules, which must contain NAME.
     #[arg(long = "rules", value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Of a rule of --rules, forget what it counts of this key, such as user:42, or of what --attr says; limits that count
-    /// something else of the request, such as its organisation, with it.
+    /// For a rule from --rules: forget what it counts for this key, such as user:42, or for the attributes in --attr,
+    /// including limits that count another part of the request, such as its organisation.
     #[arg(requires = "file")]
     key: Option<OsString>,
-    /// Attributes of the request that the rule counts; once for each.
+    /// Attributes of the request that the rule counts; may be given several times.
     #[arg(long = "attr", visible_alias = "part", value_name = "NAME=VALUE", requires = "file")]
     attributes: Vec<OsString>,
     #[command(flatten)]

@@ -15,31 +15,31 @@ use clap::Subcommand;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Rules {
-    /// Say how many rules there are, or what is wrong, of each rule the first, as FILE:LINE:COLUMN: what.
+    /// Print how many rules there are, or the first mistake of each rule as FILE:LINE:COLUMN: what.
     ///
-    /// Exit code: 0, or 2 if anything is wrong.
+    /// Exit code: 0, or 2 if there is any mistake.
     Check(check::Check),
-    /// Say which rule applies to a request and why, what it would count where, and why others don't apply.
+    /// Show which rule applies to a request and why, what it counts and where, and why others don't apply.
     ///
-    /// No Redis is needed. Exit code: 0, also where the request would be denied; 2 if something is wrong.
+    /// Needs no Redis. Exit code: 0, even if the request would be denied; 2 on an error.
     Explain(explain::Explain),
-    /// Say which rules another set adds, changes and removes or, with a log of traffic, who would be treated differently.
+    /// Show which rules another set adds, changes and removes or, with a log of traffic, who would be treated
+    /// differently.
     ///
-    /// A set is a file or, with the feature postgres, the one in a database, by its address (postgres://...). With a log,
-    /// each set decides by an engine in this process that starts with no keys, on a clock taken from the records. Only
-    /// verdicts are compared: that another rule gives the same one is no difference, and is counted apart. What shadow
-    /// rules decide isn't compared. Elsewhere than on a terminal each record that is treated differently is printed as
-    /// one JSON object, and then the totals.
+    /// A set is a file or, with the feature postgres, the address of a database that has one (postgres://...). With a
+    /// log, each set decides with an embedded engine that starts with no keys, on a clock taken from the records. Only
+    /// verdicts are compared: if another rule gives the same verdict, that isn't a difference, and is counted
+    /// separately. Shadow rules aren't compared. If the output isn't a terminal, each record that is treated
+    /// differently is printed as one JSON object, followed by the totals.
     ///
-    /// Exit code: 0 if nothing and nobody is treated differently, 1 if anybody is, or a rule differs, 2 if something is
-    /// wrong.
+    /// Exit code: 0; 1 if a rule differs or, with a log, if anybody is treated differently; 2 on an error.
     Diff(diff::Diff),
-    /// Put a set of rules into the database, in place of the one that is there.
+    /// Put a set of rules into the database, replacing the one there.
     ///
-    /// All of it or nothing, once it has been checked; says which rules that changed.
+    /// The set is checked first, and stored completely or not at all; shows which rules changed.
     #[cfg(feature = "postgres")]
     Push(push::Push),
-    /// Print the set of rules that is in the database, as a file has it.
+    /// Print the set of rules in the database, as a file.
     ///
     /// Defaults and variables are filled in.
     #[cfg(feature = "postgres")]

@@ -12,13 +12,13 @@ use crate::found;
 
 #[derive(Debug, Args)]
 pub(crate) struct ScriptCommand {
-    /// Which one, such as gcra.
+    /// The script's name, such as gcra.
     #[arg(value_name = "NAME", required_unless_present = "out")]
     name: Option<String>,
-    /// Print its SHA-1, by which EVALSHA calls it, in place of its text.
+    /// Print the script's SHA-1, for EVALSHA, instead of its text.
     #[arg(long)]
     digest: bool,
-    /// Write all of them, or the one that is named, to files in this directory: gcra.lua and so on.
+    /// Write all scripts, or the named one, to files in this directory: gcra.lua and so on.
     #[arg(long, value_name = "DIR", conflicts_with = "digest")]
     out: Option<PathBuf>,
 }

@@ -21,34 +21,34 @@ use crate::stored::time;
 
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
-    /// How long each time is. Default: the finest that gives at most 100 rows.
+    /// The length of each period. Default: the finest that gives at most 100 rows.
     #[arg(long, value_enum, value_name = "UNIT")]
     by: Option<Unit>,
     /// How far back to look, such as 90m or 7d. Default: a day.
     #[arg(long, value_name = "D", value_parser = options::time_to_come, conflicts_with = "from")]
     last: Option<Duration>,
-    /// From this time on, instead: 14:03, 2026-11-23T14:03 or 2026-11-23, in UTC.
+    /// Start at this time instead: 14:03, 2026-11-23T14:03 or 2026-11-23, in UTC.
     #[arg(long, value_name = "TIME")]
     from: Option<String>,
     /// Up to the end of this day, minute or second. Default: now.
     #[arg(long, value_name = "TIME", requires = "from")]
     to: Option<String>,
-    /// A row for each of these instead of each time, the one with most denials first.
+    /// Show a row for each of these instead of for each period, those with most denials first.
     #[arg(long, value_enum, value_name = "WHAT")]
     per: Option<Per>,
     /// Only this user.
     #[arg(long, value_name = "USER")]
     user: Option<String>,
-    /// Only this endpoint: a route or, where those aren't known, a path.
+    /// Only this endpoint: a route, or a path if the route isn't known.
     #[arg(long, value_name = "ENDPOINT")]
     endpoint: Option<String>,
     /// Only this region.
     #[arg(long, value_name = "REGION")]
     region: Option<String>,
-    /// Show so many rows at most.
+    /// Show at most this many rows.
     #[arg(long, value_name = "N", default_value = "100", value_parser = options::from_one::<u32, 10_000>)]
     most: u32,
-    /// How to print. Default: a table on a terminal, else a JSON object per line.
+    /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
     #[arg(long, value_enum)]
     format: Option<Shape>,
     #[command(flatten)]

@@ -39,15 +39,15 @@ Rules:
     concurrency 8 ttl 30s                   at most 8 held at once, each for 30 seconds unless renewed
     gcra 100000/1s shards 8                 too hot for one node: in eight keys
 
-  Several limits, as further RULEs or after commas, are decided together, all or nothing. Their keys
-  in Redis are those of a rule called cli, or as --name says. A service's own rule, whatever it has,
-  is given as JSON:
+  Several limits, as further RULEs or separated by commas, are decided together, all or nothing.
+  Their keys in Redis are those of a rule called cli, unless --name gives another. Give any other
+  rule of a service as JSON:
 
     {\"name\": \"api\", \"limits\": [\"gcra 10/1s\", {\"limit\": \"fixed-window 1000/1m\", \"key\": \"org\"}], \"tag\": \"org\"}
 
-  There a limit may have a name, and may count another part of the request (key) than the rest. tag
-  names the part whose value goes in the braces of every key, so that Redis Cluster keeps them
-  together. --part gives these parts. A rule may also say cost, on_change, overage, block_for,
+  In JSON, a limit may have a name, and may count another part of the request (key) than the rest.
+  tag names the part whose value goes in the braces of every key, so that Redis Cluster keeps them
+  together. --part gives these parts. A rule may also have cost, on_change, overage, block_for,
   hash_keys, on_error and processes.
 
 Examples:
@@ -60,12 +60,12 @@ A service's own file of rules:
 
     tollgate inspect --rules rules.toml uploads user:42 --prefix shop --url redis://127.0.0.1:6379
 
-  Then the key is as the rule counts it, and --attr gives what else the rule counts, such as org=acme.
-  Which rule applies to a request, and which keys that writes, is said by tollgate rules explain.
+  Spell the key as the rule counts it; --attr gives what else the rule counts, such as org=acme.
+  tollgate rules explain shows which rule applies to a request, and which keys it writes.
 
 Keys:
-  A key is any bytes. It is shown as it is where it can be printed. \\xff stands for a byte that isn't
-  UTF-8, \\n or \\u{1b} for a character that can't be printed, and \\\\ for a backslash.
+  A key is any bytes. Printable keys are shown as they are. \\xff stands for a byte that isn't UTF-8,
+  \\n or \\u{1b} for a character that can't be printed, and \\\\ for a backslash.
 ";
 
 /// Rules, and whose key it is.
@@ -103,19 +103,19 @@ impl RulesAndKey {
 /// The options that say whose keys a command is about, and what denials do to them.
 #[derive(Debug, Args)]
 pub(crate) struct About {
-    /// The rule's name, which its keys end with. Default: cli, or the name in its JSON.
+    /// The rule's name, which is part of its keys. Default: cli, or the name in its JSON.
     #[arg(long, value_name = "NAME", conflicts_with = "set")]
     name: Option<String>,
-    /// The service's own set of rules, of which RULE is then the name of one. KEY is then as the rule counts it, such as
-    /// user:42, and may be left out where --attr gives what it is made of.
+    /// The service's own set of rules; RULE is then the name of one of them. KEY is then spelled as the rule counts it,
+    /// such as user:42, and is optional if --attr gives its parts.
     #[arg(long = "rules", value_name = "FILE")]
     set: Option<PathBuf>,
-    /// What limits count that don't count the key, and the tag; once for each part that the rule has. With --rules,
+    /// What limits count instead of the key, and the tag; once for each part that the rule has. With --rules,
     /// attributes of the request.
     #[arg(long = "part", visible_alias = "attr", value_name = "NAME=VALUE")]
     parts: Vec<OsString>,
-    /// How long a key is blocked as soon as it is denied, such as 15m; denials meanwhile don't extend it. Default: no block,
-    /// or what a rule in JSON or of --rules says.
+    /// How long a denied key is blocked, such as 15m; denials meanwhile don't extend the block. Default: no block, or
+    /// what a rule in JSON or from --rules says.
     #[arg(long, value_name = "D", value_parser = options::duration)]
     block_for: Option<Duration>,
     #[command(flatten)]
@@ -125,12 +125,12 @@ pub(crate) struct About {
 /// Where a service's keys are, and how they are spelled.
 #[derive(Debug, Args)]
 pub(crate) struct Place {
-    /// What the service's keys begin with. A replay or a load adds a name of its own, so that it starts with no keys,
-    /// touches no others, and can remove them at the end.
+    /// The prefix of the service's keys. A replay or a load appends a name of its own, so that it starts with no keys,
+    /// touches no others, and can remove its keys at the end.
     #[arg(long, default_value = "tollgate")]
     prefix: String,
-    /// The secret by which the service hashes its keys, without the line's end that may follow it in the file; or the
-    /// secret itself in TOLLGATE_KEY_SECRET. Default: none, keys stand in Redis as they are.
+    /// A file with the secret that the service hashes its keys with (a newline at its end is ignored); or put the
+    /// secret itself in TOLLGATE_KEY_SECRET. Default: none, keys are stored in plain text.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_KEY_SECRET_FILE")]
     key_secret_file: Option<PathBuf>,
 }

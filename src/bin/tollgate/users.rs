@@ -23,16 +23,16 @@ pub(crate) enum Users {
     ///
     /// Exit code: 0, or 1 if there was no block.
     Unblock(Change),
-    /// Set what a user pays for, and limits in place of those of the tier.
+    /// Set a user's tier, and limits that replace those of the tier.
     ///
-    /// All of it at once: what isn't named is removed. Limits of the user's own replace all of the tier's, so where only
-    /// --per-hour is named there is no limit by the day.
+    /// This replaces everything: what isn't given is removed. The user's own limits replace all of the tier's, so with
+    /// only --per-hour there is no daily limit.
     Set(Set),
-    /// Show what is known of a user: tier, limits, block, and what was used.
+    /// Show what is known about a user: tier, limits, block, and usage.
     ///
     /// Exit code: 0, or 1 if nothing is known.
     Show(One),
-    /// List the users that have a tier, limits or a block of their own.
+    /// List the users with a tier, limits or a block of their own.
     List(All),
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Block {
     /// How long, such as 10m or 7d. Default: until the block is lifted.
     #[arg(long = "for", value_name = "D", value_parser = options::time_to_come)]
     length: Option<Duration>,
-    /// Why, for those who operate the service: clients aren't told.
+    /// The reason, for operators of the service: clients don't see it.
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }
@@ -52,19 +52,19 @@ pub(crate) struct Block {
 pub(crate) struct Set {
     #[command(flatten)]
     change: Change,
-    /// What the user pays for.
+    /// The tier that the user pays for.
     #[arg(long, value_name = "TIER", required_unless_present_any = ["per_hour", "per_day", "none"])]
     tier: Option<String>,
-    /// Remove tier and limits: they are as everybody's.
+    /// Remove the user's tier and limits: the defaults apply again.
     #[arg(long, conflicts_with_all = ["tier", "per_hour", "per_day", "burst"])]
     none: bool,
     /// Units in an hour, refilled continuously.
     #[arg(long, value_name = "N", value_parser = options::units)]
     per_hour: Option<u64>,
-    /// Units in a day of UTC.
+    /// Units in a day (UTC).
     #[arg(long, value_name = "N", value_parser = options::units)]
     per_day: Option<u64>,
-    /// The most units at once. Default: those of an hour.
+    /// The most units at once. Default: the units of an hour.
     #[arg(long, value_name = "N", value_parser = options::units, requires = "per_hour")]
     burst: Option<u64>,
 }

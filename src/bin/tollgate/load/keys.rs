@@ -6,11 +6,11 @@ use fastrand::Rng;
 /// How calls spread over the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Spread {
-    /// Every key as often as any other.
+    /// Every key equally often.
     Uniform,
-    /// The n-th key in proportion to 1 / n^exponent: few are busy, most are not.
+    /// The n-th key in proportion to 1 / n^exponent: a few keys are busy, most aren't.
     Zipf,
-    /// One key for all.
+    /// One key for all calls.
     Hot,
 }
 

@@ -251,7 +251,7 @@ impl Report<'_> {
             ("", format!("{admitted} admitted; an exact limiter, about {exact_admitted}")),
         ];
         if audit.sharded && false_denials > 0 {
-            lines.push(("", "of shards: others had what one lacked".to_owned()));
+            lines.push(("", "with shards: others had what one lacked".to_owned()));
         }
         if left_out > 0 {
             lines.push(("", format!("{left_out} more left out, which {} certainly didn't decide", self.by)));

@@ -11,10 +11,10 @@ use tollgate::Engine;
 
 #[derive(Debug, Default, Args)]
 pub(super) struct TlsFiles {
-    /// The authorities to trust at rediss://..., in PEM, instead of the platform's.
+    /// The certificate authorities to trust for rediss://..., in PEM, instead of the platform's.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CA")]
     tls_ca: Option<OsString>,
-    /// The certificate to show at rediss://..., in PEM.
+    /// The client certificate for rediss://..., in PEM.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CERT")]
     tls_cert: Option<OsString>,
     /// The private key of that certificate, in PEM.

@@ -17,7 +17,7 @@ const MOST: usize = 100;
 
 #[derive(Debug, Args)]
 pub(crate) struct Check {
-    /// The set, in TOML; several are checked each by itself.
+    /// The set, in TOML; several sets are checked separately.
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 }

@@ -26,28 +26,28 @@ use crate::verdict::Judged;
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
-    /// The set of rules that is in use: a file, or a database.
+    /// The current set of rules: a file, or a database.
     before: PathBuf,
-    /// The set that would take its place.
+    /// The set that would replace it.
     after: PathBuf,
-    /// The records; - for standard input. Without any, only the rules themselves are compared.
+    /// The records; - for standard input. Without records, only the rules themselves are compared.
     log: Option<PathBuf>,
-    /// How the records are written down. Default: as the beginning of the file looks.
+    /// The records' format. Default: detected from the beginning of the file.
     #[arg(long, value_enum)]
     input: Option<Format>,
-    /// Play the records as they stand, clocks that step back included, instead of sorted by time.
+    /// Replay the records as they stand, even if their clock steps back, instead of sorted by time.
     #[arg(long)]
     unsorted: bool,
     /// Stop at the first line that can't be read.
     #[arg(long)]
     strict: bool,
-    /// Leave out the records that are treated differently, as a table does: print totals alone.
+    /// Leave out the records that are treated differently, as a table does: print only totals.
     #[arg(long)]
     summary: bool,
-    /// How many of the keys that are most affected to name.
+    /// How many of the most affected keys to name.
     #[arg(long, value_name = "N", default_value = "10", value_parser = from_zero, allow_negative_numbers = true)]
     top: usize,
-    /// How to print. Default: a table on a terminal, else a JSON object per line.
+    /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
     #[arg(long, value_enum)]
     format: Option<Shape>,
 }

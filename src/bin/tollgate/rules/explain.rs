@@ -20,12 +20,12 @@ pub(crate) struct Explain {
     file: PathBuf,
     #[command(flatten)]
     request: Described,
-    /// Show every rule that was passed over, not just the first.
+    /// Show every rule that was passed over, not only the first 20.
     #[arg(long)]
     all: bool,
     #[command(flatten)]
     place: Place,
-    /// How to print. Default: a table on a terminal, else a JSON object.
+    /// Output format. Default: a table on a terminal, otherwise a JSON object.
     #[arg(long, value_enum)]
     format: Option<Shape>,
 }

@@ -185,7 +185,7 @@ impl<'a> Step<'a> {
         let values = |(name, values): (&String, &OneOrMore)| format!("{name} {}", values.0.join(" or "));
         let conditions: Vec<_> = self.conditions.into_iter().flatten().map(values).collect();
         let asked = if conditions.is_empty() {
-            "every request, since it asks for nothing".to_owned()
+            "every request, since it has no conditions".to_owned()
         } else {
             conditions.join(", and ")
         };
@@ -201,7 +201,7 @@ impl<'a> Step<'a> {
                 ("allowed", _) => format!("allow: the request is allowed{by}, and nothing is counted"),
                 ("blocked", _) => format!("block: the request is denied{by}, and nothing is counted"),
                 ("missing", Some(missing)) => {
-                    format!("the request is denied: it lacks {missing}, which the rule counts or costs by")
+                    format!("the request is denied: it lacks {missing}, which the rule needs for its keys or its cost")
                 }
                 _ => format!("throttle{by}"),
             },

@@ -14,9 +14,9 @@ use crate::{found, messages};
 
 #[derive(Debug, Args)]
 pub(crate) struct Push {
-    /// The set, in TOML; what it includes comes along.
+    /// The set, in TOML, with the files that it includes.
     file: PathBuf,
-    /// Only show what would change. Exit code: 1 if anything would.
+    /// Only show what would change. Exit code: 1 if anything would change.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]

@@ -68,7 +68,7 @@ pub(super) fn replication(facts: &Facts) -> Option<Finding> {
         let behind = replicas.iter().map(|replica| replica.behind).max().unwrap_or(0);
         let lag = replicas.iter().map(|replica| replica.lag).max().unwrap_or(0);
         let found = format!(
-            "a primary with {count} replica{plural}, {} bytes behind at most, heard of within {lag}s",
+            "a primary with {count} replica{plural}, {} bytes behind at most, heard from within {lag}s",
             HumanCount(behind)
         );
         if needed == 0 && facts.setting("min-replicas-to-write").is_some() {
@@ -216,7 +216,7 @@ pub(super) fn latency(facts: &Facts) -> Option<Finding> {
     let finding = if p99 * 2 > deadline {
         let found = format!("{found}: too near to the deadline of {}", human(deadline));
         let finding = Finding::new("latency", Level::Warning, found);
-        finding.advise("decide nearer to Redis, or with a longer deadline; SLOWLOG GET tells what holds it up")
+        finding.advise("decide nearer to Redis, or with a longer deadline; SLOWLOG GET shows what slows it down")
     } else if fork * 2 > deadline {
         let found = format!("{found}; its last fork for a save took {}, in which nobody is answered", human(fork));
         Finding::new("latency", Level::Warning, found)
@@ -268,27 +268,23 @@ pub(super) fn settings(facts: &Facts) -> Option<Finding> {
     }
     if let Some(ms) = facts.number("busy-reply-threshold") {
         if ms == 0 {
-            told.push(
-                "busy-reply-threshold 0: of a script that hangs nobody is told (BUSY), nor can it be killed".into(),
-            );
+            told.push("busy-reply-threshold 0: a hanging script is never reported (BUSY), and can't be killed".into());
             finding = Finding { level: Level::Note, ..finding }.set("busy-reply-threshold", "5000");
         } else {
             told.push(format!(
-                "a script that hangs is told after {} (busy-reply-threshold)",
+                "a hanging script is reported after {} (busy-reply-threshold)",
                 human(Duration::from_millis(ms))
             ));
         }
         finding = finding.number("busy_reply_threshold_ms", ms);
     }
     if facts.setting("replica-serve-stale-data") == Some("no") {
-        told.push(
-            "replica-serve-stale-data no: were it to become a replica, it would answer nothing while cut off".into(),
-        );
+        told.push("replica-serve-stale-data no: if it becomes a replica, it answers nothing while cut off".into());
     }
     if let Some(lazily) = facts.setting("lazyfree-lazy-user-flush") {
         finding = finding.number("lazyfree_lazy_user_flush", lazily);
         if lazily == "no" {
-            told.push("a FLUSHALL would hold everybody up (lazyfree-lazy-user-flush no)".into());
+            told.push("a FLUSHALL would block all calls (lazyfree-lazy-user-flush no)".into());
         }
     }
     Some(Finding { found: told.join("; "), ..finding })
@@ -321,7 +317,7 @@ pub(super) fn refused(facts: &Facts) -> Option<Finding> {
     } else {
         let list: Vec<_> = counts.iter().map(|(code, count)| format!("{} {code}", HumanCount(*count))).collect();
         let found = format!("so far, calls of any program were answered with errors: {}", list.join(", "));
-        Finding::new("refused", Level::Note, found).advise("CONFIG RESETSTAT counts anew")
+        Finding::new("refused", Level::Note, found).advise("CONFIG RESETSTAT resets the counts")
     };
     Some(counts.into_iter().fold(finding, |finding, (code, count)| finding.number(code, count)))
 }
