@@ -35,8 +35,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) now_us: Option<u64>,
     /// Keys in one call of the script, so that it doesn't hold Redis for long.
     pub(crate) most_keys: usize,
-    /// The key's, where only keys of one slot can be decided together.
-    pub(crate) slot: Option<u16>,
+    /// Only asks of one partition share a call.
+    pub(crate) partition: u16,
 }
 
 /// Asks that go to Redis together: as few calls of scripts as will do. Asks of one key by the same numbers keep their order.
@@ -47,8 +47,8 @@ pub(crate) struct Batch {
     keys: Vec<u8>,
     groups: usize,
     /// The latest group of each key in its call.
-    by_key: HashTable<Place>,
-    /// The call that takes more keys, of each script, numbers, time and slot.
+    by_key: HashTable<GroupId>,
+    /// The call that takes more keys, of each script, numbers, time and partition.
     by_terms: HashTable<u32>,
     /// Memory of groups before.
     spare: Vec<Vec<Group>>,
@@ -60,7 +60,7 @@ struct PackedCall {
     script: &'static Script,
     numbers: Arc<[u8]>,
     now_us: Option<u64>,
-    slot: Option<u16>,
+    partition: u16,
     groups: Vec<Group>,
 }
 
@@ -77,7 +77,7 @@ struct Group {
 
 /// Which group of which call an ask is in.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct GroupId {
     pub(crate) call: u32,
     group: u32,
 }
@@ -85,7 +85,7 @@ pub(crate) struct Place {
 /// An ask that is sent: its place, and how many of its group came before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Position {
-    pub(crate) place: Place,
+    pub(crate) place: GroupId,
     before: u32,
 }
 
@@ -141,7 +141,7 @@ impl Ask<'_> {
     }
 
     fn terms_hash(&self) -> u64 {
-        terms_hash(self.script, &self.numbers, self.now_us, self.slot)
+        terms_hash(self.script, &self.numbers, self.now_us, self.partition)
     }
 }
 
@@ -158,7 +158,7 @@ impl Batch {
         self.groups < MOST_KEYS || self.latest(ask, hash).is_some_and(|place| self.group(place).cost == ask.cost)
     }
 
-    pub(crate) fn add(&mut self, ask: &Ask<'_>, hash: u64) -> Place {
+    pub(crate) fn add(&mut self, ask: &Ask<'_>, hash: u64) -> GroupId {
         let latest = self.latest(ask, hash);
         // To join an earlier one would be to overtake.
         if let Some(place) = latest.filter(|place| self.group(*place).cost == ask.cost) {
@@ -168,7 +168,7 @@ impl Batch {
         let key = self.keys.len()..self.keys.len() + ask.key.len();
         self.keys.extend_from_slice(&ask.key);
         let groups = &mut self.calls[call as usize].groups;
-        let place = Place { call, group: as_u32(groups.len()) };
+        let place = GroupId { call, group: as_u32(groups.len()) };
         groups.push(Group { key, hash, cost: ask.cost, asks: 0 });
         self.groups += 1;
         match latest {
@@ -181,7 +181,7 @@ impl Batch {
                 }
             }
             None => {
-                let hash_of = |place: &Place| self.calls[place.call as usize].groups[place.group as usize].hash;
+                let hash_of = |place: &GroupId| self.calls[place.call as usize].groups[place.group as usize].hash;
                 self.by_key.insert_unique(hash, place, hash_of);
             }
         }
@@ -189,9 +189,9 @@ impl Batch {
     }
 
     /// Positions of those that are sent, by their places in the order in which they were added. From here on none is added.
-    pub(crate) fn positions(&mut self, places: impl Iterator<Item = Option<Place>>) -> Vec<Option<Position>> {
+    pub(crate) fn positions(&mut self, places: impl Iterator<Item = Option<GroupId>>) -> Vec<Option<Position>> {
         self.calls.iter_mut().flat_map(|call| &mut call.groups).for_each(|group| group.asks = 0);
-        let mut position = |place: Place| {
+        let mut position = |place: GroupId| {
             let group = &mut self.calls[place.call as usize].groups[place.group as usize];
             group.asks += 1;
             Position { place, before: group.asks - 1 }
@@ -224,8 +224,8 @@ impl Batch {
         self.groups = 0;
     }
 
-    fn latest(&self, ask: &Ask<'_>, hash: u64) -> Option<Place> {
-        let is_its = |place: &Place| {
+    fn latest(&self, ask: &Ask<'_>, hash: u64) -> Option<GroupId> {
+        let is_its = |place: &GroupId| {
             let call = &self.calls[place.call as usize];
             let group = &call.groups[place.group as usize];
             group.hash == hash && self.keys[group.key.clone()] == *ask.key && call.is_for(ask)
@@ -233,7 +233,7 @@ impl Batch {
         self.by_key.find(hash, is_its).copied()
     }
 
-    fn group(&self, place: Place) -> &Group {
+    fn group(&self, place: GroupId) -> &Group {
         &self.calls[place.call as usize].groups[place.group as usize]
     }
 
@@ -255,9 +255,9 @@ impl Batch {
             Some(at) => *at = new,
             None => _ = self.by_terms.insert_unique(hash, new, |at| self.calls[*at as usize].terms_hash()),
         }
-        let Ask { script, ref numbers, now_us, slot, .. } = *ask;
+        let Ask { script, ref numbers, now_us, partition, .. } = *ask;
         let groups = self.spare.pop().unwrap_or_default();
-        self.calls.push(PackedCall { script, numbers: Arc::clone(numbers), now_us, slot, groups });
+        self.calls.push(PackedCall { script, numbers: Arc::clone(numbers), now_us, partition, groups });
         new
     }
 }
@@ -266,18 +266,21 @@ fn as_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-fn terms_hash(script: &'static Script, numbers: &[u8], now_us: Option<u64>, slot: Option<u16>) -> u64 {
-    HASHER.hash_one((std::ptr::from_ref(script), numbers, now_us, slot))
+fn terms_hash(script: &'static Script, numbers: &[u8], now_us: Option<u64>, partition: u16) -> u64 {
+    HASHER.hash_one((std::ptr::from_ref(script), numbers, now_us, partition))
 }
 
 impl PackedCall {
     fn is_for(&self, ask: &Ask<'_>) -> bool {
         let same_numbers = Arc::ptr_eq(&self.numbers, &ask.numbers) || self.numbers == *ask.numbers;
-        same_numbers && std::ptr::eq(self.script, ask.script) && self.now_us == ask.now_us && self.slot == ask.slot
+        same_numbers
+            && std::ptr::eq(self.script, ask.script)
+            && self.now_us == ask.now_us
+            && self.partition == ask.partition
     }
 
     fn terms_hash(&self) -> u64 {
-        terms_hash(self.script, &self.numbers, self.now_us, self.slot)
+        terms_hash(self.script, &self.numbers, self.now_us, self.partition)
     }
 
     fn packed<'a>(&'a self, keys: &'a [u8]) -> Packed<'a> {
@@ -380,7 +383,7 @@ fn packed_cost(cost: u64) -> [u8; 7] {
 impl Records {
     /// The reply to the only ask.
     pub(crate) fn only(&self) -> Result<Reply, Error> {
-        self.reply(Position { place: Place { call: 0, group: 0 }, before: 0 })
+        self.reply(Position { place: GroupId { call: 0, group: 0 }, before: 0 })
     }
 
     /// The reply to the ask that had this position in this call.
@@ -421,7 +424,7 @@ mod tests {
 
     fn ask<'a>(numbers: &'a Arc<[u8]>, key: &str, cost: u64) -> Ask<'a> {
         let (script, key, most_keys) = (Algorithm::Gcra.script(), Key::from(key.as_bytes()), KEYS_IN_CALL);
-        Ask { script, numbers: Cow::Borrowed(numbers), key, cost, now_us: None, most_keys, slot: None }
+        Ask { script, numbers: Cow::Borrowed(numbers), key, cost, now_us: None, most_keys, partition: 0 }
     }
 
     /// With those of these asks that are sent.

@@ -74,7 +74,7 @@ pub struct LimitDecision {
 
 /// What a script answered of one limit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Answered {
+pub(crate) struct LimitAnswer {
     pub(crate) allowed: bool,
     limit: u64,
     remaining: u64,
@@ -123,8 +123,14 @@ pub struct Denied {
 
 impl Decision {
     /// The decision of a rule's only limit.
-    pub(crate) fn of_one(quota: &Arc<Quota>, reply: &Answered, granted: u64, by: By, decided_at: SystemTime) -> Self {
-        let Answered { allowed, limit, remaining, retry_after, reset_after, blocked, overage } = *reply;
+    pub(crate) fn of_one(
+        quota: &Arc<Quota>,
+        reply: &LimitAnswer,
+        granted: u64,
+        by: By,
+        decided_at: SystemTime,
+    ) -> Self {
+        let LimitAnswer { allowed, limit, remaining, retry_after, reset_after, blocked, overage } = *reply;
         Self {
             allowed,
             limit,
@@ -296,14 +302,14 @@ impl Decision {
 }
 
 impl LimitDecision {
-    pub(crate) fn new(quota: &Arc<Quota>, reply: &Answered) -> Self {
-        let Answered { allowed, limit, remaining, retry_after, reset_after, blocked, overage } = *reply;
+    pub(crate) fn new(quota: &Arc<Quota>, reply: &LimitAnswer) -> Self {
+        let LimitAnswer { allowed, limit, remaining, retry_after, reset_after, blocked, overage } = *reply;
         let (name, quota) = (Arc::clone(quota.title()), Arc::clone(quota));
         Self { name, quota, allowed, limit, remaining, retry_after, reset_after, blocked, overage }
     }
 }
 
-impl Answered {
+impl LimitAnswer {
     /// From the five integers of a reply, and from what it says of a block and of denials. None if no script can have
     /// answered so.
     pub(crate) fn new(reply: [i64; 5], [blocked_us, overage]: [i64; 2], counts_denials: bool) -> Option<Self> {

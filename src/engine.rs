@@ -1,6 +1,7 @@
 //! The seam: run this script, with this key and these arguments.
 
 pub(crate) mod cluster;
+mod deadline;
 #[cfg(feature = "embedded")]
 pub(crate) mod embedded;
 pub(crate) mod redis;
@@ -48,7 +49,7 @@ pub(crate) enum AcquiringAll<'a> {
 
 /// What keeps keys, to be looked through.
 #[derive(Debug)]
-pub(crate) enum Part {
+pub(crate) enum Keyspace {
     Redis(redis::Redis),
     #[cfg(feature = "embedded")]
     Embedded(embedded::Embedded),
@@ -162,12 +163,12 @@ impl Engine {
     }
 
     /// Those of which each keeps keys of its own, and all of them together all keys.
-    pub(crate) async fn parts(&self, deadline: Duration) -> Result<Vec<Part>, Error> {
+    pub(crate) async fn keyspaces(&self, deadline: Duration) -> Result<Vec<Keyspace>, Error> {
         match self {
-            Self::Redis(redis) => Ok(vec![Part::Redis(redis.clone())]),
-            Self::Cluster(cluster) => Ok(cluster.primaries(deadline).await?.into_iter().map(Part::Redis).collect()),
+            Self::Redis(redis) => Ok(vec![Keyspace::Redis(redis.clone())]),
+            Self::Cluster(cluster) => Ok(cluster.primaries(deadline).await?.into_iter().map(Keyspace::Redis).collect()),
             #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => Ok(vec![Part::Embedded(embedded.clone())]),
+            Self::Embedded(embedded) => Ok(vec![Keyspace::Embedded(embedded.clone())]),
         }
     }
 
@@ -220,7 +221,7 @@ impl AcquiringAll<'_> {
     }
 }
 
-impl Part {
+impl Keyspace {
     /// How many keys there are.
     pub(crate) async fn size(&self, deadline: Duration) -> Result<u64, Error> {
         match self {

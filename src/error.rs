@@ -47,7 +47,7 @@ pub struct Error {
     /// Shared, since thousands of callers may get the same error.
     message: Arc<str>,
     charged: Charged,
-    stage: Stage,
+    stage: Reached,
     /// The deadline that passed, or how long Redis isn't asked.
     time: Option<Duration>,
     rare: Option<Box<Rare>>,
@@ -98,7 +98,7 @@ pub(crate) enum Detour {
 
 /// How far a call came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum Reached {
     /// Others had failed, so it wasn't even tried.
     Unsent,
     Connecting,
@@ -162,7 +162,7 @@ impl Error {
             Kind::Unconfirmed => Charged::Yes,
             _ => Charged::No,
         };
-        Self { kind, message: message.into(), charged, stage: Stage::Asked, time: None, rare: None }
+        Self { kind, message: message.into(), charged, stage: Reached::Asked, time: None, rare: None }
     }
 
     pub(crate) fn by(mut self, detour: Option<Detour>) -> Self {
@@ -222,8 +222,8 @@ impl Error {
 
     /// The same, before there was a connection.
     pub(crate) fn at_connecting(mut self) -> Self {
-        if self.stage == Stage::Asked {
-            self.stage = Stage::Connecting;
+        if self.stage == Reached::Asked {
+            self.stage = Reached::Connecting;
         }
         self
     }
@@ -239,7 +239,7 @@ impl Error {
     }
 
     pub(crate) fn is_unsent(&self) -> bool {
-        self.stage == Stage::Unsent
+        self.stage == Reached::Unsent
     }
 
     /// The same where the units had been taken, and were to be given back.
@@ -272,7 +272,7 @@ impl Error {
         };
         let cause = self.rare.as_ref().and_then(|rare| rare.cause.clone());
         let rare = cause.map(|cause| Box::new(Rare { detour: None, cause: Some(cause) }));
-        Self { stage: Stage::Unsent, rare, ..Self::new(kind, format!("{why}, after: {self}")) }
+        Self { stage: Reached::Unsent, rare, ..Self::new(kind, format!("{why}, after: {self}")) }
     }
 
     /// Whether the units were taken.
@@ -301,7 +301,7 @@ impl Error {
         if self.detour().is_some() {
             return false;
         }
-        let forbidden = matches!(self.kind, Kind::Permission | Kind::Unsupported) && self.stage == Stage::Connecting;
+        let forbidden = matches!(self.kind, Kind::Permission | Kind::Unsupported) && self.stage == Reached::Connecting;
         forbidden || self.kind == Kind::Authentication || self.is_away()
     }
 

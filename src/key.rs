@@ -24,7 +24,7 @@ pub(crate) type Key = SmallVec<[u8; 64]>;
 const IN_KEY: Plain = plain(b"-_.@:/+=,~|");
 const IN_ID: Plain = plain(b"-_.");
 /// The most bytes that a key's encoding takes before it is hashed.
-const LONGEST: usize = 128;
+const MOST_BYTES: usize = 128;
 
 /// Of each byte, whether it stands for itself.
 type Plain = [bool; 256];
@@ -236,7 +236,7 @@ const fn plain(others: &[u8]) -> Plain {
 
 fn encode(bytes: &[u8], plain: &Plain, into: &mut Key) {
     let stands_for_itself = |byte: u8| plain[usize::from(byte)];
-    if bytes.len() <= LONGEST && bytes.iter().all(|byte| stands_for_itself(*byte)) {
+    if bytes.len() <= MOST_BYTES && bytes.iter().all(|byte| stands_for_itself(*byte)) {
         into.extend_from_slice(bytes);
         return;
     }
@@ -247,7 +247,7 @@ fn encode(bytes: &[u8], plain: &Plain, into: &mut Key) {
         } else {
             into.extend_from_slice(&[b'%', hex(byte >> 4), hex(byte & 15)]);
         }
-        if into.len() - start > LONGEST {
+        if into.len() - start > MOST_BYTES {
             into.truncate(start);
             into.push(b'#');
             let digest = <sha2::Sha256 as sha2::Digest>::digest(bytes);

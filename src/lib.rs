@@ -33,22 +33,22 @@
 //!   answer.
 //! - `key`: the format of keys in Redis.
 //! - [`Script`]: a script's text and digest, and one call of it.
-//! - [`Limiter`]: one call: rule + key + cost -> decision.
+//! - [`Limiter`]: one call: rule + key + cost -> decision; and what extends it: many calls, shards, waiting (`wait`),
+//!   permits for as long as a value lives (`hold`), units of a hot limit that are spent in the process (`lease`).
 //! - `rules`: which rule applies to a request, from a file that is reloaded as it changes.
 //! - `middleware`: HTTP services and clients under rules, and a decision's header fields.
 //! - `postgres`: the system of record on PostgreSQL; no decision waits for it. `history`: the decisions recorded there.
 //! - `archive`: old months of the audit log as Parquet files on disk or on S3.
 //! - `batch`: decisions that are made together. `denials`: denials that are remembered in the process.
-//! - `wait`: waiting until a request is allowed. `hold`: permits for as long as a value lives.
-//! - [`Lease`]: units of a hot limit, taken in batches and spent in the process.
 //! - `random`: jitter and random names. `telemetry`: metrics and traces.
 //! - `engine`: the interface that runs a script, and its implementations: [`Redis`] (`Tls`: whom it trusts), a
 //!   [`Cluster`] of them, and the embedded engine.
 //!
 //! # Invariants
 //!
-//! - The core (everything but `engine`, `limiter`, `hold`, `wait`, `lease`, `denials`, `rules`, `middleware`, `postgres`,
-//!   `history`, `archive` and `telemetry`) does no I/O, knows no async runtime and names no feature but `serde`.
+//! - The core (everything but `engine`, `limiter`, `denials`, `rules`, `middleware`, `postgres`, `history`, `archive` and
+//!   `telemetry`) does no I/O, knows no async runtime, and names no feature but `serde`, and `embedded` where a rule's
+//!   policy needs that engine.
 //! - Dependencies point to the core: engines know scripts, never rules, and never each other, except that each node of
 //!   a cluster is a `Redis`.
 //! - A decision is one round trip.
@@ -67,9 +67,7 @@ mod engine;
 mod error;
 #[cfg(feature = "postgres")]
 pub mod history;
-mod hold;
 mod key;
-mod lease;
 mod limit;
 mod limiter;
 #[cfg(feature = "http")]
@@ -87,7 +85,6 @@ mod script;
 #[cfg(all(test, feature = "embedded"))]
 mod simulation;
 mod telemetry;
-mod wait;
 
 #[doc = include_str!("guide.md")]
 pub mod guide {}
@@ -104,9 +101,6 @@ pub mod operations {}
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Whether a rule may say `local`.
-const LOCAL_ENGINE: bool = cfg!(feature = "embedded");
-
 pub use deadpool_redis;
 pub use redis;
 
@@ -122,10 +116,10 @@ pub use engine::redis::breaker::Breaker;
 #[cfg(feature = "tls")]
 pub use engine::redis::tls::Tls;
 pub use error::{Charged, Error, RuleError};
-pub use hold::{Held, Permit};
 pub use key::KeySecret;
-pub use lease::Lease;
 pub use limit::{Calendar, Debt, Limit, LimitBuilder, Start};
+pub use limiter::hold::{Held, Permit};
+pub use limiter::lease::Lease;
 pub use limiter::{Limiter, Progress, State};
 pub use quota::Quota;
 pub use request::{OwnedRequest, Request};

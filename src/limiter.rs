@@ -1,18 +1,21 @@
 //! One call: rule + key + cost -> decision.
 
-mod asking;
 mod background;
 #[cfg(feature = "rules")]
 mod by_rules;
-mod calling;
-mod instead;
+mod denied_before;
+pub(crate) mod hold;
+pub(crate) mod lease;
 #[cfg(feature = "embedded")]
 mod local;
 mod many;
-mod recalled;
+mod on_error;
+mod prepare;
+mod run;
 mod sharded;
 mod undo;
 mod upkeep;
+pub(crate) mod wait;
 
 use std::future::poll_fn;
 #[cfg(feature = "embedded")]
@@ -22,7 +25,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::algorithm::numbers::LONGEST_RESET_US;
-use crate::decision::{Answered, Decision, LimitDecision, count};
+use crate::decision::{Decision, LimitAnswer, LimitDecision, count};
 use crate::denials::DenialCache;
 use crate::engine::Engine;
 #[cfg(feature = "embedded")]
@@ -34,14 +37,14 @@ use crate::rule::{OnError, Rule, Target};
 use crate::script::{Mode, Reply};
 use crate::telemetry::{self, Observed};
 
-use asking::concerned;
 use background::Background;
 pub(crate) use background::persist;
 #[cfg(feature = "http")]
-pub(crate) use by_rules::Asking;
+pub(crate) use by_rules::Acquisition;
 #[cfg(feature = "rules")]
 #[allow(unreachable_pub, reason = "exported with sets of rules, which are a feature of their own")]
 pub use by_rules::HeldVerdict;
+use prepare::concerned;
 pub use upkeep::{Progress, State};
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
@@ -354,7 +357,7 @@ impl Limiter {
 
     async fn decide_exactly(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         // Boxed, so that a caller of the common path below, of whom there may be thousands, stays small.
-        match rule.counts() {
+        match rule.scoped_limits() {
             [count] if count.limit.shards() > 1 => {
                 let place = self.place(rule, count, request, mode);
                 Box::pin(self.decide_sharded(rule, count, request, mode, place)).await
@@ -398,7 +401,7 @@ impl Limiter {
         mode: Mode,
     ) -> Result<Decision, Error> {
         let marker = self.marker(rule, targets, request, mode)?;
-        let parts = self.parts(rule, targets, request, mode)?;
+        let parts = self.limit_calls(rule, targets, request, mode)?;
         let script = match (parts.as_slice(), &marker) {
             ([part], None) => part.script,
             _ => &ALL_OR_NOTHING,
@@ -424,11 +427,11 @@ impl Limiter {
             return Err(garbled());
         }
         let notes = notes.iter().copied().chain(std::iter::repeat([0, 0]));
-        let answers = fives.zip(notes).map(|(reply, notes)| Answered::new(*reply, notes, rule.counts_denials()));
+        let answers = fives.zip(notes).map(|(reply, notes)| LimitAnswer::new(*reply, notes, rule.counts_denials()));
         let answers = answers.collect::<Option<Vec<_>>>().ok_or_else(garbled)?;
         let allowed = answers.iter().all(|answered| answered.allowed);
         let granted = granted(request.units(rule), mode, allowed, appended.first()).ok_or_else(garbled)?;
-        let mut limits = targets.iter().map(|target| &target.count.quota).zip(&answers);
+        let mut limits = targets.iter().map(|target| &target.scoped.quota).zip(&answers);
         let (by, at) = (self.engine.by(), decided_at(request, reply));
         match targets.len() {
             1 => limits.next().map(|(quota, answered)| Decision::of_one(quota, answered, granted, by, at)),
@@ -448,9 +451,9 @@ impl Limiter {
         reply: &Reply,
     ) -> Result<Decision, Error> {
         let notes = reply.appended.first_chunk().copied().unwrap_or_default();
-        let answered = Answered::new(reply.decision, notes, false).ok_or_else(garbled)?;
+        let answered = LimitAnswer::new(reply.decision, notes, false).ok_or_else(garbled)?;
         let granted = if answered.allowed { request.units(rule) } else { 0 };
-        Ok(Decision::of_one(&target.count.quota, &answered, granted, self.engine.by(), decided_at(request, reply)))
+        Ok(Decision::of_one(&target.scoped.quota, &answered, granted, self.engine.by(), decided_at(request, reply)))
     }
 }
 

@@ -33,7 +33,7 @@ pub use policy::OnError;
 pub struct Rule {
     /// None of a rule that was read from its text: it can't decide yet.
     name: Option<String>,
-    counts: Vec<Count>,
+    limits: Vec<ScopedLimit>,
     tag: Option<String>,
     on_change: Change,
     counts_denials: bool,
@@ -63,7 +63,7 @@ pub enum Change {
 
 /// One limit of a rule, and what it counts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Count {
+pub(crate) struct ScopedLimit {
     pub(crate) limit: Limit,
     /// The part of a request that it counts; its key if none.
     pub(crate) by: Option<String>,
@@ -75,7 +75,7 @@ pub(crate) struct Count {
 /// What a call counts by one limit: all of it, or one of its shards.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'r> {
-    pub(crate) count: &'r Count,
+    pub(crate) scoped: &'r ScopedLimit,
     /// The whole limit, or the shard's part of it.
     pub(crate) limit: &'r Limit,
     pub(crate) shard: Option<u32>,
@@ -92,10 +92,10 @@ impl Rule {
     }
 
     fn unnamed(limit: Limit) -> Self {
-        let counts = vec![Count::new("", limit, None)];
+        let limits = vec![ScopedLimit::new("", limit, None)];
         Self {
             name: None,
-            counts,
+            limits,
             tag: None,
             on_change: Change::KeepUsed,
             counts_denials: false,
@@ -114,8 +114,8 @@ impl Rule {
     /// As [`Rule::new`].
     pub fn named(mut self, name: &str) -> Result<Self, RuleError> {
         let name = key::checked_name(name)?;
-        for count in &mut self.counts {
-            *count = Count::new(name, count.limit.clone(), count.by.take());
+        for count in &mut self.limits {
+            *count = ScopedLimit::new(name, count.limit.clone(), count.by.take());
         }
         self.name = Some(name.to_owned());
         Ok(self)
@@ -265,7 +265,7 @@ impl Rule {
 
     /// What each limit counts, in their order: a [part](Self::and_by) of the request, or its key if none.
     pub fn counted_parts(&self) -> impl ExactSizeIterator<Item = Option<&str>> {
-        self.counts.iter().map(|count| count.by.as_deref())
+        self.limits.iter().map(|scoped| scoped.by.as_deref())
     }
 
     /// Cost of a request that [doesn't set one](crate::Request::cost).
@@ -276,7 +276,7 @@ impl Rule {
 
     /// What it admits.
     pub fn limits(&self) -> impl ExactSizeIterator<Item = &Limit> {
-        self.counts.iter().map(|count| &count.limit)
+        self.limits.iter().map(|count| &count.limit)
     }
 
     /// The most that it could ever admit at one instant.
@@ -284,13 +284,13 @@ impl Rule {
         self.limits().map(Limit::capacity).min().unwrap_or_default()
     }
 
-    pub(crate) fn counts(&self) -> &[Count] {
-        &self.counts
+    pub(crate) fn scoped_limits(&self) -> &[ScopedLimit] {
+        &self.limits
     }
 
     /// The only limit, if it has shards.
-    pub(crate) fn sharded(&self) -> Option<&Count> {
-        match self.counts.as_slice() {
+    pub(crate) fn sharded(&self) -> Option<&ScopedLimit> {
+        match self.limits.as_slice() {
             [count] if count.limit.shards() > 1 => Some(count),
             _ => None,
         }
@@ -299,7 +299,7 @@ impl Rule {
     /// What the markers of this rule's ids begin with, after its name: the rule's limits, shortened, since an answer is
     /// one of theirs.
     pub(crate) fn marker(&self) -> String {
-        let limits: Vec<_> = self.counts.iter().map(|count| count.suffix.as_str()).collect();
+        let limits: Vec<_> = self.limits.iter().map(|scoped| scoped.suffix.as_str()).collect();
         let digest = sha1_smol::Sha1::from(limits.join(",")).digest().to_string();
         format!("{}#{}-", self.name.as_deref().unwrap_or_default(), &digest[..8])
     }
@@ -350,17 +350,17 @@ impl Rule {
     /// Makes the first limit count this part of the request.
     #[cfg(feature = "serde")]
     pub(crate) fn by(mut self, part: &str) -> Result<Self, RuleError> {
-        let first = self.counts.remove(0);
+        let first = self.limits.remove(0);
         self.and_by(part, first.limit)
     }
 
     fn with(mut self, limit: Limit, by: Option<String>) -> Result<Self, RuleError> {
-        let count = Count::new(self.name.as_deref().unwrap_or_default(), limit, by);
-        if self.counts.iter().any(|other| other.suffix == count.suffix) {
+        let count = ScopedLimit::new(self.name.as_deref().unwrap_or_default(), limit, by);
+        if self.limits.iter().any(|other| other.suffix == count.suffix) {
             let (label, why) = (count.limit.label(), "the two would share their state; name one");
             return Err(self.error(&format!("expected limits of different names, got {label} twice: {why}")));
         }
-        self.counts.push(count);
+        self.limits.push(count);
         self.checked()
     }
 
@@ -375,7 +375,7 @@ impl Rule {
     fn checked(self) -> Result<Self, RuleError> {
         for limit in self.limits() {
             let most = limit.largest_cost(true);
-            if limit.shards() > 1 && self.counts.len() > 1 {
+            if limit.shards() > 1 && self.limits.len() > 1 {
                 let why = "alone in its rule, since each of its shards has a slot of its own";
                 return Err(self.error(&format!("expected a limit with shards to be {why}, got {self}")));
             }
@@ -395,7 +395,7 @@ impl Rule {
     }
 }
 
-impl Count {
+impl ScopedLimit {
     fn new(rule: &str, limit: Limit, by: Option<String>) -> Self {
         let suffix = format!("{rule}/{}", limit.label());
         let quota = Arc::new(Quota::of(rule, &limit));
@@ -404,13 +404,13 @@ impl Count {
 
     /// All of the limit.
     pub(crate) fn whole(&self) -> Target<'_> {
-        Target { count: self, limit: &self.limit, shard: None }
+        Target { scoped: self, limit: &self.limit, shard: None }
     }
 
     /// Its shard of this number; all of it if it has none.
     pub(crate) fn shard(&self, number: u32) -> Target<'_> {
         match self.limit.parts() {
-            Some(parts) => Target { count: self, limit: parts.part(number), shard: Some(number) },
+            Some(parts) => Target { scoped: self, limit: parts.part(number), shard: Some(number) },
             None => self.whole(),
         }
     }

@@ -61,7 +61,7 @@ pub(crate) enum Mode {
 pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
     /// One limit, several that `script` decides together, or shards of which it chooses one.
-    pub(crate) limits: &'a [Part<'a>],
+    pub(crate) limits: &'a [LimitCall<'a>],
     /// By what the call is remembered.
     pub(crate) marker: Option<&'a Marker>,
     pub(crate) cost: u64,
@@ -74,7 +74,7 @@ pub(crate) struct Call<'a> {
 
 /// One limit of a call: its state's key, and how its own script is called.
 #[derive(Clone, Debug)]
-pub(crate) struct Part<'a> {
+pub(crate) struct LimitCall<'a> {
     pub(crate) key: Key,
     pub(crate) script: &'static Script,
     /// The script's own arguments, as decimal text.

@@ -146,10 +146,10 @@ pub(crate) fn decided(rule: &Rule, decided: Result<&Decision, &Error>) {
     #[cfg(feature = "metrics")]
     {
         use metrics::{SharedString, counter};
-        let quota = &rule.counts()[0].quota;
+        let quota = &rule.scoped_limits()[0].quota;
         let name =
             quota.rule_name().map_or(SharedString::const_str(""), |name| SharedString::from_shared(Arc::clone(name)));
-        let algorithm = if rule.counts().len() > 1 { "several" } else { quota.algorithm().name() };
+        let algorithm = if rule.scoped_limits().len() > 1 { "several" } else { quota.algorithm().name() };
         let (outcome, source) = match decided {
             Ok(decision) => (if decision.allowed { "allowed" } else { "denied" }, decision.by.name()),
             Err(error) => {

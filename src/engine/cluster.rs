@@ -19,11 +19,12 @@ use futures_util::future::{join, join_all};
 use redis::{FromRedisValue, Pipeline};
 use tokio::time::Instant;
 
+use super::deadline::Deadline;
 use super::redis::address;
 use super::redis::breaker::Breaker;
 #[cfg(feature = "tls")]
 use super::redis::tls::Tls;
-use super::redis::{Asking, Confirm, LONGEST_DEADLINE, Redis};
+use super::redis::{Asking, Confirm, Redis};
 use crate::batch::Ask;
 use crate::error::{Detour, Error, Kind};
 use crate::random::jittered;
@@ -54,27 +55,20 @@ pub struct Cluster {
 
 /// What is asked of a node.
 #[derive(Clone, Copy)]
-enum Question<'a> {
+enum NodeCall<'a> {
     Call(&'a Call<'a>),
     Ask(&'a Ask<'a>),
 }
 
 /// How it is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Manner {
+enum Routing {
     /// With others of its slot, where that can be.
-    Along,
+    Batched,
     /// By a call of its own: of keys that share a slot, some may have moved and some not.
-    Apart,
+    Alone,
     /// The same behind an ASKING, in a slot that is on its way to the node.
-    BehindAsking,
-}
-
-/// How long a call may take, and until when that is.
-#[derive(Clone, Copy)]
-struct Until {
-    deadline: Duration,
-    at: Instant,
+    Asking,
 }
 
 impl Cluster {
@@ -126,7 +120,7 @@ impl Cluster {
     ///
     /// No node says by the deadline who they are.
     pub async fn primaries(&self, deadline: Duration) -> Result<Vec<Redis>, Error> {
-        let until = Until::in_(deadline);
+        let until = Deadline::after(deadline);
         runtime::with_timers()?;
         let known = tokio::time::timeout_at(until.at, self.topology.primaries()).await;
         known.unwrap_or_else(|_| Err(Error::deadline(deadline, false)))
@@ -159,14 +153,14 @@ impl Cluster {
 
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         let slot = slot_of_all(call)?;
-        self.ask(Question::Call(call), slot, Until::in_(deadline)).await
+        self.ask(NodeCall::Call(call), slot, Deadline::after(deadline)).await
     }
 
     /// Decides this ask, alone or with others of its slot.
     pub(crate) async fn acquire(&self, ask: Ask<'_>, deadline: Duration) -> Result<Reply, Error> {
         let slot = slot_of(&ask.key);
-        let ask = Ask { slot: Some(slot), ..ask };
-        self.ask(Question::Ask(&ask), slot, Until::in_(deadline)).await
+        let ask = Ask { partition: slot, ..ask };
+        self.ask(NodeCall::Ask(&ask), slot, Deadline::after(deadline)).await
     }
 
     /// Decides all of these at the same time, each by itself and by its deadline.
@@ -174,7 +168,7 @@ impl Cluster {
         let began = Instant::now();
         let asks = asks.into_iter().map(|(ask, deadline)| {
             let slot = slot_of(&ask.key);
-            (Ask { slot: Some(slot), ..ask }, slot, Until::from(began, deadline))
+            (Ask { partition: slot, ..ask }, slot, Deadline::counted_from(began, deadline))
         });
         let asks: Vec<_> = asks.collect();
         let mut of_nodes: Vec<(Arc<Node>, Vec<usize>)> = Vec::new();
@@ -192,7 +186,7 @@ impl Cluster {
         let asks = &asks;
         // A redirected call doesn't wait for other nodes.
         let at_node = async |(node, of_node): (Arc<Node>, Vec<usize>)| {
-            let asked = of_node.iter().map(|at| (asks[*at].0.clone(), asks[*at].2.deadline));
+            let asked = of_node.iter().map(|at| (asks[*at].0.clone(), asks[*at].2.length));
             let mut many = node.redis.acquire_all(asked);
             let mut answers = Vec::with_capacity(of_node.len());
             while let Some(answer) = many.next().await {
@@ -203,14 +197,14 @@ impl Cluster {
             let followed =
                 failed.into_iter().filter_map(|(at, answer)| Some((at, answer.err()?))).map(async |(at, error)| {
                     let (ask, slot, until) = &asks[at];
-                    (at, self.after(error, Arc::clone(&node), Question::Ask(ask), *slot, *until).await)
+                    (at, self.after(error, Arc::clone(&node), NodeCall::Ask(ask), *slot, *until).await)
                 });
             let followed = join_all(followed).await;
             answered.into_iter().chain(followed).collect::<Vec<_>>()
         };
         let at_last = of_nobody.iter().map(async |at| {
             let (ask, slot, until) = &asks[*at];
-            (*at, self.ask(Question::Ask(ask), *slot, *until).await)
+            (*at, self.ask(NodeCall::Ask(ask), *slot, *until).await)
         });
         let (answered, at_last) = join(join_all(of_nodes.into_iter().map(at_node)), join_all(at_last)).await;
         let mut all: Vec<_> = answered.into_iter().flatten().chain(at_last).collect();
@@ -226,9 +220,9 @@ impl Cluster {
         commands: &Pipeline,
         deadline: Duration,
     ) -> Result<T, Error> {
-        let until = Until::in_(deadline);
+        let until = Deadline::after(deadline);
         let node = self.owner(slot_of(key), until).await?;
-        let left = until.at.saturating_duration_since(Instant::now());
+        let left = until.left();
         let answers = node.redis.ask(commands, left).await;
         if answers.is_err() {
             self.topology.refresh_soon();
@@ -237,41 +231,41 @@ impl Cluster {
     }
 
     /// Asks the node that has the slot.
-    async fn ask(&self, question: Question<'_>, slot: u16, until: Until) -> Result<Reply, Error> {
+    async fn ask(&self, call: NodeCall<'_>, slot: u16, until: Deadline) -> Result<Reply, Error> {
         let node = self.owner(slot, until).await?;
-        match question.put_to(&node, Manner::Along, until).await {
-            Err(error) => self.after(error, node, question, slot, until).await,
+        match call.put_to(&node, Routing::Batched, until).await {
+            Err(error) => self.after(error, node, call, slot, until).await,
             answer => answer,
         }
     }
 
-    async fn owner(&self, slot: u16, until: Until) -> Result<Arc<Node>, Error> {
+    async fn owner(&self, slot: u16, until: Deadline) -> Result<Arc<Node>, Error> {
         if let Some(node) = self.topology.owner(slot) {
             return Ok(node);
         }
         runtime::with_timers()?;
         let known = tokio::time::timeout_at(until.at, self.topology.owner_at_last(slot)).await;
-        known.unwrap_or_else(|_| Err(Error::deadline(until.deadline, false)))
+        known.unwrap_or_else(|_| Err(until.missed(false)))
     }
 
-    /// What becomes of a question that this node answered with this: asked elsewhere, if it certainly didn't run and there
+    /// What becomes of a call that this node answered with this: asked elsewhere, if it certainly didn't run and there
     /// is where to.
     async fn after(
         &self,
         mut error: Error,
         mut node: Arc<Node>,
-        question: Question<'_>,
+        call: NodeCall<'_>,
         slot: u16,
-        until: Until,
+        until: Deadline,
     ) -> Result<Reply, Error> {
         let (mut detours, mut was_moving) = (0, false);
         loop {
-            let (next, manner) = match error.detour() {
-                Some(Detour::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Manner::Along),
-                Some(Detour::Ask { to }) => (self.topology.learn(to, &node, None)?, Manner::BehindAsking),
+            let (next, routing) = match error.detour() {
+                Some(Detour::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Routing::Batched),
+                Some(Detour::Ask { to }) => (self.topology.learn(to, &node, None)?, Routing::Asking),
                 // An ask goes on by a call of its one key, of which this is never said; a call of several keys has been put
                 // again by the node's own waits.
-                Some(Detour::Again) => (self.owner(slot, until).await?, Manner::Apart),
+                Some(Detour::Again) => (self.owner(slot, until).await?, Routing::Alone),
                 Some(Detour::Nobody) => {
                     self.topology.refresh_soon();
                     return Err(error);
@@ -283,13 +277,13 @@ impl Cluster {
                     // Others may have learned meanwhile who is in its place.
                     let other = self.topology.owner(slot).filter(|owner| !Arc::ptr_eq(owner, &node));
                     match other {
-                        Some(other) if error.is_unreachable() => (other, Manner::Along),
+                        Some(other) if error.is_unreachable() => (other, Routing::Batched),
                         _ => return Err(error),
                     }
                 }
             };
             if until.at <= Instant::now() {
-                return Err(Error::deadline(until.deadline, false));
+                return Err(until.missed(false));
             }
             // Keys that are on their way are asked for at either node in turn: until they have arrived, that isn't disagreement.
             let moving = matches!(error.detour(), Some(Detour::Again));
@@ -305,7 +299,7 @@ impl Cluster {
                 }
             }
             was_moving = moving;
-            match question.put_to(&next, manner, until).await {
+            match call.put_to(&next, routing, until).await {
                 Err(another) => (error, node) = (another, next),
                 answer => return answer,
             }
@@ -313,27 +307,17 @@ impl Cluster {
     }
 }
 
-impl Question<'_> {
-    async fn put_to(self, node: &Node, manner: Manner, until: Until) -> Result<Reply, Error> {
-        let left = until.at.saturating_duration_since(Instant::now());
-        let asking = if manner == Manner::BehindAsking { Asking::Yes } else { Asking::No };
+impl NodeCall<'_> {
+    async fn put_to(self, node: &Node, routing: Routing, until: Deadline) -> Result<Reply, Error> {
+        let left = until.left();
+        let asking = if routing == Routing::Asking { Asking::Yes } else { Asking::No };
         match self {
             Self::Call(call) => node.redis.run_as(asking, call, left).await,
-            Self::Ask(ask) if manner == Manner::Along => {
+            Self::Ask(ask) if routing == Routing::Batched => {
                 poll_fn(|context| Poll::Ready(node.redis.acquire(ask.clone(), left, context.waker()))).await?.await
             }
             Self::Ask(ask) => node.redis.acquire_apart(asking, ask, left).await,
         }
-    }
-}
-
-impl Until {
-    fn in_(deadline: Duration) -> Self {
-        Self::from(Instant::now(), deadline)
-    }
-
-    fn from(began: Instant, deadline: Duration) -> Self {
-        Self { deadline, at: began + deadline.min(LONGEST_DEADLINE) }
     }
 }
 

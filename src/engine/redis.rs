@@ -6,6 +6,7 @@
 
 pub(crate) mod address;
 pub(crate) mod breaker;
+mod commands;
 mod connecting;
 mod dispatch;
 mod errors;
@@ -15,6 +16,7 @@ mod local;
 mod queue;
 mod sending;
 mod sentinel;
+mod sweep;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 mod transport;
@@ -26,18 +28,15 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use deadpool_redis::Pool;
-use redis::{Client, RedisError, Value};
+use redis::Client;
 
-use super::{Swept, Which};
+use super::deadline::{Deadline, LONGEST_DEADLINE};
 use crate::error::{Error, Kind};
 use crate::script::{Call, Reply};
 use address::{Endpoint, address};
 use breaker::Breaker;
 pub(crate) use dispatch::{Many, Queued};
-use errors::from_answer;
 use local::Local;
-pub(super) use queue::LONGEST_DEADLINE;
-use queue::Until;
 pub(super) use sending::{Asking, Confirm};
 use sentinel::Sentinels;
 #[cfg(feature = "tls")]
@@ -52,7 +51,7 @@ pub struct Redis {
 }
 
 struct Shared {
-    way: Way,
+    connector: Connector,
     /// Where that leads to, for messages.
     address: String,
     /// Read by every call, so without a lock.
@@ -65,7 +64,7 @@ struct Shared {
 }
 
 /// How it is connected to.
-enum Way {
+enum Connector {
     Address(Box<Endpoint>),
     /// By a pool of the caller's.
     Pool(Pool),
@@ -125,12 +124,12 @@ impl Redis {
     pub(super) fn at(endpoint: Endpoint) -> Result<Self, Error> {
         Client::open(endpoint.info().clone()).map_err(|error| unusable(&error.to_string()))?;
         let address = endpoint.to_string();
-        Ok(Self::new(Way::Address(Box::new(endpoint)), address))
+        Ok(Self::new(Connector::Address(Box::new(endpoint)), address))
     }
 
     fn watched(watched: address::Watched) -> Result<Self, Error> {
         let address = watched.to_string();
-        Ok(Self::new(Way::Sentinels(Box::new(Sentinels::new(watched)?)), address))
+        Ok(Self::new(Connector::Sentinels(Box::new(Sentinels::new(watched)?)), address))
     }
 
     /// The Redis that this pool connects to; [`deadpool_redis`](crate::deadpool_redis) is tollgate's own, so that versions
@@ -144,12 +143,12 @@ impl Redis {
     /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`](deadpool_redis::Manager::new_with_config).
     #[must_use]
     pub fn with_pool(pool: Pool) -> Self {
-        Self::new(Way::Pool(pool), "the pool's address".into())
+        Self::new(Connector::Pool(pool), "the pool's address".into())
     }
 
-    fn new(way: Way, address: String) -> Self {
+    fn new(connector: Connector, address: String) -> Self {
         let shared = Shared {
-            way,
+            connector,
             address,
             locals: ArcSwap::default(),
             made: AtomicU64::new(0),
@@ -194,10 +193,10 @@ impl Redis {
     ///
     /// Sentinels that know of no primary by the deadline; a pool of the caller's own, which doesn't tell its address.
     pub async fn client(&self, deadline: Duration) -> Result<Client, Error> {
-        match &self.shared.way {
-            Way::Address(endpoint) => endpoint.client().map_err(|error| unusable(&error.to_string())),
-            Way::Pool(_) => Err(unusable("expected a Redis that was opened by address, got a pool")),
-            Way::Sentinels(sentinels) => {
+        match &self.shared.connector {
+            Connector::Address(endpoint) => endpoint.client().map_err(|error| unusable(&error.to_string())),
+            Connector::Pool(_) => Err(unusable("expected a Redis that was opened by address, got a pool")),
+            Connector::Sentinels(sentinels) => {
                 let found = tokio::time::timeout(deadline, sentinels.primary()).await;
                 let (primary, _) = found.unwrap_or_else(|_| Err(Error::deadline(deadline, false)))?;
                 primary.client().map_err(|error| unusable(&error.to_string()))
@@ -209,9 +208,9 @@ impl Redis {
     /// is found otherwise.
     #[must_use]
     pub fn sentinels(&self) -> Option<(&str, Vec<Client>)> {
-        match &self.shared.way {
-            Way::Sentinels(sentinels) => Some(sentinels.themselves()),
-            Way::Address(_) | Way::Pool(_) => None,
+        match &self.shared.connector {
+            Connector::Sentinels(sentinels) => Some(sentinels.themselves()),
+            Connector::Address(_) | Connector::Pool(_) => None,
         }
     }
 
@@ -252,96 +251,7 @@ impl Redis {
         let local = self.local()?;
         let _entry = local.guard.enter()?;
         let confirmed = call.mode.takes() && call.cost > 0;
-        self.ask_one(&local, call, asking, confirmed, Until::after(deadline)).await
-    }
-
-    pub(crate) async fn size(&self, deadline: Duration) -> Result<u64, Error> {
-        let (size,) = self.ask(redis::pipe().cmd("DBSIZE"), deadline).await?;
-        Ok(size)
-    }
-
-    /// Two round trips, and no more than a step's keys at a time, so that nobody else is held up.
-    pub(crate) async fn sweep(&self, from: u64, which: &Which<'_>, deadline: Duration) -> Result<Swept, Error> {
-        const STEP: u64 = 500;
-        let mut scan = redis::pipe();
-        scan.cmd("SCAN").arg(from).arg("MATCH").arg(which.glob).arg("COUNT").arg(STEP);
-        let ((next, keys),): ((u64, Vec<Vec<u8>>),) = self.ask(&scan, deadline).await?;
-        let keys: Vec<_> = keys.into_iter().filter(|key| (which.exactly)(which, key)).collect();
-        let (mut removed, elsewhere) = self.remove(Asking::No, keys, deadline).await?;
-        if !elsewhere.is_empty() {
-            // On their way to this node. Any others have gone from it.
-            removed += self.remove(Asking::Yes, elsewhere, deadline).await?.0;
-        }
-        Ok(Swept { next, looked_at: STEP, removed })
-    }
-
-    /// How many of these keys it removed, and those that are another node's. Each by itself, since a cluster's node removes
-    /// no keys of two slots at once.
-    async fn remove(
-        &self,
-        asking: Asking,
-        keys: Vec<Vec<u8>>,
-        deadline: Duration,
-    ) -> Result<(u64, Vec<Vec<u8>>), Error> {
-        let each = if asking == Asking::Yes { 2 } else { 1 };
-        let mut commands = redis::Pipeline::with_capacity(each * keys.len());
-        for key in &keys {
-            if asking == Asking::Yes {
-                commands.cmd("ASKING");
-            }
-            commands.cmd("UNLINK").arg(key);
-        }
-        let answers = match self.ask_each(&commands, deadline).await {
-            Err(error) if error.detour().is_some() => return Ok((0, keys)),
-            answers => answers?.into_iter().skip(each - 1).step_by(each),
-        };
-        let (mut removed, mut elsewhere) = (0, Vec::new());
-        for (answer, key) in answers.zip(keys) {
-            match answer {
-                Ok(value) => removed += redis::from_redis_value::<u64>(value).unwrap_or_default(),
-                Err(error) if error.redirect_node().is_some() => elsewhere.push(key),
-                Err(error) => return Err(from_answer(&error)),
-            }
-        }
-        Ok((removed, elsewhere))
-    }
-
-    /// Commands that decide nothing: all answers, or the first that is an error.
-    pub(crate) async fn ask<T: redis::FromRedisValue>(
-        &self,
-        commands: &redis::Pipeline,
-        deadline: Duration,
-    ) -> Result<T, Error> {
-        let answers = self.ask_each(commands, deadline).await?.into_iter().collect::<Result<_, _>>();
-        let answers = answers.and_then(|all| Ok(redis::from_redis_value(Value::Array(all))?));
-        answers.map_err(|error| from_answer(&error))
-    }
-
-    async fn ask_each(
-        &self,
-        commands: &redis::Pipeline,
-        deadline: Duration,
-    ) -> Result<Vec<Result<Value, RedisError>>, Error> {
-        if commands.is_empty() {
-            return Ok(Vec::new());
-        }
-        let local = &self.local()?;
-        let _entry = local.guard.enter()?;
-        let mut sent = false;
-        let answer = tokio::time::timeout(deadline, async {
-            let link = self.connection(local).await?;
-            sent = true;
-            let answers = link.pipeline(commands, commands.len()).await;
-            let answers = answers.map_err(|error| local.told(&error, link.number))?;
-            let answers: Vec<_> = answers.into_iter().map(Value::extract_error).collect();
-            let answers = match answers.first() {
-                Some(Err(error)) if answers.iter().all(Result::is_err) => Err(local.told(error, link.number)),
-                _ => Ok(answers),
-            };
-            local.outcome(answers.as_ref().err());
-            answers
-        });
-        answer.await.unwrap_or_else(|_| Err(Error::deadline(deadline, sent)))
+        self.ask_one(&local, call, asking, confirmed, Deadline::after(deadline)).await
     }
 }
 

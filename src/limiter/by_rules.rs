@@ -6,14 +6,14 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 
 use super::Limiter;
+use super::hold::Permit;
+#[cfg(feature = "http")]
+use super::wait::Blocks;
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::hold::Permit;
 use crate::rules::{Applies, Attributes, Charge, Effect, Reason, RuleSet, Shadow, ShadowVerdict, Verdict};
 use crate::script::Mode;
 use crate::telemetry;
-#[cfg(feature = "http")]
-use crate::wait::Blocks;
 
 /// A verdict, and the permits that it took.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct HeldVerdict {
 
 /// How the limits of a rule are asked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Asking<'a> {
+pub(crate) enum Acquisition<'a> {
     /// As [`Limiter::acquire`] does.
     Acquire,
     /// The same, or as [`Limiter::hold`] does where they have permits; by this id, which is nobody else's, if it can be
@@ -49,7 +49,7 @@ impl Limiter {
     /// says and that is no whole number. Shadow rules cause none.
     pub async fn acquire_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<Verdict, Error> {
         let (applies, shadows) = Self::found(rules, request)?;
-        self.judge(&applies, &shadows, Asking::Acquire).await.map(|held| held.verdict)
+        self.judge(&applies, &shadows, Acquisition::Acquire).await.map(|held| held.verdict)
     }
 
     /// The same, and holds the permits of rules with a concurrency limit until they are dropped, as [`hold`](Self::hold)
@@ -88,7 +88,7 @@ impl Limiter {
     /// ```
     pub async fn hold_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<HeldVerdict, Error> {
         let (applies, shadows) = Self::found(rules, request)?;
-        self.judge(&applies, &shadows, Asking::Hold { id: None }).await
+        self.judge(&applies, &shadows, Acquisition::Hold { id: None }).await
     }
 
     /// What applies to a request, and the shadow rules that would.
@@ -108,14 +108,14 @@ impl Limiter {
         &self,
         applies: &Applies<'_>,
         shadows: &[Shadow<'_>],
-        asking: Asking<'_>,
+        asking: Acquisition<'_>,
     ) -> Result<HeldVerdict, Error> {
         let own = self.verdict(applies, asking);
         // Most sets have none.
         let held = if shadows.is_empty() {
             own.await
         } else {
-            let asking = if let Asking::Acquire = asking { asking } else { Asking::Hold { id: None } };
+            let asking = if let Acquisition::Acquire = asking { asking } else { Acquisition::Hold { id: None } };
             let others = join_all(shadows.iter().map(|shadow| self.shadow(shadow, asking)));
             let (held, others) = Box::pin(join(own, others)).await;
             held.map(|mut held| {
@@ -130,7 +130,7 @@ impl Limiter {
         held
     }
 
-    async fn verdict(&self, applies: &Applies<'_>, asking: Asking<'_>) -> Result<HeldVerdict, Error> {
+    async fn verdict(&self, applies: &Applies<'_>, asking: Acquisition<'_>) -> Result<HeldVerdict, Error> {
         let (decision, permit) = match &applies.effect {
             Effect::Limit(charge) => {
                 let answer = self.ask_limits(charge, asking).await;
@@ -160,7 +160,7 @@ impl Limiter {
     }
 
     /// What a shadow rule decides, which has no consequence.
-    async fn shadow(&self, (name, applies): &Shadow<'_>, asking: Asking<'_>) -> (ShadowVerdict, Option<Permit>) {
+    async fn shadow(&self, (name, applies): &Shadow<'_>, asking: Acquisition<'_>) -> (ShadowVerdict, Option<Permit>) {
         let (decision, permit) = match applies {
             Ok(Applies { effect: Effect::Limit(charge), .. }) => match self.ask_limits(charge, asking).await {
                 Ok((decision, permit)) => (Some(Ok(decision)), permit),
@@ -178,19 +178,23 @@ impl Limiter {
     }
 
     /// What the limits decide, for a caller who counts what becomes of it.
-    async fn ask_limits(&self, charge: &Charge<'_>, asking: Asking<'_>) -> Result<(Decision, Option<Permit>), Error> {
+    async fn ask_limits(
+        &self,
+        charge: &Charge<'_>,
+        asking: Acquisition<'_>,
+    ) -> Result<(Decision, Option<Permit>), Error> {
         let (rule, request) = (charge.rule(), charge.request());
         let holds = || rule.limits().any(|limit| limit.algorithm().holds());
         let request = match asking {
-            Asking::Hold { id: Some((id, ttl)) } => request.id(id).id_ttl(ttl),
+            Acquisition::Hold { id: Some((id, ttl)) } => request.id(id).id_ttl(ttl),
             _ => request,
         };
         let held = match asking {
-            Asking::Hold { .. } if holds() => Box::pin(self.hold_once(rule, request, true)).await?,
+            Acquisition::Hold { .. } if holds() => Box::pin(self.hold_once(rule, request, true)).await?,
             #[cfg(feature = "http")]
-            Asking::Wait(max_wait, _) if holds() => Box::pin(self.hold_within(rule, request, max_wait)).await?,
+            Acquisition::Wait(max_wait, _) if holds() => Box::pin(self.hold_within(rule, request, max_wait)).await?,
             #[cfg(feature = "http")]
-            Asking::Wait(max_wait, blocks) => {
+            Acquisition::Wait(max_wait, blocks) => {
                 return Ok((Box::pin(self.wait_within(rule, request, max_wait, blocks)).await?, None));
             }
             _ => return Ok((self.look(rule, &request, Mode::Acquire).await?, None)),

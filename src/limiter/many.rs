@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use futures_util::future::{join, join_all};
 
-use super::calling::left_of;
-use super::sharded::Place;
+use super::run::left_of;
+use super::sharded::ShardChoice;
 use super::{Limiter, garbled};
 use crate::batch::Ask;
 use crate::decision::Decision;
@@ -21,7 +21,7 @@ use crate::telemetry;
 const STEP: usize = 4096;
 
 /// How one of many requests is decided.
-enum Way {
+enum Plan {
     Recalled(Box<Decision>),
     Together(Option<Box<Sighting>>),
     Alone,
@@ -77,16 +77,16 @@ impl Limiter {
             let spent = began.elapsed();
             let asks = step.iter().filter_map(|request| {
                 if request.deadline_or(self.deadline) <= spent {
-                    ways.push(Way::Late);
+                    ways.push(Plan::Late);
                     return None;
                 }
-                let (way, ask) = self.way(rule, request).unwrap_or_else(|error| (Way::Refused(error), None));
+                let (way, ask) = self.way(rule, request).unwrap_or_else(|error| (Plan::Refused(error), None));
                 ways.push(way);
                 Some((ask?, request.deadline_or(self.deadline).saturating_sub(spent)))
             });
             steps.push(self.engine.acquire_all(asks));
         }
-        let alone = requests.iter().zip(&ways).filter(|(_, way)| matches!(way, Way::Alone));
+        let alone = requests.iter().zip(&ways).filter(|(_, way)| matches!(way, Plan::Alone));
         let alone = alone.map(|(request, _)| self.decide(rule, request, Mode::Acquire));
         let begun = join_all(steps.iter_mut().map(AcquiringAll::begin));
         let mut alone = join(begun, join_all(alone)).await.1.into_iter();
@@ -96,7 +96,7 @@ impl Limiter {
         let mut stale = Vec::new();
         for (request, way) in requests.iter().zip(ways) {
             let decided = match way {
-                Way::Together(sighting) => {
+                Plan::Together(sighting) => {
                     let reply = loop {
                         let Some(step) = &mut together else { break Err(garbled()) };
                         match step.next().await {
@@ -113,13 +113,13 @@ impl Limiter {
                         reply => reply.and_then(|reply| self.decided_together(rule, request, &reply, sighting)),
                     }
                 }
-                Way::Alone => {
+                Plan::Alone => {
                     decisions.extend(alone.next());
                     continue;
                 }
-                Way::Recalled(denial) => Ok(*denial),
-                Way::Late => Err(Error::deadline(request.deadline_or(self.deadline), false)),
-                Way::Refused(error) => {
+                Plan::Recalled(denial) => Ok(*denial),
+                Plan::Late => Err(Error::deadline(request.deadline_or(self.deadline), false)),
+                Plan::Refused(error) => {
                     telemetry::decided(rule, Err(&error));
                     decisions.push(Err(error));
                     continue;
@@ -195,7 +195,7 @@ impl Limiter {
         reply: &Reply,
         sighting: Option<Box<Sighting>>,
     ) -> Result<Decision, Error> {
-        let decision = self.decision_of_ask(rule, rule.counts()[0].whole(), request, reply)?;
+        let decision = self.decision_of_ask(rule, rule.scoped_limits()[0].whole(), request, reply)?;
         if let (Some(cache), Some(sighting)) = (&self.denials, sighting) {
             cache.remember(*sighting, request.units(rule), &decision);
         }
@@ -204,28 +204,28 @@ impl Limiter {
 
     /// The limit, or the shard of one, that such a request is decided by together with others, if it is.
     fn together<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Option<Target<'r>> {
-        let [count] = rule.counts() else { return None };
+        let [count] = rule.scoped_limits() else { return None };
         match count.limit.shards() {
             1 => Some(count.whole()),
             _ => match self.place(rule, count, request, Mode::Acquire) {
-                Place::One(number) => Some(count.shard(number)),
-                Place::OneOf(..) | Place::All => None,
+                ShardChoice::One(number) => Some(count.shard(number)),
+                ShardChoice::OneOf(..) | ShardChoice::All => None,
             },
         }
     }
 
     /// How this request is decided, and by which ask if it goes with others.
-    fn way<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Result<(Way, Option<Ask<'r>>), Error> {
-        let Some(target) = self.together(rule, request) else { return Ok((Way::Alone, None)) };
-        let Some(ask) = self.ask(rule, target, request)? else { return Ok((Way::Alone, None)) };
+    fn way<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Result<(Plan, Option<Ask<'r>>), Error> {
+        let Some(target) = self.together(rule, request) else { return Ok((Plan::Alone, None)) };
+        let Some(ask) = self.ask(rule, target, request)? else { return Ok((Plan::Alone, None)) };
         let sighting = match &self.denials {
             Some(cache) => self.sight(cache, rule, request)?.map(|sighting| (cache, sighting)),
             None => None,
         };
-        let Some((cache, sighting)) = sighting else { return Ok((Way::Together(None), Some(ask))) };
+        let Some((cache, sighting)) = sighting else { return Ok((Plan::Together(None), Some(ask))) };
         Ok(match cache.recall(&sighting, request.units(rule)) {
-            Some(denial) => (Way::Recalled(Box::new(denial)), None),
-            None => (Way::Together(Some(Box::new(sighting))), Some(ask)),
+            Some(denial) => (Plan::Recalled(Box::new(denial)), None),
+            None => (Plan::Together(Some(Box::new(sighting))), Some(ask)),
         })
     }
 }

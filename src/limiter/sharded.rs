@@ -6,19 +6,19 @@
 use futures_util::future::join_all;
 
 use super::Limiter;
-use super::asking::concerned;
+use super::prepare::concerned;
 use crate::algorithm::TWO_CHOICES;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::key;
 use crate::random::random;
 use crate::request::Request;
-use crate::rule::{Count, Rule};
+use crate::rule::{Rule, ScopedLimit};
 use crate::script::Mode;
 
 /// The shards that a call is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ShardChoice {
     One(u32),
     /// The better of two.
     OneOf(u32, u32),
@@ -27,21 +27,21 @@ pub(super) enum Place {
 
 impl Limiter {
     /// Where such a call is decided.
-    pub(super) fn place(&self, rule: &Rule, count: &Count, request: &Request<'_>, mode: Mode) -> Place {
+    pub(super) fn place(&self, rule: &Rule, scoped: &ScopedLimit, request: &Request<'_>, mode: Mode) -> ShardChoice {
         let cost = request.units(rule);
         let never = match mode {
-            Mode::Acquire | Mode::Peek => cost > count.limit.largest_cost(false),
-            Mode::Reserve => cost > count.limit.largest_cost(true),
+            Mode::Acquire | Mode::Peek => cost > scoped.limit.largest_cost(false),
+            Mode::Reserve => cost > scoped.limit.largest_cost(true),
             _ => false,
         };
-        let shards = count.limit.shards();
+        let shards = scoped.limit.shards();
         match (mode, request.id) {
-            (Mode::Reset | Mode::Block, _) => Place::All,
+            (Mode::Reset | Mode::Block, _) => ShardChoice::All,
             // A larger one might admit it: the answer must not depend on chance.
-            _ if never => Place::One(shards - 1),
-            (_, Some(id)) => Place::One(key::shard_of(id, shards)),
+            _ if never => ShardChoice::One(shards - 1),
+            (_, Some(id)) => ShardChoice::One(key::shard_of(id, shards)),
             _ if self.engine.has_one_node() => two_of(shards),
-            _ => Place::One(one_of(shards)),
+            _ => ShardChoice::One(one_of(shards)),
         }
     }
 
@@ -49,23 +49,23 @@ impl Limiter {
     pub(super) async fn decide_sharded(
         &self,
         rule: &Rule,
-        count: &Count,
+        scoped: &ScopedLimit,
         request: &Request<'_>,
         mode: Mode,
-        place: Place,
+        place: ShardChoice,
     ) -> Result<Decision, Error> {
         // Calls that don't apply, such as a renewal of what isn't held, are rejected as usual.
         concerned(rule, mode, request)?;
         match place {
-            Place::One(number) => self.decide_one(rule, count.shard(number), request, mode).await,
-            Place::OneOf(one, other) => {
-                let targets = [count.shard(one), count.shard(other)];
-                let parts = self.parts(rule, &targets, request, mode)?;
+            ShardChoice::One(number) => self.decide_one(rule, scoped.shard(number), request, mode).await,
+            ShardChoice::OneOf(one, other) => {
+                let targets = [scoped.shard(one), scoped.shard(other)];
+                let parts = self.limit_calls(rule, &targets, request, mode)?;
                 let reply = self.run(rule, &TWO_CHOICES, &parts, None, request, mode).await?;
                 self.decision(rule, &targets[..1], request, mode, &reply)
             }
-            Place::All => {
-                let all = count.targets().map(|target| self.decide_one(rule, target, request, mode));
+            ShardChoice::All => {
+                let all = scoped.targets().map(|target| self.decide_one(rule, target, request, mode));
                 let answers = join_all(all).await.into_iter().collect::<Result<Vec<_>, _>>()?;
                 let most_used = answers.into_iter().min_by_key(|answer| (answer.remaining, answer.limit));
                 most_used.ok_or_else(super::garbled)
@@ -78,10 +78,10 @@ fn one_of(shards: u32) -> u32 {
     below(random() >> 32, shards)
 }
 
-fn two_of(shards: u32) -> Place {
+fn two_of(shards: u32) -> ShardChoice {
     let drawn = random();
     let (one, step) = (below(drawn >> 32, shards), 1 + below(drawn & u64::from(u32::MAX), shards - 1));
-    Place::OneOf(one, (one + step) % shards)
+    ShardChoice::OneOf(one, (one + step) % shards)
 }
 
 /// A number of 32 bits, brought below the bound.
@@ -156,7 +156,7 @@ mod tests {
         let (mut found, mut admitted, mut of_one) = (0, 0, 0);
         for &(now, cost) in traffic {
             let request = Request::new("key").cost(cost).at(UNIX_EPOCH + Duration::from_micros(now));
-            let place = if choices == 2 { two_of(shards) } else { Place::One(one_of(shards)) };
+            let place = if choices == 2 { two_of(shards) } else { ShardChoice::One(one_of(shards)) };
             let decision = limiter.decide_sharded(&sharded, count, &request, Mode::Acquire, place).await.unwrap();
             let would = if decision.allowed {
                 after.acquire(&whole, request).await.unwrap()

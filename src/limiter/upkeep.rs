@@ -5,13 +5,13 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 
 use super::{Limiter, decided_at};
-use crate::decision::{Answered, Decision};
+use crate::decision::{Decision, LimitAnswer};
 use crate::denials::DenialCache;
 use crate::engine::{Swept, Which};
 use crate::error::{Error, Kind};
 use crate::key;
 use crate::request::Request;
-use crate::rule::{Count, Rule};
+use crate::rule::{Rule, ScopedLimit};
 use crate::script::Mode;
 
 /// What a key's state means, and what it consists of.
@@ -58,7 +58,7 @@ impl Limiter {
         let glob = key::glob_of_rule(prefix, rule);
         let which =
             Which { glob: &glob, exactly: |which, key| key::is_of_rule(key, which.prefix, which.rule), prefix, rule };
-        let parts = self.engine.parts(self.deadline).await?;
+        let parts = self.engine.keyspaces(self.deadline).await?;
         let sizes = parts.iter().map(|part| part.size(self.deadline));
         let sizes = try_join_all(sizes).await?;
         let mut so_far = Progress { keys: sizes.iter().sum(), looked_at: 0, forgotten: 0 };
@@ -106,7 +106,7 @@ impl Limiter {
     /// ```
     pub fn keys<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Vec<String>, Error> {
         let request = request.into();
-        let targets = rule.counts().iter().flat_map(Count::targets);
+        let targets = rule.scoped_limits().iter().flat_map(ScopedLimit::targets);
         let key = |target| self.state_key(rule, target, &request);
         targets.map(|target| key(target).map(|key| String::from_utf8_lossy(&key).into_owned())).collect()
     }
@@ -120,13 +120,13 @@ impl Limiter {
     pub async fn inspect<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Vec<State>, Error> {
         let request = request.into();
         let mut states = Vec::new();
-        for target in rule.counts().iter().flat_map(Count::targets) {
-            let (count, part) = (target.count, self.part(rule, target, &request, b"")?);
+        for target in rule.scoped_limits().iter().flat_map(ScopedLimit::targets) {
+            let (count, part) = (target.scoped, self.limit_call(rule, target, &request, b"")?);
             let reply = self.run(rule, part.script, std::slice::from_ref(&part), None, &request, Mode::Inspect).await?;
             let names = count.limit.algorithm().state_fields();
             let read = match reply.appended.as_slice() {
                 [ttl_ms, fields @ .., blocked_us, overage] if fields.len() + 2 == names.len() => {
-                    Answered::new(reply.decision, [*blocked_us, *overage], rule.counts_denials())
+                    LimitAnswer::new(reply.decision, [*blocked_us, *overage], rule.counts_denials())
                         .map(|answered| (ttl_ms, &reply.appended[1..], answered))
                 }
                 _ => None,

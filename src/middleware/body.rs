@@ -13,7 +13,7 @@ use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
 
 use crate::algorithm::numbers::EXACT;
-use crate::hold::Permit;
+use crate::limiter::hold::Permit;
 use crate::limiter::{Limiter, persist};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;

@@ -25,15 +25,15 @@ use super::sources::Given;
 use crate::error::{Error, Kind};
 #[cfg(feature = "postgres")]
 use crate::history::Entry;
-use crate::hold::Permit;
-use crate::limiter::{Asking, HeldVerdict, Limiter};
+use crate::limiter::hold::Permit;
+use crate::limiter::wait::Blocks;
+use crate::limiter::{Acquisition, HeldVerdict, Limiter};
 use crate::random::unique_id;
 use crate::request::OwnedRequest;
 use crate::rule::Rule;
 use crate::rules::{Account, Applies, Attributes, Effect, Reason, RuleSet, Verdict};
 use crate::runtime;
 use crate::telemetry;
-use crate::wait::Blocks;
 
 /// A service under rules, which a [`RateLimitLayer`](super::RateLimitLayer) makes.
 #[derive(Clone, Debug)]
@@ -144,9 +144,9 @@ impl Settings {
         let id = usage.as_ref().map(|_| unique_id("http"));
         let asking = match self.max_wait {
             // What comes back may block the key while others wait.
-            Some(max_wait) if self.heeds.is_some() => Asking::Wait(max_wait, Blocks::Respected),
-            Some(max_wait) => Asking::Wait(max_wait, Blocks::Outrun),
-            None => Asking::Hold { id: id.as_ref().map(|id| (id.as_bytes(), SETTLED_WITHIN)) },
+            Some(max_wait) if self.heeds.is_some() => Acquisition::Wait(max_wait, Blocks::Respected),
+            Some(max_wait) => Acquisition::Wait(max_wait, Blocks::Outrun),
+            None => Acquisition::Hold { id: id.as_ref().map(|id| (id.as_bytes(), SETTLED_WITHIN)) },
         };
         let failed = |error: Error| protocol.failed(Failure::of(&error), &error);
         #[cfg(feature = "postgres")]

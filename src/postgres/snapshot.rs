@@ -13,11 +13,11 @@ use crate::rules::{Account, UserBlock};
 /// How many parts users are kept in: a change copies one of them.
 pub(super) const PARTS: usize = 64;
 
-type Part = HashMap<Arc<str>, Account>;
+type Accounts = HashMap<Arc<str>, Account>;
 
 /// Read by every request, without a lock, and changed by one task.
 pub(super) struct Users {
-    parts: [ArcSwap<Part>; PARTS],
+    parts: [ArcSwap<Accounts>; PARTS],
     count: AtomicUsize,
 }
 
@@ -64,7 +64,7 @@ impl Users {
             if change.is_empty() && !instead {
                 continue;
             }
-            let mut part = if instead { Part::new() } else { Part::clone(&self.parts[number].load()) };
+            let mut part = if instead { Accounts::new() } else { Accounts::clone(&self.parts[number].load()) };
             for (user, account) in change {
                 match account {
                     Some(account) => drop(part.insert(user.into(), account)),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use super::{Count, Rule};
+use super::{Rule, ScopedLimit};
 use crate::error::RuleError;
 
 /// What a rule answers where Redis is away, or its state can't be read.
@@ -83,9 +83,9 @@ impl Rule {
 
     /// What one of so many processes may admit by itself. Its limits are called as this rule's are.
     pub(crate) fn share(&self, processes: NonZeroU32) -> Result<Self, RuleError> {
-        let share = |count: &Count| Ok(Count { limit: count.limit.share(processes)?, ..count.clone() });
-        let counts = self.counts.iter().map(share).collect::<Result<_, RuleError>>()?;
-        Ok(Self { counts, ..self.clone() })
+        let share = |scoped: &ScopedLimit| Ok(ScopedLimit { limit: scoped.limit.share(processes)?, ..scoped.clone() });
+        let limits = self.limits.iter().map(share).collect::<Result<_, RuleError>>()?;
+        Ok(Self { limits, ..self.clone() })
     }
 }
 
@@ -93,7 +93,7 @@ impl OnError {
     /// Why this build can't follow it, if so.
     pub(crate) fn checked(self) -> Result<(), &'static str> {
         match self {
-            Self::Local { .. } if !crate::LOCAL_ENGINE => {
+            Self::Local { .. } if !cfg!(feature = "embedded") => {
                 Err("on-error: expected closed or open, got local, which needs the feature embedded")
             }
             _ => Ok(()),

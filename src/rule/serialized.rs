@@ -9,7 +9,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Change, Count, Limit, OnError, Rule};
+use super::{Change, Limit, OnError, Rule, ScopedLimit};
 use crate::error::RuleError;
 use crate::limit::Period;
 
@@ -108,7 +108,7 @@ struct EntryTable {
 
 impl Serialize for Rule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let limits = self.counts.iter().map(Entry::of).collect();
+        let limits = self.limits.iter().map(Entry::of).collect();
         let (name, tag) = (self.name.clone(), self.tag.clone());
         let (on_error, processes) = Policy::parts(self.on_error);
         let (on_change, overage, cost, hash_keys) = (self.on_change, self.counts_denials, self.cost, self.hash_keys);
@@ -183,7 +183,7 @@ impl<'de> Deserialize<'de> for Change {
 }
 
 impl Entry {
-    fn of(count: &Count) -> Self {
+    fn of(count: &ScopedLimit) -> Self {
         match (count.limit.name(), &count.by) {
             (None, None) => Self::Line(count.limit.to_string()),
             (name, by) => Self::Table(EntryTable {

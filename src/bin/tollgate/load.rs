@@ -312,9 +312,9 @@ fn exponent(text: &str) -> Result<f64, String> {
 }
 
 fn length(text: &str) -> Result<Duration, String> {
-    const LONGEST: Duration = Duration::from_secs(30 * 86_400);
+    const LONGEST_LOAD: Duration = Duration::from_secs(30 * 86_400);
     let length = options::duration(text)?;
-    if length <= LONGEST { Ok(length) } else { Err("expected at most 30d".into()) }
+    if length <= LONGEST_LOAD { Ok(length) } else { Err("expected at most 30d".into()) }
 }
 
 fn some_length(text: &str) -> Result<Duration, String> {

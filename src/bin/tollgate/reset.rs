@@ -17,7 +17,7 @@ use crate::output::{Line, Printer, counted, json};
 use crate::probe::warn_of_a_fresh_key;
 use crate::records::Op;
 use crate::service::Service;
-use crate::subject::{Place, name_of};
+use crate::subject::{KeyOptions, name_of};
 
 #[derive(Debug, Args)]
 pub(crate) struct Reset {
@@ -35,7 +35,7 @@ pub(crate) struct Reset {
     #[arg(long = "attr", visible_alias = "part", value_name = "NAME=VALUE", requires = "file")]
     attributes: Vec<OsString>,
     #[command(flatten)]
-    place: Place,
+    place: KeyOptions,
     #[command(flatten)]
     options: Options,
 }

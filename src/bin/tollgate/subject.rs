@@ -119,12 +119,12 @@ pub(crate) struct About {
     #[arg(long, value_name = "D", value_parser = options::duration)]
     block_for: Option<Duration>,
     #[command(flatten)]
-    place: Place,
+    place: KeyOptions,
 }
 
 /// Where a service's keys are, and how they are spelled.
 #[derive(Debug, Args)]
-pub(crate) struct Place {
+pub(crate) struct KeyOptions {
     /// The prefix of the service's keys. A replay or a load appends a name of its own, so that it starts with no keys,
     /// touches no others, and can remove its keys at the end.
     #[arg(long, default_value = "tollgate")]
@@ -216,7 +216,7 @@ impl About {
     }
 }
 
-impl Place {
+impl KeyOptions {
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
     }

@@ -14,7 +14,7 @@ use super::errors::from_connecting;
 use super::link::Link;
 use super::local::Local;
 use super::transport::{self, Opened, Wire};
-use super::{LONGEST_DEADLINE, Redis, Way};
+use super::{Connector, LONGEST_DEADLINE, Redis};
 use crate::error::{Error, Kind};
 use crate::runtime;
 
@@ -133,13 +133,13 @@ impl Redis {
 
     async fn connect(&self) -> Result<(MultiplexedConnection, Option<Arc<Wire>>), Error> {
         let address = &self.shared.address;
-        let (mut connection, wire) = match &self.shared.way {
-            Way::Address(endpoint) => {
+        let (mut connection, wire) = match &self.shared.connector {
+            Connector::Address(endpoint) => {
                 let Opened { connection, wire } =
                     transport::open(endpoint).await.map_err(|error| from_connecting(&error, address))?;
                 (connection, Some(wire))
             }
-            Way::Pool(pool) => {
+            Connector::Pool(pool) => {
                 let mut connection = Connection::take(pool.get().await.map_err(|error| match error {
                     PoolError::Backend(error) => from_connecting(&error, address),
                     other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
@@ -148,7 +148,7 @@ impl Redis {
                 connection.set_response_timeout(LONGEST_DEADLINE);
                 (connection, None)
             }
-            Way::Sentinels(sentinels) => {
+            Connector::Sentinels(sentinels) => {
                 let (_, Opened { connection, wire }) = sentinels.primary().await?;
                 (connection, Some(wire))
             }

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use super::Redis;
 use super::breaker::Entry;
-use super::exchange::{Manner, Outcome, Retries};
+use super::exchange::{CallOptions, Outcome, Retries};
 use super::link::Link;
 use super::local::Local;
-use super::queue::{Entered, InFlight, Stage, ToBegin, Until, Waiting};
+use super::queue::{Entered, InFlight, Stage, ToBegin, Waiting};
 use super::sending::Asking;
 use crate::batch::Ask;
 use crate::engine::Acquiring;
+use crate::engine::deadline::Deadline;
 use crate::error::Error;
 use crate::script::Reply;
 use crate::telemetry;
@@ -54,7 +55,7 @@ impl Redis {
     ) -> Result<Acquiring<'a>, Error> {
         self.with_local(|local| {
             let entry = local.guard.enter()?;
-            let until = Until::after(deadline);
+            let until = Deadline::after(deadline);
             Ok(match local.queue.enter(local, &ask, until, waker) {
                 Entered::Alone(generation) => {
                     let dispatch = Dispatch::new(self, local, generation, false);
@@ -68,7 +69,7 @@ impl Redis {
         })?
     }
 
-    async fn alone(&self, _entry: Entry, dispatch: Dispatch, ask: Ask<'_>, until: Until) -> Result<Reply, Error> {
+    async fn alone(&self, _entry: Entry, dispatch: Dispatch, ask: Ask<'_>, until: Deadline) -> Result<Reply, Error> {
         self.apart(&dispatch.local, Asking::No, &ask, until).await
     }
 
@@ -81,10 +82,10 @@ impl Redis {
     ) -> Result<Reply, Error> {
         let local = self.local()?;
         let _entry = local.guard.enter()?;
-        self.apart(&local, asking, ask, Until::after(deadline)).await
+        self.apart(&local, asking, ask, Deadline::after(deadline)).await
     }
 
-    async fn apart(&self, local: &Arc<Local>, asking: Asking, ask: &Ask<'_>, until: Until) -> Result<Reply, Error> {
+    async fn apart(&self, local: &Arc<Local>, asking: Asking, ask: &Ask<'_>, until: Deadline) -> Result<Reply, Error> {
         let alone = ask.alone();
         let replies = self.ask_one(local, &alone.call(), asking, ask.cost > 0, until).await?;
         telemetry::sent_together(|| 1);
@@ -114,7 +115,7 @@ impl Redis {
 
     /// Sends a batch, and again what didn't run of it, for those who still wait. Each call is answered as its reply arrives.
     async fn send(&self, local: &Arc<Local>, mut link: Link, mut batch: InFlight<'_>) {
-        let manner = Manner { asking: Asking::No, confirmed: Some(batch.last) };
+        let options = CallOptions { asking: Asking::No, confirmed: Some(batch.last) };
         let mut retries = Retries::new();
         loop {
             let (numbers, calls): (Vec<_>, Vec<_>) = batch.batch.calls().unzip();
@@ -123,7 +124,7 @@ impl Redis {
                 return;
             }
             telemetry::sent_together(|| calls.iter().map(|call| call.key_count()).sum());
-            let outcomes = self.exchange(local, &link, &calls, manner, &retries).await;
+            let outcomes = self.exchange(local, &link, &calls, options, &retries).await;
             let (mut unsent, mut refused) = (false, false);
             for (call, outcome) in numbers.into_iter().zip(outcomes) {
                 match outcome {

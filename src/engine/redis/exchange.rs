@@ -12,9 +12,10 @@ use super::Redis;
 use super::errors::Called;
 use super::link::Link;
 use super::local::Local;
-use super::queue::{Stage, Until};
+use super::queue::Stage;
 use super::sending::{Asking, How, of_call, of_packed, send};
 use crate::batch::{Packed, Records};
+use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
 use crate::random::jittered;
 use crate::script::{Call, Reply};
@@ -23,7 +24,7 @@ use crate::script::{Call, Reply};
 const WAITS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(60)];
 
 /// A call of a script.
-pub(super) trait Question {
+pub(super) trait ScriptCall {
     type Answer;
 
     fn command(&self, how: How) -> Cmd;
@@ -37,7 +38,7 @@ pub(super) trait Question {
     fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Self::Answer, Error>;
 }
 
-/// What has become of a question that was asked.
+/// What has become of a call that was asked.
 #[derive(Debug)]
 pub(super) enum Outcome<T> {
     /// Nothing of it was written, nor will be.
@@ -47,9 +48,9 @@ pub(super) enum Outcome<T> {
     Answered(Result<T, Error>),
 }
 
-/// How questions are asked.
+/// How calls are asked.
 #[derive(Clone, Copy)]
-pub(super) struct Manner {
+pub(super) struct CallOptions {
     pub(super) asking: Asking,
     /// By when replicas must confirm, if they must.
     pub(super) confirmed: Option<Instant>,
@@ -80,24 +81,24 @@ impl Retries {
 }
 
 impl Redis {
-    /// Asks one question, and ends by the deadline.
-    pub(super) async fn ask_one<Q: Question>(
+    /// Asks one call, and ends by the deadline.
+    pub(super) async fn ask_one<Q: ScriptCall>(
         &self,
         local: &Arc<Local>,
-        question: &Q,
+        call: &Q,
         asking: Asking,
         confirmed: bool,
-        until: Until,
+        until: Deadline,
     ) -> Result<Q::Answer, Error> {
-        let manner = Manner { asking, confirmed: confirmed.then_some(until.at) };
+        let options = CallOptions { asking, confirmed: confirmed.then_some(until.at) };
         let mut stage = Stage::Unsent;
         let asked = async {
             let mut retries = Retries::new();
             let mut link = self.connection(local).await?;
             loop {
                 stage = Stage::Sent;
-                let questions = std::slice::from_ref(question);
-                let mut outcomes = self.exchange(local, &link, questions, manner, &retries).await;
+                let calls = std::slice::from_ref(call);
+                let mut outcomes = self.exchange(local, &link, calls, options, &retries).await;
                 stage = match outcomes.pop() {
                     Some(Outcome::Answered(answer)) => return answer,
                     Some(Outcome::Refused(error)) => Stage::Refused(error),
@@ -112,22 +113,22 @@ impl Redis {
         }
     }
 
-    /// Asks these questions once, and those of which the server has no script once more.
-    pub(super) async fn exchange<Q: Question>(
+    /// Asks these calls once, and those of which the server has no script once more.
+    pub(super) async fn exchange<Q: ScriptCall>(
         &self,
         local: &Arc<Local>,
         link: &Link,
-        questions: &[Q],
-        manner: Manner,
+        calls: &[Q],
+        options: CallOptions,
         retries: &Retries,
     ) -> Vec<Outcome<Q::Answer>> {
-        let mut outcomes: Vec<_> = questions.iter().map(|_| Outcome::Unsent).collect();
-        let mut asked: Vec<_> = (0..questions.len()).collect();
+        let mut outcomes: Vec<_> = calls.iter().map(|_| Outcome::Unsent).collect();
+        let mut asked: Vec<_> = (0..calls.len()).collect();
         for how in [How::ByDigest, How::ByText] {
             let written = link.written();
-            let confirm = manner.confirmed.and_then(|by| self.confirms(by.saturating_duration_since(Instant::now())));
-            let commands = asked.iter().map(|at| questions[*at].command(how)).collect();
-            let (answers, lacking) = send(link, commands, manner.asking, confirm).await;
+            let confirm = options.confirmed.and_then(|by| self.confirms(by.saturating_duration_since(Instant::now())));
+            let commands = asked.iter().map(|at| calls[*at].command(how)).collect();
+            let (answers, lacking) = send(link, commands, options.asking, confirm).await;
             let lost = answers.iter().find_map(|answer| answer.as_ref().err().filter(|error| error.is_io_error()));
             if let Some(error) = lost
                 && link.wrote_nothing_since(written)
@@ -137,20 +138,18 @@ impl Redis {
             }
             let (mut missing, mut answered, mut failed) = (Vec::new(), false, None);
             for (at, answer) in asked.into_iter().zip(answers) {
-                let question = &questions[at];
+                let call = &calls[at];
                 let answer = match answer {
                     Err(error) if how == How::ByDigest && is_noscript(&error) => {
                         missing.push(at);
                         answered = true;
                         continue;
                     }
-                    Err(error) => Err(local.told_of(question.called(), &error, link.number)),
-                    Ok(value) => question.read(value, lacking.clone()),
+                    Err(error) => Err(local.told_of(call.called(), &error, link.number)),
+                    Ok(value) => call.read(value, lacking.clone()),
                 };
                 outcomes[at] = match answer {
-                    Err(error) if retries.are_left() && question.is_asked_again_after(&error) => {
-                        Outcome::Refused(error)
-                    }
+                    Err(error) if retries.are_left() && call.is_asked_again_after(&error) => Outcome::Refused(error),
                     answer => {
                         match &answer {
                             Err(error) if error.is_outage() => failed = Some(error.clone()),
@@ -178,7 +177,7 @@ impl Redis {
     }
 }
 
-impl Question for Call<'_> {
+impl ScriptCall for Call<'_> {
     type Answer = Reply;
 
     fn command(&self, how: How) -> Cmd {
@@ -207,7 +206,7 @@ impl Question for Call<'_> {
     }
 }
 
-impl Question for Packed<'_> {
+impl ScriptCall for Packed<'_> {
     type Answer = Records;
 
     fn command(&self, how: How) -> Cmd {

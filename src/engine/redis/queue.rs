@@ -18,10 +18,11 @@ use tokio::time::Instant;
 
 use super::local::Local;
 use crate::batch::{Ask, Batch};
+use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
 use crate::script::Reply;
+use in_flight::{BatchState, Sent, Waiter};
 pub(super) use in_flight::{InFlight, Stage};
-use in_flight::{Sent, Shared, Waiter};
 
 /// Batches in flight at once: while one's answer travels, the server works on another. More would only be smaller.
 const IN_FLIGHT: usize = 2;
@@ -30,8 +31,6 @@ const MOST_WAITERS: usize = 16_384;
 /// How late a caller may be woken after its deadline. Callers with deadlines this close are woken at once, since to look at each by
 /// itself would take the square of their number.
 const GRAIN: Duration = Duration::from_millis(1);
-/// The longest deadline that is set as a timer: an instant beyond it might not be representable.
-pub(in crate::engine) const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
 #[derive(Debug, Default)]
 pub(super) struct Queue {
@@ -45,7 +44,7 @@ struct State {
     /// Batches that wait to be sent. The last one takes those who come.
     filling: VecDeque<Filling>,
     /// Batches whose answers are awaited, those that were given up included.
-    in_flight: Vec<Arc<Shared>>,
+    in_flight: Vec<Arc<BatchState>>,
     /// How many batches are in flight or about to be sent, of this generation.
     sending: usize,
     /// How often those in flight were given up: what is left of them changes nothing any more.
@@ -65,22 +64,15 @@ struct Filling {
     waiters: Vec<Waiter>,
     /// Those who haven't given up.
     waiting: usize,
-    shared: Arc<Shared>,
-}
-
-/// By when a caller wants an answer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Until {
-    pub(super) at: Instant,
-    deadline: Duration,
+    shared: Arc<BatchState>,
 }
 
 /// Waits for the answer of a batch.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    shared: Arc<Shared>,
+    shared: Arc<BatchState>,
     slot: usize,
-    until: Until,
+    until: Deadline,
     /// Whether the first poll has nothing to do: as it entered, a moment ago in the same poll of its task, it registered.
     registered: bool,
     ended: bool,
@@ -105,7 +97,7 @@ pub(super) enum Entered {
 
 impl Queue {
     /// Enters with this ask: alone, or to be woken when there is an answer.
-    pub(super) fn enter(&self, local: &Arc<Local>, ask: &Ask<'_>, until: Until, waker: &Waker) -> Entered {
+    pub(super) fn enter(&self, local: &Arc<Local>, ask: &Ask<'_>, until: Deadline, waker: &Waker) -> Entered {
         let (hash, waker) = (ask.hash(), waker.clone());
         let mut state = self.state();
         if state.sending == 0 {
@@ -127,7 +119,7 @@ impl Queue {
         let now = Instant::now();
         let mut waiting = Vec::with_capacity(asks.size_hint().1.unwrap_or_default());
         for (ask, deadline) in asks {
-            let (hash, until) = (ask.hash(), Until::from(now, deadline));
+            let (hash, until) = (ask.hash(), Deadline::counted_from(now, deadline));
             // Others get their turn between.
             let (shared, slot) = self.state().add(local, &ask, hash, until.at, None);
             waiting.push(Waiting::new(shared, slot, until, false));
@@ -259,11 +251,11 @@ impl State {
         hash: u64,
         until: Instant,
         waker: Option<Waker>,
-    ) -> (Arc<Shared>, usize) {
+    ) -> (Arc<BatchState>, usize) {
         let is_full = |last: &Filling| last.waiters.len() >= MOST_WAITERS || !last.batch.has_room(ask, hash);
         if self.filling.back().is_none_or(is_full) {
             let (batch, waiters) = self.spare.pop().unwrap_or_default();
-            self.filling.push_back(Filling { batch, waiters, waiting: 0, shared: Shared::of(local) });
+            self.filling.push_back(Filling { batch, waiters, waiting: 0, shared: BatchState::of(local) });
         }
         let last = self.filling.len() - 1;
         let Filling { batch, waiters, waiting, shared } = &mut self.filling[last];
@@ -282,7 +274,7 @@ impl State {
     }
 
     /// Which of those that are being filled this is.
-    fn filling_of(&self, shared: &Arc<Shared>) -> Option<usize> {
+    fn filling_of(&self, shared: &Arc<BatchState>) -> Option<usize> {
         self.filling.iter().position(|filling| Arc::ptr_eq(&filling.shared, shared))
     }
 
@@ -347,7 +339,7 @@ impl Drop for WatchEnds {
 }
 
 impl Waiting {
-    fn new(shared: Arc<Shared>, slot: usize, until: Until, registered: bool) -> Self {
+    fn new(shared: Arc<BatchState>, slot: usize, until: Deadline, registered: bool) -> Self {
         Self { shared, slot, until, registered, ended: false }
     }
 
@@ -436,20 +428,6 @@ impl Filling {
     }
 }
 
-impl Until {
-    pub(super) fn after(deadline: Duration) -> Self {
-        Self::from(Instant::now(), deadline)
-    }
-
-    fn from(now: Instant, deadline: Duration) -> Self {
-        Self { at: now + deadline.min(LONGEST_DEADLINE), deadline }
-    }
-
-    fn missed(self, sent: bool) -> Error {
-        Error::deadline(self.deadline, sent)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::Redis;
@@ -474,10 +452,10 @@ mod tests {
                 cost: 1,
                 now_us: None,
                 most_keys: 80,
-                slot: None,
+                partition: 0,
             }
         };
-        let alone = local.queue.enter(&local, &ask("a"), Until::after(Duration::from_secs(9)), &waker);
+        let alone = local.queue.enter(&local, &ask("a"), Deadline::after(Duration::from_secs(9)), &waker);
         assert!(matches!(alone, Entered::Alone(0)));
         let asks = [(ask("b"), Duration::from_millis(5))];
         let (mut waiting, begin) = local.queue.enter_all(&local, asks.into_iter());

@@ -45,7 +45,7 @@ const READINGS: usize = 5;
 const SAMPLES: usize = 50;
 const SAMPLING: Duration = Duration::from_millis(500);
 /// How long all of it may take, however slow the answers.
-const LONGEST: Duration = Duration::from_secs(10);
+const LONGEST_EXAMINATION: Duration = Duration::from_secs(10);
 /// Names of keys to find one that a cluster's node has.
 const CANDIDATES: usize = 64;
 
@@ -139,7 +139,7 @@ impl Asked {
         let connecting = client.get_multiplexed_async_connection_with_config(&patient);
         let connection = tokio::time::timeout(deadline, connecting).await.map_err(|_| late(deadline))?;
         let connection = connection.map_err(|error| told(&error))?;
-        Ok(Self { connection, deadline, until: Instant::now() + LONGEST })
+        Ok(Self { connection, deadline, until: Instant::now() + LONGEST_EXAMINATION })
     }
 
     /// The answer of each command; one refused doesn't stop the others.

@@ -12,7 +12,7 @@ use crate::attributes::{self, Described};
 use crate::options::{Shape, shape};
 use crate::output::json;
 use crate::service::Service;
-use crate::subject::Place;
+use crate::subject::KeyOptions;
 
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
@@ -24,7 +24,7 @@ pub(crate) struct Explain {
     #[arg(long)]
     all: bool,
     #[command(flatten)]
-    place: Place,
+    place: KeyOptions,
     /// Output format. Default: a table on a terminal, otherwise a JSON object.
     #[arg(long, value_enum)]
     format: Option<Shape>,

@@ -5,8 +5,9 @@ use std::task::Waker;
 
 use tokio::time::Instant;
 
-use super::{IN_FLIGHT, Queue, Until};
-use crate::batch::{Batch, Place, Position, Records};
+use super::{IN_FLIGHT, Queue};
+use crate::batch::{Batch, GroupId, Position, Records};
+use crate::engine::deadline::Deadline;
 use crate::engine::redis::local::Local;
 use crate::error::{Error, Kind};
 use crate::script::Reply;
@@ -17,12 +18,12 @@ pub(super) struct Waiter {
     pub(super) waker: Option<Waker>,
     pub(super) until: Instant,
     /// None once the caller has given up.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<GroupId>,
 }
 
 /// What all who wait for a batch look at.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct BatchState {
     pub(super) local: Arc<Local>,
     /// Its waiters, from when it is sent until it is answered.
     waiters: Mutex<Vec<Waiter>>,
@@ -62,7 +63,7 @@ pub(in crate::engine::redis) struct InFlight<'a> {
     pub(in crate::engine::redis) batch: Batch,
     /// The last deadline of those who wait.
     pub(in crate::engine::redis) last: Instant,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<BatchState>,
     pub(super) queue: &'a Queue,
 }
 
@@ -78,7 +79,7 @@ impl Sent {
     }
 }
 
-impl Shared {
+impl BatchState {
     pub(super) fn of(local: &Arc<Local>) -> Arc<Self> {
         let (waiters, sent, failed) = Default::default();
         Arc::new(Self { local: Arc::clone(local), waiters, sent, failed })
@@ -182,7 +183,7 @@ impl Drop for InFlight<'_> {
 
 impl Stage {
     /// The error of a caller whose deadline passes at this stage.
-    pub(in crate::engine::redis) fn missed(self, until: Until) -> Error {
+    pub(in crate::engine::redis) fn missed(self, until: Deadline) -> Error {
         match self {
             Self::Sent => until.missed(true),
             Self::Unsent => until.missed(false),

@@ -54,7 +54,7 @@ impl Limiter {
     /// The keys of all limits' states, each ended by a newline, which no key has in it.
     fn state_keys(&self, rule: &Rule, request: &Request<'_>) -> Result<Vec<u8>, Error> {
         let mut keys = Vec::new();
-        for count in rule.counts() {
+        for count in rule.scoped_limits() {
             keys.extend_from_slice(&self.state_key(rule, count.whole(), request)?);
             keys.push(b'\n');
         }

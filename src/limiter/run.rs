@@ -13,7 +13,7 @@ use crate::engine::Acquiring;
 use crate::error::Error;
 use crate::request::Request;
 use crate::rule::{Rule, Target};
-use crate::script::{Call, Marker, Mode, Part, Reply, Script};
+use crate::script::{Call, LimitCall, Marker, Mode, Reply, Script};
 
 impl Limiter {
     /// Begins an acquire by the script's packed form, if that can say all that is asked.
@@ -67,7 +67,7 @@ impl Limiter {
         &self,
         rule: &Rule,
         script: &'static Script,
-        limits: &[Part<'_>],
+        limits: &[LimitCall<'_>],
         marker: Option<&Marker>,
         request: &Request<'_>,
         mode: Mode,

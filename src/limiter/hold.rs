@@ -6,16 +6,16 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
+use super::wait::LONGEST_WAIT;
+use super::{Limiter, persist};
 use crate::decision::{Decision, Denied};
 use crate::error::{Error, Kind};
-use crate::limiter::{Limiter, persist};
 use crate::random::{jittered, unique_id};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::runtime;
 use crate::script::Mode;
 use crate::telemetry;
-use crate::wait::LONGEST_WAIT;
 
 /// What [`Limiter::hold`] answers: a permit, or how things stand without one.
 #[derive(Debug)]

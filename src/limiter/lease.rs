@@ -120,7 +120,7 @@ impl Limiter {
     ) -> Result<Lease, Error> {
         let request = request.into();
         let bad = |expected: &str| Error::new(Kind::Input, format!("lease: expected {expected}, got {rule}"));
-        let [count] = rule.counts() else { return Err(bad("a rule of one limit")) };
+        let [count] = rule.scoped_limits() else { return Err(bad("a rule of one limit")) };
         let limit = &count.limit;
         if !matches!(
             limit.algorithm(),
@@ -254,7 +254,7 @@ impl Shared {
         {
             runtime.spawn(Arc::clone(self).refill(1, turn));
         }
-        let decision = Decision::leased(&self.rule.counts()[0].quota, left, cost, reset_after);
+        let decision = Decision::leased(&self.rule.scoped_limits()[0].quota, left, cost, reset_after);
         telemetry::decided(&self.rule, Ok(&decision));
         Some(decision)
     }

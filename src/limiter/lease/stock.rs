@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::decision::{Decision, RetryAfter};
 
 /// Units are spent within this time of being taken, or go back.
-const LONGEST: Duration = Duration::from_secs(1);
+const LONGEST_HOLD: Duration = Duration::from_secs(1);
 /// A batch that must be spent sooner isn't worth its calls.
 const SHORTEST: Duration = Duration::from_millis(10);
 /// A return is sent only if it has this long to arrive: one that came late would give units twice.
@@ -129,7 +129,7 @@ impl Stock {
         // A blocked key waits for the block's end, whatever its level.
         let RetryAfter::After(sound) = peek.retry_after else { return self.cold() };
         // The last quarter is for returns, and for clocks of different speeds.
-        let spent = (sound * 3 / 4).min(LONGEST);
+        let spent = (sound * 3 / 4).min(LONGEST_HOLD);
         if peek.allowed || peek.blocked || spent < SHORTEST {
             return self.cold();
         }

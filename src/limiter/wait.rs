@@ -5,9 +5,9 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use super::{Limiter, persist};
 use crate::decision::{Decision, RetryAfter};
 use crate::error::{Charged, Error, Kind};
-use crate::limiter::{Limiter, persist};
 use crate::random::{jittered, unique_id};
 use crate::request::Request;
 use crate::rule::Rule;

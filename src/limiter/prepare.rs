@@ -6,8 +6,8 @@ use crate::batch::Ask;
 use crate::error::{Error, Kind};
 use crate::key::{self, Key, Name};
 use crate::request::Request;
-use crate::rule::{Count, Rule, Target};
-use crate::script::{Marker, Mode, Part};
+use crate::rule::{Rule, ScopedLimit, Target};
+use crate::script::{LimitCall, Marker, Mode};
 
 impl Limiter {
     /// An acquire as the script's packed form decides it with others, if that can say all that is asked.
@@ -29,7 +29,7 @@ impl Limiter {
             cost: request.units(rule),
             now_us,
             most_keys: target.limit.algorithm().row().most_keys(),
-            slot: None,
+            partition: 0,
         }))
     }
 
@@ -57,34 +57,34 @@ impl Limiter {
     }
 
     /// The limits as a script is called for this request.
-    pub(super) fn parts<'r>(
+    pub(super) fn limit_calls<'r>(
         &self,
         rule: &Rule,
         targets: &[Target<'r>],
         request: &Request<'_>,
         mode: Mode,
-    ) -> Result<Vec<Part<'r>>, Error> {
+    ) -> Result<Vec<LimitCall<'r>>, Error> {
         let holder = holder(targets, request, mode)?;
-        targets.iter().map(|target| self.part(rule, *target, request, &holder)).collect()
+        targets.iter().map(|target| self.limit_call(rule, *target, request, &holder)).collect()
     }
 
     /// One limit of a rule, as a script is called for this request.
-    pub(super) fn part<'r>(
+    pub(super) fn limit_call<'r>(
         &self,
         rule: &Rule,
         target: Target<'r>,
         request: &Request<'_>,
         holder: &[u8],
-    ) -> Result<Part<'r>, Error> {
+    ) -> Result<LimitCall<'r>, Error> {
         let limit = target.limit;
-        Ok(Part {
+        Ok(LimitCall {
             key: self.state_key(rule, target, request)?,
             script: limit.algorithm().script(),
             arguments: limit.arguments(request.now_us()?),
             windows: limit.windows(),
             replaced: match (limit.spread(), limit.holder()) {
                 (Some((at, period)), _) => {
-                    let name = self.name(rule, request.counted(rule, target.count.by.as_deref())?)?;
+                    let name = self.name(rule, request.counted(rule, target.scoped.by.as_deref())?)?;
                     Some((at, key::spread_offset(name.bytes(), period).to_string().into_bytes()))
                 }
                 (None, Some(at)) => Some((at, holder.to_vec())),
@@ -98,9 +98,9 @@ impl Limiter {
             let why = "rules without a name would share their keys (Rule::named)";
             return Err(Error::new(Kind::Input, format!("rule {rule}: expected a name, got none: {why}")));
         }
-        let Target { count, shard, .. } = target;
-        let key = self.name(rule, request.counted(rule, count.by.as_deref())?)?;
-        Ok(key::state_key(&self.prefix, (self.tag(rule, request, key)?, shard), key, &count.suffix))
+        let Target { scoped, shard, .. } = target;
+        let key = self.name(rule, request.counted(rule, scoped.by.as_deref())?)?;
+        Ok(key::state_key(&self.prefix, (self.tag(rule, request, key)?, shard), key, &scoped.suffix))
     }
 
     /// What groups the keys of a decision: this one, unless the rule says otherwise.
@@ -124,14 +124,14 @@ impl Limiter {
 
 /// The limits that such a call is about.
 pub(super) fn concerned<'r>(rule: &'r Rule, mode: Mode, request: &Request<'_>) -> Result<Vec<Target<'r>>, Error> {
-    let (which, expected): (fn(&Count) -> bool, _) = match mode {
+    let (which, expected): (fn(&ScopedLimit) -> bool, _) = match mode {
         // A denial may have blocked the keys of other limits too.
         Mode::Block if request.units(rule) == 0 => (|_| true, "a limit"),
-        Mode::Block => (|count| count.by.is_none(), "a limit that counts the request's key"),
-        Mode::Renew | Mode::Release => (|count| count.limit.algorithm().holds(), "a concurrency limit"),
+        Mode::Block => (|scoped| scoped.by.is_none(), "a limit that counts the request's key"),
+        Mode::Renew | Mode::Release => (|scoped| scoped.limit.algorithm().holds(), "a concurrency limit"),
         _ => (|_| true, "a limit"),
     };
-    let targets: Vec<_> = rule.counts().iter().filter(|count| which(count)).map(Count::whole).collect();
+    let targets: Vec<_> = rule.scoped_limits().iter().filter(|scoped| which(scoped)).map(ScopedLimit::whole).collect();
     if targets.is_empty() {
         return Err(Error::new(Kind::Input, format!("{}: expected {expected}, got {rule}", mode.text())));
     }
@@ -151,7 +151,7 @@ fn holder(targets: &[Target<'_>], request: &Request<'_>, mode: Mode) -> Result<K
                 Mode::Refund => "the id that holds the permits",
                 _ => "an id (Request::id) to give its permits back by, or a call of Limiter::hold, which makes one",
             };
-            let (mode, limit) = (mode.text(), &permits.count.limit);
+            let (mode, limit) = (mode.text(), &permits.scoped.limit);
             Err(Error::new(Kind::Input, format!("{mode} of {limit}: expected {expected}, got none")))
         }
     }

@@ -1,0 +1,37 @@
+//! By when a call must be answered.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::Error;
+
+/// The longest deadline that is set as a timer: an instant beyond it might not be representable.
+pub(super) const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
+
+/// How long a call may take, and the instant at which that is over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline {
+    pub(super) at: Instant,
+    pub(super) length: Duration,
+}
+
+impl Deadline {
+    pub(super) fn after(length: Duration) -> Self {
+        Self::counted_from(Instant::now(), length)
+    }
+
+    pub(super) fn counted_from(began: Instant, length: Duration) -> Self {
+        Self { at: began + length.min(LONGEST_DEADLINE), length }
+    }
+
+    /// What is left of it.
+    pub(super) fn left(self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
+    }
+
+    /// The error of a call that missed it, before or after it was sent.
+    pub(super) fn missed(self, sent: bool) -> Error {
+        Error::deadline(self.length, sent)
+    }
+}

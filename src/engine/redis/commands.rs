@@ -1,0 +1,45 @@
+//! Commands that decide nothing, in one pipeline.
+
+use std::time::Duration;
+
+use redis::{FromRedisValue, Pipeline, RedisError, Value};
+
+use super::Redis;
+use super::errors::from_answer;
+use crate::error::Error;
+
+impl Redis {
+    /// All answers, or the first that is an error.
+    pub(crate) async fn ask<T: FromRedisValue>(&self, commands: &Pipeline, deadline: Duration) -> Result<T, Error> {
+        let answers = self.ask_each(commands, deadline).await?.into_iter().collect::<Result<_, _>>();
+        let answers = answers.and_then(|all| Ok(redis::from_redis_value(Value::Array(all))?));
+        answers.map_err(|error| from_answer(&error))
+    }
+
+    pub(super) async fn ask_each(
+        &self,
+        commands: &Pipeline,
+        deadline: Duration,
+    ) -> Result<Vec<Result<Value, RedisError>>, Error> {
+        if commands.is_empty() {
+            return Ok(Vec::new());
+        }
+        let local = &self.local()?;
+        let _entry = local.guard.enter()?;
+        let mut sent = false;
+        let answer = tokio::time::timeout(deadline, async {
+            let link = self.connection(local).await?;
+            sent = true;
+            let answers = link.pipeline(commands, commands.len()).await;
+            let answers = answers.map_err(|error| local.told(&error, link.number))?;
+            let answers: Vec<_> = answers.into_iter().map(Value::extract_error).collect();
+            let answers = match answers.first() {
+                Some(Err(error)) if answers.iter().all(Result::is_err) => Err(local.told(error, link.number)),
+                _ => Ok(answers),
+            };
+            local.outcome(answers.as_ref().err());
+            answers
+        });
+        answer.await.unwrap_or_else(|_| Err(Error::deadline(deadline, sent)))
+    }
+}
