@@ -60,8 +60,8 @@ A service's own file of rules:
 
     tollgate inspect --rules rules.toml uploads user:42 --prefix shop --url redis://127.0.0.1:6379
 
-  Spell the key as the rule counts it; --attr gives what else the rule counts, such as org=acme.
-  tollgate rules explain shows which rule applies to a request, and which keys it writes.
+  Spell the key as the rule counts it; --attr gives what else the rule counts, such as org=acme. To
+  see which rule applies to a request, and which keys it writes, use tollgate rules explain.
 
 Keys:
   A key is any bytes. Printable keys are shown as they are. \\xff stands for a byte that isn't UTF-8,
