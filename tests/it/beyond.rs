@@ -7,14 +7,13 @@ use futures_util::future::join_all;
 use tollgate::redis::cmd;
 use tollgate::{By, Charged, Cluster, Engine, Limiter, OnError, Redis, Request};
 
-use crate::fleet::{ClusterServers, Sentinels, ordered, told, wait_for};
-use crate::permissions::{least, more};
-use crate::rule::rule;
-use crate::server::Server;
-use crate::tool::{code, lines, stderr, stdout, tollgate};
-
-/// Ends a test that would hang; no machine is so slow that it decides one.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::acl::{least, more};
+use crate::support::cluster::ClusterServers;
+use crate::support::polling::{PATIENCE, block_until};
+use crate::support::redis_server::{Server, command_text, run_command};
+use crate::support::rules::rule;
+use crate::support::sentinels::Sentinels;
+use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
 fn on(engine: impl Into<Engine>) -> Limiter {
     Limiter::new(engine).deadline(PATIENCE)
@@ -49,7 +48,8 @@ fn every_command_works(url: &str, primaries: usize) {
     assert!(code(&doctor) < 2, "{}", stdout(&doctor));
 
     let records: String = (0..20).map(|n| format!("{{\"t_us\": {n}, \"key\": \"u{n}\"}}\n")).collect();
-    let replay = crate::tool::with_input(&["replay", "--rule", "gcra 1/1d", "-", "--url", url], records.as_bytes());
+    let replay =
+        crate::support::tool::with_input(&["replay", "--rule", "gcra 1/1d", "-", "--url", url], records.as_bytes());
     assert_eq!((code(&replay), lines(&replay).len()), (0, 20), "{}", stderr(&replay));
 
     let reset = tollgate(&["reset", "--rule", "cli", "--url", url]);
@@ -140,7 +140,7 @@ async fn the_smallest_user_of_a_cluster_is_as_documented() {
     let allow = |rights: &[&str]| {
         for node in servers.nodes() {
             let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">sesame"];
-            ordered(node, &[&user[..], &least(), rights].concat());
+            run_command(node, &[&user[..], &least(), rights].concat());
         }
     };
     let all: Vec<_> = more.iter().map(String::as_str).collect();
@@ -188,8 +188,8 @@ async fn an_answer_waits_for_replicas_where_it_is_asked_to() {
 #[tokio::test]
 async fn a_cluster_of_one_node_is_a_cluster() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
-    ordered(&server, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    wait_for("the node is well", || told(&server, &["CLUSTER", "INFO"]).contains("cluster_state:ok"));
+    run_command(&server, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    block_until("the node is well", || command_text(&server, &["CLUSTER", "INFO"]).contains("cluster_state:ok"));
     let url = format!("redis-cluster://127.0.0.1:{}", server.port());
     let limiter = on(Cluster::open(&url).expect("a good address"));
     assert_eq!(limiter.acquire(&rule("gcra 2/1d"), "key").await.expect("a decision").remaining, 1);
@@ -217,7 +217,7 @@ async fn who_waits_isnt_charged_again_for_what_no_replica_confirmed() {
     // Of Redis's four units two are left, of this process's two none.
     let rule = rule("sliding-log 4/20s").on_error(local).expect("a rule");
     limiter.acquire(&rule, Request::new("key").cost(2)).await.expect("by policy");
-    server.forget_commands();
+    server.reset_command_counts();
     let waited = limiter.acquire_wait(&rule, Request::new("key").cost(1), PATIENCE).await.expect("by policy");
     let calls: u64 = ["evalsha", "eval"]
         .iter()
@@ -233,7 +233,7 @@ fn the_doctor_needs_no_more_of_a_cluster_than_its_smallest_user_may() {
     let servers = ClusterServers::of_primaries();
     for node in servers.nodes() {
         let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">sesame"];
-        ordered(node, &[&user[..], &least(), &["+cluster|slots", "+cluster|info", "+asking"]].concat());
+        run_command(node, &[&user[..], &least(), &["+cluster|slots", "+cluster|info", "+asking"]].concat());
     }
     let output = tollgate(&["doctor", "--url", &servers.url().replace("://", "://limiter:sesame@")]);
     assert!(code(&output) < 2, "{}{}", stdout(&output), stderr(&output));
@@ -283,7 +283,7 @@ async fn a_rule_is_forgotten_in_slots_that_are_moving_too() {
     assert!(taken.iter().all(Result::is_ok));
     let slot = servers.slot_of(tag);
     servers.begin_moving(slot, 0, 1);
-    let keys = ordered(servers.node(0), &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "15"]);
+    let keys = run_command(servers.node(0), &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "15"]);
     let keys: Vec<String> = tollgate::redis::from_redis_value(keys).expect("keys");
     keys.iter().for_each(|key| servers.move_key(key, 0, 1));
     assert_eq!(limiter.reset_all("moving", |_| ()).await.expect("forgotten"), 40);

@@ -8,10 +8,10 @@ use tollgate::{
     By, Change, Charged, Clock, Decision, DenialCache, Embedded, Limiter, OnError, Redis, Request, RetryAfter, Rule,
 };
 
-use crate::oracle::Retry;
-use crate::rule::{by_own_id, rule};
-use crate::server::{Server, free_port};
-use crate::subject::{Engine, FIVE, Micros, limit, time};
+use crate::support::engines::{Engine, Micros, time};
+use crate::support::oracle::Retry;
+use crate::support::redis_server::{Server, free_port};
+use crate::support::rules::{FIVE, by_own_id, limit, rule};
 
 const SECOND: Micros = 1_000_000;
 const NOW: Micros = 1 << 50;

@@ -9,10 +9,11 @@ use futures_util::future::join_all;
 use tollgate::redis::{Connection, cmd};
 use tollgate::{Calendar, Clock, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule};
 
-use crate::oracle::calendar::{Window, bounds};
-use crate::rule::rule;
-use crate::server::Server;
-use crate::subject::{Micros, answer, oracle, time};
+use crate::support::engines::{Micros, answer, time};
+use crate::support::oracle::calendar::{Window, bounds};
+use crate::support::oracle_spec::oracle;
+use crate::support::redis_server::Server;
+use crate::support::rules::rule;
 
 const SECOND: Micros = 1_000_000;
 const HOUR: Micros = 3600 * SECOND;
@@ -70,7 +71,7 @@ async fn windows_of_another_time_cost_one_more_call_and_charge_nothing_whatever_
             let key = format!("{what} {at}");
             let request = || Request::new(&key).cost(3);
             for (calls, remaining) in [(2, 47), (1, 44)] {
-                server.forget_commands();
+                server.reset_command_counts();
                 let decision = match what {
                     "peek" => limiter.peek(&rule, request()).await,
                     "at_most" => limiter.at_most(&rule, request()).await,
@@ -99,7 +100,7 @@ async fn callers_who_share_a_batch_ask_again_together_and_the_limit_holds() {
     let (stale, other) = (rule("fixed-window 100/year"), rule("gcra 1000/30d"));
     limiter.acquire(&other, "warm").await.expect("a decision");
     told_of(&stale, HOUR).await;
-    server.forget_commands();
+    server.reset_command_counts();
     let calls = (0..400).map(|call| limiter.acquire(if call % 2 == 0 { &stale } else { &other }, "key"));
     let decisions: Vec<_> = join_all(calls).await.into_iter().map(|answer| answer.expect("a decision")).collect();
     let allowed = |of: usize| decisions.iter().skip(of).step_by(2).filter(|decision| decision.allowed).count();
@@ -120,7 +121,7 @@ async fn many_decisions_at_hand_are_asked_for_once_more_together() {
         if remaining == 4 {
             told_of(&rule, now() + 400 * DAY).await;
         }
-        server.forget_commands();
+        server.reset_command_counts();
         let decisions = limiter.acquire_many(&rule, &keys).await;
         assert_eq!(counts(&server).0, calls, "80 keys in a call");
         assert_eq!(decisions.len(), 800);
@@ -294,7 +295,7 @@ async fn a_rule_on_two_servers_of_different_times_is_decided_on_both() {
     }
 }
 
-fn oracle_of(rule: &Rule) -> crate::oracle::Oracle {
+fn oracle_of(rule: &Rule) -> crate::support::oracle::Oracle {
     oracle(rule.limits().next().expect("a limit"))
 }
 

@@ -4,8 +4,6 @@
 //! Each is loaded twice: at first nothing happens that loses counts, and nobody may be admitted beyond the rule; then
 //! anything may, and each loss lets in a capacity of each key at most, as documented.
 
-mod servers;
-
 use std::fmt;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -13,8 +11,9 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use serde_json::Value;
 
-use crate::tool::{command, stderr, stdout};
-use servers::{Event, Servers};
+use crate::support::failures::{Event, Servers};
+use crate::support::polling::PATIENCE;
+use crate::support::tool::{command, stderr, stdout};
 
 /// In all: `TOLLGATE_CHAOS_SECONDS` says otherwise.
 const SECONDS: u64 = 9;
@@ -25,8 +24,6 @@ const CAPACITY: u64 = 20;
 const DEADLINE: Duration = Duration::from_millis(200);
 /// A call that ends so long after its deadline has waited for something else, however busy the machine is.
 const SLACK: Duration = Duration::from_secs(1);
-/// Ends a load that hangs.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What became of one load.
 struct Round {

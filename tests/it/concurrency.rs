@@ -8,17 +8,8 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 use tollgate::{Limiter, Redis, Request, Rule};
 
-use crate::server::Server;
-
-/// One of each algorithm, with a capacity of 1000 and a period in which nothing comes back during a test.
-pub(crate) const THOUSAND: [&str; 6] = [
-    "token-bucket 1000/30d",
-    "fixed-window 1000/30d start first-hit",
-    "fixed-window 1000/year",
-    "sliding-window 1000/30d",
-    "sliding-log 1000/30d",
-    "gcra 1000/30d",
-];
+use crate::support::redis_server::Server;
+use crate::support::rules::THOUSAND;
 
 /// Ends a test that would hang; no machine is so slow that it decides one.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -123,7 +114,7 @@ async fn assert_answers_are_the_callers_own(limiter: &Limiter) {
     for n in 1..=200_u64 {
         let limiter = limiter.clone();
         tasks.spawn(async move {
-            let rule = crate::rule::rule(&format!("gcra {n}/30d"));
+            let rule = crate::support::rules::rule(&format!("gcra {n}/30d"));
             let decision = limiter.peek(&rule, Request::new(&n.to_string())).await.expect("a decision");
             assert_eq!((decision.limit, decision.remaining), (n, n));
         });

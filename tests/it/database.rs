@@ -18,13 +18,11 @@ mod services;
 mod totals;
 mod users;
 
-use std::time::{Duration, Instant};
-
 use tollgate::postgres::{Postgres as Database, PostgresError};
 use tollgate::{Embedded, Limiter};
 
-use crate::postgres::Postgres;
-use crate::tool::{code, stderr, stdout, tollgate};
+use crate::support::postgres_server::Postgres;
+use crate::support::tool::{code, stderr, stdout, tollgate};
 
 fn database(server: &Postgres) -> Database {
     Database::open(&server.url()).expect("an address")
@@ -41,16 +39,6 @@ async fn prepared() -> (Postgres, Database) {
 /// Without a Redis, so without a cache.
 fn limiter() -> Limiter {
     Limiter::new(Embedded::new())
-}
-
-/// Waits until this holds, for as long as nothing is wrong.
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
-    let began = Instant::now();
-    while !holds().await {
-        assert!(began.elapsed() < Duration::from_secs(20), "in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    began.elapsed()
 }
 
 #[tokio::test]

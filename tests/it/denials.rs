@@ -6,9 +6,8 @@ use proptest::prelude::*;
 use tollgate::redis::cmd;
 use tollgate::{By, Clock, Decision, DenialCache, Embedded, Limiter, Redis, Request, RetryAfter, Rule};
 
-use crate::rule::{by_own_id, rule};
-use crate::server::Server;
-use crate::subject::{FIVE, SIX};
+use crate::support::redis_server::Server;
+use crate::support::rules::{FIVE, SIX, by_own_id, rule};
 
 const SECOND: Duration = Duration::from_secs(1);
 

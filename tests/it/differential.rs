@@ -9,9 +9,10 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::redis::{Connection, cmd};
 use tollgate::{Algorithm, By, Charged, Debt, Decision, Error, Limit, Request, Start, State};
 
-use crate::limits::{beginning, limit_of, steps, two_limits};
-use crate::rule::by_own_id;
-use crate::subject::{Engine, FIVE, Micros, SIX, Subject, limit, micros, time};
+use crate::support::engines::{Engine, Micros, Subject, micros, time};
+use crate::support::histories::{beginning, steps};
+use crate::support::limits::{limit_of, two_limits};
+use crate::support::rules::{FIVE, SIX, by_own_id, limit};
 
 #[test]
 fn the_embedded_engine_answers_as_redis_does() {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tollgate::redis::{Connection, cmd};
 
-use crate::permissions;
-use crate::server::{Server, free_port};
-use crate::tool::{code, lines, stderr, stdout, tollgate};
+use crate::support::acl;
+use crate::support::redis_server::{Server, free_port};
+use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
 /// With a deadline that a busy machine keeps.
 fn examine(url: &str) -> Output {
@@ -120,7 +120,7 @@ fn every_line_is_an_object_with_the_same_names_in_the_same_order() {
 fn it_leaves_a_server_as_it_was() {
     let server = Server::start();
     cmd("SET").arg("other").arg("untouched").exec(&mut server.connection()).expect("set");
-    server.forget_commands();
+    server.reset_command_counts();
     assert_eq!(code(&examine(&server.url())), 0);
     let commands = server.commands();
     let calls: u64 = commands.values().map(|(calls, _)| calls).sum();
@@ -209,7 +209,7 @@ fn each_command_that_a_user_lacks_is_named() {
 #[test]
 fn a_user_with_the_least_permissions_is_fit_and_what_it_may_not_ask_is_a_note() {
     let server = Server::start();
-    let output = examine(&server.user("least", &permissions::least().join(" ")));
+    let output = examine(&server.user("least", &acl::least().join(" ")));
     assert_eq!(code(&output), 0, "{}", stdout(&output));
     assert_eq!(finding(&output, "scripts")["level"], "ok");
     let findings = lines(&output);
@@ -332,7 +332,7 @@ fn the_users_of_the_redis_conf_can_do_what_they_are_there_for() {
     let users = file.lines().filter_map(|line| line.strip_prefix("# user ")?.split_once(" on >PASSWORD "));
     let users: Vec<_> = users.collect();
     let [("limiter", least), ("operator", all)] = users[..] else { panic!("{users:?}") };
-    assert_eq!(least.split_whitespace().collect::<Vec<_>>(), permissions::least());
+    assert_eq!(least.split_whitespace().collect::<Vec<_>>(), acl::least());
     let output = examine(&server.user("operator", all));
     assert_eq!(code(&output), 0, "{}", stdout(&output));
     assert_eq!(notes(&output), ["memory", "persistence"], "{}", stdout(&output));

@@ -2,14 +2,12 @@
 //! deadline, nothing is charged twice, and every answer that didn't come from Redis says so. The guide lists them.
 
 mod away;
-mod callers;
 mod cluster;
 mod cut;
 mod failover;
 mod impatient;
 mod lost;
 mod outage;
-mod proxy;
 mod refusing;
 mod runtimes;
 mod sentinel;
@@ -22,10 +20,11 @@ use std::time::Duration;
 use tollgate::redis::cmd;
 use tollgate::{Breaker, By, Charged, Decision, Error, Limiter, OnError, Redis, Request, Rule};
 
-use crate::server::Server;
+use crate::support::callers::{Callers, SLACK};
+use crate::support::polling::{PATIENCE, in_time, wait_for_value};
+use crate::support::proxy::Proxy;
+use crate::support::redis_server::Server;
 
-/// Ends a test that would hang; no machine is so slow that it decides one.
-const PATIENCE: Duration = Duration::from_secs(30);
 const DEADLINE: Duration = Duration::from_millis(150);
 const LOCAL: OnError = OnError::Local { processes: NonZeroU32::new(2).unwrap() };
 
@@ -38,7 +37,7 @@ fn limiter(url: &str) -> Limiter {
 }
 
 fn rule(text: &str, on_error: OnError) -> Rule {
-    crate::rule::rule(text).on_error(on_error).expect("a policy")
+    crate::support::rules::rule(text).on_error(on_error).expect("a policy")
 }
 
 /// Until the breaker is open and its pause is over, beside a Redis that answers again.
@@ -50,10 +49,6 @@ async fn opened(server: &mut Server, redis: &Redis, limiter: &Limiter, rule: &Ru
     server.start_again(&[]);
     server.wait_until_it_answers();
     until(|| redis.breaker() == Breaker::Open(Duration::ZERO)).await;
-}
-
-async fn in_time<T>(answer: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, answer).await.expect("an answer by the deadline")
 }
 
 async fn acquire(limiter: &Limiter, rule: &Rule, key: &str) -> Result<Decision, Error> {
@@ -79,26 +74,13 @@ async fn by_policy(url: &str, classes: &[&str]) {
     }
 }
 
-/// What there is at last, looked for again and again: servers and processes tell nobody when they are ready.
-async fn at_last<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    in_time(async {
-        loop {
-            match look().await {
-                Some(found) => return found,
-                None => tokio::time::sleep(Duration::from_millis(5)).await,
-            }
-        }
-    })
-    .await
-}
-
 async fn until(mut holds: impl FnMut() -> bool) {
-    at_last(async || holds().then_some(())).await;
+    wait_for_value(async || holds().then_some(())).await;
 }
 
 /// An acquire that Redis answers.
 async fn answered_again(limiter: &Limiter, rule: &Rule, key: &str) -> Decision {
-    at_last(async || limiter.acquire(rule, key).await.ok().filter(|decision| decision.by == By::Redis)).await
+    wait_for_value(async || limiter.acquire(rule, key).await.ok().filter(|decision| decision.by == By::Redis)).await
 }
 
 /// Whether INFO says this, if it is answered at all.

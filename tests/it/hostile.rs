@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::json;
 
-use crate::tool::{code, command, lines, stderr};
+use crate::support::tool::{code, command, lines, stderr};
 
 /// What the tool says to a file of these bytes, which it is given no longer than a while to do.
 fn replay(arguments: &[&str], input: &[u8]) -> std::process::Output {

@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use tollgate::{Charged, Decision, Error, Request};
 
-use crate::laws::everywhere;
-use crate::limits::{Step, any_limit, beginning, steps};
-use crate::oracle::Answer;
-use crate::subject::{Engine, Subject, answer, limit, oracle, time};
+use crate::support::engines::{Engine, Subject, answer, on_both_engines, time};
+use crate::support::histories::{Step, beginning, steps};
+use crate::support::limits::any_limit;
+use crate::support::oracle::Answer;
+use crate::support::oracle_spec::oracle;
+use crate::support::rules::limit;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Verb {
@@ -44,7 +46,7 @@ fn calls() -> impl Strategy<Value = Vec<(Verb, usize, Step)>> {
 #[test]
 fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
     let limits = any_limit().prop_filter("permits are given back by their own ids", |limit| !limit.algorithm().holds());
-    everywhere((limits, beginning(), calls()), |engine, (limit, begin, calls)| {
+    on_both_engines((limits, beginning(), calls()), |engine, (limit, begin, calls)| {
         let subject = engine.subject(limit.clone());
         let mut oracle = oracle(&limit);
         // What is remembered of an id: the operation, the answer, the units, and whether they are settled.
@@ -191,7 +193,7 @@ fn an_id_answers_for_the_limits_that_it_was_given_to() {
     let engine = Engine::redis();
     let request = Request::new("key").at(time(1 << 50)).id("m");
     for (rule, remaining) in [("gcra 100/1s", 99), ("token-bucket 5/1d", 4)] {
-        let rule = crate::rule::rule(rule);
+        let rule = crate::support::rules::rule(rule);
         let decision = engine.runtime.block_on(engine.limiter.acquire(&rule, request)).expect("a decision");
         assert_eq!(decision.remaining, remaining, "{rule}");
     }
@@ -215,7 +217,7 @@ fn a_refund_cannot_be_settled_and_a_cost_that_no_number_holds_is_refused() {
 #[test]
 fn a_call_with_permits_is_settled_cancelled_and_released_in_any_order() {
     for engine in [Engine::embedded(), Engine::redis()] {
-        let rule = crate::rule::rule("concurrency 5 ttl 1h, fixed-window 100/1d start first-hit");
+        let rule = crate::support::rules::rule("concurrency 5 ttl 1h, fixed-window 100/1d start first-hit");
         let (limiter, run) = (&engine.limiter, &engine.runtime);
         for (cost, settled) in [(1, Some(0)), (3, Some(1)), (2, Some(9)), (2, None)] {
             for release in [false, true] {

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::{Charged, DenialCache, KeySecret, Limiter, Redis, Request, Rule, redis};
 
-use crate::server::Server;
-use crate::subject::{Engine, time};
+use crate::support::engines::{Engine, time};
+use crate::support::redis_server::Server;
 
 /// What Redis Cluster hashes of a key: what stands between its first brace and the next closing one, if anything does.
 fn hashed(name: &str) -> &str {
@@ -59,7 +59,7 @@ fn attacks(on: &[u8]) -> Vec<Vec<u8>> {
 #[test]
 fn no_two_keys_are_spelled_alike_and_no_key_steers_to_anothers_slot() {
     let engine = Engine::redis();
-    let rule = crate::rule::rule("gcra 100/1d");
+    let rule = crate::support::rules::rule("gcra 100/1d");
     let beside = rule.clone().tagged("org");
     let (names, tags) = (RefCell::new(HashMap::new()), RefCell::new(HashMap::new()));
     let spelled = |rule: &Rule, tag: Option<&[u8]>, key: &[u8]| {
@@ -112,14 +112,14 @@ async fn what_is_personal_is_hashed_wherever_redis_keeps_it() {
         "sliding-window 5/1d",
         "sliding-log 5/1d",
     ];
-    let mut rules: Vec<_> = texts.into_iter().map(crate::rule::rule).collect();
+    let mut rules: Vec<_> = texts.into_iter().map(crate::support::rules::rule).collect();
     rules.push(
-        crate::rule::rule("gcra 9/1d")
+        crate::support::rules::rule("gcra 9/1d")
             .tagged("org")
             .and_by("org", "gcra 7/2d".parse().expect("a limit"))
             .expect("a rule"),
     );
-    rules.push(crate::rule::rule("gcra 4000/1d shards 8"));
+    rules.push(crate::support::rules::rule("gcra 4000/1d shards 8"));
     let request = Request::new("alice@example.com").parts(&[("org", b"example.org")]);
     for rule in &rules {
         let first = limiter.acquire(rule, request).await.expect("a decision");
@@ -128,7 +128,7 @@ async fn what_is_personal_is_hashed_wherever_redis_keeps_it() {
         limiter.block(rule, request, Duration::from_secs(60)).await.expect("a block");
         assert!(limiter.acquire(rule, request).await.expect("a decision").blocked, "{rule}");
     }
-    let permits = crate::rule::rule("concurrency 3 ttl 1h");
+    let permits = crate::support::rules::rule("concurrency 3 ttl 1h");
     limiter.acquire(&permits, request.id("call-2")).await.expect("a decision");
     limiter.acquire_many(&rules[0], [request; 3]).await;
 

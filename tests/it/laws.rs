@@ -3,25 +3,13 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::{Algorithm, Calendar, Change, Debt, Limit};
 
-use crate::limits::{Step, any_limit, beginning, steps, two_limits};
-use crate::oracle::{self as oracles, Answer, Retry};
-use crate::subject::{Engine, Micros, Subject, micros, oracle, spec};
-
-/// Checks a property on many cases in the process, and on some with a real server.
-pub(crate) fn everywhere<S: Strategy>(cases: S, property: impl Fn(&Engine, S::Value) -> Result<(), TestCaseError>)
-where
-    S::Value: Clone,
-{
-    for (engine, count) in [(Engine::embedded(), 1500), (Engine::redis(), 150)] {
-        let config =
-            Config { cases: count, failure_persistence: None, max_global_rejects: 100_000, ..Config::default() };
-        let outcome = TestRunner::new(config).run(&cases, |case| property(&engine, case));
-        outcome.unwrap_or_else(|failure| panic!("{failure}"));
-    }
-}
+use crate::support::engines::{Engine, Micros, Subject, micros, on_both_engines};
+use crate::support::histories::{Step, beginning, steps};
+use crate::support::limits::{any_limit, two_limits};
+use crate::support::oracle::{self as oracles, Answer, Retry};
+use crate::support::oracle_spec::{oracle, spec};
 
 /// A key with a past: the subject and the time it has come to.
 fn lived<'a>(engine: &'a Engine, limit: Limit, begin: Micros, steps: &[Step]) -> (Subject<'a>, Micros) {
@@ -44,7 +32,7 @@ fn histories() -> impl Strategy<Value = (Limit, Micros, Vec<Step>, Step)> {
 
 #[test]
 fn every_answer_is_the_oracles() {
-    everywhere((any_limit(), beginning(), steps(1..=25)), |engine, (limit, begin, steps)| {
+    on_both_engines((any_limit(), beginning(), steps(1..=25)), |engine, (limit, begin, steps)| {
         let subject = engine.subject(limit.clone());
         let mut oracle = oracle(&limit);
         let mut now = begin;
@@ -62,7 +50,7 @@ fn every_answer_is_the_oracles() {
 
 #[test]
 fn law_1_a_denial_and_a_peek_write_nothing() {
-    everywhere(histories(), |engine, (limit, begin, past, next)| {
+    on_both_engines(histories(), |engine, (limit, begin, past, next)| {
         let (subject, now) = lived(engine, limit, begin, &past);
         let (cost, then) = next.aim(&subject, now);
         let ahead = subject.state(then).iter().any(|(name, value)| *name == "time_us" && *value > then as i64);
@@ -79,7 +67,7 @@ fn law_1_a_denial_and_a_peek_write_nothing() {
 
 #[test]
 fn law_2_remaining_can_be_taken_and_not_one_more() {
-    everywhere(histories(), |engine, (limit, begin, past, next)| {
+    on_both_engines(histories(), |engine, (limit, begin, past, next)| {
         let (subject, now) = lived(engine, limit, begin, &past);
         let (cost, then) = next.aim(&subject, now);
         let peeked = subject.peek(cost, then);
@@ -98,7 +86,7 @@ fn law_2_remaining_can_be_taken_and_not_one_more() {
 
 #[test]
 fn law_3_retry_after_is_tight_to_the_microsecond() {
-    everywhere(histories(), |engine, (limit, begin, past, next)| {
+    on_both_engines(histories(), |engine, (limit, begin, past, next)| {
         let (subject, now) = lived(engine, limit, begin, &past);
         let (cost, then) = next.aim(&subject, now);
         let decision = subject.acquire(cost, then);
@@ -117,7 +105,7 @@ fn law_3_retry_after_is_tight_to_the_microsecond() {
 
 #[test]
 fn law_4_after_reset_after_the_key_is_as_if_never_used() {
-    everywhere((histories(), steps(1..=6)), |engine, ((limit, begin, past, next), future)| {
+    on_both_engines((histories(), steps(1..=6)), |engine, ((limit, begin, past, next), future)| {
         let (used, now) = lived(engine, limit.clone(), begin, &past);
         let (cost, then) = next.aim(&used, now);
         let decision = used.acquire(cost, then);
@@ -139,7 +127,7 @@ fn law_4_after_reset_after_the_key_is_as_if_never_used() {
 
 #[test]
 fn law_5_what_can_never_be_had_is_denied_with_never_and_charges_nothing() {
-    everywhere((histories(), 1_u64..), |engine, ((limit, begin, past, _), more)| {
+    on_both_engines((histories(), 1_u64..), |engine, ((limit, begin, past, _), more)| {
         let (subject, now) = lived(engine, limit.clone(), begin, &past);
         let before = subject.peek(0, now);
         let decision = subject.acquire(limit.capacity().saturating_add(more), now);
@@ -152,7 +140,7 @@ fn law_5_what_can_never_be_had_is_denied_with_never_and_charges_nothing() {
 
 #[test]
 fn law_6_no_span_admits_more_than_capacity_and_rate() {
-    everywhere((any_limit(), beginning(), steps(1..=40)), |engine, (limit, begin, steps)| {
+    on_both_engines((any_limit(), beginning(), steps(1..=40)), |engine, (limit, begin, steps)| {
         let subject = engine.subject(limit.clone());
         let mut now = begin;
         let mut taken: Vec<(Micros, u64)> = Vec::new();
@@ -174,7 +162,7 @@ fn law_6_no_span_admits_more_than_capacity_and_rate() {
 
 /// The most units that a limit may admit from one moment to another, both included.
 fn most_in(limit: &Limit, begin: Micros, end: Micros) -> u128 {
-    use crate::oracle::Spec;
+    use crate::support::oracle::Spec;
     let span = u128::from(end - begin);
     let [rate, period, capacity] = [limit.rate(), micros(limit.period()), limit.capacity()].map(u128::from);
     match spec(limit) {
@@ -194,7 +182,7 @@ fn most_in(limit: &Limit, begin: Micros, end: Micros) -> u128 {
 
 #[test]
 fn law_7_no_clock_locks_anybody_out_for_longer_than_the_rule_could() {
-    everywhere((histories(), 0_u64..), |engine, ((limit, begin, past, _), back)| {
+    on_both_engines((histories(), 0_u64..), |engine, ((limit, begin, past, _), back)| {
         let (subject, now) = lived(engine, limit.clone(), begin, &past);
         let longest = micros(limit.longest_reset());
         let then = now.saturating_sub(back % (4 * longest + 1));
@@ -212,8 +200,8 @@ fn law_7_no_clock_locks_anybody_out_for_longer_than_the_rule_could() {
 
 #[test]
 fn law_8_a_coarse_tick_is_a_divisor_and_every_product_is_exact() {
-    everywhere(any_limit(), |_, limit| {
-        use crate::oracle::Spec;
+    on_both_engines(any_limit(), |_, limit| {
+        use crate::support::oracle::Spec;
         let [rate, period, capacity, debt] =
             [limit.rate(), micros(limit.period()), limit.capacity(), limit.max_debt()].map(u128::from);
         let tick = u128::from(micros(limit.tick()));
@@ -261,7 +249,7 @@ fn law_9_a_changed_tick_and_a_clock_far_behind() {
 #[test]
 fn law_9_a_changed_rule_keeps_what_was_used() {
     let cases = (two_limits(), beginning(), steps(1..=10), steps(1..=10));
-    everywhere(cases, |engine, ((limit, other), begin, past, future)| {
+    on_both_engines(cases, |engine, ((limit, other), begin, past, future)| {
         let (before, mut now) = lived(engine, limit.clone(), begin, &past);
         let mut oracle = oracle(&limit);
         let mut then = begin;
@@ -287,7 +275,7 @@ fn law_9_a_changed_rule_keeps_what_was_used() {
 #[test]
 fn law_9_at_the_same_instant_units_taken_stay_taken() {
     let cases = (two_limits(), beginning(), 1_u64..=100);
-    everywhere(cases, |engine, ((limit, other), now, part)| {
+    on_both_engines(cases, |engine, ((limit, other), now, part)| {
         // On a tick of both: a state's time is that of its own limit's clock.
         let now = now - now % (micros(limit.tick()) * micros(other.tick()));
         let before = engine.subject(limit.clone());
@@ -303,8 +291,8 @@ fn law_9_at_the_same_instant_units_taken_stay_taken() {
 
 #[test]
 fn law_10_an_entry_one_window_old_no_longer_counts() {
-    everywhere((any_limit(), beginning()), |engine, (limit, now)| {
-        if !matches!(spec(&limit), crate::oracle::Spec::SlidingLog { .. }) {
+    on_both_engines((any_limit(), beginning()), |engine, (limit, now)| {
+        if !matches!(spec(&limit), crate::support::oracle::Spec::SlidingLog { .. }) {
             return Ok(());
         }
         let period = micros(limit.period());
@@ -426,7 +414,7 @@ fn law_8_every_operation_is_exact_up_to_the_largest_numbers() {
     ]);
     let block_for = proptest::option::weighted(0.3, large(1 << 51));
     let cases = (limits, calls_at_the_bounds(), strategy, any::<bool>(), block_for);
-    everywhere(cases, |engine, ((limit, other), calls, (change, of), counting, block_for)| {
+    on_both_engines(cases, |engine, ((limit, other), calls, (change, of), counting, block_for)| {
         let mut subject = engine.subject(limit.clone()).with(change, counting, block_for);
         let mut oracle = oracle(&limit);
         oracle.on_change(of);

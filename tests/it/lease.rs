@@ -9,8 +9,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tollgate::{By, Clock, Decision, Embedded, Lease, Limiter, Redis, Request, Rule};
 
-use crate::rule::rule;
-use crate::server::Server;
+use crate::support::redis_server::Server;
+use crate::support::rules::rule;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Ends a test that would hang; no machine is so slow that it decides one.
@@ -301,14 +301,14 @@ async fn a_lease_saves_most_calls() {
     let rule = rule("fixed-window 20000/3650d");
     let (limiter, lease) = process(&server, &rule, 1);
     limiter.acquire(&rule, Request::new("hot").cost(10_001)).await.expect("a decision");
-    server.forget_commands();
+    server.reset_command_counts();
     for _ in 0..5000 {
         assert!(lease.acquire(1).await.expect("a decision").allowed);
     }
     let calls = scripts(&server);
     assert!((1..1000).contains(&calls), "{calls}");
     while lease.acquire(1).await.expect("a decision").allowed {}
-    server.forget_commands();
+    server.reset_command_counts();
     for _ in 0..100 {
         assert!(!lease.acquire(1).await.expect("a decision").allowed);
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tollgate::redis::{Connection, cmd};
 
-use crate::server::{Server, free_port};
-use crate::tool::{code, command, lines, stderr, stdout, tollgate};
+use crate::support::redis_server::{Server, free_port};
+use crate::support::tool::{code, command, lines, stderr, stdout, tollgate};
 
 /// A run's report.
 fn load(arguments: &[&str]) -> Value {
@@ -285,7 +285,7 @@ fn what_a_policy_admits_is_told_apart_and_not_held_against_redis() {
         let limits =
             ["load", "gcra 1000/1s", "--keys", "hot", "--warmup", "0s", "--duration", "1500ms", "--rate", "500"];
         let arguments = [&limits[..], &["--on-error", policy, "--url", &url]].concat();
-        server.forget_commands();
+        server.reset_command_counts();
         let run = command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool runs");
         let until = |calls: u64, failed: u64| {
             let began = Instant::now();

@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use tollgate::redis::{Value, cmd, from_redis_value};
 use tollgate::{Algorithm, Limiter, Redis, Request, Script};
 
-use crate::permissions::least;
-use crate::python::python;
-use crate::rule::by_own_id;
-use crate::server::Server;
-use crate::subject::time;
-use crate::tidy::{read, stems};
-use crate::tool::{code, stderr, stdout, tollgate};
+use crate::support::acl::least;
+use crate::support::engines::time;
+use crate::support::python::python;
+use crate::support::redis_server::Server;
+use crate::support::repository::{read, stems};
+use crate::support::rules::by_own_id;
+use crate::support::scripts::composed;
+use crate::support::tool::{code, stderr, stdout, tollgate};
 
 /// What decides by the scripts of the algorithms, whose text comes before it.
 const COMPOSED: [&str; 2] = ["all_or_nothing", "two_choices"];
@@ -21,11 +22,6 @@ const LAST: [&str; 3] = ["cost", "mode", "now_us"];
 
 /// Words in capitals that are no commands.
 const OTHERS: [&str; 7] = ["PX", "PXAT", "BYSCORE", "LIMIT", "REV", "WITHSCORES", "STALE"];
-
-/// The whole text of a script that decides for others.
-pub(crate) fn composed(name: &str) -> String {
-    Script::all().find(|script| script.name() == name).expect("a script").text().to_owned()
-}
 
 /// A file, cut at the end of its header.
 struct File {
@@ -218,7 +214,7 @@ async fn rust_sends_the_arguments_that_the_header_lists() {
     let mut redis = server.connection();
     for (algorithm, file) in Algorithm::all().zip(algorithms()) {
         let name = &file.name;
-        let rule = crate::rule::rule(crate::rule::five_of(algorithm));
+        let rule = crate::support::rules::rule(crate::support::rules::five_of(algorithm));
         let request = Request::new("key").cost(3).at(time(1 << 50));
         let request = by_own_id(&rule, request);
         limiter.at_most(&rule, request).await.expect("a decision");

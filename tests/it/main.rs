@@ -3,8 +3,6 @@
 mod beyond;
 mod block;
 mod calendar;
-#[cfg_attr(not(feature = "tls"), allow(dead_code))]
-mod certificates;
 mod chaos;
 mod concurrency;
 mod costs;
@@ -16,7 +14,6 @@ mod doctor;
 mod examples;
 mod expiry;
 mod faults;
-mod fleet;
 mod hostile;
 #[cfg(feature = "axum")]
 mod http;
@@ -24,33 +21,26 @@ mod ids;
 mod keys;
 mod laws;
 mod lease;
-mod limits;
 mod load;
 mod lua;
 mod merges;
 mod mixed;
 mod operations;
-mod oracle;
 mod package;
 mod packed;
 mod permissions;
 mod permits;
 mod poison;
-#[cfg(feature = "postgres")]
-mod postgres;
-mod python;
 mod recipes;
 mod redis;
 mod replies;
-mod rule;
 mod rules;
 mod script_cache;
 mod scripts;
-mod server;
 mod several;
 mod shards;
-mod subject;
 mod supply;
+mod support;
 #[cfg(all(feature = "metrics", feature = "tracing"))]
 mod telemetry;
 mod text;

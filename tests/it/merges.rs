@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use tollgate::{Embedded, Limiter, Redis, Request, Rule};
 
-use crate::rule::rule;
-use crate::server::Server;
+use crate::support::redis_server::Server;
+use crate::support::rules::rule;
 
 /// What one caller asks: a rule, a key, a cost, and a time, each by its number; and whether it is dropped.
 type Asked = (usize, usize, u64, u64, bool);

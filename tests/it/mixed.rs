@@ -11,9 +11,10 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tollgate::{Decision, Embedded, Error, Limiter, Redis, Request, Rule};
 
-use crate::rule::by_own_id;
-use crate::server::Server;
-use crate::subject::{Micros, answer, oracle, time};
+use crate::support::engines::{Micros, answer, time};
+use crate::support::oracle_spec::oracle;
+use crate::support::redis_server::Server;
+use crate::support::rules::by_own_id;
 
 const RULES: [&str; 7] = [
     "token-bucket 40/1h max-debt 20",
@@ -110,7 +111,7 @@ fn play(
     key: &str,
     tasks: Vec<Vec<Ask>>,
 ) -> Result<(), TestCaseError> {
-    let rule = crate::rule::rule(text);
+    let rule = crate::support::rules::rule(text);
     let limit = rule.limits().next().expect("a limit").clone();
     let (holds, bound) = (limit.algorithm().holds(), limit.capacity() + limit.max_debt());
     let (out, imposed) = (AtomicI64::new(0), AtomicI64::new(0));

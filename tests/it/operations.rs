@@ -3,10 +3,12 @@
 use proptest::prelude::*;
 use tollgate::Change;
 
-use crate::laws::everywhere;
-use crate::limits::{Step, beginning, steps, two_limits};
-use crate::oracle::{self, Retry};
-use crate::subject::{Engine, limit, micros, oracle as oracle_of, spec};
+use crate::support::engines::{Engine, micros, on_both_engines};
+use crate::support::histories::{Step, beginning, steps};
+use crate::support::limits::two_limits;
+use crate::support::oracle::{self, Retry};
+use crate::support::oracle_spec::{oracle as oracle_of, spec};
+use crate::support::rules::limit;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Verb {
@@ -48,7 +50,7 @@ fn every_operation_is_the_oracles() {
     // Up to three times the longest reset, in hundredths of it.
     let blocks = proptest::option::weighted(0.3, 0..300_u64);
     let cases = (two_limits(), beginning(), calls(), changes(), any::<bool>(), blocks);
-    everywhere(cases, |engine, ((limit, other), begin, calls, (change, of), counting, blocks)| {
+    on_both_engines(cases, |engine, ((limit, other), begin, calls, (change, of), counting, blocks)| {
         let block_for = blocks.map(|parts| micros(limit.longest_reset()) / 100 * parts + 1);
         let mut subject = engine.subject(limit.clone()).with(change, counting, block_for);
         let mut oracle = oracle_of(&limit);
@@ -155,7 +157,7 @@ fn a_penalty_is_taken_even_where_nothing_is_left_and_a_refund_forgives_it() {
 #[test]
 fn only_what_can_owe_can_be_reserved() {
     let engine = Engine::embedded();
-    let rule = crate::rule::rule("sliding-log 5/1s");
+    let rule = crate::support::rules::rule("sliding-log 5/1s");
     let error = engine.runtime.block_on(engine.limiter.reserve(&rule, "key")).expect_err("a log can't owe");
     assert!(error.is_input() && error.to_string().contains("got sliding-log 5/1s"), "{error}");
 }

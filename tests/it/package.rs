@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use crate::tidy::{read, root, rust_files};
+use crate::support::repository::{read, root, rust_files};
 
 /// The most bytes that all of its files have together.
 const MOST: u64 = 2_300_000;

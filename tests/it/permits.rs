@@ -5,8 +5,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use tollgate::redis::cmd;
 use tollgate::{Charged, Clock, Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
 
-use crate::rule::{by_own_id, rule};
-use crate::server::Server;
+use crate::support::redis_server::Server;
+use crate::support::rules::{by_own_id, rule};
 
 const MINUTE: Duration = Duration::from_secs(60);
 

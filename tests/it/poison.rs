@@ -5,8 +5,8 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::redis::{Connection, cmd};
 use tollgate::{Charged, Decision, Error, Limiter, Request, Rule};
 
-use crate::rule::by_own_id;
-use crate::subject::{Engine, Micros, micros, time};
+use crate::support::engines::{Engine, Micros, micros, time};
+use crate::support::rules::by_own_id;
 
 /// Long enough that nothing refills while a test looks on.
 const RULES: [&str; 11] = [
@@ -261,7 +261,7 @@ fn poisoned_strings(now: Option<Micros>) {
     let engine = Engine::redis();
     let redis = std::cell::RefCell::new(engine.server.as_ref().expect("a redis").connection());
     for text in RULES {
-        let rule = crate::rule::rule(text);
+        let rule = crate::support::rules::rule(text);
         let mut redis = redis.borrow_mut();
         let valid = states(&engine, &mut redis, &rule, now);
         cmd("FLUSHALL").exec(&mut *redis).expect("flushed");
@@ -310,7 +310,7 @@ fn what_is_no_state_is_unreadable_by_every_verb() {
         &["ZADD", "", "-inf", "time"],
     ];
     for text in RULES.into_iter().chain(["concurrency 5 ttl 1d"]) {
-        let rule = crate::rule::rule(text);
+        let rule = crate::support::rules::rule(text);
         cmd("FLUSHALL").exec(&mut redis).expect("flushed");
         let name = name(&engine, &rule);
         let verbs: &[Verb] = if text.starts_with("concurrency") { &PERMITS } else { &STRINGS };
@@ -336,7 +336,7 @@ const PERMITS: [Verb; 8] =
 fn permits_that_were_harmed_are_unreadable_or_decide_within_bounds() {
     let engine = Engine::redis();
     let redis = std::cell::RefCell::new(engine.server.as_ref().expect("a redis").connection());
-    let rule = crate::rule::rule("concurrency 5 ttl 10s");
+    let rule = crate::support::rules::rule("concurrency 5 ttl 10s");
     let name = name(&engine, &rule);
     let member = proptest::sample::select(vec![
         "time", "blocked", "denied", "denials", "1:id", "2:id", "3:id", "4:id", "5:id", "6:id", "1:other", "2:other",
@@ -378,7 +378,7 @@ fn a_marker_that_was_harmed_is_unreadable_or_answers_within_bounds() {
     for texts in
         [&["gcra 5/1d"][..], &["token-bucket 5/1d", "sliding-log 7/1d"], &["gcra 5/1d", "concurrency 6 ttl 1d"]]
     {
-        let first = crate::rule::rule(texts[0]);
+        let first = crate::support::rules::rule(texts[0]);
         let rule =
             texts[1..].iter().fold(first, |rule, text| rule.and(text.parse().expect("a limit")).expect("a rule"));
         let mut redis = redis.borrow_mut();
@@ -427,7 +427,7 @@ fn a_marker_that_was_harmed_is_unreadable_or_answers_within_bounds() {
 fn a_window_before_all_time_is_no_state() {
     let engine = Engine::redis();
     let mut redis = engine.server.as_ref().expect("a redis").connection();
-    let rule = crate::rule::rule("fixed-window 5/3us");
+    let rule = crate::support::rules::rule("fixed-window 5/3us");
     let (name, request) = (name(&engine, &rule), Request::new(KEY).at(time(NOW)));
     let acquire = || engine.runtime.block_on(engine.limiter.acquire(&rule, request));
     acquire().expect("a decision");

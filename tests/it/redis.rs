@@ -10,13 +10,13 @@ use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 use tollgate::redis::cmd;
 use tollgate::{Charged, Limiter, Redis, Request, RetryAfter};
 
-use crate::limits::{any_limit, beginning, steps};
-use crate::rule::rule;
-use crate::server::{Server, fake_server, free_port};
-use crate::subject::{Engine, SIX};
-
-/// Ends a test that would hang; no machine is so slow that it decides one.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::engines::Engine;
+use crate::support::fake_redis::fake_redis_with_hello;
+use crate::support::histories::{beginning, steps};
+use crate::support::limits::any_limit;
+use crate::support::polling::PATIENCE;
+use crate::support::redis_server::{Server, free_port};
+use crate::support::rules::{SIX, rule};
 
 #[tokio::test]
 async fn a_decision_is_one_round_trip() {
@@ -24,7 +24,7 @@ async fn a_decision_is_one_round_trip() {
     let limiter = limiter(&server.url());
     for rule in SIX.map(rule) {
         limiter.acquire(&rule, "first").await.expect("a decision");
-        server.forget_commands();
+        server.reset_command_counts();
         for n in 0..20 {
             limiter.acquire(&rule, &format!("k{}", n % 3)).await.expect("a decision");
         }
@@ -53,7 +53,7 @@ async fn a_connection_that_takes_longer_than_a_deadline_is_there_for_the_next_ca
     let error = limiter.acquire(&rule, Request::new("key").deadline(Duration::from_millis(50))).await.unwrap_err();
     server.signal("-CONT");
     assert!(error.is_deadline() && error.is_unreachable() && error.charged() == Charged::No, "{error:?}");
-    server.forget_commands();
+    server.reset_command_counts();
     assert!(limiter.acquire(&rule, "key").await.expect("a decision").allowed);
     assert_eq!(server.commands().get("hello").map_or(0, |(calls, _)| *calls), 1, "the first connect went on");
 }
@@ -172,7 +172,7 @@ async fn a_server_older_than_redis_7_is_unsupported() {
     let proxy = "*4\r\n$6\r\nserver\r\n$17\r\nenvoy-redis-proxy\r\n$7\r\nversion\r\n$5\r\n6.0.0\r\n";
     let none = "-ERR unknown command `HELLO`, with args beginning with: \r\n";
     for (hello, named) in [(six, "got 6.2.14"), (proxy, "got envoy-redis-proxy 6.0.0"), (none, "older than 6.2")] {
-        let limiter = limiter(&fake_server(hello));
+        let limiter = limiter(&fake_redis_with_hello(hello));
         let error = limiter.acquire(&rule("gcra 5/10s"), "key").await.unwrap_err();
         assert!(error.is_unsupported() && error.charged() == Charged::No, "{error:?}");
         let message = error.to_string();

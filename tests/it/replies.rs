@@ -8,8 +8,8 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tokio::runtime::Runtime;
 use tollgate::{Charged, Decision, Error, Limiter, Redis};
 
-use crate::rule::rule;
-use crate::server::answering;
+use crate::support::fake_redis::fake_redis;
+use crate::support::rules::rule;
 
 const DEADLINE: Duration = Duration::from_millis(100);
 
@@ -24,7 +24,7 @@ impl Impostor {
     fn new() -> Self {
         let reply = Arc::new(Mutex::new((Vec::new(), false)));
         let shared = Arc::clone(&reply);
-        let address = answering(move |words| {
+        let address = fake_redis(move |words| {
             let word = words[0].to_ascii_uppercase();
             if word.starts_with(b"EVAL") {
                 let (bytes, _) = shared.lock().expect("unbroken").clone();

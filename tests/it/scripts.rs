@@ -4,10 +4,9 @@
 use tollgate::Algorithm;
 use tollgate::redis::{Connection, RedisError, cmd};
 
-use crate::lua::composed;
-use crate::packed::records;
-use crate::server::Server;
-use crate::tidy::read;
+use crate::support::redis_server::Server;
+use crate::support::repository::read;
+use crate::support::scripts::{composed, records};
 
 /// 2001, in microseconds: a whole number of seconds, minutes, hours and days before it.
 const T: &str = "1000000000000000";

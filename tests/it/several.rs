@@ -5,11 +5,12 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tollgate::{Limit, Request, Rule};
 
-use crate::laws::everywhere;
-use crate::limits::{any_limit, beginning, steps};
-use crate::oracle::{Answer, Oracle, Retry};
-use crate::rule::by_own_id;
-use crate::subject::{Engine, answer, oracle, time};
+use crate::support::engines::{Engine, answer, on_both_engines, time};
+use crate::support::histories::{beginning, steps};
+use crate::support::limits::any_limit;
+use crate::support::oracle::{Answer, Oracle, Retry};
+use crate::support::oracle_spec::oracle;
+use crate::support::rules::by_own_id;
 
 /// Rules of two to four limits of any algorithm.
 fn rules() -> impl Strategy<Value = Vec<Limit>> {
@@ -26,7 +27,7 @@ fn rule_of(limits: &[Limit]) -> Rule {
 #[test]
 fn either_every_limit_is_charged_or_none() {
     let blocks = proptest::option::weighted(0.4, 1..30_000_000_u64);
-    everywhere((rules(), beginning(), steps(1..=40), blocks), |engine, (limits, begin, steps, blocks)| {
+    on_both_engines((rules(), beginning(), steps(1..=40), blocks), |engine, (limits, begin, steps, blocks)| {
         let mut rule = rule_of(&limits);
         if let Some(time) = blocks {
             rule = rule.block_for(Duration::from_micros(time)).expect("a good time");
@@ -82,7 +83,7 @@ fn either_every_limit_is_charged_or_none() {
 
 #[test]
 fn what_one_limit_has_less_of_is_all_that_any_may_grant() {
-    everywhere((rules(), beginning(), 1_u64..=1_000_000), |engine, (limits, now, most)| {
+    on_both_engines((rules(), beginning(), 1_u64..=1_000_000), |engine, (limits, now, most)| {
         let rule = rule_of(&limits);
         let key = engine.fresh_key();
         let request = Request::new(&key).cost(most).at(time(now));
@@ -140,7 +141,7 @@ fn limits_may_count_different_keys_of_one_tag() {
 
 #[test]
 fn limits_that_would_share_their_state_are_refused() {
-    let rule = crate::rule::rule("gcra 5/1s");
+    let rule = crate::support::rules::rule("gcra 5/1s");
     let error = rule.and("gcra 50/1s".parse().expect("a limit")).expect_err("one state");
     assert!(error.to_string().contains("gcra-1s twice"), "{error}");
 }
@@ -226,7 +227,7 @@ fn a_long_log_among_others_is_read_as_alone() {
 #[test]
 fn what_was_counted_is_told_of_the_limit_that_counted_it_also_of_at_most() {
     let engine = Engine::redis();
-    let rule = crate::rule::rule("gcra 5/1d, gcra 3/1h").count_denials(true);
+    let rule = crate::support::rules::rule("gcra 5/1d, gcra 3/1h").count_denials(true);
     let call = |cost| Request::new("key").cost(cost).at(time(1 << 50));
     for cost in [9, 9, 3] {
         engine.runtime.block_on(engine.limiter.acquire(&rule, call(cost))).expect("a decision");

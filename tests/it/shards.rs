@@ -10,12 +10,13 @@ use proptest::prelude::*;
 use tollgate::redis::cmd;
 use tollgate::{Algorithm, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule, State};
 
-use crate::laws::everywhere;
-use crate::limits::{any_limit, beginning, steps};
-use crate::oracle::Oracle;
-use crate::rule::by_own_id;
-use crate::server::Server;
-use crate::subject::{Engine, Micros, micros, spec, time};
+use crate::support::engines::{Engine, Micros, micros, on_both_engines, time};
+use crate::support::histories::{beginning, steps};
+use crate::support::limits::{sharded, split};
+use crate::support::oracle::Oracle;
+use crate::support::oracle_spec::spec;
+use crate::support::redis_server::Server;
+use crate::support::rules::by_own_id;
 
 const NOW: Micros = 1 << 50;
 const SECOND: Micros = 1_000_000;
@@ -37,7 +38,7 @@ fn rule(text: &str) -> Rule {
     let limit: Limit = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
     let more = limit.rate() + kept_back(&limit);
     let limit = text.replacen(&limit.rate().to_string(), &more.to_string(), 1);
-    crate::rule::rule(&limit)
+    crate::support::rules::rule(&limit)
 }
 
 /// Units that shards keep back of what they estimate.
@@ -47,17 +48,6 @@ fn kept_back(limit: &Limit) -> u64 {
 
 fn request(key: &str, now: Micros) -> Request<'_> {
     Request::new(key).at(time(now))
-}
-
-/// The same limit in so many shards, as far as it can be.
-fn split(limit: &Limit, shards: u64) -> Option<Limit> {
-    (2..=shards).rev().find_map(|shards| format!("{} shards {shards}", limit.whole()).parse().ok())
-}
-
-/// Any limit with shards.
-pub(crate) fn sharded() -> impl Strategy<Value = Limit> {
-    (any_limit(), prop_oneof![Just(2_u64), 3_u64..=9, Just(1024)])
-        .prop_filter_map("has shards", |(limit, shards)| split(&limit, shards))
 }
 
 impl Engine {
@@ -81,7 +71,7 @@ fn both() -> [Engine; 2] {
 
 #[test]
 fn whatever_shards_admit_one_limiter_would_have_admitted() {
-    everywhere((sharded(), beginning(), steps(1..=60)), |engine, (limit, begin, steps)| {
+    on_both_engines((sharded(), beginning(), steps(1..=60)), |engine, (limit, begin, steps)| {
         let key = engine.fresh_key();
         let aimed = engine.subject(limit.whole());
         let rule = Rule::new("shards", limit.clone()).expect("a rule");
@@ -241,7 +231,7 @@ fn who_allows_goes_before_who_would_allow_sooner() {
 
 #[test]
 fn law_1_a_denial_and_a_peek_write_nothing() {
-    everywhere((sharded(), beginning(), steps(1..=12)), |engine, (limit, begin, steps)| {
+    on_both_engines((sharded(), beginning(), steps(1..=12)), |engine, (limit, begin, steps)| {
         let (key, aimed) = (engine.fresh_key(), engine.subject(limit.whole()));
         // Few shards, so that all can be seen.
         let limit = split(&limit, 4).expect("fewer than it has");

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::tidy::read;
+use crate::support::repository::read;
 
 /// What cargo says of this crate and of all that it can depend on, on whatever system.
 fn metadata() -> &'static Value {

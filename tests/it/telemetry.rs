@@ -16,7 +16,7 @@ use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Embedded, Limiter, OnError, Redis, Rule};
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::server::Server;
+use crate::support::redis_server::Server;
 
 /// Name and labels of each series, and its value or how many were recorded.
 #[derive(Clone, Default)]

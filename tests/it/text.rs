@@ -4,8 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use tollgate::{Limit, Rule};
 
-use crate::limits::any_limit;
-use crate::shards::sharded;
+use crate::support::limits::{any_limit, sharded};
 
 proptest! {
     #[test]

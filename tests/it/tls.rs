@@ -8,12 +8,10 @@ use std::time::Duration;
 use tollgate::redis::cmd;
 use tollgate::{Charged, Error, Limiter, Redis, Rule, Tls};
 
-use crate::certificates::{Authority, Pair, Papers};
-use crate::server::{Server, free_port};
-use crate::tool::{code, command, stderr, stdout};
-
-/// Ends a test that would hang; no machine is so slow that it decides one.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::certificates::{Authority, Pair, Papers};
+use crate::support::polling::PATIENCE;
+use crate::support::redis_server::{Server, free_port};
+use crate::support::tool::{code, command, stderr, stdout};
 
 /// A server that listens by TLS too, and the files that it was given.
 struct Secured {
@@ -48,7 +46,7 @@ async fn refused(limiter: &Limiter) -> Error {
 }
 
 fn rule() -> Rule {
-    crate::rule::rule("gcra 5/30d")
+    crate::support::rules::rule("gcra 5/30d")
 }
 
 #[tokio::test]
@@ -59,7 +57,7 @@ async fn a_decision_by_tls_is_one_round_trip_too() {
     assert_eq!(limiter.acquire(&rule(), "key").await.expect("a decision").remaining, 4);
     let clients: String = cmd("CLIENT").arg("LIST").query(&mut secured.server.connection()).expect("a list");
     assert!(clients.contains(&format!("laddr=127.0.0.1:{} ", secured.port)), "{clients}");
-    secured.server.forget_commands();
+    secured.server.reset_command_counts();
     for remaining in (0..4).rev() {
         assert_eq!(limiter.acquire(&rule(), "key").await.expect("a decision").remaining, remaining);
     }

@@ -9,11 +9,9 @@ use tokio::task::JoinSet;
 use tollgate::redis::cmd;
 use tollgate::{Charged, Decision, Error, Limiter, Redis, Request, RetryAfter, Rule};
 
-use crate::rule::rule;
-use crate::server::Server;
-
-/// Ends a test that would hang; no machine is so slow that it decides one.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::polling::PATIENCE;
+use crate::support::redis_server::Server;
+use crate::support::rules::rule;
 
 fn limiter(server: &Server) -> Limiter {
     Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE)
@@ -45,7 +43,7 @@ async fn many_callers_on_one_key_are_one_call_and_the_first_are_allowed() {
     ] {
         let rule = Arc::new(rule(text));
         limiter.acquire(&rule, "warm").await.expect("a decision");
-        server.forget_commands();
+        server.reset_command_counts();
         let answers = at_once(&limiter, vec![(Arc::clone(&rule), "key".into(), 1); 500]).await;
         let decisions: Vec<_> = answers.into_iter().map(|answer| answer.expect("a decision")).collect();
         let allowed = decisions.iter().filter(|decision| decision.allowed).count();
@@ -72,7 +70,7 @@ async fn many_keys_of_some_rules_at_any_cost_are_a_few_calls_and_each_is_exact()
     for rule in &rules {
         limiter.acquire(rule, "warm").await.expect("a decision");
     }
-    server.forget_commands();
+    server.reset_command_counts();
     let requests: Vec<_> = (0..900_usize)
         .map(|n| (Arc::clone(&rules[n % 3]), format!("k{}", n / 3 % 50), [1, 1, 3, 0][n / 150 % 4]))
         .collect();
@@ -417,7 +415,7 @@ async fn many_at_hand_are_one_round_trip_in_order() {
     let limiter = limiter(&server);
     let rule = rule("gcra 3/30d");
     limiter.acquire(&rule, "warm").await.expect("a decision");
-    server.forget_commands();
+    server.reset_command_counts();
     let keys: Vec<_> = (0..250).map(|n| format!("k{n}")).collect();
     let decisions = limiter.acquire_many(&rule, keys.iter().map(|key| Request::new(key).cost(2))).await;
     assert!(decisions.iter().all(|decision| decision.as_ref().is_ok_and(|decision| decision.remaining == 1)));

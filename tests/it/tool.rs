@@ -13,45 +13,12 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 use tollgate::Limit;
 
-use crate::server::{Server, free_port};
-use crate::subject;
+use crate::support::oracle_spec::oracle;
+use crate::support::redis_server::{Server, free_port};
+use crate::support::rules::limit;
+use crate::support::tool::{code, command, lines, stderr, stdout, tollgate, with_input};
 
 const LOG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/access-combined.log");
-
-pub(crate) fn tollgate(arguments: &[&str]) -> Output {
-    command(arguments).output().expect("the tool runs")
-}
-
-pub(crate) fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    command.args(arguments).env_remove("TOLLGATE_URL").stdin(Stdio::null());
-    command
-}
-
-pub(crate) fn with_input(arguments: &[&str], input: &[u8]) -> Output {
-    let pipes = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
-    let [stdin, stdout, stderr] = pipes;
-    let mut child = command(arguments).stdin(stdin).stdout(stdout).stderr(stderr).spawn().expect("the tool runs");
-    // A tool that stops at a bad line doesn't read the rest.
-    let _ = child.stdin.take().expect("piped").write_all(input);
-    child.wait_with_output().expect("the tool ends")
-}
-
-pub(crate) fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).expect("UTF-8")
-}
-
-pub(crate) fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).expect("UTF-8")
-}
-
-pub(crate) fn code(output: &Output) -> i32 {
-    output.status.code().expect("an exit code")
-}
-
-pub(crate) fn lines(output: &Output) -> Vec<Value> {
-    stdout(output).lines().map(|line| serde_json::from_str(line).expect("a JSON object per line")).collect()
-}
 
 #[test]
 fn probe_allows_five_of_seven_on_the_embedded_engine_and_on_redis() {
@@ -175,7 +142,7 @@ fn by_the_oracle(limit: &Limit) -> (u64, u64) {
     let mut keys = BTreeMap::new();
     let (mut allowed, mut denied) = (0, 0);
     for (t_us, host) in records {
-        let oracle = keys.entry(host).or_insert_with(|| subject::oracle(limit));
+        let oracle = keys.entry(host).or_insert_with(|| oracle(limit));
         if oracle.acquire(1, t_us).allowed { allowed += 1 } else { denied += 1 }
     }
     (allowed, denied)
@@ -200,7 +167,7 @@ fn a_replayed_access_log_comes_to_what_the_oracle_says_on_both_engines() {
         "token-bucket 10/1m",
         "gcra 2/1s burst 8",
     ] {
-        let (allowed, denied) = by_the_oracle(&subject::limit(rule));
+        let (allowed, denied) = by_the_oracle(&limit(rule));
         assert!(denied > 0, "{rule} denies nothing");
         for engine in [vec![], vec!["--url", &server.url()]] {
             let replay = ["replay", "--rule", rule, "--input", "combined", "--summary", LOG];
@@ -347,7 +314,7 @@ fn an_interrupted_replay_says_so_and_removes_its_keys() {
         let output = child.wait_with_output().expect("the tool ends");
         drop(input);
         assert_eq!(code(&output), 2);
-        assert!(crate::tool::stderr(&output).contains("interrupted"));
+        assert!(crate::support::tool::stderr(&output).contains("interrupted"));
     }
     let left: usize = tollgate::redis::cmd("DBSIZE").query(&mut server.connection()).expect("an answer");
     assert_eq!(left, 0);

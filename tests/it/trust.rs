@@ -2,7 +2,7 @@
 
 use tollgate::{Redis, Tls};
 
-use crate::certificates::Authority;
+use crate::support::certificates::Authority;
 
 #[test]
 fn what_is_no_certificate_and_no_key_is_told_at_once() {

@@ -6,8 +6,8 @@ use tokio::time::Instant;
 use tollgate::redis::cmd;
 use tollgate::{Charged, Embedded, Limiter, Redis, RetryAfter};
 
-use crate::rule::rule;
-use crate::server::Server;
+use crate::support::redis_server::Server;
+use crate::support::rules::rule;
 
 const SECOND: Duration = Duration::from_secs(1);
 

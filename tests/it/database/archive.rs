@@ -13,8 +13,8 @@ use tollgate::archive::{Archive, ArchiveOptions, Archived, ArchivedMonth, Archiv
 use tollgate::postgres::Postgres as Database;
 
 use super::prepared;
-use crate::postgres::Postgres;
-use crate::tool::{code, lines, stderr, stdout, tollgate};
+use crate::support::postgres_server::Postgres;
+use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
 /// Where archives are put, in a directory of the test's own.
 struct Place {

@@ -6,9 +6,10 @@ use tollgate::postgres::{ApiKeyError, KeyTerms, OwnLimits};
 use tollgate::rules::RuleSet;
 use tollgate::{Engine, Limiter};
 
-use super::{database, limiter, prepared, until};
-use crate::fleet::ClusterServers;
-use crate::server::Server;
+use super::{database, limiter, prepared};
+use crate::support::cluster::ClusterServers;
+use crate::support::polling::wait_until;
+use crate::support::redis_server::Server;
 
 fn rules() -> RuleSet {
     "ignore_case = true\n[[rule]]\nname = \"all\"\nkey = \"user\"\nlimits = [\"gcra 7/1s\"]".parse().expect("rules")
@@ -28,11 +29,11 @@ async fn a_restart_is_served_from(url: &str) {
     let first = database(&server).follow(&limiter()).await.expect("a configuration");
     assert!(first.account_of_key(used.secret()).await.is_ok());
     tool.block_user("667", None, None, "").await.expect("blocked");
-    until("the last change is taken", async || first.account_of_user("667").is_some()).await;
+    wait_until("the last change is taken", async || first.account_of_user("667").is_some()).await;
     server.stop();
     // As soon as Redis has the last change.
     let mut again = None;
-    until("a restarted service serves", async || {
+    wait_until("a restarted service serves", async || {
         again = database(&server).follow(&limiter()).await.ok().filter(|again| again.account_of_user("667").is_some());
         again.is_some()
     })
@@ -47,14 +48,14 @@ async fn a_restart_is_served_from(url: &str) {
     let block = again.account_of_user("666").expect("known").block().cloned().expect("blocked");
     assert_eq!(block.reason.as_deref(), Some("fraud"));
     // Of keys, those that somebody has used.
-    until("the key is cached", async || again.account_of_key(used.secret()).await.is_ok()).await;
+    wait_until("the key is cached", async || again.account_of_key(used.secret()).await.is_ok()).await;
     let unused = async || again.account_of_key(unused.secret()).await;
     assert!(matches!(unused().await, Err(ApiKeyError::Unavailable { .. })));
     server.start_again();
-    until("PostgreSQL is heard from", async || again.status().is_connected).await;
+    wait_until("PostgreSQL is heard from", async || again.status().is_connected).await;
     assert!(!again.status().is_from_cache && unused().await.is_ok());
     tool.unblock_user("666", "").await.expect("unblocked");
-    until("a change is taken", async || again.account_of_user("666").is_none()).await;
+    wait_until("a change is taken", async || again.account_of_user("666").is_none()).await;
 }
 
 #[tokio::test]
@@ -95,7 +96,7 @@ async fn without_postgres_and_without_a_cache_there_is_nothing_to_start_with() {
     let cached = || -> Vec<String> {
         tollgate::redis::cmd("KEYS").arg("tollgate:{%c}:*").query(&mut redis.connection()).expect("keys")
     };
-    until("it is cached", async || {
+    wait_until("it is cached", async || {
         let _keep = database(&server).follow(&limiter()).await.expect("a configuration");
         tokio::time::sleep(Duration::from_millis(50)).await;
         cached().len() == 66
@@ -118,5 +119,5 @@ async fn a_configuration_needs_no_redis() {
     let service = database(&server).follow(&limiter).await.expect("a configuration");
     assert_eq!((service.rules().len(), service.account_of_key(key.secret()).await.is_ok()), (1, true));
     tool.revoke_key(key.secret(), "").await.expect("revoked");
-    until("it is revoked", async || service.account_of_key(key.secret()).await.is_err()).await;
+    wait_until("it is revoked", async || service.account_of_key(key.secret()).await.is_err()).await;
 }

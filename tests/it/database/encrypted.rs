@@ -2,16 +2,17 @@
 
 use std::io::Read;
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rcgen::{PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PKCS_RSA_SHA256, PKCS_RSA_SHA512};
 use tollgate::postgres::{Configuration, Postgres as Database, PostgresError};
 use tollgate::rules::RuleSet;
 use tollgate::{Embedded, Limiter, Tls};
 
-use crate::certificates::{Authority, Pair, Papers};
-use crate::postgres::Postgres;
-use crate::tool::{code, command, stderr, stdout};
+use crate::support::certificates::{Authority, Pair, Papers};
+use crate::support::polling::wait_until;
+use crate::support::postgres_server::Postgres;
+use crate::support::tool::{code, command, stderr, stdout};
 
 /// Whom the server lets in by TLS alone.
 const LIMITER: &str = "hostssl all limiter all trust";
@@ -56,17 +57,9 @@ fn set(limit: &str) -> RuleSet {
     format!("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"{limit}\"]").parse().expect("rules")
 }
 
-async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
-    let began = Instant::now();
-    while !done().await {
-        assert!(began.elapsed() < Duration::from_secs(10), "{what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 async fn until_in_force(rules: &Configuration, limit: &str) {
     let first = |rules: RuleSet| rules.definitions().first().map(|rule| rule.limits[0].limit.clone());
-    until(limit, async || first(rules.rules()).as_deref() == Some(limit)).await;
+    wait_until(limit, async || first(rules.rules()).as_deref() == Some(limit)).await;
 }
 
 #[tokio::test]
@@ -86,7 +79,7 @@ async fn rules_are_written_and_followed_by_tls_and_each_new_connection_is_verifi
     server.stop();
     server.shows(&theirs.signs(&["127.0.0.1"]));
     server.start_again();
-    until("noticed", async || !rules.status().is_connected).await;
+    wait_until("noticed", async || !rules.status().is_connected).await;
     assert!(refused(&database).await.to_string().contains("UnknownIssuer"));
     server.run("UPDATE tollgate.rate_limit_rules SET enabled = false").await;
     // Time enough to connect several times.
@@ -157,10 +150,10 @@ async fn only_who_requires_tls_has_it() {
         let database = Database::open(&(url(&server) + mode)).expect("an address");
         database.migrate().await.expect(mode);
         let rules = database.follow(&Limiter::new(Embedded::new())).await.expect(mode);
-        until(mode, async || connections(&server).await.len() >= 2).await;
+        wait_until(mode, async || connections(&server).await.len() >= 2).await;
         assert!(connections(&server).await.iter().all(|ssl| ssl == "f"), "{mode}");
         drop((database, rules));
-        until("closed", async || connections(&server).await.is_empty()).await;
+        wait_until("closed", async || connections(&server).await.is_empty()).await;
     }
     let tls = authority.trusted();
     for (error, expected) in [

@@ -8,20 +8,18 @@ use tollgate::rules::RuleSet;
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::{database, limiter};
-use crate::postgres::Postgres;
+use crate::support::polling::wait_until;
+use crate::support::postgres_server::Postgres;
 
 fn set(limit: &str) -> RuleSet {
     format!("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"{limit}\"]").parse().expect("rules")
 }
 
-/// Until it has rules of this limit, and how long that took.
-async fn until(rules: &Configuration, limit: &str) -> Duration {
-    let began = Instant::now();
-    while rules.rules().definitions()[0].limits[0].limit != limit {
-        assert!(began.elapsed() < Duration::from_secs(10), "{limit}: {:?}", rules.rules().definitions());
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    began.elapsed()
+/// Waits until the rules have this limit; returns how long that took, which is 10 seconds at most.
+async fn until_in_force(rules: &Configuration, limit: &str) -> Duration {
+    let took = wait_until(limit, async || rules.rules().definitions()[0].limits[0].limit == limit).await;
+    assert!(took < Duration::from_secs(10), "{limit}: after {took:?}");
+    took
 }
 
 #[tokio::test]
@@ -39,7 +37,7 @@ async fn a_change_is_in_force_in_every_process_also_after_postgres_was_away() {
         tool.push_rules(&set(limit), "").await.expect("pushed");
         let mut longest = Duration::ZERO;
         for rules in &followed {
-            longest = longest.max(until(rules, limit).await);
+            longest = longest.max(until_in_force(rules, limit).await);
         }
         longest
     };
@@ -58,10 +56,8 @@ async fn a_change_is_in_force_in_every_process_also_after_postgres_was_away() {
     server.stop();
     let began = Instant::now();
     for rules in &followed {
-        while rules.status().is_connected {
-            assert!(began.elapsed() < Duration::from_secs(10), "nobody has noticed");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        wait_until("the connection is reported as lost", async || !rules.status().is_connected).await;
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
         assert_eq!(rules.rules().definitions()[0].limits[0].limit, "gcra 5/1s");
     }
     server.start_again();
@@ -75,9 +71,8 @@ async fn a_change_is_in_force_in_every_process_also_after_postgres_was_away() {
     // A user is no rule.
     server.run("INSERT INTO tollgate.user_quotas (user_id, blocked) VALUES ('42', true)").await;
     let newest: i64 = server.run("SELECT version FROM tollgate.configuration").await[0].parse().expect("a number");
-    while followed.iter().any(|rules| rules.status().version != newest) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let followed_it = async || followed.iter().all(|rules| rules.status().version == newest);
+    wait_until("the newest version", followed_it).await;
     assert!(followed.iter().all(|rules| rules.status().reloads == 26));
 }
 
@@ -90,12 +85,10 @@ async fn what_cannot_be_used_is_not_taken() {
     tool.push_rules(&set("gcra 1/1s"), "").await.expect("pushed");
     let rules = tool.follow(&limiter()).await.expect("rules");
     server.run("UPDATE tollgate.rate_limit_rules SET definition = '{\"name\": \"all\", \"limits\": [\"gcra\"]}'").await;
-    while rules.status().failures == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    wait_until("a failure", async || rules.status().failures > 0).await;
     assert_eq!((rules.status().reloads, rules.rules().definitions()[0].limits[0].limit.as_str()), (0, "gcra 1/1s"));
     tool.push_rules(&set("gcra 2/1s"), "").await.expect("pushed");
-    until(&rules, "gcra 2/1s").await;
+    until_in_force(&rules, "gcra 2/1s").await;
     assert_eq!((rules.status().reloads, rules.status().failures), (1, 1));
 }
 
@@ -116,7 +109,7 @@ async fn a_layer_decides_by_the_rules_in_force() {
     };
     assert_eq!((ask().await, ask().await), (200, 429));
     tool.push_rules(&set("fixed-window 2/1h"), "").await.expect("pushed");
-    until(&rules, "fixed-window 2/1h").await;
+    until_in_force(&rules, "fixed-window 2/1h").await;
     assert_eq!((ask().await, ask().await), (200, 429));
     let listening = async || {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tollgate'";
@@ -124,9 +117,6 @@ async fn a_layer_decides_by_the_rules_in_force() {
     };
     assert!(listening().await >= 1);
     drop((layer, rules, tool));
-    let began = Instant::now();
-    while listening().await > 0 {
-        assert!(began.elapsed() < Duration::from_secs(10), "the connection is still there");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let took = wait_until("the connection is closed", async || listening().await == 0).await;
+    assert!(took < Duration::from_secs(10), "{took:?}");
 }

@@ -4,17 +4,17 @@ use std::time::{Duration, SystemTime};
 
 use http::header::HeaderName;
 use http::{Request, Response};
-use tollgate::middleware::RateLimitLayer;
-use tower::{Layer, ServiceExt, service_fn};
-
 use tollgate::history::{AuditQuery, History, HistorySettings, StatsQuery, Width};
+use tollgate::middleware::RateLimitLayer;
 use tollgate::postgres::Written;
 use tollgate::rules::{Account, Attributes, RuleSet};
 use tollgate::{Limiter, RetryAfter};
+use tower::{Layer, ServiceExt, service_fn};
 
-use super::{database, limiter, prepared, until};
-use crate::postgres::Postgres;
-use crate::tool::{code, stdout, tollgate};
+use super::{database, limiter, prepared};
+use crate::support::polling::wait_until;
+use crate::support::postgres_server::Postgres;
+use crate::support::tool::{code, stdout, tollgate};
 
 const RULES: &str = r#"
     [[rule]]
@@ -215,7 +215,7 @@ async fn each_decision_is_there_once_also_after_postgres_was_killed() {
             server.start_again();
         }
     }
-    until("all is written", async || history.finish().await.is_ok()).await;
+    wait_until("all is written", async || history.finish().await.is_ok()).await;
     let found = one(&server, "SELECT count(*) || ' ' || sum(latency_us) FROM tollgate.rate_limit_audit_logs").await;
     assert_eq!(found, format!("9000 {}", (0..9_000_u64).sum::<u64>()));
     let counted =
@@ -284,7 +284,7 @@ async fn what_has_no_room_is_counted_as_lost() {
     let status = history.status();
     assert_eq!((status.recorded, status.lost), (1_000, 1_300));
     server.start_again();
-    until("all is written", async || history.finish().await.is_ok()).await;
+    wait_until("all is written", async || history.finish().await.is_ok()).await;
     assert_eq!(one(&server, "SELECT count(*) FROM tollgate.rate_limit_audit_logs").await, "1000");
     let writers = tool.writers().await.expect("writers");
     assert_eq!((writers[0].requests, writers[0].lost), (1_000, 1_300));
@@ -403,7 +403,7 @@ async fn what_was_recorded_is_written_when_the_last_clone_is_dropped() {
     let (limiter, rules) = (limiter(), rules());
     decide(&limiter, &rules, &history, &Attributes::new().user("42").path("/else"), latency(0)).await;
     drop((history.clone(), history));
-    until("it is written", async || {
+    wait_until("it is written", async || {
         one(&server, "SELECT count(*) FROM tollgate.writers WHERE ended_at IS NOT NULL AND NOT killed").await == "1"
     })
     .await;

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use tollgate::history::{History, HistorySettings};
 use tollgate::rules::{Attributes, RuleSet, Verdict};
 
-use super::{database, limiter, prepared, until};
-use crate::postgres::Postgres;
+use super::{database, limiter, prepared};
+use crate::support::polling::wait_until;
+use crate::support::postgres_server::Postgres;
 
 async fn verdict() -> Verdict {
     limiter().acquire_by(&RuleSet::default(), &Attributes::new()).await.expect("a verdict")
@@ -92,7 +93,7 @@ async fn finishing_writes_what_was_on_its_way_and_its_counts() {
         record(&history, &verdict, 1 + round * 100..101 + round * 100);
         tokio::time::sleep(Duration::from_millis(1_500)).await;
         server.start_again();
-        until("it is written", async || history.finish().await.is_ok()).await;
+        wait_until("it is written", async || history.finish().await.is_ok()).await;
         assert_exact(&server, 101 + round * 100).await;
     }
 }
@@ -118,7 +119,7 @@ async fn finishing_writes_the_counts_of_however_many_users() {
     record(601..1501);
     assert!(history.finish().await.is_err());
     server.start_again();
-    until("it is written", async || history.finish().await.is_ok()).await;
+    wait_until("it is written", async || history.finish().await.is_ok()).await;
     assert_exact(&server, 1501).await;
 }
 
@@ -140,7 +141,7 @@ fn runtimes_may_end_at_any_moment() {
         });
         recorded += 20_000;
         drop(runtime);
-        keeper.block_on(until("it is written", async || history.finish().await.is_ok()));
+        keeper.block_on(wait_until("it is written", async || history.finish().await.is_ok()));
         drop(history);
     }
     keeper.block_on(assert_exact(&server, recorded));
@@ -230,12 +231,12 @@ async fn what_has_no_partition_any_more_is_made_one_or_counted_as_lost() {
     );
     server.run(&drop_both).await;
     record(&history, &verdict, 100..150);
-    until("it is made again", async || history.finish().await.is_ok()).await;
+    wait_until("it is made again", async || history.finish().await.is_ok()).await;
     let rows = "SELECT count(*) || ' ' || (SELECT sum(allowed) FROM tollgate.rate_limit_metrics WHERE width = 'minute')
         FROM tollgate.rate_limit_audit_logs";
     assert_eq!((server.run(rows).await, history.status().lost), (vec!["50 50".to_owned()], 0));
     server.run(&format!("{drop_both} DROP FUNCTION tollgate.make_partitions")).await;
     record(&history, &verdict, 150..170);
-    until("it is given up", async || history.status().lost >= 40 || history.finish().await.is_ok()).await;
+    wait_until("it is given up", async || history.status().lost >= 40 || history.finish().await.is_ok()).await;
     assert_eq!(history.status().lost, 40, "20 rows, and 20 decisions in the counts");
 }

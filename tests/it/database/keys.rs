@@ -11,9 +11,10 @@ use tollgate::rules::{Account, RuleSet};
 use tollgate::{Limiter, Redis};
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::{database, limiter, prepared, until};
-use crate::server::Server;
-use crate::tool::{code, stderr, stdout, tollgate};
+use super::{database, limiter, prepared};
+use crate::support::polling::wait_until;
+use crate::support::redis_server::Server;
+use crate::support::tool::{code, stderr, stdout, tollgate};
 
 /// A key that is spelled as one, and that nobody has made.
 fn unknown(number: u64) -> String {
@@ -70,7 +71,7 @@ async fn a_key_says_whose_request_it_is_until_it_is_revoked() {
     }
     // The second process has found it in Redis.
     let look_ups = |at: usize| services[at].status().key_look_ups;
-    until("it is cached", async || services[1].account_of_key(key.secret()).await.is_ok()).await;
+    wait_until("it is cached", async || services[1].account_of_key(key.secret()).await.is_ok()).await;
     assert_eq!(look_ups(0), 1);
     // Another secret of the same id, also with a right checksum, is none.
     let mut forged = key.secret()[..40].to_owned();
@@ -91,7 +92,7 @@ async fn a_key_says_whose_request_it_is_until_it_is_revoked() {
     assert_eq!((look_ups(0), look_ups(1)), before, "none of them is looked up");
     // What the user is denied, the key is.
     tool.block_user("42", None, None, "").await.expect("blocked");
-    until("the user is blocked", async || {
+    wait_until("the user is blocked", async || {
         join_all(services.iter().map(|service| service.account_of_key(key.secret())))
             .await
             .iter()
@@ -100,12 +101,12 @@ async fn a_key_says_whose_request_it_is_until_it_is_revoked() {
     .await;
     // Revoked after PostgreSQL was away.
     server.stop();
-    until("PostgreSQL is missed", async || services.iter().all(|service| !service.status().is_connected)).await;
+    wait_until("PostgreSQL is missed", async || services.iter().all(|service| !service.status().is_connected)).await;
     assert!(services[0].account_of_key(key.secret()).await.is_ok());
     server.start_again();
     let revoked = tool.revoke_key(key.secret(), "me").await.expect("revoked");
     assert!(!revoked.is_valid() && revoked.revoked_by.as_deref() == Some("me"));
-    let took = until("the key is revoked everywhere", async || {
+    let took = wait_until("the key is revoked everywhere", async || {
         let all = join_all(services.iter().map(|service| service.account_of_key(key.secret()))).await;
         all.iter().all(|account| matches!(account, Err(ApiKeyError::Revoked)))
     })
@@ -133,7 +134,7 @@ async fn an_answer_that_there_is_none_is_remembered_until_there_is_one() {
     }
     assert_eq!(service.status().key_look_ups, 1);
     // Another process knows by Redis.
-    until("it is in Redis", async || cached(&redis) == 1).await;
+    wait_until("it is in Redis", async || cached(&redis) == 1).await;
     let limiter = Limiter::new(Redis::open(&redis.tcp_url()).expect("an address"));
     let other = database(&server).follow(&limiter).await.expect("a configuration");
     assert_eq!(other.account_of_key(&asked).await.expect_err("none"), ApiKeyError::Unknown);
@@ -147,7 +148,7 @@ async fn an_answer_that_there_is_none_is_remembered_until_there_is_one() {
             stored.id
         ))
         .await;
-    until("it is valid in both", async || {
+    wait_until("it is valid in both", async || {
         service.account_of_key(&asked).await.is_ok() && other.account_of_key(&asked).await.is_ok()
     })
     .await;
@@ -173,7 +174,7 @@ async fn a_storm_of_unknown_keys_does_not_reach_postgres() {
         services.push(database(&server).follow(&limiter).await.expect("a configuration"));
     }
     for service in &services {
-        until("the key is known", async || service.account_of_key(key.secret()).await.is_ok()).await;
+        wait_until("the key is known", async || service.account_of_key(key.secret()).await.is_ok()).await;
     }
     let began = Instant::now();
     let mut refused = 0;
@@ -214,13 +215,13 @@ async fn a_deleted_row_concerns_no_other_key() {
     let limiter = Limiter::new(Redis::open(&redis.tcp_url()).expect("an address"));
     let service = database(&server).follow(&limiter).await.expect("a configuration");
     for (key, _) in &keys {
-        until("it is known", async || service.account_of_key(key.secret()).await.is_ok()).await;
+        wait_until("it is known", async || service.account_of_key(key.secret()).await.is_ok()).await;
     }
     let looked_up = service.status().key_look_ups;
     let (gone, stored) = &keys[0];
     server.run("DELETE FROM tollgate.user_quotas").await;
     server.run(&format!("DELETE FROM tollgate.api_keys WHERE key_id = '{}'", stored.id)).await;
-    until("it is gone", async || {
+    wait_until("it is gone", async || {
         matches!(
             service.account_of_key(gone.secret()).await,
             Err(ApiKeyError::Unknown | ApiKeyError::Unavailable { .. })
@@ -239,7 +240,7 @@ async fn a_deleted_row_concerns_no_other_key() {
             TRUNCATE tollgate.api_keys; INSERT INTO tollgate.api_keys SELECT * FROM kept; COMMIT"
         ))
         .await;
-    until("the others are gone", async || service.account_of_key(keys[2].0.secret()).await.is_err()).await;
+    wait_until("the others are gone", async || service.account_of_key(keys[2].0.secret()).await.is_err()).await;
     assert!(service.account_of_key(keys[1].0.secret()).await.is_ok());
 }
 
@@ -252,12 +253,12 @@ async fn keys_of_one_database_open_no_other() {
     let first = database(&one).follow(&limiter()).await.expect("a configuration");
     let second = database(&other).follow(&limiter()).await.expect("a configuration");
     let (key, _) = tool.create_key("admin", &terms(""), "").await.expect("made");
-    until("it is valid", async || first.account_of_key(key.secret()).await.is_ok()).await;
-    until("it is cached", async || cached(&redis) > 0).await;
+    wait_until("it is valid", async || first.account_of_key(key.secret()).await.is_ok()).await;
+    wait_until("it is cached", async || cached(&redis) > 0).await;
     assert_eq!(second.account_of_key(key.secret()).await.expect_err("of another"), ApiKeyError::Unknown);
     // Nor does the same database once another history has begun.
     one.run("TRUNCATE tollgate.api_keys; UPDATE tollgate.configuration SET history = gen_random_uuid()").await;
-    until("it is gone", async || first.account_of_key(key.secret()).await.is_err()).await;
+    wait_until("it is gone", async || first.account_of_key(key.secret()).await.is_err()).await;
     let again = database(&one).follow(&limiter()).await.expect("a configuration");
     assert_eq!(again.account_of_key(key.secret()).await.expect_err("it is gone"), ApiKeyError::Unknown);
 }
@@ -279,7 +280,7 @@ async fn a_rotated_key_stays_valid_for_a_while() {
     let valid = async |key: &str| service.account_of_key(key).await.map(|account| account.key_id().map(str::to_owned));
     assert_eq!(valid(old.secret()).await, Ok(Some(stored.id.clone())));
     assert_eq!(valid(new.secret()).await, Ok(Some(successor.id.clone())));
-    until("the old key has ended", async || valid(old.secret()).await == Err(ApiKeyError::Expired)).await;
+    wait_until("the old key has ended", async || valid(old.secret()).await == Err(ApiKeyError::Expired)).await;
     assert!(valid(new.secret()).await.is_ok());
     let again = tool.rotate_key(&stored.id, Duration::ZERO, "").await.expect_err("it has ended");
     assert_eq!(again.to_string(), format!("key: expected one that is valid, got one that has ended: {}", stored.id));

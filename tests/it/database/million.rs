@@ -17,9 +17,10 @@ use tollgate::rules::RuleSet;
 use tollgate::{Limiter, Redis};
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::{database, prepared, until};
-use crate::python::python;
-use crate::server::Server;
+use super::{database, prepared};
+use crate::support::polling::wait_until;
+use crate::support::python::python;
+use crate::support::redis_server::Server;
 
 const USERS: u64 = 1_000;
 const REQUESTS: u64 = 1_000;
@@ -76,7 +77,7 @@ async fn a_million_decisions_are_found_again() {
     for caller in callers {
         caller.await.expect("all of its requests");
     }
-    until("all is written", async || history.finish().await.is_ok()).await;
+    wait_until("all is written", async || history.finish().await.is_ok()).await;
 
     assert_eq!(denied.load(Ordering::Relaxed), USERS * (REQUESTS - LIMIT));
     assert_eq!((history.status().recorded, history.status().lost), (USERS * REQUESTS, 0));

@@ -3,7 +3,8 @@
 use tollgate::postgres::{KeyTerms, OwnLimits, Postgres as Database};
 use tollgate::rules::Attributes;
 
-use super::{limiter, prepared, until};
+use super::{limiter, prepared};
+use crate::support::polling::wait_until;
 
 #[tokio::test]
 async fn a_service_needs_few_rights() {
@@ -29,7 +30,8 @@ async fn a_service_needs_few_rights() {
     service.finish().await.expect("written");
     assert_eq!(tool.key(&stored.id).await.expect("an answer").expect("known").total, 1);
     tool.block_user("1", None, None, "").await.expect("blocked");
-    until("it is followed", async || service.account_of_user("1").is_some_and(|user| user.block().is_some())).await;
+    wait_until("it is followed", async || service.account_of_user("1").is_some_and(|user| user.block().is_some()))
+        .await;
     for error in [
         as_service.revoke_key(&stored.id, "").await.map(drop),
         as_service.create_key("1", &KeyTerms::default(), "").await.map(drop),

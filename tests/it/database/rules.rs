@@ -3,9 +3,9 @@
 use tollgate::rules::{Attributes, RuleSet};
 
 use super::database;
-use crate::postgres::Postgres;
-use crate::tidy::read;
-use crate::tool::{code, stderr, stdout, tollgate};
+use crate::support::postgres_server::Postgres;
+use crate::support::repository::read;
+use crate::support::tool::{code, stderr, stdout, tollgate};
 
 fn set(text: &str) -> RuleSet {
     text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"))

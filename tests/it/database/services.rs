@@ -3,22 +3,20 @@
 use std::time::{Duration, Instant};
 
 use super::prepared;
-use crate::examples::{Running, call, start};
-use crate::server::Server;
-use crate::tool::{code, stdout, tollgate};
+use crate::support::example_service::{Running, call, start};
+use crate::support::polling::{block_until, wait_until};
+use crate::support::redis_server::Server;
+use crate::support::tool::{code, stdout, tollgate};
 
 fn service(redis: &Server, database: &str) -> Running {
     start("service", Some(&redis.tcp_url()), &[("TOLLGATE_DATABASE", database), ("RULES", "none")])
 }
 
-/// Waits until this holds in all of them, and answers how long that took.
-fn until(what: &str, services: &[Running], holds: impl Fn(&str) -> bool) -> Duration {
-    let began = Instant::now();
-    while !services.iter().all(|service| holds(&service.address)) {
-        assert!(began.elapsed() < Duration::from_secs(15), "in vain: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    began.elapsed()
+/// Blocks until this holds in all of them; returns how long that took, which is 15 seconds at most.
+fn block_until_all(what: &str, services: &[Running], holds: impl Fn(&str) -> bool) -> Duration {
+    let took = block_until(what, || services.iter().all(|service| holds(&service.address)));
+    assert!(took < Duration::from_secs(15), "{what}: after {took:?}");
+    took
 }
 
 fn rules(limit: &str) -> String {
@@ -60,7 +58,7 @@ async fn two_services_and_a_tool() {
         if round == 1 {
             // Killed, with everything that was asked of it before.
             server.stop();
-            until("PostgreSQL is missed", &services, |address| {
+            block_until_all("PostgreSQL is missed", &services, |address| {
                 call(address, "GET /status", "").1.contains("is_connected: false")
             });
             assert!(services.iter().all(|service| status_of(&service.address, &named) == 200), "decisions go on");
@@ -74,13 +72,14 @@ async fn two_services_and_a_tool() {
         }
         let limit = (1001 + round).to_string();
         push(&format!("fixed-window {limit}/1h"));
-        let pushed = until("the rule is in force", &services, |address| limit_of(address).as_deref() == Some(&limit));
+        let pushed =
+            block_until_all("the rule is in force", &services, |address| limit_of(address).as_deref() == Some(&limit));
         tool(&["users", "block", &user, "--reason", "spam"]);
-        let blocked = until("the user is blocked", &services, |address| status_of(address, &named) == 403);
+        let blocked = block_until_all("the user is blocked", &services, |address| status_of(address, &named) == 403);
         println!("in force in both: a rule {pushed:?}, a block {blocked:?}");
     }
     tool(&["keys", "revoke", &key]);
-    let revoked = until("the key is revoked", &services, |address| status_of(address, &bearer) == 401);
+    let revoked = block_until_all("the key is revoked", &services, |address| status_of(address, &bearer) == 401);
     println!("in force in both: a revoked key {revoked:?}");
     let (_, metrics) = call(&services[0].address, "GET /metrics", "");
     assert!(metrics.contains("\ntollgate_api_keys_total{outcome=\"revoked\"} "), "{metrics}");
@@ -120,7 +119,7 @@ async fn a_service_that_is_killed_loses_its_last_batch_at_most() {
     // Half a minute later, another service reports it.
     server.run("UPDATE tollgate.writers SET written_at = written_at - interval '1 minute'").await;
     let other = service(&redis, &server.url());
-    super::until("it is reported", async || {
+    wait_until("it is reported", async || {
         database.writers().await.expect("writers").iter().filter(|writer| writer.killed).count() == 2
     })
     .await;

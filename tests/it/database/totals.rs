@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use tollgate::rules::{Account, Attributes};
 
-use super::{database, limiter, prepared, until};
-use crate::tool::{stdout, tollgate};
+use super::{database, limiter, prepared};
+use crate::support::polling::wait_until;
+use crate::support::tool::{stdout, tollgate};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn totals_are_what_was_decided_also_after_postgres_was_killed() {
@@ -33,7 +34,7 @@ async fn totals_are_what_was_decided_also_after_postgres_was_killed() {
         tokio::time::sleep(Duration::from_millis(60)).await;
     }
     for service in &services {
-        until("all is written", async || service.finish().await.is_ok()).await;
+        wait_until("all is written", async || service.finish().await.is_ok()).await;
         assert_eq!((service.status().totals_lag, service.status().totals_lost), (Duration::ZERO, 0));
     }
     for (user, (allowed, denied)) in expected.into_iter().enumerate() {
@@ -79,7 +80,7 @@ async fn a_service_that_is_gone_holds_up_nobody_for_long() {
     .expect("begun");
     tool.block_user("42", None, None, "").await.expect("as soon as the batch is given up");
     service.count(&Attributes::new().user("42"), true);
-    until("it is written", async || service.finish().await.is_ok()).await;
+    wait_until("it is written", async || service.finish().await.is_ok()).await;
     assert_eq!(tool.user("42").await.expect("an answer").expect("known").total_today, 2);
 }
 
@@ -134,7 +135,7 @@ async fn a_service_that_was_killed_is_reported() {
     let service = database(&server).follow(&limiter()).await.expect("a configuration");
     let account = Account::new("42").api_key("none");
     service.count(&Attributes::new().account(&account), true);
-    until("it is written", async || tool.user("42").await.expect("an answer").is_some()).await;
+    wait_until("it is written", async || tool.user("42").await.expect("an answer").is_some()).await;
     // Another, of which nobody hears any more.
     server
         .run("INSERT INTO tollgate.writers (writer, writes, requests, written_at) VALUES ('gone', 'totals', 17, now() - interval '1 minute')")
@@ -152,7 +153,7 @@ async fn a_service_that_was_killed_is_reported() {
     // The last clone writes what is left.
     service.count(&Attributes::new().user("43"), true);
     drop(service);
-    until("it is written", async || tool.user("43").await.expect("an answer").is_some()).await;
+    wait_until("it is written", async || tool.user("43").await.expect("an answer").is_some()).await;
 }
 
 /// While PostgreSQL is away, memory is bounded, and what it doesn't hold is counted.
@@ -173,8 +174,8 @@ async fn more_users_than_are_kept_are_counted_as_lost() {
     let lost = service.status().totals_lost;
     assert!(lost >= 100_000, "{lost}");
     server.start_again();
-    until("all that is left is written", async || service.finish().await.is_ok()).await;
-    until("all that is left is written", async || {
+    wait_until("all that is left is written", async || service.finish().await.is_ok()).await;
+    wait_until("all that is left is written", async || {
         service.finish().await.is_ok() && service.status().totals_lag.is_zero()
     })
     .await;

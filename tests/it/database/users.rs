@@ -9,8 +9,9 @@ use tollgate::postgres::OwnLimits;
 use tollgate::rules::{Account, Attributes, Reason, RuleSet};
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::{database, limiter, prepared, until};
-use crate::tool::{code, stderr, stdout, tollgate};
+use super::{database, limiter, prepared};
+use crate::support::polling::wait_until;
+use crate::support::tool::{code, stderr, stdout, tollgate};
 
 const RULES: &str = r#"
     [[rule]]
@@ -203,7 +204,7 @@ async fn a_user_is_blocked_in_every_process_also_after_postgres_was_away() {
     };
     let hour = SystemTime::now() + Duration::from_secs(3600);
     tool.block_user("42", Some("spam"), Some(hour), "me").await.expect("blocked");
-    let took = until("a user is blocked", async || blocked("42").await).await;
+    let took = wait_until("a user is blocked", async || blocked("42").await).await;
     println!("blocked after {took:?}");
     let account = services[0].account_of_user("42").expect("known");
     // Whichever rule applies, also one that allows.
@@ -220,13 +221,14 @@ async fn a_user_is_blocked_in_every_process_also_after_postgres_was_away() {
     let past = SystemTime::now() - Duration::from_secs(1);
     tool.block_user("43", None, Some(past), "me").await.expect("blocked");
     server.stop();
-    until("PostgreSQL is missed", async || services.iter().all(|service| !service.status().is_connected)).await;
+    wait_until("PostgreSQL is missed", async || services.iter().all(|service| !service.status().is_connected)).await;
     assert!(blocked("42").await, "the last configuration serves");
     server.start_again();
     assert!(tool.unblock_user("42", "me").await.expect("unblocked"));
-    let took =
-        until("a block is lifted", async || services.iter().all(|service| service.account_of_user("42").is_none()))
-            .await;
+    let took = wait_until("a block is lifted", async || {
+        services.iter().all(|service| service.account_of_user("42").is_none())
+    })
+    .await;
     println!("lifted after {took:?}");
     assert!(!tool.unblock_user("42", "me").await.expect("an answer"), "there was none any more");
     let past = services[0].account_of_user("43").expect("known");
@@ -246,18 +248,18 @@ async fn what_is_deleted_or_restored_is_noticed() {
     let known = async |users: [bool; 3]| ["1", "2", "3"].map(|user| service.account_of_user(user).is_some()) == users;
     assert!(known([true; 3]).await);
     server.run("DELETE FROM tollgate.user_quotas WHERE user_id = '2'").await;
-    until("a user is deleted", async || known([true, false, true]).await).await;
+    wait_until("a user is deleted", async || known([true, false, true]).await).await;
     server.run("UPDATE tollgate.user_quotas SET user_id = '2' WHERE user_id = '3'").await;
-    until("a user is renamed", async || known([true, true, false]).await).await;
+    wait_until("a user is renamed", async || known([true, true, false]).await).await;
     tool.set_user("1", None, OwnLimits::default(), "").await.expect("set");
-    until("a user is as others again", async || known([false, true, false]).await).await;
+    wait_until("a user is as others again", async || known([false, true, false]).await).await;
     // As after a restore: an older version, and other rows.
     server
         .run("TRUNCATE tollgate.user_quotas; UPDATE tollgate.configuration SET version = 1, truncated_version = 1, history = gen_random_uuid()")
         .await;
-    until("the past is taken", async || known([false; 3]).await && service.status().version == 1).await;
+    wait_until("the past is taken", async || known([false; 3]).await && service.status().version == 1).await;
     tool.set_user("3", Some("paid"), OwnLimits::default(), "").await.expect("set");
-    until("and goes on", async || known([false, false, true]).await).await;
+    wait_until("and goes on", async || known([false, false, true]).await).await;
 }
 
 /// Changes of one user at once wait for each other, and never for each other in a ring.
@@ -333,8 +335,10 @@ async fn hostile_text_is_stored_or_refused() {
             (text, Some(text), text)
         );
         assert_eq!(stored.blocked_reason.as_deref(), Some(text));
-        until("it is known", async || configuration.account_of_user(text).is_some_and(|user| user.block().is_some()))
-            .await;
+        wait_until("it is known", async || {
+            configuration.account_of_user(text).is_some_and(|user| user.block().is_some())
+        })
+        .await;
     }
     let most = (1_u64 << 53).to_string();
     let long = "x".repeat(2000);

@@ -160,7 +160,7 @@ async fn permits_that_were_taken_here_are_renewed_and_released_here() {
     assert_eq!(held.len(), 2);
     assert!(in_time(elsewhere.renew()).await.is_err(), "that one is Redis's");
     server.signal("-CONT");
-    answered_again(&limiter, &crate::rule::rule("gcra 5/1d"), "another").await;
+    answered_again(&limiter, &crate::support::rules::rule("gcra 5/1d"), "another").await;
     in_time(elsewhere.renew()).await.expect("renewed by redis");
     for permit in held {
         assert_eq!(in_time(permit.release()).await.expect("released").by, By::Local);
@@ -168,7 +168,7 @@ async fn permits_that_were_taken_here_are_renewed_and_released_here() {
 }
 
 fn nobody() -> String {
-    format!("redis://127.0.0.1:{}", crate::server::free_port())
+    format!("redis://127.0.0.1:{}", crate::support::redis_server::free_port())
 }
 
 #[tokio::test]
@@ -185,7 +185,7 @@ async fn whoever_would_wait_too_long_here_is_denied_and_charged_nothing() {
     // Dropped while it waits.
     let waiting = tokio::time::timeout(DEADLINE, limiter.acquire_wait(&rule, "key", Duration::from_secs(3600))).await;
     assert!(waiting.is_err());
-    at_last(async || {
+    wait_for_value(async || {
         let left = limiter.reserve(&rule, Request::new("key").cost(0)).await.expect("local").reset_after;
         (left <= Duration::from_secs(720)).then_some(())
     })
@@ -364,13 +364,13 @@ async fn a_limiter_answers_for_rules_that_dont_say() {
     let mut server = Server::start();
     let open = limiter(&server.tcp_url()).on_error(OnError::Open).expect("a policy");
     server.stop();
-    let unsaid = crate::rule::rule("gcra 10/1d");
+    let unsaid = crate::support::rules::rule("gcra 10/1d");
     assert_eq!(acquire(&open, &unsaid, "key").await.expect("open").by, By::Policy);
     let closed = rule("gcra 10/1d", OnError::Closed);
     acquire(&open, &closed, "key").await.expect_err("the rule's own goes first");
     let local = open.clone().on_error(LOCAL).expect("a policy");
     assert_eq!(acquire(&local, &unsaid, "key").await.expect("here").by, By::Local);
-    acquire(&local, &crate::rule::rule("gcra 1/1d"), "key").await.expect_err("half a unit each");
+    acquire(&local, &crate::support::rules::rule("gcra 1/1d"), "key").await.expect_err("half a unit each");
 }
 
 #[tokio::test]

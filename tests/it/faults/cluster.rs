@@ -6,11 +6,9 @@ use std::time::Instant;
 
 use tollgate::{Cluster, Engine};
 
-use super::callers::SLACK;
-use super::proxy::Proxy;
 use super::*;
-use crate::fleet::{ClusterServers, ordered, told};
-use crate::server::free_port;
+use crate::support::cluster::ClusterServers;
+use crate::support::redis_server::{command_text, free_port, run_command};
 
 const SCRIPTS: [&str; 4] = ["evalsha", "eval", "evalsha_ro", "eval_ro"];
 const TOPOLOGY: [&str; 3] = ["cluster|slots", "cluster|shards", "cluster|nodes"];
@@ -32,14 +30,14 @@ fn ran(servers: &ClusterServers) -> Vec<u64> {
 
 /// Scripts that a node sent elsewhere, or told to come back.
 fn sent_away(node: &Server) -> u64 {
-    let info = told(node, &["INFO", "commandstats"]);
+    let info = command_text(node, &["INFO", "commandstats"]);
     let lines = info.lines().filter(|line| line.starts_with("cmdstat_eval"));
     let number = |line: &str| line.split_once("rejected_calls=")?.1.split(',').next()?.trim().parse::<u64>().ok();
     lines.filter_map(number).sum()
 }
 
 fn forget(servers: &ClusterServers) {
-    servers.nodes().iter().for_each(Server::forget_commands);
+    servers.nodes().iter().for_each(Server::reset_command_counts);
 }
 
 #[tokio::test]
@@ -64,14 +62,14 @@ async fn a_slot_that_has_moved_is_followed_and_each_call_is_charged_once() {
     assert_eq!(ran(&servers), [0, 5, 0]);
     // The first was sent on; those that came while it was learnt may have been too.
     assert!(sent_away(servers.node(0)) >= 1);
-    at_last(async || {
+    wait_for_value(async || {
         let before = sent_away(servers.node(0));
         acquire(&limiter, &rule, key).await.expect("a decision");
         (sent_away(servers.node(0)) == before).then_some(())
     })
     .await;
 
-    ordered(servers.node(1), &["SCRIPT", "FLUSH"]);
+    run_command(servers.node(1), &["SCRIPT", "FLUSH"]);
     let before = limiter.peek(&rule, key.as_str()).await.expect("a peek").remaining;
     assert_eq!(acquire(&limiter, &rule, key).await.expect("healed").remaining, before - 1);
 }
@@ -109,7 +107,7 @@ async fn split(servers: &ClusterServers, key: &str) -> Rule {
     assert_eq!(acquire(&limiter.deadline(PATIENCE), &two, key).await.expect("a decision").remaining, 8);
     let slot = servers.slot_of(key);
     servers.begin_moving(slot, 0, 1);
-    let keys = ordered(servers.node(0), &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "10"]);
+    let keys = run_command(servers.node(0), &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "10"]);
     let keys: Vec<String> = tollgate::redis::from_redis_value(keys).expect("keys");
     assert_eq!(keys.len(), 2);
     servers.move_key(&keys[0], 0, 1);
@@ -185,7 +183,7 @@ async fn keys_that_share_a_slot_are_decided_one_by_one_while_it_moves() {
     assert_eq!(all().await, Some(11));
     let slot = servers.slot_of(tag);
     servers.begin_moving(slot, 0, 1);
-    let keys = ordered(servers.node(0), &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "10"]);
+    let keys = run_command(servers.node(0), &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "10"]);
     let keys: Vec<String> = tollgate::redis::from_redis_value(keys).expect("keys");
     keys.iter().for_each(|key| servers.move_key(key, 0, 1));
     for remaining in [9, 7, 5] {
@@ -360,9 +358,9 @@ async fn callers_of_a_dead_shard_dont_storm_the_others_for_the_way() {
     }
     servers.kill(2);
     let alive = [servers.node(0), servers.node(1)];
-    alive.iter().for_each(|node| node.forget_commands());
+    alive.iter().for_each(|node| node.reset_command_counts());
     let before = cluster.refreshes();
-    let callers = super::callers::Callers::start(100, &limiter, &rule, &keys[10..]);
+    let callers = Callers::start(100, &limiter, &rule, &keys[10..]);
     tokio::time::sleep(Duration::from_secs(1)).await;
     let told = callers.end().await;
     assert!(told.errors.is_empty() && told.instead > 500 && told.allowed() == 0, "{told:?}");

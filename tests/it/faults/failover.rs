@@ -1,6 +1,5 @@
 //! Another server, an emptied one, or one that has changed its part.
 
-use super::proxy::Proxy;
 use super::*;
 
 /// A server and a replica of it that has caught up.

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::JoinSet;
 use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 
-use super::proxy::Proxy;
 use super::*;
 
 /// A fresh connection would work at once, and nobody waits long enough to find out.
@@ -25,7 +24,7 @@ async fn a_dead_connection_is_replaced_although_nobody_waits_for_it() {
         let limiter = Limiter::new(redis.clone()).deadline(deadline);
         answered_again(&limiter, &rule, "key").await;
         proxy.swallow_those_there();
-        let decision = at_last(async || {
+        let decision = wait_for_value(async || {
             let answer = tokio::time::timeout(Duration::from_millis(20), limiter.acquire(&rule, "key")).await;
             answer.ok()?.ok()
         });

@@ -3,7 +3,6 @@
 
 use futures_util::future::join_all;
 
-use super::proxy::Proxy;
 use super::*;
 
 const KEYS: usize = 20;

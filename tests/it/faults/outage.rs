@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use super::callers::{Callers, SLACK};
 use super::cluster::of;
 use super::*;
-use crate::fleet::{ClusterServers, ordered};
+use crate::support::cluster::ClusterServers;
+use crate::support::redis_server::run_command;
 
 /// Shorter than a lost shard is lost here, and longer than a busy machine keeps one waiting.
 const SOME_TIME: Duration = Duration::from_secs(1);
@@ -86,7 +86,7 @@ async fn a_shard_whose_replica_takes_over_answers_again_with_what_was_replicated
     servers.kill(0);
     until(|| servers.primary_of(servers.slot_of(key)) == Some(servers.partner_of(0))).await;
     let mut unknown = 0;
-    let decision = at_last(async || match acquire(&limiter, &kept, key).await {
+    let decision = wait_for_value(async || match acquire(&limiter, &kept, key).await {
         Ok(decision) => Some(decision),
         Err(error) => {
             unknown += u64::from(error.charged() == Charged::Unknown);
@@ -97,7 +97,7 @@ async fn a_shard_whose_replica_takes_over_answers_again_with_what_was_replicated
     assert!((6 - unknown..=6).contains(&decision.remaining), "what was replicated counts: {decision:?}");
     here.answered(600).await;
     // As if the promoted one had lost its scripts once more.
-    ordered(servers.node(servers.partner_of(0)), &["SCRIPT", "FLUSH"]);
+    run_command(servers.node(servers.partner_of(0)), &["SCRIPT", "FLUSH"]);
     here.answered(300).await;
     let (elsewhere, here) = (elsewhere.end().await, here.end().await);
     elsewhere.is_undisturbed(SOME_TIME);

@@ -89,10 +89,10 @@ async fn what_is_forbidden_is_told_however_it_is_said() {
         stays_closed(&renamed.tcp_url(), "unsupported").await;
     }
     stays_closed(&format!("{}/99", server.tcp_url()), "unsupported").await;
-    let cluster = crate::fleet::ClusterServers::of_primaries();
+    let cluster = crate::support::cluster::ClusterServers::of_primaries();
     let elsewhere = cluster.keys_of(1, 1).remove(0);
     stays_closed_on(&cluster.node(0).tcp_url(), &elsewhere, "unsupported").await;
-    let sentinels = crate::fleet::Sentinels::start();
+    let sentinels = crate::support::sentinels::Sentinels::start();
     stays_closed(&sentinels.sentinel(0).tcp_url(), "unsupported").await;
 }
 

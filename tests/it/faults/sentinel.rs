@@ -1,16 +1,16 @@
 //! Sentinels say where the primary is, and callers go where it goes.
 
-use super::callers::Callers;
 use super::*;
-use crate::fleet::{Sentinels, ordered};
+use crate::support::redis_server::run_command;
+use crate::support::sentinels::Sentinels;
 
 const SOME_TIME: Duration = Duration::from_secs(1);
 const OUTAGES: [&str; 4] = ["unreachable", "disconnected", "deadline", "not-now"];
 
 /// Waits until another server than this is the primary and has answered calls.
 async fn replaced(fleet: &Sentinels, before: usize, callers: &Callers) -> usize {
-    let now = at_last(async || fleet.primary().filter(|at| *at != before)).await;
-    fleet.server(now).forget_commands();
+    let now = wait_for_value(async || fleet.primary().filter(|at| *at != before)).await;
+    fleet.server(now).reset_command_counts();
     callers.answered(50).await;
     let scripts = || fleet.server(now).commands().get("evalsha").is_some_and(|(calls, failed)| calls - failed >= 20);
     until(scripts).await;
@@ -34,7 +34,7 @@ async fn a_primary_is_followed_through_a_failover_and_a_freeze_and_nobody_is_den
     assert!(redis.restarts() >= 1, "it is another server");
     tokio::task::block_in_place(|| fleet.wait_until_whole());
     // The scripts of the promoted one are lost, too.
-    ordered(fleet.server(second), &["SCRIPT", "FLUSH"]);
+    run_command(fleet.server(second), &["SCRIPT", "FLUSH"]);
     callers.answered(50).await;
 
     fleet.server(second).signal("-STOP");

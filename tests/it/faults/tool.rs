@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::tool::{code, lines, stderr, stdout, tollgate};
+use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
 #[test]
 fn a_probe_of_a_frozen_server_ends_by_its_deadline_and_says_who_answered() {

@@ -16,7 +16,7 @@ use tollgate::middleware::{Permits, RateLimitLayer};
 use super::held::{PERMITS, left, limiter, until_left};
 use super::served::serve;
 use super::set;
-use crate::server::Server;
+use crate::support::redis_server::Server;
 
 const MEGABYTES: usize = 32;
 

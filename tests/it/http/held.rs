@@ -15,7 +15,7 @@ use tollgate::{Limiter, Redis, Rule};
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::{answer, get, set};
-use crate::server::Server;
+use crate::support::redis_server::Server;
 
 pub(super) const PERMITS: &str = "[[rule]]\nname = \"jobs\"\nkey = \"global\"\nlimits = [\"concurrency 2 ttl 30s\"]";
 

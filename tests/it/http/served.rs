@@ -15,7 +15,7 @@ use tollgate::rules::WatchedRules;
 use tollgate::{Limiter, Redis};
 
 use super::set;
-use crate::server::Server;
+use crate::support::redis_server::Server;
 
 fn limiter(server: &Server) -> Limiter {
     Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_secs(2))

@@ -10,10 +10,9 @@ use futures_util::future::join_all;
 use tollgate::{Limiter, OnError, Redis, Rule};
 
 use super::{batch, call, complete, crawl, export, guess, login, pay, report, report_in_turn, send_mail, upload};
-use crate::server::Server;
+use crate::support::polling::PATIENCE;
+use crate::support::redis_server::Server;
 
-/// Ends a test that would hang; no machine is so slow that it decides one.
-const PATIENCE: Duration = Duration::from_secs(30);
 const DEADLINE: Duration = Duration::from_millis(200);
 const ONE: NonZeroU32 = NonZeroU32::MIN;
 const LOCAL: OnError = OnError::Local { processes: ONE };

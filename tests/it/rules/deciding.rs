@@ -7,7 +7,7 @@ use tollgate::rules::{Attributes, Definition, Effect, Reason, RuleSet, Verdict};
 use tollgate::{By, Error, Limiter, RetryAfter, Rule};
 
 use super::{limiter, set};
-use crate::server::Server;
+use crate::support::redis_server::Server;
 
 async fn verdict(limiter: &Limiter, rules: &RuleSet, request: &Attributes<'_>) -> Verdict {
     limiter.acquire_by(rules, request).await.expect("a verdict")

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tollgate::rules::{Attributes, RuleSet, WatchedRules};
 use tollgate::{Embedded, Limiter};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::polling::PATIENCE;
 
 /// A hundred rules that all say of which edition they are.
 fn edition(number: u64) -> String {

@@ -7,10 +7,10 @@ use tollgate::redis::cmd;
 use tollgate::{By, Charged, DenialCache, Limiter, OnError, Redis, Request, RetryAfter};
 
 use super::{NOW, SEVEN, both, request, rule};
-use crate::rule::by_own_id;
-use crate::server::{Server, free_port};
-use crate::subject::Engine;
-use crate::tool::{code, lines, stderr, tollgate, with_input};
+use crate::support::engines::Engine;
+use crate::support::redis_server::{Server, free_port};
+use crate::support::rules::by_own_id;
+use crate::support::tool::{code, lines, stderr, tollgate, with_input};
 
 #[test]
 fn a_shards_denial_is_not_remembered_for_the_others() {

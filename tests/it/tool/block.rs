@@ -1,6 +1,7 @@
 //! `--block-for`: a key that is denied is blocked, in the same call.
 
 use super::*;
+use crate::support::tool::{code, lines, stderr, tollgate, with_input};
 
 const WAIT: &str = "retry_after_us";
 

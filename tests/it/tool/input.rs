@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::support::tool::{code, lines, stderr, stdout, tollgate, with_input};
 
 const JSONL: &str = "{\"t_us\":1,\"key\":\"a\"}\n";
 const CSV: &str = "t_us,key\n1,a\n";

@@ -5,7 +5,8 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 
 use super::*;
-use crate::tidy::{read, rust_files};
+use crate::support::repository::{read, rust_files};
+use crate::support::tool::{code, command, lines, stderr, stdout, tollgate, with_input};
 
 /// The ends of a pipe that nobody reads.
 fn closed() -> Stdio {

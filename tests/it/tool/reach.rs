@@ -3,6 +3,7 @@
 use tollgate::{KeySecret, Limiter, Redis, Request, Rule};
 
 use super::*;
+use crate::support::tool::{code, command, lines, stderr, stdout, tollgate, with_input};
 
 const API: &str = r#"{"name": "api", "limits": ["gcra 10/1d", {"name": "orgs", "limit": "fixed-window 1000/1d", "key": "org"}], "tag": "org"}"#;
 

@@ -6,6 +6,7 @@ use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{KeySecret, Limiter, Redis};
 
 use super::*;
+use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
 mod compared;
 mod played;

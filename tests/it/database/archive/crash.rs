@@ -10,9 +10,9 @@ use tollgate::archive::{ArchiveOptions, Archived, ArchivedMonth, Progress, Step}
 use tollgate::postgres::Postgres as Database;
 
 use super::{Place, all_of, fill, flip, is_gone, march, moved, only, prepared, remove, rows_left, small_files};
-use crate::database::until;
-use crate::postgres::Postgres;
-use crate::tool::command;
+use crate::support::polling::wait_until;
+use crate::support::postgres_server::Postgres;
+use crate::support::tool::command;
 
 const ROWS: u32 = 300;
 
@@ -202,12 +202,12 @@ async fn a_detachment_that_was_interrupted_is_finished() {
     reader.batch_execute("BEGIN; SELECT count(*) FROM tollgate.rate_limit_audit_logs").await.expect("a reader");
     let is_pending = async || server.run("SELECT 1 FROM pg_inherits WHERE inhdetachpending").await.len() == 1;
     tokio::select! {
-        _ = until("the detachment waits", is_pending) => {}
+        _ = wait_until("the detachment waits", is_pending) => {}
         done = database.archive(&place.archive, &options, |_| ()) => panic!("it has ended: {done:?}"),
     }
     // The server notices that the archiver has gone.
     let working = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'ALTER TABLE%' AND pid <> pg_backend_pid()";
-    until("the server gives up", async || server.run(working).await.is_empty()).await;
+    wait_until("the server gives up", async || server.run(working).await.is_empty()).await;
     reader.batch_execute("COMMIT").await.expect("it ends");
     assert!(is_pending().await, "it isn't finished by itself");
     let found = database.archivable(Duration::from_secs(90 * 86_400)).await.expect("an answer");

@@ -12,10 +12,10 @@ use futures_util::FutureExt;
 use tollgate::archive::{ArchiveOptions, Month};
 use tollgate::postgres::Postgres as Database;
 
-use super::outside::S3;
 use super::{Place, fill, is_gone, march, moved, moved_again, only, prepared, rows_left, small_files};
-use crate::postgres::Postgres;
-use crate::tool::{code, stderr, stdout};
+use crate::support::postgres_server::Postgres;
+use crate::support::s3::S3;
+use crate::support::tool::{code, stderr, stdout};
 
 const ROWS: u32 = 200;
 

@@ -1,6 +1,8 @@
 //! Who would be treated differently by another set.
 
 use super::*;
+use crate::support::oracle_spec::oracle;
+use crate::support::tool::{code, lines, stderr, stdout, tollgate, with_input};
 
 /// Of these limits for the presentations, and for the rest.
 fn set(presentations: &str, rest: &str) -> String {
@@ -23,7 +25,7 @@ fn by_the_oracle(presentations: &str, rest: &str) -> Vec<(String, &'static str, 
         let path = target.split('?').next().unwrap_or_default();
         let first = path.split('/').find(|segment| !segment.is_empty());
         let (rule, limit) = if first == Some("presentations") { ("talks", presentations) } else { ("rest", rest) };
-        let oracle = oracles.entry((rule, host.to_owned())).or_insert_with(|| subject::oracle(&subject::limit(limit)));
+        let oracle = oracles.entry((rule, host.to_owned())).or_insert_with(|| oracle(&limit.parse().expect("a limit")));
         (host.to_owned(), rule, oracle.acquire(1, t_us).allowed)
     });
     decided.collect()

@@ -1,6 +1,7 @@
 //! Recorded traffic through a whole set.
 
 use super::*;
+use crate::support::tool::{code, lines, stderr, stdout, tollgate, with_input};
 
 const SET: &str = r#"
 [[rule]]

@@ -2,15 +2,14 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tokio::runtime::Runtime;
-use tollgate::{
-    Algorithm, Calendar, Change, Decision, Embedded, Error, Limit, Limiter, Redis, Request, RetryAfter, Rule, Start,
-};
+use tollgate::{Change, Decision, Embedded, Error, Limit, Limiter, Redis, Request, RetryAfter, Rule};
 
-use crate::oracle::calendar::Window;
-use crate::oracle::{self, Answer, Oracle, Retry, Spec};
-use crate::rule::by_own_id;
-use crate::server::Server;
+use crate::support::oracle::{Answer, Retry};
+use crate::support::redis_server::Server;
+use crate::support::rules::by_own_id;
 
 /// An engine, and what it needs to live.
 pub(crate) struct Engine {
@@ -29,18 +28,6 @@ pub(crate) struct Subject<'a> {
     counting: bool,
     block_for: Option<Micros>,
 }
-
-/// A rule of each algorithm that keeps a string.
-pub(crate) const FIVE: [&str; 5] = [
-    "token-bucket 5/10s",
-    "fixed-window 5/10s start first-hit",
-    "sliding-window 5/10s",
-    "sliding-log 5/10s",
-    "gcra 5/10s",
-];
-
-/// The same, and one of windows of the calendar.
-pub(crate) const SIX: [&str; 6] = [FIVE[0], FIVE[1], FIVE[2], FIVE[3], FIVE[4], "fixed-window 5/day"];
 
 /// A moment, in microseconds since the epoch.
 pub(crate) type Micros = u64;
@@ -194,10 +181,6 @@ pub(crate) fn time(now: Micros) -> SystemTime {
     UNIX_EPOCH + Duration::from_micros(now)
 }
 
-pub(crate) fn limit(text: &str) -> Limit {
-    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
-}
-
 pub(crate) fn answer(decision: &Decision) -> Answer {
     Answer {
         allowed: decision.allowed,
@@ -218,40 +201,15 @@ pub(crate) fn micros(duration: Duration) -> Micros {
     duration.as_micros().try_into().expect("within range")
 }
 
-/// The oracle for this limit.
-pub(crate) fn oracle(limit: &Limit) -> Oracle {
-    Oracle::new(spec(limit))
-}
-
-pub(crate) fn spec(limit: &Limit) -> Spec {
-    let (rate, period_us, capacity) = (limit.rate(), micros(limit.period()), limit.capacity());
-    let (max_debt, tick_us) = (limit.max_debt(), micros(limit.tick()));
-    let start = match limit.start() {
-        Start::At(offset) => oracle::Start::At(micros(offset)),
-        _ => oracle::Start::FirstHit,
-    };
-    match limit.algorithm() {
-        Algorithm::TokenBucket => Spec::TokenBucket { rate, period_us, capacity, max_debt, tick_us },
-        Algorithm::Gcra => Spec::Gcra { rate, period_us, capacity, max_debt, tick_us },
-        Algorithm::FixedWindow => Spec::FixedWindow { rate, period_us, capacity, max_debt, start },
-        Algorithm::CalendarWindow => {
-            let zone = limit.zone().and_then(|zone| zone.parse().ok()).expect("a zone that both know");
-            Spec::CalendarWindow { limit: rate, window: window(limit), zone }
-        }
-        Algorithm::SlidingWindow => Spec::SlidingWindow { limit: rate, period_us, tick_us },
-        Algorithm::SlidingLog => Spec::SlidingLog { limit: rate, period_us },
-        Algorithm::Concurrency => Spec::Concurrency { limit: rate, ttl_us: period_us },
-        other => panic!("{other}: the oracle doesn't know it"),
-    }
-}
-
-/// What a limit's windows of the calendar are.
-pub(crate) fn window(limit: &Limit) -> Window {
-    match limit.window() {
-        Some(Calendar::Day) => Window::Day,
-        Some(Calendar::Week) => Window::Week,
-        Some(Calendar::Month) => Window::Month,
-        Some(Calendar::Year) => Window::Year,
-        other => panic!("{limit}: {other:?}: the oracle doesn't know it"),
+/// Checks a property on many cases in the process, and on some with a real server.
+pub(crate) fn on_both_engines<S: Strategy>(cases: S, property: impl Fn(&Engine, S::Value) -> Result<(), TestCaseError>)
+where
+    S::Value: Clone,
+{
+    for (engine, count) in [(Engine::embedded(), 1500), (Engine::redis(), 150)] {
+        let config =
+            Config { cases: count, failure_persistence: None, max_global_rejects: 100_000, ..Config::default() };
+        let outcome = TestRunner::new(config).run(&cases, |case| property(&engine, case));
+        outcome.unwrap_or_else(|failure| panic!("{failure}"));
     }
 }

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use tollgate::redis::from_redis_value;
 
-use super::{Setup, asked, ordered, server, told, wait_for, words};
-use crate::server::Server;
+use crate::support::polling::block_until;
+use crate::support::redis_server::{Server, command_text, run_command, try_command};
+use crate::support::server_setup::{Setup, server, words};
 
 /// What the sentinels call the primary.
 const NAME: &str = "main";
@@ -38,13 +39,13 @@ impl Sentinels {
              {primarys}{own}"
         );
         let options = |port| [vec!["--sentinel".to_owned()], setup.of_sentinel(port)].concat();
-        let sentinel = || Server::with_text(&text, options).known_by(setup.of_sentinels);
+        let sentinel = || Server::with_text(&text, options).with_password(setup.of_sentinels);
         let sentinels: Vec<_> = std::iter::repeat_with(sentinel).take(3).collect();
         for sentinel in &sentinels {
             // They look and talk some times as often as they would. A replica of which a sentinel has heard nothing for
             // three times the first, or five times the second, isn't promoted.
             for (what, ms) in [("INFO", "1000"), ("PING", "300"), ("ASK", "100"), ("PUBLISH", "200")] {
-                ordered(sentinel, &["SENTINEL", "DEBUG", &format!("{what}-PERIOD"), ms]);
+                run_command(sentinel, &["SENTINEL", "DEBUG", &format!("{what}-PERIOD"), ms]);
             }
         }
         let fleet = Self { servers, sentinels, setup };
@@ -54,15 +55,15 @@ impl Sentinels {
 
     /// Waits until every sentinel knows a primary that it takes for well, both replicas and the other sentinels.
     pub(crate) fn wait_until_whole(&self) {
-        wait_for("the sentinels know each other and the replicas", || {
+        block_until("the sentinels know each other and the replicas", || {
             self.sentinels.iter().all(|sentinel| {
-                let master: Vec<String> = asked(sentinel, &["SENTINEL", "MASTER", NAME])
+                let master: Vec<String> = try_command(sentinel, &["SENTINEL", "MASTER", NAME])
                     .and_then(|value| Ok(from_redis_value(value)?))
                     .unwrap_or_default();
                 let says = |name: &str, value: &str| master.chunks(2).any(|pair| pair == [name, value]);
                 says("flags", "master") && says("num-slaves", "2") && says("num-other-sentinels", "2")
             }) && self.servers.iter().enumerate().all(|(at, server)| {
-                let info = told(server, &["INFO", "replication"]);
+                let info = command_text(server, &["INFO", "replication"]);
                 Some(at) == self.primary() || info.contains("master_link_status:up")
             })
         });
@@ -88,13 +89,13 @@ impl Sentinels {
     /// Which server most sentinels take for the primary, if it takes itself for one.
     pub(crate) fn primary(&self) -> Option<usize> {
         let port = |sentinel| {
-            let address = asked(sentinel, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]).ok()?;
+            let address = try_command(sentinel, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]).ok()?;
             from_redis_value::<(String, u16)>(address).ok().map(|(_, port)| port)
         };
         let ports: Vec<_> = self.sentinels.iter().filter_map(port).collect();
         let most = |at: &usize| ports.iter().filter(|port| **port == self.servers[*at].port()).count() >= 2;
         let at = (0..self.servers.len()).find(most)?;
-        told(&self.servers[at], &["INFO", "replication"]).contains("role:master").then_some(at)
+        command_text(&self.servers[at], &["INFO", "replication"]).contains("role:master").then_some(at)
     }
 
     /// Has the sentinels put a replica in the primary's place, which is left well.
@@ -103,9 +104,9 @@ impl Sentinels {
         const ATTEMPT: Duration = Duration::from_secs(3);
         let before = self.primary();
         let mut begun: Option<Instant> = None;
-        wait_for("another primary", || {
+        block_until("another primary", || {
             let due = begun.is_none_or(|at| at.elapsed() > ATTEMPT);
-            if due && asked(&self.sentinels[0], &["SENTINEL", "FAILOVER", NAME]).is_ok() {
+            if due && try_command(&self.sentinels[0], &["SENTINEL", "FAILOVER", NAME]).is_ok() {
                 begun = Some(Instant::now());
             }
             self.primary().is_some_and(|at| Some(at) != before)
@@ -138,7 +139,7 @@ fn sentinels_replace_a_primary_when_asked_to_and_when_it_dies() {
     fleet.wait_until_whole();
     let second = fleet.primary().expect("a primary");
     fleet.kill(second);
-    wait_for("a third", || fleet.primary().is_some_and(|at| at != second));
+    block_until("a third", || fleet.primary().is_some_and(|at| at != second));
     fleet.start_again(second);
     fleet.wait_until_whole();
 }

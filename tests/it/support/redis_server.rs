@@ -1,21 +1,19 @@
 //! A redis-server of a test's own: in a temporary directory, on a unix socket, stopped when the test ends.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tollgate::redis::{self, Client, Connection, cmd};
+use tollgate::redis::{self, Client, Connection, RedisResult, Value, cmd, from_redis_value};
 
 pub(crate) struct Server {
     process: Child,
     directory: TempDir,
     port: u16,
-    /// What it wants to know of who looks behind the scenes.
+    /// The password that the test's own connections give.
     password: Option<String>,
 }
 
@@ -29,12 +27,12 @@ impl Server {
         Self::launched(|directory, port| spawn(directory, port, options))
     }
 
-    /// By this configuration file, but for where it listens.
+    /// With this configuration file; where it listens is set by options.
     pub(crate) fn with_file(file: &str) -> Self {
         Self::launched(|directory, port| launch(directory, port, &[file], &[]))
     }
 
-    /// By the configuration that this writes into its directory, which it may rewrite.
+    /// With a configuration file of this text in its own directory, which the server may rewrite.
     pub(crate) fn with_text(text: &str, options: impl Fn(u16) -> Vec<String>) -> Self {
         Self::launched(|directory, port| {
             std::fs::write(directory.path().join("own.conf"), text).expect("a file");
@@ -43,13 +41,13 @@ impl Server {
         })
     }
 
-    /// Looked behind by this password, if any.
-    pub(crate) fn known_by(mut self, password: Option<&str>) -> Self {
+    /// The test's own connections give this password, if any.
+    pub(crate) fn with_password(mut self, password: Option<&str>) -> Self {
         self.password = password.map(str::to_owned);
         self
     }
 
-    /// On another port where somebody else was quicker to take the one that was free, or one that an option names.
+    /// Tries another port if the free one, or one that an option names, has been taken since.
     pub(crate) fn launched(launch: impl Fn(&TempDir, u16) -> Child) -> Self {
         for _ in 0..5 {
             let directory = tempfile::tempdir().expect("a temporary directory");
@@ -96,7 +94,7 @@ impl Server {
         format!("unix://{}{password}", self.socket())
     }
 
-    /// The same server by TCP.
+    /// The address of the same server by TCP.
     pub(crate) fn tcp_url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
@@ -107,7 +105,7 @@ impl Server {
         assert!(done.expect("kill runs").success());
     }
 
-    /// Makes a user, and the address to be that user by.
+    /// Makes a user; returns the address to connect as that user.
     pub(crate) fn user(&self, name: &str, rights: &str) -> String {
         let mut command = cmd("ACL");
         command.arg("SETUSER").arg(name).arg("reset").arg("on").arg(">sesame");
@@ -116,12 +114,12 @@ impl Server {
         self.tcp_url().replace("redis://", &format!("redis://{name}:sesame@"))
     }
 
-    pub(crate) fn forget_commands(&self) {
+    pub(crate) fn reset_command_counts(&self) {
         cmd("CONFIG").arg("RESETSTAT").exec(&mut self.connection()).expect("reset");
     }
 
-    /// How often each command was called since they were forgotten, and how often it failed. Without CLIENT SETINFO, by
-    /// which each connection tells its name to servers that know the command, this test's own too.
+    /// How often each command was called since the counts were reset, and how often it failed. CLIENT SETINFO is left out:
+    /// every new connection sends it, this test's own too.
     pub(crate) fn commands(&self) -> HashMap<String, (u64, u64)> {
         let info: String = cmd("INFO").arg("commandstats").query(&mut self.connection()).expect("statistics");
         let number = |line: &str, name: &str| {
@@ -137,7 +135,7 @@ impl Server {
         format!("{}/redis.sock", self.directory.path().display())
     }
 
-    /// A connection for looking behind the scenes.
+    /// A connection of the test's own, past the limiter.
     pub(crate) fn connection(&self) -> Connection {
         Client::open(self.url()).and_then(|client| client.get_connection()).expect("the server answers")
     }
@@ -159,7 +157,7 @@ impl Drop for Server {
     }
 }
 
-/// Waits until a server answers here, or it is over.
+/// Waits until a server answers here, or has ended.
 fn answers_before(url: &str, mut over: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
     let client = Client::open(url).expect("an address");
@@ -198,52 +196,20 @@ pub(crate) fn free_port() -> u16 {
     listener.local_addr().expect("its address").port()
 }
 
-/// The address of a server that answers HELLO with this, and everything else with OK.
-pub(crate) fn fake_server(hello: &'static str) -> String {
-    answering(move |words| {
-        let reply = if words[0].eq_ignore_ascii_case(b"HELLO") { hello } else { "+OK\r\n" };
-        Some(reply.into())
-    })
+/// The reply to a command, or an error soon: the server may be dead or frozen.
+pub(crate) fn try_command(server: &Server, words: &[&str]) -> RedisResult<Value> {
+    const SOON: Duration = Duration::from_millis(500);
+    let mut connection = Client::open(server.url())?.get_connection_with_timeout(SOON)?;
+    connection.set_read_timeout(Some(SOON))?;
+    cmd(words[0]).arg(&words[1..]).query(&mut connection)
 }
 
-/// The address of a server that answers each request with what this makes of its words, and hangs up where that is
-/// nothing.
-pub(crate) fn answering(answer: impl Fn(&[Vec<u8>]) -> Option<Vec<u8>> + Send + Sync + 'static) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("its address");
-    let answer = Arc::new(answer);
-    std::thread::spawn(move || {
-        for client in listener.incoming() {
-            let (mut replies, answer) = (client.expect("a client"), Arc::clone(&answer));
-            std::thread::spawn(move || {
-                let mut requests = BufReader::new(replies.try_clone().expect("a second handle"));
-                while let Some(reply) = request(&mut requests).and_then(|words| answer(&words)) {
-                    if replies.write_all(&reply).is_err() {
-                        break;
-                    }
-                }
-                let _ = replies.shutdown(std::net::Shutdown::Both);
-            });
-        }
-    });
-    format!("redis://{address}")
+/// The reply as text; empty if there is none.
+pub(crate) fn command_text(server: &Server, words: &[&str]) -> String {
+    try_command(server, words).ok().and_then(|value| from_redis_value(value).ok()).unwrap_or_default()
 }
 
-/// The words of the next request; none when the client has gone.
-fn request(from: &mut impl BufRead) -> Option<Vec<Vec<u8>>> {
-    let words = number(from)?;
-    let word = |_| {
-        let mut word = vec![0; number(from)? + 2];
-        from.read_exact(&mut word).ok()?;
-        word.truncate(word.len() - 2);
-        Some(word)
-    };
-    (0..words).map(word).collect()
-}
-
-/// The number in a line such as `*3` or `$5`.
-fn number(from: &mut impl BufRead) -> Option<usize> {
-    let mut line = String::new();
-    from.read_line(&mut line).ok()?;
-    line.get(1..)?.trim_end().parse().ok()
+/// The reply to a command that must succeed.
+pub(crate) fn run_command(server: &Server, words: &[&str]) -> Value {
+    try_command(server, words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
 }

@@ -3,16 +3,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
+use tollgate::{By, Charged, Decision, Error, Limiter, Rule};
 
-use super::*;
+use crate::support::polling::{in_time, wait_until};
 
 /// A call that ends so long after its deadline has waited for something else, however busy the machine is.
-pub(super) const SLACK: Duration = Duration::from_secs(1);
+pub(crate) const SLACK: Duration = Duration::from_secs(1);
 
-pub(super) struct Callers {
+pub(crate) struct Callers {
     over: Arc<AtomicBool>,
     answers: Arc<AtomicU64>,
     tasks: Vec<JoinHandle<Told>>,
@@ -20,26 +21,26 @@ pub(super) struct Callers {
 
 /// What callers were told.
 #[derive(Debug, Default)]
-pub(super) struct Told {
-    pub(super) keys: HashMap<String, OfKey>,
+pub(crate) struct Told {
+    pub(crate) keys: HashMap<String, OfKey>,
     /// Calls that ended in an error, by its class.
-    pub(super) errors: BTreeMap<&'static str, u64>,
+    pub(crate) errors: BTreeMap<&'static str, u64>,
     /// Answers that didn't come from Redis.
-    pub(super) instead: u64,
-    pub(super) longest: Duration,
+    pub(crate) instead: u64,
+    pub(crate) longest: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct OfKey {
-    pub(super) allowed: u64,
-    pub(super) denied: u64,
+pub(crate) struct OfKey {
+    pub(crate) allowed: u64,
+    pub(crate) denied: u64,
     /// Calls that may have been charged, by their errors.
-    pub(super) unknown: u64,
+    pub(crate) unknown: u64,
 }
 
 impl Callers {
     /// So many of them, each going round these keys.
-    pub(super) fn start(count: usize, limiter: &Limiter, rule: &Rule, keys: &[String]) -> Self {
+    pub(crate) fn start(count: usize, limiter: &Limiter, rule: &Rule, keys: &[String]) -> Self {
         let (over, answers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let caller = |first| {
             let (limiter, rule, keys) = (limiter.clone(), rule.clone(), keys.to_vec());
@@ -51,7 +52,7 @@ impl Callers {
                         break;
                     }
                     let began = Instant::now();
-                    let answer = acquire(&limiter, &rule, key).await;
+                    let answer = in_time(limiter.acquire(&rule, key)).await;
                     answers.fetch_add(u64::from(is_by_redis(&answer)), Ordering::Relaxed);
                     told.add(key, &answer, began.elapsed());
                     tokio::time::sleep(Duration::from_millis(2)).await;
@@ -64,12 +65,12 @@ impl Callers {
     }
 
     /// Waits until Redis has answered so many more calls.
-    pub(super) async fn answered(&self, more: u64) {
+    pub(crate) async fn answered(&self, more: u64) {
         let before = self.answers.load(Ordering::Relaxed);
-        until(|| self.answers.load(Ordering::Relaxed) >= before + more).await;
+        wait_until("Redis answers", async || self.answers.load(Ordering::Relaxed) >= before + more).await;
     }
 
-    pub(super) async fn end(self) -> Told {
+    pub(crate) async fn end(self) -> Told {
         self.over.store(true, Ordering::Relaxed);
         let mut all = Told::default();
         for task in self.tasks {
@@ -84,7 +85,7 @@ fn is_by_redis(answer: &Result<Decision, Error>) -> bool {
 }
 
 impl Told {
-    pub(super) fn add(&mut self, key: &str, answer: &Result<Decision, Error>, after: Duration) {
+    pub(crate) fn add(&mut self, key: &str, answer: &Result<Decision, Error>, after: Duration) {
         let of_key = self.keys.entry(key.to_owned()).or_default();
         match answer {
             Ok(decision) if decision.by != By::Redis => self.instead += 1,
@@ -112,27 +113,27 @@ impl Told {
         self.longest = self.longest.max(other.longest);
     }
 
-    pub(super) fn allowed(&self) -> u64 {
+    pub(crate) fn allowed(&self) -> u64 {
         self.keys.values().map(|of| of.allowed).sum()
     }
 
-    pub(super) fn denied(&self) -> u64 {
+    pub(crate) fn denied(&self) -> u64 {
         self.keys.values().map(|of| of.denied).sum()
     }
 
     /// Nothing went wrong, and every answer is Redis's, by the deadline.
-    pub(super) fn is_undisturbed(&self, deadline: Duration) {
+    pub(crate) fn is_undisturbed(&self, deadline: Duration) {
         assert!(self.errors.is_empty() && self.instead == 0, "{self:?}");
         self.is_in_time(deadline);
     }
 
-    pub(super) fn is_in_time(&self, deadline: Duration) {
+    pub(crate) fn is_in_time(&self, deadline: Duration) {
         assert!(self.longest < deadline + SLACK, "{:?} for a deadline of {deadline:?}", self.longest);
     }
 
     /// Each key was admitted at most its capacity, and once more at most where counts were lost. Whoever was denied had
     /// taken what there was, or may have.
-    pub(super) fn is_within(&self, capacity: u64, losses: u64) {
+    pub(crate) fn is_within(&self, capacity: u64, losses: u64) {
         for (key, of) in &self.keys {
             assert!(of.allowed <= capacity * (1 + losses), "{key}: {of:?}");
             assert!(of.denied == 0 || of.allowed + of.unknown >= capacity, "{key} was denied too soon: {of:?}");

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// Forwards connections on loopback for as long as its runtime lives.
 #[derive(Clone, Debug)]
-pub(super) struct Proxy {
+pub(crate) struct Proxy {
     port: u16,
     ways: Arc<Ways>,
 }
@@ -31,7 +31,7 @@ struct Ways {
 }
 
 impl Proxy {
-    pub(super) async fn to(port: u16) -> Self {
+    pub(crate) async fn to(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let ways = Arc::new(Ways {
             to: AtomicU16::new(port),
@@ -52,41 +52,41 @@ impl Proxy {
         proxy
     }
 
-    pub(super) fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    pub(super) fn lead_to(&self, port: u16) {
+    pub(crate) fn lead_to(&self, port: u16) {
         self.ways.to.store(port, Ordering::Relaxed);
     }
 
-    pub(super) fn swallow(&self, yes: bool) {
+    pub(crate) fn swallow(&self, yes: bool) {
         self.ways.swallows.store(yes, Ordering::Relaxed);
     }
 
     /// The connections that there are, and no others.
-    pub(super) fn swallow_those_there(&self) {
+    pub(crate) fn swallow_those_there(&self) {
         self.ways.swallowed.store(self.accepted(), Ordering::Relaxed);
     }
 
-    pub(super) fn delay(&self, by: Duration) {
+    pub(crate) fn delay(&self, by: Duration) {
         self.ways.delay.store(u64::try_from(by.as_millis()).expect("not long"), Ordering::Relaxed);
     }
 
-    pub(super) fn cut_after(&self, bytes: u64) {
+    pub(crate) fn cut_after(&self, bytes: u64) {
         self.ways.replies_left.store(bytes, Ordering::Relaxed);
     }
 
     /// How often something has come that is meant for the server.
-    pub(super) fn requested(&self) -> u64 {
+    pub(crate) fn requested(&self) -> u64 {
         self.ways.requested.load(Ordering::Relaxed)
     }
 
-    pub(super) fn accepted(&self) -> u64 {
+    pub(crate) fn accepted(&self) -> u64 {
         self.ways.accepted.load(Ordering::Relaxed)
     }
 }

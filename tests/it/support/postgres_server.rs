@@ -8,8 +8,8 @@ use tempfile::TempDir;
 use tokio_postgres::NoTls;
 
 #[cfg(feature = "tls")]
-use crate::certificates::{Authority, Pair};
-use crate::server::free_port;
+use crate::support::certificates::{Authority, Pair};
+use crate::support::redis_server::free_port;
 
 pub(crate) struct Postgres {
     process: Child,

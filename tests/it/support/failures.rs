@@ -1,14 +1,16 @@
-//! What can happen to each kind of servers.
+//! The failures that can be caused on each kind of deployment: one node, a primary under Sentinels, and a cluster.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 
-use crate::fleet::{ClusterServers, Sentinels, asked, ordered, told, wait_for};
-use crate::server::Server;
+use crate::support::cluster::ClusterServers;
+use crate::support::polling::block_until;
+use crate::support::redis_server::{Server, command_text, run_command, try_command};
+use crate::support::sentinels::Sentinels;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Event {
+pub(crate) enum Event {
     LoseScripts,
     LoseKeys,
     KillConnections,
@@ -30,12 +32,12 @@ use Event::*;
 
 impl Event {
     /// Whether what was counted may be gone.
-    pub(super) fn loses_counts(self) -> bool {
+    pub(crate) fn loses_counts(self) -> bool {
         !matches!(self, LoseScripts | KillConnections | Freeze | HandOver)
     }
 
     /// About how long it takes until all is well again: events that don't fit into what is left are not begun.
-    pub(super) fn takes(self) -> Duration {
+    pub(crate) fn takes(self) -> Duration {
         Duration::from_millis(match self {
             LoseScripts | LoseKeys => 200,
             KillConnections | Freeze | Restart | HandOver => 500,
@@ -45,7 +47,7 @@ impl Event {
     }
 }
 
-pub(super) enum Servers {
+pub(crate) enum Servers {
     One(Box<Server>),
     Sentinel(Sentinels),
     Cluster(ClusterServers),
@@ -53,7 +55,7 @@ pub(super) enum Servers {
 
 impl Servers {
     /// Each kind, started at the same time.
-    pub(super) fn all() -> [Self; 3] {
+    pub(crate) fn all() -> [Self; 3] {
         std::thread::scope(|scope| {
             let sentinels = scope.spawn(Sentinels::start);
             let cluster = scope.spawn(ClusterServers::start);
@@ -63,7 +65,7 @@ impl Servers {
         })
     }
 
-    pub(super) fn name(&self, anything: bool) -> &'static str {
+    pub(crate) fn name(&self, anything: bool) -> &'static str {
         match (self, anything) {
             (Self::One(_), false) => "one node, no loss",
             (Self::One(_), true) => "one node, anything",
@@ -74,7 +76,7 @@ impl Servers {
         }
     }
 
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         match self {
             Self::One(server) => server.tcp_url(),
             Self::Sentinel(fleet) => fleet.url(),
@@ -82,7 +84,7 @@ impl Servers {
         }
     }
 
-    pub(super) fn events(&self) -> &'static [Event] {
+    pub(crate) fn events(&self) -> &'static [Event] {
         match self {
             Self::One(_) => &[LoseScripts, LoseKeys, KillConnections, Freeze, Restart],
             Self::Sentinel(_) => &[LoseScripts, LoseKeys, KillConnections, Freeze, FreezeForLong, FailOver, Kill],
@@ -91,16 +93,16 @@ impl Servers {
     }
 
     /// Lets it happen to a primary, and returns when all is well again: whether counts may be gone.
-    pub(super) fn meet(&mut self, event: Event, rng: &mut Rng) -> bool {
+    pub(crate) fn meet(&mut self, event: Event, rng: &mut Rng) -> bool {
         let before = self.primaries();
         let Some(primary) = rng.choice(before.iter().copied()) else { return false };
         match event {
-            LoseScripts => drop(ordered(self.server(primary), &["SCRIPT", "FLUSH"])),
-            LoseKeys => drop(ordered(self.server(primary), &["FLUSHALL"])),
+            LoseScripts => drop(run_command(self.server(primary), &["SCRIPT", "FLUSH"])),
+            LoseKeys => drop(run_command(self.server(primary), &["FLUSHALL"])),
             KillConnections => {
                 for _ in 0..5 {
                     // Its own connection is one of them.
-                    let _ = asked(self.server(primary), &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no"]);
+                    let _ = try_command(self.server(primary), &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no"]);
                     std::thread::sleep(Duration::from_millis(20));
                 }
             }
@@ -124,7 +126,7 @@ impl Servers {
                     Self::One(_) => {}
                     Self::Sentinel(fleet) => fleet.fail_over(),
                     Self::Cluster(cluster) => {
-                        drop(ordered(cluster.node(cluster.partner_of(primary)), &["CLUSTER", "FAILOVER"]));
+                        drop(run_command(cluster.node(cluster.partner_of(primary)), &["CLUSTER", "FAILOVER"]));
                     }
                 }
                 self.wait_until_replaced(primary);
@@ -153,7 +155,7 @@ impl Servers {
     }
 
     fn wait_until_replaced(&self, primary: usize) {
-        wait_for("another primary", || match self {
+        block_until("another primary", || match self {
             Self::One(_) => true,
             Self::Sentinel(fleet) => fleet.primary().is_some_and(|at| at != primary),
             Self::Cluster(cluster) => is_primary(cluster.node(cluster.partner_of(primary))),
@@ -178,5 +180,5 @@ impl Servers {
 }
 
 fn is_primary(server: &Server) -> bool {
-    told(server, &["INFO", "replication"]).contains("role:master")
+    command_text(server, &["INFO", "replication"]).contains("role:master")
 }

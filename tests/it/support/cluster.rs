@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use tollgate::redis::from_redis_value;
 
-use super::{Setup, ordered, told, wait_for, words};
-use crate::server::{Server, free_port, spawn};
+use crate::support::polling::block_until;
+use crate::support::redis_server::{Server, command_text, free_port, run_command, spawn, try_command};
+use crate::support::server_setup::{Setup, words};
 
 const SLOTS: u16 = 16384;
 const PRIMARIES: usize = 3;
@@ -38,24 +39,24 @@ impl ClusterServers {
 
     fn of(count: usize, setup: Setup) -> Self {
         let (nodes, buses): (Vec<_>, Vec<_>) = (0..count).map(|_| node(&setup)).unzip();
-        let ids = nodes.iter().map(|node| told(node, &["CLUSTER", "MYID"])).collect();
+        let ids = nodes.iter().map(|node| command_text(node, &["CLUSTER", "MYID"])).collect();
         let cluster = Self { nodes, buses, ids, setup };
         // Before any of them knows another, which is when a node takes an epoch.
         for (at, node) in cluster.nodes.iter().enumerate() {
-            ordered(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
+            run_command(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
         }
         for (at, node) in cluster.nodes.iter().enumerate() {
             if at < PRIMARIES {
                 let Range { start, end } = first_slots(at);
-                ordered(node, &["CLUSTER", "ADDSLOTSRANGE", &start.to_string(), &(end - 1).to_string()]);
+                run_command(node, &["CLUSTER", "ADDSLOTSRANGE", &start.to_string(), &(end - 1).to_string()]);
             }
             for (other, bus) in cluster.nodes.iter().zip(&cluster.buses).skip(at + 1) {
-                ordered(node, &["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string(), bus]);
+                run_command(node, &["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string(), bus]);
             }
         }
-        wait_for("the nodes know each other", || cluster.everywhere(|nodes| knows(nodes, &cluster.ids)));
+        block_until("the nodes know each other", || cluster.on_each_node(|nodes| knows(nodes, &cluster.ids)));
         for (replica, primary) in cluster.nodes.iter().skip(PRIMARIES).zip(&cluster.ids) {
-            ordered(replica, &["CLUSTER", "REPLICATE", primary]);
+            run_command(replica, &["CLUSTER", "REPLICATE", primary]);
         }
         cluster.wait_until_whole();
         cluster
@@ -63,18 +64,18 @@ impl ClusterServers {
 
     /// Waits until every slot is served, as every node knows, and replicas have caught up.
     pub(crate) fn wait_until_whole(&self) {
-        wait_for("the cluster is whole", || {
+        block_until("the cluster is whole", || {
             let serves_all = |node| {
-                let info = told(node, &["CLUSTER", "INFO"]);
+                let info = command_text(node, &["CLUSTER", "INFO"]);
                 info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384")
             };
             let replicas = self.nodes.len() - PRIMARIES;
             let is_synced = |node| {
-                let info = told(node, &["INFO", "replication"]);
+                let info = command_text(node, &["INFO", "replication"]);
                 info.contains("role:master") || info.contains("master_link_status:up")
             };
             self.nodes.iter().all(|node| serves_all(node) && is_synced(node))
-                && self.everywhere(|nodes| nodes.matches("slave").count() == replicas && !nodes.contains("fail"))
+                && self.on_each_node(|nodes| nodes.matches("slave").count() == replicas && !nodes.contains("fail"))
         });
     }
 
@@ -109,14 +110,14 @@ impl ClusterServers {
 
     /// The slot of a key of Redis, or of a limiter's key, whose tag it is.
     pub(crate) fn slot_of(&self, key: &str) -> u16 {
-        let answering = self.nodes.iter().find_map(|node| super::asked(node, &["CLUSTER", "KEYSLOT", key]).ok());
+        let answering = self.nodes.iter().find_map(|node| try_command(node, &["CLUSTER", "KEYSLOT", key]).ok());
         answering.and_then(|slot| from_redis_value(slot).ok()).expect("a node that answers")
     }
 
     /// The node that says that it serves this slot; none while there is none.
     pub(crate) fn primary_of(&self, slot: u16) -> Option<usize> {
         self.nodes.iter().position(|node| {
-            let nodes = told(node, &["CLUSTER", "NODES"]);
+            let nodes = command_text(node, &["CLUSTER", "NODES"]);
             let own = nodes.lines().find(|line| line.contains("myself"));
             own.is_some_and(|line| line.contains("master") && serves(line, slot))
         })
@@ -132,13 +133,13 @@ impl ClusterServers {
     /// From here on, keys of the slot that aren't at the one are looked for at the other.
     pub(crate) fn begin_moving(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
-        ordered(&self.nodes[to], &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &self.ids[from]]);
-        ordered(&self.nodes[from], &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &self.ids[to]]);
+        run_command(&self.nodes[to], &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &self.ids[from]]);
+        run_command(&self.nodes[from], &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &self.ids[to]]);
     }
 
     /// Moves the keys that are there now, and says how many.
     pub(crate) fn move_keys(&self, slot: u16, from: usize, to: usize) -> usize {
-        let keys = ordered(&self.nodes[from], &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "1000"]);
+        let keys = run_command(&self.nodes[from], &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "1000"]);
         let keys: Vec<String> = from_redis_value(keys).expect("keys");
         keys.iter().for_each(|key| self.move_key(key, from, to));
         keys.len()
@@ -146,7 +147,7 @@ impl ClusterServers {
 
     pub(crate) fn move_key(&self, key: &str, from: usize, to: usize) {
         let port = self.nodes[to].port().to_string();
-        ordered(&self.nodes[from], &["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+        run_command(&self.nodes[from], &["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
     }
 
     /// The slot is the other's for good. Its new node first, so that it is never without one.
@@ -154,7 +155,7 @@ impl ClusterServers {
         let others = (0..self.nodes.len()).filter(|at| ![to, from].contains(at));
         for at in [to, from].into_iter().chain(others) {
             // Replicas learn it from their primaries.
-            let _ = super::asked(&self.nodes[at], &["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &self.ids[to]]);
+            let _ = try_command(&self.nodes[at], &["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &self.ids[to]]);
         }
     }
 
@@ -165,21 +166,21 @@ impl ClusterServers {
             let line = nodes.lines().find(|line| line.starts_with(&self.ids[at])).unwrap_or_default().to_owned();
             line.split(' ').nth(6).map(str::to_owned)
         };
-        wait_for("every node knows the epoch", || {
-            let own = epoch(&told(&self.nodes[at], &["CLUSTER", "NODES"]));
-            own.is_some() && self.everywhere(|nodes| epoch(nodes) == own)
+        block_until("every node knows the epoch", || {
+            let own = epoch(&command_text(&self.nodes[at], &["CLUSTER", "NODES"]));
+            own.is_some() && self.on_each_node(|nodes| epoch(nodes) == own)
         });
     }
 
     /// Has the cluster tell everybody that this node is at that port, behind which it is to be.
     pub(crate) fn announce(&self, at: usize, port: u16) {
-        ordered(&self.nodes[at], &["CONFIG", "SET", "cluster-announce-port", &port.to_string()]);
+        run_command(&self.nodes[at], &["CONFIG", "SET", "cluster-announce-port", &port.to_string()]);
         let address = format!("127.0.0.1:{port}@");
-        wait_for("the nodes know the way", || self.everywhere(|nodes| nodes.contains(&address)));
+        block_until("the nodes know the way", || self.on_each_node(|nodes| nodes.contains(&address)));
     }
 
-    fn everywhere(&self, holds: impl Fn(&str) -> bool) -> bool {
-        self.nodes.iter().all(|node| holds(&told(node, &["CLUSTER", "NODES"])))
+    fn on_each_node(&self, holds: impl Fn(&str) -> bool) -> bool {
+        self.nodes.iter().all(|node| holds(&command_text(node, &["CLUSTER", "NODES"])))
     }
 }
 
@@ -190,7 +191,7 @@ fn node(setup: &Setup) -> (Server, String) {
         *bus.borrow_mut() = free_port().to_string();
         spawn(directory, port, &words(&options(&bus.borrow()), &setup.of_server(port)))
     });
-    (server.known_by(setup.password), bus.into_inner())
+    (server.with_password(setup.password), bus.into_inner())
 }
 
 fn options(bus: &str) -> [&str; 14] {
@@ -234,15 +235,15 @@ fn a_cluster_is_whole_moves_slots_and_replaces_its_primaries() {
     let slot = cluster.slot_of("user");
     let (from, to) = (cluster.primary_of(slot).expect("an owner"), 0);
     let to = if from == to { 1 } else { to };
-    ordered(cluster.node(from), &["SET", "{user}", "1"]);
+    run_command(cluster.node(from), &["SET", "{user}", "1"]);
     cluster.begin_moving(slot, from, to);
     assert_eq!(cluster.move_keys(slot, from, to), 1);
     cluster.finish_moving(slot, from, to);
-    assert_eq!(told(cluster.node(to), &["GET", "{user}"]), "1");
+    assert_eq!(command_text(cluster.node(to), &["GET", "{user}"]), "1");
     assert_eq!(cluster.primary_of(slot), Some(to));
     cluster.kill(to);
-    wait_for("the replica takes over", || cluster.primary_of(slot) == Some(cluster.partner_of(to)));
-    assert_eq!(told(cluster.node(cluster.partner_of(to)), &["GET", "{user}"]), "1");
+    block_until("the replica takes over", || cluster.primary_of(slot) == Some(cluster.partner_of(to)));
+    assert_eq!(command_text(cluster.node(cluster.partner_of(to)), &["GET", "{user}"]), "1");
     cluster.start_again(to);
     cluster.wait_until_whole();
 }

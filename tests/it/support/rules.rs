@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tollgate::{Algorithm, Request, Rule};
+use tollgate::{Algorithm, Limit, Request, Rule};
 
 /// These limits under the name `test`.
 pub(crate) fn rule(text: &str) -> Rule {
@@ -34,3 +34,29 @@ pub(crate) fn five_of(algorithm: Algorithm) -> &'static str {
         other => panic!("{other}: what admits five?"),
     }
 }
+
+pub(crate) fn limit(text: &str) -> Limit {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// A rule of each algorithm that keeps a string.
+pub(crate) const FIVE: [&str; 5] = [
+    "token-bucket 5/10s",
+    "fixed-window 5/10s start first-hit",
+    "sliding-window 5/10s",
+    "sliding-log 5/10s",
+    "gcra 5/10s",
+];
+
+/// The same, and one of windows of the calendar.
+pub(crate) const SIX: [&str; 6] = [FIVE[0], FIVE[1], FIVE[2], FIVE[3], FIVE[4], "fixed-window 5/day"];
+
+/// One of each algorithm, with a capacity of 1000 and a period in which nothing comes back during a test.
+pub(crate) const THOUSAND: [&str; 6] = [
+    "token-bucket 1000/30d",
+    "fixed-window 1000/30d start first-hit",
+    "fixed-window 1000/year",
+    "sliding-window 1000/30d",
+    "sliding-log 1000/30d",
+    "gcra 1000/30d",
+];

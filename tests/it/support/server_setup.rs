@@ -1,0 +1,46 @@
+//! The options that the servers of a cluster, or of a primary with its replicas and Sentinels, have in common. Each is a
+//! redis-server of the test's own on loopback, and ends with the test.
+
+use crate::support::certificates::Papers;
+use crate::support::redis_server::{Server, spawn};
+
+/// How servers differ from those that talk to everybody, and plainly.
+#[derive(Default)]
+pub(crate) struct Setup {
+    /// They talk by TLS alone, to each other too, and show these.
+    pub(crate) papers: Option<Papers>,
+    /// What primaries and replicas want to hear from everybody, each other included.
+    pub(crate) password: Option<&'static str>,
+    /// What Sentinels want to hear.
+    pub(crate) of_sentinels: Option<&'static str>,
+}
+
+impl Setup {
+    #[cfg(feature = "tls")]
+    pub(crate) fn by_tls(papers: Papers) -> Self {
+        Self { papers: Some(papers), ..Self::default() }
+    }
+
+    pub(super) fn of_sentinel(&self, port: u16) -> Vec<String> {
+        self.papers.as_ref().map(|papers| papers.alone_at(port)).unwrap_or_default()
+    }
+
+    pub(super) fn of_server(&self, port: u16) -> Vec<String> {
+        let password = self.password.iter().flat_map(|word| ["--requirepass", word, "--masterauth", word]);
+        self.of_sentinel(port).into_iter().chain(password.map(str::to_owned)).collect()
+    }
+
+    pub(super) fn scheme(&self) -> &'static str {
+        if self.papers.is_some() { "rediss" } else { "redis" }
+    }
+}
+
+/// Starts one with these options and those of the setup.
+pub(super) fn server(setup: &Setup, options: &[&str]) -> Server {
+    let start = |directory: &_, port| spawn(directory, port, &words(options, &setup.of_server(port)));
+    Server::launched(start).with_password(setup.password)
+}
+
+pub(super) fn words<'a>(own: &[&'a str], of_setup: &'a [String]) -> Vec<&'a str> {
+    own.iter().copied().chain(of_setup.iter().map(String::as_str)).collect()
+}
