@@ -38,7 +38,7 @@ struct Round {
 }
 
 #[test]
-fn whatever_happens_to_the_servers_no_more_is_admitted_than_documented_and_nobody_waits_past_the_deadline() {
+fn no_server_fault_admits_more_than_documented_or_keeps_a_caller_past_its_deadline() {
     let from_environment = |name: &str, otherwise: u64| {
         std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name}: {text}")))
     };

@@ -77,7 +77,7 @@ async fn admitted(limiter: &Limiter, rule: &Rule, times: usize) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn callers_who_give_up_are_charged_at_most_once_and_leave_the_connection_in_step() {
+async fn callers_that_give_up_are_charged_at_most_once_and_replies_stay_matched() {
     let server = Server::start();
     for text in THOUSAND {
         let (limiter, rule) = (limiter(&server), tools_rule(text));

@@ -58,7 +58,7 @@ fn wait_until(mut done: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_server_as_it_comes_is_fit() {
+fn a_server_with_default_settings_is_fit() {
     let server = Server::with(&["--maxmemory-policy", "noeviction", "--save", "3600 1"]);
     for url in [server.url(), server.tcp_url(), format!("{}?protocol=resp3", server.tcp_url())] {
         let output = examine(&url);
@@ -117,7 +117,7 @@ fn every_line_is_an_object_with_the_same_names_in_the_same_order() {
 }
 
 #[test]
-fn it_leaves_a_server_as_it_was() {
+fn the_doctor_changes_nothing_on_the_server() {
     let server = Server::start();
     cmd("SET").arg("other").arg("untouched").exec(&mut server.connection()).expect("set");
     server.reset_command_counts();
@@ -177,7 +177,7 @@ fn a_replica_is_unfit_and_so_is_a_primary_that_lacks_replicas() {
 }
 
 #[test]
-fn a_user_without_evalsha_is_told_which_command_is_missing() {
+fn a_user_without_evalsha_gets_a_report_that_names_the_command() {
     let server = Server::start();
     let output = examine(&server.user("most", "+@all -evalsha ~*"));
     assert_eq!(code(&output), 2);
@@ -207,7 +207,7 @@ fn each_command_that_a_user_lacks_is_named() {
 }
 
 #[test]
-fn a_user_with_the_least_permissions_is_fit_and_what_it_may_not_ask_is_a_note() {
+fn a_user_with_the_least_permissions_is_fit_and_checks_that_it_may_not_make_are_notes() {
     let server = Server::start();
     let output = examine(&server.user("least", &acl::least().join(" ")));
     assert_eq!(code(&output), 0, "{}", stdout(&output));
@@ -222,7 +222,7 @@ fn a_user_with_the_least_permissions_is_fit_and_what_it_may_not_ask_is_a_note() 
 }
 
 #[test]
-fn a_server_that_forbids_what_managed_ones_forbid_is_examined_as_far_as_it_goes() {
+fn a_server_with_the_commands_forbidden_by_managed_services_is_examined_as_far_as_possible() {
     let rename = |command| ["--rename-command", command, ""];
     let server = Server::with(&["CONFIG", "MEMORY", "ACL"].map(rename).concat());
     let output = examine(&server.url());
@@ -286,7 +286,7 @@ fn a_node_of_a_cluster_is_judged_by_the_slots_that_are_covered() {
 }
 
 #[test]
-fn who_cannot_be_reached_is_told_in_one_line() {
+fn an_unreachable_server_is_reported_in_one_line() {
     let server = Server::with(&["--requirepass", "right"]);
     let stopped = Server::start();
     stopped.signal("-STOP");
@@ -326,7 +326,7 @@ fn a_table_on_request_is_no_wider_than_a_page_and_ends_with_a_verdict() {
 }
 
 #[test]
-fn the_users_of_the_redis_conf_can_do_what_they_are_there_for() {
+fn each_user_of_the_redis_conf_can_do_its_task() {
     let server = Server::start();
     let file = include_str!("../../examples/redis.conf");
     let users = file.lines().filter_map(|line| line.strip_prefix("# user ")?.split_once(" on >PASSWORD "));

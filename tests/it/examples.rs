@@ -203,7 +203,7 @@ fn counted(service: &Running, outcome: &str) -> u64 {
 
 /// Two processes and one Redis, under a load tool; Redis is killed and comes back, and the rules are changed meanwhile.
 #[test]
-fn two_services_under_load_admit_what_their_rules_say() {
+fn two_services_under_load_admit_exactly_what_their_rules_allow() {
     let mut server = Server::start();
     let directory = tempfile::TempDir::new().expect("a directory");
     let path = directory.path().join("rules.toml");
@@ -264,7 +264,7 @@ fn two_services_under_load_admit_what_their_rules_say() {
 
 /// Each query of the dashboard asks for metrics that there are, by labels that they have.
 #[test]
-fn the_dashboard_asks_for_what_is_counted() {
+fn the_dashboard_queries_metrics_that_exist() {
     let dashboard: serde_json::Value =
         serde_json::from_str(include_str!("../../examples/services/grafana.json")).expect("JSON");
     let told = crate::support::repository::read("src/guide.md");

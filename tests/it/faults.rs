@@ -1,26 +1,27 @@
 //! Faults of one Redis, of a primary with replicas, and of a cluster, each made on real servers. Nothing hangs past a
 //! deadline, nothing is charged twice, and every answer that didn't come from Redis says so. The guide lists them.
 
-mod away;
-mod cluster;
-mod cut;
-mod failover;
-mod impatient;
-mod lost;
-mod outage;
-mod refusing;
+mod broken_connections;
+mod cluster_redirects;
+mod failover_losses;
+mod refusals;
+mod replaced_server;
 mod runtimes;
-mod sentinel;
+mod sentinel_failover;
+mod shard_outage;
+mod short_deadlines;
 mod tool;
-mod unpolled;
+mod unavailable_server;
+mod unpolled_futures;
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use tollgate::redis::cmd;
-use tollgate::{Breaker, By, Charged, Decision, Error, Limiter, OnError, Redis, Request, Rule};
+use tollgate::{Breaker, By, Charged, Cluster, Decision, Error, Limiter, OnError, Redis, Request, Rule};
 
 use crate::support::callers::{Callers, SLACK};
+use crate::support::cluster::ClusterServers;
 use crate::support::polling::{PATIENCE, in_time, wait_for_value};
 use crate::support::proxy::Proxy;
 use crate::support::redis_server::Server;
@@ -34,6 +35,11 @@ fn redis(url: &str) -> Redis {
 
 fn limiter(url: &str) -> Limiter {
     Limiter::new(redis(url)).deadline(DEADLINE)
+}
+
+fn cluster_limiter(servers: &ClusterServers) -> (Cluster, Limiter) {
+    let cluster = Cluster::open(&servers.url()).expect("a good address");
+    (cluster.clone(), Limiter::new(cluster))
 }
 
 fn rule(text: &str, on_error: OnError) -> Rule {

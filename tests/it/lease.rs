@@ -1,6 +1,6 @@
 //! Leases: together never more than the rule, and what isn't spent comes back.
 
-mod exact;
+mod exactness;
 
 use std::num::NonZeroU32;
 use std::time::{Duration, UNIX_EPOCH};
@@ -97,7 +97,7 @@ async fn together(leases: &[Lease], tasks: usize, tries: usize) -> (u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn processes_never_exceed_a_window_and_return_what_they_have_not_spent() {
+async fn processes_never_exceed_a_window_and_return_unspent_units() {
     let server = Server::start();
     let rule = rule("fixed-window 3000/3650d");
     let (limiters, leases): (Vec<_>, Vec<_>) = (0..3).map(|_| process(&server, &rule, 3)).unzip();
@@ -181,7 +181,7 @@ async fn a_cost_above_the_share_is_asked_directly_and_a_denial_is_exact() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_held_comes_back_when_it_expires_when_it_is_dropped_and_when_it_is_given_back() {
+async fn held_units_come_back_on_expiry_on_drop_and_on_request() {
     let mut world = World::new("fixed-window 100/30d", 2);
     world.take(60).await;
     let mut spent = 60;
@@ -218,7 +218,7 @@ async fn what_is_held_comes_back_when_it_expires_when_it_is_dropped_and_when_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_has_expired_is_neither_spent_nor_returned_where_the_limit_has_refilled() {
+async fn expired_units_are_neither_spent_nor_returned_where_the_limit_has_refilled() {
     let world = World::new("gcra 100/1s", 1);
     world.take(90).await;
     world.spend(0, 1).await;
@@ -317,7 +317,7 @@ async fn a_lease_saves_most_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_who_gives_up_loses_no_units() {
+async fn a_caller_that_gives_up_loses_no_leased_units() {
     let world = World::new("fixed-window 100/30d", 2);
     world.take(60).await;
     assert!(world.spend(0, 1).await.allowed);
@@ -332,7 +332,7 @@ async fn a_caller_who_gives_up_loses_no_units() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_leased_says_so() {
+async fn a_limit_that_cannot_be_leased_is_an_error() {
     let limiter = Limiter::new(Embedded::new());
     let two = rule("gcra 10/1s").and("gcra 10/1m".parse().expect("a limit")).expect("two limits");
     for (rule, expected) in [
@@ -369,7 +369,7 @@ async fn what_cannot_be_leased_says_so() {
 
 /// A lease costs calls: where they come seldom, Redis is asked directly.
 #[tokio::test(start_paused = true)]
-async fn who_comes_seldom_is_sent_to_redis_and_who_comes_often_is_not() {
+async fn rare_calls_go_to_redis_and_frequent_calls_are_served_from_the_lease() {
     let world = World::new("fixed-window 1000/30d", 2);
     world.take(600).await;
     let mut by = Vec::new();

@@ -75,7 +75,7 @@ fn callers_ask_again_as_soon_as_they_are_answered() {
 }
 
 #[test]
-fn a_rate_that_was_kept_is_the_rate_that_is_told() {
+fn a_rate_that_was_reached_is_the_rate_that_is_reported() {
     let report = load(&["gcra 50/1s", "--rate", "100", "--count", "10", "--warmup", "0s"]);
     assert_eq!(report["planned_seconds"], 0.1);
     // Nine tenths of the time lie between the first call and the last.
@@ -177,7 +177,7 @@ fn a_table_on_request_shows_rates_latencies_and_the_audit() {
 }
 
 #[test]
-fn what_the_audit_cannot_judge_is_said() {
+fn the_audit_reports_what_it_cannot_judge() {
     for (arguments, why) in [
         (["concurrency 5 ttl 1s", "--cost=1"], "permits"),
         (["fixed-window 5/1s start first-hit", "--cost=1"], "windows start"),
@@ -278,7 +278,7 @@ fn a_run_without_an_answer_is_reported_and_exits_with_two() {
 
 /// A server without memory writes nothing, until it has some.
 #[test]
-fn what_a_policy_admits_is_told_apart_and_not_held_against_redis() {
+fn calls_admitted_by_a_policy_are_reported_apart_and_do_not_fail_the_audit() {
     let server = Server::start();
     let (mut redis, url) = (server.connection(), server.url());
     for (policy, stand_in) in [("open", "policy"), ("local", "local"), ("closed", "")] {

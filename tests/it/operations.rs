@@ -155,7 +155,7 @@ fn a_penalty_is_taken_even_where_nothing_is_left_and_a_refund_forgives_it() {
 }
 
 #[test]
-fn only_what_can_owe_can_be_reserved() {
+fn only_algorithms_with_debt_can_reserve() {
     let engine = Engine::embedded();
     let rule = crate::support::rules::rule("sliding-log 5/1s");
     let error = engine.runtime.block_on(engine.limiter.reserve(&rule, "key")).expect_err("a log can't owe");

@@ -270,7 +270,7 @@ fn one_by_one(redis: &mut Connection, form: &Form, numbers: &Numbers, groups: &[
 }
 
 #[test]
-fn what_is_no_state_is_told_apart_and_left_alone() {
+fn a_value_that_is_no_state_is_reported_as_such_and_left_unchanged() {
     let (_server, mut redis) = server();
     let numbers = Numbers { capacity: 100, ..SAMPLE };
     for form in Form::all() {

@@ -116,7 +116,7 @@ async fn the_smallest_user_can_do_everything_and_needs_each_of_its_rights() {
 }
 
 #[tokio::test]
-async fn whoever_forgets_a_whole_rule_needs_three_rights_more() {
+async fn resetting_a_whole_rule_needs_three_more_rights() {
     let server = Server::start();
     let added = more("+scan");
     assert_eq!(added.len(), 3);
@@ -168,7 +168,7 @@ async fn a_user_without_evalsha_lacks_a_permission() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_run_what_a_script_calls_lacks_a_permission_and_pays_nothing() {
+async fn a_user_without_a_command_that_a_script_calls_gets_a_permission_error_and_is_not_charged() {
     let server = Server::start();
     let all = limiter(&server.url());
     for (command, rule) in [("set", "gcra 5/10s"), ("setrange", "sliding-log 9/1d"), ("pexpire", "sliding-log 9/1d")] {
@@ -210,7 +210,7 @@ async fn a_permit_that_was_taken_before_a_command_was_refused_may_be_charged_and
 }
 
 #[tokio::test]
-async fn who_may_not_wait_for_replicas_is_no_matter_of_policy() {
+async fn a_missing_right_to_wait_for_replicas_is_an_error_under_every_policy() {
     let server = Server::start();
     let redis = Redis::open(&server.user("some", "+@all -wait ~*")).expect("a good address");
     let redis = redis.confirmed_by(1, Duration::from_millis(20));

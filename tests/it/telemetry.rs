@@ -173,7 +173,7 @@ fn verdicts_and_shadow_rules_are_counted() {
 
 /// However many calls it takes.
 #[test]
-fn what_takes_several_calls_is_one_decision() {
+fn an_operation_of_several_calls_is_counted_as_one_decision() {
     let (hundredth, second) = (Duration::from_millis(10), Duration::from_secs(1));
     let seen = recorded(async || {
         let limiter = Limiter::new(Embedded::new());
@@ -230,11 +230,11 @@ impl Log {
 }
 
 #[test]
-fn spans_and_events_say_what_happened_and_to_no_one_whom() {
+fn spans_and_events_report_outcomes_and_never_a_key() {
     // A process of its own: what one thread traces depends on which threads came by each place in the code before.
     const ALONE: &str = "TOLLGATE_TEST_ALONE";
     if std::env::var_os(ALONE).is_none() {
-        let test = "telemetry::spans_and_events_say_what_happened_and_to_no_one_whom";
+        let test = "telemetry::spans_and_events_report_outcomes_and_never_a_key";
         let mut again = std::process::Command::new(std::env::current_exe().expect("this program"));
         let output = again.args(["--exact", test, "--nocapture"]).env(ALONE, "yes").output().expect("its end");
         let text = String::from_utf8_lossy(&output.stdout);

@@ -50,7 +50,7 @@ fn default_features_bring_neither_the_tool_nor_a_c_compiler() {
 
 /// `module::test`, as the page on running Redis has them.
 #[test]
-fn each_fault_names_a_test_that_there_is() {
+fn each_documented_fault_names_an_existing_test() {
     let page = include_str!("../../src/operations.md");
     let rows = page.split("# Faults").nth(1).and_then(|rest| rest.split("\n# ").next()).expect("the faults");
     let mut named = 0;
@@ -66,10 +66,18 @@ fn each_fault_names_a_test_that_there_is() {
     assert!(named > 30, "{named} tests");
 }
 
+/// Whole files: a module of tests within one counts too.
 #[test]
-fn no_file_of_rust_grows_beyond_five_hundred_lines() {
-    for file in rust_files("src").into_iter().chain(rust_files("tests/it")) {
-        let lines = read(&file).lines().take_while(|line| *line != "#[cfg(test)]").count();
-        assert!(lines <= 500, "{file}: {lines} lines before its tests");
+fn no_rust_file_exceeds_five_hundred_lines() {
+    const MOST: usize = 500;
+    // To be split; may not grow.
+    const LONGER: [(&str, usize); 1] = [("src/batch.rs", 524)];
+    let mut seen = 0;
+    for file in ["src", "tests", "benches", "examples"].into_iter().flat_map(rust_files) {
+        let lines = read(&file).lines().count();
+        let most = LONGER.iter().find(|(longer, _)| *longer == file).map_or(MOST, |(_, lines)| *lines);
+        assert!(lines <= most, "{file}: {lines} lines, expected {most} at most");
+        seen += 1;
     }
+    assert!(seen > 300, "{seen} files");
 }

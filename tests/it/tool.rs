@@ -1,10 +1,10 @@
 //! The tool, by its standard output, standard error and exit code.
 
-mod block;
-mod input;
+mod block_for;
 mod messages;
-mod reach;
+mod replay_input;
 mod rules;
+mod service_keys;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -122,7 +122,7 @@ fn bad_input_is_one_line_that_names_the_value_and_exits_with_two() {
 }
 
 #[test]
-fn a_wrong_password_is_told_and_not_shown() {
+fn a_wrong_password_is_reported_and_not_shown() {
     let server = Server::with(&["--requirepass", "right"]);
     let url = server.tcp_url().replace("redis://", "redis://:s3cret@");
     let output = tollgate(&["probe", "gcra 5/1s", "k", "--url", &url]);
@@ -158,7 +158,7 @@ fn time(line: &str) -> u64 {
 }
 
 #[test]
-fn a_replayed_access_log_comes_to_what_the_oracle_says_on_both_engines() {
+fn a_replayed_access_log_gives_the_oracles_counts_on_both_engines() {
     let server = Server::start();
     for rule in [
         "sliding-log 60/1m",
@@ -188,7 +188,7 @@ fn a_replayed_access_log_comes_to_what_the_oracle_says_on_both_engines() {
 }
 
 #[test]
-fn the_log_by_address_is_admitted_but_for_87_requests() {
+fn replaying_the_log_by_address_denies_87_requests() {
     let output = tollgate(&["replay", "--rule", "sliding-log 60/1m", "--input", "combined", LOG, "--summary"]);
     assert_eq!(
         stdout(&output),
@@ -198,7 +198,7 @@ fn the_log_by_address_is_admitted_but_for_87_requests() {
 }
 
 #[test]
-fn a_replayed_line_says_when_and_what() {
+fn a_replayed_line_has_the_time_and_the_decision() {
     let input = b"{\"t_us\":1700000000000000,\"key\":\"u1\"}\n{\"t_us\":1700000000000000,\"op\":\"peek\",\"key\":\"u1\",\"cost\":9}\n";
     let output = with_input(&["replay", "--rule", "token-bucket 10/1m", "-"], input);
     assert_eq!(
@@ -237,7 +237,7 @@ fn a_file_is_played_by_time_as_it_stands_on_request_and_a_stream_never_steps_bac
 }
 
 #[test]
-fn a_line_that_cannot_be_read_is_told_by_number_and_skipped_or_ends_a_strict_replay() {
+fn an_unreadable_line_is_reported_by_number_and_skipped_or_ends_a_strict_replay() {
     let input = b"t_us,key,cost\n0,a,1\n0,a,-1\n0,a,1\n";
     let replay = ["replay", "--rule", "fixed-window 9/1m", "--input", "csv", "-"];
     let output = with_input(&[&replay[..], &["--summary"]].concat(), input);
@@ -373,7 +373,7 @@ fn reset_forgets_every_key_of_one_rule_and_of_no_other() {
 }
 
 #[test]
-fn inspect_explains_a_state_and_that_there_is_none() {
+fn inspect_explains_a_state_and_reports_a_missing_one() {
     let server = Server::start();
     let url = server.url();
     let inspect = |shape: &str| tollgate(&["inspect", "token-bucket 5/10s", "k", "--url", &url, "--format", shape]);

@@ -13,7 +13,7 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use super::{database, limiter, prepared};
 use crate::support::polling::wait_until;
-use crate::support::postgres_server::Postgres;
+use crate::support::postgres_server::PostgresServer;
 use crate::support::tool::{code, stdout, tollgate};
 
 const RULES: &str = r#"
@@ -37,7 +37,7 @@ fn latency(number: u64) -> Duration {
     Duration::from_micros(100 + number * number % 9973)
 }
 
-async fn one(server: &Postgres, sql: &str) -> String {
+async fn one(server: &PostgresServer, sql: &str) -> String {
     let rows = server.run(sql).await;
     rows.first().cloned().unwrap_or_default()
 }
@@ -126,7 +126,7 @@ async fn a_denial_is_explained() {
 
 /// Counts by minute, hour and day are those of the rows, also of several services, and percentiles are within their error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn counts_are_what_the_rows_say() {
+async fn counts_equal_the_rows() {
     let (server, tool) = prepared().await;
     let services: Vec<_> = ["eu", "us"]
         .iter()
@@ -197,7 +197,7 @@ async fn counts_are_what_the_rows_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_decision_is_there_once_also_after_postgres_was_killed() {
+async fn each_decision_is_stored_once_also_after_postgres_was_killed() {
     let (mut server, tool) = prepared().await;
     let history = database(&server).record(HistorySettings::new()).expect("recording");
     let (limiter, rules) = (limiter(), rules());
@@ -248,7 +248,7 @@ async fn a_batch_that_is_tried_again_is_written_once() {
 }
 
 #[tokio::test]
-async fn of_what_is_allowed_a_share_is_kept_and_everything_is_counted() {
+async fn a_share_of_allowed_decisions_is_kept_and_all_are_counted() {
     let (server, tool) = prepared().await;
     let history = tool.record(HistorySettings::new().allowed_share(0.1)).expect("recording");
     let (limiter, rules) = (limiter(), rules());
@@ -269,7 +269,7 @@ async fn of_what_is_allowed_a_share_is_kept_and_everything_is_counted() {
 
 /// While PostgreSQL is away the queue fills up, denials last, and what has no room is counted.
 #[tokio::test]
-async fn what_has_no_room_is_counted_as_lost() {
+async fn decisions_beyond_the_queue_are_counted_as_lost() {
     let (mut server, tool) = prepared().await;
     let history = database(&server).record(HistorySettings::new().queue(1_000)).expect("recording");
     server.stop();
@@ -336,7 +336,7 @@ async fn hostile_text_is_stored() {
 
 /// Paths that clients invent are told apart up to a bound, routes always.
 #[tokio::test]
-async fn invented_paths_and_users_make_no_rows_without_end() {
+async fn invented_paths_and_users_make_a_bounded_number_of_rows() {
     let (server, tool) = prepared().await;
     let history = tool.record(HistorySettings::new()).expect("recording");
     let (limiter, rules) = (limiter(), rules());
@@ -397,7 +397,7 @@ async fn settings_out_of_bounds_are_named() {
 
 /// What was recorded is written also where nobody waits for it.
 #[tokio::test]
-async fn what_was_recorded_is_written_when_the_last_clone_is_dropped() {
+async fn queued_decisions_are_written_when_the_last_clone_is_dropped() {
     let (server, tool) = prepared().await;
     let history = tool.record(HistorySettings::new()).expect("recording");
     let (limiter, rules) = (limiter(), rules());

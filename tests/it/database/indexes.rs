@@ -9,11 +9,11 @@ use tollgate::rules::{Account, Attributes};
 
 use super::{database, limiter};
 use crate::support::polling::wait_until;
-use crate::support::postgres_server::Postgres;
+use crate::support::postgres_server::PostgresServer;
 
 #[tokio::test]
 async fn each_index_is_used_by_a_query() {
-    let server = Postgres::start();
+    let server = PostgresServer::start();
     // Plans of all that is run from here on, in the server's log.
     for setting in [
         "session_preload_libraries = 'auto_explain'",

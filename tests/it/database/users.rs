@@ -96,7 +96,7 @@ async fn limits_of_an_account_replace_those_of_its_tier_and_no_others() {
 
 /// Limits of a shadow rule, of permits, and of what isn't each user's, stay.
 #[tokio::test]
-async fn own_limits_replace_nothing_that_is_not_each_users() {
+async fn a_users_own_limits_replace_only_limits_counted_for_each_user() {
     let rules: RuleSet = r#"
         [[rule]]
         name = "trial"
@@ -164,7 +164,7 @@ async fn own_limits_replace_nothing_that_is_not_each_users() {
 
 /// What a request takes, and what happens while Redis is away, is as the rule says that applies.
 #[tokio::test]
-async fn own_limits_take_the_cost_and_the_policy_of_the_rule() {
+async fn a_users_own_limits_take_the_cost_and_the_policy_of_the_rule() {
     let rules: RuleSet = r#"
         [[rule]]
         name = "uploads"
@@ -190,7 +190,7 @@ async fn own_limits_take_the_cost_and_the_policy_of_the_rule() {
 }
 
 #[tokio::test]
-async fn a_user_is_blocked_in_every_process_also_after_postgres_was_away() {
+async fn a_block_of_a_user_reaches_every_process_also_after_a_postgres_outage() {
     let (mut server, tool) = prepared().await;
     tool.push_rules(&rules(), "").await.expect("pushed");
     let limiter = limiter();
@@ -239,7 +239,7 @@ async fn a_user_is_blocked_in_every_process_also_after_postgres_was_away() {
 
 /// Rows that are deleted, whoever does it, are missed.
 #[tokio::test]
-async fn what_is_deleted_or_restored_is_noticed() {
+async fn deleted_and_restored_users_are_noticed() {
     let (server, tool) = prepared().await;
     for user in ["1", "2", "3"] {
         tool.set_user(user, Some("paid"), OwnLimits::default(), "").await.expect("set");
@@ -264,7 +264,7 @@ async fn what_is_deleted_or_restored_is_noticed() {
 
 /// Changes of one user at once wait for each other, and never for each other in a ring.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn changes_at_once_are_made_one_after_the_other() {
+async fn concurrent_changes_of_users_are_serialised() {
     let (server, _) = prepared().await;
     let tasks = (0..4).map(|task| {
         let tool = database(&server);

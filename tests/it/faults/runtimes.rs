@@ -105,7 +105,7 @@ fn a_call_without_a_runtime_that_can_wait_is_misuse() {
 }
 
 #[test]
-fn a_wait_that_is_dropped_beside_its_runtime_gives_back_what_it_reserved() {
+fn a_wait_dropped_outside_its_runtime_gives_back_its_reservation() {
     let server = Server::start();
     let limiter = limiter(&server.tcp_url());
     let rule = rule("gcra 1/10s burst 1 max-debt 100", OnError::Closed);

@@ -195,7 +195,7 @@ fn included_files_are_followed_and_new_ones_found() {
 
 /// What stands in the file's place may have no end, or no beginning.
 #[test]
-fn what_is_no_file_is_an_error_and_nobody_waits_for_it() {
+fn a_path_that_is_no_regular_file_is_an_error_and_does_not_block() {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("rules.toml");
     fs::write(&path, edition(0)).expect("a file");
@@ -213,7 +213,7 @@ fn what_is_no_file_is_an_error_and_nobody_waits_for_it() {
 }
 
 #[test]
-fn whoever_panics_hears_of_the_next_change_too() {
+fn a_callback_that_panics_is_called_for_the_next_change_too() {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("rules.toml");
     fs::write(&path, edition(0)).expect("a file");
@@ -345,7 +345,7 @@ fn versions_that_take_turns_while_they_are_read_are_never_mixed() {
 }
 
 #[test]
-fn a_pipe_in_the_files_place_keeps_nobody_waiting() {
+fn a_pipe_in_place_of_the_file_does_not_block_the_reader() {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("rules.toml");
     let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo");

@@ -16,13 +16,13 @@ pub(crate) const SLACK: Duration = Duration::from_secs(1);
 pub(crate) struct Callers {
     over: Arc<AtomicBool>,
     answers: Arc<AtomicU64>,
-    tasks: Vec<JoinHandle<Told>>,
+    tasks: Vec<JoinHandle<Outcomes>>,
 }
 
 /// What callers were told.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
-    pub(crate) keys: HashMap<String, OfKey>,
+pub(crate) struct Outcomes {
+    pub(crate) keys: HashMap<String, KeyOutcomes>,
     /// Calls that ended in an error, by its class.
     pub(crate) errors: BTreeMap<&'static str, u64>,
     /// Answers that didn't come from Redis.
@@ -31,7 +31,7 @@ pub(crate) struct Told {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct OfKey {
+pub(crate) struct KeyOutcomes {
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
     /// Calls that may have been charged, by their errors.
@@ -46,7 +46,7 @@ impl Callers {
             let (limiter, rule, keys) = (limiter.clone(), rule.clone(), keys.to_vec());
             let (over, answers) = (Arc::clone(&over), Arc::clone(&answers));
             tokio::spawn(async move {
-                let mut told = Told::default();
+                let mut told = Outcomes::default();
                 for key in keys.iter().cycle().skip(first * keys.len() / count) {
                     if over.load(Ordering::Relaxed) {
                         break;
@@ -70,9 +70,9 @@ impl Callers {
         wait_until("Redis answers", async || self.answers.load(Ordering::Relaxed) >= before + more).await;
     }
 
-    pub(crate) async fn end(self) -> Told {
+    pub(crate) async fn end(self) -> Outcomes {
         self.over.store(true, Ordering::Relaxed);
-        let mut all = Told::default();
+        let mut all = Outcomes::default();
         for task in self.tasks {
             all.merge(task.await.expect("a task"));
         }
@@ -84,7 +84,7 @@ fn is_by_redis(answer: &Result<Decision, Error>) -> bool {
     answer.as_ref().is_ok_and(|decision| decision.by == By::Redis)
 }
 
-impl Told {
+impl Outcomes {
     pub(crate) fn add(&mut self, key: &str, answer: &Result<Decision, Error>, after: Duration) {
         let of_key = self.keys.entry(key.to_owned()).or_default();
         match answer {

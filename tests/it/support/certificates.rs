@@ -15,7 +15,7 @@ pub(crate) struct Pair {
 }
 
 /// What a server shows and whom it trusts, as files.
-pub(crate) struct Papers {
+pub(crate) struct TlsFiles {
     files: TempDir,
     /// Which clients must show a certificate: redis-server's `tls-auth-clients`.
     clients: &'static str,
@@ -65,13 +65,13 @@ impl Authority {
     }
 }
 
-impl Papers {
+impl TlsFiles {
     pub(crate) fn of(authority: &Authority, Pair { certificate, key }: Pair, clients: &'static str) -> Self {
-        let papers = Self { files: tempfile::tempdir().expect("a temporary directory"), clients };
+        let tls_files = Self { files: tempfile::tempdir().expect("a temporary directory"), clients };
         for (file, text) in [("ca.pem", authority.pem()), ("server.pem", certificate), ("server.key", key)] {
-            papers.write(file, &text);
+            tls_files.write(file, &text);
         }
-        papers
+        tls_files
     }
 
     /// The options by which a server listens by TLS here.

@@ -6,7 +6,7 @@ use tollgate::redis::from_redis_value;
 
 use crate::support::polling::block_until;
 use crate::support::redis_server::{Server, command_text, free_port, run_command, spawn, try_command};
-use crate::support::server_setup::{Setup, words};
+use crate::support::server_setup::{ServerSetup, words};
 
 const SLOTS: u16 = 16384;
 const PRIMARIES: usize = 3;
@@ -20,24 +20,24 @@ pub(crate) struct ClusterServers {
     /// Where the nodes talk to each other.
     buses: Vec<String>,
     ids: Vec<String>,
-    setup: Setup,
+    setup: ServerSetup,
 }
 
 impl ClusterServers {
     pub(crate) fn start() -> Self {
-        Self::of(2 * PRIMARIES, Setup::default())
+        Self::of(2 * PRIMARIES, ServerSetup::default())
     }
 
     /// Without replicas: a primary that is lost isn't replaced.
     pub(crate) fn of_primaries() -> Self {
-        Self::of_primaries_with(Setup::default())
+        Self::of_primaries_with(ServerSetup::default())
     }
 
-    pub(crate) fn of_primaries_with(setup: Setup) -> Self {
+    pub(crate) fn of_primaries_with(setup: ServerSetup) -> Self {
         Self::of(PRIMARIES, setup)
     }
 
-    fn of(count: usize, setup: Setup) -> Self {
+    fn of(count: usize, setup: ServerSetup) -> Self {
         let (nodes, buses): (Vec<_>, Vec<_>) = (0..count).map(|_| node(&setup)).unzip();
         let ids = nodes.iter().map(|node| command_text(node, &["CLUSTER", "MYID"])).collect();
         let cluster = Self { nodes, buses, ids, setup };
@@ -185,7 +185,7 @@ impl ClusterServers {
 }
 
 /// A node, and the port of its own where other nodes talk to it.
-fn node(setup: &Setup) -> (Server, String) {
+fn node(setup: &ServerSetup) -> (Server, String) {
     let bus = std::cell::RefCell::default();
     let server = Server::launched(|directory, port| {
         *bus.borrow_mut() = free_port().to_string();

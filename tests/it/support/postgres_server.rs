@@ -11,7 +11,7 @@ use tokio_postgres::NoTls;
 use crate::support::certificates::{Authority, Pair};
 use crate::support::redis_server::free_port;
 
-pub(crate) struct Postgres {
+pub(crate) struct PostgresServer {
     process: Child,
     port: u16,
     /// Removed once it has ended.
@@ -54,7 +54,7 @@ fn instead_of_root() -> Option<(u32, u32)> {
     (id(&["-u"]) == 0).then(|| (id(&["-u", "postgres"]), id(&["-g", "postgres"])))
 }
 
-impl Postgres {
+impl PostgresServer {
     pub(crate) fn start() -> Self {
         Self::start_with(|_| ())
     }
@@ -204,7 +204,7 @@ fn launch(directory: &Path, port: u16) -> Child {
     postgres.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("postgres")
 }
 
-impl Drop for Postgres {
+impl Drop for PostgresServer {
     fn drop(&mut self) {
         self.stop();
     }

@@ -17,22 +17,26 @@ pub(crate) fn stems(folder: &str, ending: &str) -> BTreeSet<String> {
     files.map(|path| path.file_stem().expect("a name").to_string_lossy().into_owned()).collect()
 }
 
-/// A module's file and those in its folder, or all of a folder's.
+/// A module's file and those in its folder, or all of a folder's; not what is built there.
 pub(crate) fn rust_files(module: &str) -> Vec<String> {
     let own = format!("{module}.rs");
     let mut found: Vec<_> = root().join(&own).exists().then_some(own).into_iter().collect();
     if root().join(module).is_dir() {
-        for path in files(module) {
-            let name = format!("{module}/{}", path.file_name().expect("a name").to_string_lossy());
-            match name.strip_suffix(".rs") {
-                Some(_) => found.push(name),
-                None if path.is_dir() => found.extend(rust_files(&name)),
-                None => {}
-            }
-        }
+        add_rust_files(module, &mut found);
     }
     assert!(!found.is_empty(), "{module}: no such module");
     found
+}
+
+fn add_rust_files(folder: &str, found: &mut Vec<String>) {
+    for path in files(folder) {
+        let name = format!("{folder}/{}", path.file_name().expect("a name").to_string_lossy());
+        if path.is_dir() && !name.ends_with("/target") {
+            add_rust_files(&name, found);
+        } else if name.ends_with(".rs") {
+            found.push(name);
+        }
+    }
 }
 
 fn files(folder: &str) -> Vec<PathBuf> {

@@ -6,7 +6,7 @@ use tollgate::redis::from_redis_value;
 
 use crate::support::polling::block_until;
 use crate::support::redis_server::{Server, command_text, run_command, try_command};
-use crate::support::server_setup::{Setup, server, words};
+use crate::support::server_setup::{ServerSetup, server, words};
 
 /// What the sentinels call the primary.
 const NAME: &str = "main";
@@ -15,15 +15,15 @@ const NAME: &str = "main";
 pub(crate) struct Sentinels {
     servers: Vec<Server>,
     sentinels: Vec<Server>,
-    setup: Setup,
+    setup: ServerSetup,
 }
 
 impl Sentinels {
     pub(crate) fn start() -> Self {
-        Self::with(Setup::default())
+        Self::with(ServerSetup::default())
     }
 
-    pub(crate) fn with(setup: Setup) -> Self {
+    pub(crate) fn with(setup: ServerSetup) -> Self {
         let first = server(&setup, &["--repl-diskless-sync-delay", "0"]);
         let primary = format!("127.0.0.1 {}", first.port());
         let replica = || server(&setup, &["--replicaof", &primary, "--repl-diskless-sync-delay", "0"]);

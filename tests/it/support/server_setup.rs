@@ -1,28 +1,28 @@
 //! The options that the servers of a cluster, or of a primary with its replicas and Sentinels, have in common. Each is a
 //! redis-server of the test's own on loopback, and ends with the test.
 
-use crate::support::certificates::Papers;
+use crate::support::certificates::TlsFiles;
 use crate::support::redis_server::{Server, spawn};
 
 /// How servers differ from those that talk to everybody, and plainly.
 #[derive(Default)]
-pub(crate) struct Setup {
+pub(crate) struct ServerSetup {
     /// They talk by TLS alone, to each other too, and show these.
-    pub(crate) papers: Option<Papers>,
+    pub(crate) tls_files: Option<TlsFiles>,
     /// What primaries and replicas want to hear from everybody, each other included.
     pub(crate) password: Option<&'static str>,
     /// What Sentinels want to hear.
     pub(crate) of_sentinels: Option<&'static str>,
 }
 
-impl Setup {
+impl ServerSetup {
     #[cfg(feature = "tls")]
-    pub(crate) fn by_tls(papers: Papers) -> Self {
-        Self { papers: Some(papers), ..Self::default() }
+    pub(crate) fn by_tls(tls_files: TlsFiles) -> Self {
+        Self { tls_files: Some(tls_files), ..Self::default() }
     }
 
     pub(super) fn of_sentinel(&self, port: u16) -> Vec<String> {
-        self.papers.as_ref().map(|papers| papers.alone_at(port)).unwrap_or_default()
+        self.tls_files.as_ref().map(|tls_files| tls_files.alone_at(port)).unwrap_or_default()
     }
 
     pub(super) fn of_server(&self, port: u16) -> Vec<String> {
@@ -31,12 +31,12 @@ impl Setup {
     }
 
     pub(super) fn scheme(&self) -> &'static str {
-        if self.papers.is_some() { "rediss" } else { "redis" }
+        if self.tls_files.is_some() { "rediss" } else { "redis" }
     }
 }
 
 /// Starts one with these options and those of the setup.
-pub(super) fn server(setup: &Setup, options: &[&str]) -> Server {
+pub(super) fn server(setup: &ServerSetup, options: &[&str]) -> Server {
     let start = |directory: &_, port| spawn(directory, port, &words(options, &setup.of_server(port)));
     Server::launched(start).with_password(setup.password)
 }

@@ -16,7 +16,7 @@ fn closed() -> Stdio {
 }
 
 #[test]
-fn nobody_who_stops_reading_makes_the_tool_panic() {
+fn a_closed_output_does_not_make_the_tool_panic() {
     let server = Server::start();
     let url = server.url();
     let bad = tempfile::NamedTempFile::new().expect("a file");
@@ -64,7 +64,7 @@ fn nothing_is_printed_by_a_macro_that_panics() {
 }
 
 #[test]
-fn what_looks_into_a_redis_asks_for_one() {
+fn commands_that_read_a_redis_require_an_address() {
     for arguments in [&["inspect", "gcra 5/1s", "k"][..], &["reset", "--rule", "api"], &["doctor"]] {
         let output = tollgate(arguments);
         let told = stderr(&output);

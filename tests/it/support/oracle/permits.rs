@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "by an id")]
-    fn nobody_gives_back_anybodys_permits() {
+    fn a_caller_cannot_give_back_permits_of_another() {
         let _panics = Oracle::new(permits(3, 10)).refund(1, 100);
     }
 

@@ -6,9 +6,10 @@ mod random_histories;
 
 pub(super) use random_histories::Random;
 
+use Retry::{AfterUs, Never, Now};
+
 use super::rule::*;
 use super::*;
-use Retry::{AfterUs, Never, Now};
 
 /// `(cost, now, retry, remaining, reset_after)` of successive acquires.
 pub(in crate::support::oracle) fn table(oracle: &mut Oracle, rows: &[(u64, u64, Retry, u64, u64)]) {
