@@ -3,9 +3,10 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::redis::{Connection, cmd};
-use tollgate::{Charged, Decision, Error, Limiter, Request, Rule};
+use tollgate::{Charged, Decision, Error, Request, Rule};
 
 use crate::support::engines::{Engine, Micros, micros, time};
+use crate::support::histories::Operation;
 use crate::support::rules::by_own_id;
 
 /// Long enough that nothing refills while a test looks on.
@@ -27,21 +28,6 @@ const KEY: &str = "key";
 /// Longer than any wait is.
 const AGE: Micros = 1 << 53;
 const CASES: u32 = 150;
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Verb {
-    Acquire,
-    Peek,
-    AtMost,
-    Reserve,
-    Refund,
-    Penalty,
-    Block,
-    Settle,
-    Cancel,
-    Renew,
-    Release,
-}
 
 /// What is done to the bytes of a state.
 #[derive(Clone, Debug)]
@@ -91,28 +77,12 @@ fn harmed(mut state: Vec<u8>, harms: &[Harm]) -> Vec<u8> {
     state
 }
 
-async fn call(limiter: &Limiter, rule: &Rule, verb: Verb, request: Request<'_>) -> Result<Decision, Error> {
-    match verb {
-        Verb::Acquire => limiter.acquire(rule, request).await,
-        Verb::Peek => limiter.peek(rule, request).await,
-        Verb::AtMost => limiter.at_most(rule, request).await,
-        Verb::Reserve => limiter.reserve(rule, request).await,
-        Verb::Refund => limiter.refund(rule, request).await,
-        Verb::Penalty => limiter.penalty(rule, request).await,
-        Verb::Block => limiter.block(rule, request, std::time::Duration::from_secs(60)).await,
-        Verb::Settle => limiter.settle(rule, request).await,
-        Verb::Cancel => limiter.cancel(rule, request).await,
-        Verb::Renew => limiter.renew(rule, request).await,
-        Verb::Release => limiter.release(rule, request).await,
-    }
-}
-
-/// Each verb on what `put` has written, then all that can be taken of it, then a reset.
+/// Each operation on what `put` has written, then all that can be taken of it, then a reset.
 fn survive(
     engine: &Engine,
     redis: &mut Connection,
     rule: &Rule,
-    verbs: &[Verb],
+    operations: &[Operation],
     now: Option<Micros>,
     put: impl Fn(&mut Connection),
 ) -> Result<(), TestCaseError> {
@@ -122,25 +92,25 @@ fn survive(
     };
     let (limiter, run) = (&engine.limiter, &engine.runtime);
     let owes = rule.limits().all(|limit| limit.algorithm().reserves());
-    let verbs = verbs.iter().filter(|verb| **verb != Verb::Reserve || owes);
-    for (verb, cost) in verbs.flat_map(|verb| [(*verb, 2), (*verb, 1 << 52)]) {
+    let operations = operations.iter().filter(|operation| **operation != Operation::Reserve || owes);
+    for (operation, cost) in operations.flat_map(|operation| [(*operation, 2), (*operation, 1 << 52)]) {
         put(redis);
         let before = dumps(redis);
         let mut requests = vec![on(cost).id("id")];
-        match verb {
-            Verb::Peek | Verb::Block => requests = vec![on(cost)],
-            _ if of_an_id(verb, rule) => {}
+        match operation {
+            Operation::Peek | Operation::Block => requests = vec![on(cost)],
+            _ if of_an_id(operation, rule) => {}
             _ => requests.push(by_own_id(rule, on(cost))),
         }
         for request in requests {
             put(redis);
-            let answer = run.block_on(call(limiter, rule, verb, request));
+            let answer = run.block_on(operation.call(limiter, rule, request));
             let decided = answer.is_ok();
-            judge(answer, verb, &before, redis)?;
+            judge(answer, operation, &before, redis)?;
             let left = run.block_on(limiter.inspect(rule, on(1)));
             // An entry of a log is looked at when its turn comes.
             let later = rule.to_string().starts_with("sliding-log");
-            prop_assert!(!decided || later || left.is_ok(), "after {verb:?}: {left:?}");
+            prop_assert!(!decided || later || left.is_ok(), "after {operation:?}: {left:?}");
         }
     }
     put(redis);
@@ -167,36 +137,36 @@ fn survive(
     Ok(())
 }
 
-fn of_an_id(verb: Verb, rule: &Rule) -> bool {
-    matches!(verb, Verb::Settle | Verb::Cancel | Verb::Renew | Verb::Release)
-        || (verb == Verb::Refund && rule.to_string().contains("concurrency"))
+fn of_an_id(operation: Operation, rule: &Rule) -> bool {
+    matches!(operation, Operation::Settle | Operation::Cancel | Operation::Renew | Operation::Release)
+        || (operation == Operation::Refund && rule.to_string().contains("concurrency"))
 }
 
 /// An error that says what is wrong and has changed nothing, or an answer that can be true.
 fn judge(
     answer: Result<Decision, Error>,
-    verb: Verb,
+    operation: Operation,
     before: &[(String, Vec<u8>)],
     redis: &mut Connection,
 ) -> Result<(), TestCaseError> {
     let decision = match answer {
         Ok(decision) => decision,
         Err(error) => {
-            let ends = matches!(verb, Verb::Settle | Verb::Cancel | Verb::Renew);
+            let ends = matches!(operation, Operation::Settle | Operation::Cancel | Operation::Renew);
             // A harmed marker may read as one of another operation.
             let misused = error.is_input() && error.to_string().contains("an id of its own for each operation");
             let told = error.is_unreadable_state() || misused || (ends && error.is_unknown_id());
-            prop_assert!(told, "{verb:?}: {error}");
+            prop_assert!(told, "{operation:?}: {error}");
             prop_assert_eq!(error.charged(), Charged::No);
-            prop_assert_eq!(dumps(redis), before, "{:?} wrote: {}", verb, error);
+            prop_assert_eq!(dumps(redis), before, "{:?} wrote: {}", operation, error);
             return Ok(());
         }
     };
-    prop_assert!(decision.remaining <= decision.limit, "{verb:?}: {decision:?}");
+    prop_assert!(decision.remaining <= decision.limit, "{operation:?}: {decision:?}");
     let wait = decision.retry_after.duration().map_or(0, micros);
-    prop_assert!(wait <= AGE && micros(decision.reset_after) <= AGE, "{verb:?}: {decision:?}");
+    prop_assert!(wait <= AGE && micros(decision.reset_after) <= AGE, "{operation:?}: {decision:?}");
     if !decision.allowed {
-        prop_assert!(decision.retry_after != tollgate::RetryAfter::Now, "{verb:?}: {decision:?}");
+        prop_assert!(decision.retry_after != tollgate::RetryAfter::Now, "{operation:?}: {decision:?}");
     }
     Ok(())
 }
@@ -207,16 +177,16 @@ fn dumps(redis: &mut Connection) -> Vec<(String, Vec<u8>)> {
     keys.into_iter().map(|key| (key.clone(), cmd("DUMP").arg(&key).query(redis).expect("a dump"))).collect()
 }
 
-const STRINGS: [Verb; 9] = [
-    Verb::Acquire,
-    Verb::Peek,
-    Verb::AtMost,
-    Verb::Reserve,
-    Verb::Refund,
-    Verb::Penalty,
-    Verb::Block,
-    Verb::Settle,
-    Verb::Cancel,
+const STRINGS: [Operation; 9] = [
+    Operation::Acquire,
+    Operation::Peek,
+    Operation::AtMost,
+    Operation::Reserve,
+    Operation::Refund,
+    Operation::Penalty,
+    Operation::Block,
+    Operation::Settle,
+    Operation::Cancel,
 ];
 
 /// States as calls leave them: used, used up and in debt, old, blocked, and with denials counted.
@@ -269,9 +239,9 @@ fn poisoned_strings(now: Option<Micros>) {
         let redis = std::cell::RefCell::new(&mut *redis);
         let harms = proptest::collection::vec(harm(), 1..=3);
         let cases_of = (proptest::sample::select(valid), harms, proptest::sample::select(STRINGS.to_vec()));
-        let result = cases().run(&cases_of, |(state, harms, verb)| {
+        let result = cases().run(&cases_of, |(state, harms, operation)| {
             let poison = harmed(state, &harms);
-            survive(&engine, &mut redis.borrow_mut(), &rule, &[verb, Verb::Acquire], now, |redis| {
+            survive(&engine, &mut redis.borrow_mut(), &rule, &[operation, Operation::Acquire], now, |redis| {
                 cmd("FLUSHALL").exec(redis).expect("flushed");
                 cmd("SET").arg(&name).arg(&poison).exec(redis).expect("poisoned");
             })
@@ -290,7 +260,7 @@ fn so_it_is_by_the_servers_time_and_the_scripts_short_way() {
     poisoned_strings(None);
 }
 
-/// Keys of another type and of no number, under every rule and every verb.
+/// Keys of another type and of no number, under every rule and every operation.
 #[test]
 fn every_operation_reports_a_foreign_value_as_unreadable_state() {
     let engine = Engine::redis();
@@ -313,13 +283,13 @@ fn every_operation_reports_a_foreign_value_as_unreadable_state() {
         let rule = crate::support::rules::rule(text);
         cmd("FLUSHALL").exec(&mut redis).expect("flushed");
         let name = name(&engine, &rule);
-        let verbs: &[Verb] = if text.starts_with("concurrency") { &PERMITS } else { &STRINGS };
+        let operations: &[Operation] = if text.starts_with("concurrency") { &PERMITS } else { &STRINGS };
         for poison in poisons {
             let put = |redis: &mut Connection| {
                 cmd("FLUSHALL").exec(redis).expect("flushed");
                 cmd(poison[0]).arg(&name).arg(&poison[2..]).exec(redis).expect("poisoned");
             };
-            survive(&engine, &mut redis, &rule, verbs, None, put)
+            survive(&engine, &mut redis, &rule, operations, None, put)
                 .unwrap_or_else(|error| panic!("{text}: {poison:?}: {error}"));
             put(&mut redis);
             let request = by_own_id(&rule, KEY);
@@ -329,8 +299,16 @@ fn every_operation_reports_a_foreign_value_as_unreadable_state() {
     }
 }
 
-const PERMITS: [Verb; 8] =
-    [Verb::Acquire, Verb::Peek, Verb::AtMost, Verb::Refund, Verb::Penalty, Verb::Block, Verb::Renew, Verb::Release];
+const PERMITS: [Operation; 8] = [
+    Operation::Acquire,
+    Operation::Peek,
+    Operation::AtMost,
+    Operation::Refund,
+    Operation::Penalty,
+    Operation::Block,
+    Operation::Renew,
+    Operation::Release,
+];
 
 #[test]
 fn permits_that_were_harmed_are_unreadable_or_decide_within_bounds() {
@@ -352,11 +330,11 @@ fn permits_that_were_harmed_are_unreadable_or_decide_within_bounds() {
     let signed = (score, any::<bool>()).prop_map(|(score, note)| if note { -score.abs() } else { score });
     let entries = proptest::collection::vec((member, signed), 0..=8);
     let stamp = proptest::option::weighted(0.8, proptest::sample::select(vec![0.0, 0.5, -3e6, 5e6, 3e7]));
-    let verb = proptest::sample::select(PERMITS.to_vec());
+    let operation = proptest::sample::select(PERMITS.to_vec());
     let result = TestRunner::new(Config { cases: 600, failure_persistence: None, ..Config::default() }).run(
-        &(entries, stamp, verb),
-        |(entries, stamp, verb)| {
-            survive(&engine, &mut redis.borrow_mut(), &rule, &[verb], Some(NOW), |redis| {
+        &(entries, stamp, operation),
+        |(entries, stamp, operation)| {
+            survive(&engine, &mut redis.borrow_mut(), &rule, &[operation], Some(NOW), |redis| {
                 cmd("FLUSHALL").exec(redis).expect("flushed");
                 for (member, score) in &entries {
                     cmd("ZADD").arg(&name).arg(score).arg(member).exec(redis).expect("poisoned");
@@ -383,40 +361,41 @@ fn a_marker_that_was_harmed_is_unreadable_or_answers_within_bounds() {
             texts[1..].iter().fold(first, |rule, text| rule.and(text.parse().expect("a limit")).expect("a rule"));
         let mut redis = redis.borrow_mut();
         let mut markers: Vec<(String, Vec<u8>)> = Vec::new();
-        for verb in [Verb::Acquire, Verb::AtMost, Verb::Penalty, Verb::Settle] {
+        for operation in [Operation::Acquire, Operation::AtMost, Operation::Penalty, Operation::Settle] {
             cmd("FLUSHALL").exec(&mut *redis).expect("flushed");
             let request = Request::new(KEY).cost(2).at(time(NOW)).id("id");
-            if verb == Verb::Settle {
+            if operation == Operation::Settle {
                 if texts.len() > 1 && texts[1].starts_with("concurrency") {
                     continue;
                 }
-                engine.runtime.block_on(call(&engine.limiter, &rule, Verb::Acquire, request)).expect("a decision");
+                engine.runtime.block_on(Operation::Acquire.call(&engine.limiter, &rule, request)).expect("a decision");
             }
-            engine.runtime.block_on(call(&engine.limiter, &rule, verb, request)).expect("a decision");
+            engine.runtime.block_on(operation.call(&engine.limiter, &rule, request)).expect("a decision");
             let keys: Vec<String> = cmd("KEYS").arg("*#*").query(&mut *redis).expect("keys");
             markers.push((keys[0].clone(), cmd("GET").arg(&keys[0]).query(&mut *redis).expect("a marker")));
         }
         let redis = std::cell::RefCell::new(&mut *redis);
-        let verbs = [Verb::Acquire, Verb::AtMost, Verb::Penalty, Verb::Settle, Verb::Cancel];
+        let operations =
+            [Operation::Acquire, Operation::AtMost, Operation::Penalty, Operation::Settle, Operation::Cancel];
         let cases_of = (
             proptest::sample::select(markers),
             proptest::collection::vec(harm(), 1..=2),
-            proptest::sample::select(verbs.to_vec()),
+            proptest::sample::select(operations.to_vec()),
         );
-        let result = cases().run(&cases_of, |((name, marker), harms, verb)| {
+        let result = cases().run(&cases_of, |((name, marker), harms, operation)| {
             let poison = harmed(marker, &harms);
             let redis = &mut *redis.borrow_mut();
             cmd("FLUSHALL").exec(redis).expect("flushed");
             cmd("SET").arg(&name).arg(&poison).exec(redis).expect("poisoned");
             let before = dumps(redis);
             let request = Request::new(KEY).cost(2).at(time(NOW)).id("id");
-            let answer = engine.runtime.block_on(call(&engine.limiter, &rule, verb, request));
+            let answer = engine.runtime.block_on(operation.call(&engine.limiter, &rule, request));
             let of_another = "an id of its own for each operation";
             if answer.as_ref().is_err_and(|error| error.is_refused() && error.to_string().contains(of_another)) {
                 prop_assert_eq!(dumps(redis), before);
                 return Ok(());
             }
-            judge(answer, verb, &before, redis)
+            judge(answer, operation, &before, redis)
         });
         result.unwrap_or_else(|error| panic!("{texts:?}: {error}"));
     }

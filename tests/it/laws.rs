@@ -3,32 +3,13 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tollgate::{Algorithm, Calendar, Change, Debt, Limit};
+use tollgate::{Algorithm, Calendar, Debt, Limit};
 
-use crate::support::engines::{Engine, Micros, Subject, micros, on_both_engines};
-use crate::support::histories::{Step, beginning, steps};
+use crate::support::engines::{Engine, Micros, micros, on_both_engines};
+use crate::support::histories::{Compared, Operation, any_change, beginning, histories, lived, steps};
 use crate::support::limits::{any_limit, two_limits};
-use crate::support::oracle::{self as oracles, Answer, Retry};
+use crate::support::oracle::{Answer, Retry};
 use crate::support::oracle_spec::{oracle, spec};
-
-/// A key with a past: the subject and the time it has come to.
-fn lived<'a>(engine: &'a Engine, limit: Limit, begin: Micros, steps: &[Step]) -> (Subject<'a>, Micros) {
-    let subject = engine.subject(limit);
-    let mut now = begin;
-    for step in steps {
-        let (cost, then) = step.aim(&subject, now);
-        subject.acquire(cost, then);
-        now = then;
-    }
-    (subject, now)
-}
-
-fn histories() -> impl Strategy<Value = (Limit, Micros, Vec<Step>, Step)> {
-    (any_limit(), beginning(), steps(0..=12), steps(1..=1)).prop_map(|(limit, begin, steps, mut last)| {
-        let last = last.pop().expect("one step");
-        (limit, begin, steps, last)
-    })
-}
 
 #[test]
 fn every_answer_is_the_oracles() {
@@ -350,17 +331,6 @@ fn large(most: u64) -> impl Strategy<Value = u64> {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Verb {
-    Acquire,
-    Reserve,
-    AtMost,
-    Refund,
-    Penalty,
-    Block,
-    Change,
-}
-
-#[derive(Clone, Copy, Debug)]
 enum Clock {
     Stay,
     Forward(u64),
@@ -379,11 +349,13 @@ enum Units {
     Remaining(u64),
 }
 
-fn calls_at_the_bounds() -> impl Strategy<Value = Vec<(Verb, Clock, Units)>> {
-    use Verb::{Acquire, AtMost, Block, Change, Penalty, Refund, Reserve};
-    let verb = proptest::sample::select(vec![
-        Acquire, Acquire, Reserve, Reserve, Reserve, AtMost, Refund, Penalty, Penalty, Block, Change, Change,
-    ]);
+/// None changes the rule's numbers.
+fn calls_at_the_bounds() -> impl Strategy<Value = Vec<(Option<Operation>, Clock, Units)>> {
+    let operation = prop_oneof![
+        2 => Just(Some(Operation::Acquire)), 3 => Just(Some(Operation::Reserve)), 1 => Just(Some(Operation::AtMost)),
+        1 => Just(Some(Operation::Refund)), 2 => Just(Some(Operation::Penalty)), 1 => Just(Some(Operation::Block)),
+        2 => Just(None),
+    ];
     let clock = prop_oneof![
         3 => Just(Clock::Stay),
         2 => large(1 << 50).prop_map(Clock::Forward),
@@ -399,7 +371,7 @@ fn calls_at_the_bounds() -> impl Strategy<Value = Vec<(Verb, Clock, Units)>> {
         4 => (-9..2_i64).prop_map(Units::Span),
         2 => (0..2_u64).prop_map(Units::Remaining),
     ];
-    proptest::collection::vec((verb, clock, units), 1..=40)
+    proptest::collection::vec((operation, clock, units), 1..=40)
 }
 
 /// Debts and penalties as deep as they may be, numbers that change meanwhile, and clocks that step back a little.
@@ -407,25 +379,15 @@ fn calls_at_the_bounds() -> impl Strategy<Value = Vec<(Verb, Clock, Units)>> {
 fn law_8_every_operation_is_exact_up_to_the_largest_numbers() {
     let algorithms: Vec<_> = Algorithm::all().filter(|algorithm| !algorithm.holds()).collect();
     let limits = proptest::sample::select(algorithms).prop_flat_map(limits_at_the_bounds);
-    let strategy = proptest::sample::select(vec![
-        (Change::KeepUsed, oracles::Change::KeepUsed),
-        (Change::AsIs, oracles::Change::AsIs),
-        (Change::Reset, oracles::Change::Reset),
-    ]);
     let block_for = proptest::option::weighted(0.3, large(1 << 51));
-    let cases = (limits, calls_at_the_bounds(), strategy, any::<bool>(), block_for);
-    on_both_engines(cases, |engine, ((limit, other), calls, (change, of), counting, block_for)| {
-        let mut subject = engine.subject(limit.clone()).with(change, counting, block_for);
-        let mut oracle = oracle(&limit);
-        oracle.on_change(of);
-        if counting {
-            oracle.count_denials();
-        }
-        oracle.block_for(block_for);
-        let (mut now, mut next): (Micros, _) = (1 << 50, other);
-        for (verb, clock, units) in calls {
-            let limit = subject.limit().clone();
-            let span = limit.capacity() + limit.max_debt();
+    let cases = (limits, calls_at_the_bounds(), any_change(), any::<bool>(), block_for);
+    on_both_engines(cases, |engine, (limits, calls, change, counting, block_for)| {
+        let mut compared = Compared::new(engine, limits, change, counting, block_for);
+        let mut now: Micros = 1 << 50;
+        for (operation, clock, units) in calls {
+            let limit = compared.subject.limit();
+            let (algorithm, span) = (limit.algorithm(), limit.capacity() + limit.max_debt());
+            let oracle = &compared.oracle;
             let cost = match units {
                 Units::Of(units) => units,
                 Units::Span(more) => span.saturating_add_signed(more),
@@ -440,28 +402,15 @@ fn law_8_every_operation_is_exact_up_to_the_largest_numbers() {
                 _ => now,
             };
             now = if then < 1 << 51 { then } else { now };
-            let said = format!("{verb:?} {cost} at {now} under {}", subject.rule);
-            match verb {
-                Verb::Reserve if limit.algorithm().reserves() => {
-                    prop_assert_eq!(subject.reserve(cost, now), oracle.reserve(cost, now), "{}", said);
-                }
-                Verb::Acquire | Verb::Reserve => {
-                    prop_assert_eq!(subject.acquire(cost, now), oracle.acquire(cost, now), "{}", said);
-                }
-                Verb::AtMost => prop_assert_eq!(subject.at_most(cost, now), oracle.at_most(cost, now), "{}", said),
-                Verb::Refund => prop_assert_eq!(subject.refund(cost, now), oracle.refund(cost, now), "{}", said),
-                Verb::Penalty => prop_assert_eq!(subject.penalty(cost, now), oracle.penalty(cost, now), "{}", said),
-                Verb::Block => {
-                    let length = cost % (1 << 51);
-                    prop_assert_eq!(subject.block(length, now), oracle.block(length, now), "{}", said);
-                }
-                Verb::Change => {
-                    let was = std::mem::replace(&mut next, limit);
-                    subject = subject.changed(was.clone().named("limit").expect("a good name"));
-                    oracle.change(spec(&was));
+            match operation {
+                // Of those that can't reserve, more acquires.
+                Some(Operation::Reserve) if !algorithm.reserves() => compared.call(Operation::Acquire, cost, 0, now)?,
+                Some(operation) => compared.call(operation, cost, cost % (1 << 51), now)?,
+                None => {
+                    compared.change();
+                    prop_assert_eq!(compared.subject.peek(1, now), compared.oracle.peek(1, now), "after a change");
                 }
             }
-            prop_assert_eq!(subject.peek(1, now), oracle.peek(1, now), "peek after {}", said);
         }
         Ok(())
     });

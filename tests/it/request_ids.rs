@@ -6,41 +6,26 @@ use proptest::prelude::*;
 use tollgate::{Charged, Decision, Error, Request};
 
 use crate::support::engines::{Engine, Subject, answer, on_both_engines, time};
-use crate::support::histories::{Step, beginning, steps};
+use crate::support::histories::{Operation, Step, beginning, steps_with};
 use crate::support::limits::any_limit;
 use crate::support::oracle::Answer;
 use crate::support::oracle_spec::oracle;
 use crate::support::rules::limit;
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Verb {
-    Acquire,
-    AtMost,
-    Reserve,
-    Settle,
-    Cancel,
+fn call(engine: &Engine, subject: &Subject<'_>, operation: Operation, request: Request<'_>) -> Result<Decision, Error> {
+    engine.runtime.block_on(operation.call(&engine.limiter, &subject.rule, request))
 }
 
-fn call(engine: &Engine, subject: &Subject<'_>, verb: Verb, request: Request<'_>) -> Result<Decision, Error> {
-    let (limiter, rule) = (&engine.limiter, &subject.rule);
-    engine.runtime.block_on(async {
-        match verb {
-            Verb::Acquire => limiter.acquire(rule, request).await,
-            Verb::AtMost => limiter.at_most(rule, request).await,
-            Verb::Reserve => limiter.reserve(rule, request).await,
-            Verb::Settle => limiter.settle(rule, request).await,
-            Verb::Cancel => limiter.cancel(rule, request).await,
-        }
-    })
-}
-
-fn calls() -> impl Strategy<Value = Vec<(Verb, usize, Step)>> {
-    let verb = prop_oneof![
-        6 => Just(Verb::Acquire), 3 => Just(Verb::AtMost), 3 => Just(Verb::Reserve), 4 => Just(Verb::Settle),
-        3 => Just(Verb::Cancel),
+fn calls() -> impl Strategy<Value = Vec<(usize, (Operation, Step))>> {
+    let operations = [
+        (6, Operation::Acquire),
+        (3, Operation::AtMost),
+        (3, Operation::Reserve),
+        (4, Operation::Settle),
+        (3, Operation::Cancel),
     ];
-    let step = steps(1..=1).prop_map(|mut steps| steps.pop().expect("one step"));
-    proptest::collection::vec((verb, 0_usize..20, step), 1..=60)
+    let ids = proptest::collection::vec(0_usize..20, 60);
+    (ids, steps_with(&operations, 1..=60)).prop_map(|(ids, steps)| ids.into_iter().zip(steps).collect())
 }
 
 #[test]
@@ -50,10 +35,10 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
         let subject = engine.subject(limit.clone());
         let mut oracle = oracle(&limit);
         // What is remembered of an id: the operation, the answer, the units, and whether they are settled.
-        let mut remembered: HashMap<usize, (Verb, Answer, u64, bool)> = HashMap::new();
+        let mut remembered: HashMap<usize, (Operation, Answer, u64, bool)> = HashMap::new();
         let mut now = begin;
-        for (verb, id, step) in calls {
-            if verb == Verb::Reserve && !limit.algorithm().reserves() {
+        for (id, (operation, step)) in calls {
+            if operation == Operation::Reserve && !limit.algorithm().reserves() {
                 continue;
             }
             let (cost, then) = step.aim(&subject, now);
@@ -62,18 +47,18 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
             now = if soon.contains(&then) { then } else { now };
             let name = format!("id {id}");
             let request = Request::new(subject.key.as_str()).cost(cost).at(time(now)).id(&name);
-            let told = call(engine, &subject, verb, request);
-            let expected = match (verb, remembered.get(&id).copied()) {
-                (Verb::Settle | Verb::Cancel, None) => {
+            let told = call(engine, &subject, operation, request);
+            let expected = match (operation, remembered.get(&id).copied()) {
+                (Operation::Settle | Operation::Cancel, None) => {
                     let error = told.expect_err("nothing is remembered");
                     prop_assert!(error.is_unknown_id() && error.charged() == Charged::No);
                     continue;
                 }
-                (Verb::Cancel, Some((_, _, took, _))) => {
+                (Operation::Cancel, Some((_, _, took, _))) => {
                     remembered.remove(&id);
                     (oracle.refund(took, now), 0)
                 }
-                (Verb::Settle, Some((was, _, took, false))) => {
+                (Operation::Settle, Some((was, _, took, false))) => {
                     let answer = match cost.checked_sub(took) {
                         Some(more) if more > 0 => oracle.penalty(more, now),
                         _ => oracle.refund(took - cost, now),
@@ -81,29 +66,29 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
                     remembered.insert(id, (was, answer, cost, true));
                     (answer, cost)
                 }
-                (Verb::Settle, Some((_, answer, took, true))) => (answer, took),
-                (_, Some((was, _, _, _))) if was != verb => {
+                (Operation::Settle, Some((_, answer, took, true))) => (answer, took),
+                (_, Some((was, _, _, _))) if was != operation => {
                     let error = told.expect_err("an id of another operation");
                     prop_assert!(error.is_input() && error.charged() == Charged::No, "{}", error);
                     continue;
                 }
                 (_, Some((_, answer, took, _))) => (answer, took),
                 (_, None) => {
-                    let (answer, took) = match verb {
-                        Verb::AtMost => oracle.at_most(cost, now),
-                        Verb::Reserve => (oracle.reserve(cost, now), cost),
+                    let (answer, took) = match operation {
+                        Operation::AtMost => oracle.at_most(cost, now),
+                        Operation::Reserve => (oracle.reserve(cost, now), cost),
                         _ => (oracle.acquire(cost, now), cost),
                     };
                     let took = if answer.allowed { took } else { 0 };
                     if answer.allowed {
-                        remembered.insert(id, (verb, answer, took, false));
+                        remembered.insert(id, (operation, answer, took, false));
                     }
                     (answer, took)
                 }
             };
             let decision = told.expect("a decision");
-            prop_assert_eq!((answer(&decision), decision.granted), expected, "{:?} {} as {}", verb, cost, id);
-            prop_assert_eq!(subject.peek(1, now), oracle.peek(1, now), "after {:?} {} as {}", verb, cost, id);
+            prop_assert_eq!((answer(&decision), decision.granted), expected, "{:?} {} as {}", operation, cost, id);
+            prop_assert_eq!(subject.peek(1, now), oracle.peek(1, now), "after {:?} {} as {}", operation, cost, id);
         }
         Ok(())
     });
@@ -136,7 +121,7 @@ fn the_marker_of_an_id_expires_and_is_in_its_keys_slot() {
     let engine = Engine::redis();
     let subject = engine.subject(limit("gcra 5/1s"));
     let request = Request::new(subject.key.as_str()).id("a:b}/#").id_ttl(std::time::Duration::from_secs(7));
-    call(&engine, &subject, Verb::Acquire, request).expect("a decision");
+    call(&engine, &subject, Operation::Acquire, request).expect("a decision");
     let mut redis = engine.server.as_ref().expect("a redis").connection();
     let keys: Vec<String> = tollgate::redis::cmd("KEYS").arg("*#*").query(&mut redis).expect("keys");
     let [marker] = keys.as_slice() else { panic!("{keys:?}") };
@@ -145,7 +130,7 @@ fn the_marker_of_an_id_expires_and_is_in_its_keys_slot() {
     let ttl: i64 = tollgate::redis::cmd("PTTL").arg(marker).query(&mut redis).expect("an answer");
     assert!((6000..=7000).contains(&ttl), "{ttl}");
     let () = tollgate::redis::cmd("SET").arg(marker).arg("junk").query(&mut redis).expect("set");
-    let error = call(&engine, &subject, Verb::Acquire, request).expect_err("junk");
+    let error = call(&engine, &subject, Operation::Acquire, request).expect_err("junk");
     assert!(error.is_unreadable_state() && error.charged() == Charged::No, "{error}");
 }
 
@@ -182,7 +167,7 @@ fn an_id_is_forgotten_by_the_callers_own_time() {
         let subject = engine.subject(limit("gcra 5/1d"));
         let remaining = |seconds: u64| {
             let request = Request::new(subject.key.as_str()).id("nightly").at(time((1 << 50) + seconds * 1_000_000));
-            call(&engine, &subject, Verb::Acquire, request).expect("a decision").remaining
+            call(&engine, &subject, Operation::Acquire, request).expect("a decision").remaining
         };
         assert_eq!((remaining(0), remaining(599), remaining(600)), (4, 4, 3), "ten minutes");
     }
@@ -207,9 +192,9 @@ fn a_refund_cannot_be_settled_and_a_cost_that_no_number_holds_is_refused() {
     let request = Request::new(subject.key.as_str()).at(time(1 << 50)).cost(5).id("m");
     let refund = || engine.runtime.block_on(engine.limiter.refund(&subject.rule, request)).expect("given back");
     assert_eq!((refund().remaining, refund().remaining), (55, 55), "once");
-    let error = call(&engine, &subject, Verb::Cancel, request).expect_err("nothing was taken");
+    let error = call(&engine, &subject, Operation::Cancel, request).expect_err("nothing was taken");
     assert!(error.is_unknown_id(), "{error}");
-    let error = call(&engine, &subject, Verb::Acquire, request.id("n").cost(u64::MAX)).expect_err("too much");
+    let error = call(&engine, &subject, Operation::Acquire, request.id("n").cost(u64::MAX)).expect_err("too much");
     assert!(error.is_input() && error.to_string().contains("18446744073709551615"), "{error}");
 }
 
