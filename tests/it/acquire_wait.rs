@@ -1,4 +1,4 @@
-//! Waiting callers: in order, not beyond their bound, and charged nothing once they have gone.
+//! `acquire_wait`: callers wait in order, not beyond their bound, and are charged nothing once they give up.
 
 use std::time::Duration;
 
@@ -118,7 +118,7 @@ async fn a_log_is_waited_for_by_retries() {
     assert!(!denied.allowed, "a day is more than a second");
 }
 
-/// In real time, as the block is: nobody else moves the engine's clock while a caller sleeps.
+/// In real time, as the block is: nothing else moves the engine's clock while a caller sleeps.
 #[tokio::test]
 async fn a_block_is_waited_for_where_it_ends_in_time() {
     let limiter = Limiter::new(Embedded::new());

@@ -1,4 +1,5 @@
-//! Whatever merges, and whoever is dropped before it is sent: each answer is that of calls made one after the other.
+//! However calls are batched, and whichever are dropped before they are sent, each answer is that of calls made in
+//! sequence.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -10,7 +11,7 @@ use tollgate::{Embedded, Limiter, Redis, Request, Rule};
 use crate::support::redis_server::Server;
 use crate::support::rules::rule;
 
-/// What one caller asks: a rule, a key, a cost, and a time, each by its number; and whether it is dropped.
+/// One call: a rule, a key, a cost, and a time, each by its number; and whether it is dropped.
 type Asked = (usize, usize, u64, u64, bool);
 
 fn at(second: u64) -> SystemTime {
@@ -23,7 +24,7 @@ fn request(key: &str, (_, _, cost, second, _): Asked) -> Request<'_> {
 
 /// The first goes alone, and all others are queued by the time that some are dropped.
 async fn decided(limiter: &Limiter, rules: &[Rule], keys: &[String], asked: &[Asked]) -> Vec<Option<bool>> {
-    // Whoever sent the last round's batch may be about to look for more.
+    // The sender of the last round's batch may be about to check the queue again.
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
@@ -64,7 +65,7 @@ fn calls_dropped_before_they_are_sent_leave_the_others_decided_in_order() {
     let all = proptest::collection::vec(one, 2..120);
     let round = std::cell::Cell::new(0);
     let result = runner.run(&all, |mut asked: Vec<Asked>| {
-        // Whoever goes alone may have been sent.
+        // The first is sent alone, so it can't be dropped unsent.
         asked[0].4 = false;
         round.set(round.get() + 1);
         let keys: Vec<_> = (0..4).map(|key| format!("{}:{key}", round.get())).collect();

@@ -1,4 +1,4 @@
-//! Decisions that wait at the same moment leave together, and each caller is decided as if it had come alone.
+//! Batching: decisions queued at the same time go out together, and each is decided as if it were alone.
 
 use std::collections::HashMap;
 use std::pin::{Pin, pin};
@@ -17,7 +17,7 @@ fn limiter(server: &Server) -> Limiter {
     Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE)
 }
 
-/// As many tasks as there are requests, all of which ask before any is answered; their answers, in that order.
+/// One task for each request, all sent before any is answered; returns their answers in that order.
 async fn at_once(limiter: &Limiter, requests: Vec<(Arc<Rule>, String, u64)>) -> Vec<Result<Decision, Error>> {
     let mut tasks = JoinSet::new();
     for (at, (rule, key, cost)) in requests.into_iter().enumerate() {
@@ -197,7 +197,7 @@ fn a_runtime_that_ends_leaves_no_caller_of_the_next_one_unanswered() {
     server.signal("-CONT");
     let short = limiter.clone().deadline(Duration::from_secs(5));
     let answers = runtime().block_on(async {
-        // The connection went with the first runtime: who finds it closed is told so, and the next gets another.
+        // The connection ended with the first runtime: the call that finds it closed fails, and the next gets another.
         let found = short.acquire(&rule, "key").await;
         (found, at_once(&short, vec![(Arc::clone(&rule), "key".into(), 1); 50]).await)
     });
@@ -298,7 +298,7 @@ fn callers_do_not_depend_on_another_runtime() {
     let driven = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     driven.block_on(limiter.acquire(&rule, "key")).expect("a decision");
     server.signal("-STOP");
-    // Runtimes that nobody drives once their caller is answered.
+    // Runtimes that are no longer driven once their caller is answered.
     let (tell, told) = std::sync::mpsc::channel();
     let callers: Vec<_> = (0..6)
         .map(|_| {
@@ -348,7 +348,7 @@ fn a_batch_that_was_never_sent_holds_up_no_other() {
     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
 }
 
-/// Lets it ask, and doesn't wait for its answer.
+/// Sends the call, and doesn't wait for its answer.
 async fn begun(mut asking: Pin<&mut impl Future>) {
     tokio::select! {
         biased;

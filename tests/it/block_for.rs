@@ -74,7 +74,7 @@ fn a_denial_blocks_the_key_in_the_same_call_and_denials_meanwhile_write_nothing(
                 engine.runtime.block_on(engine.limiter.peek(&rule, request)).expect("a decision");
                 assert_eq!(stored(engine), before, "{text}: a denial of a blocked key wrote");
             }
-            // To the microsecond; and all that was used has come back meanwhile.
+            // To the microsecond; and all that was used has refilled by then.
             let end = NOW + 61 * SECOND;
             assert!(!acquire(engine, &rule, &key, 1, end - 1).allowed, "{text}");
             let allowed = acquire(engine, &rule, &key, 5, end);
@@ -311,7 +311,7 @@ async fn many_calls_denied_at_once_block_once() {
     let mut waits: Vec<_> = decisions.into_iter().map(|decision| decision.expect("a decision").retry_after).collect();
     assert_eq!(waits.iter().filter(|wait| **wait == RetryAfter::Now).count(), 5);
     waits.sort();
-    // The own wait of the first denial is longer than its block, so all are told about that.
+    // The first denial's own wait is longer than its block, so that wait is reported to all.
     assert!(waits[5..].iter().all(|wait| *wait > after(3600)), "{waits:?}");
     limiter.refund(&rule, Request::new("key").cost(5)).await.expect("an answer");
     let left = limiter.acquire(&rule, "key").await.expect("a decision");

@@ -1,6 +1,6 @@
-//! Windows of the calendar: what they cost where a client doesn't know the server's time, and that no boundary and no clock
-//! admits more than the limit in any of them. The bounds themselves are held against another library's beside their code,
-//! and every law is in `laws`.
+//! Windows of the calendar: what they cost where a client doesn't know the server's time, and that no boundary and no
+//! clock admits more than the limit in any of them. The bounds themselves are held against another library's beside
+//! their code, and every law is in `laws`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -62,7 +62,7 @@ async fn windows_of_another_time_cost_every_operation_one_more_call_and_no_charg
     for at in [HOUR, now() - 90 * DAY, now() + 90 * DAY] {
         for what in ["acquire", "peek", "at_most", "refund", "penalty", "block", "inspect", "by id", "shards", "both"] {
             let text = match what {
-                // Alike, so that all of them are told at once.
+                // Alike, so that all of them learn the windows at once.
                 "shards" => "fixed-window 48/day tz Europe/Zurich shards 8",
                 "both" => "gcra 50/1d, fixed-window 50/day, fixed-window 70/year tz Asia/Tokyo",
                 _ => "fixed-window 50/day tz Europe/Zurich",
@@ -149,7 +149,7 @@ async fn clients_who_differ_about_the_time_admit_the_limit_in_each_window_togeth
         let zone = zone.parse().expect("a zone");
         let (mut now, mut taken) = (begin, BTreeMap::new());
         for turn in 0..600_u64 {
-            // One of them is told otherwise now and then: up to three days of the others' time.
+            // One of them is now and then given another time, up to three days from the others'.
             if turn % 5 == 0 {
                 told_of(&clients[(turn / 5) as usize % 4], now - 3 * DAY + turn * 7919 % 144 * HOUR).await;
             }
@@ -266,8 +266,8 @@ async fn a_skewed_clock_costs_nothing_after_the_first_call() {
     }
 }
 
-/// Two clocks that are more than a year apart: each call finds the rule's windows as the other server's time has left them,
-/// also while it asks again.
+/// Two clocks that are more than a year apart: each call finds the rule's windows as the other server's time has left
+/// them, also while it retries.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_rule_on_two_servers_of_different_times_is_decided_on_both() {
     // A busy machine may not decide the test by the default deadline.

@@ -1,7 +1,7 @@
-//! Load that the tool audits, while the servers are killed, frozen, emptied, failed over and cut off at random: one node,
-//! a primary under sentinels, and a cluster, in turn. `tests/chaos.sh` runs it for as long as is wanted.
+//! Load that the tool audits, while the servers are killed, frozen, emptied, failed over and cut off at random: one
+//! node, a primary under sentinels, and a cluster, in turn. `tests/chaos.sh` runs it for as long as is wanted.
 //!
-//! Each is loaded twice: at first nothing happens that loses counts, and nobody may be admitted beyond the rule; then
+//! Each is loaded twice: at first no failure loses counts, and nothing may be admitted beyond the rule; then
 //! anything may, and each loss lets in a capacity of each key at most, as documented.
 
 use std::fmt;
@@ -29,7 +29,7 @@ const SLACK: Duration = Duration::from_secs(1);
 struct Round {
     name: &'static str,
     events: u64,
-    /// Of them, those after which counts were gone.
+    /// Of them, those that lost counts.
     losses: u64,
     over_by: Duration,
     hung: bool,

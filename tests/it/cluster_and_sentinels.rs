@@ -1,4 +1,4 @@
-//! Beyond one Redis, while nothing fails: the tool and the library on a cluster, and on a primary that Sentinels know.
+//! The tool and the library on a cluster and on a primary under Sentinels, while nothing fails.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -184,7 +184,7 @@ async fn an_answer_waits_for_replicas_where_it_is_asked_to() {
     assert_eq!((decision.allowed, decision.by), (true, By::Policy));
 }
 
-/// One node that has met nobody doesn't know its own address.
+/// A node that has met no other doesn't know its own address.
 #[tokio::test]
 async fn a_cluster_of_one_node_is_a_cluster() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
@@ -227,7 +227,7 @@ async fn a_waiting_caller_is_not_charged_again_for_an_answer_that_no_replica_con
     assert_eq!((waited.by, waited.allowed, calls), (By::Local, false, 1), "{waited:?}");
 }
 
-/// It looks at each node's own keys, whatever its user may ask about the cluster.
+/// It examines each node's own keys, whatever its user may read of the cluster.
 #[test]
 fn the_doctor_needs_no_more_of_a_cluster_than_its_smallest_user_may() {
     let servers = ClusterServers::of_primaries();

@@ -1,4 +1,4 @@
-//! Several limits at once: each is charged, or none. Against one oracle per limit.
+//! Rules of several limits: each limit is charged, or none. Against one oracle for each limit.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! Exactness under concurrency: however many tasks and processes share a key, a limit of N admits N; callers
-//! who give up disturb nobody else.
+//! that give up don't affect others.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -20,7 +20,7 @@ async fn processes_and_tasks_together_are_admitted_exactly_the_limit() {
     for text in THOUSAND {
         let processes: Vec<_> = (0..4).map(|_| probe(&server, text, 200)).collect();
         let (limiter, rule) = (limiter(&server), tools_rule(text));
-        // Begin beside the processes, not before them.
+        // Begin together with the processes, not before them.
         let begun = || processes.iter().any(|process| process.is_finished());
         while limiter.peek(&rule, "shared").await.expect("a decision").remaining == 1000 && !begun() {
             tokio::task::yield_now().await;

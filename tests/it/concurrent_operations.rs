@@ -1,4 +1,4 @@
-//! Everything that a caller can ask, at random, from many tasks at once: no more is out at any moment than the rule
+//! Every operation, at random, from many tasks at once: no more units are taken at any moment than the rule
 //! allows, and in the end the key holds exactly what was taken and not given back.
 
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const RULES: [&str; 7] = [
 
 const NOW: Micros = 1 << 50;
 
-/// What a task asks for next, and how many units it is about.
+/// A task's next call, and its units.
 #[derive(Clone, Copy, Debug)]
 enum Ask {
     Acquire(u64),

@@ -9,7 +9,7 @@ use crate::support::engines::{Engine, Micros, micros, time};
 use crate::support::histories::Operation;
 use crate::support::rules::by_own_id;
 
-/// Long enough that nothing refills while a test looks on.
+/// Long enough that nothing refills during a test.
 const RULES: [&str; 11] = [
     "token-bucket 5/1d max-debt 3",
     "token-bucket 1000000/30d burst 3000000",
@@ -348,7 +348,7 @@ fn permits_that_were_harmed_are_unreadable_or_decide_within_bounds() {
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// The marker of an id, and the states beside it.
+/// The marker of an id, and the states in the same slot.
 #[test]
 fn a_marker_that_was_harmed_is_unreadable_or_answers_within_bounds() {
     let engine = Engine::redis();

@@ -1,4 +1,4 @@
-//! The tables of the system of record: made once, in order, and only by who may.
+//! The tables of the system of record: made once, in order, and only by a role with the right to.
 
 mod api_keys;
 #[cfg(feature = "archive")]

@@ -1,12 +1,12 @@
 //! The doctor, on real servers: a sound one, and one with each of what may be wrong with it.
 
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tollgate::redis::{Connection, cmd};
 
 use crate::support::acl;
+use crate::support::polling::block_until;
 use crate::support::redis_server::{Server, free_port};
 use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
@@ -47,14 +47,6 @@ fn set(server: &Server, setting: &str, value: &str) {
 
 fn info(redis: &mut Connection) -> String {
     cmd("INFO").query(redis).expect("information")
-}
-
-fn wait_until(mut done: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < Duration::from_secs(20), "it doesn't come");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]
@@ -157,7 +149,7 @@ fn a_replica_is_unfit_and_so_is_a_primary_that_lacks_replicas() {
     let port = primary.tcp_url().rsplit(':').next().expect("a port").to_owned();
     set(&primary, "repl-diskless-sync-delay", "0");
     let replica = Server::with(&["--replicaof", "127.0.0.1", &port]);
-    wait_until(|| info(&mut primary.connection()).contains("state=online"));
+    block_until("the server reports it", || info(&mut primary.connection()).contains("state=online"));
     let output = examine(&replica.url());
     assert_eq!(code(&output), 2);
     let finding_of_replica = finding(&output, "replication");
@@ -258,7 +250,7 @@ fn a_save_that_failed_is_unfit_while_it_stops_writes() {
     // Nothing can be put in its place.
     std::fs::create_dir(format!("{directory}/dump.rdb")).expect("a directory");
     cmd("BGSAVE").exec(&mut redis).expect("begun");
-    wait_until(|| info(&mut redis).contains("rdb_last_bgsave_status:err"));
+    block_until("the server reports it", || info(&mut redis).contains("rdb_last_bgsave_status:err"));
     let output = examine(&server.url());
     assert_eq!((code(&output), of_level(&output, "unfit")), (2, vec!["scripts".to_owned(), "saves".to_owned()]));
     assert!(advice(&finding(&output, "saves")).contains("CONFIG SET stop-writes-on-bgsave-error no"));
@@ -275,12 +267,16 @@ fn a_node_of_a_cluster_is_judged_by_the_slots_that_are_covered() {
 
     let mut redis = server.connection();
     cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(0).arg(8191).exec(&mut redis).expect("slots");
-    wait_until(|| cmd("CLUSTER").arg("INFO").query::<String>(&mut redis).expect("state").contains("cluster_state:ok"));
+    block_until("the server reports it", || {
+        cmd("CLUSTER").arg("INFO").query::<String>(&mut redis).expect("state").contains("cluster_state:ok")
+    });
     let output = examine(&server.tcp_url());
     assert_eq!((code(&output), of_level(&output, "warning")), (1, vec!["cluster".to_owned()]), "{}", stdout(&output));
 
     cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(8192).arg(16383).exec(&mut redis).expect("slots");
-    wait_until(|| cmd("CLUSTER").arg("INFO").query::<String>(&mut redis).expect("state").contains("slots_ok:16384"));
+    block_until("the server reports it", || {
+        cmd("CLUSTER").arg("INFO").query::<String>(&mut redis).expect("state").contains("slots_ok:16384")
+    });
     let output = examine(&server.tcp_url());
     assert_eq!(code(&output), 0, "{}", stdout(&output));
 }

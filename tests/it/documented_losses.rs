@@ -1,4 +1,4 @@
-//! What the documentation of running Redis says that each event can cost, held against a caller who takes all there is.
+//! What the documentation of running Redis says that each event can cost, held against a caller that takes all it can.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -31,7 +31,7 @@ enum Event {
     AheadAndBack(u64, u64),
 }
 
-/// Units that a caller gets who asks for one as long as it is allowed, at every step.
+/// Units that a caller gets by taking single ones while it is allowed to, at every step.
 fn admitted(rule: &str, event: Event, at: u64, begin: i64) -> u64 {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {

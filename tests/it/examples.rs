@@ -201,7 +201,7 @@ fn counted(service: &Running, outcome: &str) -> u64 {
     series.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok()).expect("a count")).sum()
 }
 
-/// Two processes and one Redis, under a load tool; Redis is killed and comes back, and the rules are changed meanwhile.
+/// Two processes and one Redis under a load tool, while Redis is killed and restarted and the rules are changed.
 #[test]
 fn two_services_under_load_admit_exactly_what_their_rules_allow() {
     let mut server = Server::start();
@@ -235,8 +235,8 @@ fn two_services_under_load_admit_exactly_what_their_rules_allow() {
         refused += text.lines().find(|line| line.contains("Non-2xx")).map(number).unwrap_or_else(|| panic!("{text}"));
         assert!(!text.contains("Socket errors"), "{text}");
     }
-    // What it had counted is gone with the Redis that was killed: once more as many, and 500 by the changed rules. What
-    // was taken as it died, and answered to nobody, is missing.
+    // The killed Redis lost its counts: once more as many, and 500 by the changed rules. What
+    // was taken as it died, without an answer, is missing.
     let admitted: u64 = services.iter().map(|service| counted(service, "outcome=\"allowed\"")).sum();
     assert!((2400..=2500).contains(&admitted), "{admitted}");
     let passed = answered - refused;
@@ -262,7 +262,7 @@ fn two_services_under_load_admit_exactly_what_their_rules_allow() {
     }
 }
 
-/// Each query of the dashboard asks for metrics that there are, by labels that they have.
+/// Each query of the dashboard uses metrics that exist, by labels that they have.
 #[test]
 fn the_dashboard_queries_metrics_that_exist() {
     let dashboard: serde_json::Value =

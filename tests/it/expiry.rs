@@ -1,5 +1,5 @@
-//! Expiry in the server's own time: no state is forgotten before it resets, whatever the rule was before, and none stays
-//! much longer. On the embedded engine, whose clock is the test's.
+//! Expiry in the server's own time: no state is forgotten before it resets, whatever the rule was before, and none
+//! stays much longer. On the embedded engine, whose clock is the test's.
 
 use std::time::Duration;
 

@@ -22,7 +22,7 @@ use tollgate::{Breaker, By, Charged, Cluster, Decision, Error, Limiter, OnError,
 
 use crate::support::callers::{Callers, SLACK};
 use crate::support::cluster::ClusterServers;
-use crate::support::polling::{PATIENCE, in_time, wait_for_value};
+use crate::support::polling::{PATIENCE, in_time, wait_for_value, wait_until};
 use crate::support::proxy::Proxy;
 use crate::support::redis_server::Server;
 
@@ -46,7 +46,7 @@ fn rule(text: &str, on_error: OnError) -> Rule {
     crate::support::rules::rule(text).on_error(on_error).expect("a policy")
 }
 
-/// Until the breaker is open and its pause is over, beside a Redis that answers again.
+/// Waits until the breaker is open and its pause is over, while Redis answers again.
 async fn opened(server: &mut Server, redis: &Redis, limiter: &Limiter, rule: &Rule) {
     server.stop();
     while redis.breaker() == Breaker::Closed {
@@ -61,7 +61,7 @@ async fn acquire(limiter: &Limiter, rule: &Rule, key: &str) -> Result<Decision, 
     in_time(limiter.acquire(rule, key)).await
 }
 
-/// What each policy answers at this address, where calls fail by one of these classes of errors.
+/// Checks each policy's answer at this address, where calls fail with one of these classes of errors.
 async fn by_policy(url: &str, classes: &[&str]) {
     let error = acquire(&limiter(url), &rule("gcra 6/1d", OnError::Closed), "by policy").await.expect_err("closed");
     assert!(classes.contains(&error.class()), "{}: {error}", error.class());
@@ -81,7 +81,7 @@ async fn by_policy(url: &str, classes: &[&str]) {
 }
 
 async fn until(mut holds: impl FnMut() -> bool) {
-    wait_for_value(async || holds().then_some(())).await;
+    wait_until("the condition", async || holds()).await;
 }
 
 /// An acquire that Redis answers.

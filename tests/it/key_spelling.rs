@@ -1,4 +1,4 @@
-//! Keys of any bytes: spelled apart, each in a hash slot of its own choosing by nobody.
+//! Keys of any bytes: no two are spelled alike, and no caller can choose a key's hash slot.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -36,7 +36,7 @@ fn key() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// What somebody would call themselves to come to lie beside another, or to be taken for them.
+/// Names chosen to share another key's slot, or to be taken for it.
 fn attacks(on: &[u8]) -> Vec<Vec<u8>> {
     let around = |before: &[u8], after: &[u8]| [before, on, after].concat();
     let mut keys = vec![

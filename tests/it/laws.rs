@@ -374,7 +374,7 @@ fn calls_at_the_bounds() -> impl Strategy<Value = Vec<(Option<Operation>, Clock,
     proptest::collection::vec((operation, clock, units), 1..=40)
 }
 
-/// Debts and penalties as deep as they may be, numbers that change meanwhile, and clocks that step back a little.
+/// The deepest debts and penalties, changing numbers, and clocks that step back a little.
 #[test]
 fn law_8_every_operation_is_exact_up_to_the_largest_numbers() {
     let algorithms: Vec<_> = Algorithm::all().filter(|algorithm| !algorithm.holds()).collect();

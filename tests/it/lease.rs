@@ -367,7 +367,7 @@ async fn a_limit_that_cannot_be_leased_is_an_error() {
     assert_eq!(By::Lease.to_string(), "lease");
 }
 
-/// A lease costs calls: where they come seldom, Redis is asked directly.
+/// A lease costs calls: rare calls go to Redis directly.
 #[tokio::test(start_paused = true)]
 async fn rare_calls_go_to_redis_and_frequent_calls_are_served_from_the_lease() {
     let world = World::new("fixed-window 1000/30d", 2);

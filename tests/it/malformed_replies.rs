@@ -256,7 +256,7 @@ fn no_reply_makes_the_client_panic_hang_or_allow_what_redis_did_not() {
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Lengths and depths that nobody has the memory for.
+/// Lengths and depths for which there is no memory.
 #[test]
 fn a_reply_that_promises_too_much_ends_by_the_deadline() {
     let impostor = Impostor::new();

@@ -1,5 +1,5 @@
-//! The packed form of the scripts, which decides many keys in one call, decides as their text form does. By raw calls of
-//! the scripts on a real server; what a packed call is told is read from the scripts' headers.
+//! The packed form of the scripts, which decides many keys in one call, decides as their text form does. By raw calls
+//! of the scripts on a real server; a packed call's arguments are read from the scripts' headers.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,7 +14,7 @@ use crate::support::scripts::{Record, records};
 const NOW: i64 = 1 << 50;
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
-/// A script with a packed form, and the numbers that this is told.
+/// A script with a packed form, and the numbers that it takes.
 #[derive(Debug)]
 struct Form {
     algorithm: Algorithm,
@@ -61,7 +61,7 @@ impl Form {
 
     /// The script's own arguments at this time, as text.
     fn own(&self, numbers: &Numbers, now_us: i64) -> Vec<i64> {
-        // Windows of the calendar are told to the script: here they follow each other as fixed ones do.
+        // Calendar windows are arguments of the script: here they follow each other as fixed ones do.
         let first = now_us - now_us.rem_euclid(numbers.period);
         let number = |name: &&str| match *name {
             "capacity" => numbers.capacity,

@@ -5,6 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use tollgate::redis::cmd;
 use tollgate::{Charged, Clock, Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
 
+use crate::support::polling::wait_until;
 use crate::support::redis_server::Server;
 use crate::support::rules::{by_own_id, rule};
 
@@ -14,15 +15,10 @@ async fn held(limiter: &Limiter, rule: &Rule) -> Option<Permit> {
     limiter.hold(rule, "key").await.expect("a decision").permit
 }
 
-/// Until what tasks of their own do has been done.
+/// Waits until background tasks have left this many permits.
 async fn comes_to(limiter: &Limiter, rule: &Rule, remaining: u64) {
-    for _ in 0..1000 {
-        if limiter.peek(rule, "key").await.expect("a decision").remaining == remaining {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("{remaining} never remained");
+    let left = async || limiter.peek(rule, "key").await.expect("a decision").remaining;
+    wait_until(&format!("{remaining} remain"), async || left().await == remaining).await;
 }
 
 #[tokio::test]
@@ -278,7 +274,7 @@ async fn permits_are_forgotten_after_they_have_expired_and_a_long_block_once_lif
     }
 }
 
-/// Nobody could give such a permit back.
+/// Such a permit could never be given back.
 #[tokio::test]
 async fn permits_are_taken_by_an_id_or_by_hold() {
     let limiter = Limiter::new(Embedded::new());

@@ -1,4 +1,4 @@
-//! What is published: all that is compiled and read by whoever uses it, and nothing else.
+//! The published package: all that its users compile and read, and nothing else.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! What the Redis engine does beside deciding: its round trips, what it needs of a server, what keys it spells, and how
-//! it fails. One test runs in real time: that of expiry.
+//! What the Redis engine does besides deciding: its round trips, what it needs of a server, what keys it spells, and
+//! how it fails. One test runs in real time: that of expiry.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ async fn a_decision_is_one_round_trip() {
         let commands = server.commands();
         assert_eq!(commands["evalsha"], (21, 0), "{rule}");
         assert_eq!(commands["evalsha_ro"], (10, 0), "{rule}");
-        // Beside what the scripts call and what this test asks, nothing: no PING, no UNWATCH, no EVAL, no SELECT.
+        // Besides what the scripts call and this test's own commands, nothing: no PING, no UNWATCH, no EVAL, no SELECT.
         let scripts = "get getrange strlen exists set setrange time pttl del pexpire pexpireat";
         let expected: Vec<_> = scripts.split(' ').chain(["info"]).collect();
         let others: Vec<_> = commands.keys().filter(|name| !expected.contains(&name.as_str())).collect();
@@ -165,7 +165,7 @@ async fn a_replica_refuses_which_is_no_denial() {
     assert_eq!(limiter.acquire(&rule, "key").await.expect("a decision").remaining, 3);
 }
 
-/// By fakes, since Redis 6 isn't at hand everywhere, nor is a proxy.
+/// By fakes, since neither Redis 6 nor a proxy is available everywhere.
 #[tokio::test]
 async fn a_server_older_than_redis_7_is_unsupported() {
     let six = "*4\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$6\r\n6.2.14\r\n";

@@ -36,8 +36,8 @@ async fn a_server_that_lost_its_scripts_gets_each_one_back_with_one_eval() {
     assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 2);
 }
 
-/// Redis 7.4 and Valkey 8, and newer ones, drop a script that came by EVAL once 500 others have come that way since it was
-/// last called. Redis 7.0 keeps them all.
+/// Redis 7.4 and Valkey 8, and newer ones, drop a script that came by EVAL once 500 others have come that way since it
+/// was last called. Redis 7.0 keeps them all.
 #[tokio::test]
 async fn scripts_that_make_room_for_600_others_cost_one_round_trip_more_and_no_decision() {
     let server = Server::start();

@@ -1,5 +1,5 @@
-//! The scripts as callers in other languages call them, by their text: numbers up to their bounds, and arguments that are
-//! missing or bad.
+//! The scripts as callers in other languages call them, by their text: numbers up to their bounds, and arguments that
+//! are missing or bad.
 
 use tollgate::Algorithm;
 use tollgate::redis::{Connection, RedisError, cmd};
@@ -112,7 +112,8 @@ fn a_reservation_is_denied_for_as_long_as_it_takes_to_the_tick() {
     }
 }
 
-/// Of 2^53 parts, 27 a tick, the last comes back in tick 333599972397815, which is of 3 us; the taking is dated one later.
+/// Of 2^53 parts, 27 a tick, the last comes back in tick 333599972397815, which is of 3 us; the taking is dated one
+/// later.
 #[test]
 fn a_penalty_of_all_that_can_be_counted_ends_when_it_says() {
     let (_server, mut redis) = server();
@@ -330,7 +331,8 @@ fn an_id_given_at_the_beginning_of_time_is_forgotten_in_time() {
     assert_eq!([0, 999_999, 1_000_000, 1_000_001, 1_999_999, 2_000_000].map(&mut remaining), [4, 4, 3, 3, 3, 2]);
 }
 
-/// Redis 7.0 says of a command that it refuses to a script neither which it was nor, where that is composed, on whose line.
+/// Redis 7.0 says of a command that it refuses to a script neither which it was nor, where that is composed, on whose
+/// line.
 #[test]
 fn an_error_of_a_composed_script_ends_with_the_command_that_redis_refused() {
     let (server, mut redis) = server();

@@ -1,9 +1,7 @@
-//! Redis by TLS: whom the client trusts, what it shows, and what it says when that fails. Every test here needs a server
-//! that speaks TLS, which not every build does; `tls_settings` has what needs none.
+//! Redis by TLS: which certificates the client trusts, which it presents, and the errors. Every test here needs a
+//! server that speaks TLS, which not every build does; `tls_settings` has what needs none.
 
 mod cluster_and_sentinels;
-
-use std::time::Duration;
 
 use tollgate::redis::cmd;
 use tollgate::{Charged, Error, Limiter, Redis, Rule, Tls};

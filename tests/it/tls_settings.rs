@@ -1,4 +1,4 @@
-//! Whom a client trusts at Redis by TLS, and what it shows: what is refused before any server is asked.
+//! TLS settings of a Redis client: which are refused before any connection is made.
 
 use tollgate::{Redis, Tls};
 

@@ -1,4 +1,4 @@
-//! The tool over files that somebody wrote to break it.
+//! The tool on files written to break it.
 
 use std::io::Write;
 use std::time::{Duration, Instant};

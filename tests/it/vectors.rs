@@ -207,7 +207,7 @@ struct OnOracle {
 }
 
 impl OnOracle {
-    /// Spread windows start at an offset of the key's own, which the oracle is told.
+    /// Spread windows start at an offset of the key's own, which is passed to the oracle.
     fn spec(&self, key: &str) -> Spec {
         match (self.limit.start(), spec(&self.limit)) {
             (Start::Spread, Spec::FixedWindow { rate, period_us, capacity, max_debt, .. }) => {
@@ -291,7 +291,7 @@ fn table(algorithm: Algorithm) -> Vec<Vector> {
                 let value = row[field].as_str().filter(|text| !text.is_empty());
                 value.unwrap_or_else(|| panic!("{name}: a vector without {field}: {row}")).to_owned()
             };
-            // Not read by the test, but by whoever asks where a number comes from.
+            // Not read by the test: it documents where the numbers come from.
             let _why = (text("source"), text("note"));
             let steps = row["steps"].as_array().cloned().unwrap_or_default();
             let rule = limit(&text("rule"));

@@ -16,7 +16,7 @@ use crate::support::polling::wait_until;
 use crate::support::redis_server::Server;
 use crate::support::tool::{code, stderr, stdout, tollgate};
 
-/// A key that is spelled as one, and that nobody has made.
+/// A well-formed key that was never made.
 fn unknown(number: u64) -> String {
     whole(format!("tg_{}_{}", digits(number, 12), digits(number, 24)))
 }
@@ -118,7 +118,7 @@ async fn a_key_identifies_its_user_until_it_is_revoked() {
     assert!(all.contains(&stored.id) && !all.contains(&key.secret()[16..40]), "{all}");
 }
 
-/// A key that was asked for before it was made is valid once it is.
+/// A key that was looked up before it was made is valid once it is made.
 #[tokio::test]
 async fn an_unknown_key_is_remembered_as_unknown_until_it_is_made() {
     let redis = Server::start();
@@ -162,7 +162,7 @@ fn cached(redis: &Server) -> usize {
     keys.len()
 }
 
-/// However many keys are asked for that nobody has made, few are looked up, and those who are known go on.
+/// However many unknown keys arrive, few are looked up, and known keys stay valid.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_unknown_keys_does_not_reach_postgres() {
     let redis = Server::start();
@@ -191,7 +191,7 @@ async fn a_storm_of_unknown_keys_does_not_reach_postgres() {
                 other => panic!("{other:?}"),
             }
         }
-        // Whoever is known goes on.
+        // Known keys stay valid.
         for service in &services {
             assert!(service.account_of_key(key.secret()).await.is_ok());
         }
@@ -202,7 +202,7 @@ async fn a_storm_of_unknown_keys_does_not_reach_postgres() {
     assert!((looked_up as f64) <= most && looked_up >= 10, "{looked_up} of at most {most}");
 }
 
-/// Keys that nobody has touched go on, whatever is deleted beside them.
+/// Other keys stay valid, whichever rows are deleted.
 #[tokio::test]
 async fn deleting_a_row_does_not_affect_other_keys() {
     let redis = Server::start();
@@ -232,7 +232,7 @@ async fn deleting_a_row_does_not_affect_other_keys() {
         assert!(service.account_of_key(key.secret()).await.is_ok());
     }
     assert!(service.status().key_look_ups <= looked_up + 2);
-    // Where all may be gone, those that are there go on, too.
+    // Where all rows may have been deleted, those that exist stay valid, too.
     let left = &keys[1].1.id;
     server
         .run(&format!(

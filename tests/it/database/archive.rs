@@ -1,4 +1,4 @@
-//! Old months on their way out of PostgreSQL: every row is in the archive once, whatever happens on the way.
+//! Old months moved out of PostgreSQL: every row is in the archive once, whatever interrupts the move.
 
 mod competing_archivers;
 mod interrupted_runs;
@@ -54,7 +54,7 @@ impl Place {
     }
 }
 
-/// A month that is long gone, whatever today is.
+/// A month long past, whatever today is.
 fn march() -> Month {
     "2020-03".parse().expect("a month")
 }

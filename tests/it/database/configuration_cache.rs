@@ -109,7 +109,7 @@ async fn without_postgres_and_without_a_cache_a_process_does_not_start() {
     assert!(database(&server).follow(&limiter()).await.is_err());
 }
 
-/// Redis that is away keeps nobody from anything.
+/// An unreachable Redis stops no process.
 #[tokio::test]
 async fn a_configuration_needs_no_redis() {
     let (server, tool) = prepared().await;

@@ -1,4 +1,4 @@
-//! PostgreSQL by TLS: who is connected to by it, whom the client trusts, what it shows, and what it says when that fails.
+//! PostgreSQL by TLS: when it is used, which certificates the client trusts, which it presents, and the errors.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -17,7 +17,7 @@ use crate::support::tool::{code, command, stderr, stdout};
 /// Whom the server lets in by TLS alone.
 const LIMITER: &str = "hostssl all limiter all trust";
 
-/// A server that asks of a role `limiter` what is said here.
+/// A server with these authentication lines (pg_hba.conf) for the role `limiter`.
 async fn started(pair: &Pair, clients: &Authority, users: &str) -> PostgresServer {
     let server = PostgresServer::start_by_tls(pair, clients, users);
     server.run("CREATE ROLE limiter LOGIN SUPERUSER PASSWORD 'sesame'").await;
@@ -141,7 +141,8 @@ async fn a_server_that_requires_client_certificates_is_shown_one() {
     assert!(error.is_unreachable(), "{error:?}");
 }
 
-/// Debian's servers speak TLS by a certificate that nobody trusts: who hasn't asked for TLS has nothing to do with it.
+/// Debian's servers speak TLS with a certificate that no client trusts: connections that don't require TLS don't use
+/// it.
 #[tokio::test]
 async fn tls_is_used_only_where_it_is_required() {
     let authority = Authority::new("ours");
@@ -207,8 +208,8 @@ async fn a_password_is_bound_to_the_connection() {
     }
 }
 
-/// `sslnegotiation=direct` is PostgreSQL 17's: TLS at once, and the protocol named in the first message, which is in the
-/// clear.
+/// `sslnegotiation=direct` is PostgreSQL 17's: TLS at once, and the protocol named in the first message, which is in
+/// the clear.
 #[tokio::test]
 async fn a_connection_that_is_tls_from_its_first_byte_names_the_protocol() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

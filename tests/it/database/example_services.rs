@@ -56,7 +56,7 @@ async fn two_services_follow_what_the_tool_changes() {
         assert!(services.iter().all(|service| status_of(&service.address, &named) == 200));
         assert!(services.iter().all(|service| status_of(&service.address, &bearer) == 200));
         if round == 1 {
-            // Killed, with everything that was asked of it before.
+            // Killed, with all requests in flight.
             server.stop();
             block_until_all("PostgreSQL is missed", &services, |address| {
                 call(address, "GET /status", "").1.contains("is_connected: false")
@@ -87,7 +87,8 @@ async fn two_services_follow_what_the_tool_changes() {
     assert!(metrics.contains("\ntollgate_database_connected 1\n"), "{metrics}");
 }
 
-/// What was decided until a service was killed at a random moment is counted, but for the last batch: its end is reported.
+/// What was decided until a service was killed at a random moment is counted, but for the last batch: its end is
+/// reported.
 #[tokio::test]
 async fn a_service_that_is_killed_loses_its_last_batch_at_most() {
     let redis = Server::start();
@@ -127,7 +128,7 @@ async fn a_service_that_is_killed_loses_its_last_batch_at_most() {
     for written in [format!("totals of {total}"), format!("history of {rows}")] {
         assert!(status.contains(&format!(": {written} requests; killed: what it had not yet written")), "{status}");
     }
-    // One that is asked to end loses nothing.
+    // One that is stopped cleanly loses nothing.
     for _ in 0..50 {
         assert_eq!(call(&other.address, "GET /", "X-User: 43\r\n").0, 200);
     }

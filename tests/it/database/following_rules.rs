@@ -92,7 +92,7 @@ async fn an_invalid_configuration_does_not_replace_the_one_in_force() {
     assert_eq!((rules.status().reloads, rules.status().failures), (1, 1));
 }
 
-/// A layer follows too, and who drops the rules leaves no connection behind.
+/// A layer follows too, and dropping the rules closes the connection.
 #[tokio::test]
 async fn a_layer_decides_by_the_rules_in_force() {
     let server = PostgresServer::start();

@@ -1,4 +1,4 @@
-//! Who may do what: the rights that the guide names suffice, and a service can change no configuration.
+//! Grants: the rights that the guide names suffice, and a service can change no configuration.
 
 use tollgate::postgres::{KeyTerms, OwnLimits, Postgres as Database};
 use tollgate::rules::Attributes;

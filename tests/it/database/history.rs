@@ -124,7 +124,8 @@ async fn a_denial_is_explained() {
     assert_eq!(code(&nobody), 1);
 }
 
-/// Counts by minute, hour and day are those of the rows, also of several services, and percentiles are within their error.
+/// Counts by minute, hour and day are those of the rows, also of several services, and percentiles are within their
+/// error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counts_equal_the_rows() {
     let (server, tool) = prepared().await;
@@ -227,7 +228,7 @@ async fn each_decision_is_stored_once_also_after_postgres_was_killed() {
     assert!(writers[0].ended_at.is_some() && !writers[0].killed && writers[0].lost == 0);
 }
 
-/// A batch whose writing was answered by nobody may be there or not: it is written once.
+/// A batch whose write got no answer may be stored or not: after the retry it is stored once.
 #[tokio::test]
 async fn a_batch_that_is_tried_again_is_written_once() {
     let (server, tool) = prepared().await;
@@ -334,7 +335,7 @@ async fn hostile_text_is_stored() {
     assert!(table.contains("DROP TABLE"), "{table}");
 }
 
-/// Paths that clients invent are told apart up to a bound, routes always.
+/// Invented paths are counted one by one up to a bound, routes always.
 #[tokio::test]
 async fn invented_paths_and_users_make_a_bounded_number_of_rows() {
     let (server, tool) = prepared().await;
@@ -395,7 +396,7 @@ async fn settings_out_of_bounds_are_named() {
     }
 }
 
-/// What was recorded is written also where nobody waits for it.
+/// Recorded decisions are written although no caller waits for it.
 #[tokio::test]
 async fn queued_decisions_are_written_when_the_last_clone_is_dropped() {
     let (server, tool) = prepared().await;

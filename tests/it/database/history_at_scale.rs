@@ -1,5 +1,5 @@
-//! A million requests through the layer, on a real Redis, each of which is found again, in PostgreSQL and in the archive: by
-//! count and by sum.
+//! A million requests through the layer, on a real Redis, each of which is found again, in PostgreSQL and in the
+//! archive: by count and by sum.
 
 use std::process::Command;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! History that is interrupted: futures that are dropped, runtimes that end, a database that is locked or altered meanwhile.
+//! History that is interrupted: futures that are dropped, runtimes that end, a database that is locked or altered
+//! meanwhile.
 
 use std::time::{Duration, Instant};
 

@@ -74,7 +74,7 @@ async fn each_kind_of_change_is_reported_and_made() {
     assert_eq!(database.rules().await.expect("rules").rules.len(), 2);
 }
 
-/// Eight who push one of two sets at once: what is there then is one of them, whole.
+/// Eight concurrent pushes of one of two sets leave one of them, whole.
 #[tokio::test]
 async fn concurrent_pushes_are_serialised() {
     let server = PostgresServer::start();

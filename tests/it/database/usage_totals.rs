@@ -46,7 +46,7 @@ async fn totals_equal_the_decisions_also_after_postgres_was_killed() {
     assert!(writers.len() == 2 && writers.iter().all(|writer| writer.ended_at.is_some() && !writer.killed));
 }
 
-/// A batch whose writing was answered by nobody may be there or not: it is added once.
+/// A batch whose write got no answer may be stored or not: after the retry it is added once.
 #[tokio::test]
 async fn a_batch_that_is_tried_again_is_added_once() {
     let (server, tool) = prepared().await;
@@ -128,7 +128,7 @@ async fn a_new_day_and_a_new_month_begin_at_zero() {
     assert_eq!(server.run("SELECT total_today FROM tollgate.user_quotas").await, ["7"]);
 }
 
-/// What is dropped without an end, or killed, is told apart.
+/// A service that is dropped without `finish` is distinguished from one that was killed.
 #[tokio::test]
 async fn a_killed_service_is_reported() {
     let (server, tool) = prepared().await;
@@ -136,7 +136,7 @@ async fn a_killed_service_is_reported() {
     let account = Account::new("42").api_key("none");
     service.count(&Attributes::new().account(&account), true);
     wait_until("it is written", async || tool.user("42").await.expect("an answer").is_some()).await;
-    // Another, of which nobody hears any more.
+    // Another, which no longer reports.
     server
         .run("INSERT INTO tollgate.writers (writer, writes, requests, written_at) VALUES ('gone', 'totals', 17, now() - interval '1 minute')")
         .await;

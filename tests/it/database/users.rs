@@ -237,7 +237,7 @@ async fn a_block_of_a_user_reaches_every_process_also_after_a_postgres_outage() 
     assert!(verdict.expect("a verdict").allowed);
 }
 
-/// Rows that are deleted, whoever does it, are missed.
+/// Rows deleted by any program are noticed.
 #[tokio::test]
 async fn deleted_and_restored_users_are_noticed() {
     let (server, tool) = prepared().await;

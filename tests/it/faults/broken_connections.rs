@@ -1,4 +1,4 @@
-//! Connections break, and callers give up.
+//! Connections that break, and callers that give up.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,7 +6,7 @@ use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 
 use super::*;
 
-/// Connections are killed while callers ask, and nobody is told of more than was there.
+/// Connections are killed under load, and no more is admitted than the limit.
 #[tokio::test]
 async fn killed_connections_leave_the_charge_unknown_and_admit_nothing_twice() {
     const UNITS: u64 = 1_000_000;
@@ -164,7 +164,7 @@ async fn callers_that_give_up_are_charged_at_most_once_and_later_replies_stay_ma
     assert!(answered < CALLS, "somebody gave up");
 }
 
-/// Callers with long deadlines wait for answers that never come, and hold up nobody else.
+/// Callers with long deadlines wait for replies that never come, and delay no other.
 #[tokio::test]
 async fn a_long_wait_on_a_dead_connection_delays_no_other_caller() {
     let server = Server::start();
@@ -203,8 +203,8 @@ fn a_runtime_that_is_no_longer_driven_does_not_stop_others_from_connecting() {
     drop(idle);
 }
 
-/// Of calls that leave together, one finds its script and is allowed, too few replicas have it, and as the other's script
-/// is sent the connection breaks.
+/// Of calls that leave together, one finds its script and is allowed, too few replicas have it, and as the other's
+/// script is sent the connection breaks.
 #[tokio::test]
 async fn a_pipeline_that_breaks_while_a_script_is_loaded_confirms_nothing() {
     let allowed: Vec<u8> = [8_i64, 1000].into_iter().flat_map(|number| number.to_le_bytes()[..7].to_vec()).collect();

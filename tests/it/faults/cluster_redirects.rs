@@ -1,4 +1,4 @@
-//! A cluster sends callers elsewhere, and everyone is answered once.
+//! Redirects of a cluster (MOVED, ASK, TRYAGAIN): every call is answered and charged once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -186,7 +186,7 @@ async fn keys_that_share_a_slot_are_decided_one_by_one_while_it_moves() {
     assert!(cluster.breakers().iter().all(|(_, breaker)| *breaker == Breaker::Closed));
 }
 
-/// A node that has been taken out of the cluster knows nobody, and says so of every slot.
+/// A node removed from the cluster answers CLUSTERDOWN for every slot.
 #[tokio::test]
 async fn a_node_removed_from_the_cluster_is_no_longer_used() {
     let servers = ClusterServers::of_primaries();
@@ -339,7 +339,7 @@ async fn a_call_whose_reply_is_lost_is_charged_once_at_most_and_not_sent_again()
     assert!(99 - charged - left <= unknown, "{left} left of {}, {unknown} unknown", 100 - charged);
 }
 
-/// Topology is asked for by a few, however many callers a dead shard has.
+/// Few callers request the slot map, however many a dead shard has.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_of_a_dead_shard_send_few_slot_map_requests_to_the_others() {
     let mut servers = ClusterServers::of_primaries();

@@ -1,5 +1,5 @@
-//! What a failover forgets, in units: of a replica that kept up, and of one that was cut off for a while; as Redis comes, with
-//! `min-replicas-to-write`, and where each answer waits for the replica.
+//! What a failover loses, in units: of a replica that kept up, and of one that was cut off for a while; as Redis comes,
+//! with `min-replicas-to-write`, and where each answer waits for the replica.
 
 use futures_util::future::join_all;
 
@@ -101,7 +101,7 @@ async fn failover(care: Care, link: Link) -> (Care, Link, u64, Calls) {
     // The promoted one has no replica that it could wait for.
     let limiter = Limiter::new(Redis::open(&way.url()).expect("a good address")).deadline(PATIENCE);
     answered_again(&limiter, &rule, "another key").await;
-    // Nothing comes back meanwhile: what is left now and was taken before are a capacity, but for what was forgotten.
+    // Nothing refills: what is left now and was taken before add up to the capacity, but for what the failover lost.
     let left = join_all(keys().map(async |key| limiter.peek(&rule, &key).await.expect("a decision").remaining)).await;
     let forgotten = (calls.allowed + left.iter().sum::<u64>()).saturating_sub(KEYS as u64 * CAPACITY);
     (care, link, forgotten, calls)

@@ -1,4 +1,4 @@
-//! Redis answers, and refuses.
+//! A server that refuses: no memory, no permission, too many clients.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Another server, an emptied one, or one that has changed its part.
+//! A server that is restarted empty, replaced by another, or changes between primary and replica.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Several runtimes share a client: none holds up another, however it is driven, and each sends its callers' calls together.
+//! Several runtimes share a client: none delays another, however it is driven, and each batches its own callers' calls.
 
 use futures_util::future::join_all;
 
@@ -18,7 +18,7 @@ fn a_runtime_for_each_call_decides_each() {
     }
 }
 
-/// A runtime that asked, and is neither driven nor dropped since.
+/// A runtime that sent a call, and has been neither driven nor dropped since.
 #[test]
 fn a_runtime_that_idles_or_is_blocked_holds_up_no_other() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! Sentinels say where the primary is, and callers go where it goes.
+//! Failover under Sentinels: callers follow the primary.
 
 use super::*;
 use crate::support::redis_server::run_command;
@@ -40,7 +40,7 @@ async fn a_primary_is_followed_through_a_failover_and_a_freeze_without_a_denial(
     fleet.server(second).signal("-STOP");
     let third = replaced(&fleet, second, &callers).await;
     fleet.server(second).signal("-CONT");
-    // It is told that it is a replica now, and nobody goes back to it.
+    // It has become a replica, and no caller goes back to it.
     until(|| info_says(fleet.server(second), "role:slave")).await;
     callers.answered(50).await;
     assert_eq!(fleet.primary(), Some(third));

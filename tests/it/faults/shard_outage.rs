@@ -1,4 +1,4 @@
-//! A part of a cluster is lost, and the rest doesn't notice.
+//! A shard of a cluster fails, and callers of the others are unaffected.
 
 use std::time::Instant;
 

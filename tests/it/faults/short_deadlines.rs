@@ -1,4 +1,5 @@
-//! Callers who stop waiting before Redis can be known to be away: they neither keep a dead connection alive nor harm others.
+//! Callers whose deadlines end before Redis can be known to be unreachable: they neither keep a dead connection alive
+//! nor harm others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,7 @@ use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 
 use super::*;
 
-/// A fresh connection would work at once, and nobody waits long enough to find out.
+/// A new connection would work at once, but no caller waits long enough to find out.
 #[tokio::test]
 async fn a_dead_connection_is_replaced_although_no_caller_waits_for_it() {
     let server = Server::start();
@@ -34,7 +35,7 @@ async fn a_dead_connection_is_replaced_although_no_caller_waits_for_it() {
     }
 }
 
-/// They all wait on one connection that is killed: that is one event, and whoever isn't on it already goes on.
+/// All wait on one connection that is killed: that is one failure, and callers not yet sent are unaffected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_connection_under_many_callers_fails_those_on_the_wire_alone() {
     let server = Server::start();
@@ -118,7 +119,7 @@ async fn callers_with_short_deadlines_cost_those_with_long_ones_nothing() {
     assert_eq!(redis.breaker(), Breaker::Closed);
 }
 
-/// Nobody who wasn't sent is told that the connection broke, or that units may have been taken.
+/// No unsent call is reported as a broken connection, or as possibly charged.
 #[tokio::test]
 async fn calls_still_queued_when_redis_falls_silent_are_reported_as_never_sent() {
     let server = Server::start();

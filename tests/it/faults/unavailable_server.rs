@@ -1,4 +1,4 @@
-//! Redis answers late, or not at all.
+//! A server that answers late, or not at all.
 
 use super::*;
 
@@ -30,7 +30,7 @@ async fn calls_to_a_frozen_server_get_the_policys_answer_until_it_answers_again(
     assert_eq!(redis.breaker(), Breaker::Closed);
 }
 
-/// A reply that comes late belongs to a caller who has gone.
+/// A late reply belongs to a caller that has given up.
 #[tokio::test]
 async fn late_replies_are_never_paired_with_other_calls() {
     let server = Server::start();
@@ -116,7 +116,7 @@ async fn a_loading_server_gets_few_retries_and_answers_when_it_has_loaded() {
     run(&server, &["DEBUG", "POPULATE", "2000"]);
     run(&server, &["SAVE"]);
     server.stop();
-    // A millisecond for each key, and a look at clients after each KiB.
+    // A millisecond for each key; clients are served after each KiB.
     server.start_again(&["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"]);
     until(|| info_says(&server, "\nloading:1")).await;
     let redis = redis(&server.tcp_url());
@@ -135,7 +135,7 @@ async fn a_loading_server_gets_few_retries_and_answers_when_it_has_loaded() {
     let rejected: String = cmd("INFO").arg("commandstats").query(&mut server.connection()).expect("statistics");
     let rejected = rejected.lines().filter_map(|line| line.strip_prefix("cmdstat_eval")?.split_once("rejected_calls="));
     let rejected: u64 = rejected.map(|(_, rest)| rest.split(',').next().unwrap().parse::<u64>().unwrap()).sum();
-    // Each of the breaker's looks is four attempts.
+    // Each of the breaker's probes is four attempts.
     assert!(rejected < 200 && rejected < answers, "{rejected} calls were refused for {answers} answers");
 }
 
@@ -477,7 +477,7 @@ async fn a_reset_after_a_local_decision_is_known_to_the_cache_of_denials() {
     server.stop();
     let here = in_time(limiter.acquire(&local, Request::new("other").deadline(DEADLINE))).await.expect("decided here");
     assert_eq!(here.by, By::Local);
-    // Redis may have been asked as well: whoever forgets the key does so there too.
+    // Redis may have been charged as well: a reset clears the key there too.
     server.start_again(&[]);
     server.wait_until_it_answers();
     answered_again(&limiter, &local, "key").await;

@@ -1,5 +1,5 @@
-//! Callers whose futures are polled otherwise than by their own waking. Some aren't polled any more, nor dropped, as the
-//! other arm of a `select!` may leave one: they hold up nobody else. Some are polled all the time.
+//! Callers whose futures are polled otherwise than by their own waking. Some aren't polled any more, nor dropped, as
+//! the other arm of a `select!` may leave one: they delay no other caller. Some are polled all the time.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -47,7 +47,7 @@ async fn an_unpolled_probe_does_not_stop_others_from_probing() {
     drop(look);
 }
 
-/// Whoever looks just as its batch ends sees its answer, and not that the batch is over.
+/// A caller polled just as its batch ends gets its answer, not the end of the batch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_caller_polled_in_a_busy_loop_gets_its_answer() {
     let server = Server::start();

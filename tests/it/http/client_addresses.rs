@@ -1,4 +1,4 @@
-//! Whose address counts: never one that the client may choose.
+//! The client's address: never one that the client can choose itself.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,7 +29,7 @@ async fn a_header_counts_only_where_a_named_proxy_wrote_it() {
     let forwarded = |value: &'static str| [("x-forwarded-for", value)];
     let behind = || ClientAddress::behind(["10.0.0.0/8", "2001:db8:1::1"]).expect("proxies");
     for (address, peer, header, expected) in [
-        // Nobody is trusted: the connection counts.
+        // No proxy is trusted: the connection's address counts.
         (ClientAddress::of_connection(), "10.0.0.1", Some("192.0.2.7"), Some("10.0.0.1")),
         // The client has no proxy's address.
         (behind(), "203.0.113.9", Some("192.0.2.7"), Some("203.0.113.9")),
@@ -65,7 +65,7 @@ async fn a_header_counts_only_where_a_named_proxy_wrote_it() {
                     request.extensions_mut().insert(ConnectInfo(SocketAddr::new(expected, 1)));
                     request
                 };
-                // The same as one who comes from there directly, through a layer that trusts nobody.
+                // The same as a direct connection from there to a layer that trusts no proxy.
                 let direct = layer.clone().client_address(ClientAddress::of_connection());
                 assert_eq!(ask(&layer, request()).await.status.as_u16(), 200);
                 assert_eq!(ask(&direct, plain()).await.status.as_u16(), 429, "{peer} {header:?}");

@@ -1,4 +1,4 @@
-//! What becomes of permits and counts on real connections: slow readers, clients who hang up, upgrades, and HTTP/2.
+//! Permits and counts on real connections: slow readers, clients that hang up, upgrades, and HTTP/2.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -69,7 +69,7 @@ async fn a_slow_reader_holds_its_permit_until_the_end_and_a_closed_connection_ho
     until_left(&limiter, 2).await;
 }
 
-/// Speaks another protocol from then on, which says everything twice; holds its permit meanwhile if the path says so.
+/// Switches to a protocol that echoes everything twice; holds its permit while it lasts if the path says so.
 async fn doubled(Extension(permits): Extension<Permits>, mut request: Request) -> Response<Body> {
     let held = request.uri().path().ends_with("held").then(|| permits.hold().expect("permits"));
     let upgrade = hyper::upgrade::on(&mut request);

@@ -1,4 +1,4 @@
-//! Calls that go out: they wait instead of being denied, and hold back where the other side says so.
+//! Outgoing calls: they wait instead of being denied, and pause where the server's Retry-After says so.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ async fn retry_after_holds_back_all_callers_of_the_key() {
         (200, &[("ratelimit", "\"theirs\";r=0;t=6")], Some(6)),
         (200, &[("ratelimit", "\"theirs\";r=3;t=9")], None),
         (429, &[("retry-after", "2"), ("ratelimit", "\"theirs\";r=0;t=7")], Some(7)),
-        // No longer than it is told to believe.
+        // No longer than the bound set for it.
         (429, &[("retry-after", "86400")], Some(8)),
         (429, &[], None),
         (200, &[], None),
@@ -82,7 +82,7 @@ async fn retry_after_holds_back_all_callers_of_the_key() {
     }
 }
 
-/// Whatever the other side says: who was blocked for longer, by an operator for one, stays so.
+/// A longer block, such as an operator's, is kept whatever the server's Retry-After says.
 #[tokio::test]
 async fn a_heeded_retry_after_never_shortens_a_block() {
     // Of the second, no cost but what is owed can ever be had.
@@ -139,7 +139,7 @@ async fn outgoing_calls_are_counted_by_their_destination() {
     };
     assert_eq!(statuses(super::embedded(rules), &elsewhere).await, [200, 429, 200]);
     assert_eq!(statuses(super::embedded(rules), &here).await, [200, 429, 429, 429, 200]);
-    // Who heeds or waits is about calls that go out, wherever they go.
+    // A layer that heeds or waits is for outgoing calls, wherever they go.
     let outgoing = || super::embedded(rules).heed(Duration::from_secs(1));
     assert_eq!(statuses(outgoing(), &elsewhere).await, [200, 429, 200]);
     assert_eq!(statuses(outgoing(), &here).await, [200, 200, 200, 200, 200]);
@@ -172,7 +172,7 @@ async fn only_the_other_side_is_heeded() {
     assert!(then.blocked, "what they say is heeded beside our own");
 }
 
-/// Those who wait in order when the other side asks to be left alone wait for that too.
+/// Calls waiting in order when a Retry-After arrives wait for that too.
 #[tokio::test]
 async fn a_waiting_call_keeps_waiting_while_its_key_is_blocked() {
     let rules = set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"gcra 1/50ms burst 0 max-debt 100\"]");

@@ -1,4 +1,4 @@
-//! What a request holds until its response has ended: permits, and a cost that becomes known late.
+//! What a request holds until its response has ended: permits, and a cost that is known only then.
 
 use std::convert::Infallible;
 use std::future::{Future, pending, poll_fn};
@@ -15,6 +15,7 @@ use tollgate::{Limiter, Redis, Rule};
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::{PERMITS, answer, get, left, redis_limiter, set, until_left};
+use crate::support::polling::{wait_for_value, wait_until};
 use crate::support::redis_server::Server;
 
 #[tokio::test]
@@ -136,16 +137,9 @@ async fn a_cost_that_is_known_late_is_settled_when_the_response_has_ended() {
         let taken = limiter.peek(rules.rule("tokens").expect("a rule"), "global").await.expect("an answer").remaining;
         assert!(taken < 1000, "{taken}: it is charged first");
         assert_eq!(&answer(response).await.body[..], b"answer");
-        let mut remaining = 0;
-        for _ in 0..1000 {
-            remaining =
-                limiter.peek(rules.rule("tokens").expect("a rule"), "global").await.expect("an answer").remaining;
-            if remaining.abs_diff(expected) <= 1 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        assert!(remaining.abs_diff(expected) <= 1, "{said:?}: expected {expected}, got {remaining}");
+        let rule = rules.rule("tokens").expect("a rule");
+        let remaining = async || limiter.peek(rule, "global").await.expect("an answer").remaining;
+        wait_until(&format!("{said:?}: {expected} remain"), async || remaining().await.abs_diff(expected) <= 1).await;
     }
 }
 
@@ -256,17 +250,12 @@ async fn by_an_id_of_the_callers_a_permit_is_given_back_once() {
     limiter.finish().await;
     server.signal("-CONT");
     let patient = limiter.clone().deadline(Duration::from_secs(5));
-    let again = loop {
-        match patient.hold(&rule, request).await {
-            Ok(held) => break held,
-            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-        }
-    };
+    let again = wait_for_value(async || patient.hold(&rule, request).await.ok()).await;
     tokio::time::sleep(Duration::from_millis(1000)).await;
     again.permit.expect("a permit").renew().await.expect("it is still held");
 }
 
-/// A handler meters its stream by a value that says so as it is dropped.
+/// A handler meters its stream by a value that reports the cost when it is dropped.
 #[tokio::test]
 async fn the_cost_that_a_body_reports_when_dropped_is_charged_however_it_ends() {
     struct Meter(Usage);

@@ -117,7 +117,7 @@ async fn a_denied_request_gets_problem_json() {
         None,
         json!({"type": "about:blank", "title": "Forbidden", "status": 403, "detail": "Write to abuse@example.com"}),
     );
-    // Two of it, of which nobody knows which one another program goes by: no rule is walked around by the other.
+    // Two of the same field: another program may use either, so neither can be used to bypass a rule.
     for headers in [[KEY, KEY], [KEY, ("X-API-Key", "other")], [("x-api-key", "evil"), KEY]] {
         check(
             ask(&layer, get("/health", &headers)).await,
@@ -200,7 +200,7 @@ fn base64_decoded(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Nobody listens there.
+/// A port where no server listens.
 fn away() -> Limiter {
     Limiter::new(Redis::open("redis://127.0.0.1:1/").expect("an address")).deadline(Duration::from_millis(200))
 }
@@ -343,7 +343,7 @@ async fn a_path_that_can_be_read_in_two_ways_is_refused_unless_the_set_says_whic
         assert_eq!(statuses, expected, "{said}");
         assert_eq!(ask(&layer, get("/other/%20b/", &[])).await.status.as_u16(), 200, "{said}");
     }
-    // Nobody looks at it.
+    // It is never read.
     let layer = embedded("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 1/1h\"]");
     assert_eq!(ask(&layer, get("/api/..%2Fadmin", &[])).await.status.as_u16(), 200);
 }

@@ -137,7 +137,7 @@ async fn check(world: &World, reference: &Limiter, decision: &Decision, cost: u6
     Ok(())
 }
 
-/// What is left and all that is held, if somebody took it right now.
+/// What is left and all that is held, if it were taken right now.
 async fn could_all_be_spent(world: &World, reference: &Limiter) -> Result<(), TestCaseError> {
     let held: u64 = world.leases.iter().map(Lease::unused).sum();
     prop_assert!(world.leases.iter().all(|lease| lease.unused() <= lease.most_unused()));
@@ -147,7 +147,7 @@ async fn could_all_be_spent(world: &World, reference: &Limiter) -> Result<(), Te
     Ok(())
 }
 
-/// A lease that looks again while it holds much, and keeps it while the limit refills.
+/// A lease that refills while it holds much, and keeps it while the limit refills.
 #[tokio::test(start_paused = true)]
 async fn held_units_leave_room_for_what_the_limit_refills() {
     let mut world = World::new("gcra 100/1s", 1);

@@ -97,7 +97,7 @@ async fn of_200_guesses_at_once_by_two_processes_five_are_looked_at() {
     let there: usize = there.lines().next().expect("a line").trim().parse().expect("a count");
     assert_eq!(here + there, 5, "{here} here, {there} there");
 
-    // Who knows the password waits like everybody, and then all is forgotten.
+    // The right password waits too; then the counts are reset.
     login(&limiter, "anna", async { true }).await.expect_err("denied");
     let request = || async { limiter.reset(&rule_of_logins(), "anna").await };
     request().await.expect("forgotten");

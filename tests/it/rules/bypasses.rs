@@ -1,4 +1,4 @@
-//! Ways in which callers have walked around limits.
+//! Known ways to bypass limits.
 
 use std::net::IpAddr;
 
@@ -50,7 +50,7 @@ fn no_spelling_of_a_path_leads_around_its_rule() {
     }
 }
 
-/// Targets that axum 0.8 serves by the route `/users/{id}/items`, and what it would be to who decodes first.
+/// Targets that axum 0.8 serves by the route `/users/{id}/items`, and the path for a router that decodes first.
 #[test]
 fn a_router_that_splits_first_has_rules_that_do() {
     let text = |top: &str| {
@@ -140,7 +140,7 @@ fn an_address_counts_once_however_it_is_written() {
     assert_eq!(of("192.0.2.1"), of("::ffff:192.0.2.1"));
     assert_eq!(of("192.0.2.1"), of("::ffff:c000:201"));
     assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
-    // Whoever has one IPv6 address has 2^64.
+    // A client with one IPv6 address has 2^64.
     assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::1"));
     assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
     let rules = set(&LOGIN.replace("key = ", "ipv6_prefix = 48\nkey = "));

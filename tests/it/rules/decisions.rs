@@ -144,7 +144,7 @@ async fn a_request_without_the_counted_attribute_is_denied_or_skipped() {
     let one = verdict(&limiter, &rules, &nameless).await;
     assert_eq!((one.allowed, one.rule.as_deref()), (false, Some("orgs")));
     assert_eq!((one.reason, one.decision.is_none()), (Reason::Missing("user".into()), true));
-    // `users` skips whoever has none, and the address counts.
+    // `users` skips requests without a user, and the address counts.
     let unknown = Attributes::new().ip([192, 0, 2, 1].into());
     for allowed in [true, false] {
         let one = verdict(&limiter, &rules, &unknown).await;
@@ -174,7 +174,7 @@ async fn a_request_costs_the_value_of_its_cost_attribute() {
     assert_eq!(one.reason, Reason::Missing("tokens".into()));
 }
 
-/// What is counted by is asked for first, and then the lists, which need nothing else of a request.
+/// The counted attribute is read first, and then the lists, which need nothing else of a request.
 #[tokio::test]
 async fn blocked_and_allowed_keys_are_so_whatever_else_a_request_lacks() {
     let rules = set("[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"gcra 5/1s\"]\ncost = \"units\"\n\
@@ -189,7 +189,7 @@ async fn blocked_and_allowed_keys_are_so_whatever_else_a_request_lacks() {
         let one = verdict(&limiter, &rules, &Attributes::new().user(user)).await;
         assert_eq!((one.reason, one.response.map(|response| response.status.get())), (reason, status), "{user}");
     }
-    // Whoever is banned doesn't get past by leaving something out.
+    // A banned client isn't let through for leaving an attribute out.
     let rules =
         set("[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"gcra 5/1s\"]\ncost = \"units\"\nmissing = \"skip\"\n\
          block = [\"user:13\"]");
@@ -238,7 +238,7 @@ async fn a_shadow_rule_decides_and_reports_and_lets_through() {
     assert_eq!(one.shadows.len(), 1);
 }
 
-/// Its own trouble is nobody else's.
+/// A failure of a shadow rule affects no other rule.
 #[tokio::test]
 async fn a_shadow_rule_without_a_decision_denies_nothing() {
     let rules = set(r#"

@@ -1,4 +1,4 @@
-//! Shards beside what else there is: denials that are remembered, policies, changed rules, a server in need, the tool.
+//! Shards with other features: the denial cache, policies, changed rules, a server out of memory, the tool.
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;

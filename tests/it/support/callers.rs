@@ -1,4 +1,4 @@
-//! Callers that keep asking while servers fail, and what they were told.
+//! Callers that keep calling while servers fail, and the outcomes of their calls.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(crate) struct Callers {
     tasks: Vec<JoinHandle<Outcomes>>,
 }
 
-/// What callers were told.
+/// Outcomes of callers' calls.
 #[derive(Debug, Default)]
 pub(crate) struct Outcomes {
     pub(crate) keys: HashMap<String, KeyOutcomes>,
@@ -131,7 +131,7 @@ impl Outcomes {
         assert!(self.longest < deadline + SLACK, "{:?} for a deadline of {deadline:?}", self.longest);
     }
 
-    /// Each key was admitted at most its capacity, and once more at most where counts were lost. Whoever was denied had
+    /// Each key was admitted at most its capacity, and once more at most for each loss of counts. A denied key had
     /// taken what there was, or may have.
     pub(crate) fn is_within(&self, capacity: u64, losses: u64) {
         for (key, of) in &self.keys {

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 #[cfg(feature = "tls")]
 use tollgate::Tls;
 
-/// Who signs certificates.
+/// A certificate authority.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, as PEM.
@@ -14,7 +14,7 @@ pub(crate) struct Pair {
     pub(crate) key: String,
 }
 
-/// What a server shows and whom it trusts, as files.
+/// A server's certificate and the authority of clients that it trusts, as files.
 pub(crate) struct TlsFiles {
     files: TempDir,
     /// Which clients must show a certificate: redis-server's `tls-auth-clients`.
@@ -93,7 +93,7 @@ impl TlsFiles {
         self.at(port).into_iter().chain(others.map(str::to_owned)).collect()
     }
 
-    /// Beside them, for a client of the test's.
+    /// Another file in the same folder, for a client of the test's.
     pub(crate) fn write(&self, file: &str, text: &str) {
         std::fs::write(self.file(file), text).expect("written");
     }

@@ -159,7 +159,8 @@ impl ClusterServers {
         }
     }
 
-    /// Waits until every node knows by which epoch this one has its slots: a claim by an older one would lose to it later.
+    /// Waits until every node knows by which epoch this one has its slots: a claim by an older one would lose to it
+    /// later.
     #[cfg(feature = "tls")]
     pub(crate) fn wait_until_known(&self, at: usize) {
         let epoch = |nodes: &str| {
@@ -172,7 +173,7 @@ impl ClusterServers {
         });
     }
 
-    /// Has the cluster tell everybody that this node is at that port, behind which it is to be.
+    /// Makes this node announce that port, where a proxy to it is to listen.
     pub(crate) fn announce(&self, at: usize, port: u16) {
         run_command(&self.nodes[at], &["CONFIG", "SET", "cluster-announce-port", &port.to_string()]);
         let address = format!("127.0.0.1:{port}@");

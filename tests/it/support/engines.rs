@@ -48,13 +48,13 @@ impl Engine {
         Self { limiter, runtime, server, keys: std::cell::Cell::new(0) }
     }
 
-    /// A key that nobody used before.
+    /// A fresh key.
     pub(crate) fn fresh_key(&self) -> String {
         self.keys.set(self.keys.get() + 1);
         format!("k{}", self.keys.get())
     }
 
-    /// A rule on a key that nobody used before.
+    /// A rule on a fresh key.
     pub(crate) fn subject(&self, limit: Limit) -> Subject<'_> {
         let key = self.fresh_key();
         Subject { engine: self, rule: rule(limit), key, change: Change::KeepUsed, counting: false, block_for: None }

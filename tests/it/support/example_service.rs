@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::support::repository::root;
 
-/// Where they are built: once for all tests, beside what else is.
+/// Where they are built, once for all tests.
 fn built() -> &'static PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {

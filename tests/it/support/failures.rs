@@ -31,7 +31,7 @@ pub(crate) enum Event {
 use Event::*;
 
 impl Event {
-    /// Whether what was counted may be gone.
+    /// Whether counts may be lost.
     pub(crate) fn loses_counts(self) -> bool {
         !matches!(self, LoseScripts | KillConnections | Freeze | HandOver)
     }
@@ -92,7 +92,7 @@ impl Servers {
         }
     }
 
-    /// Lets it happen to a primary, and returns when all is well again: whether counts may be gone.
+    /// Causes it on a primary, and returns when all is well again: whether counts may be lost.
     pub(crate) fn meet(&mut self, event: Event, rng: &mut Rng) -> bool {
         let before = self.primaries();
         let Some(primary) = rng.choice(before.iter().copied()) else { return false };

@@ -12,8 +12,8 @@ pub(crate) fn fake_redis_with_hello(hello: &'static str) -> String {
     })
 }
 
-/// The address of a server that answers each request with what this makes of its words, and hangs up where that is
-/// nothing.
+/// The address of a server that answers each request with what this makes of its words, and closes the connection where
+/// that is nothing.
 pub(crate) fn fake_redis(answer: impl Fn(&[Vec<u8>]) -> Option<Vec<u8>> + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
@@ -35,7 +35,7 @@ pub(crate) fn fake_redis(answer: impl Fn(&[Vec<u8>]) -> Option<Vec<u8>> + Send +
     format!("redis://{address}")
 }
 
-/// The words of the next request; none when the client has gone.
+/// The words of the next request; none when the client has closed the connection.
 fn request(from: &mut impl BufRead) -> Option<Vec<Vec<u8>>> {
     let words = number(from)?;
     let word = |_| {

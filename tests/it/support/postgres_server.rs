@@ -59,7 +59,7 @@ impl PostgresServer {
         Self::start_with(|_| ())
     }
 
-    /// One that also speaks TLS: what it shows, whose certificates of clients it trusts, and of whom it asks what, as
+    /// One that also speaks TLS: the certificate that it presents, the authority of clients that it trusts, and, as
     /// `pg_hba.conf` has it. Its superuser needs nothing.
     #[cfg(feature = "tls")]
     pub(crate) fn start_by_tls(pair: &Pair, clients: &Authority, users: &str) -> Self {
@@ -83,7 +83,7 @@ impl PostgresServer {
         let made = initdb.output().expect("initdb");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         settings(&directory.path().join("data"));
-        // On another port where somebody else was quicker to take the one that was free.
+        // Tries another port if the free one has been taken since.
         for _ in 0..5 {
             let port = free_port();
             let process = launch(directory.path(), port);
@@ -132,7 +132,7 @@ impl PostgresServer {
     /// Whether it answers; if not, it has ended.
     fn comes_up(&mut self) -> bool {
         let began = Instant::now();
-        // It listens before it lets anybody in, and says so by closing.
+        // It listens before it accepts clients: until then it closes connections.
         let ready = || {
             let mut probe = Command::new(program("pg_isready"));
             let asked = probe.args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()]).status();
@@ -165,7 +165,7 @@ impl PostgresServer {
         if !matches!(self.process.try_wait(), Ok(None)) {
             return;
         }
-        // Its children end with it only if it is asked to.
+        // Its children end with it only on a clean stop.
         let _ = Command::new("kill").args(["-QUIT", &self.process.id().to_string()]).status();
         let _ = self.process.wait();
     }

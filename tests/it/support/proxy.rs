@@ -1,4 +1,4 @@
-//! A way to a server that can be cut, held up, or led elsewhere.
+//! A TCP proxy to a server, which can drop, delay and redirect traffic.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};

@@ -118,8 +118,8 @@ impl Server {
         cmd("CONFIG").arg("RESETSTAT").exec(&mut self.connection()).expect("reset");
     }
 
-    /// How often each command was called since the counts were reset, and how often it failed. CLIENT SETINFO is left out:
-    /// every new connection sends it, this test's own too.
+    /// How often each command was called since the counts were reset, and how often it failed. CLIENT SETINFO is left
+    /// out: every new connection sends it, this test's own too.
     pub(crate) fn commands(&self) -> HashMap<String, (u64, u64)> {
         let info: String = cmd("INFO").arg("commandstats").query(&mut self.connection()).expect("statistics");
         let number = |line: &str, name: &str| {

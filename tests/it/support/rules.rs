@@ -9,7 +9,7 @@ pub(crate) fn rule(text: &str) -> Rule {
     text.parse::<Rule>().and_then(|rule| rule.named("test")).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// The request with an id that nobody else has, if the rule has permits, which are held by one.
+/// The request with a unique id if the rule has permits, which are held by ids.
 pub(crate) fn by_own_id<'a>(rule: &Rule, request: impl Into<Request<'a>>) -> Request<'a> {
     static IDS: AtomicU64 = AtomicU64::new(0);
     let request = request.into();

@@ -35,7 +35,7 @@ impl S3 {
     pub(crate) fn put(&self, path: &str, header: &str, body: &str) -> u16 {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connected");
         let length = body.len();
-        // Whoever names a key is let in, whatever the signature.
+        // Any key is accepted, whatever the signature.
         let key = "Credential=AKIATOLLGATE/20200301/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=none";
         let header = format!("Authorization: AWS4-HMAC-SHA256 {key}\r\n{header}");
         let request = format!(

@@ -10,8 +10,8 @@ pub(crate) fn composed(name: &str) -> String {
     Script::all().find(|script| script.name() == name).expect("a script").text().to_owned()
 }
 
-/// What a packed call answers: what remains and the reset, where all of a key's calls are allowed; else minus one less what
-/// remains, the reset, the wait, and how many are allowed.
+/// What a packed call answers: what remains and the reset, where all of a key's calls are allowed; else minus one less
+/// what remains, the reset, the wait, and how many are allowed.
 pub(crate) fn records(answer: &[u8], limit: i64, calls: impl Iterator<Item = i64>) -> Vec<Record> {
     let (numbers, rest) = answer.as_chunks::<7>();
     let mut numbers =

@@ -28,7 +28,7 @@ impl Sentinels {
         let primary = format!("127.0.0.1 {}", first.port());
         let replica = || server(&setup, &["--replicaof", &primary, "--repl-diskless-sync-delay", "0"]);
         let servers = vec![first, replica(), replica()];
-        // Those who want a password give it to each other, too.
+        // Sentinels that require a password send it to each other, too.
         let own = setup.of_sentinels.map(|word| format!("requirepass {word}\n")).unwrap_or_default();
         let primarys = setup.password.map(|word| format!("sentinel auth-pass {NAME} {word}\n")).unwrap_or_default();
         let text = format!(

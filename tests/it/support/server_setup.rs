@@ -1,17 +1,17 @@
-//! The options that the servers of a cluster, or of a primary with its replicas and Sentinels, have in common. Each is a
-//! redis-server of the test's own on loopback, and ends with the test.
+//! The options that the servers of a cluster, or of a primary with its replicas and Sentinels, have in common. Each is
+//! a redis-server of the test's own on loopback, and ends with the test.
 
 use crate::support::certificates::TlsFiles;
 use crate::support::redis_server::{Server, spawn};
 
-/// How servers differ from those that talk to everybody, and plainly.
+/// TLS and passwords: none by default.
 #[derive(Default)]
 pub(crate) struct ServerSetup {
-    /// They talk by TLS alone, to each other too, and show these.
+    /// They listen by TLS alone, also among each other, with these certificates.
     pub(crate) tls_files: Option<TlsFiles>,
-    /// What primaries and replicas want to hear from everybody, each other included.
+    /// The password of primaries and replicas, also among each other.
     pub(crate) password: Option<&'static str>,
-    /// What Sentinels want to hear.
+    /// The password of the Sentinels.
     pub(crate) of_sentinels: Option<&'static str>,
 }
 

@@ -1,15 +1,16 @@
-//! The same beyond one Redis: a cluster, and a primary under Sentinels, all of which talk by TLS alone.
+//! TLS on a cluster and on a primary under Sentinels, whose servers listen by TLS alone.
 
 use tollgate::{Engine, OnError};
 
 use super::*;
 use crate::support::cluster::ClusterServers;
+use crate::support::polling::wait_until;
 use crate::support::redis_server::command_text;
 use crate::support::sentinels::Sentinels;
 use crate::support::server_setup::ServerSetup;
 use crate::support::tool::lines;
 
-/// All of them want to see everybody's certificate.
+/// All of them require certificates of clients.
 fn setup(authority: &Authority) -> ServerSetup {
     ServerSetup::by_tls(TlsFiles::of(authority, authority.signs(&["127.0.0.1", "localhost"]), "yes"))
 }
@@ -123,13 +124,8 @@ async fn a_primary_that_sentinels_know_is_found_by_tls_and_followed_through_a_fa
     assert_ne!(primary, 0);
     for limiter in &limiters {
         fleet.server(primary).reset_command_counts();
-        // The first call may find the old one, which is a replica now and says so.
-        let followed = async {
-            while limiter.acquire(&rule(), "another").await.is_err() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, followed).await.expect("followed");
+        // The first call may reach the old primary, now a replica, and be refused.
+        wait_until("the new primary answers", async || limiter.acquire(&rule(), "another").await.is_ok()).await;
         assert!(fleet.server(primary).commands().contains_key("evalsha"));
     }
 }

@@ -21,7 +21,7 @@ fn a_probe_blocks_a_key_that_is_denied() {
         let again = lines[6][WAIT].as_u64().expect("a wait");
         assert!(again < 5_400_000_000, "not extended: {again}");
     }
-    // The block is the key's own: who says nothing of it is denied too, and reset lifts it.
+    // The block is the key's own: a call without the option is denied too, and reset lifts it.
     let plain = ["probe", "gcra 5/10s", "user:42", "--url", &url];
     let wait = lines(&tollgate(&plain))[0][WAIT].as_u64().expect("a wait");
     assert!((5_000_000_000..5_400_000_000).contains(&wait), "{wait}");

@@ -1,4 +1,4 @@
-//! What the tool says, also where nobody listens any more.
+//! The tool's messages, also where its output is closed.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -8,7 +8,7 @@ use super::*;
 use crate::support::repository::{read, rust_files};
 use crate::support::tool::{code, command, lines, stderr, stdout, tollgate, with_input};
 
-/// The ends of a pipe that nobody reads.
+/// The ends of a pipe that is not read.
 fn closed() -> Stdio {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);

@@ -162,7 +162,7 @@ fn replays_and_loads_reach_no_key_of_the_service() {
     assert_eq!((&lines(&output)[0]["rule"], &lines(&output)[0]["allowed"]), (&json!("api"), &json!(true)));
     assert_eq!(keys(&server), before);
 
-    // A user who may touch the service's keys alone may replay and load.
+    // A user limited to the service's keys may replay and load.
     let shop = server.user("shop", "~shop:* +@all");
     let there = ["--prefix", "shop", "--url", &shop];
     assert_eq!(code(&tollgate(&[&load[..], &there].concat())), 0);

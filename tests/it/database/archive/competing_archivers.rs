@@ -1,4 +1,4 @@
-//! What reaches the store late, of an archiver that is no longer the only one at work, and what isn't tollgate's there.
+//! Several archivers at once, late writes of one that was suspended, and files that aren't tollgate's.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,6 +13,7 @@ use tollgate::archive::{ArchiveOptions, Month};
 use tollgate::postgres::Postgres as Database;
 
 use super::{Place, fill, is_gone, march, moved, moved_again, only, prepared, rows_left, small_files};
+use crate::support::polling::wait_until;
 use crate::support::postgres_server::PostgresServer;
 use crate::support::s3::S3;
 use crate::support::tool::{code, stderr, stdout};
@@ -141,9 +142,7 @@ async fn a_manifest_that_arrives_when_another_has_moved_the_month_is_refused() {
     let mut killed = s3.tool(&[&arguments[..], &["--replace", "2020-03"]].concat());
     killed.env("AWS_ENDPOINT", format!("http://127.0.0.1:{}", holding.port)).stdout(Stdio::null());
     let mut killed = killed.spawn().expect("the tool runs");
-    while !holding.is_held.load(Ordering::SeqCst) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    wait_until("the manifest is held", async || holding.is_held.load(Ordering::SeqCst)).await;
     killed.kill().expect("killed");
     killed.wait().expect("ended");
     end_archivers(&server).await;

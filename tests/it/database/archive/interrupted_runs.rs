@@ -1,4 +1,4 @@
-//! Archivers that end in the middle, rows that come in the middle, and files that aren't what was written.
+//! Archive runs that are interrupted, rows that arrive during one, and altered files.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -165,7 +165,7 @@ async fn a_row_that_comes_after_the_export_is_not_lost() {
         place.archive.verify(march()).await.expect("whole");
         assert!(is_gone(&server, march()).await);
     }
-    // Where the archiver was killed in between, nobody knows which of both is right.
+    // If the archiver was killed in between, either is right.
     let place = Place::new();
     fill(&server, march(), ROWS).await;
     until_step(&database, &place, Step::Detach).await;

@@ -1,4 +1,4 @@
-//! What others make of archives: an independent reader of Parquet, and a server of S3.
+//! Archives read by another implementation of Parquet, and archives on a server of S3.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -75,7 +75,7 @@ async fn a_month_is_moved_to_s3_and_read_from_there() {
     let users = server.run("SELECT count(*) FROM tollgate.rate_limit_audit_logs WHERE user_id = '李'").await.remove(0);
     let database = server.url();
     let arguments = ["--database", database.as_str(), "--part-rows", "200"];
-    // What an earlier archiver has left isn't in its way; killed in the middle, it is gone on with.
+    // Files left by an earlier archiver don't matter; a run killed in the middle is resumed.
     let stray = "/logs/of/tollgate/audit/year%3D2020/month%3D03/part-0-0123456789abcdef.parquet";
     assert_eq!(s3.put(stray, "", "left by somebody"), 200);
     let mut child = s3.tool(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the tool runs");

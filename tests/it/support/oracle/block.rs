@@ -1,4 +1,4 @@
-//! A block: until it ends, whoever asks is denied. What is used is none of its business.
+//! A block: until it ends, every call is denied. It doesn't change what is used.
 
 use super::rule::{Rule, u64_of};
 use super::{Answer, Found, Oracle, Retry};
@@ -20,8 +20,8 @@ impl Oracle {
         self.block_for = time_us;
     }
 
-    /// The wait of a call that alone would have to wait so long. If that denies it, and the key isn't blocked yet, it is
-    /// from now on, where the rule says so: as by a block at this instant.
+    /// The wait of a call that alone would have to wait so long. If that denies it, and the key isn't blocked yet, it
+    /// is from now on, where the rule says so: as by a block at this instant.
     pub(super) fn wait_or_block(&self, found: &mut Found, own: Retry, now_us: u64) -> Retry {
         if let (Some(time), Retry::AfterUs(_), false) = (self.block_for, own, found.is_blocked(now_us)) {
             found.touch(&Rule::of(self.spec));
@@ -156,7 +156,7 @@ mod tests {
             (Acquire, 2, 100, Some(2), Now, 0, 20), (Acquire, 1, 100, None, AfterUs(15), 0, 20), (Acquire, 1, 110, None, AfterUs(5), 0, 10),
             // What refilled meanwhile is there: one and a half.
             (AtMost, 2, 115, Some(1), Now, 0, 15), (Refund, 1, 115, Some(0), Now, 1, 5),
-            // A never blocks nobody. Of one and eight tenths two can't be had, and at 130 it is full.
+            // A wait of "never" blocks no key. Of one and eight tenths two can't be had, and at 130 it is full.
             (Acquire, 3, 118, None, Never, 1, 2), (Acquire, 2, 118, None, AfterUs(15), 0, 15), (Acquire, 2, 133, Some(2), Now, 0, 20),
             (AtMost, 1, 133, None, AfterUs(15), 0, 20),
         ]);

@@ -43,7 +43,8 @@ impl Window {
     }
 }
 
-/// The starts of the window that contains this instant, of the next, and of the one after, in microseconds since the epoch.
+/// The starts of the window that contains this instant, of the next, and of the one after, in microseconds since the
+/// epoch.
 pub fn bounds(window: Window, zone: Tz, at: i64) -> [i64; 3] {
     let now = Utc.timestamp_micros(at).single().expect("within range").with_timezone(&zone);
     let begin = window.begin(now.date_naive());

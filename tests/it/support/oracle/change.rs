@@ -1,4 +1,4 @@
-//! What becomes of a state when the rule's numbers change.
+//! What a change of the rule's numbers makes of a state.
 
 use super::rule::{Rule, State, ceil_div, floor_to};
 use super::{Oracle, Start};

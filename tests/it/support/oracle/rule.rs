@@ -56,8 +56,8 @@ pub(super) enum State {
         start: i128,
         time: i128,
     },
-    /// Time and cost of each taking not given back, oldest first, never empty. Where the last write took nothing, a last
-    /// entry of cost 0 holds its time.
+    /// Time and cost of each taking not given back, oldest first, never empty. Where the last write took nothing, a
+    /// last entry of cost 0 holds its time.
     Log {
         entries: Vec<(i128, i128)>,
     },
@@ -150,8 +150,8 @@ impl Rule {
         time - at > self.longest()
     }
 
-    /// Whether this state's time lies in neither of the two windows that a call at `at` knows of, so that nobody can tell
-    /// whether its window is one of this rule's. Another limit is another rule all the same.
+    /// Whether this state's time lies in neither of the two windows that a call at `at` knows of, so that nobody can
+    /// tell whether its window is one of this rule's. Another limit is another rule all the same.
     pub(super) fn is_beyond_the_windows(&self, old: &Self, time: i128, at: i128) -> bool {
         self.kind == Kind::Calendar && self.capacity == old.capacity && time >= self.windows_at(at)[2]
     }

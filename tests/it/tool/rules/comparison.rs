@@ -1,4 +1,4 @@
-//! Who would be treated differently by another set.
+//! Comparing two sets: which requests would be decided differently.
 
 use super::*;
 use crate::support::oracle_spec::oracle;

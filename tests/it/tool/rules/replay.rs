@@ -180,7 +180,7 @@ fn an_access_log_and_csv_give_attributes_and_options_give_the_rest() {
     assert!(stderr(&output).contains("attrs: expected a key in their place"), "{}", stderr(&output));
 }
 
-/// Whatever it asks of a request.
+/// Whichever attributes it needs.
 #[test]
 fn one_rule_of_a_set_is_replayed_by_its_name() {
     let directory = directory();
