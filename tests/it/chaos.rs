@@ -1,10 +1,8 @@
-//! Load that the tool audits, while the servers are killed, frozen, emptied, failed over and cut off at random: one node,
-//! a primary under sentinels, and a cluster, in turn. `tests/chaos.sh` runs it for as long as is wanted.
+//! Load that the tool audits, while the servers are killed, frozen, emptied, failed over and cut off at random: one
+//! node, a primary under sentinels, and a cluster, in turn. `tests/chaos.sh` runs it for as long as is wanted.
 //!
-//! Each is loaded twice: at first nothing happens that loses counts, and nobody may be admitted beyond the rule; then
+//! Each is loaded twice: at first no failure loses counts, and nothing may be admitted beyond the rule; then
 //! anything may, and each loss lets in a capacity of each key at most, as documented.
-
-mod servers;
 
 use std::fmt;
 use std::process::{Child, Stdio};
@@ -13,8 +11,9 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use serde_json::Value;
 
-use crate::tool::{command, stderr, stdout};
-use servers::{Event, Servers};
+use crate::support::failures::{Event, Servers};
+use crate::support::polling::PATIENCE;
+use crate::support::tool::{command, stderr, stdout};
 
 /// In all: `TOLLGATE_CHAOS_SECONDS` says otherwise.
 const SECONDS: u64 = 9;
@@ -25,14 +24,12 @@ const CAPACITY: u64 = 20;
 const DEADLINE: Duration = Duration::from_millis(200);
 /// A call that ends so long after its deadline has waited for something else, however busy the machine is.
 const SLACK: Duration = Duration::from_secs(1);
-/// Ends a load that hangs.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What became of one load.
 struct Round {
     name: &'static str,
     events: u64,
-    /// Of them, those after which counts were gone.
+    /// Of them, those that lost counts.
     losses: u64,
     over_by: Duration,
     hung: bool,
@@ -41,7 +38,7 @@ struct Round {
 }
 
 #[test]
-fn whatever_happens_to_the_servers_no_more_is_admitted_than_documented_and_nobody_waits_past_the_deadline() {
+fn no_server_fault_admits_more_than_documented_or_keeps_a_caller_past_its_deadline() {
     let from_environment = |name: &str, otherwise: u64| {
         std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name}: {text}")))
     };

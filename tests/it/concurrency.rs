@@ -1,5 +1,5 @@
 //! Exactness under concurrency: however many tasks and processes share a key, a limit of N admits N; callers
-//! who give up disturb nobody else.
+//! that give up don't affect others.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -8,17 +8,8 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 use tollgate::{Limiter, Redis, Request, Rule};
 
-use crate::server::Server;
-
-/// One of each algorithm, with a capacity of 1000 and a period in which nothing comes back during a test.
-pub(crate) const THOUSAND: [&str; 6] = [
-    "token-bucket 1000/30d",
-    "fixed-window 1000/30d start first-hit",
-    "fixed-window 1000/year",
-    "sliding-window 1000/30d",
-    "sliding-log 1000/30d",
-    "gcra 1000/30d",
-];
+use crate::support::redis_server::Server;
+use crate::support::rules::THOUSAND;
 
 /// Ends a test that would hang; no machine is so slow that it decides one.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,7 +20,7 @@ async fn processes_and_tasks_together_are_admitted_exactly_the_limit() {
     for text in THOUSAND {
         let processes: Vec<_> = (0..4).map(|_| probe(&server, text, 200)).collect();
         let (limiter, rule) = (limiter(&server), tools_rule(text));
-        // Begin beside the processes, not before them.
+        // Begin together with the processes, not before them.
         let begun = || processes.iter().any(|process| process.is_finished());
         while limiter.peek(&rule, "shared").await.expect("a decision").remaining == 1000 && !begun() {
             tokio::task::yield_now().await;
@@ -86,7 +77,7 @@ async fn admitted(limiter: &Limiter, rule: &Rule, times: usize) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn callers_who_give_up_are_charged_at_most_once_and_leave_the_connection_in_step() {
+async fn callers_that_give_up_are_charged_at_most_once_and_replies_stay_matched() {
     let server = Server::start();
     for text in THOUSAND {
         let (limiter, rule) = (limiter(&server), tools_rule(text));
@@ -123,7 +114,7 @@ async fn assert_answers_are_the_callers_own(limiter: &Limiter) {
     for n in 1..=200_u64 {
         let limiter = limiter.clone();
         tasks.spawn(async move {
-            let rule = crate::rule::rule(&format!("gcra {n}/30d"));
+            let rule = crate::support::rules::rule(&format!("gcra {n}/30d"));
             let decision = limiter.peek(&rule, Request::new(&n.to_string())).await.expect("a decision");
             assert_eq!((decision.limit, decision.remaining), (n, n));
         });

@@ -1,38 +1,36 @@
-//! The tables of the system of record: made once, in order, and only by who may.
+//! The tables of the system of record: made once, in order, and only by a role with the right to.
 
+mod api_keys;
 #[cfg(feature = "archive")]
 mod archive;
-mod cache;
+mod configuration_cache;
 #[cfg(feature = "tls")]
-mod encrypted;
-mod follow;
+mod encrypted_connections;
+mod example_services;
+mod following_rules;
+mod grants;
 mod history;
-mod indexes;
-mod interrupted;
-mod keys;
 #[cfg(feature = "archive")]
-mod million;
-mod rights;
+mod history_at_scale;
+mod history_interrupted;
+mod indexes;
 mod rules;
-mod services;
-mod totals;
+mod usage_totals;
 mod users;
-
-use std::time::{Duration, Instant};
 
 use tollgate::postgres::{Postgres as Database, PostgresError};
 use tollgate::{Embedded, Limiter};
 
-use crate::postgres::Postgres;
-use crate::tool::{code, stderr, stdout, tollgate};
+use crate::support::postgres_server::PostgresServer;
+use crate::support::tool::{code, stderr, stdout, tollgate};
 
-fn database(server: &Postgres) -> Database {
+fn database(server: &PostgresServer) -> Database {
     Database::open(&server.url()).expect("an address")
 }
 
 /// A server with the tables, and what a tool changes them by.
-async fn prepared() -> (Postgres, Database) {
-    let server = Postgres::start();
+async fn prepared() -> (PostgresServer, Database) {
+    let server = PostgresServer::start();
     let database = database(&server);
     database.migrate().await.expect("made");
     (server, database)
@@ -43,19 +41,9 @@ fn limiter() -> Limiter {
     Limiter::new(Embedded::new())
 }
 
-/// Waits until this holds, for as long as nothing is wrong.
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
-    let began = Instant::now();
-    while !holds().await {
-        assert!(began.elapsed() < Duration::from_secs(20), "in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    began.elapsed()
-}
-
 #[tokio::test]
-async fn tables_are_made_once_however_often_and_by_however_many() {
-    let server = Postgres::start();
+async fn concurrent_and_repeated_migrations_make_the_tables_once() {
+    let server = PostgresServer::start();
     let before = database(&server).schema().await.expect("an answer");
     assert!(!before.is_complete() && before.migrations.iter().all(|migration| migration.applied_at.is_none()));
     assert!(before.server_version.split('.').next().is_some_and(|major| major.parse::<u32>().expect("a number") >= 14));
@@ -97,7 +85,7 @@ async fn tables_are_made_once_however_often_and_by_however_many() {
 
 #[tokio::test]
 async fn tables_of_another_version_are_left_alone() {
-    let server = Postgres::start();
+    let server = PostgresServer::start();
     let database = database(&server);
     database.migrate().await.expect("made");
     let refused = async |sql: &str, expected: &str| {
@@ -114,7 +102,7 @@ async fn tables_of_another_version_are_left_alone() {
     server.run("DELETE FROM tollgate.migrations").await;
     let twice = database.migrate().await.expect_err("the tables are there");
     assert!(twice.to_string().contains("already exists (SQLSTATE 42P07)"), "{twice}");
-    let server = Postgres::start();
+    let server = PostgresServer::start();
     let database = self::database(&server);
     database.migrate().await.expect("made");
     server.run("INSERT INTO tollgate.migrations VALUES (3, 'future', 'x')").await;
@@ -127,7 +115,7 @@ async fn tables_of_another_version_are_left_alone() {
 /// Half of a migration is none.
 #[tokio::test]
 async fn a_migration_that_fails_leaves_nothing() {
-    let server = Postgres::start();
+    let server = PostgresServer::start();
     // In the way of the last of what is made.
     server
         .run("CREATE SCHEMA tollgate; CREATE FUNCTION tollgate.rows_truncated() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
@@ -141,8 +129,8 @@ async fn a_migration_that_fails_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn what_goes_wrong_is_one_line_without_a_password() {
-    let mut server = Postgres::start();
+async fn errors_are_one_line_without_a_password() {
+    let mut server = PostgresServer::start();
     server.run("CREATE ROLE reader LOGIN").await;
     let migrate = async |url: &str| -> PostgresError {
         match Database::open(url) {
@@ -178,7 +166,7 @@ async fn what_goes_wrong_is_one_line_without_a_password() {
 
 #[tokio::test]
 async fn the_tool_makes_the_tables_and_shows_them() {
-    let server = Postgres::start();
+    let server = PostgresServer::start();
     let url = server.url();
     let run = |command: &str| tollgate(&["db", command, "--database", &url]);
     let status = run("status");
@@ -200,7 +188,7 @@ async fn the_tool_makes_the_tables_and_shows_them() {
 /// A changed rule, user or key is a new version of the configuration. Totals are not.
 #[tokio::test]
 async fn each_change_is_a_new_version_and_counting_is_none() {
-    let server = Postgres::start();
+    let server = PostgresServer::start();
     database(&server).migrate().await.expect("made");
     let version = async || -> i64 {
         server.run("SELECT version FROM tollgate.configuration").await.remove(0).parse().expect("a number")
@@ -235,8 +223,8 @@ async fn each_change_is_a_new_version_and_counting_is_none() {
 
 /// Whatever a program or a person writes there: what no reader could use is refused.
 #[tokio::test]
-async fn what_could_not_be_used_is_refused() {
-    let server = Postgres::start();
+async fn the_tables_refuse_rows_that_no_reader_could_use() {
+    let server = PostgresServer::start();
     database(&server).migrate().await.expect("made");
     let (client, connection) = tokio_postgres::connect(&server.url(), tokio_postgres::NoTls).await.expect("connected");
     tokio::spawn(connection);

@@ -9,33 +9,35 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::redis::{Connection, cmd};
 use tollgate::{Algorithm, By, Charged, Debt, Decision, Error, Limit, Request, Start, State};
 
-use crate::limits::{beginning, limit_of, steps, two_limits};
-use crate::rule::by_own_id;
-use crate::subject::{Engine, FIVE, Micros, SIX, Subject, limit, micros, time};
+use crate::support::engines::{Engine, Micros, Subject, micros, time};
+use crate::support::histories::{Operation, beginning, lived, steps, steps_with};
+use crate::support::limits::{limit_of, two_limits};
+use crate::support::rules::{FIVE, SIX, by_own_id, limit};
 
 #[test]
 fn the_embedded_engine_answers_as_redis_does() {
     let (embedded, redis) = (Engine::embedded(), Engine::redis());
     let limits = prop_oneof![4 => two_limits(), 1 => (spread(), spread())];
-    let calls = proptest::collection::vec((0_usize..3, verb(), steps(1..=1)), 1..=40);
-    check(300, (limits, beginning(), calls), |(limits, begin, calls)| {
+    let calls = steps_with(&CALLS, 1..=40);
+    let keys = proptest::collection::vec(0_usize..3, 40);
+    check(300, (limits, beginning(), calls, keys), |(limits, begin, calls, keys)| {
         // Both engines number their keys alike.
         let start = |engine| [0; 3].map(|_| Engine::subject(engine, limits.0.clone()));
         let (mut here, mut there) = (start(&embedded), start(&redis));
         let mut now = begin;
-        for (key, verb, mut step) in calls {
+        for ((call, step), key) in calls.into_iter().zip(keys) {
             let (here, there) = (&mut here[key], &mut there[key]);
             prop_assert_eq!(&here.key, &there.key);
-            let (cost, then) = step.pop().expect("one step").aim(here, now);
+            let (cost, then) = step.aim(here, now);
             now = then;
-            if verb == Verb::Change {
+            if matches!(call, Call::Change) {
                 let other = if is(here, &limits.0) { &limits.1 } else { &limits.0 };
                 (*here, *there) = (here.changed(other.clone()), there.changed(other.clone()));
                 continue;
             }
-            let ours = call(&embedded, here, verb, cost, now);
-            let theirs = call(&redis, there, verb, cost, now);
-            prop_assert_eq!(&ours.0, &theirs.0, "{:?} {} at {} on {}", verb, cost, now, &here.rule);
+            let ours = answer_to(&embedded, here, call, cost, now);
+            let theirs = answer_to(&redis, there, call, cost, now);
+            prop_assert_eq!(&ours.0, &theirs.0, "{:?} {} at {} on {}", call, cost, now, &here.rule);
             // Expiry runs in real time, and some passes between the two calls.
             match (ours.1, theirs.1) {
                 (Some(ours), Some(theirs)) => prop_assert!(ours.abs_diff(theirs) < Duration::from_secs(5)),
@@ -46,21 +48,20 @@ fn the_embedded_engine_answers_as_redis_does() {
     });
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Verb {
-    Acquire,
-    Peek,
-    Reset,
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    Of(Operation),
     Inspect,
     Change,
 }
 
-fn verb() -> impl Strategy<Value = Verb> {
-    prop_oneof![
-        8 => Just(Verb::Acquire), 3 => Just(Verb::Peek), 1 => Just(Verb::Reset),
-        3 => Just(Verb::Inspect), 1 => Just(Verb::Change),
-    ]
-}
+const CALLS: [(u32, Call); 5] = [
+    (8, Call::Of(Operation::Acquire)),
+    (3, Call::Of(Operation::Peek)),
+    (1, Call::Of(Operation::Reset)),
+    (3, Call::Inspect),
+    (1, Call::Change),
+];
 
 /// Fixed windows that start at an offset of the key's own.
 fn spread() -> impl Strategy<Value = Limit> {
@@ -75,27 +76,27 @@ fn is(subject: &Subject<'_>, limit: &Limit) -> bool {
     subject.limit().to_string() == limit.to_string()
 }
 
-/// Everything that a call answers, but for who did; and the time to live.
+/// An answer without the engine that gave it; of inspect, also the key, whether it exists, and its fields.
 type Told = (Decision, Option<(String, bool, Vec<(&'static str, i64)>)>);
 
-fn call(engine: &Engine, subject: &Subject<'_>, verb: Verb, cost: u64, now: Micros) -> (Told, Option<Duration>) {
+fn answer_to(engine: &Engine, subject: &Subject<'_>, call: Call, cost: u64, now: Micros) -> (Told, Option<Duration>) {
     let Engine { limiter, runtime, .. } = engine;
     let request = Request::new(&subject.key).cost(cost).at(time(now));
     let rule = &subject.rule;
-    let decision = match verb {
-        Verb::Acquire => runtime.block_on(limiter.acquire(rule, by_own_id(rule, request))),
-        Verb::Peek => runtime.block_on(limiter.peek(rule, request)),
-        Verb::Reset => runtime.block_on(limiter.reset(rule, request)),
-        Verb::Inspect | Verb::Change => {
+    let operation = match call {
+        Call::Of(operation) => operation,
+        Call::Inspect | Call::Change => {
             let State { key, decision, exists, expires_after, fields, .. } =
                 runtime.block_on(limiter.inspect(rule, request)).expect("a state").remove(0);
-            return ((anyones(decision), Some((key, exists, fields))), expires_after);
+            return ((by_redis(decision), Some((key, exists, fields))), expires_after);
         }
     };
-    ((anyones(decision.expect("a decision")), None), None)
+    let request = if operation == Operation::Acquire { by_own_id(rule, request) } else { request };
+    let decision = runtime.block_on(operation.call(limiter, rule, request));
+    ((by_redis(decision.expect("a decision")), None), None)
 }
 
-fn anyones(mut decision: Decision) -> Decision {
+fn by_redis(mut decision: Decision) -> Decision {
     decision.by = By::Redis;
     decision
 }
@@ -107,13 +108,7 @@ fn a_denial_and_a_peek_leave_every_byte_in_redis() {
     let stored = |subject: &Subject<'_>| stored_at(&mut redis.borrow_mut(), &name(subject));
     let limits = prop_oneof![5 => two_limits().prop_map(|(limit, _)| limit), 1 => spread()];
     check(300, (limits, beginning(), steps(1..=12), steps(1..=4)), |(limit, begin, past, next)| {
-        let subject = engine.subject(limit);
-        let mut now = begin;
-        for step in &past {
-            let (cost, then) = step.aim(&subject, now);
-            subject.acquire(cost, then);
-            now = then;
-        }
+        let (subject, mut now) = lived(&engine, limit, begin, &past);
         for step in &next {
             let (cost, then) = step.aim(&subject, now);
             now = then;

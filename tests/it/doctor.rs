@@ -1,14 +1,14 @@
 //! The doctor, on real servers: a sound one, and one with each of what may be wrong with it.
 
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tollgate::redis::{Connection, cmd};
 
-use crate::permissions;
-use crate::server::{Server, free_port};
-use crate::tool::{code, lines, stderr, stdout, tollgate};
+use crate::support::acl;
+use crate::support::polling::block_until;
+use crate::support::redis_server::{Server, free_port};
+use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
 /// With a deadline that a busy machine keeps.
 fn examine(url: &str) -> Output {
@@ -49,16 +49,8 @@ fn info(redis: &mut Connection) -> String {
     cmd("INFO").query(redis).expect("information")
 }
 
-fn wait_until(mut done: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < Duration::from_secs(20), "it doesn't come");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 #[test]
-fn a_server_as_it_comes_is_fit() {
+fn a_server_with_default_settings_is_fit() {
     let server = Server::with(&["--maxmemory-policy", "noeviction", "--save", "3600 1"]);
     for url in [server.url(), server.tcp_url(), format!("{}?protocol=resp3", server.tcp_url())] {
         let output = examine(&url);
@@ -117,10 +109,10 @@ fn every_line_is_an_object_with_the_same_names_in_the_same_order() {
 }
 
 #[test]
-fn it_leaves_a_server_as_it_was() {
+fn the_doctor_changes_nothing_on_the_server() {
     let server = Server::start();
     cmd("SET").arg("other").arg("untouched").exec(&mut server.connection()).expect("set");
-    server.forget_commands();
+    server.reset_command_counts();
     assert_eq!(code(&examine(&server.url())), 0);
     let commands = server.commands();
     let calls: u64 = commands.values().map(|(calls, _)| calls).sum();
@@ -157,7 +149,7 @@ fn a_replica_is_unfit_and_so_is_a_primary_that_lacks_replicas() {
     let port = primary.tcp_url().rsplit(':').next().expect("a port").to_owned();
     set(&primary, "repl-diskless-sync-delay", "0");
     let replica = Server::with(&["--replicaof", "127.0.0.1", &port]);
-    wait_until(|| info(&mut primary.connection()).contains("state=online"));
+    block_until("the server reports it", || info(&mut primary.connection()).contains("state=online"));
     let output = examine(&replica.url());
     assert_eq!(code(&output), 2);
     let finding_of_replica = finding(&output, "replication");
@@ -177,7 +169,7 @@ fn a_replica_is_unfit_and_so_is_a_primary_that_lacks_replicas() {
 }
 
 #[test]
-fn a_user_without_evalsha_is_told_which_command_is_missing() {
+fn a_user_without_evalsha_gets_a_report_that_names_the_command() {
     let server = Server::start();
     let output = examine(&server.user("most", "+@all -evalsha ~*"));
     assert_eq!(code(&output), 2);
@@ -207,9 +199,9 @@ fn each_command_that_a_user_lacks_is_named() {
 }
 
 #[test]
-fn a_user_with_the_least_permissions_is_fit_and_what_it_may_not_ask_is_a_note() {
+fn a_user_with_the_least_permissions_is_fit_and_checks_that_it_may_not_make_are_notes() {
     let server = Server::start();
-    let output = examine(&server.user("least", &permissions::least().join(" ")));
+    let output = examine(&server.user("least", &acl::least().join(" ")));
     assert_eq!(code(&output), 0, "{}", stdout(&output));
     assert_eq!(finding(&output, "scripts")["level"], "ok");
     let findings = lines(&output);
@@ -222,7 +214,7 @@ fn a_user_with_the_least_permissions_is_fit_and_what_it_may_not_ask_is_a_note() 
 }
 
 #[test]
-fn a_server_that_forbids_what_managed_ones_forbid_is_examined_as_far_as_it_goes() {
+fn a_server_with_the_commands_forbidden_by_managed_services_is_examined_as_far_as_possible() {
     let rename = |command| ["--rename-command", command, ""];
     let server = Server::with(&["CONFIG", "MEMORY", "ACL"].map(rename).concat());
     let output = examine(&server.url());
@@ -258,7 +250,7 @@ fn a_save_that_failed_is_unfit_while_it_stops_writes() {
     // Nothing can be put in its place.
     std::fs::create_dir(format!("{directory}/dump.rdb")).expect("a directory");
     cmd("BGSAVE").exec(&mut redis).expect("begun");
-    wait_until(|| info(&mut redis).contains("rdb_last_bgsave_status:err"));
+    block_until("the server reports it", || info(&mut redis).contains("rdb_last_bgsave_status:err"));
     let output = examine(&server.url());
     assert_eq!((code(&output), of_level(&output, "unfit")), (2, vec!["scripts".to_owned(), "saves".to_owned()]));
     assert!(advice(&finding(&output, "saves")).contains("CONFIG SET stop-writes-on-bgsave-error no"));
@@ -275,18 +267,22 @@ fn a_node_of_a_cluster_is_judged_by_the_slots_that_are_covered() {
 
     let mut redis = server.connection();
     cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(0).arg(8191).exec(&mut redis).expect("slots");
-    wait_until(|| cmd("CLUSTER").arg("INFO").query::<String>(&mut redis).expect("state").contains("cluster_state:ok"));
+    block_until("the server reports it", || {
+        cmd("CLUSTER").arg("INFO").query::<String>(&mut redis).expect("state").contains("cluster_state:ok")
+    });
     let output = examine(&server.tcp_url());
     assert_eq!((code(&output), of_level(&output, "warning")), (1, vec!["cluster".to_owned()]), "{}", stdout(&output));
 
     cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(8192).arg(16383).exec(&mut redis).expect("slots");
-    wait_until(|| cmd("CLUSTER").arg("INFO").query::<String>(&mut redis).expect("state").contains("slots_ok:16384"));
+    block_until("the server reports it", || {
+        cmd("CLUSTER").arg("INFO").query::<String>(&mut redis).expect("state").contains("slots_ok:16384")
+    });
     let output = examine(&server.tcp_url());
     assert_eq!(code(&output), 0, "{}", stdout(&output));
 }
 
 #[test]
-fn who_cannot_be_reached_is_told_in_one_line() {
+fn an_unreachable_server_is_reported_in_one_line() {
     let server = Server::with(&["--requirepass", "right"]);
     let stopped = Server::start();
     stopped.signal("-STOP");
@@ -326,13 +322,13 @@ fn a_table_on_request_is_no_wider_than_a_page_and_ends_with_a_verdict() {
 }
 
 #[test]
-fn the_users_of_the_redis_conf_can_do_what_they_are_there_for() {
+fn each_user_of_the_redis_conf_can_do_its_task() {
     let server = Server::start();
     let file = include_str!("../../examples/redis.conf");
     let users = file.lines().filter_map(|line| line.strip_prefix("# user ")?.split_once(" on >PASSWORD "));
     let users: Vec<_> = users.collect();
     let [("limiter", least), ("operator", all)] = users[..] else { panic!("{users:?}") };
-    assert_eq!(least.split_whitespace().collect::<Vec<_>>(), permissions::least());
+    assert_eq!(least.split_whitespace().collect::<Vec<_>>(), acl::least());
     let output = examine(&server.user("operator", all));
     assert_eq!(code(&output), 0, "{}", stdout(&output));
     assert_eq!(notes(&output), ["memory", "persistence"], "{}", stdout(&output));

@@ -1,85 +1,10 @@
 //! The examples, built and started as a reader would, and called.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::server::Server;
-use crate::tidy::root;
-
-/// Where they are built: once for all tests, beside what else is.
-fn built() -> &'static PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let target = root().join("target/examples");
-        let manifest = root().join("examples/services/Cargo.toml");
-        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-        let built = Command::new(cargo)
-            .args(["build", "--quiet", "--locked", "--manifest-path"])
-            .arg(manifest)
-            .arg("--target-dir")
-            .arg(&target)
-            .status()
-            .expect("cargo");
-        assert!(built.success(), "the examples are built");
-        target.join("debug")
-    })
-}
-
-/// A service that runs until the test ends.
-pub(crate) struct Running {
-    pub(crate) child: Child,
-    pub(crate) address: String,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn command(name: &str, url: Option<&str>) -> Command {
-    let mut command = Command::new(built().join(name));
-    command.current_dir(root()).env("LISTEN", "127.0.0.1:0").env_remove("TOLLGATE_URL");
-    if let Some(url) = url {
-        command.env("TOLLGATE_URL", url);
-    }
-    command
-}
-
-pub(crate) fn start(name: &str, url: Option<&str>, variables: &[(&str, &str)]) -> Running {
-    let mut child = command(name, url)
-        .envs(variables.iter().copied())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect(name);
-    let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().expect("its output")).read_line(&mut line).expect("a line");
-    let address = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{name}: {line:?}")).to_owned();
-    Running { child, address }
-}
-
-/// Status and text of an answer.
-pub(crate) fn call(address: &str, request: &str, headers: &str) -> (u16, String) {
-    send(address, request, headers, "")
-}
-
-/// The same, of a request with a body.
-fn send(address: &str, request: &str, headers: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).expect("connected");
-    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
-    let length = body.len();
-    let headers = format!("Host: test\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}");
-    write!(stream, "{request} HTTP/1.1\r\n{headers}\r\n{body}").expect("sent");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("an answer");
-    (text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{text:?}")), text)
-}
+use crate::support::example_service::{Running, call, command, send, start};
+use crate::support::redis_server::Server;
 
 #[test]
 fn the_axum_service_follows_its_rules_on_both_engines() {
@@ -208,7 +133,7 @@ fn four_limits_take_at_most_thirty_lines() {
         }
     ";
     let mut known: Vec<_> = unlimited.lines().map(str::trim).collect();
-    let program = crate::tidy::read("examples/services/src/bin/completions.rs");
+    let program = crate::support::repository::read("examples/services/src/bin/completions.rs");
     let code = program.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
     let added: Vec<_> = code
         .filter(|line| match known.iter().position(|other| other == line) {
@@ -276,9 +201,9 @@ fn counted(service: &Running, outcome: &str) -> u64 {
     series.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok()).expect("a count")).sum()
 }
 
-/// Two processes and one Redis, under a load tool; Redis is killed and comes back, and the rules are changed meanwhile.
+/// Two processes and one Redis under a load tool, while Redis is killed and restarted and the rules are changed.
 #[test]
-fn two_services_under_load_admit_what_their_rules_say() {
+fn two_services_under_load_admit_exactly_what_their_rules_allow() {
     let mut server = Server::start();
     let directory = tempfile::TempDir::new().expect("a directory");
     let path = directory.path().join("rules.toml");
@@ -310,8 +235,8 @@ fn two_services_under_load_admit_what_their_rules_say() {
         refused += text.lines().find(|line| line.contains("Non-2xx")).map(number).unwrap_or_else(|| panic!("{text}"));
         assert!(!text.contains("Socket errors"), "{text}");
     }
-    // What it had counted is gone with the Redis that was killed: once more as many, and 500 by the changed rules. What
-    // was taken as it died, and answered to nobody, is missing.
+    // The killed Redis lost its counts: once more as many, and 500 by the changed rules. What
+    // was taken as it died, without an answer, is missing.
     let admitted: u64 = services.iter().map(|service| counted(service, "outcome=\"allowed\"")).sum();
     assert!((2400..=2500).contains(&admitted), "{admitted}");
     let passed = answered - refused;
@@ -337,12 +262,12 @@ fn two_services_under_load_admit_what_their_rules_say() {
     }
 }
 
-/// Each query of the dashboard asks for metrics that there are, by labels that they have.
+/// Each query of the dashboard uses metrics that exist, by labels that they have.
 #[test]
-fn the_dashboard_asks_for_what_is_counted() {
+fn the_dashboard_queries_metrics_that_exist() {
     let dashboard: serde_json::Value =
         serde_json::from_str(include_str!("../../examples/services/grafana.json")).expect("JSON");
-    let told = crate::tidy::read("src/guide.md");
+    let told = crate::support::repository::read("src/guide.md");
     let labels_of = |metric: &str| {
         let row = told
             .lines()
@@ -350,7 +275,7 @@ fn the_dashboard_asks_for_what_is_counted() {
             .unwrap_or_else(|| panic!("{metric}"));
         row.split('|').nth(2).expect("its labels").to_owned()
     };
-    let code = crate::tidy::read("src/telemetry.rs");
+    let code = crate::support::repository::read("src/telemetry.rs");
     let mut seen = std::collections::BTreeSet::new();
     for target in dashboard["panels"]
         .as_array()

@@ -1,5 +1,5 @@
-//! Expiry in the server's own time: no state is forgotten before it resets, whatever the rule was before, and none stays
-//! much longer. On the embedded engine, whose clock is the test's.
+//! Expiry in the server's own time: no state is forgotten before it resets, whatever the rule was before, and none
+//! stays much longer. On the embedded engine, whose clock is the test's.
 
 use std::time::Duration;
 
@@ -7,10 +7,12 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tollgate::{Clock, Embedded, Limit, Limiter, Request, Rule};
 
-use crate::limits::{beginning, two_limits};
-use crate::oracle::Retry;
-use crate::rule::by_own_id;
-use crate::subject::{Micros, answer, micros, oracle, spec, time};
+use crate::support::engines::{Micros, answer, micros, time};
+use crate::support::histories::beginning;
+use crate::support::limits::two_limits;
+use crate::support::oracle::Retry;
+use crate::support::oracle_spec::{oracle, spec};
+use crate::support::rules::by_own_id;
 
 /// How the clock moves before a call, and whether the rule changes after it.
 type Step = (u64, Aim, u64, bool);
@@ -114,7 +116,7 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
 #[tokio::test]
 async fn after_the_largest_penalty_an_acquire_in_server_time_waits_as_its_peek_says() {
     for algorithm in ["gcra", "token-bucket"] {
-        let rule = crate::rule::rule(&format!("{algorithm} 5/1000003us burst 10"));
+        let rule = crate::support::rules::rule(&format!("{algorithm} 5/1000003us burst 10"));
         let clock = Clock::set_to(time(1 << 50));
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         limiter.penalty(&rule, Request::new("key").cost(1 << 53)).await.expect("taken");

@@ -1,31 +1,31 @@
 //! Faults of one Redis, of a primary with replicas, and of a cluster, each made on real servers. Nothing hangs past a
 //! deadline, nothing is charged twice, and every answer that didn't come from Redis says so. The guide lists them.
 
-mod away;
-mod callers;
-mod cluster;
-mod cut;
-mod failover;
-mod impatient;
-mod lost;
-mod outage;
-mod proxy;
-mod refusing;
+mod broken_connections;
+mod cluster_redirects;
+mod failover_losses;
+mod refusals;
+mod replaced_server;
 mod runtimes;
-mod sentinel;
+mod sentinel_failover;
+mod shard_outage;
+mod short_deadlines;
 mod tool;
-mod unpolled;
+mod unavailable_server;
+mod unpolled_futures;
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use tollgate::redis::cmd;
-use tollgate::{Breaker, By, Charged, Decision, Error, Limiter, OnError, Redis, Request, Rule};
+use tollgate::{Breaker, By, Charged, Cluster, Decision, Error, Limiter, OnError, Redis, Request, Rule};
 
-use crate::server::Server;
+use crate::support::callers::{Callers, SLACK};
+use crate::support::cluster::ClusterServers;
+use crate::support::polling::{PATIENCE, in_time, wait_for_value, wait_until};
+use crate::support::proxy::Proxy;
+use crate::support::redis_server::Server;
 
-/// Ends a test that would hang; no machine is so slow that it decides one.
-const PATIENCE: Duration = Duration::from_secs(30);
 const DEADLINE: Duration = Duration::from_millis(150);
 const LOCAL: OnError = OnError::Local { processes: NonZeroU32::new(2).unwrap() };
 
@@ -37,11 +37,16 @@ fn limiter(url: &str) -> Limiter {
     Limiter::new(redis(url)).deadline(DEADLINE)
 }
 
-fn rule(text: &str, on_error: OnError) -> Rule {
-    crate::rule::rule(text).on_error(on_error).expect("a policy")
+fn cluster_limiter(servers: &ClusterServers) -> (Cluster, Limiter) {
+    let cluster = Cluster::open(&servers.url()).expect("a good address");
+    (cluster.clone(), Limiter::new(cluster))
 }
 
-/// Until the breaker is open and its pause is over, beside a Redis that answers again.
+fn rule(text: &str, on_error: OnError) -> Rule {
+    crate::support::rules::rule(text).on_error(on_error).expect("a policy")
+}
+
+/// Waits until the breaker is open and its pause is over, while Redis answers again.
 async fn opened(server: &mut Server, redis: &Redis, limiter: &Limiter, rule: &Rule) {
     server.stop();
     while redis.breaker() == Breaker::Closed {
@@ -52,15 +57,11 @@ async fn opened(server: &mut Server, redis: &Redis, limiter: &Limiter, rule: &Ru
     until(|| redis.breaker() == Breaker::Open(Duration::ZERO)).await;
 }
 
-async fn in_time<T>(answer: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, answer).await.expect("an answer by the deadline")
-}
-
 async fn acquire(limiter: &Limiter, rule: &Rule, key: &str) -> Result<Decision, Error> {
     in_time(limiter.acquire(rule, key)).await
 }
 
-/// What each policy answers at this address, where calls fail by one of these classes of errors.
+/// Checks each policy's answer at this address, where calls fail with one of these classes of errors.
 async fn by_policy(url: &str, classes: &[&str]) {
     let error = acquire(&limiter(url), &rule("gcra 6/1d", OnError::Closed), "by policy").await.expect_err("closed");
     assert!(classes.contains(&error.class()), "{}: {error}", error.class());
@@ -79,26 +80,13 @@ async fn by_policy(url: &str, classes: &[&str]) {
     }
 }
 
-/// What there is at last, looked for again and again: servers and processes tell nobody when they are ready.
-async fn at_last<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    in_time(async {
-        loop {
-            match look().await {
-                Some(found) => return found,
-                None => tokio::time::sleep(Duration::from_millis(5)).await,
-            }
-        }
-    })
-    .await
-}
-
 async fn until(mut holds: impl FnMut() -> bool) {
-    at_last(async || holds().then_some(())).await;
+    wait_until("the condition", async || holds()).await;
 }
 
 /// An acquire that Redis answers.
 async fn answered_again(limiter: &Limiter, rule: &Rule, key: &str) -> Decision {
-    at_last(async || limiter.acquire(rule, key).await.ok().filter(|decision| decision.by == By::Redis)).await
+    wait_for_value(async || limiter.acquire(rule, key).await.ok().filter(|decision| decision.by == By::Redis)).await
 }
 
 /// Whether INFO says this, if it is answered at all.

@@ -1,22 +1,29 @@
 //! HTTP: what a service under rules answers, on axum and as a plain tower service.
 
-mod addresses;
-mod answers;
+mod axum_servers;
+mod client_addresses;
 mod connections;
-mod fields;
-mod held;
-mod outgoing;
-mod served;
+mod header_fields;
+mod outgoing_calls;
+mod permits;
+mod responses;
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
 
+use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::BodyExt;
+use tokio::net::TcpListener;
 use tollgate::middleware::{RateLimit, RateLimitLayer, ResponseBody};
 use tollgate::rules::RuleSet;
-use tollgate::{Embedded, Limiter};
+use tollgate::{Embedded, Limiter, Redis};
 use tower::{Layer, ServiceExt, service_fn};
+
+use crate::support::polling::wait_until;
+use crate::support::redis_server::Server;
 
 pub(crate) fn set(text: &str) -> RuleSet {
     text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"))
@@ -71,4 +78,30 @@ fn get(path: &str, headers: &[(&str, &str)]) -> Request<Body> {
 /// A service of this handler under a layer.
 fn under<S>(layer: &RateLimitLayer, service: S) -> RateLimit<S> {
     layer.layer(service)
+}
+
+const PERMITS: &str = "[[rule]]\nname = \"jobs\"\nkey = \"global\"\nlimits = [\"concurrency 2 ttl 30s\"]";
+
+fn redis_limiter(server: &Server) -> Limiter {
+    Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_secs(5))
+}
+
+/// Permits that are left of two.
+async fn left(limiter: &Limiter, layer_rules: &str) -> u64 {
+    let rules = set(layer_rules);
+    let rule = rules.rule("jobs").expect("a rule");
+    limiter.peek(rule, "global").await.expect("an answer").remaining
+}
+
+async fn until_left(limiter: &Limiter, expected: u64) {
+    wait_until(&format!("{expected} permits are left"), async || left(limiter, PERMITS).await == expected).await;
+}
+
+/// Serves until the test ends.
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    address
 }

@@ -3,48 +3,17 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use tollgate::{Algorithm, Calendar, Change, Debt, Limit};
+use tollgate::{Algorithm, Calendar, Debt, Limit};
 
-use crate::limits::{Step, any_limit, beginning, steps, two_limits};
-use crate::oracle::{self as oracles, Answer, Retry};
-use crate::subject::{Engine, Micros, Subject, micros, oracle, spec};
-
-/// Checks a property on many cases in the process, and on some with a real server.
-pub(crate) fn everywhere<S: Strategy>(cases: S, property: impl Fn(&Engine, S::Value) -> Result<(), TestCaseError>)
-where
-    S::Value: Clone,
-{
-    for (engine, count) in [(Engine::embedded(), 1500), (Engine::redis(), 150)] {
-        let config =
-            Config { cases: count, failure_persistence: None, max_global_rejects: 100_000, ..Config::default() };
-        let outcome = TestRunner::new(config).run(&cases, |case| property(&engine, case));
-        outcome.unwrap_or_else(|failure| panic!("{failure}"));
-    }
-}
-
-/// A key with a past: the subject and the time it has come to.
-fn lived<'a>(engine: &'a Engine, limit: Limit, begin: Micros, steps: &[Step]) -> (Subject<'a>, Micros) {
-    let subject = engine.subject(limit);
-    let mut now = begin;
-    for step in steps {
-        let (cost, then) = step.aim(&subject, now);
-        subject.acquire(cost, then);
-        now = then;
-    }
-    (subject, now)
-}
-
-fn histories() -> impl Strategy<Value = (Limit, Micros, Vec<Step>, Step)> {
-    (any_limit(), beginning(), steps(0..=12), steps(1..=1)).prop_map(|(limit, begin, steps, mut last)| {
-        let last = last.pop().expect("one step");
-        (limit, begin, steps, last)
-    })
-}
+use crate::support::engines::{Engine, Micros, micros, on_both_engines};
+use crate::support::histories::{Compared, Operation, any_change, beginning, histories, lived, steps};
+use crate::support::limits::{any_limit, two_limits};
+use crate::support::oracle::{Answer, Retry};
+use crate::support::oracle_spec::{oracle, spec};
 
 #[test]
 fn every_answer_is_the_oracles() {
-    everywhere((any_limit(), beginning(), steps(1..=25)), |engine, (limit, begin, steps)| {
+    on_both_engines((any_limit(), beginning(), steps(1..=25)), |engine, (limit, begin, steps)| {
         let subject = engine.subject(limit.clone());
         let mut oracle = oracle(&limit);
         let mut now = begin;
@@ -62,7 +31,7 @@ fn every_answer_is_the_oracles() {
 
 #[test]
 fn law_1_a_denial_and_a_peek_write_nothing() {
-    everywhere(histories(), |engine, (limit, begin, past, next)| {
+    on_both_engines(histories(), |engine, (limit, begin, past, next)| {
         let (subject, now) = lived(engine, limit, begin, &past);
         let (cost, then) = next.aim(&subject, now);
         let ahead = subject.state(then).iter().any(|(name, value)| *name == "time_us" && *value > then as i64);
@@ -79,7 +48,7 @@ fn law_1_a_denial_and_a_peek_write_nothing() {
 
 #[test]
 fn law_2_remaining_can_be_taken_and_not_one_more() {
-    everywhere(histories(), |engine, (limit, begin, past, next)| {
+    on_both_engines(histories(), |engine, (limit, begin, past, next)| {
         let (subject, now) = lived(engine, limit, begin, &past);
         let (cost, then) = next.aim(&subject, now);
         let peeked = subject.peek(cost, then);
@@ -98,7 +67,7 @@ fn law_2_remaining_can_be_taken_and_not_one_more() {
 
 #[test]
 fn law_3_retry_after_is_tight_to_the_microsecond() {
-    everywhere(histories(), |engine, (limit, begin, past, next)| {
+    on_both_engines(histories(), |engine, (limit, begin, past, next)| {
         let (subject, now) = lived(engine, limit, begin, &past);
         let (cost, then) = next.aim(&subject, now);
         let decision = subject.acquire(cost, then);
@@ -117,7 +86,7 @@ fn law_3_retry_after_is_tight_to_the_microsecond() {
 
 #[test]
 fn law_4_after_reset_after_the_key_is_as_if_never_used() {
-    everywhere((histories(), steps(1..=6)), |engine, ((limit, begin, past, next), future)| {
+    on_both_engines((histories(), steps(1..=6)), |engine, ((limit, begin, past, next), future)| {
         let (used, now) = lived(engine, limit.clone(), begin, &past);
         let (cost, then) = next.aim(&used, now);
         let decision = used.acquire(cost, then);
@@ -139,7 +108,7 @@ fn law_4_after_reset_after_the_key_is_as_if_never_used() {
 
 #[test]
 fn law_5_what_can_never_be_had_is_denied_with_never_and_charges_nothing() {
-    everywhere((histories(), 1_u64..), |engine, ((limit, begin, past, _), more)| {
+    on_both_engines((histories(), 1_u64..), |engine, ((limit, begin, past, _), more)| {
         let (subject, now) = lived(engine, limit.clone(), begin, &past);
         let before = subject.peek(0, now);
         let decision = subject.acquire(limit.capacity().saturating_add(more), now);
@@ -152,7 +121,7 @@ fn law_5_what_can_never_be_had_is_denied_with_never_and_charges_nothing() {
 
 #[test]
 fn law_6_no_span_admits_more_than_capacity_and_rate() {
-    everywhere((any_limit(), beginning(), steps(1..=40)), |engine, (limit, begin, steps)| {
+    on_both_engines((any_limit(), beginning(), steps(1..=40)), |engine, (limit, begin, steps)| {
         let subject = engine.subject(limit.clone());
         let mut now = begin;
         let mut taken: Vec<(Micros, u64)> = Vec::new();
@@ -174,7 +143,7 @@ fn law_6_no_span_admits_more_than_capacity_and_rate() {
 
 /// The most units that a limit may admit from one moment to another, both included.
 fn most_in(limit: &Limit, begin: Micros, end: Micros) -> u128 {
-    use crate::oracle::Spec;
+    use crate::support::oracle::Spec;
     let span = u128::from(end - begin);
     let [rate, period, capacity] = [limit.rate(), micros(limit.period()), limit.capacity()].map(u128::from);
     match spec(limit) {
@@ -194,7 +163,7 @@ fn most_in(limit: &Limit, begin: Micros, end: Micros) -> u128 {
 
 #[test]
 fn law_7_no_clock_locks_anybody_out_for_longer_than_the_rule_could() {
-    everywhere((histories(), 0_u64..), |engine, ((limit, begin, past, _), back)| {
+    on_both_engines((histories(), 0_u64..), |engine, ((limit, begin, past, _), back)| {
         let (subject, now) = lived(engine, limit.clone(), begin, &past);
         let longest = micros(limit.longest_reset());
         let then = now.saturating_sub(back % (4 * longest + 1));
@@ -212,8 +181,8 @@ fn law_7_no_clock_locks_anybody_out_for_longer_than_the_rule_could() {
 
 #[test]
 fn law_8_a_coarse_tick_is_a_divisor_and_every_product_is_exact() {
-    everywhere(any_limit(), |_, limit| {
-        use crate::oracle::Spec;
+    on_both_engines(any_limit(), |_, limit| {
+        use crate::support::oracle::Spec;
         let [rate, period, capacity, debt] =
             [limit.rate(), micros(limit.period()), limit.capacity(), limit.max_debt()].map(u128::from);
         let tick = u128::from(micros(limit.tick()));
@@ -261,7 +230,7 @@ fn law_9_a_changed_tick_and_a_clock_far_behind() {
 #[test]
 fn law_9_a_changed_rule_keeps_what_was_used() {
     let cases = (two_limits(), beginning(), steps(1..=10), steps(1..=10));
-    everywhere(cases, |engine, ((limit, other), begin, past, future)| {
+    on_both_engines(cases, |engine, ((limit, other), begin, past, future)| {
         let (before, mut now) = lived(engine, limit.clone(), begin, &past);
         let mut oracle = oracle(&limit);
         let mut then = begin;
@@ -287,7 +256,7 @@ fn law_9_a_changed_rule_keeps_what_was_used() {
 #[test]
 fn law_9_at_the_same_instant_units_taken_stay_taken() {
     let cases = (two_limits(), beginning(), 1_u64..=100);
-    everywhere(cases, |engine, ((limit, other), now, part)| {
+    on_both_engines(cases, |engine, ((limit, other), now, part)| {
         // On a tick of both: a state's time is that of its own limit's clock.
         let now = now - now % (micros(limit.tick()) * micros(other.tick()));
         let before = engine.subject(limit.clone());
@@ -303,8 +272,8 @@ fn law_9_at_the_same_instant_units_taken_stay_taken() {
 
 #[test]
 fn law_10_an_entry_one_window_old_no_longer_counts() {
-    everywhere((any_limit(), beginning()), |engine, (limit, now)| {
-        if !matches!(spec(&limit), crate::oracle::Spec::SlidingLog { .. }) {
+    on_both_engines((any_limit(), beginning()), |engine, (limit, now)| {
+        if !matches!(spec(&limit), crate::support::oracle::Spec::SlidingLog { .. }) {
             return Ok(());
         }
         let period = micros(limit.period());
@@ -362,17 +331,6 @@ fn large(most: u64) -> impl Strategy<Value = u64> {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Verb {
-    Acquire,
-    Reserve,
-    AtMost,
-    Refund,
-    Penalty,
-    Block,
-    Change,
-}
-
-#[derive(Clone, Copy, Debug)]
 enum Clock {
     Stay,
     Forward(u64),
@@ -391,11 +349,13 @@ enum Units {
     Remaining(u64),
 }
 
-fn calls_at_the_bounds() -> impl Strategy<Value = Vec<(Verb, Clock, Units)>> {
-    use Verb::{Acquire, AtMost, Block, Change, Penalty, Refund, Reserve};
-    let verb = proptest::sample::select(vec![
-        Acquire, Acquire, Reserve, Reserve, Reserve, AtMost, Refund, Penalty, Penalty, Block, Change, Change,
-    ]);
+/// None changes the rule's numbers.
+fn calls_at_the_bounds() -> impl Strategy<Value = Vec<(Option<Operation>, Clock, Units)>> {
+    let operation = prop_oneof![
+        2 => Just(Some(Operation::Acquire)), 3 => Just(Some(Operation::Reserve)), 1 => Just(Some(Operation::AtMost)),
+        1 => Just(Some(Operation::Refund)), 2 => Just(Some(Operation::Penalty)), 1 => Just(Some(Operation::Block)),
+        2 => Just(None),
+    ];
     let clock = prop_oneof![
         3 => Just(Clock::Stay),
         2 => large(1 << 50).prop_map(Clock::Forward),
@@ -411,33 +371,23 @@ fn calls_at_the_bounds() -> impl Strategy<Value = Vec<(Verb, Clock, Units)>> {
         4 => (-9..2_i64).prop_map(Units::Span),
         2 => (0..2_u64).prop_map(Units::Remaining),
     ];
-    proptest::collection::vec((verb, clock, units), 1..=40)
+    proptest::collection::vec((operation, clock, units), 1..=40)
 }
 
-/// Debts and penalties as deep as they may be, numbers that change meanwhile, and clocks that step back a little.
+/// The deepest debts and penalties, changing numbers, and clocks that step back a little.
 #[test]
 fn law_8_every_operation_is_exact_up_to_the_largest_numbers() {
     let algorithms: Vec<_> = Algorithm::all().filter(|algorithm| !algorithm.holds()).collect();
     let limits = proptest::sample::select(algorithms).prop_flat_map(limits_at_the_bounds);
-    let strategy = proptest::sample::select(vec![
-        (Change::KeepUsed, oracles::Change::KeepUsed),
-        (Change::AsIs, oracles::Change::AsIs),
-        (Change::Reset, oracles::Change::Reset),
-    ]);
     let block_for = proptest::option::weighted(0.3, large(1 << 51));
-    let cases = (limits, calls_at_the_bounds(), strategy, any::<bool>(), block_for);
-    everywhere(cases, |engine, ((limit, other), calls, (change, of), counting, block_for)| {
-        let mut subject = engine.subject(limit.clone()).with(change, counting, block_for);
-        let mut oracle = oracle(&limit);
-        oracle.on_change(of);
-        if counting {
-            oracle.count_denials();
-        }
-        oracle.block_for(block_for);
-        let (mut now, mut next): (Micros, _) = (1 << 50, other);
-        for (verb, clock, units) in calls {
-            let limit = subject.limit().clone();
-            let span = limit.capacity() + limit.max_debt();
+    let cases = (limits, calls_at_the_bounds(), any_change(), any::<bool>(), block_for);
+    on_both_engines(cases, |engine, (limits, calls, change, counting, block_for)| {
+        let mut compared = Compared::new(engine, limits, change, counting, block_for);
+        let mut now: Micros = 1 << 50;
+        for (operation, clock, units) in calls {
+            let limit = compared.subject.limit();
+            let (algorithm, span) = (limit.algorithm(), limit.capacity() + limit.max_debt());
+            let oracle = &compared.oracle;
             let cost = match units {
                 Units::Of(units) => units,
                 Units::Span(more) => span.saturating_add_signed(more),
@@ -452,28 +402,15 @@ fn law_8_every_operation_is_exact_up_to_the_largest_numbers() {
                 _ => now,
             };
             now = if then < 1 << 51 { then } else { now };
-            let said = format!("{verb:?} {cost} at {now} under {}", subject.rule);
-            match verb {
-                Verb::Reserve if limit.algorithm().reserves() => {
-                    prop_assert_eq!(subject.reserve(cost, now), oracle.reserve(cost, now), "{}", said);
-                }
-                Verb::Acquire | Verb::Reserve => {
-                    prop_assert_eq!(subject.acquire(cost, now), oracle.acquire(cost, now), "{}", said);
-                }
-                Verb::AtMost => prop_assert_eq!(subject.at_most(cost, now), oracle.at_most(cost, now), "{}", said),
-                Verb::Refund => prop_assert_eq!(subject.refund(cost, now), oracle.refund(cost, now), "{}", said),
-                Verb::Penalty => prop_assert_eq!(subject.penalty(cost, now), oracle.penalty(cost, now), "{}", said),
-                Verb::Block => {
-                    let length = cost % (1 << 51);
-                    prop_assert_eq!(subject.block(length, now), oracle.block(length, now), "{}", said);
-                }
-                Verb::Change => {
-                    let was = std::mem::replace(&mut next, limit);
-                    subject = subject.changed(was.clone().named("limit").expect("a good name"));
-                    oracle.change(spec(&was));
+            match operation {
+                // Of those that can't reserve, more acquires.
+                Some(Operation::Reserve) if !algorithm.reserves() => compared.call(Operation::Acquire, cost, 0, now)?,
+                Some(operation) => compared.call(operation, cost, cost % (1 << 51), now)?,
+                None => {
+                    compared.change();
+                    prop_assert_eq!(compared.subject.peek(1, now), compared.oracle.peek(1, now), "after a change");
                 }
             }
-            prop_assert_eq!(subject.peek(1, now), oracle.peek(1, now), "peek after {}", said);
         }
         Ok(())
     });

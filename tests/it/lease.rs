@@ -1,6 +1,6 @@
 //! Leases: together never more than the rule, and what isn't spent comes back.
 
-mod exact;
+mod exactness;
 
 use std::num::NonZeroU32;
 use std::time::{Duration, UNIX_EPOCH};
@@ -9,8 +9,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tollgate::{By, Clock, Decision, Embedded, Lease, Limiter, Redis, Request, Rule};
 
-use crate::rule::rule;
-use crate::server::Server;
+use crate::support::redis_server::Server;
+use crate::support::rules::rule;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Ends a test that would hang; no machine is so slow that it decides one.
@@ -97,7 +97,7 @@ async fn together(leases: &[Lease], tasks: usize, tries: usize) -> (u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn processes_never_exceed_a_window_and_return_what_they_have_not_spent() {
+async fn processes_never_exceed_a_window_and_return_unspent_units() {
     let server = Server::start();
     let rule = rule("fixed-window 3000/3650d");
     let (limiters, leases): (Vec<_>, Vec<_>) = (0..3).map(|_| process(&server, &rule, 3)).unzip();
@@ -181,7 +181,7 @@ async fn a_cost_above_the_share_is_asked_directly_and_a_denial_is_exact() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_held_comes_back_when_it_expires_when_it_is_dropped_and_when_it_is_given_back() {
+async fn held_units_come_back_on_expiry_on_drop_and_on_request() {
     let mut world = World::new("fixed-window 100/30d", 2);
     world.take(60).await;
     let mut spent = 60;
@@ -218,7 +218,7 @@ async fn what_is_held_comes_back_when_it_expires_when_it_is_dropped_and_when_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_has_expired_is_neither_spent_nor_returned_where_the_limit_has_refilled() {
+async fn expired_units_are_neither_spent_nor_returned_where_the_limit_has_refilled() {
     let world = World::new("gcra 100/1s", 1);
     world.take(90).await;
     world.spend(0, 1).await;
@@ -301,14 +301,14 @@ async fn a_lease_saves_most_calls() {
     let rule = rule("fixed-window 20000/3650d");
     let (limiter, lease) = process(&server, &rule, 1);
     limiter.acquire(&rule, Request::new("hot").cost(10_001)).await.expect("a decision");
-    server.forget_commands();
+    server.reset_command_counts();
     for _ in 0..5000 {
         assert!(lease.acquire(1).await.expect("a decision").allowed);
     }
     let calls = scripts(&server);
     assert!((1..1000).contains(&calls), "{calls}");
     while lease.acquire(1).await.expect("a decision").allowed {}
-    server.forget_commands();
+    server.reset_command_counts();
     for _ in 0..100 {
         assert!(!lease.acquire(1).await.expect("a decision").allowed);
     }
@@ -317,7 +317,7 @@ async fn a_lease_saves_most_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_who_gives_up_loses_no_units() {
+async fn a_caller_that_gives_up_loses_no_leased_units() {
     let world = World::new("fixed-window 100/30d", 2);
     world.take(60).await;
     assert!(world.spend(0, 1).await.allowed);
@@ -332,7 +332,7 @@ async fn a_caller_who_gives_up_loses_no_units() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_leased_says_so() {
+async fn a_limit_that_cannot_be_leased_is_an_error() {
     let limiter = Limiter::new(Embedded::new());
     let two = rule("gcra 10/1s").and("gcra 10/1m".parse().expect("a limit")).expect("two limits");
     for (rule, expected) in [
@@ -367,9 +367,9 @@ async fn what_cannot_be_leased_says_so() {
     assert_eq!(By::Lease.to_string(), "lease");
 }
 
-/// A lease costs calls: where they come seldom, Redis is asked directly.
+/// A lease costs calls: rare calls go to Redis directly.
 #[tokio::test(start_paused = true)]
-async fn who_comes_seldom_is_sent_to_redis_and_who_comes_often_is_not() {
+async fn rare_calls_go_to_redis_and_frequent_calls_are_served_from_the_lease() {
     let world = World::new("fixed-window 1000/30d", 2);
     world.take(600).await;
     let mut by = Vec::new();

@@ -1,13 +1,14 @@
 //! Load and its audit: short runs against a real server, and one that really admits too much.
 
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tollgate::redis::{Connection, cmd};
 
-use crate::server::{Server, free_port};
-use crate::tool::{code, command, lines, stderr, stdout, tollgate};
+use crate::support::polling::block_until;
+use crate::support::redis_server::{Server, free_port};
+use crate::support::tool::{code, command, lines, stderr, stdout, tollgate};
 
 /// A run's report.
 fn load(arguments: &[&str]) -> Value {
@@ -75,7 +76,7 @@ fn callers_ask_again_as_soon_as_they_are_answered() {
 }
 
 #[test]
-fn a_rate_that_was_kept_is_the_rate_that_is_told() {
+fn a_rate_that_was_reached_is_the_rate_that_is_reported() {
     let report = load(&["gcra 50/1s", "--rate", "100", "--count", "10", "--warmup", "0s"]);
     assert_eq!(report["planned_seconds"], 0.1);
     // Nine tenths of the time lie between the first call and the last.
@@ -177,7 +178,7 @@ fn a_table_on_request_shows_rates_latencies_and_the_audit() {
 }
 
 #[test]
-fn what_the_audit_cannot_judge_is_said() {
+fn the_audit_reports_what_it_cannot_judge() {
     for (arguments, why) in [
         (["concurrency 5 ttl 1s", "--cost=1"], "permits"),
         (["fixed-window 5/1s start first-hit", "--cost=1"], "windows start"),
@@ -203,10 +204,7 @@ fn a_redis_that_loses_its_keys_is_found_to_over_admit() {
         let line = calls.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
         line.and_then(|line| line.split(',').next()?.parse::<u64>().ok()).is_some_and(|calls| calls > 300)
     };
-    let began = Instant::now();
-    while !used_up(&mut redis) && began.elapsed() < Duration::from_secs(10) {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    block_until("300 calls", || used_up(&mut redis));
     cmd("FLUSHALL").exec(&mut redis).expect("flushed");
     let output = run.wait_with_output().expect("the tool ends");
     let report = &lines(&output)[0];
@@ -255,7 +253,7 @@ fn misuse_is_one_line_and_exits_with_two() {
     }
 }
 
-/// Who may look and not take: the run begins, and every call of it fails.
+/// A user that may read and not write: the run begins, and every call of it fails.
 #[test]
 fn a_run_without_an_answer_is_reported_and_exits_with_two() {
     let server = Server::start();
@@ -278,21 +276,18 @@ fn a_run_without_an_answer_is_reported_and_exits_with_two() {
 
 /// A server without memory writes nothing, until it has some.
 #[test]
-fn what_a_policy_admits_is_told_apart_and_not_held_against_redis() {
+fn calls_admitted_by_a_policy_are_reported_apart_and_do_not_fail_the_audit() {
     let server = Server::start();
     let (mut redis, url) = (server.connection(), server.url());
     for (policy, stand_in) in [("open", "policy"), ("local", "local"), ("closed", "")] {
         let limits =
             ["load", "gcra 1000/1s", "--keys", "hot", "--warmup", "0s", "--duration", "1500ms", "--rate", "500"];
         let arguments = [&limits[..], &["--on-error", policy, "--url", &url]].concat();
-        server.forget_commands();
+        server.reset_command_counts();
         let run = command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool runs");
         let until = |calls: u64, failed: u64| {
-            let began = Instant::now();
             let enough = || server.commands().get("evalsha").is_some_and(|got| got.0 >= calls && got.1 >= failed);
-            while !enough() && began.elapsed() < Duration::from_secs(10) {
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            block_until("enough calls", enough);
         };
         until(50, 0);
         cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut redis).expect("set");
@@ -325,10 +320,7 @@ fn calls_past_their_deadline_are_counted_and_a_lower_rate_is_advised() {
     let arguments =
         ["load", "gcra 5/1s", "--warmup", "0s", "--duration", "1m", "--deadline", "100ms", "--url", &server.url()];
     let run = command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool runs");
-    let began = Instant::now();
-    while size(&mut redis) < 100 && began.elapsed() < Duration::from_secs(10) {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    block_until("100 keys", || size(&mut redis) >= 100);
     server.signal("-STOP");
     std::thread::sleep(Duration::from_millis(300));
     let done = std::process::Command::new("kill").arg("-INT").arg(run.id().to_string()).status();
@@ -351,10 +343,7 @@ fn an_interrupted_run_still_reports_and_removes_its_keys() {
     let mut redis = server.connection();
     let arguments = ["load", "gcra 5/1s", "--warmup", "0s", "--duration", "1m", "--url", &server.url()];
     let run = command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool runs");
-    let began = Instant::now();
-    while size(&mut redis) < 100 && began.elapsed() < Duration::from_secs(10) {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    block_until("100 keys", || size(&mut redis) >= 100);
     let done = std::process::Command::new("kill").arg("-INT").arg(run.id().to_string()).status();
     assert!(done.expect("kill runs").success());
     let output = run.wait_with_output().expect("the tool ends");

@@ -1,67 +1,57 @@
 //! One binary for all tests that need more than a single module. A missing redis-server is a failure, never a skip.
 
-mod beyond;
-mod block;
-mod calendar;
-#[cfg_attr(not(feature = "tls"), allow(dead_code))]
-mod certificates;
+mod acquire_wait;
+mod batch_order;
+mod batching;
+mod block_for;
+mod calendar_windows;
 mod chaos;
+mod cluster_and_sentinels;
+mod combined_limits;
 mod concurrency;
-mod costs;
+mod concurrent_operations;
+mod corrupted_state;
 #[cfg(feature = "postgres")]
 mod database;
-mod denials;
+mod denial_cache;
 mod differential;
 mod doctor;
+mod documented_losses;
 mod examples;
 mod expiry;
 mod faults;
-mod fleet;
-mod hostile;
 #[cfg(feature = "axum")]
 mod http;
-mod ids;
-mod keys;
+mod key_spelling;
 mod laws;
 mod lease;
-mod limits;
+mod limit_text;
 mod load;
-mod lua;
-mod merges;
-mod mixed;
+mod malformed_replies;
 mod operations;
-mod oracle;
-mod package;
 mod packed;
 mod permissions;
 mod permits;
-mod poison;
-#[cfg(feature = "postgres")]
-mod postgres;
-mod python;
+mod published_package;
 mod recipes;
-mod redis;
-mod replies;
-mod rule;
+mod redis_engine;
+mod request_ids;
 mod rules;
 mod script_cache;
-mod scripts;
-mod server;
-mod several;
+mod script_calls;
+mod script_files;
 mod shards;
-mod subject;
 mod supply;
+mod support;
 #[cfg(all(feature = "metrics", feature = "tracing"))]
 mod telemetry;
-mod text;
 mod tidy;
 #[cfg(feature = "tls")]
 mod tls;
-mod together;
-mod tool;
 #[cfg(feature = "tls")]
-mod trust;
+mod tls_settings;
+mod tool;
+mod tool_fuzzing;
 mod vectors;
-mod wait;
 #[cfg(not(feature = "tls"))]
 mod without_tls;

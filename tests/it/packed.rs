@@ -1,5 +1,5 @@
-//! The packed form of the scripts, which decides many keys in one call, decides as their text form does. By raw calls of
-//! the scripts on a real server; what a packed call is told is read from the scripts' headers.
+//! The packed form of the scripts, which decides many keys in one call, decides as their text form does. By raw calls
+//! of the scripts on a real server; a packed call's arguments are read from the scripts' headers.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -8,12 +8,13 @@ use proptest::test_runner::{Config, TestRunner};
 use tollgate::Algorithm;
 use tollgate::redis::{Cmd, Connection, cmd, pipe};
 
-use crate::server::Server;
+use crate::support::redis_server::Server;
+use crate::support::scripts::{Record, records};
 
 const NOW: i64 = 1 << 50;
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
-/// A script with a packed form, and the numbers that this is told.
+/// A script with a packed form, and the numbers that it takes.
 #[derive(Debug)]
 struct Form {
     algorithm: Algorithm,
@@ -34,9 +35,6 @@ struct Numbers {
 
 /// A key, a cost, and how many calls of it.
 type Group<'a> = (&'a str, i64, u32);
-/// Calls allowed, limit, remaining, retry_after_us, reset_after_us.
-type Record = [i64; 5];
-
 const SAMPLE: Numbers = Numbers { capacity: 5, rate: 5, period: 1_000_000, tick: 1, max_debt: 0, start: 0 };
 
 impl Form {
@@ -63,7 +61,7 @@ impl Form {
 
     /// The script's own arguments at this time, as text.
     fn own(&self, numbers: &Numbers, now_us: i64) -> Vec<i64> {
-        // Windows of the calendar are told to the script: here they follow each other as fixed ones do.
+        // Calendar windows are arguments of the script: here they follow each other as fixed ones do.
         let first = now_us - now_us.rem_euclid(numbers.period);
         let number = |name: &&str| match *name {
             "capacity" => numbers.capacity,
@@ -141,25 +139,6 @@ fn decide(
     let answer: Vec<u8> = form.packed(numbers, groups, now_us).query(redis).expect("decisions");
     let limit = form.own(numbers, NOW)[0];
     records(&answer, limit, groups.iter().map(|group| group.2.into()))
-}
-
-/// What a packed call answers: what remains and the reset, where all of a key's calls are allowed; else minus one less what
-/// remains, the reset, the wait, and how many are allowed.
-pub(crate) fn records(answer: &[u8], limit: i64, calls: impl Iterator<Item = i64>) -> Vec<Record> {
-    let (numbers, rest) = answer.as_chunks::<7>();
-    let mut numbers =
-        numbers.iter().map(|[a, b, c, d, e, f, g]| i64::from_le_bytes([0, *a, *b, *c, *d, *e, *f, *g]) >> 8);
-    let mut next = || numbers.next().expect("a number");
-    let read = |calls| match (next(), next()) {
-        (remaining @ 0.., reset) => [calls, limit, remaining, 0, reset],
-        (less, reset) => {
-            let (wait, allowed) = (next(), next());
-            [allowed, limit, -1 - less, wait, reset]
-        }
-    };
-    let records: Vec<_> = calls.map(read).collect();
-    assert!(rest.is_empty() && numbers.next().is_none(), "{answer:?}");
-    records
 }
 
 /// A server that knows the scripts.
@@ -291,7 +270,7 @@ fn one_by_one(redis: &mut Connection, form: &Form, numbers: &Numbers, groups: &[
 }
 
 #[test]
-fn what_is_no_state_is_told_apart_and_left_alone() {
+fn a_value_that_is_no_state_is_reported_as_such_and_left_unchanged() {
     let (_server, mut redis) = server();
     let numbers = Numbers { capacity: 100, ..SAMPLE };
     for form in Form::all() {
@@ -349,7 +328,7 @@ fn what_is_no_state_is_told_apart_and_left_alone() {
 fn in_server_time_every_key_expires_after_its_reset_and_time_is_read_once() {
     let (server, mut redis) = server();
     let numbers = Numbers { capacity: 8, rate: 8, period: 400_000, ..SAMPLE };
-    server.forget_commands();
+    server.reset_command_counts();
     for round in 0..12 {
         for form in Form::all() {
             let keys = KEYS.map(|key| format!("{}:{key}", form.algorithm));
@@ -425,7 +404,7 @@ fn a_denied_call_writes_nothing_and_a_key_given_often_is_not_over_admitted() {
         let groups = [("b", 1, 3), ("c", 2, 3), ("b", 1, 3), ("c", 1, 3)];
         let decided = decide(&mut redis, &form, &SAMPLE, &groups, Some(NOW));
         assert_eq!(allowed(&decided), [3, 2, 2, 1], "{}", form.algorithm);
-        server.forget_commands();
+        server.reset_command_counts();
         let groups = [("a", 1, 3), ("b", 5, 1), ("a", 6, 2), ("fresh", 6, 1), ("c", 1, 1)];
         for groups in [groups.as_slice(), &groups.map(|group| (group.0, 6, 1)), &groups[4..]] {
             let decided = decide(&mut redis, &form, &SAMPLE, groups, Some(NOW));

@@ -7,28 +7,11 @@ use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 use tollgate::redis::cmd;
 use tollgate::{Change, Charged, Error, Limiter, OnError, Redis, Request, Rule};
 
-use crate::rule::{by_own_id, rule};
-use crate::server::Server;
-use crate::subject::time;
-
-/// Ends a test that would hang; no machine is so slow that it decides one.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-const OPERATIONS: &str = include_str!("../../src/operations.md");
-
-/// What the smallest user is allowed, as documented.
-pub(crate) fn least() -> Vec<&'static str> {
-    let (_, rest) = OPERATIONS.split_once("'>PASSWORD' ").expect("the smallest user");
-    let (line, _) = rest.split_once("```").expect("the end of its line");
-    line.split_whitespace().filter(|word| *word != "\\").map(|word| word.trim_matches('\'')).collect()
-}
-
-/// What the documentation adds for some purpose, with the right that it names first.
-pub(crate) fn more(first: &'static str) -> Vec<&'static str> {
-    let (_, rest) = OPERATIONS.split_once(&format!("| `{first}")).expect("a row");
-    let (others, _) = rest.split_once('`').expect("the end of the rights");
-    [first].into_iter().chain(others.split_whitespace()).collect()
-}
+use crate::support::acl::{least, more};
+use crate::support::engines::time;
+use crate::support::polling::PATIENCE;
+use crate::support::redis_server::Server;
+use crate::support::rules::{by_own_id, rule};
 
 /// Each list without one of its members, and that.
 fn each_left_out(of: &[&'static str]) -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
@@ -133,7 +116,7 @@ async fn the_smallest_user_can_do_everything_and_needs_each_of_its_rights() {
 }
 
 #[tokio::test]
-async fn whoever_forgets_a_whole_rule_needs_three_rights_more() {
+async fn resetting_a_whole_rule_needs_three_more_rights() {
     let server = Server::start();
     let added = more("+scan");
     assert_eq!(added.len(), 3);
@@ -166,7 +149,7 @@ async fn another_database_and_a_used_connection_need_the_rights_that_are_documen
     for (more, reused) in cases {
         let manager = Manager::new(with(&more)).expect("a good address");
         let pool = Pool::builder(manager).max_size(1).runtime(Runtime::Tokio1).build().expect("a pool");
-        server.forget_commands();
+        server.reset_command_counts();
         drop(pool.get().await.expect("a connection"));
         let limiter = Limiter::new(Redis::with_pool(pool)).deadline(PATIENCE);
         limiter.acquire(&rule, "key").await.expect("a decision");
@@ -185,7 +168,7 @@ async fn a_user_without_evalsha_lacks_a_permission() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_run_what_a_script_calls_lacks_a_permission_and_pays_nothing() {
+async fn a_user_without_a_command_that_a_script_calls_gets_a_permission_error_and_is_not_charged() {
     let server = Server::start();
     let all = limiter(&server.url());
     for (command, rule) in [("set", "gcra 5/10s"), ("setrange", "sliding-log 9/1d"), ("pexpire", "sliding-log 9/1d")] {
@@ -227,7 +210,7 @@ async fn a_permit_that_was_taken_before_a_command_was_refused_may_be_charged_and
 }
 
 #[tokio::test]
-async fn who_may_not_wait_for_replicas_is_no_matter_of_policy() {
+async fn a_missing_right_to_wait_for_replicas_is_an_error_under_every_policy() {
     let server = Server::start();
     let redis = Redis::open(&server.user("some", "+@all -wait ~*")).expect("a good address");
     let redis = redis.confirmed_by(1, Duration::from_millis(20));

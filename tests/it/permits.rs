@@ -5,8 +5,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use tollgate::redis::cmd;
 use tollgate::{Charged, Clock, Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
 
-use crate::rule::{by_own_id, rule};
-use crate::server::Server;
+use crate::support::polling::wait_until;
+use crate::support::redis_server::Server;
+use crate::support::rules::{by_own_id, rule};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -14,15 +15,10 @@ async fn held(limiter: &Limiter, rule: &Rule) -> Option<Permit> {
     limiter.hold(rule, "key").await.expect("a decision").permit
 }
 
-/// Until what tasks of their own do has been done.
+/// Waits until background tasks have left this many permits.
 async fn comes_to(limiter: &Limiter, rule: &Rule, remaining: u64) {
-    for _ in 0..1000 {
-        if limiter.peek(rule, "key").await.expect("a decision").remaining == remaining {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("{remaining} never remained");
+    let left = async || limiter.peek(rule, "key").await.expect("a decision").remaining;
+    wait_until(&format!("{remaining} remain"), async || left().await == remaining).await;
 }
 
 #[tokio::test]
@@ -52,7 +48,7 @@ async fn a_hold_that_is_given_up_keeps_nothing() {
 }
 
 #[tokio::test]
-async fn a_denied_hold_gives_back_nothing_of_anybodys() {
+async fn a_denied_hold_gives_back_no_other_permits() {
     let limiter = Limiter::new(Embedded::new());
     let rule = rule("concurrency 1 ttl 1h");
     let permit = held(&limiter, &rule).await.expect("one");
@@ -93,7 +89,7 @@ async fn a_permit_that_has_expired_is_known_to_be_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_is_served_when_a_permit_is_released_not_when_it_would_expire() {
+async fn a_waiting_caller_is_served_when_a_permit_is_released_not_when_it_would_expire() {
     let limiter = Limiter::new(Embedded::new());
     let rule = rule("concurrency 1 ttl 1h");
     let permit = held(&limiter, &rule).await.expect("one");
@@ -111,7 +107,7 @@ async fn whoever_waits_is_served_when_a_permit_is_released_not_when_it_would_exp
 }
 
 #[tokio::test]
-async fn beside_a_rate_both_are_taken_or_none_and_only_the_permit_comes_back() {
+async fn a_permit_and_a_rate_are_taken_together_or_not_at_all_and_only_the_permit_comes_back() {
     let server = Server::start();
     for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("a good address"))] {
         let rule = rule("concurrency 2 ttl 1h").and("gcra 3/30d".parse().expect("a limit")).expect("two limits");
@@ -140,7 +136,7 @@ async fn beside_a_rate_both_are_taken_or_none_and_only_the_permit_comes_back() {
 }
 
 #[tokio::test]
-async fn an_id_that_asks_for_more_takes_what_it_lacks_and_a_lost_permit_is_not_remembered() {
+async fn an_id_that_requests_more_takes_the_difference_and_a_lost_permit_is_not_remembered() {
     let server = Server::start();
     for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("a good address"))] {
         let full = rule("concurrency 10 ttl 1h");
@@ -184,7 +180,7 @@ async fn permits_are_given_back_where_redis_is_out_of_memory() {
 }
 
 #[tokio::test]
-async fn what_has_no_permits_says_so() {
+async fn permit_operations_on_a_limit_without_permits_are_errors() {
     let limiter = Limiter::new(Embedded::new());
     let (bucket, permits) = (rule("gcra 5/1s"), rule("concurrency 5 ttl 1s"));
     let request = Request::new("key").id("id");
@@ -227,7 +223,7 @@ async fn what_has_no_permits_says_so() {
 }
 
 #[tokio::test]
-async fn what_another_program_wrote_is_no_set_of_permits() {
+async fn a_value_written_by_another_program_is_not_read_as_permits() {
     let server = Server::start();
     let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
     let (rule, mut redis) = (rule("concurrency 5 ttl 10s"), server.connection());
@@ -278,7 +274,7 @@ async fn permits_are_forgotten_after_they_have_expired_and_a_long_block_once_lif
     }
 }
 
-/// Nobody could give such a permit back.
+/// Such a permit could never be given back.
 #[tokio::test]
 async fn permits_are_taken_by_an_id_or_by_hold() {
     let limiter = Limiter::new(Embedded::new());

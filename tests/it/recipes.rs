@@ -1,6 +1,6 @@
 //! The recipes of the README and the guide, to the letter: `documented_recipes_are_those_that_are_tested` compares them.
 
-mod tested;
+mod tests;
 
 use std::error::Error;
 use std::num::NonZeroU32;

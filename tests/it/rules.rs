@@ -1,7 +1,7 @@
 //! Sets of rules: which rule applies, what it decides, and how its file is read and followed.
 
-mod around;
-mod deciding;
+mod bypasses;
+mod decisions;
 mod files;
 mod matching;
 mod reload;

@@ -11,9 +11,8 @@ use tokio::task::JoinSet;
 use tollgate::redis::{Connection, cmd};
 use tollgate::{Limiter, Redis};
 
-use crate::concurrency::THOUSAND;
-use crate::rule::{by_own_id, rule};
-use crate::server::Server;
+use crate::support::redis_server::Server;
+use crate::support::rules::{THOUSAND, by_own_id, rule};
 
 #[tokio::test]
 async fn a_server_that_lost_its_scripts_gets_each_one_back_with_one_eval() {
@@ -23,7 +22,7 @@ async fn a_server_that_lost_its_scripts_gets_each_one_back_with_one_eval() {
     limiter.acquire(&rule, "key").await.expect("a decision");
     for (by_digest, by_text) in [("evalsha", "eval"), ("evalsha_ro", "eval_ro")] {
         cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).expect("flushed");
-        server.forget_commands();
+        server.reset_command_counts();
         for calls in 1..=2 {
             let decision = match by_digest {
                 "evalsha" => limiter.acquire(&rule, "key").await,
@@ -37,8 +36,8 @@ async fn a_server_that_lost_its_scripts_gets_each_one_back_with_one_eval() {
     assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 2);
 }
 
-/// Redis 7.4 and Valkey 8, and newer ones, drop a script that came by EVAL once 500 others have come that way since it was
-/// last called. Redis 7.0 keeps them all.
+/// Redis 7.4 and Valkey 8, and newer ones, drop a script that came by EVAL once 500 others have come that way since it
+/// was last called. Redis 7.0 keeps them all.
 #[tokio::test]
 async fn scripts_that_make_room_for_600_others_cost_one_round_trip_more_and_no_decision() {
     let server = Server::start();
@@ -57,7 +56,7 @@ async fn scripts_that_make_room_for_600_others_cost_one_round_trip_more_and_no_d
     let all = rules.len() as u64;
     // How many calls were made by digest and by text, and how many of each failed.
     let take_of_each = async || {
-        server.forget_commands();
+        server.reset_command_counts();
         for (key, rule) in &rules {
             let decision = limiter.acquire(rule, by_own_id(rule, *key)).await;
             assert!(decision.expect("a decision").allowed, "{rule}");
@@ -84,7 +83,7 @@ async fn scripts_that_make_room_for_others_in_mid_load_cost_no_error_and_no_unit
     let server = Server::start();
     let (mut from, mut drops) = (0, false);
     for text in THOUSAND {
-        server.forget_commands();
+        server.reset_command_counts();
         a_thousand_are_admitted_while(&server, text, |redis, asking| {
             // A script that is called meanwhile stays.
             let _nobody_asks = tokio::task::block_in_place(|| Handle::current().block_on(asking.write()));

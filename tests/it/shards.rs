@@ -1,6 +1,6 @@
 //! Limits that are split into shards: together never above the limit, found again by an id, and evenly used.
 
-mod beside;
+mod other_features;
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;
@@ -10,12 +10,13 @@ use proptest::prelude::*;
 use tollgate::redis::cmd;
 use tollgate::{Algorithm, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule, State};
 
-use crate::laws::everywhere;
-use crate::limits::{any_limit, beginning, steps};
-use crate::oracle::Oracle;
-use crate::rule::by_own_id;
-use crate::server::Server;
-use crate::subject::{Engine, Micros, micros, spec, time};
+use crate::support::engines::{Engine, Micros, micros, on_both_engines, time};
+use crate::support::histories::{beginning, steps};
+use crate::support::limits::{sharded, split};
+use crate::support::oracle::Oracle;
+use crate::support::oracle_spec::spec;
+use crate::support::redis_server::Server;
+use crate::support::rules::by_own_id;
 
 const NOW: Micros = 1 << 50;
 const SECOND: Micros = 1_000_000;
@@ -37,7 +38,7 @@ fn rule(text: &str) -> Rule {
     let limit: Limit = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
     let more = limit.rate() + kept_back(&limit);
     let limit = text.replacen(&limit.rate().to_string(), &more.to_string(), 1);
-    crate::rule::rule(&limit)
+    crate::support::rules::rule(&limit)
 }
 
 /// Units that shards keep back of what they estimate.
@@ -47,17 +48,6 @@ fn kept_back(limit: &Limit) -> u64 {
 
 fn request(key: &str, now: Micros) -> Request<'_> {
     Request::new(key).at(time(now))
-}
-
-/// The same limit in so many shards, as far as it can be.
-fn split(limit: &Limit, shards: u64) -> Option<Limit> {
-    (2..=shards).rev().find_map(|shards| format!("{} shards {shards}", limit.whole()).parse().ok())
-}
-
-/// Any limit with shards.
-pub(crate) fn sharded() -> impl Strategy<Value = Limit> {
-    (any_limit(), prop_oneof![Just(2_u64), 3_u64..=9, Just(1024)])
-        .prop_filter_map("has shards", |(limit, shards)| split(&limit, shards))
 }
 
 impl Engine {
@@ -80,8 +70,8 @@ fn both() -> [Engine; 2] {
 }
 
 #[test]
-fn whatever_shards_admit_one_limiter_would_have_admitted() {
-    everywhere((sharded(), beginning(), steps(1..=60)), |engine, (limit, begin, steps)| {
+fn shards_admit_nothing_that_one_unsharded_limit_would_not_admit() {
+    on_both_engines((sharded(), beginning(), steps(1..=60)), |engine, (limit, begin, steps)| {
         let key = engine.fresh_key();
         let aimed = engine.subject(limit.whole());
         let rule = Rule::new("shards", limit.clone()).expect("a rule");
@@ -106,7 +96,7 @@ fn whatever_shards_admit_one_limiter_would_have_admitted() {
 }
 
 #[test]
-fn all_of_the_limit_can_be_had_and_not_one_more() {
+fn exactly_the_whole_limit_can_be_taken() {
     for engine in both() {
         for text in SEVEN.into_iter().chain([
             "gcra 43/1h shards 4",
@@ -160,7 +150,7 @@ fn the_better_of_two_keeps_shards_even() {
 }
 
 #[test]
-fn a_penalty_and_what_there_is_at_most_go_to_the_better_one_too() {
+fn penalties_and_at_most_use_the_better_of_two_shards_too() {
     for engine in both() {
         for text in SEVEN {
             if text.starts_with("concurrency") {
@@ -182,7 +172,7 @@ fn a_penalty_and_what_there_is_at_most_go_to_the_better_one_too() {
 }
 
 #[test]
-fn a_reservation_goes_to_who_is_served_sooner() {
+fn a_reservation_goes_to_the_shard_with_the_shorter_wait() {
     for engine in both() {
         for text in ["token-bucket 2/2s burst 2 max-debt 20 shards 2", "gcra 2/2s burst 2 max-debt 20 shards 2"] {
             let (rule, key) = (rule(text), engine.fresh_key());
@@ -208,7 +198,7 @@ fn ids(engine: &Engine, rule: &Rule, shards: &[usize]) -> Vec<String> {
 }
 
 #[test]
-fn a_denial_tells_the_shorter_wait_of_the_two() {
+fn a_denial_reports_the_shorter_wait_of_two_shards() {
     for engine in both() {
         let (rule, key) = (rule("sliding-log 4/10s shards 2"), engine.fresh_key());
         for (id, second) in ids(&engine, &rule, &[0, 0, 1, 1]).iter().zip([0, 5, 1, 4]) {
@@ -224,7 +214,7 @@ fn a_denial_tells_the_shorter_wait_of_the_two() {
 }
 
 #[test]
-fn who_allows_goes_before_who_would_allow_sooner() {
+fn a_shard_that_allows_is_preferred_to_one_with_a_shorter_wait() {
     for engine in both() {
         for text in ["token-bucket 1/1s burst 2 max-debt 2 shards 2", "gcra 1/1s burst 2 max-debt 2 shards 2"] {
             let (rule, key) = (rule(text), engine.fresh_key());
@@ -241,7 +231,7 @@ fn who_allows_goes_before_who_would_allow_sooner() {
 
 #[test]
 fn law_1_a_denial_and_a_peek_write_nothing() {
-    everywhere((sharded(), beginning(), steps(1..=12)), |engine, (limit, begin, steps)| {
+    on_both_engines((sharded(), beginning(), steps(1..=12)), |engine, (limit, begin, steps)| {
         let (key, aimed) = (engine.fresh_key(), engine.subject(limit.whole()));
         // Few shards, so that all can be seen.
         let limit = split(&limit, 4).expect("fewer than it has");
@@ -442,7 +432,7 @@ fn shards_are_alone_in_their_rule_and_have_no_lease() {
 }
 
 #[test]
-fn shards_lie_in_slots_of_their_own_under_names_of_nobody_elses() {
+fn shards_have_slots_of_their_own_and_names_that_no_other_key_has() {
     let engine = Engine::redis();
     let rule = rule("gcra 2000/1s shards 1000").named("hot").expect("a name");
     let keys: Vec<_> = engine.states(&rule, "user:42", NOW).into_iter().map(|state| state.key).collect();

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use spdx::{Expression, Licensee, ParseMode};
 use toml::Table;
 
-use crate::tidy::read;
+use crate::support::repository::read;
 
 /// What this reads of `deny.toml`.
 #[derive(Deserialize)]

@@ -16,7 +16,8 @@ use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Embedded, Limiter, OnError, Redis, Rule};
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::server::Server;
+use crate::support::polling::wait_until;
+use crate::support::redis_server::Server;
 
 /// Name and labels of each series, and its value or how many were recorded.
 #[derive(Clone, Default)]
@@ -163,7 +164,7 @@ fn verdicts_and_shadow_rules_are_counted() {
     assert_eq!(count("tollgate_verdicts_total{outcome=denied,reason=limits,rule=users}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_verdicts_total{outcome=denied,reason=blocked,rule=users}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_verdicts_total{outcome=denied,reason=missing,rule=users}"), 1.0, "{seen:?}");
-    // Nobody was answered by a shadow rule.
+    // No answer came from a shadow rule.
     assert!(!seen.keys().any(|series| series.contains("decisions_total") && series.contains("rule=trial")), "{seen:?}");
     assert_eq!(count("tollgate_verdicts_total{outcome=error,reason=unreachable,rule=users}"), 1.0, "{seen:?}");
     assert_eq!(count("tollgate_shadow_verdicts_total{outcome=allowed,rule=trial}"), 1.0, "{seen:?}");
@@ -173,7 +174,7 @@ fn verdicts_and_shadow_rules_are_counted() {
 
 /// However many calls it takes.
 #[test]
-fn what_takes_several_calls_is_one_decision() {
+fn an_operation_of_several_calls_is_counted_as_one_decision() {
     let (hundredth, second) = (Duration::from_millis(10), Duration::from_secs(1));
     let seen = recorded(async || {
         let limiter = Limiter::new(Embedded::new());
@@ -230,11 +231,11 @@ impl Log {
 }
 
 #[test]
-fn spans_and_events_say_what_happened_and_to_no_one_whom() {
+fn spans_and_events_report_outcomes_and_never_a_key() {
     // A process of its own: what one thread traces depends on which threads came by each place in the code before.
     const ALONE: &str = "TOLLGATE_TEST_ALONE";
     if std::env::var_os(ALONE).is_none() {
-        let test = "telemetry::spans_and_events_say_what_happened_and_to_no_one_whom";
+        let test = "telemetry::spans_and_events_report_outcomes_and_never_a_key";
         let mut again = std::process::Command::new(std::env::current_exe().expect("this program"));
         let output = again.args(["--exact", test, "--nocapture"]).env(ALONE, "yes").output().expect("its end");
         let text = String::from_utf8_lossy(&output.stdout);
@@ -261,7 +262,7 @@ fn spans_and_events_say_what_happened_and_to_no_one_whom() {
                 Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_millis(300));
             let open = rule("gcra 2/1h", "open").on_error(OnError::Open).expect("a policy");
             limiter.acquire(&open, SECRET).await.expect("a decision");
-            // Rules by what no request has, and a user who may not run scripts.
+            // Rules by an attribute that no request has, and a user without the right to run scripts.
             let mistyped = "[[rule]]\nname = \"all\"\nkey = \"apikey\"\nlimits = [\"gcra 1/1h\"]".parse::<RuleSet>();
             let layer = RateLimitLayer::new(limiter.clone(), mistyped.expect("rules"));
             let service = layer.layer(service_fn(|_: http::Request<()>| async {
@@ -283,12 +284,8 @@ fn spans_and_events_say_what_happened_and_to_no_one_whom() {
                 limiter.acquire(&open, SECRET).await.expect("a decision");
             }
             server.restart();
-            for _ in 0..1000 {
-                if limiter.acquire(&open, SECRET).await.expect("a decision").error.is_none() {
-                    break;
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+            let answers = async || limiter.acquire(&open, SECRET).await.expect("a decision").error.is_none();
+            wait_until("redis answers again", answers).await;
         });
     });
     let text = log.text();

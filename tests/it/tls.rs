@@ -1,24 +1,20 @@
-//! Redis by TLS: whom the client trusts, what it shows, and what it says when that fails. Every test here needs a server
-//! that speaks TLS, which not every build does; `trust` has what needs none.
+//! Redis by TLS: which certificates the client trusts, which it presents, and the errors. Every test here needs a
+//! server that speaks TLS, which not every build does; `tls_settings` has what needs none.
 
-mod beyond;
-
-use std::time::Duration;
+mod cluster_and_sentinels;
 
 use tollgate::redis::cmd;
 use tollgate::{Charged, Error, Limiter, Redis, Rule, Tls};
 
-use crate::certificates::{Authority, Pair, Papers};
-use crate::server::{Server, free_port};
-use crate::tool::{code, command, stderr, stdout};
-
-/// Ends a test that would hang; no machine is so slow that it decides one.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::certificates::{Authority, Pair, TlsFiles};
+use crate::support::polling::PATIENCE;
+use crate::support::redis_server::{Server, free_port};
+use crate::support::tool::{code, command, stderr, stdout};
 
 /// A server that listens by TLS too, and the files that it was given.
 struct Secured {
     server: Server,
-    papers: Papers,
+    tls_files: TlsFiles,
     port: u16,
 }
 
@@ -28,10 +24,10 @@ impl Secured {
     }
 
     fn showing(pair: Pair, authority: &Authority, clients: &'static str) -> Self {
-        let (papers, port) = (Papers::of(authority, pair, clients), free_port());
-        let options = papers.at(port);
+        let (tls_files, port) = (TlsFiles::of(authority, pair, clients), free_port());
+        let options = tls_files.at(port);
         let server = Server::with(&options.iter().map(String::as_str).collect::<Vec<_>>());
-        Self { server, papers, port }
+        Self { server, tls_files, port }
     }
 
     fn url(&self) -> String {
@@ -48,7 +44,7 @@ async fn refused(limiter: &Limiter) -> Error {
 }
 
 fn rule() -> Rule {
-    crate::rule::rule("gcra 5/30d")
+    crate::support::rules::rule("gcra 5/30d")
 }
 
 #[tokio::test]
@@ -59,7 +55,7 @@ async fn a_decision_by_tls_is_one_round_trip_too() {
     assert_eq!(limiter.acquire(&rule(), "key").await.expect("a decision").remaining, 4);
     let clients: String = cmd("CLIENT").arg("LIST").query(&mut secured.server.connection()).expect("a list");
     assert!(clients.contains(&format!("laddr=127.0.0.1:{} ", secured.port)), "{clients}");
-    secured.server.forget_commands();
+    secured.server.reset_command_counts();
     for remaining in (0..4).rev() {
         assert_eq!(limiter.acquire(&rule(), "key").await.expect("a decision").remaining, remaining);
     }
@@ -104,7 +100,7 @@ async fn an_authoritys_own_certificate_is_refused() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_who_calls_is_shown_a_certificate() {
+async fn a_server_that_requires_client_certificates_is_shown_one() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let secured = Secured::start(&ours, "127.0.0.1", "yes");
     let limiter = secured.limiter(&ours.trusted_by(&ours));
@@ -122,10 +118,10 @@ fn the_tool_decides_by_tls() {
     let secured = Secured::start(&authority, "127.0.0.1", "yes");
     let Pair { certificate, key } = authority.signs(&["tool"]);
     for (file, text) in [("tool.pem", &certificate), ("tool.key", &key)] {
-        secured.papers.write(file, text);
+        secured.tls_files.write(file, text);
     }
-    let (url, ca) = (secured.url(), secured.papers.file("ca.pem"));
-    let (cert, key) = (secured.papers.file("tool.pem"), secured.papers.file("tool.key"));
+    let (url, ca) = (secured.url(), secured.tls_files.file("ca.pem"));
+    let (cert, key) = (secured.tls_files.file("tool.pem"), secured.tls_files.file("tool.key"));
     let probe = |options: &[&str]| {
         let mut command = command(&[&["probe", "gcra 5/30d", "key", "--deadline", "30s"], options].concat());
         for variable in ["TOLLGATE_TLS_CA", "TOLLGATE_TLS_CERT", "TOLLGATE_TLS_KEY"] {
@@ -148,7 +144,7 @@ fn the_tool_decides_by_tls() {
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert!(stdout(&output).contains("\"remaining\":3"));
 
-    let missing = secured.papers.file("missing.pem");
+    let missing = secured.tls_files.file("missing.pem");
     for (options, told) in [
         (vec!["--url", &url, "--tls-ca", &missing], format!("--tls-ca {missing}: No such file")),
         (vec!["--url", &url, "--tls-ca", &key], format!("--tls-ca {key}: authority: expected")),

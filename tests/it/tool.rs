@@ -1,10 +1,10 @@
 //! The tool, by its standard output, standard error and exit code.
 
-mod block;
-mod input;
+mod block_for;
 mod messages;
-mod reach;
+mod replay_input;
 mod rules;
+mod service_keys;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -13,45 +13,12 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 use tollgate::Limit;
 
-use crate::server::{Server, free_port};
-use crate::subject;
+use crate::support::oracle_spec::oracle;
+use crate::support::redis_server::{Server, free_port};
+use crate::support::rules::limit;
+use crate::support::tool::{code, command, lines, stderr, stdout, tollgate, with_input};
 
 const LOG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/access-combined.log");
-
-pub(crate) fn tollgate(arguments: &[&str]) -> Output {
-    command(arguments).output().expect("the tool runs")
-}
-
-pub(crate) fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    command.args(arguments).env_remove("TOLLGATE_URL").stdin(Stdio::null());
-    command
-}
-
-pub(crate) fn with_input(arguments: &[&str], input: &[u8]) -> Output {
-    let pipes = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
-    let [stdin, stdout, stderr] = pipes;
-    let mut child = command(arguments).stdin(stdin).stdout(stdout).stderr(stderr).spawn().expect("the tool runs");
-    // A tool that stops at a bad line doesn't read the rest.
-    let _ = child.stdin.take().expect("piped").write_all(input);
-    child.wait_with_output().expect("the tool ends")
-}
-
-pub(crate) fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).expect("UTF-8")
-}
-
-pub(crate) fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).expect("UTF-8")
-}
-
-pub(crate) fn code(output: &Output) -> i32 {
-    output.status.code().expect("an exit code")
-}
-
-pub(crate) fn lines(output: &Output) -> Vec<Value> {
-    stdout(output).lines().map(|line| serde_json::from_str(line).expect("a JSON object per line")).collect()
-}
 
 #[test]
 fn probe_allows_five_of_seven_on_the_embedded_engine_and_on_redis() {
@@ -155,7 +122,7 @@ fn bad_input_is_one_line_that_names_the_value_and_exits_with_two() {
 }
 
 #[test]
-fn a_wrong_password_is_told_and_not_shown() {
+fn a_wrong_password_is_reported_and_not_shown() {
     let server = Server::with(&["--requirepass", "right"]);
     let url = server.tcp_url().replace("redis://", "redis://:s3cret@");
     let output = tollgate(&["probe", "gcra 5/1s", "k", "--url", &url]);
@@ -175,7 +142,7 @@ fn by_the_oracle(limit: &Limit) -> (u64, u64) {
     let mut keys = BTreeMap::new();
     let (mut allowed, mut denied) = (0, 0);
     for (t_us, host) in records {
-        let oracle = keys.entry(host).or_insert_with(|| subject::oracle(limit));
+        let oracle = keys.entry(host).or_insert_with(|| oracle(limit));
         if oracle.acquire(1, t_us).allowed { allowed += 1 } else { denied += 1 }
     }
     (allowed, denied)
@@ -191,7 +158,7 @@ fn time(line: &str) -> u64 {
 }
 
 #[test]
-fn a_replayed_access_log_comes_to_what_the_oracle_says_on_both_engines() {
+fn a_replayed_access_log_gives_the_oracles_counts_on_both_engines() {
     let server = Server::start();
     for rule in [
         "sliding-log 60/1m",
@@ -200,7 +167,7 @@ fn a_replayed_access_log_comes_to_what_the_oracle_says_on_both_engines() {
         "token-bucket 10/1m",
         "gcra 2/1s burst 8",
     ] {
-        let (allowed, denied) = by_the_oracle(&subject::limit(rule));
+        let (allowed, denied) = by_the_oracle(&limit(rule));
         assert!(denied > 0, "{rule} denies nothing");
         for engine in [vec![], vec!["--url", &server.url()]] {
             let replay = ["replay", "--rule", rule, "--input", "combined", "--summary", LOG];
@@ -221,7 +188,7 @@ fn a_replayed_access_log_comes_to_what_the_oracle_says_on_both_engines() {
 }
 
 #[test]
-fn the_log_by_address_is_admitted_but_for_87_requests() {
+fn replaying_the_log_by_address_denies_87_requests() {
     let output = tollgate(&["replay", "--rule", "sliding-log 60/1m", "--input", "combined", LOG, "--summary"]);
     assert_eq!(
         stdout(&output),
@@ -231,7 +198,7 @@ fn the_log_by_address_is_admitted_but_for_87_requests() {
 }
 
 #[test]
-fn a_replayed_line_says_when_and_what() {
+fn a_replayed_line_has_the_time_and_the_decision() {
     let input = b"{\"t_us\":1700000000000000,\"key\":\"u1\"}\n{\"t_us\":1700000000000000,\"op\":\"peek\",\"key\":\"u1\",\"cost\":9}\n";
     let output = with_input(&["replay", "--rule", "token-bucket 10/1m", "-"], input);
     assert_eq!(
@@ -270,7 +237,7 @@ fn a_file_is_played_by_time_as_it_stands_on_request_and_a_stream_never_steps_bac
 }
 
 #[test]
-fn a_line_that_cannot_be_read_is_told_by_number_and_skipped_or_ends_a_strict_replay() {
+fn an_unreadable_line_is_reported_by_number_and_skipped_or_ends_a_strict_replay() {
     let input = b"t_us,key,cost\n0,a,1\n0,a,-1\n0,a,1\n";
     let replay = ["replay", "--rule", "fixed-window 9/1m", "--input", "csv", "-"];
     let output = with_input(&[&replay[..], &["--summary"]].concat(), input);
@@ -347,7 +314,7 @@ fn an_interrupted_replay_says_so_and_removes_its_keys() {
         let output = child.wait_with_output().expect("the tool ends");
         drop(input);
         assert_eq!(code(&output), 2);
-        assert!(crate::tool::stderr(&output).contains("interrupted"));
+        assert!(crate::support::tool::stderr(&output).contains("interrupted"));
     }
     let left: usize = tollgate::redis::cmd("DBSIZE").query(&mut server.connection()).expect("an answer");
     assert_eq!(left, 0);
@@ -406,7 +373,7 @@ fn reset_forgets_every_key_of_one_rule_and_of_no_other() {
 }
 
 #[test]
-fn inspect_explains_a_state_and_that_there_is_none() {
+fn inspect_explains_a_state_and_reports_a_missing_one() {
     let server = Server::start();
     let url = server.url();
     let inspect = |shape: &str| tollgate(&["inspect", "token-bucket 5/10s", "k", "--url", &url, "--format", shape]);

@@ -10,8 +10,10 @@ use std::path::Path;
 use serde_json::Value;
 use tollgate::{Algorithm, Limit, Rule, Start};
 
-use crate::oracle::{Answer, Change, Oracle, Retry, Spec};
-use crate::subject::{Engine, Micros, Subject, limit, micros, spec};
+use crate::support::engines::{Engine, Micros, Subject, micros};
+use crate::support::oracle::{Answer, Change, Oracle, Retry, Spec};
+use crate::support::oracle_spec::spec;
+use crate::support::rules::limit;
 
 /// A multiple of every period in the tables (30 days): 2024, where times have as many digits as in production.
 const RECENT: Micros = 660 * 30 * 86_400 * 1_000_000;
@@ -205,13 +207,13 @@ struct OnOracle {
 }
 
 impl OnOracle {
-    /// Spread windows start at an offset of the key's own, which the oracle is told.
+    /// Spread windows start at an offset of the key's own, which is passed to the oracle.
     fn spec(&self, key: &str) -> Spec {
         match (self.limit.start(), spec(&self.limit)) {
             (Start::Spread, Spec::FixedWindow { rate, period_us, capacity, max_debt, .. }) => {
                 let digest = sha1_smol::Sha1::from(key).digest().bytes();
                 let first = digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte));
-                let start = crate::oracle::Start::At(first % micros(self.limit.period()));
+                let start = crate::support::oracle::Start::At(first % micros(self.limit.period()));
                 Spec::FixedWindow { rate, period_us, capacity, max_debt, start }
             }
             (_, spec) => spec,
@@ -289,7 +291,7 @@ fn table(algorithm: Algorithm) -> Vec<Vector> {
                 let value = row[field].as_str().filter(|text| !text.is_empty());
                 value.unwrap_or_else(|| panic!("{name}: a vector without {field}: {row}")).to_owned()
             };
-            // Not read by the test, but by whoever asks where a number comes from.
+            // Not read by the test: it documents where the numbers come from.
             let _why = (text("source"), text("note"));
             let steps = row["steps"].as_array().cloned().unwrap_or_default();
             let rule = limit(&text("rule"));

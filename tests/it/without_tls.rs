@@ -1,7 +1,7 @@
 //! The tool that was built without TLS: it says what is missing, and how to have it.
 
-use crate::server::Server;
-use crate::tool::{code, command, stderr, stdout, tollgate};
+use crate::support::redis_server::Server;
+use crate::support::tool::{code, command, stderr, stdout, tollgate};
 
 #[test]
 fn whoever_asks_for_tls_is_told_the_feature_and_how_to_install_it() {

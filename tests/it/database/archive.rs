@@ -1,8 +1,8 @@
-//! Old months on their way out of PostgreSQL: every row is in the archive once, whatever happens on the way.
+//! Old months moved out of PostgreSQL: every row is in the archive once, whatever interrupts the move.
 
-mod crash;
-mod late;
-mod outside;
+mod competing_archivers;
+mod interrupted_runs;
+mod parquet_and_s3;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -13,8 +13,8 @@ use tollgate::archive::{Archive, ArchiveOptions, Archived, ArchivedMonth, Archiv
 use tollgate::postgres::Postgres as Database;
 
 use super::prepared;
-use crate::postgres::Postgres;
-use crate::tool::{code, lines, stderr, stdout, tollgate};
+use crate::support::postgres_server::PostgresServer;
+use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
 /// Where archives are put, in a directory of the test's own.
 struct Place {
@@ -54,7 +54,7 @@ impl Place {
     }
 }
 
-/// A month that is long gone, whatever today is.
+/// A month long past, whatever today is.
 fn march() -> Month {
     "2020-03".parse().expect("a month")
 }
@@ -66,7 +66,7 @@ fn small_files() -> ArchiveOptions {
 }
 
 /// Makes a month's table with so many rows, the same each time: every column with and without a value, and odd text.
-async fn fill(server: &Postgres, month: Month, rows: u32) {
+async fn fill(server: &PostgresServer, month: Month, rows: u32) {
     let (year, number) = (month.year(), month.month());
     let table = format!("tollgate.rate_limit_audit_logs_{year:04}_{number:02}");
     let begin = format!("{month}-01 00:00:00+00");
@@ -92,12 +92,12 @@ async fn fill(server: &Postgres, month: Month, rows: u32) {
     server.run(&sql).await;
 }
 
-async fn is_gone(server: &Postgres, month: Month) -> bool {
+async fn is_gone(server: &PostgresServer, month: Month) -> bool {
     let table = format!("rate_limit_audit_logs_{:04}_{:02}", month.year(), month.month());
     server.run(&format!("SELECT relname FROM pg_class WHERE relname = '{table}'")).await.is_empty()
 }
 
-async fn rows_left(server: &Postgres) -> String {
+async fn rows_left(server: &PostgresServer) -> String {
     server.run("SELECT count(*) FROM tollgate.rate_limit_audit_logs").await.remove(0)
 }
 
@@ -237,12 +237,12 @@ async fn only_months_that_are_old_enough_are_moved_and_an_empty_one_is_an_archiv
 }
 
 /// Of all months, those that services write to included.
-async fn tables_of(server: &Postgres) -> usize {
+async fn tables_of(server: &PostgresServer) -> usize {
     server.run("SELECT 1 FROM pg_class WHERE relkind = 'r' AND relname LIKE 'rate_limit_audit_logs_2%'").await.len()
 }
 
 #[tokio::test]
-async fn a_table_that_an_archive_would_not_hold_is_left() {
+async fn a_table_with_other_columns_dependents_or_bounds_is_not_archived() {
     let (server, database) = prepared().await;
     let place = Place::new();
     fill(&server, march(), 10).await;
@@ -397,7 +397,7 @@ fn remove(file: &Path) {
 }
 
 #[tokio::test]
-async fn the_tool_moves_what_it_has_shown() {
+async fn the_tool_moves_the_months_that_it_listed() {
     let (server, _) = prepared().await;
     let place = Place::new();
     fill(&server, march(), 250).await;

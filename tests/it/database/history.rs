@@ -4,17 +4,17 @@ use std::time::{Duration, SystemTime};
 
 use http::header::HeaderName;
 use http::{Request, Response};
-use tollgate::middleware::RateLimitLayer;
-use tower::{Layer, ServiceExt, service_fn};
-
 use tollgate::history::{AuditQuery, History, HistorySettings, StatsQuery, Width};
+use tollgate::middleware::RateLimitLayer;
 use tollgate::postgres::Written;
 use tollgate::rules::{Account, Attributes, RuleSet};
 use tollgate::{Limiter, RetryAfter};
+use tower::{Layer, ServiceExt, service_fn};
 
-use super::{database, limiter, prepared, until};
-use crate::postgres::Postgres;
-use crate::tool::{code, stdout, tollgate};
+use super::{database, limiter, prepared};
+use crate::support::polling::wait_until;
+use crate::support::postgres_server::PostgresServer;
+use crate::support::tool::{code, stdout, tollgate};
 
 const RULES: &str = r#"
     [[rule]]
@@ -37,7 +37,7 @@ fn latency(number: u64) -> Duration {
     Duration::from_micros(100 + number * number % 9973)
 }
 
-async fn one(server: &Postgres, sql: &str) -> String {
+async fn one(server: &PostgresServer, sql: &str) -> String {
     let rows = server.run(sql).await;
     rows.first().cloned().unwrap_or_default()
 }
@@ -124,9 +124,10 @@ async fn a_denial_is_explained() {
     assert_eq!(code(&nobody), 1);
 }
 
-/// Counts by minute, hour and day are those of the rows, also of several services, and percentiles are within their error.
+/// Counts by minute, hour and day are those of the rows, also of several services, and percentiles are within their
+/// error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn counts_are_what_the_rows_say() {
+async fn counts_equal_the_rows() {
     let (server, tool) = prepared().await;
     let services: Vec<_> = ["eu", "us"]
         .iter()
@@ -197,7 +198,7 @@ async fn counts_are_what_the_rows_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_decision_is_there_once_also_after_postgres_was_killed() {
+async fn each_decision_is_stored_once_also_after_postgres_was_killed() {
     let (mut server, tool) = prepared().await;
     let history = database(&server).record(HistorySettings::new()).expect("recording");
     let (limiter, rules) = (limiter(), rules());
@@ -215,7 +216,7 @@ async fn each_decision_is_there_once_also_after_postgres_was_killed() {
             server.start_again();
         }
     }
-    until("all is written", async || history.finish().await.is_ok()).await;
+    wait_until("all is written", async || history.finish().await.is_ok()).await;
     let found = one(&server, "SELECT count(*) || ' ' || sum(latency_us) FROM tollgate.rate_limit_audit_logs").await;
     assert_eq!(found, format!("9000 {}", (0..9_000_u64).sum::<u64>()));
     let counted =
@@ -227,7 +228,7 @@ async fn each_decision_is_there_once_also_after_postgres_was_killed() {
     assert!(writers[0].ended_at.is_some() && !writers[0].killed && writers[0].lost == 0);
 }
 
-/// A batch whose writing was answered by nobody may be there or not: it is written once.
+/// A batch whose write got no answer may be stored or not: after the retry it is stored once.
 #[tokio::test]
 async fn a_batch_that_is_tried_again_is_written_once() {
     let (server, tool) = prepared().await;
@@ -248,7 +249,7 @@ async fn a_batch_that_is_tried_again_is_written_once() {
 }
 
 #[tokio::test]
-async fn of_what_is_allowed_a_share_is_kept_and_everything_is_counted() {
+async fn a_share_of_allowed_decisions_is_kept_and_all_are_counted() {
     let (server, tool) = prepared().await;
     let history = tool.record(HistorySettings::new().allowed_share(0.1)).expect("recording");
     let (limiter, rules) = (limiter(), rules());
@@ -269,7 +270,7 @@ async fn of_what_is_allowed_a_share_is_kept_and_everything_is_counted() {
 
 /// While PostgreSQL is away the queue fills up, denials last, and what has no room is counted.
 #[tokio::test]
-async fn what_has_no_room_is_counted_as_lost() {
+async fn decisions_beyond_the_queue_are_counted_as_lost() {
     let (mut server, tool) = prepared().await;
     let history = database(&server).record(HistorySettings::new().queue(1_000)).expect("recording");
     server.stop();
@@ -284,7 +285,7 @@ async fn what_has_no_room_is_counted_as_lost() {
     let status = history.status();
     assert_eq!((status.recorded, status.lost), (1_000, 1_300));
     server.start_again();
-    until("all is written", async || history.finish().await.is_ok()).await;
+    wait_until("all is written", async || history.finish().await.is_ok()).await;
     assert_eq!(one(&server, "SELECT count(*) FROM tollgate.rate_limit_audit_logs").await, "1000");
     let writers = tool.writers().await.expect("writers");
     assert_eq!((writers[0].requests, writers[0].lost), (1_000, 1_300));
@@ -334,9 +335,9 @@ async fn hostile_text_is_stored() {
     assert!(table.contains("DROP TABLE"), "{table}");
 }
 
-/// Paths that clients invent are told apart up to a bound, routes always.
+/// Invented paths are counted one by one up to a bound, routes always.
 #[tokio::test]
-async fn invented_paths_and_users_make_no_rows_without_end() {
+async fn invented_paths_and_users_make_a_bounded_number_of_rows() {
     let (server, tool) = prepared().await;
     let history = tool.record(HistorySettings::new()).expect("recording");
     let (limiter, rules) = (limiter(), rules());
@@ -395,15 +396,15 @@ async fn settings_out_of_bounds_are_named() {
     }
 }
 
-/// What was recorded is written also where nobody waits for it.
+/// Recorded decisions are written although no caller waits for it.
 #[tokio::test]
-async fn what_was_recorded_is_written_when_the_last_clone_is_dropped() {
+async fn queued_decisions_are_written_when_the_last_clone_is_dropped() {
     let (server, tool) = prepared().await;
     let history = tool.record(HistorySettings::new()).expect("recording");
     let (limiter, rules) = (limiter(), rules());
     decide(&limiter, &rules, &history, &Attributes::new().user("42").path("/else"), latency(0)).await;
     drop((history.clone(), history));
-    until("it is written", async || {
+    wait_until("it is written", async || {
         one(&server, "SELECT count(*) FROM tollgate.writers WHERE ended_at IS NOT NULL AND NOT killed").await == "1"
     })
     .await;

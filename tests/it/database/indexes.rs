@@ -7,12 +7,13 @@ use tollgate::history::{AuditQuery, StatsQuery, Width};
 use tollgate::postgres::{KeyTerms, OwnLimits};
 use tollgate::rules::{Account, Attributes};
 
-use super::{database, limiter, until};
-use crate::postgres::Postgres;
+use super::{database, limiter};
+use crate::support::polling::wait_until;
+use crate::support::postgres_server::PostgresServer;
 
 #[tokio::test]
 async fn each_index_is_used_by_a_query() {
-    let server = Postgres::start();
+    let server = PostgresServer::start();
     // Plans of all that is run from here on, in the server's log.
     for setting in [
         "session_preload_libraries = 'auto_explain'",
@@ -44,7 +45,7 @@ async fn each_index_is_used_by_a_query() {
     let (key, stored) = tool.create_key("u7", &KeyTerms::default(), "").await.expect("made");
     tool.set_user("u7", Some("paid"), OwnLimits::default(), "").await.expect("set");
     tool.block_user("u8", None, Some(SystemTime::now() + Duration::from_secs(60)), "").await.expect("blocked");
-    until("it is read", async || service.account_of_user("u8").is_some()).await;
+    wait_until("it is read", async || service.account_of_user("u8").is_some()).await;
     assert_eq!(tool.keys(Some("u7")).await.expect("keys").len(), 2);
     assert!(
         tool.user("u7").await.expect("an answer").is_some() && tool.key(&stored.id).await.expect("an answer").is_some()

@@ -3,9 +3,9 @@
 use tollgate::rules::{Attributes, RuleSet};
 
 use super::database;
-use crate::postgres::Postgres;
-use crate::tidy::read;
-use crate::tool::{code, stderr, stdout, tollgate};
+use crate::support::postgres_server::PostgresServer;
+use crate::support::repository::read;
+use crate::support::tool::{code, stderr, stdout, tollgate};
 
 fn set(text: &str) -> RuleSet {
     text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"))
@@ -16,8 +16,8 @@ fn rule(name: &str, limit: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_is_pushed_is_what_is_read_back() {
-    let server = Postgres::start();
+async fn pushed_rules_are_read_back_unchanged() {
+    let server = PostgresServer::start();
     let database = database(&server);
     database.migrate().await.expect("made");
     assert!(database.rules().await.expect("an empty set").rules.is_empty());
@@ -37,8 +37,8 @@ async fn what_is_pushed_is_what_is_read_back() {
 }
 
 #[tokio::test]
-async fn each_kind_of_change_is_told_and_made() {
-    let server = Postgres::start();
+async fn each_kind_of_change_is_reported_and_made() {
+    let server = PostgresServer::start();
     let database = database(&server);
     database.migrate().await.expect("made");
     let [a, b, c] = ["a", "b", "c"].map(|name| rule(name, "gcra 1/1s"));
@@ -74,10 +74,10 @@ async fn each_kind_of_change_is_told_and_made() {
     assert_eq!(database.rules().await.expect("rules").rules.len(), 2);
 }
 
-/// Eight who push one of two sets at once: what is there then is one of them, whole.
+/// Eight concurrent pushes of one of two sets leave one of them, whole.
 #[tokio::test]
-async fn who_pushes_at_once_pushes_one_after_the_other() {
-    let server = Postgres::start();
+async fn concurrent_pushes_are_serialised() {
+    let server = PostgresServer::start();
     database(&server).migrate().await.expect("made");
     let many = |limit: &str| set(&(0..50).map(|at| rule(&format!("r{at}"), limit)).collect::<String>());
     let sets = [many("gcra 1/1s"), many("gcra 2/1s")];
@@ -94,7 +94,7 @@ async fn who_pushes_at_once_pushes_one_after_the_other() {
 
 #[tokio::test]
 async fn hostile_text_is_stored_or_refused() {
-    let server = Postgres::start();
+    let server = PostgresServer::start();
     let database = database(&server);
     let error = database.rules().await.expect_err("no tables");
     assert!(error.is_schema(), "{error}");
@@ -124,7 +124,7 @@ async fn hostile_text_is_stored_or_refused() {
 
 #[tokio::test]
 async fn the_tool_pushes_and_pulls() {
-    let server = Postgres::start();
+    let server = PostgresServer::start();
     database(&server).migrate().await.expect("made");
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("rules.toml");

@@ -9,8 +9,9 @@ use tollgate::postgres::OwnLimits;
 use tollgate::rules::{Account, Attributes, Reason, RuleSet};
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::{database, limiter, prepared, until};
-use crate::tool::{code, stderr, stdout, tollgate};
+use super::{database, limiter, prepared};
+use crate::support::polling::wait_until;
+use crate::support::tool::{code, stderr, stdout, tollgate};
 
 const RULES: &str = r#"
     [[rule]]
@@ -95,7 +96,7 @@ async fn limits_of_an_account_replace_those_of_its_tier_and_no_others() {
 
 /// Limits of a shadow rule, of permits, and of what isn't each user's, stay.
 #[tokio::test]
-async fn own_limits_replace_nothing_that_is_not_each_users() {
+async fn a_users_own_limits_replace_only_limits_counted_for_each_user() {
     let rules: RuleSet = r#"
         [[rule]]
         name = "trial"
@@ -163,7 +164,7 @@ async fn own_limits_replace_nothing_that_is_not_each_users() {
 
 /// What a request takes, and what happens while Redis is away, is as the rule says that applies.
 #[tokio::test]
-async fn own_limits_take_the_cost_and_the_policy_of_the_rule() {
+async fn a_users_own_limits_take_the_cost_and_the_policy_of_the_rule() {
     let rules: RuleSet = r#"
         [[rule]]
         name = "uploads"
@@ -189,7 +190,7 @@ async fn own_limits_take_the_cost_and_the_policy_of_the_rule() {
 }
 
 #[tokio::test]
-async fn a_user_is_blocked_in_every_process_also_after_postgres_was_away() {
+async fn a_block_of_a_user_reaches_every_process_also_after_a_postgres_outage() {
     let (mut server, tool) = prepared().await;
     tool.push_rules(&rules(), "").await.expect("pushed");
     let limiter = limiter();
@@ -203,7 +204,7 @@ async fn a_user_is_blocked_in_every_process_also_after_postgres_was_away() {
     };
     let hour = SystemTime::now() + Duration::from_secs(3600);
     tool.block_user("42", Some("spam"), Some(hour), "me").await.expect("blocked");
-    let took = until("a user is blocked", async || blocked("42").await).await;
+    let took = wait_until("a user is blocked", async || blocked("42").await).await;
     println!("blocked after {took:?}");
     let account = services[0].account_of_user("42").expect("known");
     // Whichever rule applies, also one that allows.
@@ -220,13 +221,14 @@ async fn a_user_is_blocked_in_every_process_also_after_postgres_was_away() {
     let past = SystemTime::now() - Duration::from_secs(1);
     tool.block_user("43", None, Some(past), "me").await.expect("blocked");
     server.stop();
-    until("PostgreSQL is missed", async || services.iter().all(|service| !service.status().is_connected)).await;
+    wait_until("PostgreSQL is missed", async || services.iter().all(|service| !service.status().is_connected)).await;
     assert!(blocked("42").await, "the last configuration serves");
     server.start_again();
     assert!(tool.unblock_user("42", "me").await.expect("unblocked"));
-    let took =
-        until("a block is lifted", async || services.iter().all(|service| service.account_of_user("42").is_none()))
-            .await;
+    let took = wait_until("a block is lifted", async || {
+        services.iter().all(|service| service.account_of_user("42").is_none())
+    })
+    .await;
     println!("lifted after {took:?}");
     assert!(!tool.unblock_user("42", "me").await.expect("an answer"), "there was none any more");
     let past = services[0].account_of_user("43").expect("known");
@@ -235,9 +237,9 @@ async fn a_user_is_blocked_in_every_process_also_after_postgres_was_away() {
     assert!(verdict.expect("a verdict").allowed);
 }
 
-/// Rows that are deleted, whoever does it, are missed.
+/// Rows deleted by any program are noticed.
 #[tokio::test]
-async fn what_is_deleted_or_restored_is_noticed() {
+async fn deleted_and_restored_users_are_noticed() {
     let (server, tool) = prepared().await;
     for user in ["1", "2", "3"] {
         tool.set_user(user, Some("paid"), OwnLimits::default(), "").await.expect("set");
@@ -246,23 +248,23 @@ async fn what_is_deleted_or_restored_is_noticed() {
     let known = async |users: [bool; 3]| ["1", "2", "3"].map(|user| service.account_of_user(user).is_some()) == users;
     assert!(known([true; 3]).await);
     server.run("DELETE FROM tollgate.user_quotas WHERE user_id = '2'").await;
-    until("a user is deleted", async || known([true, false, true]).await).await;
+    wait_until("a user is deleted", async || known([true, false, true]).await).await;
     server.run("UPDATE tollgate.user_quotas SET user_id = '2' WHERE user_id = '3'").await;
-    until("a user is renamed", async || known([true, true, false]).await).await;
+    wait_until("a user is renamed", async || known([true, true, false]).await).await;
     tool.set_user("1", None, OwnLimits::default(), "").await.expect("set");
-    until("a user is as others again", async || known([false, true, false]).await).await;
+    wait_until("a user is as others again", async || known([false, true, false]).await).await;
     // As after a restore: an older version, and other rows.
     server
         .run("TRUNCATE tollgate.user_quotas; UPDATE tollgate.configuration SET version = 1, truncated_version = 1, history = gen_random_uuid()")
         .await;
-    until("the past is taken", async || known([false; 3]).await && service.status().version == 1).await;
+    wait_until("the past is taken", async || known([false; 3]).await && service.status().version == 1).await;
     tool.set_user("3", Some("paid"), OwnLimits::default(), "").await.expect("set");
-    until("and goes on", async || known([false, false, true]).await).await;
+    wait_until("and goes on", async || known([false, false, true]).await).await;
 }
 
 /// Changes of one user at once wait for each other, and never for each other in a ring.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn changes_at_once_are_made_one_after_the_other() {
+async fn concurrent_changes_of_users_are_serialised() {
     let (server, _) = prepared().await;
     let tasks = (0..4).map(|task| {
         let tool = database(&server);
@@ -333,8 +335,10 @@ async fn hostile_text_is_stored_or_refused() {
             (text, Some(text), text)
         );
         assert_eq!(stored.blocked_reason.as_deref(), Some(text));
-        until("it is known", async || configuration.account_of_user(text).is_some_and(|user| user.block().is_some()))
-            .await;
+        wait_until("it is known", async || {
+            configuration.account_of_user(text).is_some_and(|user| user.block().is_some())
+        })
+        .await;
     }
     let most = (1_u64 << 53).to_string();
     let long = "x".repeat(2000);

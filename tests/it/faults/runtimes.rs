@@ -1,4 +1,4 @@
-//! Several runtimes share a client: none holds up another, however it is driven, and each sends its callers' calls together.
+//! Several runtimes share a client: none delays another, however it is driven, and each batches its own callers' calls.
 
 use futures_util::future::join_all;
 
@@ -18,7 +18,7 @@ fn a_runtime_for_each_call_decides_each() {
     }
 }
 
-/// A runtime that asked, and is neither driven nor dropped since.
+/// A runtime that sent a call, and has been neither driven nor dropped since.
 #[test]
 fn a_runtime_that_idles_or_is_blocked_holds_up_no_other() {
     let server = Server::start();
@@ -48,7 +48,7 @@ fn each_runtime_sends_its_callers_together() {
     let rule = rule("gcra 1000000/30d", OnError::Closed);
     // Loads the script.
     runtime().block_on(acquire(&limiter, &rule, "key")).expect("a decision");
-    server.forget_commands();
+    server.reset_command_counts();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -85,7 +85,7 @@ fn a_call_without_a_runtime_that_can_wait_is_misuse() {
         assert_eq!(error.charged(), Charged::No);
     };
     let embedded = Limiter::new(tollgate::Embedded::new());
-    let queue = crate::rule::rule("gcra 1/1h burst 1 max-debt 5");
+    let queue = crate::support::rules::rule("gcra 1/1h burst 1 max-debt 5");
     let calls = async || {
         misused("acquire", limiter.acquire(&open, "key").await.map(drop));
         misused("peek", limiter.peek(&open, "key").await.map(drop));
@@ -105,7 +105,7 @@ fn a_call_without_a_runtime_that_can_wait_is_misuse() {
 }
 
 #[test]
-fn a_wait_that_is_dropped_beside_its_runtime_gives_back_what_it_reserved() {
+fn a_wait_dropped_outside_its_runtime_gives_back_its_reservation() {
     let server = Server::start();
     let limiter = limiter(&server.tcp_url());
     let rule = rule("gcra 1/10s burst 1 max-debt 100", OnError::Closed);
@@ -121,11 +121,11 @@ fn a_wait_that_is_dropped_beside_its_runtime_gives_back_what_it_reserved() {
             };
             tokio::select! {
                 _ = &mut waiting => panic!("it waits"),
-                () = at_last(reserved) => {}
+                () = wait_for_value(reserved) => {}
             }
         });
         drop(waiting);
-        runtime.block_on(at_last(async || {
+        runtime.block_on(wait_for_value(async || {
             let left = limiter.peek(&rule, "key").await.expect("a peek").reset_after;
             (left <= Duration::from_secs(10)).then_some(())
         }));

@@ -3,10 +3,10 @@
 use serde_json::json;
 
 use super::*;
-use crate::tool::{code, lines, stderr, stdout, tollgate};
+use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
 #[test]
-fn a_probe_of_a_frozen_server_ends_by_its_deadline_and_says_who_answered() {
+fn a_probe_of_a_frozen_server_ends_by_its_deadline_and_names_the_policy_that_answered() {
     let server = Server::start();
     let probe = |on_error: &[&str]| {
         let fixed = ["probe", "token-bucket 5/10s", "k", "--url", &server.tcp_url(), "--deadline", "200ms"];
@@ -40,7 +40,7 @@ fn a_probe_of_a_frozen_server_ends_by_its_deadline_and_says_who_answered() {
 }
 
 #[test]
-fn a_share_without_a_unit_is_told() {
+fn a_local_share_of_less_than_one_unit_is_reported() {
     let output = tollgate(&["probe", "gcra 5/1s", "k", "--on-error", "local", "--processes", "6"]);
     let expected = "error: gcra 5/1s: expected a burst of at least 6, one for each process, got 5\n";
     assert_eq!((code(&output), stderr(&output).as_str()), (2, expected));

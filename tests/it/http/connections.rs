@@ -1,4 +1,4 @@
-//! What becomes of permits and counts on real connections: slow readers, clients who hang up, upgrades, and HTTP/2.
+//! Permits and counts on real connections: slow readers, clients that hang up, upgrades, and HTTP/2.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,10 +13,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tollgate::middleware::{Permits, RateLimitLayer};
 
-use super::held::{PERMITS, left, limiter, until_left};
-use super::served::serve;
-use super::set;
-use crate::server::Server;
+use super::{PERMITS, left, redis_limiter, serve, set, until_left};
+use crate::support::redis_server::Server;
 
 const MEGABYTES: usize = 32;
 
@@ -43,9 +41,9 @@ async fn head(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn who_reads_slowly_holds_a_permit_until_all_is_read_and_who_hangs_up_holds_none() {
+async fn a_slow_reader_holds_its_permit_until_the_end_and_a_closed_connection_holds_none() {
     let server = Server::start();
-    let limiter = limiter(&server);
+    let limiter = redis_limiter(&server);
     let hangs = get(std::future::pending::<&'static str>);
     let app = Router::new().route("/long", get(long)).route("/hangs", hangs);
     let address = serve(app.layer(RateLimitLayer::new(limiter.clone(), set(PERMITS)))).await;
@@ -71,7 +69,7 @@ async fn who_reads_slowly_holds_a_permit_until_all_is_read_and_who_hangs_up_hold
     until_left(&limiter, 2).await;
 }
 
-/// Speaks another protocol from then on, which says everything twice; holds its permit meanwhile if the path says so.
+/// Switches to a protocol that echoes everything twice; holds its permit while it lasts if the path says so.
 async fn doubled(Extension(permits): Extension<Permits>, mut request: Request) -> Response<Body> {
     let held = request.uri().path().ends_with("held").then(|| permits.hold().expect("permits"));
     let upgrade = hyper::upgrade::on(&mut request);
@@ -90,7 +88,7 @@ async fn doubled(Extension(permits): Extension<Permits>, mut request: Request) -
 #[tokio::test]
 async fn an_upgraded_connection_holds_a_permit_if_its_handler_does() {
     let server = Server::start();
-    let limiter = limiter(&server);
+    let limiter = redis_limiter(&server);
     let app = Router::new().route("/held", get(doubled)).route("/free", get(doubled));
     let address = serve(app.layer(RateLimitLayer::new(limiter.clone(), set(PERMITS)))).await;
     for (path, held) in [("/held", true), ("/free", false)] {
@@ -123,7 +121,7 @@ async fn over_http2_the_path_counts_whatever_its_other_pseudo_headers_say() {
         limits = [\"fixed-window 4/1h start first-hit\"]
     ");
     let app = Router::new().fallback(async || "hello");
-    let address = serve(app.layer(RateLimitLayer::new(limiter(&server), rules))).await;
+    let address = serve(app.layer(RateLimitLayer::new(redis_limiter(&server), rules))).await;
     let stream = TcpStream::connect(address).await.expect("connected");
     let (mut client, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
     tokio::spawn(connection);
@@ -157,7 +155,7 @@ async fn a_rule_without_permits_has_none_to_hold() {
     let server = Server::start();
     let free = set("[[rule]]\nname = \"free\"\nkey = \"global\"\nlimits = [\"gcra 9/1s\"]");
     let handler = get(async |Extension(permits): Extension<Permits>| format!("{}", permits.hold().is_none()));
-    let app = Router::new().route("/", handler).layer(RateLimitLayer::new(limiter(&server), free));
+    let app = Router::new().route("/", handler).layer(RateLimitLayer::new(redis_limiter(&server), free));
     let mut stream = asked(serve(app).await, "/", "Connection: close\r\n").await;
     let mut text = String::new();
     stream.read_to_string(&mut text).await.expect("an answer");

@@ -26,7 +26,7 @@ fn told(text: &str) -> String {
 const GOOD: &str = "[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"gcra 1/1s\"]\n";
 
 #[test]
-fn each_bad_file_has_its_line_and_what_was_expected() {
+fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
     let with = |more: &str| format!("{GOOD}{more}\n");
     let second = |rule: &str| format!("{GOOD}[[rule]]\nname = \"b\"\n{rule}\n");
     for (text, expected) in [
@@ -238,7 +238,7 @@ fn each_bad_file_has_its_line_and_what_was_expected() {
 }
 
 #[test]
-fn all_that_is_wrong_is_told_at_once() {
+fn all_mistakes_of_a_file_are_reported_at_once() {
     let text = format!("{}{}", GOOD.replace("1/1s", "1/1x"), GOOD.replace("\"a\"", "\"b\"").replace("user", "a b"));
     let (_directory, path) = written(&text);
     let error = RuleSet::read(&path).expect_err("two faults");
@@ -315,7 +315,7 @@ fn files_include_others_by_name_or_by_directory() {
 
 #[test]
 fn the_file_in_the_documentation_does_what_it_says() {
-    let format = crate::tidy::read("src/rules/format.md");
+    let format = crate::support::repository::read("src/rules/format.md");
     let (_, rest) = format.split_once("```toml\n").expect("a file");
     let rules = set(rest.split_once("```").expect("its end").0);
     let of = |request: Attributes<'_>| applies(&rules, &request);

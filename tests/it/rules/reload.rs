@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tollgate::rules::{Attributes, RuleSet, WatchedRules};
 use tollgate::{Embedded, Limiter};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::polling::block_until;
 
 /// A hundred rules that all say of which edition they are.
 fn edition(number: u64) -> String {
@@ -30,14 +30,6 @@ fn number(rules: &RuleSet) -> u64 {
     let first = numbers.next().expect("a rule");
     assert!(rules.len() == 100 && numbers.all(|number| number == first), "half a set");
     first.parse().expect("a number")
-}
-
-fn until(mut done: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(began.elapsed() < PATIENCE, "the file isn't followed");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Ends the tasks also where the test has failed.
@@ -80,12 +72,12 @@ fn followed(path: &Path, change: impl Fn(&str)) {
             if round % 3 == 0 {
                 let failures = rules.failures();
                 change(&edition(round).replace("gcra", "grca"));
-                until(|| rules.failures() > failures);
+                block_until("the file is followed", || rules.failures() > failures);
                 assert!(rules.error().expect("what is wrong").to_string().contains("rules.toml:5:11: rule r0"));
                 assert_eq!(number(&rules.current()), round - 1, "the last good one stays");
             }
             change(&edition(round));
-            until(|| number(&rules.current()) == round);
+            block_until("the file is followed", || number(&rules.current()) == round);
             assert_eq!((rules.error(), rules.reloads()), (None, round));
         }
         drop(ends);
@@ -154,13 +146,13 @@ fn a_file_that_is_gone_or_empty_for_a_while_changes_nothing() {
         } else {
             fs::write(&path, "").expect("written")
         }
-        until(|| rules.failures() > failures);
+        block_until("the file is followed", || rules.failures() > failures);
         assert_eq!(number(&rules.current()), 0);
         fs::write(&path, edition(0)).expect("written");
-        until(|| rules.error().is_none());
+        block_until("the file is followed", || rules.error().is_none());
     }
     // It hears of a change just after that is in force.
-    until(|| told.lock().expect("a list").len() >= 4);
+    block_until("the file is followed", || told.lock().expect("a list").len() >= 4);
     drop(rules);
     let told = told.lock().expect("a list").clone();
     let expected = |at: usize, text: &str| {
@@ -186,16 +178,16 @@ fn included_files_are_followed_and_new_ones_found() {
     let rules = WatchedRules::open(&path).expect("rules");
     let names = || rules.current().definitions().iter().map(|rule| rule.name.clone()).collect::<Vec<_>>();
     fs::write(teams.join("a.toml"), of("a")).expect("a file");
-    until(|| names() == ["main", "a"]);
+    block_until("the file is followed", || names() == ["main", "a"]);
     fs::write(teams.join("a.toml"), of("b")).expect("a file");
-    until(|| names() == ["main", "b"]);
+    block_until("the file is followed", || names() == ["main", "b"]);
     fs::remove_file(teams.join("a.toml")).expect("removed");
-    until(|| names() == ["main"]);
+    block_until("the file is followed", || names() == ["main"]);
 }
 
 /// What stands in the file's place may have no end, or no beginning.
 #[test]
-fn what_is_no_file_is_an_error_and_nobody_waits_for_it() {
+fn a_path_that_is_no_regular_file_is_an_error_and_does_not_block() {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("rules.toml");
     fs::write(&path, edition(0)).expect("a file");
@@ -205,22 +197,24 @@ fn what_is_no_file_is_an_error_and_nobody_waits_for_it() {
     for (round, instead) in (1..).zip([Path::new("/dev/zero"), &fifo, directory.path()]) {
         fs::remove_file(&path).expect("removed");
         std::os::unix::fs::symlink(instead, &path).expect("a link");
-        until(|| rules.error().is_some_and(|error| error.to_string().contains("expected a file of rules, got")));
+        block_until("the file is followed", || {
+            rules.error().is_some_and(|error| error.to_string().contains("expected a file of rules, got"))
+        });
         fs::remove_file(&path).expect("removed");
         fs::write(&path, edition(round)).expect("a file");
-        until(|| number(&rules.current()) == round && rules.error().is_none());
+        block_until("the file is followed", || number(&rules.current()) == round && rules.error().is_none());
     }
 }
 
 #[test]
-fn whoever_panics_hears_of_the_next_change_too() {
+fn a_callback_that_panics_is_called_for_the_next_change_too() {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("rules.toml");
     fs::write(&path, edition(0)).expect("a file");
     let rules = WatchedRules::open_and(&path, |_| panic!("as a test does")).expect("rules");
     for round in 1..=2 {
         fs::write(&path, edition(round)).expect("written");
-        until(|| number(&rules.current()) == round);
+        block_until("the file is followed", || number(&rules.current()) == round);
     }
 }
 
@@ -241,7 +235,7 @@ fn the_thread_ends_with_its_last_owner() {
     drop(rules);
     assert!(threads() > 0);
     drop(other);
-    until(|| Arc::strong_count(&alive) == 1);
+    block_until("the file is followed", || Arc::strong_count(&alive) == 1);
 }
 
 /// As a slow writer leaves it for a moment: what stands there is a valid set, but not all of it.
@@ -259,15 +253,17 @@ fn half_of_a_file_that_is_being_written_is_not_taken() {
     for round in 1..=20 {
         let text = edition(round);
         let half = text.find("[[rule]]\nname = \"r50\"").expect("its middle");
-        // The file was just looked at: at another moment between two looks each time.
+        // The file was just read: writes at another moment between two reads each time.
         std::thread::sleep(Duration::from_millis(round * 37 % 200));
         let began = Instant::now();
         fs::write(&path, &text[..half]).expect("written");
         std::thread::sleep(Duration::from_millis(100));
         fs::write(&path, &text).expect("written");
         let stood = began.elapsed();
-        until(|| rules.current().definitions()[99 % rules.current().len()].message == Some(round.to_string()));
-        until(|| rules.current().len() == 100);
+        block_until("the file is followed", || {
+            rules.current().definitions()[99 % rules.current().len()].message == Some(round.to_string())
+        });
+        block_until("the file is followed", || rules.current().len() == 100);
         // What was heard of the last round may come late: it was of all rules too.
         let taken = std::mem::take(&mut *taken.lock().expect("a list"));
         // On a machine that is too busy, the half stands for long enough to be taken.
@@ -303,7 +299,7 @@ fn a_file_that_is_replaced_by_an_older_one_while_it_is_read_is_found() {
         });
         let rules = WatchedRules::open(&path).expect("rules");
         swap.join().expect("swapped");
-        until(|| rules.current().definitions()[0].message.as_deref() == Some("2"));
+        block_until("the file is followed", || rules.current().definitions()[0].message.as_deref() == Some("2"));
     }
 }
 
@@ -340,12 +336,12 @@ fn versions_that_take_turns_while_they_are_read_are_never_mixed() {
             break;
         }
     }
-    until(|| whole(&rules.current()) == b'b');
+    block_until("the file is followed", || whole(&rules.current()) == b'b');
     assert_eq!(rules.failures(), 0);
 }
 
 #[test]
-fn a_pipe_in_the_files_place_keeps_nobody_waiting() {
+fn a_pipe_in_place_of_the_file_does_not_block_the_reader() {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("rules.toml");
     let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo");

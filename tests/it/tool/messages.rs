@@ -1,13 +1,14 @@
-//! What the tool says, also where nobody listens any more.
+//! The tool's messages, also where its output is closed.
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 
 use super::*;
-use crate::tidy::{read, rust_files};
+use crate::support::repository::{read, rust_files};
+use crate::support::tool::{code, command, lines, stderr, stdout, tollgate, with_input};
 
-/// The ends of a pipe that nobody reads.
+/// The ends of a pipe that is not read.
 fn closed() -> Stdio {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
@@ -15,7 +16,7 @@ fn closed() -> Stdio {
 }
 
 #[test]
-fn nobody_who_stops_reading_makes_the_tool_panic() {
+fn a_closed_output_does_not_make_the_tool_panic() {
     let server = Server::start();
     let url = server.url();
     let bad = tempfile::NamedTempFile::new().expect("a file");
@@ -63,7 +64,7 @@ fn nothing_is_printed_by_a_macro_that_panics() {
 }
 
 #[test]
-fn what_looks_into_a_redis_asks_for_one() {
+fn commands_that_read_a_redis_require_an_address() {
     for arguments in [&["inspect", "gcra 5/1s", "k"][..], &["reset", "--rule", "api"], &["doctor"]] {
         let output = tollgate(arguments);
         let told = stderr(&output);

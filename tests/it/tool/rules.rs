@@ -6,9 +6,10 @@ use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{KeySecret, Limiter, Redis};
 
 use super::*;
+use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
-mod compared;
-mod played;
+mod comparison;
+mod replay;
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/rules.toml");
 
@@ -271,7 +272,7 @@ fn keys_that_are_hashed_are_named_with_the_secret_alone() {
 }
 
 #[test]
-fn what_a_set_can_not_be_asked_is_one_line_that_says_what_was_expected() {
+fn an_unsupported_use_of_a_set_is_one_line_that_says_what_was_expected() {
     let directory = directory();
     let all = file(&directory, "all.toml", "[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 9/1s\"]\n");
     for (arguments, expected) in [

@@ -1,0 +1,290 @@
+//! The tool and the library on a cluster and on a primary under Sentinels, while nothing fails.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tollgate::redis::cmd;
+use tollgate::{By, Charged, Cluster, Engine, Limiter, OnError, Redis, Request};
+
+use crate::support::acl::{least, more};
+use crate::support::cluster::ClusterServers;
+use crate::support::polling::{PATIENCE, block_until};
+use crate::support::redis_server::{Server, command_text, run_command};
+use crate::support::rules::rule;
+use crate::support::sentinels::Sentinels;
+use crate::support::tool::{code, lines, stderr, stdout, tollgate};
+
+fn on(engine: impl Into<Engine>) -> Limiter {
+    Limiter::new(engine).deadline(PATIENCE)
+}
+
+fn on_cluster(servers: &ClusterServers) -> Limiter {
+    on(Cluster::open(&servers.url()).expect("a good address"))
+}
+
+/// Every command that takes an address.
+fn every_command_works(url: &str, primaries: usize) {
+    let probe = tollgate(&["probe", "gcra 3/1d", "user:1", "--count", "4", "--url", url]);
+    let allowed: Vec<_> = lines(&probe).iter().map(|line| line["allowed"] == true).collect();
+    assert_eq!((code(&probe), allowed), (1, vec![true, true, true, false]), "{}", stderr(&probe));
+    assert!(lines(&probe).iter().all(|line| line["by"] == "redis"));
+
+    let both = ["probe", "gcra 3/1d", "fixed-window 9/1d", "user:2", "--id", "call", "--url", url];
+    assert_eq!((code(&tollgate(&both)), code(&tollgate(&both))), (0, 0), "several limits and an id");
+
+    let state = tollgate(&["inspect", "gcra 3/1d", "user:1", "--url", url]);
+    assert_eq!((code(&state), &lines(&state)[0]["remaining"]), (0, &0.into()), "{}", stderr(&state));
+
+    let load = ["load", "gcra 5/1s", "--key-count", "30", "--rate", "300", "--warmup", "100ms"];
+    let load = tollgate(&[&load[..], &["--duration", "1s", "--url", url]].concat());
+    let report = &lines(&load)[0];
+    assert_eq!(code(&load), 0, "{report} {}", stderr(&load));
+    assert_eq!((&report["answered"], &report["audit"]["over_admissions"]), (&300.into(), &0.into()), "{report}");
+
+    let doctor = tollgate(&["doctor", "--url", url]);
+    let nodes: HashSet<_> = lines(&doctor).iter().map(|line| line["node"].to_string()).collect();
+    assert_eq!(nodes.len(), primaries, "{}{}", stdout(&doctor), stderr(&doctor));
+    assert!(code(&doctor) < 2, "{}", stdout(&doctor));
+
+    let records: String = (0..20).map(|n| format!("{{\"t_us\": {n}, \"key\": \"u{n}\"}}\n")).collect();
+    let replay =
+        crate::support::tool::with_input(&["replay", "--rule", "gcra 1/1d", "-", "--url", url], records.as_bytes());
+    assert_eq!((code(&replay), lines(&replay).len()), (0, 20), "{}", stderr(&replay));
+
+    let reset = tollgate(&["reset", "--rule", "cli", "--url", url]);
+    assert_eq!(code(&reset), 0, "{}", stderr(&reset));
+    let probe = tollgate(&["probe", "gcra 3/1d", "user:1", "--url", url]);
+    assert_eq!(lines(&probe)[0]["remaining"], 2, "forgotten");
+}
+
+#[test]
+fn every_command_works_on_a_cluster_and_leaves_no_key() {
+    let servers = ClusterServers::of_primaries();
+    every_command_works(&servers.url(), 3);
+    let left = servers.nodes().iter().map(|node| cmd("DBSIZE").query::<u64>(&mut node.connection()).expect("a size"));
+    assert_eq!(left.sum::<u64>(), 1, "but that of the last probe");
+}
+
+#[test]
+fn every_command_works_on_a_primary_that_sentinels_know() {
+    let servers = Sentinels::start();
+    every_command_works(&servers.url(), 1);
+    let findings = lines(&tollgate(&["doctor", "--url", &servers.url()]));
+    let sentinels = findings.iter().find(|finding| finding["check"] == "sentinels").expect("a finding");
+    assert_eq!((&sentinels["level"], &sentinels["numbers"]["known"]), (&"ok".into(), &3.into()), "{sentinels}");
+}
+
+#[tokio::test]
+async fn keys_of_all_slots_are_decided_at_once_and_each_by_itself() {
+    let servers = ClusterServers::of_primaries();
+    let (limiter, rule) = (on_cluster(&servers), rule("gcra 2/1d"));
+    let keys: Vec<_> = (0..300).map(|key| format!("user:{key}")).collect();
+    for remaining in [1, 0] {
+        for decision in limiter.acquire_many(&rule, &keys).await {
+            let decision = decision.expect("a decision");
+            assert_eq!((decision.allowed, decision.remaining), (true, remaining));
+        }
+    }
+    for decision in join_all(keys.iter().map(|key| limiter.acquire(&rule, key))).await {
+        assert!(!decision.expect("a decision").allowed);
+    }
+    for node in servers.nodes() {
+        let calls = node.commands().get("evalsha").map_or(0, |(calls, _)| *calls);
+        assert!((100..600).contains(&calls), "{calls}: each node has its part, and calls of one slot go together");
+    }
+}
+
+/// One chosen by chance: two of them can't be looked at in one call.
+#[tokio::test]
+async fn shards_lie_on_several_nodes_and_admit_no_more_than_the_limit() {
+    let servers = ClusterServers::of_primaries();
+    let (limiter, rule) = (on_cluster(&servers), rule("gcra 100/1d shards 16"));
+    let alone = join_all((0..400).map(|_| limiter.acquire(&rule, "hot"))).await;
+    let many = limiter.acquire_many(&rule, vec!["hot"; 800]).await;
+    let allowed = alone.into_iter().chain(many).filter(|decision| decision.as_ref().expect("a decision").allowed);
+    // So many calls find every shard.
+    assert_eq!(allowed.count(), 100);
+    let with_keys =
+        servers.nodes().iter().filter(|node| cmd("DBSIZE").query::<u64>(&mut node.connection()).expect("a size") > 0);
+    assert!(with_keys.count() > 1);
+    let call = Request::new("hot").id("a call").cost(3);
+    limiter.reset(&rule, "hot").await.expect("forgotten");
+    limiter.acquire(&rule, call).await.expect("a decision");
+    limiter.cancel(&rule, call).await.expect("found by its id");
+    assert!(limiter.inspect(&rule, "hot").await.expect("states").iter().all(|state| !state.exists));
+}
+
+#[tokio::test]
+async fn several_limits_of_a_cluster_are_charged_all_or_none() {
+    let servers = ClusterServers::of_primaries();
+    let limiter = on_cluster(&servers);
+    let both = rule("gcra 10/1d").tagged("org").and_by("org", "fixed-window 3/1d".parse().expect("a limit"));
+    let both = both.expect("a rule");
+    for number in 0..30 {
+        let (org, user) = (format!("org {}", number % 6), format!("user {number}"));
+        let parts = [("org", org.as_bytes())];
+        let request = Request::new(&user).parts(&parts).id("call");
+        let decision = limiter.acquire(&both, request).await.expect("a decision");
+        assert_eq!(decision.allowed, number < 18, "{number}");
+    }
+}
+
+/// The documented rights suffice on a cluster, and none can be left out.
+#[tokio::test]
+async fn the_smallest_user_of_a_cluster_is_as_documented() {
+    let servers = ClusterServers::of_primaries();
+    let more = more("+cluster\\|slots");
+    let more: Vec<_> = more.iter().map(|right| right.replace('\\', "")).collect();
+    let url = servers.url().replace("://", "://limiter:sesame@");
+    let allow = |rights: &[&str]| {
+        for node in servers.nodes() {
+            let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">sesame"];
+            run_command(node, &[&user[..], &least(), rights].concat());
+        }
+    };
+    let all: Vec<_> = more.iter().map(String::as_str).collect();
+    allow(&all);
+    let slot = servers.slot_of("user:1");
+    let from = servers.primary_of(slot).expect("a node");
+    servers.begin_moving(slot, from, (from + 1) % 3);
+    let decide = async || {
+        let limiter = on(Cluster::open(&url).expect("a good address"));
+        limiter.acquire(&rule("gcra 9/1d"), "user:1").await
+    };
+    assert_eq!(decide().await.expect("a decision").remaining, 8);
+    for left_out in &more {
+        let rest: Vec<_> = all.iter().copied().filter(|right| right != left_out).collect();
+        allow(&rest);
+        let error = decide().await.expect_err(left_out);
+        assert!(error.is_permission(), "{left_out}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_waits_for_replicas_where_it_is_asked_to() {
+    let servers = Sentinels::start();
+    let limiter = |replicas, within| {
+        let redis = Redis::open(&servers.url()).expect("a good address");
+        on(redis.confirmed_by(replicas, within))
+    };
+    let rule = rule("gcra 5/1d");
+    assert_eq!(limiter(2, PATIENCE / 2).acquire(&rule, "key").await.expect("a decision").remaining, 4);
+    let lacking = limiter(3, Duration::from_millis(50));
+    let error = lacking.acquire(&rule, "key").await.expect_err("there are but two");
+    assert!(error.is_unconfirmed() && error.class() == "unconfirmed", "{error}");
+    assert_eq!(error.charged(), Charged::Yes);
+    assert_eq!(lacking.peek(&rule, "key").await.expect("takes nothing").remaining, 3);
+    let answers = join_all((0..50).map(|_| lacking.acquire(&rule, "key"))).await;
+    let unconfirmed = answers.iter().filter(|answer| answer.as_ref().is_err_and(|error| error.is_unconfirmed()));
+    assert_eq!(unconfirmed.count(), 3, "denials need nobody's confirmation");
+    let open = rule.clone().on_error(OnError::Open).expect("a rule");
+    lacking.reset(&rule, "key").await.expect("forgotten");
+    let decision = lacking.acquire(&open, "key").await.expect("by policy");
+    assert_eq!((decision.allowed, decision.by), (true, By::Policy));
+}
+
+/// A node that has met no other doesn't know its own address.
+#[tokio::test]
+async fn a_cluster_of_one_node_is_a_cluster() {
+    let server = Server::with(&["--cluster-enabled", "yes"]);
+    run_command(&server, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    block_until("the node is well", || command_text(&server, &["CLUSTER", "INFO"]).contains("cluster_state:ok"));
+    let url = format!("redis-cluster://127.0.0.1:{}", server.port());
+    let limiter = on(Cluster::open(&url).expect("a good address"));
+    assert_eq!(limiter.acquire(&rule("gcra 2/1d"), "key").await.expect("a decision").remaining, 1);
+}
+
+#[tokio::test]
+async fn a_seed_that_is_silent_doesnt_hold_up_the_first_call() {
+    let servers = ClusterServers::of_primaries();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = silent.local_addr().expect("its address").port();
+    let url = servers.url().replace("://", &format!("://127.0.0.1:{port},"));
+    for _ in 0..5 {
+        let limiter = Limiter::new(Cluster::open(&url).expect("a good address"));
+        limiter.acquire(&rule("gcra 9/1d"), "key").await.expect("a decision");
+    }
+}
+
+/// What was taken once isn't taken again while the caller waits for its turn.
+#[tokio::test]
+async fn a_waiting_caller_is_not_charged_again_for_an_answer_that_no_replica_confirmed() {
+    let server = Server::start();
+    let redis = Redis::open(&server.url()).expect("a good address").confirmed_by(1, Duration::from_millis(20));
+    let limiter = Limiter::new(redis);
+    let local = OnError::Local { processes: 2.try_into().expect("two") };
+    // Of Redis's four units two are left, of this process's two none.
+    let rule = rule("sliding-log 4/20s").on_error(local).expect("a rule");
+    limiter.acquire(&rule, Request::new("key").cost(2)).await.expect("by policy");
+    server.reset_command_counts();
+    let waited = limiter.acquire_wait(&rule, Request::new("key").cost(1), PATIENCE).await.expect("by policy");
+    let calls: u64 = ["evalsha", "eval"]
+        .iter()
+        .filter_map(|name| server.commands().get(*name).copied())
+        .map(|(calls, failed)| calls - failed)
+        .sum();
+    assert_eq!((waited.by, waited.allowed, calls), (By::Local, false, 1), "{waited:?}");
+}
+
+/// It examines each node's own keys, whatever its user may read of the cluster.
+#[test]
+fn the_doctor_needs_no_more_of_a_cluster_than_its_smallest_user_may() {
+    let servers = ClusterServers::of_primaries();
+    for node in servers.nodes() {
+        let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">sesame"];
+        run_command(node, &[&user[..], &least(), &["+cluster|slots", "+cluster|info", "+asking"]].concat());
+    }
+    let output = tollgate(&["doctor", "--url", &servers.url().replace("://", "://limiter:sesame@")]);
+    assert!(code(&output) < 2, "{}{}", stdout(&output), stderr(&output));
+    servers.node(0).signal("-STOP");
+    let output = tollgate(&["doctor", "--url", &servers.url(), "--deadline", "300ms"]);
+    servers.node(0).signal("-CONT");
+    let unfit: Vec<_> = lines(&output).into_iter().filter(|finding| finding["level"] == "unfit").collect();
+    assert_eq!((code(&output), unfit.len()), (2, 1), "one of three: {}", stdout(&output));
+    assert_eq!(unfit[0]["check"], "reachable");
+}
+
+/// WAIT lasts for as long as the most patient of a batch has time, and replicas that are there need but a moment.
+#[tokio::test]
+async fn replicas_that_are_there_confirm_whatever_the_deadlines() {
+    let servers = Sentinels::start();
+    let redis = Redis::open(&servers.url()).expect("a good address").confirmed_by(1, PATIENCE);
+    let limiter = on(redis);
+    let rule = rule("gcra 100000/1d");
+    limiter.acquire(&rule, "first").await.expect("a decision");
+    for _ in 0..20 {
+        let calls = (0..100_u64).map(async |number| {
+            let (key, hasty) = (format!("user:{number}"), Duration::from_millis(60 + number));
+            let request = Request::new(&key);
+            let request = if number % 2 == 0 { request.deadline(hasty) } else { request };
+            limiter.acquire(&rule, request).await
+        });
+        for answer in join_all(calls).await {
+            // A busy machine may keep the hasty ones waiting.
+            assert!(
+                answer.as_ref().is_ok() || answer.as_ref().is_err_and(|error| !error.is_unconfirmed()),
+                "{answer:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_rule_is_forgotten_in_slots_that_are_moving_too() {
+    let servers = ClusterServers::of_primaries();
+    let (limiter, rule) = (on_cluster(&servers), rule("gcra 9/1d").named("moving").expect("a name"));
+    let tag = &servers.keys_of(0, 1)[0];
+    let tagged = rule.tagged("org");
+    let users: Vec<_> = (0..40).map(|user| format!("user:{user}")).collect();
+    let parts = [("org", tag.as_bytes())];
+    let requests = users.iter().map(|user| Request::new(user).parts(&parts));
+    let taken = limiter.acquire_many(&tagged, requests).await;
+    assert!(taken.iter().all(Result::is_ok));
+    let slot = servers.slot_of(tag);
+    servers.begin_moving(slot, 0, 1);
+    let keys = run_command(servers.node(0), &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "15"]);
+    let keys: Vec<String> = tollgate::redis::from_redis_value(keys).expect("keys");
+    keys.iter().for_each(|key| servers.move_key(key, 0, 1));
+    assert_eq!(limiter.reset_all("moving", |_| ()).await.expect("forgotten"), 40);
+}

@@ -1,0 +1,141 @@
+//! The axum example on the database: several processes, changed by the tool, with PostgreSQL killed between.
+
+use std::time::{Duration, Instant};
+
+use super::prepared;
+use crate::support::example_service::{Running, call, start};
+use crate::support::polling::{block_until, wait_until};
+use crate::support::redis_server::Server;
+use crate::support::tool::{code, stdout, tollgate};
+
+fn service(redis: &Server, database: &str) -> Running {
+    start("service", Some(&redis.tcp_url()), &[("TOLLGATE_DATABASE", database), ("RULES", "none")])
+}
+
+/// Blocks until this holds in all of them; returns how long that took, which is 15 seconds at most.
+fn block_until_all(what: &str, services: &[Running], holds: impl Fn(&str) -> bool) -> Duration {
+    let took = block_until(what, || services.iter().all(|service| holds(&service.address)));
+    assert!(took < Duration::from_secs(15), "{what}: after {took:?}");
+    took
+}
+
+fn rules(limit: &str) -> String {
+    format!("[[rule]]\nname = \"all\"\nkey = \"user\"\nlimits = [\"{limit}\"]\nmissing = \"skip\"\n")
+}
+
+#[tokio::test]
+async fn two_services_follow_what_the_tool_changes() {
+    let redis = Server::start();
+    let (mut server, _) = prepared().await;
+    let url = server.url();
+    let tool = |words: &[&str]| {
+        let output = tollgate(&[words, &["--database", &url]].concat());
+        assert_eq!(code(&output), 0, "{output:?}");
+        stdout(&output).trim().to_owned()
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("rules.toml").to_str().expect("text").to_owned();
+    let push = |limit: &str| {
+        std::fs::write(&file, rules(limit)).expect("a file");
+        tool(&["rules", "push", &file])
+    };
+    push("fixed-window 1000/1h");
+    let key = tool(&["keys", "create", "--user", "42", "--name", "backend"]);
+    let services = [(); 2].map(|()| service(&redis, &url));
+    let bearer = format!("X-Api-Key: {key}\r\n");
+    let status_of = |address: &str, headers: &str| call(address, "GET /", headers).0;
+    let limit_of = |address: &str| {
+        let (_, text) = call(address, "GET /", "X-User: 1\r\n");
+        text.lines()
+            .find_map(|line| line.strip_prefix("ratelimit-policy: \"all\";q=")?.split(';').next())
+            .map(str::to_owned)
+    };
+    for round in 0..2 {
+        let user = format!("user-{round}");
+        let named = format!("X-User: {user}\r\n");
+        assert!(services.iter().all(|service| status_of(&service.address, &named) == 200));
+        assert!(services.iter().all(|service| status_of(&service.address, &bearer) == 200));
+        if round == 1 {
+            // Killed, with all requests in flight.
+            server.stop();
+            block_until_all("PostgreSQL is missed", &services, |address| {
+                call(address, "GET /status", "").1.contains("is_connected: false")
+            });
+            assert!(services.iter().all(|service| status_of(&service.address, &named) == 200), "decisions go on");
+            assert!(services.iter().all(|service| status_of(&service.address, &bearer) == 200), "keys, too");
+            // A service that starts now.
+            let again = service(&redis, &url);
+            assert_eq!((status_of(&again.address, &named), status_of(&again.address, &bearer)), (200, 200));
+            assert_eq!(limit_of(&again.address), limit_of(&services[0].address));
+            assert!(call(&again.address, "GET /status", "").1.contains("is_from_cache: true"));
+            server.start_again();
+        }
+        let limit = (1001 + round).to_string();
+        push(&format!("fixed-window {limit}/1h"));
+        let pushed =
+            block_until_all("the rule is in force", &services, |address| limit_of(address).as_deref() == Some(&limit));
+        tool(&["users", "block", &user, "--reason", "spam"]);
+        let blocked = block_until_all("the user is blocked", &services, |address| status_of(address, &named) == 403);
+        println!("in force in both: a rule {pushed:?}, a block {blocked:?}");
+    }
+    tool(&["keys", "revoke", &key]);
+    let revoked = block_until_all("the key is revoked", &services, |address| status_of(address, &bearer) == 401);
+    println!("in force in both: a revoked key {revoked:?}");
+    let (_, metrics) = call(&services[0].address, "GET /metrics", "");
+    assert!(metrics.contains("\ntollgate_api_keys_total{outcome=\"revoked\"} "), "{metrics}");
+    assert!(metrics.contains("\ntollgate_api_keys_total{outcome=\"valid\"} "), "{metrics}");
+    assert!(metrics.contains("\ntollgate_database_connected 1\n"), "{metrics}");
+}
+
+/// What was decided until a service was killed at a random moment is counted, but for the last batch: its end is
+/// reported.
+#[tokio::test]
+async fn a_service_that_is_killed_loses_its_last_batch_at_most() {
+    let redis = Server::start();
+    let (server, database) = prepared().await;
+    let mut killed = service(&redis, &server.url());
+    let began = Instant::now();
+    let length = Duration::from_millis(5000 + u64::from(std::process::id()) % 900);
+    let mut answered = Vec::new();
+    while began.elapsed() < length {
+        assert_eq!(call(&killed.address, "GET /", "X-User: 42\r\n").0, 200);
+        answered.push(Instant::now());
+    }
+    killed.child.kill().expect("killed");
+    let end = Instant::now();
+    let total = database.user("42").await.expect("an answer").expect("known").total_today;
+    let total = usize::try_from(total).expect("a number");
+    // A batch is written every second or so, and that takes a while where other tests run.
+    let batch = answered.iter().filter(|at| end - **at < Duration::from_secs(4)).count();
+    let rows = "SELECT count(*) FROM tollgate.rate_limit_audit_logs WHERE user_id = '42' AND status = 200";
+    let rows: usize = server.run(rows).await[0].parse().expect("a number");
+    println!("{} requests, {total} counted, {rows} recorded", answered.len());
+    for written in [total, rows] {
+        assert!(
+            written <= answered.len() && written >= answered.len() - batch,
+            "{written} of {}, {batch}",
+            answered.len()
+        );
+    }
+    // Half a minute later, another service reports it.
+    server.run("UPDATE tollgate.writers SET written_at = written_at - interval '1 minute'").await;
+    let other = service(&redis, &server.url());
+    wait_until("it is reported", async || {
+        database.writers().await.expect("writers").iter().filter(|writer| writer.killed).count() == 2
+    })
+    .await;
+    let status = stdout(&tollgate(&["db", "status", "--database", &server.url()]));
+    for written in [format!("totals of {total}"), format!("history of {rows}")] {
+        assert!(status.contains(&format!(": {written} requests; killed: what it had not yet written")), "{status}");
+    }
+    // One that is stopped cleanly loses nothing.
+    for _ in 0..50 {
+        assert_eq!(call(&other.address, "GET /", "X-User: 43\r\n").0, 200);
+    }
+    let mut other = other;
+    let _ = std::process::Command::new("kill").args(["-INT", &other.child.id().to_string()]).status();
+    assert!(other.child.wait().expect("its end").success());
+    assert_eq!(database.user("43").await.expect("an answer").expect("known").total_today, 50);
+    let rows = "SELECT count(*) || ' ' || min(endpoint) FROM tollgate.rate_limit_audit_logs WHERE user_id = '43'";
+    assert_eq!(server.run(rows).await, ["50 /"]);
+}

@@ -1,0 +1,119 @@
+//! Callers whose futures are polled otherwise than by their own waking. Some aren't polled any more, nor dropped, as
+//! the other arm of a `select!` may leave one: they delay no other caller. Some are polled all the time.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake};
+use std::thread::Thread;
+
+use super::*;
+
+/// It waits for a connection that another caller makes, in vain.
+#[tokio::test]
+async fn an_unpolled_caller_does_not_stop_others_from_connecting() {
+    let server = Server::start();
+    let redis = redis(&server.tcp_url());
+    let limiter = Limiter::new(redis.clone()).deadline(Duration::from_millis(300));
+    let rule = rule("gcra 1000/1d", OnError::Closed);
+    server.signal("-STOP");
+    let first = {
+        let (limiter, rule) = (limiter.clone(), rule.clone());
+        tokio::spawn(async move { limiter.peek(&rule, "key").await })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let mut unpolled = Box::pin(limiter.peek(&rule, "key"));
+    assert!(poll_fn(|context| Poll::Ready(unpolled.as_mut().poll(context))).await.is_pending());
+    first.await.expect("a caller").expect_err("stopped");
+    // An attempt to connect ends after 5 s at the latest.
+    tokio::time::sleep(Duration::from_millis(5500)).await;
+    server.signal("-CONT");
+    answered_again(&limiter, &rule, "key").await;
+    drop(unpolled);
+}
+
+/// It is the one that sees whether Redis answers again.
+#[tokio::test]
+async fn an_unpolled_probe_does_not_stop_others_from_probing() {
+    let mut server = Server::start();
+    let redis = redis(&server.tcp_url());
+    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let rule = rule("gcra 1000/1d", OnError::Closed);
+    opened(&mut server, &redis, &limiter, &rule).await;
+    let mut look = Box::pin(limiter.acquire(&rule, "key"));
+    assert!(poll_fn(|context| Poll::Ready(look.as_mut().poll(context))).await.is_pending());
+    assert_eq!(redis.breaker(), Breaker::Probing);
+    answered_again(&limiter, &rule, "key").await;
+    drop(look);
+}
+
+/// A caller polled just as its batch ends gets its answer, not the end of the batch.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_polled_in_a_busy_loop_gets_its_answer() {
+    let server = Server::start();
+    let limiter = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
+    let rule = rule("gcra 1000000/1d", OnError::Closed);
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..24 {
+        let (limiter, rule) = (limiter.clone(), rule.clone());
+        callers.spawn(async move {
+            for _ in 0..1000 {
+                let mut call = pin!(limiter.acquire(&rule, "key"));
+                let answer = loop {
+                    tokio::select! {
+                        answer = &mut call => break answer,
+                        () = tokio::task::yield_now() => {}
+                    }
+                };
+                assert!(answer.expect("nothing is broken").allowed);
+            }
+        });
+    }
+    callers.join_all().await;
+}
+
+struct Unparks(Thread);
+
+impl Wake for Unparks {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Polls it without a runtime.
+fn on_this_thread<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    let waker = Arc::new(Unparks(std::thread::current())).into();
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(answer) => return answer,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// Futures that were begun on a runtime go on wherever they are polled.
+#[test]
+fn a_caller_polled_outside_a_runtime_is_answered_or_ends_by_its_deadline() {
+    let server = Server::start();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let limiter = Limiter::new(redis(&server.tcp_url())).deadline(Duration::from_millis(300));
+    let rule = rule("gcra 1000/1d", OnError::Closed);
+    runtime.block_on(answered_again(&limiter, &rule, "key"));
+    for frozen in [false, true] {
+        if frozen {
+            server.signal("-STOP");
+        }
+        let (_alone, begun) = runtime.block_on(async {
+            let mut alone = Box::pin(limiter.acquire(&rule, "key"));
+            assert!(poll_fn(|context| Poll::Ready(alone.as_mut().poll(context))).await.is_pending());
+            let mut begun = Box::pin(limiter.acquire(&rule, "key"));
+            assert!(poll_fn(|context| Poll::Ready(begun.as_mut().poll(context))).await.is_pending());
+            (alone, begun)
+        });
+        let answer = on_this_thread(begun);
+        assert_eq!(answer.is_ok(), !frozen, "{answer:?}");
+    }
+    server.signal("-CONT");
+}

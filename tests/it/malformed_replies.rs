@@ -1,0 +1,280 @@
+//! Replies that no script makes: an error or a decision by the deadline, and never an allowance.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use tokio::runtime::Runtime;
+use tollgate::{Charged, Decision, Error, Limiter, Redis};
+
+use crate::support::fake_redis::fake_redis;
+use crate::support::rules::rule;
+
+const DEADLINE: Duration = Duration::from_millis(100);
+
+/// A server whose answer to a script is whatever was last put here; once given, it hangs up if told so.
+struct Impostor {
+    address: String,
+    reply: Arc<Mutex<(Vec<u8>, bool)>>,
+    runtime: Runtime,
+}
+
+impl Impostor {
+    fn new() -> Self {
+        let reply = Arc::new(Mutex::new((Vec::new(), false)));
+        let shared = Arc::clone(&reply);
+        let address = fake_redis(move |words| {
+            let word = words[0].to_ascii_uppercase();
+            if word.starts_with(b"EVAL") {
+                let (bytes, _) = shared.lock().expect("unbroken").clone();
+                return Some(bytes);
+            }
+            let hangs_up = shared.lock().expect("unbroken").1;
+            match (word.as_slice(), words.get(1).map(Vec::as_slice)) {
+                (b"HELLO", Some(b"3")) => Some(b"%2\r\n+version\r\n$5\r\n7.0.0\r\n+proto\r\n:3\r\n".to_vec()),
+                (b"HELLO", _) => Some(b"*4\r\n$7\r\nversion\r\n$5\r\n7.0.0\r\n$5\r\nproto\r\n:2\r\n".to_vec()),
+                (b"PING", _) if hangs_up => None,
+                _ => Some(b"+OK\r\n".to_vec()),
+            }
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Self { address, reply, runtime }
+    }
+
+    /// What a call makes of this reply, on a connection of its own.
+    fn told(&self, reply: &[u8], protocol: u8, call: Call) -> Result<Decision, Error> {
+        self.reply.lock().expect("unbroken").0 = reply.to_vec();
+        let url = format!("{}?protocol=resp{protocol}", self.address);
+        let limiter = Limiter::new(Redis::open(&url).expect("a good address")).deadline(DEADLINE);
+        let begun = Instant::now();
+        let answer = self.runtime.block_on(async {
+            match call {
+                Call::Packed => limiter.acquire(&rule("gcra 5/10s"), "key").await,
+                Call::Flat => limiter.at_most(&rule("gcra 5/10s"), "key").await,
+                Call::Several => {
+                    let both = rule("gcra 5/10s").and("fixed-window 9/1d".parse().expect("a limit")).expect("a rule");
+                    limiter.acquire(&both, "key").await
+                }
+                Call::Inspect => {
+                    limiter.inspect(&rule("gcra 5/10s"), "key").await.map(|mut states| states.remove(0).decision)
+                }
+            }
+        });
+        assert!(begun.elapsed() < DEADLINE + Duration::from_secs(2), "{:?} for {reply:?}", begun.elapsed());
+        answer
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    /// A string of decisions.
+    Packed,
+    /// Integers, with what was granted.
+    Flat,
+    /// Five integers for each of two limits.
+    Several,
+    /// Five integers and the state.
+    Inspect,
+}
+
+/// Each in seven bytes.
+fn packed(numbers: &[i64]) -> Vec<u8> {
+    let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()[..7].to_vec()).collect();
+    [format!("${}\r\n", numbers.len()).as_bytes(), &numbers, b"\r\n"].concat()
+}
+
+fn flat(numbers: &[i64]) -> Vec<u8> {
+    let items: String = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
+    format!("*{}\r\n{items}", numbers.len()).into()
+}
+
+#[test]
+fn a_well_formed_reply_without_sense_is_an_error_that_leaves_the_charge_unknown() {
+    let impostor = Impostor::new();
+    // What remains of 5, and the reset.
+    let good = [4, 2_000_000];
+    assert!(impostor.told(&packed(&good), 2, Call::Packed).expect("a decision").allowed);
+    assert!(impostor.told(&flat(&[1, 5, 4, 0, 2_000_000, 1]), 2, Call::Flat).expect("a decision").allowed);
+    let both = [1, 5, 4, 0, 2, 1, 9, 8, 0, 2];
+    assert!(impostor.told(&flat(&both), 2, Call::Several).expect("a decision").allowed);
+    let bad = |reply: Vec<u8>, call: Call| {
+        for protocol in [2, 3] {
+            let error = impostor.told(&reply, protocol, call).expect_err("nonsense");
+            assert_eq!(error.charged(), Charged::Unknown, "{reply:?}: {error}");
+            assert!(!error.is_deadline() && !error.is_disconnected(), "{reply:?}: {error}");
+        }
+    };
+    for numbers in [[6, 2_000_000], [1 << 54, 2_000_000], [4, -1], [4, 1 << 54], [4, -(1 << 54)]] {
+        bad(packed(&numbers), Call::Packed);
+    }
+    // Denied: minus one less what remains, the reset, the wait, and that none is allowed.
+    let denied = [-1, 2_000_000, 1_000_000, 0];
+    assert!(!impostor.told(&packed(&denied), 2, Call::Packed).expect("a decision").allowed);
+    for (at, value) in
+        [(0, -7), (0, -(1 << 54)), (1, -1), (1, 1 << 54), (2, 0), (2, -2), (2, 1 << 54), (3, 2), (3, -3), (3, 1 << 54)]
+    {
+        let mut numbers = denied;
+        numbers[at] = value;
+        bad(packed(&numbers), Call::Packed);
+    }
+    bad(packed(&good[..1]), Call::Packed);
+    bad(packed(&denied[..3]), Call::Packed);
+    bad(packed(&[good, good].concat()), Call::Packed);
+    bad(packed(&[]), Call::Packed);
+    for numbers in [
+        &[1, 5, 4, 0][..],
+        &[7, 5, 4, 0, 2],
+        &[-1, 5, 4, 0, 2],
+        &[1, -5, 4, 0, 2],
+        &[1, 5, 6, 0, 2],
+        &[1, 5, -1, 0, 2],
+        &[1, 5, 4, -1, 2],
+        &[0, 5, 4, -2, 2],
+        &[0, 5, 4, 0, 2],
+        &[1, 5, 4, 0, -2],
+        &[1, 5, 4, 0, i64::MAX],
+        &[1, i64::MAX, 4, 0, 2],
+        &[1, 5, 4, 0, 2, -1],
+        &[1, 5, 4, 0, 2, i64::MAX],
+        &[1, 5, 4, 0, 2, 1, -1, 0],
+        &[1, 5, 4, 0, 2, 1, 0, -1],
+        &[1, 5, 4, 0, 2, 1, 0, 0, 0, 0],
+    ] {
+        bad(flat(numbers), Call::Flat);
+        bad(flat(numbers), Call::Inspect);
+    }
+    for numbers in [&both[..5], &both[..9], &[1, 5, 4, 0, 2, 7, 9, 8, 0, 2], &[1, 5, 4, 0, 2, 1, 9, 8, 0, 2, 1, 0, 0]] {
+        bad(flat(numbers), Call::Several);
+    }
+    for reply in ["+OK\r\n", ":1\r\n", "$-1\r\n", "*-1\r\n", "*0\r\n", "*5\r\n:1\r\n:5\r\n:4\r\n:0\r\n$1\r\n2\r\n"] {
+        for call in [Call::Packed, Call::Flat, Call::Several, Call::Inspect] {
+            bad(reply.into(), call);
+        }
+    }
+}
+
+/// Any value, nested or not, whole or torn, and real replies with bytes changed.
+fn garbage() -> impl Strategy<Value = Vec<u8>> {
+    let leaf = prop_oneof![
+        any::<i64>().prop_map(|number| format!(":{number}\r\n").into_bytes()),
+        proptest::collection::vec(any::<u8>(), 0..=48).prop_map(|bytes| [
+            format!("${}\r\n", bytes.len()).as_bytes(),
+            &bytes,
+            b"\r\n"
+        ]
+        .concat()),
+        proptest::collection::vec(any::<i64>(), 1..=5).prop_map(|numbers| packed(&numbers)),
+        proptest::collection::vec(proptest::sample::select(vec![0, 1, 5, -1, 2_000_000, -6, 1 << 53]), 1..=5)
+            .prop_map(|numbers| packed(&numbers)),
+        proptest::collection::vec(proptest::sample::select(vec![0, 1, 5, -1, i64::MAX, i64::MIN]), 4..=12)
+            .prop_map(|numbers| flat(&numbers)),
+        proptest::sample::select(vec![
+            "+OK\r\n",
+            "$-1\r\n",
+            "*-1\r\n",
+            "_\r\n",
+            "#t\r\n",
+            "#x\r\n",
+            ",nan\r\n",
+            ",1e300\r\n",
+            ",inf\r\n",
+            "(1234567\r\n",
+            "-ERR no\r\n",
+            "-\r\n",
+            "-NOSCRIPT gone\r\n",
+            "-BADSTATE x\r\n",
+            "-BADID\r\n",
+            "!5\r\nERR x\r\n",
+            "=7\r\ntxt:abc\r\n",
+            "%1\r\n:1\r\n:1\r\n",
+            "~1\r\n:1\r\n",
+            "|1\r\n+a\r\n:1\r\n:5\r\n",
+            ">2\r\n+message\r\n:1\r\n",
+            "$99999\r\nabc\r\n",
+            "*7\r\n:1\r\n",
+            "\r\n",
+            "HTTP/1.1 200 OK\r\n\r\n",
+            ":99999999999999999999\r\n",
+            "$-7\r\n",
+            "*-7\r\n",
+            ":\r\n",
+            ":1.5\r\n",
+        ])
+        .prop_map(|text| text.as_bytes().to_vec()),
+    ];
+    let nested = leaf.prop_recursive(3, 24, 6, |inner| {
+        (proptest::sample::select(vec!['*', '~', '>']), proptest::collection::vec(inner, 0..=6))
+            .prop_map(|(kind, items)| [format!("{kind}{}\r\n", items.len()).into_bytes(), items.concat()].concat())
+    });
+    let real = prop_oneof![
+        Just(packed(&[4, 2_000_000])),
+        Just(packed(&[-1, 2_000_000, 1_000_000, 0])),
+        Just(flat(&[1, 5, 4, 0, 2_000_000, 1])),
+        Just(flat(&[1, 5, 4, 0, 2, 1, 9, 8, 0, 2])),
+    ];
+    let changes = proptest::collection::vec((any::<usize>(), any::<u8>()), 1..=3);
+    let mutated = (real, changes, any::<bool>()).prop_map(|(mut reply, changes, cut)| {
+        for (at, byte) in changes {
+            let at = at % reply.len();
+            if cut && reply.len() > 1 { reply.truncate(at.max(1)) } else { reply[at] = byte }
+        }
+        reply
+    });
+    prop_oneof![nested, mutated, proptest::collection::vec(any::<u8>(), 0..=64)]
+}
+
+/// Whether these bytes begin with a packed decision that can be true, read without the client's own reader.
+fn is_packed_decision(reply: &[u8]) -> bool {
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
+    let allowed = reply.strip_prefix(b"$14\r\n").and_then(|rest| rest.first_chunk::<14>());
+    // All of them are allowed, or one of one in the longer form.
+    let longer = reply.strip_prefix(b"$28\r\n").and_then(|rest| rest.first_chunk::<28>());
+    let one_of_one = longer.is_some_and(|bytes| bytes[6] & 0x80 > 0 && number(&bytes[21..]) == 1);
+    allowed.is_some_and(|bytes| number(&bytes[..7]) <= 5 && number(&bytes[7..]) <= 1 << 53) || one_of_one
+}
+
+#[test]
+fn no_reply_makes_the_client_panic_hang_or_allow_what_redis_did_not() {
+    let impostor = Impostor::new();
+    impostor.reply.lock().expect("unbroken").1 = true;
+    let calls = proptest::sample::select(vec![Call::Packed, Call::Flat, Call::Several, Call::Inspect]);
+    let cases = (garbage(), prop_oneof![Just(2_u8), Just(3)], calls, any::<bool>());
+    let config = Config { cases: 250, failure_persistence: None, ..Config::default() };
+    let result = TestRunner::new(config).run(&cases, |(reply, protocol, call, more)| {
+        // What follows keeps most torn replies from waiting for the deadline.
+        let reply = if more { [reply.as_slice(), &b"\r\n-ERR more\r\n".repeat(8)].concat() } else { reply };
+        match (impostor.told(&reply, protocol, call), call) {
+            (Ok(decision), Call::Packed) if decision.allowed => {
+                prop_assert!(is_packed_decision(&reply), "{decision:?}");
+            }
+            (Ok(decision), _) => prop_assert!(decision.remaining <= decision.limit, "{decision:?}"),
+            (Err(error), _) => prop_assert_eq!(error.to_string().lines().count(), 1),
+        }
+        Ok::<_, TestCaseError>(())
+    });
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Lengths and depths for which there is no memory.
+#[test]
+fn a_reply_that_promises_too_much_ends_by_the_deadline() {
+    let impostor = Impostor::new();
+    let deep = b"*1\r\n".repeat(100_000);
+    for reply in [
+        b"$9223372036854775807\r\n".as_slice(),
+        b"$4294967296\r\nx",
+        b"*9223372036854775807\r\n:1\r\n",
+        b"*4294967296\r\n:1\r\n",
+        b"%9223372036854775807\r\n:1\r\n",
+        b"|4294967296\r\n:1\r\n",
+        &deep,
+    ] {
+        for call in [Call::Packed, Call::Flat] {
+            // A busy machine may need longer than the deadline to connect.
+            let told = || impostor.told(reply, 3, call).expect_err("no decision");
+            let error = (0..20).map(|_| told()).find(|error| !error.is_unreachable()).expect("a call that was sent");
+            assert_eq!(error.charged(), Charged::Unknown, "{:?}: {error}", &reply[..reply.len().min(30)]);
+        }
+    }
+}

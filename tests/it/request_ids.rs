@@ -1,0 +1,225 @@
+//! Calls with an id: charged once however often they are sent, and settled once.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use tollgate::{Charged, Decision, Error, Request};
+
+use crate::support::engines::{Engine, Subject, answer, on_both_engines, time};
+use crate::support::histories::{Operation, Step, beginning, steps_with};
+use crate::support::limits::any_limit;
+use crate::support::oracle::Answer;
+use crate::support::oracle_spec::oracle;
+use crate::support::rules::limit;
+
+fn call(engine: &Engine, subject: &Subject<'_>, operation: Operation, request: Request<'_>) -> Result<Decision, Error> {
+    engine.runtime.block_on(operation.call(&engine.limiter, &subject.rule, request))
+}
+
+fn calls() -> impl Strategy<Value = Vec<(usize, (Operation, Step))>> {
+    let operations = [
+        (6, Operation::Acquire),
+        (3, Operation::AtMost),
+        (3, Operation::Reserve),
+        (4, Operation::Settle),
+        (3, Operation::Cancel),
+    ];
+    let ids = proptest::collection::vec(0_usize..20, 60);
+    (ids, steps_with(&operations, 1..=60)).prop_map(|(ids, steps)| ids.into_iter().zip(steps).collect())
+}
+
+#[test]
+fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
+    let limits = any_limit().prop_filter("permits are given back by their own ids", |limit| !limit.algorithm().holds());
+    on_both_engines((limits, beginning(), calls()), |engine, (limit, begin, calls)| {
+        let subject = engine.subject(limit.clone());
+        let mut oracle = oracle(&limit);
+        // What is remembered of an id: the operation, the answer, the units, and whether they are settled.
+        let mut remembered: HashMap<usize, (Operation, Answer, u64, bool)> = HashMap::new();
+        let mut now = begin;
+        for (id, (operation, step)) in calls {
+            if operation == Operation::Reserve && !limit.algorithm().reserves() {
+                continue;
+            }
+            let (cost, then) = step.aim(&subject, now);
+            // An id is forgotten after ten minutes of the caller's time; here none grows as old.
+            let soon = begin..begin + 500_000_000;
+            now = if soon.contains(&then) { then } else { now };
+            let name = format!("id {id}");
+            let request = Request::new(subject.key.as_str()).cost(cost).at(time(now)).id(&name);
+            let told = call(engine, &subject, operation, request);
+            let expected = match (operation, remembered.get(&id).copied()) {
+                (Operation::Settle | Operation::Cancel, None) => {
+                    let error = told.expect_err("nothing is remembered");
+                    prop_assert!(error.is_unknown_id() && error.charged() == Charged::No);
+                    continue;
+                }
+                (Operation::Cancel, Some((_, _, took, _))) => {
+                    remembered.remove(&id);
+                    (oracle.refund(took, now), 0)
+                }
+                (Operation::Settle, Some((was, _, took, false))) => {
+                    let answer = match cost.checked_sub(took) {
+                        Some(more) if more > 0 => oracle.penalty(more, now),
+                        _ => oracle.refund(took - cost, now),
+                    };
+                    remembered.insert(id, (was, answer, cost, true));
+                    (answer, cost)
+                }
+                (Operation::Settle, Some((_, answer, took, true))) => (answer, took),
+                (_, Some((was, _, _, _))) if was != operation => {
+                    let error = told.expect_err("an id of another operation");
+                    prop_assert!(error.is_input() && error.charged() == Charged::No, "{}", error);
+                    continue;
+                }
+                (_, Some((_, answer, took, _))) => (answer, took),
+                (_, None) => {
+                    let (answer, took) = match operation {
+                        Operation::AtMost => oracle.at_most(cost, now),
+                        Operation::Reserve => (oracle.reserve(cost, now), cost),
+                        _ => (oracle.acquire(cost, now), cost),
+                    };
+                    let took = if answer.allowed { took } else { 0 };
+                    if answer.allowed {
+                        remembered.insert(id, (operation, answer, took, false));
+                    }
+                    (answer, took)
+                }
+            };
+            let decision = told.expect("a decision");
+            prop_assert_eq!((answer(&decision), decision.granted), expected, "{:?} {} as {}", operation, cost, id);
+            prop_assert_eq!(subject.peek(1, now), oracle.peek(1, now), "after {:?} {} as {}", operation, cost, id);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn retries_from_many_tasks_are_charged_once_per_id() {
+    let engine = Engine::redis();
+    let subject = engine.subject(limit("token-bucket 100000/30d"));
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut tasks = Vec::new();
+        for task in 0..400_u32 {
+            let (limiter, rule, key) = (engine.limiter.clone(), subject.rule.clone(), subject.key.clone());
+            tasks.push(tokio::spawn(async move {
+                let id = format!("request {}", task % 50);
+                limiter.acquire(&rule, Request::new(&key).cost(10).id(&id)).await.expect("a decision")
+            }));
+        }
+        for task in tasks {
+            assert!(task.await.expect("no panic").allowed);
+        }
+        let left = engine.limiter.peek(&subject.rule, &subject.key).await.expect("a decision").remaining;
+        assert_eq!(left, 100_000 - 50 * 10);
+    });
+}
+
+#[test]
+fn the_marker_of_an_id_expires_and_is_in_its_keys_slot() {
+    let engine = Engine::redis();
+    let subject = engine.subject(limit("gcra 5/1s"));
+    let request = Request::new(subject.key.as_str()).id("a:b}/#").id_ttl(std::time::Duration::from_secs(7));
+    call(&engine, &subject, Operation::Acquire, request).expect("a decision");
+    let mut redis = engine.server.as_ref().expect("a redis").connection();
+    let keys: Vec<String> = tollgate::redis::cmd("KEYS").arg("*#*").query(&mut redis).expect("keys");
+    let [marker] = keys.as_slice() else { panic!("{keys:?}") };
+    assert!(marker.starts_with(&format!("tollgate:{{{}}}:test#", subject.key)), "{marker}");
+    assert!(marker.ends_with("-a%3ab%7d%2f%23"), "{marker}");
+    let ttl: i64 = tollgate::redis::cmd("PTTL").arg(marker).query(&mut redis).expect("an answer");
+    assert!((6000..=7000).contains(&ttl), "{ttl}");
+    let () = tollgate::redis::cmd("SET").arg(marker).arg("junk").query(&mut redis).expect("set");
+    let error = call(&engine, &subject, Operation::Acquire, request).expect_err("junk");
+    assert!(error.is_unreadable_state() && error.charged() == Charged::No, "{error}");
+}
+
+#[test]
+fn several_limits_are_settled_together() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let [minute, day] = ["token-bucket 1000/1m", "fixed-window 5000/1d"].map(limit);
+        let rule = tollgate::Rule::new("tokens", minute).and_then(|rule| rule.and(day)).expect("a rule");
+        let at = time(1 << 50);
+        let remaining = |request: Request<'_>| -> Vec<u64> {
+            let decision = engine.runtime.block_on(engine.limiter.peek(&rule, request)).expect("a decision");
+            decision.limits.iter().map(|limit| limit.remaining).collect()
+        };
+        let request = Request::new("acme").at(at).id("completion-1");
+        let decision = engine.runtime.block_on(engine.limiter.acquire(&rule, request.cost(400))).expect("a decision");
+        assert_eq!((decision.allowed, decision.granted), (true, 400));
+        for _ in 0..2 {
+            let settled = engine.runtime.block_on(engine.limiter.settle(&rule, request.cost(650))).expect("settled");
+            assert_eq!(settled.granted, 650);
+            assert_eq!(remaining(request), [350, 4350]);
+        }
+        // A reservation that is cancelled.
+        let other = Request::new("acme").at(at).id("completion-2");
+        engine.runtime.block_on(engine.limiter.acquire(&rule, other.cost(350))).expect("a decision");
+        assert_eq!(remaining(request), [0, 4000]);
+        engine.runtime.block_on(engine.limiter.cancel(&rule, other)).expect("cancelled");
+        assert_eq!(remaining(request), [350, 4350]);
+    }
+}
+
+#[test]
+fn an_id_is_forgotten_by_the_callers_own_time() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let subject = engine.subject(limit("gcra 5/1d"));
+        let remaining = |seconds: u64| {
+            let request = Request::new(subject.key.as_str()).id("nightly").at(time((1 << 50) + seconds * 1_000_000));
+            call(&engine, &subject, Operation::Acquire, request).expect("a decision").remaining
+        };
+        assert_eq!((remaining(0), remaining(599), remaining(600)), (4, 4, 3), "ten minutes");
+    }
+}
+
+#[test]
+fn an_id_answers_for_the_limits_that_it_was_given_to() {
+    let engine = Engine::redis();
+    let request = Request::new("key").at(time(1 << 50)).id("m");
+    for (rule, remaining) in [("gcra 100/1s", 99), ("token-bucket 5/1d", 4)] {
+        let rule = crate::support::rules::rule(rule);
+        let decision = engine.runtime.block_on(engine.limiter.acquire(&rule, request)).expect("a decision");
+        assert_eq!(decision.remaining, remaining, "{rule}");
+    }
+}
+
+#[test]
+fn a_refund_cannot_be_settled_and_a_cost_that_no_number_holds_is_refused() {
+    let engine = Engine::embedded();
+    let subject = engine.subject(limit("token-bucket 100/1d"));
+    subject.acquire(50, 1 << 50);
+    let request = Request::new(subject.key.as_str()).at(time(1 << 50)).cost(5).id("m");
+    let refund = || engine.runtime.block_on(engine.limiter.refund(&subject.rule, request)).expect("given back");
+    assert_eq!((refund().remaining, refund().remaining), (55, 55), "once");
+    let error = call(&engine, &subject, Operation::Cancel, request).expect_err("nothing was taken");
+    assert!(error.is_unknown_id(), "{error}");
+    let error = call(&engine, &subject, Operation::Acquire, request.id("n").cost(u64::MAX)).expect_err("too much");
+    assert!(error.is_input() && error.to_string().contains("18446744073709551615"), "{error}");
+}
+
+/// In whatever order a call of permits and units is ended, nothing of it stays.
+#[test]
+fn a_call_with_permits_is_settled_cancelled_and_released_in_any_order() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let rule = crate::support::rules::rule("concurrency 5 ttl 1h, fixed-window 100/1d start first-hit");
+        let (limiter, run) = (&engine.limiter, &engine.runtime);
+        for (cost, settled) in [(1, Some(0)), (3, Some(1)), (2, Some(9)), (2, None)] {
+            for release in [false, true] {
+                let request = tollgate::Request::new("key").cost(cost).id("call");
+                assert!(run.block_on(limiter.acquire(&rule, request)).expect("a decision").allowed);
+                if let Some(units) = settled {
+                    run.block_on(limiter.settle(&rule, request.cost(units))).expect("settled");
+                    let now = run.block_on(limiter.peek(&rule, "key")).expect("a decision");
+                    assert_eq!([0, 1].map(|at| now.limits[at].remaining), [5 - cost, 100 - units]);
+                }
+                run.block_on(limiter.cancel(&rule, request)).expect("cancelled");
+                if release {
+                    run.block_on(limiter.release(&rule, request)).expect("nothing is left to be released");
+                }
+                let now = run.block_on(limiter.peek(&rule, "key")).expect("a decision");
+                assert_eq!([0, 1].map(|at| now.limits[at].remaining), [5, 100], "{cost} {settled:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,492 @@
+//! The scripts as callers in other languages call them, by their text: numbers up to their bounds, and arguments that
+//! are missing or bad.
+
+use tollgate::Algorithm;
+use tollgate::redis::{Connection, RedisError, cmd};
+
+use crate::support::redis_server::Server;
+use crate::support::repository::read;
+use crate::support::scripts::{composed, records};
+
+/// 2001, in microseconds: a whole number of seconds, minutes, hours and days before it.
+const T: &str = "1000000000000000";
+
+/// A script's whole text.
+fn text(name: &str) -> String {
+    if let Some(algorithm) = Algorithm::all().find(|algorithm| algorithm.script().name() == name) {
+        return algorithm.script().text().to_owned();
+    }
+    composed(name)
+}
+
+fn call(redis: &mut Connection, name: &str, keys: &[&str], arguments: &[&str]) -> Result<Vec<i64>, RedisError> {
+    cmd("EVAL").arg(text(name)).arg(keys.len()).arg(keys).arg(arguments).query(redis)
+}
+
+/// What `redis-cli --eval lua/NAME.lua KEY , ARGUMENTS` answers, its words apart by spaces.
+fn answer(redis: &mut Connection, name: &str, key: &str, arguments: &str) -> Vec<i64> {
+    call(redis, name, &[key], &words(arguments)).unwrap_or_else(|error| panic!("{name} {arguments}: {error}"))
+}
+
+fn words(text: &str) -> Vec<&str> {
+    text.split_whitespace().collect()
+}
+
+/// How many calls are allowed, the limit, what remains, wait and reset, of each key.
+fn packed(redis: &mut Connection, name: &str, keys: &[&str], arguments: &[&[u8]]) -> Result<Vec<[i64; 5]>, RedisError> {
+    let bytes: Vec<u8> = cmd("EVAL").arg(text(name)).arg(keys.len()).arg(keys).arg(arguments).query(redis)?;
+    let [limit @ .., _] = i64::from_le_bytes(arguments[0][1..9].try_into().expect("numbers")).to_le_bytes();
+    let limit = limit.iter().rev().fold(0, |limit, byte| limit << 8 | i64::from(*byte));
+    Ok(records(&bytes, limit, keys.iter().map(|_| 1)))
+}
+
+/// Numbers, each in so many bytes.
+fn pack(numbers: &[(i64, usize)]) -> Vec<u8> {
+    numbers.iter().flat_map(|(number, width)| number.to_le_bytes()[..*width].to_vec()).collect()
+}
+
+/// The packed numbers of a bucket: layout, capacity, rate, period, tick, debt, cost.
+fn bucket([layout, capacity, rate, period, tick, debt, cost]: [i64; 7]) -> Vec<u8> {
+    pack(&[(layout, 1), (capacity, 7), (rate, 7), (period, 7), (tick, 3), (debt, 7), (cost, 7)])
+}
+
+fn server() -> (Server, Connection) {
+    let server = Server::start();
+    let redis = server.connection();
+    (server, redis)
+}
+
+#[test]
+fn a_debt_is_carried_whole_into_numbers_that_take_longer() {
+    let (_server, mut redis) = server();
+    for (script, first, then) in [
+        ("fixed_window", "0 1 86400000000 0 12000", "20000 1 86400000000 0 0"),
+        ("token_bucket", "0 1 86400000000 1 12000", "20000 1 86400000000 1 0"),
+        ("gcra", "0 1 86400000000 1 12000", "20000 1 86400000000 1 0"),
+    ] {
+        assert_eq!(answer(&mut redis, script, script, &format!("{first} 12000 reserve {T}"))[0], 1, "{script}");
+        let peek = answer(&mut redis, script, script, &format!("{then} 0 peek {T}"));
+        assert_eq!(peek[..3], [1, 20000, 8000], "{script}: 12000 of 20000 are used");
+    }
+}
+
+#[test]
+fn a_state_further_ahead_than_any_penalty_could_make_it_waits_no_longer_than_one() {
+    let (_server, mut redis) = server();
+    let longest = 1 << 51;
+    for (script, layout, distance) in [("gcra", 2, 1_i64 << 53), ("token_bucket", 1, -(1_i64 << 53))] {
+        let now: i64 = T.parse().expect("a number");
+        let numbers = [(layout, 1), (5, 7), (1, 7), (1, 7), (1_000_000, 3)];
+        let state = pack(&[&[(now, 7), (distance, 7), (0, 5)], numbers.as_slice()].concat());
+        let packed_numbers = bucket([layout, 5, 1, 1, 1_000_000, 0, 1]);
+        for (mode, cost) in [("acquire", 1), ("peek", 0), ("penalty", 1), ("block", 1)] {
+            let expected_ttl = 2 * longest / 1000;
+            cmd("SET").arg(script).arg(&state).exec(&mut redis).expect("poisoned");
+            let reply = answer(&mut redis, script, script, &format!("5 1 1 1000000 0 {cost} {mode} {T}"));
+            assert!(reply[3] >= 0 && (1..=longest).contains(&reply[4]), "{script} {mode}: {reply:?}");
+            let ttl: i64 = cmd("PTTL").arg(script).query(&mut redis).expect("an expiry");
+            assert!(ttl <= expected_ttl, "{script} {mode}: {ttl} ms");
+        }
+        cmd("SET").arg(script).arg(&state).exec(&mut redis).expect("poisoned");
+        let record = packed(&mut redis, script, &[script], &[&packed_numbers, T.as_bytes()]).expect("a decision");
+        assert!(record[0][0] == 0 && record[0][3] > 0 && record[0][4] <= longest, "{script}: {record:?}");
+    }
+}
+
+#[test]
+fn a_reservation_is_denied_for_as_long_as_it_takes_to_the_tick() {
+    let (_server, mut redis) = server();
+    for script in ["token_bucket", "gcra"] {
+        let own = "0 5 3 1 3002399751580328";
+        let first = answer(&mut redis, script, script, &format!("{own} 3002399751580328 reserve {T}"));
+        assert_eq!(first[0], 1, "{script}");
+        // 3 * 3002399751580327 parts have to come back, 5 in a tick.
+        let cost = "3002399751580327";
+        let denied = answer(&mut redis, script, script, &format!("{own} {cost} reserve {T}"));
+        assert_eq!(denied[..4], [0, 0, 0, 1_801_439_850_948_197], "{script}");
+        for (early, allowed) in [(1, 0), (0, 1)] {
+            let then = T.parse::<i64>().expect("a number") + denied[3] - early;
+            let again = answer(&mut redis, script, script, &format!("{own} {cost} reserve {then}"));
+            assert_eq!(again[0], allowed, "{script}: {early} early");
+        }
+    }
+}
+
+/// Of 2^53 parts, 27 a tick, the last comes back in tick 333599972397815, which is of 3 us; the taking is dated one
+/// later.
+#[test]
+fn a_penalty_of_all_that_can_be_counted_ends_when_it_says() {
+    let (_server, mut redis) = server();
+    let now = 536_845_000_886_831;
+    for (script, layout) in [("gcra", 2), ("token_bucket", 1)] {
+        let own = "5 27 22 3 0";
+        let reply = answer(&mut redis, script, script, &format!("{own} 1000000000000000000 penalty {now}"));
+        assert_eq!(reply, [1, 5, 0, 0, 1_000_799_917_193_446], "{script}");
+        for ticks in 0..200 {
+            let then = now + 3 * ticks;
+            let peek = answer(&mut redis, script, script, &format!("{own} {} peek {then}", 1 + ticks % 5));
+            assert_eq!(peek[4], 1_000_799_917_193_446 - 3 * ticks, "{script}");
+            let numbers = bucket([layout, 5, 27, 22, 3, 0, 1 + ticks % 5]);
+            let record = packed(&mut redis, script, &[script], &[&numbers, then.to_string().as_bytes()]);
+            let record = record.expect("a decision");
+            assert_eq!(record[0][3..], peek[3..5], "{script}");
+        }
+    }
+}
+
+#[test]
+fn products_of_just_more_than_can_be_counted_are_refused() {
+    let (_server, mut redis) = server();
+    // (capacity + max_debt + 1) * period + rate, and capacity + max_debt + rate: 2^53, then one more.
+    let most = 1_i64 << 53;
+    for (script, fits, one_more) in [
+        ("token_bucket", format!("0 4 1 1 {}", most - 5), format!("0 5 1 1 {}", most - 5)),
+        ("gcra", format!("1 4 1 1 {}", most - 6), format!("1 5 1 1 {}", most - 6)),
+        ("fixed_window", format!("{} 4 1 0 1", most - 5), format!("{} 5 1 0 1", most - 5)),
+    ] {
+        assert_eq!(answer(&mut redis, script, "fits", &format!("{fits} 1 peek {T}")).len(), 5, "{script}: {fits}");
+        let error =
+            call(&mut redis, script, &["key"], &words(&format!("{one_more} 1 peek {T}"))).expect_err("too much");
+        assert_eq!(error.code(), Some("BADARG"), "{script}: {one_more}: {error}");
+    }
+}
+
+#[test]
+fn a_packed_call_takes_as_many_keys_as_lua_can_unpack_and_no_more() {
+    let (_server, mut redis) = server();
+    let keys: Vec<String> = (0..8000).map(|key| key.to_string()).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let window = pack(&[(3, 1), (5, 7), (5, 7), (1_000_000, 7), (0, 7), (0, 7), (1, 7)]);
+    let counter = pack(&[(4, 1), (5, 7), (1_000_000, 7), (1, 3), (1, 7)]);
+    for (script, numbers) in [
+        ("gcra", bucket([2, 5, 1, 1_000_000, 1, 0, 1])),
+        ("token_bucket", bucket([1, 5, 1, 1_000_000, 1, 0, 1])),
+        ("fixed_window", window),
+        ("sliding_window_counter", counter),
+    ] {
+        cmd("FLUSHALL").exec(&mut redis).expect("flushed");
+        let error = packed(&mut redis, script, &keys, &[&numbers]).expect_err("too many");
+        assert_eq!(error.code(), Some("BADARG"), "{script}: {error}");
+        let size: u64 = cmd("DBSIZE").query(&mut redis).expect("a size");
+        assert_eq!(size, 0, "{script}");
+        let records = packed(&mut redis, script, &keys[..7999], &[&numbers]).expect("decisions");
+        assert!(records.iter().all(|record| record[..3] == [1, 5, 4]), "{script}");
+    }
+}
+
+/// The own arguments of each script, good ones.
+const OWN: [(&str, &str); 7] = [
+    ("token_bucket", "5 1 2000000 1 0"),
+    ("fixed_window", "5 5 10000000 0 0"),
+    ("calendar_window", "5 0 1000000000000001 4503599627370496"),
+    ("sliding_window_counter", "5 10000000 1"),
+    ("sliding_window_log", "5 10000000"),
+    ("gcra", "5 1 2000000 1 0"),
+    ("concurrency", "5 10000000 me"),
+];
+
+/// The names of a script's arguments, as its header has them, and of those that follow in every script.
+fn names(script: &str) -> Vec<String> {
+    let header = read(&format!("lua/{script}.lua"));
+    let lines = header.lines().filter_map(|line| line.strip_prefix("--   ARGV["));
+    let own = lines.map(|line| line.split_whitespace().nth(1).expect("a name").to_owned());
+    own.chain(["cost", "mode", "now_us"].map(str::to_owned)).collect()
+}
+
+fn refused(redis: &mut Connection, script: &str, keys: &[&str], arguments: &[&str], fault: &str) {
+    let error = call(redis, script, keys, arguments).expect_err("bad arguments");
+    let said = error.to_string();
+    assert!(error.code() == Some("BADARG") && said.contains(script), "{script} {arguments:?}: {said}");
+    assert!(said.contains(fault), "{script} {arguments:?}: {said}, not {fault}");
+    let size: u64 = cmd("DBSIZE").query(redis).expect("a size");
+    assert_eq!(size, 0, "{script} {arguments:?}");
+}
+
+#[test]
+fn an_argument_that_is_missing_or_no_number_is_named() {
+    let (_server, mut redis) = server();
+    for (script, own) in OWN {
+        let good = [words(own), vec!["1", "acquire", T]].concat();
+        let names = names(script);
+        assert_eq!(names.len(), good.len(), "{script}");
+        for given in 0..good.len() {
+            refused(&mut redis, script, &["key"], &good[..given], &format!("missing {}", names[given]));
+        }
+        refused(&mut redis, script, &[], &good, "missing KEYS[1]");
+        refused(&mut redis, script, &[], &[], "missing KEYS[1]");
+        for (at, name) in names.iter().enumerate().filter(|(_, name)| !["mode", "holder"].contains(&name.as_str())) {
+            for bad in ["", "x", "1x", "1 000", "\0"] {
+                let mut arguments = good.clone();
+                arguments[at] = bad;
+                refused(&mut redis, script, &["key"], &arguments, &format!("{name} is no number"));
+            }
+            for bad in ["0.5", "-7", "nan", "inf", "-inf", "1e300"] {
+                let mut arguments = good.clone();
+                arguments[at] = bad;
+                // A cost that can never be had is denied, and a window may have begun before 1970.
+                if ![("cost", "1e300"), ("first", "-7")].contains(&(name.as_str(), bad)) {
+                    refused(&mut redis, script, &["key"], &arguments, "");
+                }
+            }
+        }
+        let more = [good.as_slice(), &["-1"]].concat();
+        refused(&mut redis, script, &["key"], &more, "more than these");
+        let mut arguments = good.clone();
+        arguments[good.len() - 2] = "acquire+nothing";
+        refused(&mut redis, script, &["key"], &arguments, "");
+    }
+}
+
+#[test]
+fn a_packed_argument_that_is_bad_is_named() {
+    let (_server, mut redis) = server();
+    let good = bucket([2, 5, 1, 1_000_000, 1, 0, 1]);
+    for (arguments, fault) in [
+        (vec![&good[..38]], "numbers are not 39 bytes"),
+        (vec![&[good.as_slice(), b"x"].concat()[..]], "numbers are not 39 bytes"),
+        (vec![&good[..], b"x"], "now_us is no number"),
+        (vec![&good[..], b"-1", b"123456789"], ""),
+    ] {
+        let error = packed(&mut redis, "gcra", &["key"], &arguments).expect_err("bad arguments").to_string();
+        assert!(error.contains("BADARG") && error.contains(fault), "{arguments:?}: {error}");
+        let error = packed(&mut redis, "gcra", &[], &arguments).expect_err("no key").to_string();
+        assert!(error.contains("BADARG") && error.contains("missing KEYS[1]"), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn a_bad_argument_of_several_limits_is_named_and_nothing_is_charged() {
+    let (_server, mut redis) = server();
+    let limits = "gcra 5 5 1 2000000 1 0 fixed_window 5 5 5 10000000 0 0";
+    let (two, three) = (["a", "b"].as_slice(), ["a", "b", "m"].as_slice());
+    let (both, alone) = ("all_or_nothing", "two_choices");
+    for (keys, arguments, fault) in [
+        (two, String::new(), "no known script"),
+        (two, "gcra".into(), "no count of arguments after gcra"),
+        (two, "gcra x".into(), "no count of arguments after gcra"),
+        (two, "gcra 1e9 5".into(), "no count of arguments after gcra"),
+        (two, limits.into(), "missing id_ttl"),
+        (two, format!("{limits} 0"), "missing cost"),
+        (two, format!("{limits} 0 1"), "missing mode"),
+        (two, format!("{limits} 0 1 acquire"), "missing now_us"),
+        (two, format!("{limits} x 1 acquire -1"), "id_ttl is no number"),
+        (two, format!("{limits} 0 x acquire -1"), "cost is no number"),
+        (two, format!("{limits} 0 1 acquire x"), "now_us is no number"),
+        (two, format!("{limits} other 0 1 acquire -1"), "no known script: other"),
+        (&["a"], format!("{limits} 0 1 acquire -1"), "1 KEYS for 2 limits"),
+        (&[], format!("{limits} 0 1 acquire -1"), "0 KEYS for 2 limits"),
+        (two, format!("{limits} 1000 1 acquire -1"), "2 KEYS for 2 limits and a marker"),
+        (&["a", "a"], format!("{limits} 0 1 acquire -1"), "two of KEYS are alike"),
+        // What PX doesn't take, units that are no whole ones, and a marker that is a limit's state.
+        (three, format!("{limits} 9223372036854775807 1 acquire -1"), "id_ttl is out of range"),
+        (three, format!("{limits} 4503599627370497 1 acquire -1"), "id_ttl is out of range"),
+        (three, format!("{limits} 0.5 1 acquire -1"), "id_ttl is out of range"),
+        (three, format!("{limits} -1 1 acquire -1"), "KEYS"),
+        (three, format!("{limits} 1000 0.5 acquire -1"), "cost is out of range"),
+        (three, format!("{limits} 1000 0.5 settle -1"), "cost is out of range"),
+        (three, format!("{limits} 1000 1.5 cancel -1"), "cost is out of range"),
+        (three, format!("{limits} 1000 0.5 at-most -1"), "cost is out of range"),
+        (three, format!("{limits} 1000 9007199254740994 acquire -1"), "cost is out of range"),
+        (two, format!("{limits} 0 0.5 refund -1"), "cost is out of range"),
+        (two, format!("{limits} 0 nan acquire -1"), "cost is out of range"),
+        (three, format!("{limits} 1000 1 acquire 0.5"), "now_us is out of range"),
+        (&["a", "b", "a"], format!("{limits} 1000 1 acquire -1"), "two of KEYS are alike"),
+        (two, format!("{limits} 0 1 inspect -1"), "no known mode: inspect"),
+        (three, format!("{limits} 1000 1 inspect -1"), "no known mode: inspect"),
+        (two, format!("{limits} 0 1 settle -1"), "settle without an id"),
+    ] {
+        refused(&mut redis, both, keys, &words(&arguments), fault);
+    }
+    // A limit's own arguments, by the limit's script.
+    for (arguments, fault) in [
+        ("gcra 4 5 1 2000000 1 0 1 acquire -1", "gcra: expected capacity, rate, period, tick, max_debt, cost"),
+        ("gcra 5 5 1 2000000 1 0 0 1 acquire+junk -1", "gcra: expected whole numbers in the ranges of its header"),
+    ] {
+        let error = call(&mut redis, both, &["a"], &words(arguments)).expect_err("bad arguments");
+        assert!(error.code() == Some("BADARG") && error.to_string().contains(fault), "{error}");
+    }
+    for (keys, arguments, fault) in [
+        (two, String::new(), "no known script"),
+        (two, limits.into(), "missing cost"),
+        (two, format!("{limits} 1"), "missing mode"),
+        (two, format!("{limits} 1 acquire"), "missing now_us"),
+        (two, format!("{limits} x acquire -1"), "cost is no number"),
+        (two, format!("{limits} 1 acquire x"), "now_us is no number"),
+        (two, format!("{limits} 1 inspect -1"), "inspect"),
+        (&["a"], format!("{limits} 1 acquire -1"), "KEYS"),
+        (&["a", "a"], format!("{limits} 1 acquire -1"), "KEYS"),
+        (&[], format!("{limits} 1 acquire -1"), "KEYS"),
+        (two, format!("{limits} 0.5 acquire -1"), ""),
+    ] {
+        let error = call(&mut redis, alone, keys, &words(&arguments)).expect_err("bad arguments").to_string();
+        assert!(error.contains("BADARG") && error.contains(fault), "{arguments}: {error}");
+    }
+}
+
+#[test]
+fn an_id_given_at_the_beginning_of_time_is_forgotten_in_time() {
+    let (_server, mut redis) = server();
+    let mut remaining = |now: u64| {
+        let arguments = format!("gcra 5 5 1 1000000000000 1 0 1000 1 acquire {now}");
+        call(&mut redis, "all_or_nothing", &["key", "marker"], &words(&arguments)).expect("a decision")[2]
+    };
+    assert_eq!([0, 999_999, 1_000_000, 1_000_001, 1_999_999, 2_000_000].map(&mut remaining), [4, 4, 3, 3, 3, 2]);
+}
+
+/// Redis 7.0 says of a command that it refuses to a script neither which it was nor, where that is composed, on whose
+/// line.
+#[test]
+fn an_error_of_a_composed_script_ends_with_the_command_that_redis_refused() {
+    let (server, mut redis) = server();
+    let limits = "gcra 5 5 1 2000000 1 0 concurrency 3 5 10000000 me";
+    let shards = "gcra 5 5 1 2000000 1 0 gcra 5 5 1 2000000 1 0";
+    let (acquire, one) = (format!("{limits} 1000 1 acquire -1"), ["a", "b", "m"]);
+    for (command, script, keys, arguments) in [
+        ("get", "all_or_nothing", one.as_slice(), acquire.clone()),
+        ("time", "all_or_nothing", &one, acquire.clone()),
+        ("set", "all_or_nothing", &one, acquire.clone()),
+        ("zrange", "all_or_nothing", &one, acquire.clone()),
+        ("zadd", "all_or_nothing", &one, acquire.clone()),
+        ("del", "all_or_nothing", &one, format!("{limits} 1000 1 reset -1")),
+        ("get", "two_choices", &["a", "b"], format!("{shards} 1 acquire -1")),
+        ("set", "two_choices", &["a", "b"], format!("{shards} 1 acquire -1")),
+    ] {
+        cmd("FLUSHALL").exec(&mut redis).expect("flushed");
+        let url = server.user("caller", &format!("~* +@all -{command}"));
+        let mut caller = tollgate::redis::Client::open(url).and_then(|client| client.get_connection()).expect("a user");
+        let error = call(&mut caller, script, keys, &words(&arguments)).expect_err("refused");
+        let said = error.to_string();
+        assert!(said.ends_with(&format!(" command: {command}")), "{script}: {said}");
+        let server_says = ["can't run this command or subcommand", "no permissions to run"];
+        assert!(server_says.iter().any(|words| said.contains(words)), "{said}");
+    }
+    // What a key of another type makes of a command is said in full, its code first.
+    cmd("FLUSHALL").exec(&mut redis).expect("flushed");
+    cmd("RPUSH").arg("b").arg("x").exec(&mut redis).expect("a list");
+    let error = call(&mut redis, "all_or_nothing", &one, &words(&acquire)).expect_err("a list");
+    assert_eq!(error.code(), Some("WRONGTYPE"), "{error}");
+    assert!(error.to_string().ends_with("wrong kind of value command: zrange"), "{error}");
+    let size: u64 = cmd("DBSIZE").query(&mut redis).expect("a size");
+    assert_eq!(size, 1, "nothing was charged");
+}
+
+#[test]
+fn a_log_keeps_no_more_than_a_lowered_limit() {
+    let (_server, mut redis) = server();
+    let now: i64 = T.parse().expect("a number");
+    for (entries, limit) in [(10, 5), (60, 20)] {
+        let key = format!("{entries}");
+        for n in 0..entries {
+            let reply =
+                answer(&mut redis, "sliding_window_log", &key, &format!("{entries} 10000000 1 acquire {}", now + n));
+            assert_eq!(reply[0], 1);
+        }
+        let half = limit / 2;
+        let at = now + entries;
+        let own = format!("{limit} 10000000");
+        // The unit that has to leave first is the oldest of those that stay.
+        let denied = answer(&mut redis, "sliding_window_log", &key, &format!("{own} 1 acquire {at}"));
+        assert_eq!(denied[..4], [0, limit, 0, now + entries - limit + 10_000_000 - at]);
+        let refund = answer(&mut redis, "sliding_window_log", &key, &format!("{own} {half} refund {at}"));
+        assert_eq!(refund[..3], [1, limit, half]);
+        let refund = answer(&mut redis, "sliding_window_log", &key, &format!("{own} {} refund {at}", limit - half));
+        assert_eq!(refund, [1, limit, limit, 0, 0]);
+    }
+}
+
+#[test]
+fn a_log_that_was_given_back_to_counts_from_then_where_the_clock_steps_back() {
+    let (_server, mut redis) = server();
+    let now: i64 = T.parse().expect("a number");
+    for limit in [3, 40] {
+        let key = format!("{limit}");
+        let mut at = |offset: i64, cost: i64, mode: &str| {
+            let call = format!("{limit} 10000000 {cost} {mode} {}", now + offset);
+            answer(&mut redis, "sliding_window_log", &key, &call)
+        };
+        assert_eq!(at(0, 1, "acquire")[0], 1);
+        for n in 1..limit {
+            assert_eq!(at(9_000_000 + n, 1, "acquire")[0], 1);
+        }
+        // The first has left: one more is taken and given back.
+        assert_eq!(at(10_000_000, 1, "acquire")[2], 0);
+        assert_eq!(at(10_000_000, 1, "refund")[2], 1);
+        // Half a second earlier the first would count. By the time of the last write it doesn't, and what is taken now
+        // is taken then.
+        let again = at(9_500_000, 1, "acquire");
+        assert_eq!(again, [1, limit, 0, 0, 10_500_000]);
+        assert_eq!(at(9_500_000, 1, "acquire")[..4], [0, limit, 0, 9_500_001]);
+        assert_eq!(at(19_000_001 - 1, 1, "acquire")[0], 0);
+        assert_eq!(at(19_000_001, 1, "acquire")[0], 1);
+    }
+}
+
+/// Its tail outlasts the refund, and what it held must not.
+#[test]
+fn a_long_log_whose_denials_were_counted_is_as_new_once_all_is_given_back() {
+    let (_server, mut redis) = server();
+    let mut call = |cost: u64, mode: &str, after_us: u64| {
+        let now = 1_000_000_000_000_000 + after_us;
+        answer(&mut redis, "sliding_window_log", "log", &format!("100 1000000 {cost} {mode} {now}"))
+    };
+    for entry in 0..22 {
+        assert_eq!(call(1, "acquire", entry * 10_000)[0], 1);
+    }
+    assert_eq!(call(101, "acquire+overage", 700_000)[..4], [0, 100, 78, -1]);
+    assert_eq!(call(100, "refund", 700_001)[..3], [1, 100, 100]);
+    assert_eq!(call(99, "acquire", 700_002)[..3], [1, 100, 1]);
+    assert_eq!(call(23, "acquire", 1_255_000)[..3], [0, 100, 1], "99 of them half a second ago");
+    assert_eq!(call(1, "acquire", 1_255_000)[..3], [1, 100, 0]);
+}
+
+#[test]
+fn scripts_refuse_an_option_that_is_malformed() {
+    let (_server, mut redis) = server();
+    let last = |mode: &str| ["1".to_owned(), mode.to_owned(), T.to_owned()];
+    for (script, own) in [
+        ("token_bucket", "1 1 10000000 1 0"),
+        ("gcra", "1 1 10000000 1 0"),
+        ("fixed_window", "1 1 10000000 0 0"),
+        ("sliding_window_counter", "1 10000000 1"),
+        ("sliding_window_log", "1 10000000"),
+        ("concurrency", "1 10000000 me"),
+    ] {
+        let own: Vec<_> = own.split(' ').map(str::to_owned).collect();
+        let together = [vec![script.to_owned(), own.len().to_string()], own.clone(), vec!["0".to_owned()]].concat();
+        for (name, own) in [(script, own), ("all_or_nothing", together)] {
+            let script_text = text(name);
+            let mut call = |mode: &str| -> Result<Vec<i64>, _> {
+                cmd("EVAL").arg(&script_text).arg(1).arg(script).arg(&own).arg(&last(mode)).query(&mut redis)
+            };
+            for option in [
+                "+block",
+                "+block=",
+                "+block=0",
+                "+block=-1",
+                "+block=1.5",
+                "+block=1e3",
+                "+block=0x10",
+                "+block=x",
+                "+block=2251799813685249",
+                "+block=99999999999999999999",
+                "+block=5x",
+                "+block =5",
+                "+blocks=5",
+                "+block=5+block=6",
+                "+overage=5",
+            ] {
+                let error = call(&format!("acquire{option}")).expect_err(option).to_string();
+                assert!(error.contains("BADARG") && error.contains(script), "{name} {option}: {error}");
+            }
+            for option in ["+block=1", "+block=2251799813685248", "+overage+block=7", "+block=7+as-is"] {
+                let peeked = call(&format!("peek{option}")).unwrap_or_else(|error| panic!("{name} {option}: {error}"));
+                assert_eq!(peeked[0], 1, "{name} {option}");
+            }
+        }
+    }
+    let bucket = ["gcra", "5", "1", "1", "10000000", "1", "0"];
+    let call = [&bucket[..], &bucket, &["1", "acquire+block=5", "-1"]].concat();
+    let script_text = text("two_choices");
+    let error = cmd("EVAL").arg(script_text).arg(2).arg(&["a", "b"]).arg(&call).exec(&mut redis).expect_err("shards");
+    assert!(error.to_string().contains("a block of one shard alone: acquire+block=5"), "{error}");
+}

@@ -1,0 +1,370 @@
+//! The files of the scripts: what a header says, its body does and Rust sends; and what the tool makes of them.
+
+use std::collections::BTreeSet;
+
+use tollgate::redis::{Value, cmd, from_redis_value};
+use tollgate::{Algorithm, Limiter, Redis, Request, Script};
+
+use crate::support::acl::least;
+use crate::support::engines::time;
+use crate::support::python::python;
+use crate::support::redis_server::Server;
+use crate::support::repository::{read, stems};
+use crate::support::rules::by_own_id;
+use crate::support::scripts::composed;
+use crate::support::tool::{code, stderr, stdout, tollgate};
+
+/// What decides by the scripts of the algorithms, whose text comes before it.
+const COMPOSED: [&str; 2] = ["all_or_nothing", "two_choices"];
+
+/// What comes before an algorithm's file in its script, and after it.
+const SHARED: [&str; 2] = ["arguments", "frame"];
+
+/// What follows the limit's own arguments, in every script.
+const LAST: [&str; 3] = ["cost", "mode", "now_us"];
+
+/// Words in capitals that are no commands.
+const OTHERS: [&str; 7] = ["PX", "PXAT", "BYSCORE", "LIMIT", "REV", "WITHSCORES", "STALE"];
+
+/// A file, cut at the end of its header.
+struct File {
+    name: String,
+    header: Vec<String>,
+    body: Vec<String>,
+}
+
+impl File {
+    fn of(name: &str) -> Self {
+        let text = read(&format!("lua/{name}.lua"));
+        let lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        let end = lines.iter().position(|line| !line.starts_with("--")).expect("a body after the header");
+        let (header, body) = lines.split_at(end);
+        Self { name: name.to_owned(), header: header.to_vec(), body: body.to_vec() }
+    }
+
+    fn titles(&self) -> Vec<&str> {
+        self.header.windows(2).filter(|pair| pair[0] == "--").map(|pair| &pair[1][3..]).collect()
+    }
+
+    /// The lines of a section, without its title.
+    fn section(&self, title: &str) -> Vec<&str> {
+        let lines = self.header.iter().skip_while(|line| line.strip_prefix("-- ") != Some(title));
+        lines.skip(1).take_while(|line| *line != "--").map(|line| line[2..].trim()).collect()
+    }
+
+    /// The names that are numbered in a section, from this number on and without a gap.
+    fn numbered(&self, title: &str, before: &str, from: usize) -> Vec<&str> {
+        let lines = self.section(title).into_iter().filter(|line| line.starts_with(&format!("{before}[")));
+        let mut names = Vec::new();
+        for (number, line) in (from..).zip(lines) {
+            let mut words = line.split_whitespace();
+            assert_eq!(words.next(), Some(format!("{before}[{number}]").as_str()), "{}", self.name);
+            names.push(words.next().unwrap_or_else(|| panic!("{}: {line}", self.name)));
+        }
+        names
+    }
+
+    /// The limit's own arguments.
+    fn own(&self) -> Vec<&str> {
+        self.numbered("ARGV, before cost, mode and now_us", "ARGV", 1)
+    }
+
+    /// Whether it has the form that decides many keys at once.
+    fn packs(&self) -> bool {
+        self.section("ARGV, before cost, mode and now_us").iter().any(|line| line.starts_with("packed: "))
+    }
+
+    fn listed(&self) -> BTreeSet<String> {
+        let words = self.section("Commands").join(" ");
+        words.split(|c: char| !c.is_alphabetic()).filter(|word| is_upper(word)).map(str::to_owned).collect()
+    }
+
+    /// Whatever stands between two quotes, or between what one ends and the next begins.
+    fn called(&self) -> BTreeSet<String> {
+        let quoted = self.body.iter().flat_map(|line| line.split('\'').skip(1));
+        quoted.filter(|word| is_upper(word) && !OTHERS.contains(word)).map(str::to_owned).collect()
+    }
+}
+
+fn algorithms() -> impl Iterator<Item = File> {
+    Algorithm::all().map(|algorithm| File::of(algorithm.script().name()))
+}
+
+/// Of each script what it may call: as its algorithm's file lists it or, where that doesn't, the frame's.
+fn may_call() -> BTreeSet<String> {
+    algorithms().flat_map(|file| file.listed()).chain(File::of("frame").listed()).collect()
+}
+
+fn is_upper(word: &str) -> bool {
+    !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_uppercase())
+}
+
+#[test]
+fn every_file_opens_with_its_sections_in_the_same_order() {
+    let (all, last) = (["KEYS", "ARGV", "Reply"], ["Commands", "Expiry", "A deny writes"]);
+    assert_eq!(File::of("arguments").titles(), all[..2]);
+    assert_eq!(File::of("frame").titles(), [&all[2..], &["Modes"], &last].concat());
+    for name in COMPOSED {
+        let file = File::of(name);
+        assert!(file.header[0].starts_with(&format!("-- {name}: ")), "{name}: {}", file.header[0]);
+        assert_eq!(file.titles(), [&all[..], &["Formula", "Source"], &last].concat(), "{name}");
+        assert!(read("lua/README.md").contains(&format!("`{name}` decides ")), "lua/README.md: {name}");
+    }
+    for file in algorithms() {
+        let name = &file.name;
+        assert!(file.header[0].starts_with(&format!("-- {name}: ")), "{name}: {}", file.header[0]);
+        let own = ["ARGV, before cost, mode and now_us", "Reply of inspect", "Formula", "Source"];
+        let titles = file.titles();
+        assert_eq!(titles[..4], own, "{name}");
+        // What differs from the frame's.
+        let places = titles[4..].iter().map(|title| last.iter().position(|known| known == title));
+        assert!(places.clone().all(|place| place.is_some()) && places.is_sorted(), "{name}: {titles:?}");
+    }
+}
+
+#[test]
+fn the_composed_script_defers_every_write_of_an_algorithm() {
+    let reads = ["TIME", "GET", "GETRANGE", "MGET", "STRLEN", "EXISTS", "PTTL", "ZRANGE", "ZCOUNT", "ZSCORE"];
+    let text = read("lua/composed.lua");
+    let held: BTreeSet<_> = text.split("command == '").skip(1).filter_map(|rest| rest.split('\'').next()).collect();
+    let mut expected = may_call();
+    expected.retain(|word| !reads.contains(&word.as_str()));
+    let held: BTreeSet<_> = held.into_iter().filter(|word| *word != "TIME").map(str::to_owned).collect();
+    assert_eq!(held, expected);
+    assert!(text.contains("if command == 'TIME' and clock then return clock end") && text.contains("clock = reply"));
+}
+
+#[test]
+fn every_file_names_its_arguments_as_its_header_does() {
+    for file in algorithms() {
+        let body = file.body.join("\n");
+        assert!(body.contains(&format!("'{}'", file.own().join(", "))), "{}", file.name);
+        assert!(body.contains(&format!("'{}', '", file.name)), "{}: its own name", file.name);
+    }
+}
+
+/// Redis 7.0 says on which line of a script it refused a command, not which command that was.
+#[test]
+fn every_line_of_a_script_names_the_one_command_that_it_calls() {
+    for File { name, body, .. } in algorithms().chain(SHARED.map(File::of)) {
+        for line in body {
+            let calls: Vec<_> =
+                ["redis.call(", "redis.pcall("].iter().flat_map(|call| line.split(call).skip(1)).collect();
+            assert!(calls.len() <= 1, "{name}: {line}");
+            let named =
+                |call: &&str| call.strip_prefix('\'').and_then(|rest| rest.split('\'').next()).is_some_and(is_upper);
+            assert!(calls.iter().all(named), "{name}: {line}");
+        }
+    }
+}
+
+#[test]
+fn every_command_that_is_listed_is_called_and_no_other() {
+    let shared: BTreeSet<_> = SHARED.iter().flat_map(|name| File::of(name).called()).collect();
+    let mut called = shared.clone();
+    for file in algorithms() {
+        let own = file.called();
+        if file.section("Commands").is_empty() {
+            called.extend(own);
+        } else {
+            let either: BTreeSet<_> = own.union(&shared).cloned().collect();
+            assert!(own.is_subset(&file.listed()) && file.listed().is_subset(&either), "{}: {own:?}", file.name);
+        }
+    }
+    assert_eq!(called, File::of("frame").listed());
+}
+
+#[test]
+fn the_least_rights_are_exactly_the_commands_of_the_scripts_and_their_callers() {
+    let callers = ["EVALSHA", "EVALSHA_RO", "EVAL", "EVAL_RO"].map(str::to_owned);
+    let expected: BTreeSet<_> = may_call().into_iter().chain(callers).collect();
+    let rights = least();
+    let allowed = rights.iter().filter_map(|right| right.strip_prefix('+')).map(str::to_uppercase);
+    assert_eq!(allowed.collect::<BTreeSet<_>>(), expected);
+}
+
+#[test]
+fn every_header_names_the_state_as_rust_does() {
+    let frame = File::of("frame");
+    let five = ["[1] allowed", "[2] limit", "[3] remaining", "[4] retry_after_us", "[5] reset_after_us"];
+    let reply = frame.section("Reply");
+    assert!(five.iter().zip(&reply).all(|(expected, line)| line.starts_with(expected)), "{reply:?}");
+    for (algorithm, file) in Algorithm::all().zip(algorithms()) {
+        let state = file.numbered("Reply of inspect", "", 7);
+        assert_eq!([state.as_slice(), &["blocked_us", "overage"]].concat(), algorithm.state_fields(), "{}", file.name);
+    }
+}
+
+#[test]
+fn scripts_stay_plain_lua_that_any_client_can_call() {
+    for file in algorithms().chain(["arguments", "frame", "composed"].map(File::of)).chain(COMPOSED.map(File::of)) {
+        let whole = file.body.join("\n");
+        assert!(!file.header[0].starts_with("#!"), "{}", file.name);
+        for library in ["cjson", "cmsgpack", "require"] {
+            assert!(!whole.contains(library), "{}: {library}", file.name);
+        }
+    }
+    for script in Algorithm::all().map(Algorithm::script) {
+        assert_eq!(script.text().matches("redis.call('TIME')").count(), 1, "{}", script.name());
+    }
+}
+
+#[tokio::test]
+async fn rust_sends_the_arguments_that_the_header_lists() {
+    let server = Server::with(&["--slowlog-log-slower-than", "0"]);
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let mut redis = server.connection();
+    for (algorithm, file) in Algorithm::all().zip(algorithms()) {
+        let name = &file.name;
+        let rule = crate::support::rules::rule(crate::support::rules::five_of(algorithm));
+        let request = Request::new("key").cost(3).at(time(1 << 50));
+        let request = by_own_id(&rule, request);
+        limiter.at_most(&rule, request).await.expect("a decision");
+        let sent: Vec<_> =
+            last_sent(&mut redis).into_iter().map(|word| String::from_utf8(word).expect("text")).collect();
+        let (own, last) = sent[4..].split_at(sent.len() - 7);
+        assert_eq!(own.len(), file.own().len(), "{name}: {sent:?}");
+        assert_eq!(last, ["3", "at-most", "1125899906842624"], "{name}");
+
+        // The text alone, as a caller in another language would send it.
+        let (key, now) = (&sent[3], &last[2]);
+        let mut call = cmd("EVAL_RO");
+        call.arg(algorithm.script().text()).arg(1).arg(key).arg(own);
+        let reply: Vec<i64> = call.clone().arg(&["1", "inspect", now]).query(&mut redis).expect("a reply");
+        assert_eq!(reply.len(), 6 + algorithm.state_fields().len(), "{name}: {reply:?}");
+        call.arg(&["1", "inspect"]).query::<Vec<i64>>(&mut redis).expect_err("an argument is missing");
+
+        // The packed form has the same arguments.
+        limiter.acquire(&rule, request).await.expect("a decision");
+        let packed = last_sent(&mut redis).split_off(4);
+        if file.packs() {
+            let [numbers, at] = packed.as_slice() else { panic!("{name}: {packed:?}") };
+            let first: u64 = own[0].parse().expect("a number");
+            assert!(numbers[1..8] == first.to_le_bytes()[..7], "{name}: {packed:?}");
+            assert!(numbers.ends_with(&[3, 0, 0, 0, 0, 0, 0]) && at == now.as_bytes(), "{name}: {packed:?}");
+        } else {
+            assert_eq!(packed.len(), file.own().len() + LAST.len(), "{name}: {packed:?}");
+        }
+    }
+}
+
+/// The words of the last call of a script.
+fn last_sent(redis: &mut tollgate::redis::Connection) -> Vec<Vec<u8>> {
+    // The fourth of what an entry has, which is more on newer servers.
+    let log: Vec<Vec<Value>> = cmd("SLOWLOG").arg("GET").query(redis).expect("a log");
+    let mut words = log.into_iter().map(|mut entry| from_redis_value::<Vec<Vec<u8>>>(entry.remove(3)).expect("words"));
+    // What a script calls in its turn is logged too.
+    let call = words.find(|words| words[0].starts_with(b"EVAL"));
+    call.expect("a script was called")
+}
+
+#[test]
+fn only_algorithms_have_a_script_and_a_vectors_file_and_each_has_both() {
+    let mut expected: BTreeSet<_> = Algorithm::all().map(|algorithm| algorithm.script().name().to_owned()).collect();
+    assert_eq!(stems("tests/vectors", "json"), expected);
+    expected.extend(COMPOSED.map(str::to_owned));
+    assert_eq!(Script::all().map(|script| script.name().to_owned()).collect::<BTreeSet<_>>(), expected);
+    expected.extend(["arguments", "frame", "composed"].map(str::to_owned));
+    assert_eq!(stems("lua", "lua"), expected);
+    for algorithm in Algorithm::all() {
+        let script = algorithm.script();
+        let whole = ["arguments", script.name(), "frame"].map(|name| read(&format!("lua/{name}.lua"))).concat();
+        assert_eq!(script.text(), whole, "{}", script.name());
+    }
+    for name in COMPOSED {
+        let text = composed(name);
+        for shared in SHARED.map(|name| read(&format!("lua/{name}.lua"))) {
+            assert_eq!(text.matches(&shared).count(), 1, "{name}");
+        }
+        assert!(text.ends_with(&[read("lua/composed.lua"), read(&format!("lua/{name}.lua"))].concat()), "{name}");
+    }
+}
+
+#[test]
+fn no_six_lines_stand_in_two_files() {
+    let mut seen = std::collections::BTreeMap::new();
+    for name in stems("lua", "lua") {
+        let text = read(&format!("lua/{name}.lua"));
+        let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        for six in lines.windows(6) {
+            let before = seen.insert(six.join("\n"), name.clone());
+            assert!(before.as_ref().is_none_or(|before| *before == name), "{before:?} and {name}:\n{}", six.join("\n"));
+        }
+    }
+}
+
+#[test]
+fn the_scripts_readme_lists_every_script_with_its_arguments_and_every_mode() {
+    let readme = read("lua/README.md");
+    for file in algorithms() {
+        let (name, own) = (&file.name, file.own().join(" "));
+        let row = |line: &&str| line.starts_with(&format!("| `{name}` |")) && line.contains(&format!("`{own}`"));
+        assert!(readme.lines().any(|line| row(&line)), "lua/README.md: no row for {name} with {own}");
+    }
+    let modes = ["acquire", "peek", "reserve", "at-most", "refund", "penalty", "block", "reset", "inspect"];
+    for mode in modes.into_iter().chain(["renew", "release", "settle", "cancel"]) {
+        assert!(readme.contains(&format!("| `{mode}` |")), "lua/README.md: {mode}");
+    }
+}
+
+#[test]
+fn the_tool_prints_a_script_its_digest_and_writes_all_of_them() {
+    let gcra = Algorithm::Gcra.script();
+    let printed = tollgate(&["script", "gcra"]);
+    assert_eq!((code(&printed), stdout(&printed)), (0, gcra.text().to_owned()));
+    assert_eq!(stdout(&tollgate(&["script", "gcra", "--digest"])), format!("{}\n", gcra.digest()));
+    let wrong = tollgate(&["script", "gcr"]);
+    assert!(
+        code(&wrong) == 2 && stderr(&wrong).starts_with("error: script: expected one of token_bucket, "),
+        "{wrong:?}"
+    );
+    assert_eq!(code(&tollgate(&["script"])), 2);
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().to_str().expect("text");
+    assert_eq!(code(&tollgate(&["script", "--out", path])), 0);
+    for script in Script::all() {
+        let file = directory.path().join(format!("{}.lua", script.name()));
+        assert_eq!(std::fs::read_to_string(file).expect("a file"), script.text());
+    }
+    let nowhere = tollgate(&["script", "--out", "/nowhere/at/all"]);
+    assert!(code(&nowhere) == 2 && stderr(&nowhere).starts_with("error: --out: /nowhere/at/all/"), "{nowhere:?}");
+}
+
+/// The programs of the scripts' README, as they stand there, and what it says that they print.
+#[test]
+fn python_programs_print_what_the_readme_shows() {
+    let server = Server::start();
+    let directory = tempfile::tempdir().expect("a directory");
+    let scripts = directory.path().join("scripts");
+    std::fs::create_dir(&scripts).expect("a directory");
+    assert_eq!(code(&tollgate(&["script", "--out", scripts.to_str().expect("text")])), 0);
+    let readme = read("lua/README.md");
+    let mut parts = readme.split("```python\n").skip(1).map(|part| part.split_once("```").expect("an end"));
+    let (mut printed, mut programs) = (0, 0);
+    for (program, after) in parts.by_ref() {
+        cmd("FLUSHALL").exec(&mut server.connection()).expect("flushed");
+        let program = program.replace("redis.Redis()", &format!("redis.Redis(port={})", server.port()));
+        let mut python = std::process::Command::new(python());
+        let output = python.args(["-c", &program]).current_dir(directory.path()).output().expect("Python");
+        assert!(output.status.success(), "{program}{}", String::from_utf8_lossy(&output.stderr));
+        let (_, rest) = after.split_once("```text\n").expect("what it prints");
+        let expected = rest.split_once("```").expect("an end").0;
+        let said = stdout(&output);
+        assert_eq!(said.lines().count(), expected.lines().count(), "{said}");
+        for (said, expected) in said.lines().zip(expected.lines()) {
+            for (said, expected) in said.split(' ').zip(expected.split(' ')) {
+                // But for some microseconds, a second at most on a slow machine.
+                let near = match (said.parse::<i64>(), expected.parse::<i64>()) {
+                    (Ok(said), Ok(expected)) => {
+                        said == expected || expected > 100_000 && said.abs_diff(expected) < 1_000_000
+                    }
+                    _ => said == expected,
+                };
+                assert!(near, "{said}, not {expected}");
+                printed += 1;
+            }
+        }
+        programs += 1;
+    }
+    assert!(programs == 3 && printed > 40, "{programs} {printed}");
+}

@@ -1,0 +1,185 @@
+//! Shards with other features: the denial cache, policies, changed rules, a server out of memory, the tool.
+
+use std::collections::HashSet;
+use std::num::NonZeroU32;
+
+use tollgate::redis::cmd;
+use tollgate::{By, Charged, DenialCache, Limiter, OnError, Redis, Request, RetryAfter};
+
+use super::{NOW, SEVEN, both, request, rule};
+use crate::support::engines::Engine;
+use crate::support::redis_server::{Server, free_port};
+use crate::support::rules::by_own_id;
+use crate::support::tool::{code, lines, stderr, tollgate, with_input};
+
+#[test]
+fn a_shards_denial_is_not_remembered_for_the_others() {
+    let engine = Engine::redis();
+    let limiter = engine.limiter.clone().denial_cache(DenialCache::of_keys(100));
+    let rule = rule("fixed-window 40/30d shards 4");
+    let decisions: Vec<_> = (0..400).map(|_| engine.call(limiter.acquire(&rule, "key"))).collect();
+    assert!(decisions.iter().all(|decision| decision.by == By::Redis));
+    assert_eq!(decisions.iter().filter(|decision| decision.allowed).count(), 40);
+}
+
+#[tokio::test]
+async fn a_share_of_one_process_is_of_the_whole() {
+    let limiter = Limiter::new(Redis::open(&format!("redis://127.0.0.1:{}", free_port())).expect("a good address"));
+    let two = NonZeroU32::new(2).expect("not zero");
+    let local = rule("gcra 40/1h shards 4").on_error(OnError::Local { processes: two }).expect("a share");
+    for remaining in (0..20).rev() {
+        let decision = limiter.acquire(&local, "key").await.expect("decided here");
+        assert_eq!(
+            (decision.allowed, decision.by, decision.limit, decision.remaining),
+            (true, By::Local, 20, remaining)
+        );
+    }
+    assert!(!limiter.acquire(&local, "key").await.expect("decided here").allowed);
+    let open = rule("gcra 40/1h shards 4").on_error(OnError::Open).expect("a rule");
+    for rule in [local, open] {
+        // What Redis would never have admitted.
+        let decision = limiter.acquire(&rule, Request::new("other").cost(11)).await.expect("decided here");
+        assert_eq!((decision.allowed, decision.retry_after), (false, RetryAfter::Never), "{}", decision.by);
+        assert!(limiter.acquire(&rule, Request::new("other").cost(10)).await.expect("decided here").allowed);
+    }
+}
+
+#[test]
+fn changed_numbers_keep_what_was_used_of_each_shard() {
+    for engine in both() {
+        for text in SEVEN {
+            let key = engine.fresh_key();
+            let mut taken = 0;
+            while taken < 20 {
+                let call = by_own_id(&rule(text), request(&key, NOW));
+                taken += u64::from(engine.call(engine.limiter.acquire(&rule(text), call)).allowed);
+            }
+            assert_eq!(engine.left(&rule(&text.replace("40", "80")), &key, NOW), 60, "{text}");
+            // Permits are where their ids are, so how even shards are is their hashes' affair.
+            if text.starts_with("concurrency") {
+                continue;
+            }
+            // Of fewer shards those that are no more are forgotten; more of them begin unused.
+            let fewer = engine.left(&rule(&text.replace("shards 4", "shards 2")), &key, NOW);
+            assert!((26..=34).contains(&fewer), "{text}: {fewer}");
+            let more = engine.left(&rule(&text.replace("shards 4", "shards 8")), &key, NOW);
+            assert!((20..=26).contains(&more), "{text}: {more}");
+        }
+    }
+}
+
+#[test]
+fn a_server_out_of_memory_charges_no_shard_and_a_read_only_one_can_be_peeked() {
+    let engine = Engine::redis();
+    let mut redis = engine.server.as_ref().expect("redis").connection();
+    for text in SEVEN {
+        let (rule, key) = (rule(text), engine.fresh_key());
+        cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut redis).expect("no memory");
+        let error =
+            engine.runtime.block_on(engine.limiter.acquire(&rule, by_own_id(&rule, key.as_str()))).expect_err(text);
+        assert_ne!(error.charged(), Charged::Yes, "{error}");
+        cmd("CONFIG").arg(&["SET", "maxmemory", "0"]).exec(&mut redis).expect("memory");
+        assert!(engine.states(&rule, &key, NOW).iter().all(|state| !state.exists), "{text}");
+        cmd("CLIENT").arg(&["PAUSE", "60000", "WRITE"]).exec(&mut redis).expect("paused");
+        assert_eq!(engine.call(engine.limiter.peek(&rule, key.as_str())).remaining, 10);
+        cmd("CLIENT").arg("UNPAUSE").exec(&mut redis).expect("goes on");
+        assert!(engine.call(engine.limiter.acquire(&rule, by_own_id(&rule, key.as_str()))).allowed);
+    }
+}
+
+#[test]
+fn windows_of_a_spread_start_together_and_parts_and_tags_are_counted() {
+    let engine = Engine::redis();
+    let spread = rule("fixed-window 40/1h start spread shards 4").tagged("org");
+    let parts: [(&str, &[u8]); 1] = [("org", b"acme")];
+    let call = request("anna", NOW).parts(&parts);
+    for _ in 0..12 {
+        engine.call(engine.limiter.acquire(&spread, call));
+    }
+    let states = engine.call(engine.limiter.inspect(&spread, call));
+    assert_eq!(states[2].key, "tollgate:{acme%s2}:anna:test/fixed-window-1h");
+    let starts: HashSet<_> = states
+        .iter()
+        .filter(|state| state.exists)
+        .flat_map(|state| state.fields.iter().filter(|(name, _)| *name == "window_us"))
+        .collect();
+    assert_eq!(starts.len(), 1, "{starts:?}");
+}
+
+#[test]
+fn the_tool_refuses_a_cost_that_no_shard_admits_and_denies_one_above_a_limit() {
+    let sharded = "gcra 100/1s shards 8";
+    for arguments in [&["probe", sharded, "key"][..], &["load", sharded]] {
+        let refused = tollgate(&[arguments, &["--cost", "13"]].concat());
+        let told = stderr(&refused);
+        assert_eq!(code(&refused), 2, "{told}");
+        assert!(
+            told.lines().last().is_some_and(|line| line.contains("cost: expected at most 12, the smallest share")),
+            "{told}"
+        );
+    }
+    assert_eq!(code(&tollgate(&["probe", sharded, "key", "--cost", "12"])), 0);
+    for (op, cost) in [("at-most", "90"), ("penalty", "90"), ("refund", "90")] {
+        assert_eq!(code(&tollgate(&["probe", sharded, "key", "--cost", cost, "--op", op])), 0, "{op}");
+    }
+    let denied = tollgate(&["probe", "gcra 10/1s", "key", "--cost", "11", "--format", "jsonl"]);
+    assert_eq!((code(&denied), &lines(&denied)[0]["retry_after_us"]), (1, &serde_json::json!("never")));
+}
+
+#[test]
+fn the_tool_replays_inspects_and_audits_shards() {
+    let server = Server::start();
+    let url = server.url();
+    let record = "{\"t_us\": 1700000000000000, \"key\": \"u1\"}\n".repeat(400);
+    let replayed = with_input(&["replay", "--rule", SEVEN[3], "-", "--summary", "--url", &url], record.as_bytes());
+    let summary = &lines(&replayed)[0];
+    assert_eq!((code(&replayed), &summary["allowed"], &summary["denied"]), (0, &40.into(), &360.into()), "{summary}");
+
+    for _ in 0..3 {
+        assert_eq!(code(&tollgate(&["probe", SEVEN[4], "u1", "--url", &url])), 0);
+    }
+    let states = lines(&tollgate(&["inspect", SEVEN[4], "u1", "--format", "jsonl", "--url", &url]));
+    let left: u64 = states.iter().filter_map(|state| state["remaining"].as_u64()).sum();
+    assert_eq!((states.len(), left), (4, 37));
+    assert_eq!(states[1]["redis_key"], "tollgate:{u1%s1}:cli/gcra-1h");
+
+    let bounds = ["--keys", "hot", "--rate", "400", "--warmup", "100ms", "--duration", "700ms"];
+    for rule in ["gcra 100/1s burst 40 shards 8", "sliding-window 40/200ms shards 8", "fixed-window 40/200ms shards 8"]
+    {
+        let loaded = tollgate(&[&["load", rule, "--format", "jsonl", "--url", &url][..], &bounds].concat());
+        let report = &lines(&loaded)[0];
+        assert_eq!((code(&loaded), &report["audit"]["over_admissions"]), (0, &0.into()), "{report}{}", stderr(&loaded));
+        assert!(report["audit"]["admitted"].as_u64() > Some(40) && report["denied"].as_u64() > Some(0), "{report}");
+    }
+}
+
+#[test]
+fn a_rules_cost_is_charged_for_requests_that_do_not_set_one() {
+    for engine in both() {
+        for rule in [
+            rule("gcra 40/1h"),
+            rule("gcra 40/1h shards 2"),
+            rule("sliding-log 40/1h").and("gcra 40/1h".parse().expect("a limit")).expect("a rule"),
+        ] {
+            let (rule, key) = (rule.cost(5).expect("fits"), engine.fresh_key());
+            let used = |now| {
+                40 - if rule.limits().len() > 1 {
+                    engine.call(engine.limiter.peek(&rule, request(&key, now))).remaining
+                } else {
+                    engine.left(&rule, &key, now)
+                }
+            };
+            assert_eq!(engine.call(engine.limiter.acquire(&rule, by_own_id(&rule, request(&key, NOW)))).granted, 5);
+            assert_eq!(used(NOW), 5);
+            engine.call(engine.limiter.acquire(&rule, by_own_id(&rule, request(&key, NOW).cost(1))));
+            assert_eq!(used(NOW), 6);
+            engine.call(engine.limiter.refund(&rule, request(&key, NOW)));
+            assert_eq!(used(NOW), 1);
+            let many = engine
+                .runtime
+                .block_on(engine.limiter.acquire_many(&rule, [request(&key, NOW), request(&key, NOW).cost(2)]));
+            assert!(many.iter().all(|decision| decision.as_ref().is_ok_and(|decision| decision.allowed)));
+            assert_eq!(used(NOW), 8);
+        }
+    }
+}

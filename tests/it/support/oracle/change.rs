@@ -1,0 +1,207 @@
+//! What a change of the rule's numbers makes of a state.
+
+use super::rule::{Rule, State, ceil_div, floor_to};
+use super::{Oracle, Start};
+
+/// What stays what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The units used.
+    KeepUsed,
+    /// The units left, or owed.
+    AsIs,
+    /// Nothing but a block: as if never used.
+    Reset,
+}
+
+impl Oracle {
+    /// How states written under other numbers are read from now on. Permits know no strategy.
+    pub fn on_change(&mut self, change: Change) {
+        self.on_change = change;
+    }
+}
+
+impl Rule {
+    /// A state written under `old`, at its own time, under these numbers. Unchanged numbers leave
+    /// it as it is.
+    pub(super) fn convert(&self, old: &Rule, state: &State, change: Change) -> State {
+        // A state doesn't say how much debt was allowed: what was taken under another allowance stays taken.
+        if *self == (Rule { debt: self.debt, ..*old }) {
+            return state.clone();
+        }
+        let time = state.time();
+        let kept = self.kept(old, old.used(state, time), change);
+        // The counters keep what they know beside the sum, if the sum is to stay.
+        let same = change == Change::KeepUsed && self.period == old.period;
+        match state {
+            State::Bucket { .. } => State::Bucket { used: kept, time: ceil_div(time, self.tick) * self.tick },
+            State::Window { start, .. } => {
+                // A window on the new grid already is the one that contains the last write.
+                let keeps = self.start == Start::FirstHit && self.period == old.period;
+                let start = if keeps { *start } else { self.window_at(time) };
+                State::Window { used: kept, start, time }
+            }
+            // The same window by another name is no change.
+            State::Calendar { start, used, .. } if self.capacity == old.capacity && self.window_at(time) == *start => {
+                self.place(*used, time)
+            }
+            State::Calendar { .. } => self.place(kept, time),
+            State::Counter { previous, current, start, .. } => {
+                let time = floor_to(time, self.tick);
+                let fits = old.used(state, state.time()) <= self.capacity && *previous <= self.capacity;
+                if same && fits {
+                    let (previous, current, start) = (*previous, *current, *start);
+                    State::Counter { previous, current, start, time }
+                } else {
+                    self.place(kept, time)
+                }
+            }
+            // Of entries that exceed a lowered limit the newest are kept, and expire when they would have.
+            State::Log { entries } if same => {
+                let mut room = self.capacity;
+                let mut entries = entries.clone();
+                for (_, cost) in entries.iter_mut().rev() {
+                    *cost = (*cost).min(room);
+                    room -= *cost;
+                }
+                State::Log { entries }
+            }
+            State::Log { .. } => self.place(kept, time),
+            // No permit outlives what this rule could have given by then.
+            State::Permits { held, .. } => {
+                let mut held = held.clone();
+                held.iter_mut().for_each(|permit| permit.expiry = permit.expiry.min(time + self.period));
+                State::Permits { held, time }
+            }
+        }
+    }
+
+    /// What `used` parts of the old rule come to under this one, in its parts. Fractions of a part
+    /// count as taken.
+    fn kept(&self, old: &Rule, used: i128, change: Change) -> i128 {
+        let (full, debt) = (self.capacity * self.parts(), self.debt * self.parts());
+        let level = old.capacity * old.parts() - used;
+        match change {
+            // Up to what this rule could have given; only who was in debt stays in debt.
+            Change::KeepUsed => {
+                let most = if level < 0 { full + debt } else { full };
+                ceil_div(used * self.parts(), old.parts()).min(most)
+            }
+            // A key without a state is full whatever the capacity; so is one as good as that.
+            Change::AsIs if used == 0 => 0,
+            Change::AsIs => full - (level * self.parts()).div_euclid(old.parts()).clamp(-debt, full),
+            Change::Reset => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+#[rustfmt::skip]
+mod tests {
+    use super::super::Retry::{AfterUs, Now};
+    use super::super::tests::{Call, bucket, calls, table, window};
+    use super::super::{Spec, Written};
+    use super::*;
+
+    fn gcra(capacity: u64, max_debt: u64) -> Spec {
+        Spec::Gcra { rate: 1, period_us: 10, capacity, max_debt, tick_us: 1 }
+    }
+
+    /// A key under `spec` that is read as it is under other numbers.
+    fn as_is(spec: Spec) -> Oracle {
+        let mut o = Oracle::new(spec);
+        o.on_change(Change::AsIs);
+        o
+    }
+
+    #[test]
+    fn as_is_by_hand() {
+        // One of three left at 100: one of six is left, and by the new rate a fifth more at 101.
+        let mut o = as_is(bucket(1, 10, 3, 1));
+        table(&mut o, &[(2, 100, Now, 1, 20)]);
+        o.change(bucket(1, 5, 6, 1));
+        table(&mut o, &[(2, 101, AfterUs(4), 1, 24), (6, 103, AfterUs(22), 1, 22)]);
+        // The denials wrote nothing: another strategy starts from the same state.
+        o.on_change(Change::KeepUsed);
+        table(&mut o, &[(6, 103, AfterUs(7), 4, 7)]);
+        o.on_change(Change::AsIs);
+        table(&mut o, &[(1, 103, Now, 0, 27)]);
+        // Written under these numbers, so no strategy applies.
+        o.on_change(Change::Reset);
+        table(&mut o, &[(1, 103, AfterUs(2), 0, 27)]);
+        // Two of three left are all of one, and then nothing is used: the time binds nobody.
+        let mut o = as_is(bucket(1, 10, 3, 1));
+        table(&mut o, &[(1, 100, Now, 2, 10)]);
+        o.change(bucket(1, 10, 1, 1));
+        table(&mut o, &[(1, 95, Now, 0, 10)]);
+        // A full key is full whatever the capacity: that of a key given back, or never used.
+        let mut o = as_is(bucket(1, 10, 3, 1));
+        calls(&mut o, &[(Call::Acquire, 1, 100, Some(1), Now, 2, 10), (Call::Refund, 1, 100, Some(0), Now, 3, 0)]);
+        o.change(bucket(1, 10, 6, 1));
+        table(&mut o, &[(6, 100, Now, 0, 60)]);
+
+        // Two are owed, whatever the capacity, but no more than the rule lends.
+        let mut o = as_is(gcra(3, 2));
+        calls(&mut o, &[(Call::Reserve, 5, 100, Some(5), AfterUs(20), 0, 50)]);
+        for (spec, reset) in [(gcra(2, 1), 30), (gcra(6, 2), 80), (gcra(6, 0), 60), (gcra(3, 1), 50)] {
+            o.change(spec);
+            table(&mut o, &[(0, 100, Now, 0, reset)]);
+        }
+        // Of thirds, 2.3 units left are 6, and 0.3 owed are 1.
+        for (used, capacity, remaining, reset) in [(7, 4, 2, 13), (33, 4, 0, 27)] {
+            let mut o = as_is(gcra(3, 1));
+            o.written = Some(Written { spec: o.spec, state: State::Bucket { used, time: 101 }, until: 0 });
+            o.change(Spec::Gcra { rate: 1, period_us: 6, capacity, max_debt: 1, tick_us: 2 });
+            table(&mut o, &[(0, 101, Now, remaining, reset)]);
+        }
+
+        let mut o = as_is(window(3, 10, 3, Start::At(0)));
+        table(&mut o, &[(2, 17, Now, 1, 3)]);
+        o.change(window(5, 8, 5, Start::At(4)));
+        table(&mut o, &[(4, 18, AfterUs(2), 1, 2)]);
+
+        // One of four left at 15: of six five are taken there, of two one.
+        let mut o = as_is(Spec::SlidingWindow { limit: 4, period_us: 10, tick_us: 1 });
+        table(&mut o, &[(3, 15, Now, 1, 12)]);
+        o.change(Spec::SlidingWindow { limit: 6, period_us: 10, tick_us: 1 });
+        table(&mut o, &[(2, 16, AfterUs(5), 1, 13)]);
+        o.change(Spec::SlidingWindow { limit: 2, period_us: 10, tick_us: 1 });
+        table(&mut o, &[(2, 16, AfterUs(5), 1, 5)]);
+        // Older ones too, and those of the window before.
+        let mut o = as_is(Spec::SlidingLog { limit: 4, period_us: 10 });
+        table(&mut o, &[(1, 13, Now, 3, 10), (2, 15, Now, 1, 10)]);
+        o.change(Spec::SlidingLog { limit: 6, period_us: 10 });
+        table(&mut o, &[(2, 24, AfterUs(1), 1, 1)]);
+        o.change(Spec::SlidingLog { limit: 2, period_us: 10 });
+        table(&mut o, &[(2, 16, AfterUs(9), 1, 9), (1, 16, Now, 0, 10)]);
+    }
+
+    #[test]
+    fn reset_by_hand() {
+        for (was, is) in [
+            (bucket(1, 10, 3, 1), bucket(1, 5, 3, 1)),
+            (window(3, 10, 3, Start::At(0)), window(3, 10, 3, Start::FirstHit)),
+            (Spec::SlidingWindow { limit: 4, period_us: 10, tick_us: 1 }, Spec::SlidingWindow { limit: 3, period_us: 10, tick_us: 1 }),
+            (Spec::SlidingLog { limit: 4, period_us: 10 }, Spec::SlidingLog { limit: 3, period_us: 10 }),
+        ] {
+            let mut o = Oracle::new(was);
+            o.on_change(Change::Reset);
+            assert!(o.acquire(3, 100).allowed);
+            o.change(is);
+            // Nor does its time bind.
+            assert_eq!(o.clone().acquire(3, 95), Oracle::new(is).acquire(3, 95));
+            // Back under the first numbers, it was never reset.
+            o.change(was);
+            assert!(!o.acquire(3, 101).allowed);
+            // The block stays, and is all that is written then.
+            let _blocked = o.block(20, 101);
+            o.change(is);
+            calls(&mut o, &[
+                (Call::Acquire, 1, 105, None, AfterUs(16), 0, 16), (Call::Block, 10, 106, Some(0), Now, 0, 10),
+            ]);
+            o.on_change(Change::KeepUsed);
+            o.change(was);
+            calls(&mut o, &[(Call::Acquire, 3, 107, None, AfterUs(9), 0, 9)]);
+        }
+    }
+}

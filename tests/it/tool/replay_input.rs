@@ -1,0 +1,128 @@
+//! What a replay makes of a file of another format, and of many lines that can't be read.
+
+use serde_json::json;
+
+use super::*;
+use crate::support::tool::{code, lines, stderr, stdout, tollgate, with_input};
+
+const JSONL: &str = "{\"t_us\":1,\"key\":\"a\"}\n";
+const CSV: &str = "t_us,key\n1,a\n";
+const COMBINED: &str = "1.2.3.4 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 1\n";
+
+/// Of a file, and of standard input.
+fn replays(options: &[&str], input: &str) -> [(String, Output); 2] {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(&file, input).expect("written");
+    let path = file.path().to_str().expect("UTF-8");
+    let arguments = |from| [&["replay", "--rule", "gcra 5/1s", "--summary", from][..], options].concat();
+    [
+        (path.to_owned(), tollgate(&arguments(path))),
+        ("standard input".to_owned(), with_input(&arguments("-"), input.as_bytes())),
+    ]
+}
+
+#[test]
+fn the_format_is_taken_from_the_beginning_and_said_and_nothing_is_lost() {
+    for (input, what, format) in [
+        (JSONL.to_owned(), "JSON lines", "jsonl"),
+        (format!("\u{feff}\n{JSONL}"), "JSON lines", "jsonl"),
+        (CSV.to_owned(), "CSV", "csv"),
+        (COMBINED.to_owned(), "an access log", "combined"),
+        (COMBINED.trim_end().to_owned(), "an access log", "combined"),
+    ] {
+        for (name, output) in replays(&[], &input) {
+            assert_eq!(code(&output), 0, "{}", stderr(&output));
+            let said = format!("tollgate: {name} looks like {what}: read as --input {format}\n");
+            assert!(stderr(&output).contains(&said), "{}", stderr(&output));
+            let summary = &lines(&output)[0];
+            assert_eq!((&summary["records"], &summary["unreadable"]), (&json!(1), &json!(0)), "{input}");
+        }
+        for (_, output) in replays(&["--input", format], &input) {
+            assert_eq!(code(&output), 0, "{}", stderr(&output));
+            assert!(!stderr(&output).contains("looks like"), "{}", stderr(&output));
+        }
+    }
+}
+
+#[test]
+fn an_unknown_format_is_reported_with_the_known_ones_and_empty_input_is_no_records() {
+    for (name, output) in replays(&[], "# a list\n1 2 3\n") {
+        let expected = "expected --input jsonl, csv or combined, since it looks like none of them";
+        assert_eq!(stderr(&output), format!("error: {name}: {expected}, got what begins with \"# a list\"\n"));
+        assert_eq!((code(&output), stdout(&output).as_str()), (2, ""));
+    }
+    for (_, output) in replays(&[], "\n \n") {
+        assert_eq!((code(&output), &lines(&output)[0]["records"]), (0, &json!(0)));
+    }
+}
+
+#[test]
+fn a_file_of_which_nothing_can_be_read_ends_the_replay_with_the_input_to_give() {
+    let log = COMBINED.repeat(10_000);
+    for (name, output) in replays(&["--input", "jsonl"], &log) {
+        let told = stderr(&output);
+        let start =
+            format!("error: {name}: none of its first 10 lines can be read as jsonl: line 1: line: expected a JSON");
+        assert!(told.starts_with(&start), "{told}");
+        assert!(told.ends_with("; it looks like combined: give --input combined\n"), "{told}");
+        assert_eq!((code(&output), told.lines().count(), stdout(&output).as_str()), (2, 1, ""));
+    }
+    for (given, input, told) in [
+        ("jsonl", COMBINED, "its first line can't be read as jsonl: line 1: "),
+        ("jsonl", CSV, "none of its first 2 lines can be read as jsonl: line 1: "),
+        ("combined", JSONL, "; it looks like jsonl: give --input jsonl"),
+        ("combined", CSV, "; it looks like csv: give --input csv"),
+        ("csv", COMBINED, "; it looks like combined: give --input combined"),
+        ("csv", JSONL, "; it looks like jsonl: give --input jsonl"),
+        ("jsonl", "{\"key\":\"a\"}\n", "its first line can't be read as jsonl: line 1: t_us: missing\n"),
+        ("csv", "t_us,key\n1\n", "its first line can't be read as csv: line 2: row: expected 2 fields, got 1\n"),
+    ] {
+        for strict in [&[][..], &["--strict"]] {
+            for (_, output) in replays(&[&["--input", given][..], strict].concat(), input) {
+                let said = stderr(&output);
+                let whole = strict.is_empty() || !told.starts_with("none of");
+                assert!(said.contains(told) || !whole, "{said}");
+                assert_eq!((code(&output), said.lines().count()), (2, 1), "{said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nine_lines_before_one_that_can_be_read_are_skipped() {
+    for (count, expected) in [(9, 0), (10, 2)] {
+        let input = "{}\n".repeat(count) + JSONL;
+        for (_, output) in replays(&[], &input) {
+            assert_eq!(code(&output), expected, "{}", stderr(&output));
+            let told = stderr(&output).matches("t_us: missing; skipped").count();
+            assert_eq!(told, if expected == 0 { count } else { 0 }, "{}", stderr(&output));
+        }
+    }
+}
+
+#[test]
+fn the_first_unreadable_lines_are_reported_and_the_others_counted() {
+    for (bad, told, more) in [(20, 20, ""), (21, 20, ": 1 line more"), (1000, 20, ": 980 lines more")] {
+        let input = JSONL.to_owned() + &"{}\n".repeat(bad) + JSONL;
+        for (name, output) in replays(&[], &input) {
+            let said = stderr(&output);
+            assert_eq!(said.matches("t_us: missing; skipped").count(), told, "{said}");
+            let rest = format!("tollgate: {name}{more} can't be read; skipped\n");
+            assert_eq!(said.ends_with(&rest), !more.is_empty(), "{said}");
+            let summary = &lines(&output)[0];
+            assert_eq!((code(&output), &summary["unreadable"], &summary["records"]), (0, &json!(bad), &json!(2)));
+        }
+    }
+}
+
+#[test]
+fn records_out_of_order_are_explained() {
+    let input = "{\"t_us\":60000000,\"key\":\"k\"}\n{\"t_us\":0,\"key\":\"k\"}\n";
+    for (options, why) in [(&[][..], "played sorted by time"), (&["--unsorted"], "with a clock that steps back")] {
+        let table = [&["--format", "table"], options].concat();
+        let [(_, file), (_, stream)] = replays(&table, input);
+        let row = format!("out of order  1, earlier than a line before them: {why}");
+        assert!(stdout(&file).contains(why), "{row}: {}", stdout(&file));
+        assert!(stdout(&stream).contains("1, earlier than a line before them: played at the latest"), "{stream:?}");
+    }
+}
