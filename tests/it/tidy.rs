@@ -12,15 +12,19 @@ fn the_core_does_no_io_and_names_no_feature_but_serde() {
             {
                 assert!(!text.contains(word), "{file}: {word}");
             }
-            let features = text.split("feature = \"").skip(1).filter(|rest| !rest.starts_with("serde\""));
-            assert_eq!(features.count(), 0, "{file}: a feature that isn't serde");
+            // A rule's policy says so if there is no engine that it could answer by.
+            let may_name =
+                |feature: &str| feature == "serde" || (feature == "embedded" && file == "src/rule/policy.rs");
+            let features = text.split("feature = \"").skip(1).filter_map(|rest| rest.split('"').next());
+            assert!(features.clone().all(may_name), "{file}: {:?}", features.collect::<Vec<_>>());
         }
     }
 }
 
 #[test]
 fn engines_know_neither_rules_nor_each_other() {
-    let engines: Vec<_> = stems("src/engine", "rs").into_iter().collect();
+    // All of them have deadlines.
+    let engines: Vec<_> = stems("src/engine", "rs").into_iter().filter(|name| name != "deadline").collect();
     assert!(engines.len() >= 2);
     for engine in &engines {
         for file in rust_files(&format!("src/engine/{engine}")) {
