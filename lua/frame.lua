@@ -144,7 +144,9 @@ for index = 1, given do if not answers[index] then repeat
   -- Only a key that is blocked, or whose denials are counted, has a tail.
   local noted, blocked_until, denied_since, denials = false, 0, 0, 0
   if read then
-    state, noted, blocked_until, denied_since, denials = read(key, given > 1)
+    -- What the fast path has read, unless this call has written since.
+    local known = not (again and again[index]) and state
+    state, noted, blocked_until, denied_since, denials = read(key, given > 1, known)
   elseif given > 1 and (not state or again and again[index]) then
     -- MGET has nothing of a key of another type, nor what this call has written since.
     state = redis.pcall('GET', key)
