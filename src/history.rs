@@ -1,8 +1,8 @@
-//! History: a row for each decision, and what decisions come to by the minute, the hour and the day, in the [system of
+//! History: a row for each decision, and statistics by minute, hour and day, in the [system of
 //! record](crate::postgres).
 //!
-//! Decisions go into a bounded queue and from there to PostgreSQL, about once a second: none waits for that. While
-//! PostgreSQL is away the queue fills up, and what has no room in it is counted as lost.
+//! Decisions go into a bounded queue, which is written to PostgreSQL about once a second; no decision waits for that.
+//! While PostgreSQL is away the queue fills up, and decisions that don't fit are counted as lost.
 //!
 //! ```no_run
 //! use tollgate::history::HistorySettings;
@@ -71,7 +71,7 @@ impl Default for HistorySettings {
 }
 
 impl HistorySettings {
-    /// A row for each decision, of no region and no server.
+    /// Where this service runs: at most 256 bytes.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -127,14 +127,14 @@ impl HistorySettings {
     }
 }
 
-/// How the recording stands.
+/// Decisions put into the queue so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HistoryStatus {
     /// Decisions that were taken into the queue so far.
     pub recorded: u64,
     /// Decisions that the database will never have, so far: the queue was full, or this machine's clock is a day ahead of
-    /// the database's, or more than a month behind it.
+    /// Age of the oldest decision whose row isn't in the database yet. Statistics may lag ten seconds more.
     pub lost: u64,
     /// Decisions that wait in the queue.
     pub queued: usize,
@@ -157,7 +157,7 @@ struct Shared {
 impl Postgres {
     /// Records decisions from now on, by a task of this runtime. Needs the right to insert into the tables of history and of
     /// writers and to update them; partitions are made by the rights of the tables' owner. No round trip here: a PostgreSQL
-    /// that can't be reached is tried again every second.
+    /// Settings out of bounds; a call outside a tokio runtime.
     ///
     /// # Errors
     ///
@@ -193,8 +193,8 @@ impl History {
         self.shared.recorder.status()
     }
 
-    /// Writes what isn't in the database yet: call it when the service has answered its last request.
-    ///
+    /// Why it couldn't be written, such as a server that didn't answer within about 15 seconds. The records are kept,
+    /// so the call may be repeated; so may one whose future was dropped.
     /// # Errors
     ///
     /// What keeps it from being written: a server that doesn't answer, after 15 seconds or so. It is kept, and may be tried
