@@ -56,7 +56,7 @@ pub(crate) struct Audit {
     /// Too few keys were left to drop any more, so the end of the run was dropped.
     #[serde(skip)]
     pub(super) of_beginning: bool,
-    /// That one shard denies what others still had is what shards cost, and no fault.
+    /// With shards, one may deny what others still had: that is the price of sharding, and no fault.
     #[serde(skip)]
     pub(super) sharded: bool,
 }
