@@ -189,7 +189,7 @@ impl Postgres {
         Ok(connection)
     }
 
-    /// The rows of a history query, which may read much. Such queries run one at a time, so that connections are left
+    /// The rows of a history query, which may read a lot. Such queries run one at a time, so that connections are left
     /// for short ones, and the server itself ends them when they take too long.
     pub(crate) async fn read(
         &self,

@@ -9,7 +9,7 @@ use super::histogram::Histogram;
 use super::record::{MOST_BYTES, text};
 use crate::postgres::{Postgres, PostgresError, in_range};
 
-/// The default maximum of rows.
+/// The most rows returned, unless a query sets another maximum.
 const MOST_ROWS: u32 = 10_000;
 
 /// The length of the periods that decisions are counted by.

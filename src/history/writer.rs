@@ -1,4 +1,4 @@
-//! Moves decisions from the queue into the database: a batch a second, or sooner when there is much; none twice.
+//! Moves decisions from the queue into the database: a batch a second, or sooner when many are queued; none twice.
 
 use std::ops::Range;
 use std::pin::pin;
@@ -43,7 +43,7 @@ pub(super) struct Recorder {
     lost: AtomicU64,
     /// When the oldest decision in the queue arrived, in microseconds since the epoch; 0: the queue is empty.
     oldest: AtomicU64,
-    /// Wakes the writer when the queue holds much.
+    /// Wakes the writer when the queue is a quarter full.
     much: Arc<Notify>,
     /// When the oldest decision in the batch in flight arrived.
     on_its_way: Mutex<Option<SystemTime>>,
@@ -148,7 +148,7 @@ impl Recorder {
             || self.writing.try_lock().map_or(true, |writing| writing.batches.is_known())
     }
 
-    /// Writes all that was recorded before the call, and reports that nothing is missing.
+    /// Writes all that was recorded before the call, and tells the database that nothing is missing.
     pub(super) async fn finish(&self) -> Result<(), PostgresError> {
         let recorded = self.recorded.load(Ordering::Relaxed);
         // Enough for rows and counts of each thousand in the queue, and the batch in flight. The bound is needed

@@ -29,7 +29,7 @@ const CHECKED_EVERY: Duration = Duration::from_secs(2);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 /// For reading changes.
 const CHANGES_WITHIN: Duration = Duration::from_secs(5);
-/// For reading what may be much: all users.
+/// For reading what may be large: all users.
 const READ_WITHIN: Duration = Duration::from_secs(30);
 /// The wait before reconnecting; a random share of up to as much again is added.
 const PAUSE: Duration = Duration::from_millis(200);

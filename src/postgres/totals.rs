@@ -153,7 +153,7 @@ impl Totals {
         counted.chain(on_its_way).min().map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Writes all that was counted, and reports that nothing is missing.
+    /// Writes all that was counted, and tells the database that nothing is missing.
     pub(super) async fn finish(&self) -> Result<(), PostgresError> {
         self.write(true).await?;
         // Counts that came in behind a batch in flight.

@@ -49,7 +49,7 @@ pub(crate) enum Shape {
     Jsonl,
 }
 
-/// Who answers where Redis is away.
+/// What decides while Redis is away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Policy {
     Closed,
