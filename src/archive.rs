@@ -1,12 +1,12 @@
 //! Old months of the audit log as Parquet files on disk or on S3.
 //!
-//! [`Postgres::archive`](crate::postgres::Postgres::archive) moves each month whose rows are old enough: its table is
-//! read and written to files, the files are read back and compared by count and checksum, and only then is the table
-//! detached, compared once more and dropped. It may be ended at any moment: the next run goes on from what it finds,
-//! and no row is lost or doubled.
+//! [`Postgres::archive`](crate::postgres::Postgres::archive) moves each month that is old enough. Its table is read and
+//! written to files, and the files are read back and compared by count and checksum; only then is the table detached,
+//! compared once more and dropped. The run may be interrupted at any moment: the next one continues from what it finds,
+//! and no row is lost or duplicated.
 //!
-//! A month is `audit/year=2026/month=08/part-0-6a1f0c2b9d4e8f37.parquet` and so on, and `manifest.json`, which is
-//! written last: what it doesn't name is of an attempt that was cut off.
+//! A month is stored as `audit/year=2026/month=08/part-0-6a1f0c2b9d4e8f37.parquet` and so on, and `manifest.json`,
+//! which is written last: files that it doesn't name are left over from an interrupted attempt.
 
 mod checksum;
 mod columns;
@@ -42,38 +42,37 @@ use object_store::ObjectStore;
 /// The format of files and manifests.
 const FORMAT: u32 = 1;
 
-/// Where archives are: a directory, or a bucket of S3 or of what is compatible with it. Cheap to clone.
+/// Where archives are stored: a directory, or a bucket on S3 or a compatible store. Cheap to clone.
 #[derive(Clone)]
 pub struct Archive {
     store: Arc<dyn ObjectStore>,
-    /// Where that is one.
+    /// The directory, if the store is one.
     directory: Option<PathBuf>,
-    /// Where it is, without what is secret.
+    /// The address, without secrets.
     address: String,
 }
 
 impl Archive {
     /// The archive at `file:///var/lib/tollgate`, a directory that must exist, or at `s3://bucket/prefix`.
     ///
-    /// Of S3 the environment says the rest: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` and
-    /// `AWS_REGION`, or the role of the machine; `AWS_ENDPOINT` of what is compatible, with `AWS_ALLOW_HTTP=true`
-    /// where it has no TLS. Nothing is connected to yet.
+    /// S3 is configured through the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` and
+    /// `AWS_REGION`, or the machine's role; for a compatible store `AWS_ENDPOINT`, with `AWS_ALLOW_HTTP=true` if it has
+    /// no TLS. Doesn't connect yet.
     ///
     /// # Errors
     ///
-    /// An address that can't be read, or with credentials in it; a directory that isn't there; settings that S3 can't
-    /// use.
+    /// An address that can't be read or contains credentials; a directory that doesn't exist; invalid settings for S3.
     pub fn open(url: &str) -> Result<Self, ArchiveError> {
         store::open(url)
     }
 
-    /// Where it is.
+    /// The address, without secrets.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// What a month's manifest says of it; none if there is no manifest. Reads a small file.
+    /// A month's archive according to its manifest; `None` if there is no manifest. Reads one small file.
     ///
     /// # Errors
     ///
@@ -82,7 +81,7 @@ impl Archive {
         Ok(self.manifest(month).await?.map(|(manifest, _)| manifest.describe(month)))
     }
 
-    /// Months that at this time have been kept for so many years after their end. They stay until they are
+    /// Months that, at `now`, have been kept for this many years after their end. They stay until they are
     /// [deleted](Self::delete). Lists the store.
     ///
     /// # Errors
@@ -94,14 +93,14 @@ impl Archive {
         Ok(months)
     }
 
-    /// Deletes the archive of a month for good, expired or not, also files without a manifest, and says whether there
-    /// was one. If it is ended in the middle, the archive is still listed, and can be deleted again.
+    /// Deletes a month's archive permanently, expired or not, including files without a manifest; returns whether there
+    /// was one. If this is interrupted, the archive is still listed, and can be deleted again.
     ///
     /// # Errors
     ///
-    /// A store that can't be reached, or that refuses.
+    /// A store that can't be reached, or that refuses the deletion.
     pub async fn delete(&self, month: Month) -> Result<bool, ArchiveError> {
-        // Whatever the manifest says: it may be damaged.
+        // Doesn't read the manifest, which may be damaged.
         let known = self.has_manifest(month).await?;
         self.sweep(month).await?;
         self.remove(month, Duration::ZERO, |_| true).await?;
@@ -109,12 +108,12 @@ impl Archive {
         Ok(known)
     }
 
-    /// Reads a month's archive and compares it with its manifest: the bytes of each file, and the count and checksum
-    /// of its rows. Costs a read of all of it, and memory for one file.
+    /// Reads a month's archive and compares it with its manifest: the bytes of each file, and the count and checksum of
+    /// its rows. Reads the whole archive, with memory for one file.
     ///
     /// # Errors
     ///
-    /// No such archive; one that isn't as it was made; a store that can't be reached.
+    /// No such archive; one that differs from its manifest; a store that can't be reached.
     pub async fn verify(&self, month: Month) -> Result<ArchivedMonth, ArchiveError> {
         let manifest = self.manifest(month).await?;
         let missing = || ArchiveError::missing(format!("archive of {month}: expected one, got none"));
@@ -123,9 +122,9 @@ impl Archive {
         Ok(manifest.describe(month))
     }
 
-    /// Files of a month that its manifest doesn't name, left over from interrupted or replaced attempts. A reader that loads
-    /// every file in the folder would count rows twice. Those of the table that the archive was made from are deleted by
-    /// the next run when they are a day old; others are left, since nothing else may have their rows.
+    /// Files of a month that its manifest doesn't name, left over from interrupted or replaced attempts. A reader that
+    /// loads every file in the folder would count rows twice. Files from the table that the archive was made from are
+    /// deleted by the next run once they are a day old. Others are kept, since nothing else may have their rows.
     ///
     /// # Errors
     ///
@@ -137,7 +136,7 @@ impl Archive {
     }
 }
 
-/// Where it is, without settings.
+/// Shows the address only, without settings.
 impl fmt::Debug for Archive {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Archive").field("address", &self.address).finish_non_exhaustive()

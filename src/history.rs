@@ -1,8 +1,8 @@
-//! History: a row for each decision, and what decisions come to by the minute, the hour and the day, in the [system of
+//! History: a row for each decision, and statistics by minute, hour and day, in the [system of
 //! record](crate::postgres).
 //!
-//! Decisions go into a bounded queue and from there to PostgreSQL, about once a second: none waits for that. While
-//! PostgreSQL is away the queue fills up, and what has no room in it is counted as lost.
+//! Decisions go into a bounded queue, which is written to PostgreSQL about once a second; no decision waits for that.
+//! While PostgreSQL is away the queue fills up, and decisions that don't fit are counted as lost.
 //!
 //! ```no_run
 //! use tollgate::history::HistorySettings;
@@ -49,9 +49,9 @@ use record::Record;
 use writer::Recorder;
 
 const MOST_BYTES_OF_A_NAME: usize = 256;
-/// How long it is tried to write the rest where nobody waits for it.
+/// How long dropping the last clone keeps trying to write the rest.
 const FINISHED_WITHIN: Duration = Duration::from_secs(15);
-/// Decisions that are kept while they can't be written.
+/// Decisions kept while they can't be written.
 const QUEUE: usize = 65_536;
 const QUEUES: std::ops::RangeInclusive<usize> = 1_000..=10_000_000;
 
@@ -71,36 +71,36 @@ impl Default for HistorySettings {
 }
 
 impl HistorySettings {
-    /// A row for each decision, of no region and no server.
+    /// A row for each decision, without region or server.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Where this service runs, of at most 256 bytes.
+    /// Where this service runs: at most 256 bytes.
     #[must_use]
     pub fn region(mut self, region: &str) -> Self {
         region.clone_into(&mut self.region);
         self
     }
 
-    /// Which of the service's processes this is, of at most 256 bytes.
+    /// Which of the service's processes this is: at most 256 bytes.
     #[must_use]
     pub fn server(mut self, server: &str) -> Self {
         server.clone_into(&mut self.server);
         self
     }
 
-    /// The fraction of allowed requests, sampled at random, that get a row: 0 to 1. Denials always get one, and counts have
-    /// every request. Default: 1.
+    /// The fraction of allowed requests, sampled at random, that get a row: 0 to 1. Denials always get one, and
+    /// statistics count every request. Default: 1.
     #[must_use]
     pub fn allowed_share(mut self, share: f64) -> Self {
         self.allowed_share = share;
         self
     }
 
-    /// So many decisions at most are kept until they are written, of 300 bytes or so each and 2 KiB at most: 1,000 to
-    /// 10,000,000, by default 65,536. The last quarter is for denials.
+    /// The most decisions kept until they are written: 1,000 to 10,000,000. Each takes about 300 bytes, and 2 KiB at
+    /// most. The last quarter is reserved for denials. Default: 65,536.
     #[must_use]
     pub fn queue(mut self, decisions: usize) -> Self {
         self.queue = decisions;
@@ -127,23 +127,24 @@ impl HistorySettings {
     }
 }
 
-/// How the recording stands.
+/// The state of the recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HistoryStatus {
-    /// Decisions that were taken into the queue so far.
+    /// Decisions put into the queue so far.
     pub recorded: u64,
-    /// Decisions that the database will never have, so far: the queue was full, or this machine's clock is a day ahead of
-    /// the database's, or more than a month behind it.
+    /// Decisions that will never reach the database, so far: the queue was full, or this machine's clock is a day ahead
+    /// of the database's, or more than a month behind it.
     pub lost: u64,
-    /// Decisions that wait in the queue.
+    /// Decisions waiting in the queue.
     pub queued: usize,
-    /// How old the oldest decision is whose row isn't in the database yet. Counts may be ten seconds older.
+    /// Age of the oldest decision whose row isn't in the database yet. Statistics may lag ten seconds more.
     pub lag: Duration,
 }
 
-/// Where decisions are recorded. Cheap to clone; what was recorded is written after the last clone is dropped, if the runtime
-/// goes on for so long and PostgreSQL is there within 15 seconds: [`finish`](Self::finish) waits for it and says whether it is.
+/// Records decisions. Cheap to clone. After the last clone is dropped, the remaining decisions are still written if the
+/// runtime keeps running and PostgreSQL is reachable within 15 seconds. [`finish`](Self::finish) waits for that and
+/// returns the result.
 #[derive(Clone)]
 pub struct History {
     shared: Arc<Shared>,
@@ -155,13 +156,13 @@ struct Shared {
 }
 
 impl Postgres {
-    /// Records decisions from now on, by a task of this runtime. Needs the right to insert into the tables of history and of
-    /// writers and to update them; partitions are made by the rights of the tables' owner. No round trip here: a PostgreSQL
-    /// that can't be reached is tried again every second.
+    /// Records decisions from now on, in a task of this runtime. Needs the right to insert into and update the tables
+    /// of history and of writers; partitions are created with the rights of the tables' owner. Makes no round trip: if
+    /// PostgreSQL can't be reached, the task retries every second.
     ///
     /// # Errors
     ///
-    /// Settings that are out of bounds; a call outside of a tokio runtime.
+    /// Settings out of bounds; a call outside a tokio runtime.
     pub fn record(&self, settings: HistorySettings) -> Result<History, PostgresError> {
         settings.checked().map_err(PostgresError::input)?;
         let runtime = runtime::with_timers().map_err(|error| PostgresError::input(error.to_string()))?;
@@ -172,11 +173,11 @@ impl Postgres {
 }
 
 impl History {
-    /// Records what became of a request, and how long that took to find out. Costs no round trip and never waits.
-    /// [`RateLimitLayer`](crate::middleware::RateLimitLayer) does this by itself, with the status of the answer.
+    /// Records the decision on a request, and how long it took. Makes no round trip and never waits.
+    /// [`RateLimitLayer`](crate::middleware::RateLimitLayer) calls this itself, and adds the response's status.
     ///
-    /// An API key stands in it by its id, and only where the request has an [`Account`](crate::rules::Account); text that
-    /// isn't UTF-8, or NUL, as `\xff`; and of each text the first 512 bytes.
+    /// An API key is recorded by its id, and only if the request has an [`Account`](crate::rules::Account). Bytes that
+    /// aren't UTF-8, and NUL, are recorded as `\xff`; each text is cut off after 512 bytes.
     pub fn record(&self, request: &Attributes<'_>, verdict: &Verdict, latency: Duration) {
         self.shared.recorder.record(self.new_record(request, verdict, latency));
     }
@@ -187,24 +188,24 @@ impl History {
         Record::new(request, verdict, latency, has_row)
     }
 
-    /// How the recording stands.
+    /// The state of the recording.
     #[must_use]
     pub fn status(&self) -> HistoryStatus {
         self.shared.recorder.status()
     }
 
-    /// Writes what isn't in the database yet: call it when the service has answered its last request.
+    /// Writes what isn't in the database yet. Call it after the service has sent its last response.
     ///
     /// # Errors
     ///
-    /// What keeps it from being written: a server that doesn't answer, after 15 seconds or so. It is kept, and may be tried
-    /// again; so may a future that was dropped.
+    /// Why it couldn't be written, such as a server that didn't answer within about 15 seconds. The decisions are kept,
+    /// so the call may be repeated, also after its future was dropped.
     pub async fn finish(&self) -> Result<(), PostgresError> {
         self.shared.recorder.finish().await
     }
 }
 
-/// A decision whose answer isn't known yet: recorded when this is dropped.
+/// A decision whose response isn't known yet. Recorded when dropped.
 #[cfg(feature = "http")]
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -214,7 +215,7 @@ pub(crate) struct Entry {
 
 #[cfg(feature = "http")]
 impl Entry {
-    /// With the HTTP status of the answer.
+    /// Adds the response's HTTP status.
     pub(crate) fn answered(mut self, status: u16) {
         if let Some(record) = &mut self.record {
             record.status = Some(status);
@@ -231,7 +232,7 @@ impl Drop for Entry {
 
 #[cfg(feature = "http")]
 impl History {
-    /// The same as [`record`](Self::record), once the answer is known or nobody waits for it any more.
+    /// Like [`record`](Self::record), but records once the response is known or the caller has given up.
     pub(crate) fn entry(&self, request: &Attributes<'_>, verdict: &Verdict, latency: Duration) -> Entry {
         Entry { history: self.clone(), record: Some(self.new_record(request, verdict, latency)) }
     }

@@ -1,6 +1,6 @@
 //! The system of record on PostgreSQL 14 or newer: rules, users and API keys, in the schema `tollgate`.
 //!
-//! No decision waits for it. Its tables are made by [`Postgres::migrate`], which nothing calls by itself.
+//! No decision waits for it. [`Postgres::migrate`] creates its tables; nothing calls that automatically.
 
 mod cache;
 mod configuration;
@@ -53,46 +53,46 @@ use crate::Tls;
 #[cfg(feature = "tls")]
 use tls::Connector;
 
-/// Connections that are held at most: enough for 100 short look-ups a second beside a batch of totals.
+/// Most connections held: enough for 100 short look-ups a second beside a batch of totals.
 const MOST_CONNECTIONS: usize = 4;
-/// How long a connection may take to be made, or to be waited for.
+/// How long making a connection, or waiting for one, may take.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
-/// How long a connection may take to show that it still works.
+/// How long a pooled connection may take to show that it still works.
 const ASKED_WITHIN: Duration = Duration::from_secs(2);
-/// How long a query of the history may take, and a bit more.
+/// How long a query of the history may take: a little longer than the server allows it.
 const READ_WITHIN: Duration = Duration::from_secs(17);
-/// How long a server may not acknowledge what was sent to it.
+/// How long a server may leave sent data unacknowledged.
 const SILENT_FOR: Duration = Duration::from_secs(10);
-/// How long a change of the configuration may wait for others, and be left unfinished where its author has gone.
+/// How long a change of the configuration may wait for others, and may stay open after its client is gone.
 const PATIENCE: &str = "SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '10s'";
-/// The number by which servers say that they are of version 14.
+/// The version number that servers of version 14 report.
 const OLDEST: u32 = 140_000;
 
-/// What is read and written where a connection is one of TLS.
+/// What a TLS connection is read and written through.
 type Stream = <Connector as MakeTlsConnect<Socket>>::Stream;
 
-/// A PostgreSQL with the configuration of limits. Cheap to clone; connects when it is first used.
+/// A PostgreSQL database with the configuration of limits. Cheap to clone; connects on first use.
 #[derive(Clone)]
 pub struct Postgres {
     pool: Pool,
     config: Config,
     connector: Connector,
-    /// Where it is, without what is secret.
+    /// The host, port and database, without user and password.
     address: String,
-    /// Held by whoever reads history.
+    /// Held while history is being read.
     reading: Arc<Semaphore>,
 }
 
 impl Postgres {
     /// The database at a URL, `postgres://user:password@host:port/database`, or in libpq's form, `host=... dbname=...`.
     ///
-    /// With the feature `tls` an address that says `sslmode=require` is connected to by TLS, if the server's certificate is
-    /// for this host and by one of the platform's authorities (libpq's `verify-full`); `open_with_tls` says otherwise.
-    /// Any other is connected to without.
+    /// With the feature `tls`, an address with `sslmode=require` is connected to over TLS. The server's certificate
+    /// must then be for this host and from one of the platform's authorities (libpq's `verify-full`); `open_with_tls`
+    /// takes other authorities. Any other address is connected to without TLS.
     ///
     /// # Errors
     ///
-    /// An address that can't be read, or one of TLS that can't be had: without the feature, or on a Unix socket.
+    /// An address that can't be read, or one that asks for TLS without the feature or on a Unix socket.
     ///
     /// ```
     /// use tollgate::postgres::Postgres;
@@ -103,7 +103,8 @@ impl Postgres {
     pub fn open(url: &str) -> Result<Self, PostgresError> {
         let mut config = config(url)?;
         if config.get_ssl_mode() != SslMode::Require {
-            // `prefer`, the default, would be TLS wherever a server has it, and few of their certificates can be verified.
+            // `prefer`, the default, would use TLS wherever a server has it, and few servers' certificates can be
+            // verified.
             config.ssl_mode(SslMode::Disable);
         } else if !cfg!(feature = "tls") {
             let why = "which is TLS: this program was built without tollgate's feature \"tls\"";
@@ -117,8 +118,8 @@ impl Postgres {
         Self::at(config, connector)
     }
 
-    /// The same by TLS, with authorities or a client's certificate of the caller's own, also where the address doesn't say
-    /// `sslmode=require`.
+    /// Like `open`, but always over TLS, with the caller's own authorities or client certificate, even if the address
+    /// doesn't say `sslmode=require`.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -149,9 +150,9 @@ impl Postgres {
             return Err(PostgresError::input("postgres: expected a host for TLS, got a Unix socket"));
         }
         config.application_name("tollgate").connect_timeout(CONNECTED_WITHIN);
-        // A server that has gone without a word is noticed.
+        // Notices a server that vanished silently.
         config.tcp_user_timeout(SILENT_FOR).keepalives_idle(SILENT_FOR).keepalives_interval(SILENT_FOR / 5);
-        // A connection that was idle may have died without a word: it is asked before it is used.
+        // An idle connection may have died silently, so it is checked before use.
         let recycled = ManagerConfig { recycling_method: RecyclingMethod::Verified };
         let manager = Manager::from_config(config.clone(), Connector::clone(&connector), recycled);
         let pool = Pool::builder(manager)
@@ -166,7 +167,7 @@ impl Postgres {
         Ok(Self { pool, config, connector, address, reading: Arc::new(Semaphore::new(1)) })
     }
 
-    /// Where it is: host, port and database, without user and password.
+    /// The host, port and database, without user and password.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
@@ -188,8 +189,8 @@ impl Postgres {
         Ok(connection)
     }
 
-    /// What a query of the history answers, which may have much to read: one at a time, so that connections are left for
-    /// whatever is short, and given up by the server itself.
+    /// The rows of a history query, which may read a lot. Such queries run one at a time, so that connections are left
+    /// for short ones, and the server itself ends them when they take too long.
     pub(crate) async fn read(
         &self,
         select: &str,
@@ -205,8 +206,8 @@ impl Postgres {
         Ok(rows)
     }
 
-    /// Begins a change of the configuration, once all others have ended. They are made one after the other, and each takes
-    /// this lock before any other, so that none waits for another that waits for it.
+    /// Begins a change of the configuration, after all others have ended. Changes run one after the other, and each
+    /// takes this lock before any other, so that they can't deadlock.
     async fn change(connection: &mut Object) -> Result<Transaction<'_>, PostgresError> {
         let transaction = connection.transaction().await?;
         transaction.batch_execute(PATIENCE).await?;
@@ -214,7 +215,7 @@ impl Postgres {
         Ok(transaction)
     }
 
-    /// A connection of the caller's own, who has to drive it and reads what it is notified of.
+    /// A connection of its own; the caller drives it and reads its notifications.
     async fn connect(&self) -> Result<(Client, Connection<Socket, Stream>), PostgresError> {
         match timeout(CONNECTED_WITHIN, self.config.connect(Connector::clone(&self.connector))).await {
             Ok(connected) => connected.map_err(|error| PostgresError::not_connected(&self.address, &error)),
@@ -222,36 +223,36 @@ impl Postgres {
         }
     }
 
-    /// The same for another module, with what drives it.
+    /// The same for another module, with the future that drives the connection.
     #[cfg(feature = "archive")]
     pub(crate) async fn connect_alone(
         &self,
     ) -> Result<(Client, impl Future<Output = ()> + Send + Unpin + use<>), PostgresError> {
         let (client, connection) = self.connect().await?;
-        // Whoever waits for an answer hears of its end.
+        // Callers waiting for a reply learn of the connection's end, so its result is dropped.
         Ok((client, futures_util::FutureExt::map(connection, drop)))
     }
 }
 
-/// What an address says, whose host must be known.
+/// Parses an address; its host must be given.
 fn config(url: &str) -> Result<Config, PostgresError> {
     let config: Config = url.parse().map_err(|error| PostgresError::address(&error))?;
     if config.get_hosts().is_empty() {
         return Err(PostgresError::input("postgres: expected an address with a host, got one without"));
     }
     if config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(name) if name.contains('@'))) {
-        // What stands before it is the end of a password.
+        // The text before the @ is the end of a password.
         return Err(PostgresError::input("postgres: expected an @ in a password as %40, got it as it is"));
     }
     Ok(config)
 }
 
-/// A moment that PostgreSQL can compare with: the nearest from 1970 to 9999.
+/// The nearest moment from 1970 to 9999, which PostgreSQL can compare with.
 pub(crate) fn in_range(time: SystemTime) -> SystemTime {
     input::moment(Some(time)).unwrap_or(UNIX_EPOCH)
 }
 
-/// `host:port/database`, of the first host where there are several.
+/// `host:port/database`, with the first host where there are several.
 fn address(config: &Config) -> String {
     let host = match config.get_hosts().first() {
         Some(Host::Tcp(host)) => host.clone(),

@@ -1,6 +1,6 @@
-//! What a decision costs the client: everything but Redis, in whose place stands a task that answers at once. All run on one
-//! thread, so that time is work. What the stand-in costs is measured by itself, to be subtracted: it is sent the same bytes,
-//! spelled beforehand. The same is done with redis-rs alone, and `governor` gives the scale.
+//! The cost of a decision to the client. A task that replies at once stands in for Redis on the same thread, so that
+//! all time is work. The stand-in's cost is measured separately, to be subtracted: it is sent the same bytes, encoded
+//! beforehand. redis-rs alone does the same, and `governor` gives the scale.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -14,12 +14,11 @@ use tollgate::{Algorithm, Limiter, Redis, Rule};
 use tollgate_benches::{arguments, peers, rule};
 
 const KEYS: usize = 1024;
-/// Of one call of a script.
+/// Most keys in one call of a script.
 const MOST_KEYS: usize = 80;
-/// A packed decision: allowed, limit, remaining, retry_after_us, reset_after_us.
-/// What remains, and the reset: of a call that is allowed.
+/// A packed decision on an allowed call: what remains, and the reset.
 const ALLOWED: [i64; 2] = [999_999, 1];
-/// The bytes of such an answer.
+/// Bytes of such a reply.
 const ANSWER: usize = 7 * ALLOWED.len();
 
 fn decisions(criterion: &mut Criterion) {
@@ -102,7 +101,7 @@ async fn connected(url: &str) -> TcpStream {
     stream
 }
 
-/// What tollgate sends for a decision on each of these keys together, and how many bytes are answered.
+/// What tollgate sends for one decision on each of these keys together, and how many bytes come back.
 fn spelled(keys: &[String]) -> (Vec<u8>, usize) {
     let script = Algorithm::Gcra.script();
     let mut pipeline = redis::Pipeline::new();
@@ -117,7 +116,7 @@ fn spelled(keys: &[String]) -> (Vec<u8>, usize) {
     (pipeline.get_packed_pipeline(), answered)
 }
 
-/// The address of what answers as Redis would if every call were allowed.
+/// Starts a server that replies as Redis would if every call were allowed, and returns its address.
 async fn stand_in() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
@@ -143,7 +142,7 @@ async fn serve(mut stream: TcpStream) {
                     (0..keys).for_each(|_| answers.extend(&record));
                     answers.extend(b"\r\n");
                 }
-                // The client skips its check of the version where it may not ask.
+                // Denied, so that the client skips its check of the version.
                 Command::Hello => answers.extend(b"-NOPERM\r\n"),
                 Command::Other => answers.extend(b"+OK\r\n"),
             }
@@ -162,7 +161,7 @@ enum Command {
     Other,
 }
 
-/// The first command and its length, if all of it is there.
+/// The first command and its length, if it is complete.
 fn parsed(bytes: &[u8]) -> Option<(Command, usize)> {
     let (count, mut at) = number(bytes, 0)?;
     let (mut command, mut words) = (Command::Other, 0);
@@ -181,7 +180,7 @@ fn parsed(bytes: &[u8]) -> Option<(Command, usize)> {
     (at <= bytes.len()).then_some((command, at))
 }
 
-/// The number of a line such as `$12` that begins here, and where the next one begins.
+/// The number in a line such as `$12` that begins here, and where the next line begins.
 fn number(bytes: &[u8], at: usize) -> Option<(usize, usize)> {
     let line = bytes.get(at + 1..)?;
     let end = line.iter().take(16).position(|byte| *byte == b'\r')?;

@@ -1,8 +1,8 @@
-//! How a script is asked to acquire, read from its header.
+//! The arguments of an acquire, according to a script's header.
 
 use tollgate::Script;
 
-/// ARGV of an acquire in server time: in the packed form if the script's header has one, else as text.
+/// ARGV of an acquire in server time: packed if the script's header has a packed form, else as text.
 pub fn acquire(script: &Script, numbers: &[i64], cost: u64) -> Vec<Vec<u8>> {
     match packing(script) {
         Some((layout, widths)) => {
@@ -23,8 +23,8 @@ pub fn is_packed(script: &Script) -> bool {
     packing(script).is_some()
 }
 
-/// The layout and the bytes of each number, of a line such as
-/// `packed: BI7I7I7I3I7I7: the layout (2), these, cost`.
+/// The layout and the width in bytes of each number, from a line such as `packed: BI7I7I7I3I7I7: the layout (2), these,
+/// cost`.
 fn packing(script: &Script) -> Option<(u8, Vec<usize>)> {
     let (_, line) = script.text().split_once("--   packed: B")?;
     let (widths, line) = line.split_once(": the layout (")?;

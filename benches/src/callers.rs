@@ -1,4 +1,4 @@
-//! Closed-loop callers: each asks again as soon as it is answered.
+//! Closed-loop callers: each calls again as soon as it gets a reply.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 
 use crate::Random;
 
-/// What one slice of time with some callers gave.
+/// The results of one time slice with a number of callers.
 #[derive(Clone, Copy, Debug)]
 pub struct Slice {
     pub calls: u64,
@@ -16,7 +16,7 @@ pub struct Slice {
     pub p99_us: f64,
 }
 
-/// So many callers, for so long. `ask` is told a random number, and answers whether it was allowed.
+/// Runs this many callers for this long. `ask` gets a random number, and returns whether the call was allowed.
 pub async fn callers<F, A>(count: usize, time: Duration, ask: F) -> Slice
 where
     F: Fn(u64) -> A + Copy + Send + 'static,
@@ -25,7 +25,7 @@ where
     let started = Instant::now();
     let until = started + time;
     let caller = |number: usize| async move {
-        // A list is written in order: a histogram each would push everything else out of the cache.
+        // A list is written sequentially: a histogram for each caller would push everything else out of the cache.
         let mut latencies_ns = Vec::<u32>::with_capacity(4096);
         let mut allowed = 0;
         for random in Random::seeded(number as u64) {
@@ -55,8 +55,7 @@ where
     }
 }
 
-/// The slices of each variant, which have their turns one after the other in every round, after a short one each that isn't
-/// measured.
+/// The slices of each variant. In every round the variants take turns, after a short unmeasured slice of each.
 pub async fn in_turn<V: Copy>(
     variants: impl Iterator<Item = V> + Clone,
     rounds: usize,

@@ -1,4 +1,4 @@
-//! What the measurements share.
+//! Shared by all measurements.
 
 use tollgate::Rule;
 
@@ -11,20 +11,20 @@ pub mod process;
 pub mod report;
 pub mod server;
 
-/// Does nothing, and answers about as much as a decision. Called with one key and five arguments, it is what all else is
-/// compared with: ratios to it travel between machines, times don't.
+/// Does nothing, with a reply about as large as a decision's. Called with one key and five arguments, it is what
+/// everything is compared with: ratios to it carry over between machines, times don't.
 pub const NO_OP: &str = "return {1,2,3,4}";
 
-/// The rule of these limits.
+/// The rule with these limits.
 ///
 /// # Panics
-/// If it can't be read.
+/// If it can't be parsed.
 #[must_use]
 pub fn rule(text: &str) -> Rule {
     text.parse::<Rule>().and_then(|rule| rule.named("bench")).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// A stream of numbers by chance: xorshift, as cheap as can be, and the same in every run.
+/// A stream of random numbers: xorshift, as cheap as possible, and the same in every run.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

@@ -1,4 +1,4 @@
-//! The options that both programs take.
+//! The options of the programs that `run.sh` starts.
 
 use std::process::exit;
 use std::str::FromStr;
@@ -20,7 +20,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Of this process; ends it where they can't be read.
+    /// Parses this process's options; ends the process if they are invalid.
     pub fn read() -> Self {
         let mut options =
             Self { rounds: 5, slice: Duration::from_secs(1), callers: vec![1, 16, 64, 1024], keys: 5_000_000 };

@@ -1,4 +1,4 @@
-//! What others do.
+//! Other limiters, to compare with.
 
 use std::num::NonZero;
 
@@ -7,8 +7,8 @@ use throttled::{Quota, RedisRateLimiter};
 use tollgate::redis::Client;
 use tollgate::redis::aio::ConnectionManager;
 
-/// A token bucket as commonly published: two fields of a hash, written on denial too. ARGV: capacity, units per second,
-/// cost. Written anew, in server time as tollgate's scripts are.
+/// A token bucket as commonly published: two fields of a hash, written even on denial. ARGV: capacity, units per
+/// second, cost. Rewritten for this comparison, in server time as tollgate's scripts are.
 pub const PUBLISHED_BUCKET: &str = "\
 local capacity = tonumber(ARGV[1])
 local rate = tonumber(ARGV[2])
@@ -29,13 +29,13 @@ redis.call('EXPIRE', KEYS[1], math.ceil(capacity / rate) * 2)
 return { allowed, math.floor(tokens) }
 ";
 
-/// A pool as its documentation sets it up, of 16.
+/// A pool of 16, set up as its documentation does.
 pub fn pool(url: &str) -> Pool {
     let config = Config::from_url(url);
     config.builder().expect("a good address").max_size(16).runtime(Runtime::Tokio1).build().expect("a pool")
 }
 
-/// The crate `throttled`: GCRA by a script over one shared connection. Its integers are 32 bits.
+/// The crate `throttled`: GCRA in a script, over one shared connection. Its integers have 32 bits.
 pub async fn throttled(client: &Client) -> RedisRateLimiter {
     RedisRateLimiter::new(ConnectionManager::new(client.clone()).await.expect("a connection"))
 }
@@ -46,7 +46,7 @@ pub fn throttled_quota() -> Quota {
     Quota::per_second(million).with_burst(million)
 }
 
-/// The crate `governor`, which decides in the process: four billion a second, by key.
+/// The crate `governor`, which decides in the process: four billion a second for each key.
 pub fn governor() -> governor::DefaultKeyedRateLimiter<&'static str> {
     governor::RateLimiter::keyed(governor::Quota::per_second(NonZero::<u32>::MAX))
 }

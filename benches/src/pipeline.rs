@@ -1,35 +1,35 @@
-//! Calls of scripts over one socket, many in pipeline, so that Redis is never idle. What they cost is what Redis says of
-//! itself; requests are spelled beforehand and replayed, so that this process leaves the machine to it.
+//! Calls scripts over one socket with many calls in flight, so that Redis is never idle. The cost is what Redis
+//! reports; requests are encoded beforehand and replayed, so that this process leaves the machine to Redis.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Decisions on their way at once.
+/// Decisions in flight.
 const IN_FLIGHT: usize = 64;
-/// The bytes of a number in a packed answer.
+/// Bytes of a number in a packed reply.
 const NUMBER: usize = 7;
 
 #[derive(Debug)]
 pub struct Connection(BufReader<UnixStream>);
 
-/// Calls of one script, spelled.
+/// Encoded calls of one script.
 #[derive(Debug, Default)]
 pub struct Calls {
     bytes: Vec<u8>,
-    /// Where each pipeline ends among the bytes, and how many calls it has.
+    /// Where each pipeline ends in the bytes, and its number of calls.
     pipelines: Vec<(usize, usize)>,
 }
 
-/// What some calls came to.
+/// The results of some calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Replayed {
-    /// Microseconds that Redis spent on a decision.
+    /// Microseconds that Redis spent on each decision.
     pub us: f64,
     pub decisions: u64,
     pub allowed: u64,
-    /// How long it took, the way to Redis and back included.
+    /// The total time, including the way to Redis and back.
     pub time: Duration,
 }
 
@@ -41,7 +41,7 @@ enum Reply {
 }
 
 impl Calls {
-    /// Calls of this script, each with its keys, by number, and its arguments.
+    /// Calls of this script, each with the numbers of its keys and its arguments.
     pub fn of<K: AsRef<[u64]>>(digest: &str, calls: impl IntoIterator<Item = (K, Vec<Vec<u8>>)>) -> Self {
         let mut spelled = Self::default();
         let (mut decisions, mut count) = (0, 0);
@@ -65,7 +65,7 @@ impl Calls {
 }
 
 impl Replayed {
-    /// Whether all were allowed, or none. One in a hundred may differ: those that began a state, or a window.
+    /// Whether all were allowed, or all denied. One in a hundred may differ: calls that began a state or a window.
     pub fn all(&self, allowed: bool) -> bool {
         let others = if allowed { self.decisions - self.allowed } else { self.allowed };
         others * 100 <= self.decisions
@@ -77,12 +77,12 @@ impl Connection {
         Self(BufReader::with_capacity(1 << 16, UnixStream::connect(socket).expect("a redis-server at the socket")))
     }
 
-    /// The digest of a script that is now loaded.
+    /// Loads a script and returns its digest.
     pub fn load(&mut self, text: &str) -> String {
         self.text(&["SCRIPT", "LOAD", text])
     }
 
-    /// The text that a command answers.
+    /// A command's text reply.
     pub fn text(&mut self, words: &[&str]) -> String {
         match self.ask(words) {
             Reply::Text(text) => String::from_utf8(text).expect("text"),
@@ -90,7 +90,7 @@ impl Connection {
         }
     }
 
-    /// The integer that a command answers.
+    /// A command's integer reply.
     pub fn integer(&mut self, words: &[&str]) -> i64 {
         match self.ask(words) {
             Reply::Integer(integer) => integer,
@@ -98,7 +98,7 @@ impl Connection {
         }
     }
 
-    /// The number that INFO tells after these words.
+    /// The number that follows these words in INFO.
     pub fn info(&mut self, section: &str, words: &[&str]) -> f64 {
         let info = self.text(&["INFO", section]);
         let number = words.iter().fold(info.as_str(), |rest, word| {
@@ -108,7 +108,7 @@ impl Connection {
         number[..end].parse().expect("a number")
     }
 
-    /// Bytes that Redis has allocated, for all there is.
+    /// All memory that Redis has allocated, in bytes.
     pub fn used_memory(&mut self) -> f64 {
         self.info("memory", &["used_memory:"])
     }
@@ -118,7 +118,7 @@ impl Connection {
         self.play_until(calls, |pipelines| pipelines == calls.pipelines.len())
     }
 
-    /// Plays the calls, over and over, for so long.
+    /// Plays the calls repeatedly for this long.
     pub fn replay(&mut self, calls: &Calls, time: Duration) -> Replayed {
         let until = Instant::now() + time;
         self.play_until(calls, |_| Instant::now() >= until)
@@ -176,12 +176,12 @@ impl Connection {
 }
 
 impl Reply {
-    /// How many decisions it tells of, and how many of them allow.
+    /// How many decisions a reply contains, and how many of them allow.
     fn decided(&self) -> (u64, u64) {
         match self {
             Self::Array(integers) => (1, u64::from(matches!(integers.first(), Some(Self::Integer(1))))),
             Self::Text(records) => {
-                // Two numbers of a call that is allowed; else four, of which the first is negative.
+                // Two numbers for an allowed call, otherwise four; the first of these is negative.
                 let mut numbers = records.chunks(NUMBER);
                 let (mut decisions, mut allowed) = (0, 0);
                 while let Some(first) = numbers.next() {
@@ -197,7 +197,7 @@ impl Reply {
     }
 }
 
-/// Whether the first number of a packed answer isn't negative.
+/// Whether the first number of a packed reply isn't negative.
 pub fn is_allowed(answer: &[u8]) -> bool {
     answer.get(NUMBER - 1).is_some_and(|highest| highest & 0x80 == 0)
 }

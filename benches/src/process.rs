@@ -1,17 +1,17 @@
-//! What this process has cost so far, as Linux counts it.
+//! This process's resource usage so far, as Linux counts it.
 
 use std::fs::read_to_string;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Bytes of a page where Linux runs on x86-64 and on most of ARM.
+/// Page size of Linux on x86-64 and most ARM machines.
 const PAGE: u64 = 4096;
 
 /// Processor time of all threads.
 ///
 /// # Panics
-/// Where the clock has gone wrong.
+/// If the clock returns a negative time.
 #[must_use]
 pub fn processor_time() -> Duration {
     clock_gettime(ClockId::ProcessCPUTime).try_into().expect("a time that isn't negative")
@@ -20,7 +20,7 @@ pub fn processor_time() -> Duration {
 /// Memory in use that isn't swapped.
 ///
 /// # Panics
-/// Where there is no /proc.
+/// If there is no /proc.
 #[must_use]
 pub fn resident_bytes() -> u64 {
     let pages = read_to_string("/proc/self/statm").expect("Linux's /proc");

@@ -1,16 +1,16 @@
-//! Medians, and how they compare with what is aimed at. All is printed as Markdown, to be read as it is and to be kept in
-//! the README.
+//! Medians, and their comparison with targets. Everything is printed as Markdown, to be read as it is and kept in the
+//! README.
 
 use std::fmt;
 
-/// The middle one.
+/// The median.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<_> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What is aimed at beside what was measured.
+/// Targets and their measurements.
 #[derive(Debug, Default)]
 pub struct Targets(Vec<(String, String, f64, bool)>);
 
@@ -39,7 +39,7 @@ impl fmt::Display for Targets {
     }
 }
 
-/// A ratio or a time in as few digits as tell it; `-` if there is none.
+/// A ratio or a time in as few digits as are useful; `-` if there is none.
 pub fn short(value: f64) -> String {
     match value {
         _ if value.is_nan() => "-".into(),
@@ -53,7 +53,7 @@ pub fn row(cells: impl IntoIterator<Item = impl fmt::Display>) -> String {
     cells.into_iter().fold(String::from("|"), |row, cell| row + &format!(" {cell} |"))
 }
 
-/// The rows that begin a table.
+/// The header rows of a table.
 pub fn header(cells: &[&str]) -> String {
     format!("{}\n{}", row(cells), row(cells.iter().map(|_| "---")))
 }

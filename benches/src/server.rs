@@ -1,4 +1,4 @@
-//! Redis-servers of the run's own.
+//! The run's own Redis servers.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tollgate::redis::{Client, Connection, cmd};
 
-/// Listens on loopback and on a unix socket, keeps nothing, and is stopped when dropped.
+/// Listens on loopback and on a Unix socket, persists nothing, and is stopped on drop.
 #[derive(Debug)]
 pub struct Server {
     process: Child,
@@ -16,7 +16,7 @@ pub struct Server {
     directory: PathBuf,
 }
 
-/// A cluster of primaries without replicas, each with an equal part of the slots.
+/// A cluster of primaries without replicas; each has an equal share of the slots.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Server>,
@@ -47,7 +47,7 @@ impl Cluster {
         Self { nodes }
     }
 
-    /// Each node's own address.
+    /// Each node's address.
     pub fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(Server::url).collect()
     }
@@ -57,7 +57,7 @@ impl Cluster {
     }
 }
 
-/// A port that is free, and whose bus port, 10,000 above it, is.
+/// A free port whose bus port, 10,000 above it, is free too.
 fn free_port() -> u16 {
     let mut free = (0..100).filter_map(|_| {
         let port = TcpListener::bind("127.0.0.1:0").ok()?.local_addr().ok()?.port();

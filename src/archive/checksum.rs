@@ -1,4 +1,4 @@
-//! One number for the content of rows, whatever their order: the same of a table and of its archive.
+//! A checksum of rows that doesn't depend on their order: a table and its archive have the same one.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,11 +18,11 @@ pub(super) struct Content {
 pub(super) struct Checksum(u128);
 
 impl Content {
-    /// `buffer` is the caller's, so that it isn't made for each row.
+    /// `buffer` is reused, so that it isn't allocated for each row.
     pub(super) fn add(&mut self, row: &Row<'_>, buffer: &mut Vec<u8>) {
         buffer.clear();
         for field in row {
-            // What a field holds and how long that is, so that no two rows are encoded alike.
+            // Type, length and value, so that no two different rows have the same encoding.
             match field {
                 Field::Null => buffer.push(0),
                 Field::Number(number) => {
@@ -43,14 +43,14 @@ impl Content {
         self.checksum = Checksum(self.checksum.0.wrapping_add(u128::from_be_bytes(first)));
     }
 
-    /// That of both together.
+    /// The content of both together.
     pub(super) fn and(self, other: Self) -> Self {
         let checksum = Checksum(self.checksum.0.wrapping_add(other.checksum.0));
         Self { rows: self.rows.saturating_add(other.rows), checksum }
     }
 }
 
-/// As the manifest has it: 32 hexadecimal digits.
+/// As in the manifest: 32 hexadecimal digits.
 impl fmt::Display for Checksum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
@@ -69,7 +69,7 @@ impl FromStr for Checksum {
     }
 }
 
-/// The SHA-256 of bytes, in hexadecimal digits.
+/// The SHA-256 of bytes, in hexadecimal.
 pub(super) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

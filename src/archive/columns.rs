@@ -1,4 +1,4 @@
-//! Rows by their columns, as Parquet has them: what is to be written, and what was read.
+//! Rows as columns, the way Parquet stores them: for writing, and as read.
 
 use bytes::Bytes;
 use parquet::basic::{LogicalType, Repetition, TimeUnit, Type as Physical};
@@ -10,7 +10,7 @@ use parquet::schema::types::{Type, TypePtr};
 
 use super::row::{COLUMNS, Column, Field, Kind, Row};
 
-/// One column's values, without what is null.
+/// One column's values, without nulls.
 #[derive(Debug)]
 enum Values {
     Long(Vec<i64>),
@@ -18,23 +18,23 @@ enum Values {
     Text(Texts),
 }
 
-/// Texts one behind the other, which take no more memory than that.
+/// Texts stored back to back, with no memory beyond their bytes and ends.
 #[derive(Debug, Default)]
 struct Texts {
     bytes: Vec<u8>,
     ends: Vec<usize>,
 }
 
-/// Rows by their columns.
+/// Rows as columns.
 #[derive(Debug)]
 pub(super) struct Columns {
     values: Vec<Values>,
-    /// Of each column and row: 1, or 0 where it is null.
+    /// For each column and row: 1, or 0 for null.
     levels: Vec<Vec<i16>>,
     rows: usize,
 }
 
-/// How a file calls its columns, and what they hold.
+/// The names and types of a file's columns.
 pub(super) fn schema() -> Result<TypePtr> {
     let field = |column: &Column| {
         let (physical, logical) = match column.kind {
@@ -65,7 +65,7 @@ impl Columns {
         self.rows
     }
 
-    /// Bytes of all texts.
+    /// Total bytes of all texts.
     pub(super) fn text_bytes(&self) -> usize {
         let bytes = |values: &Values| match values {
             Values::Text(texts) => texts.bytes.len(),
@@ -74,7 +74,7 @@ impl Columns {
         self.values.iter().map(bytes).sum()
     }
 
-    /// Takes a row, unless it has what its columns can't hold.
+    /// Adds a row, unless it holds a value that its column can't.
     pub(super) fn push(&mut self, row: &Row<'_>) -> Result<()> {
         for ((field, column), (values, levels)) in
             row.iter().zip(&COLUMNS).zip(self.values.iter_mut().zip(&mut self.levels))
@@ -97,7 +97,7 @@ impl Columns {
         Ok(())
     }
 
-    /// Writes all rows as one group, and forgets them.
+    /// Writes all rows as one group, and clears them.
     pub(super) fn write<W: std::io::Write + Send>(
         &mut self,
         group: &mut SerializedRowGroupWriter<'_, W>,
@@ -116,9 +116,9 @@ impl Columns {
         Ok(())
     }
 
-    /// Calls this with each row.
+    /// Calls `with` for each row.
     pub(super) fn each(&self, mut with: impl FnMut(&Row<'_>)) {
-        // Of each column, how many values were passed.
+        // For each column, how many values were passed so far.
         let mut passed = [0; COLUMNS.len()];
         for at in 0..self.rows {
             let mut row = [Field::Null; COLUMNS.len()];
@@ -157,18 +157,18 @@ impl Texts {
     }
 }
 
-/// The columns of a group of rows that is read, a number of rows at a time.
+/// The columns of a row group, read some rows at a time.
 pub(super) struct Group {
     readers: Vec<ColumnReader>,
 }
 
 impl Group {
-    /// Of the readers of all columns, in their order.
+    /// From the readers of all columns, in order.
     pub(super) fn new(readers: Vec<ColumnReader>) -> Self {
         Self { readers }
     }
 
-    /// Passes over rows.
+    /// Skips rows.
     pub(super) fn skip(&mut self, rows: usize) -> Result<()> {
         if rows == 0 {
             return Ok(());
@@ -187,7 +187,7 @@ impl Group {
         Ok(())
     }
 
-    /// The next rows, as many as asked for.
+    /// Reads the next rows, exactly as many as asked for.
     pub(super) fn read(&mut self, rows: usize) -> Result<Columns> {
         let mut read = Columns::new();
         for (at, (reader, column)) in self.readers.iter_mut().zip(&COLUMNS).enumerate() {
@@ -198,7 +198,7 @@ impl Group {
     }
 }
 
-/// Reads so many rows of one column.
+/// Reads this many rows of one column.
 fn read_column(
     reader: &mut ColumnReader,
     column: &Column,
@@ -233,7 +233,7 @@ fn read_column(
     if (got, levels.len(), present) == (rows, rows, count) { Ok(()) } else { Err(unfit(column)) }
 }
 
-/// The texts of one column, null where it is: so many rows.
+/// The texts of one column, `None` for null: this many rows.
 pub(super) fn read_texts(reader: ColumnReader, at: usize, rows: usize) -> Result<Vec<Option<ByteArray>>> {
     let column = &COLUMNS[at];
     let ColumnReader::ByteArrayColumnReader(mut reader) = reader else { return Err(unfit(column)) };

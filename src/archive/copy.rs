@@ -1,4 +1,4 @@
-//! Rows as PostgreSQL sends them, a few at a time.
+//! Reads rows as PostgreSQL sends them, a few at a time.
 
 use std::error::Error;
 use std::pin::Pin;
@@ -11,13 +11,13 @@ use tokio_postgres::types::{FromSql, Type};
 use super::ArchiveError;
 use super::row::{COLUMNS, Column, Field, Kind, Row, WIDTH};
 
-/// From PostgreSQL's epoch, which is the year 2000, to 1970, in microseconds.
+/// From 1970 to PostgreSQL's epoch, the year 2000, in microseconds.
 const EPOCH: i64 = 946_684_800_000_000;
 
 /// The rows of a table.
 pub(super) struct Copy(Pin<Box<BinaryCopyOutStream>>);
 
-/// One of them.
+/// One row.
 pub(super) struct Copied(BinaryCopyOutRow);
 
 /// The bytes of a value.
@@ -34,7 +34,7 @@ impl<'a> FromSql<'a> for Raw<'a> {
 }
 
 impl Copy {
-    /// All rows of a table of the schema `tollgate`, in this order: `ORDER BY ...` or nothing.
+    /// All rows of a table in the schema `tollgate`, in this order: `ORDER BY ...` or nothing.
     pub(super) async fn of(client: &Client, table: &str, order: &str) -> Result<Self, ArchiveError> {
         let columns: Vec<_> = COLUMNS.iter().map(selected).collect();
         let columns = columns.join(", ");
@@ -54,7 +54,7 @@ impl Copy {
     }
 }
 
-/// An address as PostgreSQL shows it: with a mask only where it has one.
+/// An address as PostgreSQL displays it: with a mask only if it has one.
 fn selected(column: &Column) -> String {
     let name = column.name;
     if column.sql_type == "inet" { format!("textin(inet_out({name}))") } else { name.to_owned() }

@@ -1,14 +1,15 @@
-//! What goes wrong with an archive, each in one line without credentials.
+//! Errors of archives, each in one line, without credentials.
 
 use std::fmt;
 
 use crate::error::Cause;
 use crate::postgres::PostgresError;
 
-/// Why rows could not be archived, or not be read back.
+/// Why rows could not be archived or read back.
 ///
-/// The message is complete; [`source`](std::error::Error::source) is another error only where that says more. What a store
-/// or a database said is in the message or nowhere: the rest of it may hold keys, signatures or a row's values.
+/// The message is complete; [`source`](std::error::Error::source) returns another error only if that says more. The
+/// text of a store or database is in the message or nowhere: the rest of it may contain keys, signatures or a row's
+/// values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArchiveError {
     kind: Kind,
@@ -24,13 +25,13 @@ enum Kind {
     Busy,
     /// The table and the archive don't hold the same rows.
     Mismatch,
-    /// What is stored isn't what was stored.
+    /// The stored data differs from what was stored.
     Damaged,
     Missing,
     Refused,
 }
 
-/// The most characters that are repeated of what a store said.
+/// Most characters repeated of a store's message.
 const MOST_SAID: usize = 300;
 
 impl ArchiveError {
@@ -38,7 +39,7 @@ impl ArchiveError {
         Self { kind, message: message.into(), cause: None }
     }
 
-    /// The same with what it was made from, as far as the message doesn't repeat that. Without secrets.
+    /// Attaches the error's cause, as far as the message doesn't repeat it. Without secrets.
     pub(super) fn caused_by(self, cause: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self { cause: Cause::under(&self.message, cause), ..self }
     }
@@ -68,7 +69,7 @@ impl ArchiveError {
         Self::new(Kind::Refused, message)
     }
 
-    /// Of a file that was read back: its name, and what is wrong with it.
+    /// A file that couldn't be read back: its name, and what is wrong with it.
     pub(super) fn unreadable(object: &str, error: &parquet::errors::ParquetError) -> Self {
         Self::damaged(format!(
             "archive: {object}: expected Parquet, got what can't be read: {}",
@@ -76,12 +77,12 @@ impl ArchiveError {
         ))
     }
 
-    /// What nothing can be put into.
+    /// The bucket or directory to write to doesn't exist.
     pub(super) fn nowhere(address: &str) -> Self {
         Self::new(Kind::Unreachable, format!("archive: {address}: expected a bucket or a directory, got none"))
     }
 
-    /// What a store said of an object.
+    /// A store's error about an object.
     pub(super) fn store(object: &str, error: &object_store::Error) -> Self {
         use object_store::Error;
 
@@ -93,7 +94,7 @@ impl ArchiveError {
             Error::PermissionDenied { .. } => (Kind::Refused, "permission denied".to_owned()),
             Error::Unauthenticated { .. } => (Kind::Refused, "the credentials are refused".to_owned()),
             other => {
-                // The first cause is what the store said; the rest are wrappers of it.
+                // The innermost cause is the store's message; the others wrap it.
                 let mut cause: &dyn std::error::Error = other;
                 while let Some(source) = cause.source() {
                     cause = source;
@@ -104,7 +105,7 @@ impl ArchiveError {
         Self::new(kind, format!("archive: {object}: {why}"))
     }
 
-    /// What is wrong with the settings of S3. Of its values nothing is repeated.
+    /// What is wrong with the settings of S3. Repeats none of their values.
     pub(super) fn settings(error: &object_store::Error) -> Self {
         let why = match error {
             object_store::Error::UnknownConfigurationKey { key, .. } => format!("an unknown {key}"),
@@ -113,7 +114,7 @@ impl ArchiveError {
         Self::input(format!("archive: expected settings of S3 in AWS_* of the environment, got {why}"))
     }
 
-    /// With what to do about it, where something is wrong with the archive.
+    /// Adds what to do about it, if the archive is damaged or missing.
     pub(super) fn with_remedy(self, remedy: &str) -> Self {
         match self.kind {
             Kind::Damaged | Kind::Missing => Self { message: format!("{}: {remedy}", self.message), ..self },
@@ -121,7 +122,7 @@ impl ArchiveError {
         }
     }
 
-    /// With the month that it is about in front.
+    /// Puts the month in front.
     pub(super) fn of(self, month: impl fmt::Display) -> Self {
         if self.message.starts_with("archive of ") {
             return self;
@@ -130,7 +131,7 @@ impl ArchiveError {
         Self { message: format!("archive of {month}: {message}"), ..self }
     }
 
-    /// What was given can't be used: an address, a time, a month.
+    /// The input can't be used: an address, a time, a month.
     #[must_use]
     pub fn is_input(&self) -> bool {
         self.kind == Kind::Input
@@ -142,7 +143,7 @@ impl ArchiveError {
         self.kind == Kind::Unreachable
     }
 
-    /// Another archiver is at work on this database.
+    /// Another archiver is running on this database.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.kind == Kind::Busy
@@ -154,7 +155,7 @@ impl ArchiveError {
         self.kind == Kind::Mismatch
     }
 
-    /// What is stored isn't what was stored, or a part of it is missing.
+    /// The stored data differs from what was stored, or part of it is missing.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
         self.kind == Kind::Damaged
@@ -167,8 +168,8 @@ impl ArchiveError {
     }
 }
 
-/// In one line. Of what S3 says in XML the code and the message alone: the rest may hold what was signed, and by
-/// which key.
+/// A store's message on one line. Of S3's XML only the code and the message: the rest may contain what was signed, and
+/// by which key.
 fn said(text: &str) -> String {
     let element = |name: &str| {
         let (_, rest) = text.split_once(&format!("<{name}>"))?;
@@ -201,7 +202,7 @@ impl From<tokio_postgres::Error> for ArchiveError {
     }
 }
 
-/// A thread that computes ends only with the program, or by a fault of its own.
+/// A blocking task ends early only if the program ends, or if it panics.
 impl From<tokio::task::JoinError> for ArchiveError {
     fn from(ended: tokio::task::JoinError) -> Self {
         Self::refused("archive: the computation was ended").caused_by(ended)

@@ -12,16 +12,16 @@ use super::part::PartWriter;
 use super::row::{Row, time_in};
 use super::{Archive, ArchiveError};
 
-/// Bytes after which a file is ended early: it is held in memory until it is put.
+/// Bytes after which a file is finished early: it is held in memory until it is uploaded.
 const PART_BYTES: usize = 64 << 20;
-/// Progress is reported after so many rows.
+/// How many rows there are between reports of progress.
 pub(super) const REPORTED_AFTER: u64 = 4096;
 
-/// So that each user's rows are together, by bytes whatever the collation of the database: so Parquet's statistics
-/// are.
+/// Keeps each user's rows together, ordered by bytes whatever the database's collation, as Parquet's statistics are.
 const ORDER: &str = "ORDER BY user_id COLLATE \"C\", at";
 
-/// Writes all rows of a table to new files of a month, and puts each as it is full. They are named after the attempt.
+/// Writes all rows of a table to new files of a month, and uploads each one when it is full. The attempt is part of
+/// their names.
 pub(super) async fn export(
     client: &Client,
     archive: &Archive,
@@ -66,7 +66,7 @@ pub(super) async fn export(
     Ok(Manifest::new(month, &format!("tollgate.{table}"), parts, times))
 }
 
-/// Beside the threads that wait for others.
+/// On a thread for blocking work.
 async fn write_group(mut part: PartWriter) -> Result<PartWriter, ArchiveError> {
     let written = spawn_blocking(move || part.write_group().map(|()| part)).await?;
     written.map_err(|error| unwritable(&error))
@@ -86,7 +86,7 @@ fn unwritable(error: &ParquetError) -> ArchiveError {
     ArchiveError::refused(format!("archive: expected rows that Parquet can hold: {error}"))
 }
 
-/// What a table holds.
+/// The count and checksum of a table's rows.
 pub(super) async fn content(
     client: &Client,
     table: &str,

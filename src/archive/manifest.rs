@@ -1,4 +1,4 @@
-//! What makes an archive complete: a list of its files, and of what is in them.
+//! The manifest completes an archive: it lists the files and describes their content.
 
 use std::time::SystemTime;
 
@@ -14,35 +14,35 @@ use super::{ArchiveError, FORMAT};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArchivedMonth {
-    /// Which month.
+    /// The month.
     pub month: Month,
-    /// How many rows.
+    /// The number of rows.
     pub rows: u64,
-    /// Bytes of all files.
+    /// Total bytes of all files.
     pub bytes: u64,
-    /// The checksum of the rows, in hexadecimal digits.
+    /// The checksum of the rows, in hexadecimal.
     pub checksum: String,
-    /// How many files.
+    /// The number of files.
     pub parts: usize,
-    /// The time of the first row; none if there is no row.
+    /// The time of the first row; `None` if there are no rows.
     pub first_at: Option<SystemTime>,
-    /// The time of the last row; none if there is no row.
+    /// The time of the last row; `None` if there are no rows.
     pub last_at: Option<SystemTime>,
     /// When the archive was made.
     pub made_at: SystemTime,
-    /// By which version of tollgate.
+    /// The version of tollgate that made it.
     pub made_by: String,
 }
 
 impl ArchivedMonth {
-    /// When the archive has been kept for so many years, counted from the end of the month.
+    /// When the archive has been kept for this many years, counted from the end of the month.
     #[must_use]
     pub fn expires(&self, years: u16) -> Option<SystemTime> {
         self.month.years_after(years)
     }
 }
 
-/// As it is stored.
+/// The manifest as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {
     format: u32,
@@ -58,25 +58,26 @@ pub(super) struct Manifest {
     pub(super) parts: Vec<Part>,
 }
 
-/// One file of it.
+/// One of the archive's files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Part {
     pub(super) name: String,
     pub(super) rows: u64,
     pub(super) bytes: u64,
-    /// Of its rows.
+    /// The checksum of its rows.
     pub(super) checksum: String,
-    /// Of its bytes.
+    /// The hash of its bytes.
     pub(super) sha256: String,
 }
 
-/// `part-0-6a1f0c2b9d4e8f37.parquet`: its number, and the attempt by which it was made, so that none writes to another's
-/// files. An attempt begins with eight digits of the table: so it is known what other attempts at that table have left.
+/// `part-0-6a1f0c2b9d4e8f37.parquet`: the file's number, and the attempt that made it, so that no attempt writes to
+/// another's files. An attempt begins with eight digits that identify the table, so that files left by other attempts
+/// at that table are recognised.
 pub(super) fn part_name(number: usize, attempt: &str) -> String {
     format!("part-{number}-{attempt}.parquet")
 }
 
-/// Of a file's name, if it is one of tollgate's: the number of the part, and the attempt.
+/// The number and the attempt in a file's name, if tollgate made it.
 pub(super) fn part_of(name: &str) -> Option<(usize, &str)> {
     let (number, attempt) = name.strip_prefix("part-")?.strip_suffix(".parquet")?.split_once('-')?;
     let is_attempt = attempt.len() == 16 && attempt.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -95,7 +96,7 @@ impl Part {
         }
     }
 
-    /// What its rows are, as far as that can be read.
+    /// The count and checksum of its rows, if the checksum can be parsed.
     pub(super) fn content(&self) -> Option<Content> {
         let checksum = self.checksum.parse::<Checksum>().ok()?;
         Some(Content { rows: self.rows, checksum })
@@ -103,7 +104,7 @@ impl Part {
 }
 
 impl Manifest {
-    /// Of what was exported, with the times of the first and the last row in microseconds.
+    /// The manifest of exported parts; `times` are those of the first and the last row, in microseconds.
     pub(super) fn new(month: Month, table: &str, parts: Vec<Part>, times: Option<(i64, i64)>) -> Self {
         let content = parts.iter().filter_map(Part::content).fold(Content::default(), Content::and);
         Self {
@@ -121,7 +122,7 @@ impl Manifest {
         }
     }
 
-    /// What is stored at a month's place; it must agree with itself.
+    /// Parses a month's manifest, which must be consistent.
     pub(super) fn read(month: Month, bytes: &[u8]) -> Result<Self, ArchiveError> {
         let wrong = |why: &str| ArchiveError::damaged(format!("manifest: expected {why}, got another")).of(month);
         let manifest: Self =
@@ -147,13 +148,13 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// What its rows are.
+    /// The count and checksum of the rows, if the checksum can be parsed.
     pub(super) fn content(&self) -> Option<Content> {
         let checksum = self.checksum.parse::<Checksum>().ok()?;
         Some(Content { rows: self.rows, checksum })
     }
 
-    /// Whether this is the name of a file that was made from the same table, and isn't named here.
+    /// Whether this names a file that was made from the same table and that the manifest doesn't list.
     pub(super) fn leaves(&self, name: &str) -> bool {
         let source = |name| part_of(name).map(|(_, attempt)| attempt.get(..8));
         let is_named = self.parts.iter().any(|part| part.name == name);

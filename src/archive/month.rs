@@ -1,4 +1,4 @@
-//! A month, which is what is archived at a time.
+//! A month: the unit of archiving.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,12 +24,12 @@ impl Month {
         date.map(Self).ok_or_else(|| ArchiveError::input(wrong()))
     }
 
-    /// The month by the end of a table's name: `2026_08`.
+    /// Parses the month at the end of a table's name: `2026_08`.
     pub(super) fn of_table(end: &str) -> Option<Self> {
         end.replace('_', "-").parse().ok()
     }
 
-    /// `year=2026/month=08`, by which readers of Parquet know the month.
+    /// `year=2026/month=08`, which Parquet readers recognise.
     pub(super) fn folder(self) -> String {
         format!("year={:04}/month={:02}", self.0.year(), self.0.month())
     }
@@ -58,12 +58,12 @@ impl Month {
         start(self.next()).into()
     }
 
-    /// The same in microseconds since the epoch.
+    /// Its start and end, in microseconds since the epoch.
     pub(super) fn micros(self) -> std::ops::Range<i64> {
         start(self.0).as_microsecond()..start(self.next()).as_microsecond()
     }
 
-    /// The moment so many years after its end.
+    /// The moment this many years after its end.
     pub(super) fn years_after(self, years: u16) -> Option<SystemTime> {
         Some(start(self.next().checked_add(i64::from(years).years()).ok()?).into())
     }
@@ -73,7 +73,7 @@ impl Month {
     }
 }
 
-/// When a day begins in UTC.
+/// The start of a day in UTC.
 fn start(date: Date) -> Timestamp {
     date.to_zoned(TimeZone::UTC).map(|zoned| zoned.timestamp()).unwrap_or(Timestamp::MAX)
 }

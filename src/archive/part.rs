@@ -19,17 +19,17 @@ use super::checksum::Content;
 use super::columns::{Columns, Group, schema};
 use super::row::{AT, COLUMNS, Row, USER};
 
-/// Rows of a group, at most: what is decoded to find one user's.
+/// Most rows in a group: this many are decoded to find one user's.
 pub(super) const GROUP_ROWS: usize = 128 * 1024;
-/// Bytes of text after which a group is written early.
+/// Bytes of text at which a group is written early.
 const GROUP_BYTES: usize = 32 << 20;
-/// Rows that are decoded at a time.
+/// Rows decoded at a time.
 pub(super) const BATCH_ROWS: usize = 4096;
 
-/// A file that is being written, in memory.
+/// A file being written, in memory.
 pub(super) struct PartWriter {
     file: SerializedFileWriter<Vec<u8>>,
-    /// Those of the next group.
+    /// The rows of the next group.
     columns: Columns,
     pub(super) content: Content,
 }
@@ -42,10 +42,10 @@ impl PartWriter {
             .set_created_by(concat!("tollgate ", env!("CARGO_PKG_VERSION")).to_owned())
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             .set_max_row_group_row_count(Some(GROUP_ROWS))
-            // Times of a user ascend, and hardly any comes twice.
+            // A user's times ascend, and hardly any repeats.
             .set_column_dictionary_enabled(COLUMNS[AT].name.into(), false)
             .set_column_encoding(COLUMNS[AT].name.into(), Encoding::DELTA_BINARY_PACKED)
-            // Of each group and column the least and the greatest, which is how a user's groups are found.
+            // The least and the greatest value of each column in each group: a user's groups are found by these.
             .set_statistics_enabled(EnabledStatistics::Page)
             .set_sorting_columns(Some(vec![sorted(USER), sorted(AT)]))
             .set_key_value_metadata(Some(vec![format]))
@@ -60,12 +60,12 @@ impl PartWriter {
         Ok(())
     }
 
-    /// Whether enough rows are there for a group.
+    /// Whether the group has enough rows.
     pub(super) fn is_group_full(&self) -> bool {
         self.columns.len() >= GROUP_ROWS || self.columns.text_bytes() >= GROUP_BYTES
     }
 
-    /// Writes the group: some tenths of a second of computation.
+    /// Writes the group. Computes for some tenths of a second.
     pub(super) fn write_group(&mut self) -> Result<()> {
         if self.columns.len() == 0 {
             return Ok(());
@@ -75,19 +75,19 @@ impl PartWriter {
         group.close().map(drop)
     }
 
-    /// Bytes so far.
+    /// Bytes written so far.
     pub(super) fn bytes(&self) -> usize {
         self.file.bytes_written()
     }
 
-    /// All of the file.
+    /// The complete file.
     pub(super) fn finish(mut self) -> Result<Bytes> {
         self.write_group()?;
         self.file.into_inner().map(Bytes::from)
     }
 }
 
-/// Pieces of a file that were fetched; whatever is asked for must be in one of them.
+/// Fetched ranges of a file; every read must fall within one of them.
 #[derive(Debug)]
 pub(super) struct Pieces {
     pieces: Vec<(u64, Bytes)>,
@@ -128,7 +128,7 @@ impl ChunkReader for Pieces {
     }
 }
 
-/// What a file says of itself at its end, of which this is at least a part: or how many bytes of the end that takes.
+/// A file's metadata, from its end or a part of that; if the part is too short, how many bytes of the end are needed.
 pub(super) fn metadata(end: &Bytes, length: u64) -> Result<std::result::Result<ParquetMetaData, usize>> {
     let mut reader = ParquetMetaDataReader::new();
     match reader.try_parse_sized(end, length) {
@@ -161,7 +161,7 @@ pub(super) fn columns(pieces: &Arc<Pieces>, group: &RowGroupMetaData) -> Result<
     Ok(Group::new(readers))
 }
 
-/// Where the bytes of a group are.
+/// The range of a group's bytes.
 pub(super) fn range(group: &RowGroupMetaData) -> Range<u64> {
     let ranges = || group.columns().iter().map(|column| column.byte_range());
     let begin = ranges().map(|(begin, _)| begin).min().unwrap_or_default();
@@ -169,7 +169,7 @@ pub(super) fn range(group: &RowGroupMetaData) -> Range<u64> {
     begin..end
 }
 
-/// What a group of a whole file holds.
+/// The count and checksum of a group's rows, in a file that was fetched whole.
 pub(super) fn content(pieces: &Arc<Pieces>, group: &RowGroupMetaData) -> Result<Content> {
     let (mut content, mut buffer) = (Content::default(), Vec::new());
     let mut rest = usize::try_from(group.num_rows())?;

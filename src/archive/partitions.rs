@@ -1,4 +1,4 @@
-//! The audit log's tables, a month each: which there are, and how one leaves.
+//! The audit log's tables, one a month: listing and detaching them.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,45 +12,45 @@ use super::row::COLUMNS;
 
 const PARENT: &str = "rate_limit_audit_logs";
 
-/// Whoever archives holds this lock for as long as its connection lasts, so that two don't at once.
+/// Held by an archiver until its connection ends, so that two don't run at once.
 const LOCK: i64 = i64::from_be_bytes(*b"tollarch");
-/// How long the connection of an archiver that was killed may take to end.
+/// How long a killed archiver's connection may take to end.
 const PATIENCE: Duration = Duration::from_secs(5);
 const ASKED_EVERY: Duration = Duration::from_millis(100);
 
-/// No time that the server limits for others' sake, but locks are waited for only so long.
+/// Turns off the server's statement, idle and transaction timeouts, but limits the wait for locks.
 const SETTINGS: &str = "
     SELECT set_config(name, '0', false) FROM pg_settings
     WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout');
     SET lock_timeout = '30s';
     -- A policy that hides rows would hide them from every comparison, too: then it is refused to read.
     SET row_security = off";
-/// Where the platform can: the server notices within a second that an archiver which it works for was killed.
+/// Where the platform supports it, the server notices within a second that the archiver it works for was killed.
 const NOTICED: &str = "SET client_connection_check_interval = '1s'";
 
-/// Whether a month's table is still a part of the audit log.
+/// Whether a month's table is still part of the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Attachment {
-    /// It is.
+    /// It is part of the audit log.
     Attached,
-    /// It was being detached, and that was interrupted.
+    /// Detaching it was interrupted.
     Pending,
-    /// It is a table by itself.
+    /// It is a table of its own.
     Detached,
 }
 
-/// A month that is old enough to be archived.
+/// A month old enough to be archived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Archivable {
-    /// Which month.
+    /// The month.
     pub month: Month,
     /// Its table, in the schema `tollgate`.
     pub table: String,
-    /// Whether the table is still a part of the audit log.
+    /// Whether the table is still part of the audit log.
     pub attachment: Attachment,
-    /// How many rows it has.
+    /// The number of its rows.
     pub rows: u64,
     /// Bytes of the table and its indexes.
     pub bytes: u64,
@@ -81,7 +81,7 @@ pub(super) async fn lock(client: &Client) -> Result<(), ArchiveError> {
     }
 }
 
-/// The tables of months that ended so long ago, oldest first.
+/// The tables of months that ended at least this long ago, oldest first.
 pub(super) async fn partitions(client: &Client, older_than: Duration) -> Result<Vec<Partition>, ArchiveError> {
     let now: SystemTime = client.query_one("SELECT now()", &[]).await?.try_get(0)?;
     let before = now.checked_sub(older_than).unwrap_or(SystemTime::UNIX_EPOCH);
@@ -106,8 +106,8 @@ pub(super) async fn partitions(client: &Client, older_than: Duration) -> Result<
     Ok(found)
 }
 
-/// Eight hexadecimal digits of a table, by which it differs from every other, also of other servers, and from one that
-/// is made anew by the same name.
+/// Eight hexadecimal digits that identify a table: they differ from those of any other table, also on other servers,
+/// and from those of a table created again under the same name.
 pub(super) async fn source(client: &Client, table: &str) -> Result<String, ArchiveError> {
     let select = "SELECT concat_ws('/', system_identifier, current_database(), to_regclass('tollgate.' || $1)::oid)
         FROM pg_control_system()";
@@ -117,13 +117,13 @@ pub(super) async fn source(client: &Client, table: &str) -> Result<String, Archi
     Ok(digits)
 }
 
-/// How many rows a table has.
+/// The number of rows in a table.
 pub(super) async fn count(client: &Client, table: &str) -> Result<u64, ArchiveError> {
     let row = client.query_one(&format!("SELECT count(*) FROM ONLY tollgate.{table}"), &[]).await?;
     Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
 }
 
-/// A table with other columns holds what an archive wouldn't.
+/// Refuses a table whose columns aren't those that an archive holds.
 pub(super) async fn check_columns(client: &Client, table: &str) -> Result<(), ArchiveError> {
     let select = "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
         WHERE attrelid = to_regclass('tollgate.' || $1) AND attnum > 0 AND NOT attisdropped";
@@ -145,9 +145,9 @@ pub(super) async fn check_columns(client: &Client, table: &str) -> Result<(), Ar
     Ok(())
 }
 
-/// What depends on a table would keep it from being dropped once it has left the audit log.
+/// Refuses a table that other objects depend on: they would keep it from being dropped after it was detached.
 pub(super) async fn check_dependents(client: &Client, table: &str) -> Result<(), ArchiveError> {
-    // Its own checks and policies go with it.
+    // Not its own checks and policies, which are dropped with it.
     let select = "SELECT pg_describe_object(classid, objid, objsubid) FROM pg_depend AS d
         WHERE refclassid = 'pg_class'::regclass AND refobjid = to_regclass('tollgate.' || $1) AND deptype = 'n'
             AND NOT EXISTS (SELECT FROM pg_depend AS own WHERE own.deptype IN ('a', 'i') AND own.refclassid = d.refclassid
@@ -158,7 +158,7 @@ pub(super) async fn check_dependents(client: &Client, table: &str) -> Result<(),
     Err(ArchiveError::refused(format!("{table}: expected a table that nothing depends on, got {dependent}")))
 }
 
-/// Takes a table out of the audit log, while that is used, from whatever state an earlier attempt has left.
+/// Detaches a table from the audit log while that is in use, whatever state an earlier attempt left it in.
 pub(super) async fn detach(client: &Client, table: &str) -> Result<(), ArchiveError> {
     let how = match attachment(client, table).await? {
         Attachment::Attached => "CONCURRENTLY",

@@ -1,5 +1,5 @@
-//! One user's rows, read back out of an archive: of each file its end, of groups that may have the user the column of
-//! users, and whole only those that do.
+//! Reads one user's rows from an archive: the end of each file, the users' column of the groups that may have the user,
+//! and all columns of those that do.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,24 +17,24 @@ use super::row::{ArchivedRow, USER, micros, row_time};
 use super::{Archive, ArchiveError};
 use crate::history::record::{MOST_BYTES, text};
 
-/// What is read of a file's end at first: enough for what it says of some ten groups.
+/// How much of a file's end is read at first: enough for the metadata of some ten groups.
 const END: u64 = 64 << 10;
 
-/// One user's rows in an archive, by month, and in each by time. They are read as they are asked for.
+/// One user's rows in an archive, by month and then by time. They are read on demand.
 #[derive(Debug)]
 pub struct Rows {
     archive: Archive,
     user: String,
     /// Microseconds.
     times: Range<i64>,
-    /// Those that are still to be read; none before the first question.
+    /// The months still to be read; `None` before the first call.
     months: Option<VecDeque<Month>>,
     parts: VecDeque<(Month, Part)>,
     file: Option<File>,
     open: Option<Open>,
 }
 
-/// A file whose groups are looked through.
+/// A file whose groups are being searched.
 #[derive(Debug)]
 struct File {
     month: Month,
@@ -45,7 +45,7 @@ struct File {
 
 /// A group that has rows of the user.
 struct Open {
-    /// Of which file.
+    /// The file's name.
     name: String,
     group: Group,
     at: usize,
@@ -53,7 +53,7 @@ struct Open {
 }
 
 impl Archive {
-    /// One user's rows from a time on and before another, as far as they are archived. Nothing is read yet.
+    /// One user's archived rows, from one time (inclusive) to another (exclusive). Reads nothing yet.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), tollgate::archive::ArchiveError> {
@@ -81,17 +81,17 @@ impl Archive {
 }
 
 impl Rows {
-    /// The next of them, some thousands at most; none when all were read.
+    /// The next rows, some thousands at most; `None` when all were read.
     ///
     /// # Errors
     ///
-    /// A store that can't be reached: another call tries again. A file that is missing or can't be read: another call
-    /// goes on with the next one.
+    /// A store that can't be reached: calling again retries. A file that is missing or can't be read: calling again
+    /// continues with the next one.
     pub async fn next(&mut self) -> Result<Option<Vec<ArchivedRow>>, ArchiveError> {
         let read = self.read().await;
         if read.as_ref().is_err_and(|error| !error.is_unreachable()) {
             (self.open, self.file) = (None, None);
-            // Of a month whose manifest can't be read no file is known.
+            // If a month's manifest can't be read, none of its files are known, so the month is skipped.
             if self.parts.pop_front().is_none() {
                 self.months.as_mut().and_then(VecDeque::pop_front);
             }
@@ -123,7 +123,7 @@ impl Rows {
         }
     }
 
-    /// Takes the files of the next month.
+    /// Queues the files of the next month.
     async fn next_month(&mut self) -> Result<bool, ArchiveError> {
         let months = match &mut self.months {
             Some(months) => months,
@@ -137,7 +137,7 @@ impl Rows {
             }
         };
         let Some(month) = months.front().copied() else { return Ok(false) };
-        // One that was deleted meanwhile has no rows.
+        // A month deleted meanwhile has no rows.
         if let Some((manifest, _)) = self.archive.manifest(month).await? {
             self.parts.extend(manifest.parts.into_iter().map(|part| (month, part)));
         }
@@ -200,7 +200,7 @@ impl File {
     }
 }
 
-/// Whether a user is between the first and the last of a group.
+/// Whether a user sorts between a group's first and last user.
 fn may_have(group: &RowGroupMetaData, user: &[u8]) -> bool {
     let Some(statistics) = group.column(USER).statistics() else { return true };
     let is_before = statistics.min_bytes_opt().is_some_and(|least| user < least);
@@ -209,7 +209,7 @@ fn may_have(group: &RowGroupMetaData, user: &[u8]) -> bool {
 }
 
 impl Open {
-    /// The next rows, those of these times; none if there are no more.
+    /// The next rows within these times; `None` if the group has no more.
     fn read(&mut self, times: &Range<i64>) -> Result<Option<Vec<ArchivedRow>>, ArchiveError> {
         let Some(range) = self.ranges.front_mut() else { return Ok(None) };
         let rows = range.len().min(BATCH_ROWS);

@@ -1,4 +1,4 @@
-//! Files read back whole, and held against what was written.
+//! Reads whole files back, and compares them with what was written.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::part::{Pieces, content, metadata};
 use super::{Archive, ArchiveError};
 
 impl Archive {
-    /// Reads all files of a month back: their bytes, and the count and checksum of their rows, must be as was noted.
+    /// Reads all files of a month back: their bytes, and the count and checksum of their rows, must be those recorded.
     /// Reports how many rows were read so far.
     pub(super) async fn compare(
         &self,

@@ -1,28 +1,28 @@
-//! A row of the audit log: its columns, and what their order and types are on either side.
+//! A row of the audit log: its columns in order, with their types in PostgreSQL and in Parquet.
 
 use std::time::{Duration, SystemTime};
 
 use super::ArchiveError;
 use super::month::Month;
 
-/// What a column holds.
+/// The type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Microseconds since the epoch.
     Time,
     Text,
     Long,
-    /// Of 16 bits.
+    /// 16 bits.
     Short,
 }
 
-/// A column of the audit log and of its archive, which call it the same.
+/// A column of the audit log and of its archive; both use the same name.
 #[derive(Debug)]
 pub(super) struct Column {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
     pub(super) required: bool,
-    /// How the table has it.
+    /// Its type in the table.
     pub(super) sql_type: &'static str,
 }
 
@@ -32,7 +32,7 @@ const fn column(name: &'static str, kind: Kind, required: bool, sql_type: &'stat
 
 pub(super) const WIDTH: usize = 17;
 
-/// In the table's order. Another order, name or type would be another format.
+/// In the table's order. Changing the order, a name or a type changes the format.
 pub(super) const COLUMNS: [Column; WIDTH] = [
     column("at", Kind::Time, true, "timestamp with time zone"),
     column("user_id", Kind::Text, false, "text"),
@@ -56,7 +56,7 @@ pub(super) const COLUMNS: [Column; WIDTH] = [
 pub(super) const AT: usize = 0;
 pub(super) const USER: usize = 1;
 
-/// What a row has in a column.
+/// A row's value in a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Field<'a> {
     Null,
@@ -74,7 +74,7 @@ pub(super) fn row_time(row: &Row<'_>) -> Option<i64> {
     }
 }
 
-/// The time of a row, if it is one of this month.
+/// The time of a row, which must be in this month.
 pub(super) fn time_in(month: Month, row: &Row<'_>) -> Result<i64, ArchiveError> {
     match row_time(row) {
         Some(at) if month.micros().contains(&at) => Ok(at),
@@ -82,13 +82,13 @@ pub(super) fn time_in(month: Month, row: &Row<'_>) -> Result<i64, ArchiveError> 
     }
 }
 
-/// A decision as the archive has it.
+/// A decision as archived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArchivedRow {
     /// When it was decided.
     pub at: SystemTime,
-    /// Whom it was about.
+    /// The user.
     pub user: Option<String>,
     /// The id of the API key.
     pub api_key: Option<String>,
@@ -104,21 +104,21 @@ pub struct ArchivedRow {
     pub decision: String,
     /// Why.
     pub reason: String,
-    /// The limit that denied or, of what was allowed, the one with the least left.
+    /// The limit that denied or, for an allowed request, the one with the least left.
     pub limited_by: Option<String>,
-    /// Units of it that were taken after this decision.
+    /// Units of that limit in use after this decision.
     pub used: Option<i64>,
-    /// The most of them that could be.
+    /// The limit's capacity, in units.
     pub capacity: Option<i64>,
     /// The HTTP status.
     pub status: Option<i16>,
-    /// Microseconds until it would have been allowed; -1: never.
+    /// Microseconds until the request would have been allowed; -1: never.
     pub retry_after_us: Option<i64>,
     /// Where it was decided.
     pub region: Option<String>,
-    /// By which server.
+    /// Which server decided.
     pub server: Option<String>,
-    /// Microseconds that the decision took.
+    /// How long the decision took, in microseconds.
     pub latency_us: i64,
 }
 
@@ -154,7 +154,7 @@ impl ArchivedRow {
     }
 }
 
-/// Of microseconds since the epoch.
+/// Converts microseconds since the epoch.
 pub(super) fn time(micros: i64) -> SystemTime {
     let distance = Duration::from_micros(micros.unsigned_abs());
     let time = if micros < 0 {

@@ -1,7 +1,7 @@
-//! Months moved from PostgreSQL to an archive: exported, read back, detached, compared once more, dropped.
+//! Moves months from PostgreSQL to an archive: export, read back, detach, compare once more, drop.
 //!
-//! Where a run is, it finds out: whether there is a manifest, and whether the table is attached, pending or detached.
-//! So there is no state that could be wrong after a crash.
+//! A run keeps no state of its own. It looks up where a month is: whether there is a manifest, and whether the table is
+//! attached, pending or detached. So no recorded state can be wrong after a crash.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -27,16 +27,16 @@ use crate::random::random;
 /// The least age: services may still write to last month.
 const LEAST_AGE: Duration = Duration::from_secs(31 * 86_400);
 
-/// What is archived, and how.
+/// What to archive, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArchiveOptions {
     /// How long ago a month must have ended, at least 31 days. Default: 90 days.
     pub older_than: Duration,
-    /// Months whose archive, where there is one, is deleted and made anew from their tables: rows that it alone has are lost.
-    /// Default: none.
+    /// Months to archive again from their tables, deleting any existing archive: rows that only the archive has are
+    /// lost. Default: none.
     pub replace: BTreeSet<Month>,
-    /// Rows of a file, at most; files are held in memory while they are made. Default: 1,000,000.
+    /// Most rows in a file; a file is held in memory while it is written. Default: 1,000,000.
     pub part_rows: u64,
 }
 
@@ -54,7 +54,7 @@ pub enum Step {
     Export,
     /// Files are read back and compared.
     ReadBack,
-    /// The table is compared with an archive that was there before.
+    /// The table is compared with an existing archive.
     Compare,
     /// The table is detached.
     Detach,
@@ -62,39 +62,39 @@ pub enum Step {
     Drop,
 }
 
-/// How far an archiver is.
+/// The progress of an archiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// The month at hand.
+    /// The current month.
     pub month: Month,
-    /// What is being done.
+    /// The current step.
     pub step: Step,
-    /// Rows of this step so far.
+    /// Rows processed in this step so far.
     pub rows: u64,
     /// Rows of the month.
     pub of: u64,
 }
 
-/// What has become of a month.
+/// The outcome for a month.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Archived {
-    /// Which month.
+    /// The month.
     pub month: Month,
-    /// Its archive, whose table is dropped; or why it was left.
+    /// Its archive, if it was moved and its table dropped; otherwise why it wasn't.
     pub result: Result<ArchivedMonth, ArchiveError>,
 }
 
 type Report<'a> = dyn FnMut(&Progress) + Send + 'a;
 
 impl Postgres {
-    /// Months that ended so long ago, at least 31 days, and are still in the database, with their rows counted.
-    /// Changes nothing.
+    /// Months that ended at least this long ago (31 days or more) and are still in the database, with their rows
+    /// counted. Changes nothing.
     ///
     /// # Errors
     ///
-    /// No connection; no tables; a time that is too short.
+    /// No connection; no tables; an age that is too short.
     pub async fn archivable(&self, older_than: Duration) -> Result<Vec<Archivable>, ArchiveError> {
         check(older_than)?;
         let connection = self.connection().await?;
@@ -106,21 +106,21 @@ impl Postgres {
         Ok(months)
     }
 
-    /// Moves months of the audit log that are old enough to an archive, and reports how far it is. A month that can't
-    /// be moved is left as it is, and the others are moved all the same; unless the database or the store can't be
+    /// Moves months of the audit log that are old enough to an archive, and reports progress. A month that can't be
+    /// moved is left as it is, and the run continues with the others, unless the database or the store can't be
     /// reached.
     ///
-    /// Each month is read from one snapshot and written to Parquet; the files are read back, and count and checksum
-    /// of their rows compared; then the table is detached, compared once more, so that no row is lost that came
-    /// meanwhile, and dropped. Dropped in the middle, this future leaves a state from which the next call goes on.
-    /// Needs the right to alter and to drop the tables, which their owner has.
+    /// Each month is read from one snapshot and written to Parquet. The files are read back, and the count and checksum
+    /// of their rows compared. Then the table is detached, compared once more, so that rows which arrived meanwhile
+    /// aren't lost, and dropped. If this future is dropped midway, the next call continues from the state it left.
+    /// Needs the right to alter and drop the tables, which their owner has.
     ///
-    /// Costs two reads of each table and a count of its rows, and memory for one file of
-    /// [`part_rows`](ArchiveOptions::part_rows) rows: 80 MB for a million.
+    /// Reads each table twice and counts its rows, and holds one file of [`part_rows`](ArchiveOptions::part_rows) rows
+    /// in memory: 80 MB for a million.
     ///
     /// # Errors
     ///
-    /// No connection; no tables; options that can't be used; another archiver at work. Of a single month in its
+    /// No connection; no tables; invalid options; another archiver running. An error about a single month is in its
     /// [`result`](Archived::result).
     pub async fn archive(
         &self,
@@ -132,14 +132,14 @@ impl Postgres {
         if options.part_rows == 0 {
             return Err(ArchiveError::input("part_rows: expected at least 1, got 0"));
         }
-        // Looks at the version, and is given back.
+        // Checks the server's version; the connection goes back to the pool.
         drop(self.connection().await?);
-        // A connection of its own: it ends with this future, and the lock with it, whatever the server is doing.
+        // A connection of its own: it ends with this future, and so does the lock, whatever the server is doing.
         let (client, connection) = self.connect_alone().await?;
         let run = Run { client: &client, archive, options, moved: Mutex::default() };
         let work = pin!(run.all(&mut progress));
         match select(connection, work).await {
-            // The lock has ended with it.
+            // The lock has ended with the connection.
             Either::Left(_) => run.lost(),
             Either::Right((done, _)) => done.map(|()| run.months()),
         }
@@ -165,7 +165,7 @@ struct Run<'a> {
 #[derive(Default)]
 struct Moved {
     months: Vec<Archived>,
-    /// The one at hand.
+    /// The current month.
     at: Option<Month>,
 }
 
@@ -185,7 +185,7 @@ impl Run<'_> {
         found.sort_by_key(|partition| (partition.attachment != Attachment::Pending, partition.month));
         for Partition { month, table, attachment, .. } in found {
             self.locked().at = Some(month);
-            // First of all, whatever else may be wrong with it.
+            // Comes first, whatever else may be wrong with the month.
             if attachment == Attachment::Pending
                 && let Err(error) = detach(client, &table).await
             {
@@ -199,7 +199,7 @@ impl Run<'_> {
                 return Ok(());
             }
         }
-        // Whatever keeps them from being deleted keeps nothing else: the next run tries again.
+        // A failure to delete leftovers stops nothing: the next run tries again.
         for month in archive.months().await.unwrap_or_default() {
             let _ = archive.remove_leftovers(month, LEFT_FOR).await;
         }
@@ -212,14 +212,14 @@ impl Run<'_> {
         moved.months.push(Archived { month, result: result.map_err(|error| error.of(month)) });
     }
 
-    /// What has become of each, oldest first.
+    /// The outcome for each month, oldest first.
     fn months(&self) -> Vec<Archived> {
         let mut months = std::mem::take(&mut self.locked().months);
         months.sort_by_key(|archived| archived.month);
         months
     }
 
-    /// What was moved before the connection was lost, and which month wasn't.
+    /// The outcomes up to the loss of the connection, including the month that failed with it.
     fn lost(&self) -> Result<Vec<Archived>, ArchiveError> {
         let at = self.locked().at;
         let Some(month) = at else { return Err(PostgresError::lost().into()) };
@@ -232,7 +232,7 @@ impl Run<'_> {
     }
 }
 
-/// One month on its way.
+/// The month being moved.
 struct Moving<'a> {
     client: &'a Client,
     archive: &'a Archive,
@@ -264,7 +264,7 @@ impl Moving<'_> {
         detach(self.client, self.table).await?;
         self.step(Step::Drop, &manifest, report);
         match self.drop_table(&manifest, report).await {
-            // A row came after the export. None can any more, since the table is detached.
+            // A row came after the export. No more can come, since the table is detached.
             Err(error) if error.is_mismatch() && is_made => {
                 manifest = self.make(true, report).await?;
                 self.step(Step::Drop, &manifest, report);
@@ -272,7 +272,7 @@ impl Moving<'_> {
             }
             done => done?,
         }
-        // Whatever keeps them from being deleted now, the next run tries again, or a look at the archive tells of them.
+        // If deleting fails now, the next run tries again, and `Archive::leftovers` lists the files.
         let _ = self.archive.remove_leftovers(self.month, Duration::ZERO).await;
         if let Some(replaced) = replaced {
             let is_replaced = |name: &str| {
@@ -284,7 +284,7 @@ impl Moving<'_> {
         Ok(manifest.describe(self.month))
     }
 
-    /// An archive from before: whether it is whole, and of this table.
+    /// Checks that an existing archive is intact and has this table's rows.
     async fn check_known(&self, manifest: &Manifest, report: &mut Report<'_>) -> Result<(), ArchiveError> {
         let of = manifest.rows();
         let compared =
@@ -294,25 +294,25 @@ impl Moving<'_> {
         same(found, manifest)
     }
 
-    /// Makes the archive, and its manifest last, instead of one that is there, or not. Each attempt has files of its own, by
-    /// their names: what an earlier one, or one that was cut off, still writes does no harm.
+    /// Makes the archive, writing its manifest last; `instead` replaces an existing one. Each attempt names its own
+    /// files, so an earlier or interrupted attempt that is still writing does no harm.
     async fn make(&self, instead: bool, report: &mut Report<'_>) -> Result<Manifest, ArchiveError> {
         let source = source(self.client, self.table).await?;
         if !instead {
-            // Of attempts that were killed, and fill the disk. All their rows are in the table still.
+            // Leftovers of killed attempts fill the disk. All their rows are still in the table.
             let is_left = |name: &str| part_of(name).is_some_and(|(_, attempt)| attempt.starts_with(&source));
             self.archive.remove(self.month, LEFT_FOR, is_left).await?;
         }
         let attempt = format!("{source}{:08x}", random() >> 32);
         let written = self.write(&attempt, report).await;
-        // A store that isn't reached wouldn't be for this either.
+        // If the store can't be reached, it can't delete either.
         if written.as_ref().is_err_and(|error| !error.is_unreachable() || self.archive.directory.is_some()) {
             let is_ours = |name: &str| part_of(name).is_some_and(|(_, id)| id == attempt);
-            // What went wrong first is what is reported.
+            // Report the original error instead.
             let _ = self.archive.remove(self.month, Duration::ZERO, is_ours).await;
         }
         let manifest = written?;
-        // Where the connection has ended, and the lock with it, another archiver may be at work.
+        // If the connection has ended, so has the lock, and another archiver may be running.
         self.client.batch_execute("SELECT 1").await?;
         self.archive.put_manifest(self.month, &manifest, instead).await?;
         Ok(manifest)
@@ -337,8 +337,8 @@ impl Moving<'_> {
         Ok(manifest)
     }
 
-    /// Drops the table, if it still holds what the archive does and the archive is there. Nobody else can write to it
-    /// meanwhile.
+    /// Drops the table, if it still holds the same rows as the archive and the archive is there. Nobody else can write
+    /// to the table meanwhile.
     async fn drop_table(&self, manifest: &Manifest, report: &mut Report<'_>) -> Result<(), ArchiveError> {
         let mut comparing = self.reporter(Step::Drop, manifest.rows(), report);
         within(self.client, "BEGIN", async {
@@ -351,7 +351,7 @@ impl Moving<'_> {
             same(content(self.client, self.table, &mut comparing).await?, manifest)?;
             self.archive.sync(self.month).await?;
             self.archive.confirm(self.month, manifest).await?;
-            // Once more, since the table may have been waited for, and nothing else has these rows from now on.
+            // Once more: the lock may have taken a while to get, and from now on only the archive has these rows.
             self.archive.compare(self.month, &manifest.parts, &mut |_| ()).await?;
             self.client.batch_execute(&format!("DROP TABLE tollgate.{}", self.table)).await?;
             Ok(())
@@ -369,7 +369,7 @@ impl Moving<'_> {
     }
 }
 
-/// Does this in a transaction, which ends with it.
+/// Runs `work` in a transaction, and ends that.
 async fn within<T>(
     client: &Client,
     begin: &str,
@@ -379,13 +379,13 @@ async fn within<T>(
     let done = work.await;
     match &done {
         Ok(_) => client.batch_execute("COMMIT").await?,
-        // What went wrong first is what is reported.
+        // Report the original error instead.
         Err(_) => drop(client.batch_execute("ROLLBACK").await),
     }
     done
 }
 
-/// Whether a table holds the rows of its archive, all of them and no others.
+/// Whether a table and its archive hold exactly the same rows.
 fn same(table: Content, manifest: &Manifest) -> Result<(), ArchiveError> {
     if manifest.content() == Some(table) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Where archives are: opened by an address, with the objects of each month at their places.
+//! The store of archives: opening it by address, and the objects of each month.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -20,15 +20,15 @@ use super::month::Month;
 use super::{Archive, ArchiveError};
 
 const EXPECTED: &str = "expected file:///a/directory or s3://bucket/prefix";
-/// How often a request is tried again, and for how long.
+/// How often a request is retried, and for how long.
 const RETRIES: usize = 5;
 const RETRIED_FOR: Duration = Duration::from_secs(60);
-/// How long a request may take unless AWS_TIMEOUT says otherwise: a file of 64 MB over two megabits a second.
+/// How long a request may take unless AWS_TIMEOUT says otherwise: enough for a file of 64 MB at two megabits a second.
 const REQUEST_WITHIN: &str = "300s";
 const FOLDER: &str = "audit";
 
 pub(super) fn open(url: &str) -> Result<Archive, ArchiveError> {
-    // Of an address that can't be read nothing is repeated: it may hold credentials.
+    // An address that can't be read isn't repeated: it may contain credentials.
     let (scheme, rest) = url.split_once("://").ok_or_else(|| input("one without a scheme"))?;
     if rest.contains(['?', '#']) {
         return Err(input("one with settings, which the environment says"));
@@ -48,12 +48,12 @@ fn directory(path: &str) -> Result<Archive, ArchiveError> {
     if !path.starts_with('/') {
         return Err(input("a path that isn't from the root"));
     }
-    // It isn't made here: where a disk should be mounted and isn't, rows would go to another.
+    // Never created here: if a disk should be mounted and isn't, rows would go to another.
     if !FilePath::new(path).is_dir() {
         return Err(ArchiveError::input(format!("archive: expected a directory, got none at {path}")));
     }
     let store = LocalFileSystem::new_with_prefix(path).map_err(|error| ArchiveError::store(path, &error))?;
-    // What is read back may not have reached the disk, and its table is dropped.
+    // Without it, files might pass being read back before they reach the disk, and then the table is dropped.
     let store = store.with_fsync(true);
     Ok(Archive { store: Arc::new(store), directory: Some(path.into()), address: format!("file://{path}") })
 }
@@ -84,7 +84,8 @@ fn bucket(rest: &str) -> Result<Archive, ArchiveError> {
     Ok(Archive { store, directory: None, address })
 }
 
-/// What becomes a part of requests. Secrets out of files often end with a line break, which no header field can hold.
+/// Variables whose values become part of requests. Secrets from files often end with a line break, which no header can
+/// hold.
 const SENT: [&str; 8] = [
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -122,7 +123,7 @@ fn place(month: Month, name: &str) -> Path {
 }
 
 const MANIFEST: &str = "manifest.json";
-/// How long files are left that no manifest names: a younger one may be of an archiver that is at work.
+/// How long files that no manifest names are kept: younger ones may belong to a running archiver.
 pub(super) const LEFT_FOR: Duration = Duration::from_secs(86_400);
 
 fn is_older(object: &ObjectMeta, age: Duration) -> bool {
@@ -130,7 +131,7 @@ fn is_older(object: &ObjectMeta, age: Duration) -> bool {
 }
 
 impl Archive {
-    /// Months that are complete, which their manifests need not be readable for. Lists the store.
+    /// Complete months; their manifests need not be readable. Lists the store.
     ///
     /// # Errors
     ///
@@ -139,7 +140,7 @@ impl Archive {
         Ok(self.folders().await?.into_iter().filter(|(_, is_complete)| *is_complete).map(|(month, _)| month).collect())
     }
 
-    /// Months that have files and no manifest: an archiver is at work on them or was killed, or their manifest is lost. Lists
+    /// Months with files but no manifest: an archiver is working on them or was killed, or the manifest is lost. Lists
     /// the store.
     ///
     /// # Errors
@@ -149,7 +150,7 @@ impl Archive {
         Ok(self.folders().await?.into_iter().filter(|(_, is_complete)| !is_complete).map(|(month, _)| month).collect())
     }
 
-    /// Months that have any file of tollgate's, and whether they have a manifest.
+    /// Months that have any file made by tollgate, and whether they have a manifest.
     async fn folders(&self) -> Result<BTreeMap<Month, bool>, ArchiveError> {
         let mut listed = self.store.list(Some(&Path::from(FOLDER)));
         let mut months = BTreeMap::new();
@@ -169,7 +170,7 @@ impl Archive {
         Ok(months)
     }
 
-    /// A month's manifest, and its bytes; none if there is none.
+    /// A month's manifest and its bytes; `None` if there is none.
     pub(super) async fn manifest(&self, month: Month) -> Result<Option<(Manifest, Bytes)>, ArchiveError> {
         match self.get(month, MANIFEST).await {
             Ok(bytes) => Ok(Some((Manifest::read(month, &bytes)?, bytes))),
@@ -199,8 +200,8 @@ impl Archive {
         got.map_err(|error| ArchiveError::store(place.as_ref(), &error))
     }
 
-    /// Puts an object that isn't there yet. One that is there must be the same: then an answer to this very request
-    /// was lost, and it was sent again.
+    /// Puts an object that doesn't exist yet. An existing one must be identical: then the reply to this very request
+    /// was lost, and the request sent again.
     pub(super) async fn put(&self, month: Month, name: &str, bytes: Bytes) -> Result<(), ArchiveError> {
         let place = place(month, name);
         let payload = PutPayload::from(bytes.clone());
@@ -214,8 +215,8 @@ impl Archive {
         Err(ArchiveError::store(place.as_ref(), &error))
     }
 
-    /// Puts a manifest, after deleting the one that is there if it is to take its place. Nothing is ever overwritten: of an
-    /// archiver that is no longer the only one at work, a manifest that comes late is refused.
+    /// Puts a manifest, deleting the existing one first if it is to be replaced. Nothing is ever overwritten: a late
+    /// manifest, from an archiver that is no longer the only one running, is refused.
     pub(super) async fn put_manifest(
         &self,
         month: Month,
@@ -229,7 +230,7 @@ impl Archive {
         self.put(month, MANIFEST, bytes).await
     }
 
-    /// The files of a month that are tollgate's, but its manifest, by name.
+    /// The files of a month that tollgate made, except its manifest, by name.
     async fn parts(&self, month: Month) -> Result<BTreeMap<String, ObjectMeta>, ArchiveError> {
         let folder = place(month, "");
         let listed = self.store.list(Some(&folder)).try_collect::<Vec<_>>().await;
@@ -242,17 +243,17 @@ impl Archive {
         Ok(named.collect())
     }
 
-    /// Files of a month that its manifest doesn't name: of attempts that were cut off or replaced.
+    /// Files of a month that its manifest doesn't name: left by interrupted or replaced attempts.
     pub(super) async fn unnamed(&self, month: Month, manifest: &Manifest) -> Result<Vec<String>, ArchiveError> {
         let names = self.parts(month).await?.into_keys();
         Ok(names.filter(|name| manifest.parts.iter().all(|part| part.name != *name)).collect())
     }
 
-    /// Deletes what attempts at the table that this archive was made from have left so long ago: it was compared with all
-    /// of that table's rows. Of another table, files may be the only ones that have their rows.
+    /// Deletes files of at least this age left by attempts at the table that this archive was made from: the archive
+    /// was compared with all of that table's rows. Files from another table may be the only ones with their rows.
     pub(super) async fn remove_leftovers(&self, month: Month, age: Duration) -> Result<(), ArchiveError> {
         let listed = self.parts(month).await?;
-        // In this order: a manifest that was put meanwhile names files that aren't listed.
+        // In this order: a manifest put meanwhile may name files that aren't listed.
         let Some((manifest, _)) = self.manifest(month).await? else { return Ok(()) };
         let is_whole = |part: &Part| listed.get(&part.name).is_some_and(|object| object.size == part.bytes);
         if !manifest.parts.iter().all(is_whole) {
@@ -266,7 +267,7 @@ impl Archive {
         Ok(())
     }
 
-    /// Deletes files of a month by their names.
+    /// Deletes files of a month chosen by name.
     pub(super) async fn remove(
         &self,
         month: Month,
@@ -281,7 +282,7 @@ impl Archive {
         Ok(())
     }
 
-    /// Whether this manifest and all that it names are still there.
+    /// Checks that this manifest and all the files it names are still there.
     pub(super) async fn confirm(&self, month: Month, manifest: &Manifest) -> Result<(), ArchiveError> {
         let gone =
             |name: &str| ArchiveError::damaged(format!("{name}: expected it as it was put, got another or none"));
@@ -299,8 +300,8 @@ impl Archive {
         Ok(())
     }
 
-    /// Removes files of a directory that were being written as an archiver was killed: `part-0-....parquet#1`, which the
-    /// store doesn't list.
+    /// Removes files that an archiver was writing to a directory when it was killed: `part-0-....parquet#1`. The store
+    /// doesn't list these.
     pub(super) async fn sweep(&self, month: Month) -> Result<(), ArchiveError> {
         let Some(folder) = self.folder(month) else { return Ok(()) };
         let swept = spawn_blocking(move || {
@@ -324,8 +325,8 @@ impl Archive {
         swept.await?.map_err(|error: std::io::Error| ArchiveError::refused(format!("archive: {FOLDER}: {error}")))
     }
 
-    /// Sees to it that the disk keeps the names of a month's files, and of the directories above them, which an attempt may
-    /// have made that was killed before it did so.
+    /// Flushes to disk the names of a month's files and of the directories above them: an attempt may have created
+    /// those and been killed before flushing.
     pub(super) async fn sync(&self, month: Month) -> Result<(), ArchiveError> {
         let (Some(folder), Some(root)) = (self.folder(month), self.directory.clone()) else { return Ok(()) };
         let synced = spawn_blocking(move || {
@@ -335,7 +336,7 @@ impl Archive {
         synced.await?.map_err(|error: std::io::Error| ArchiveError::refused(format!("archive: {FOLDER}: {error}")))
     }
 
-    /// Where a month's files are, in a directory.
+    /// The directory of a month's files.
     fn folder(&self, month: Month) -> Option<PathBuf> {
         self.directory.as_ref().map(|directory| directory.join(FOLDER).join(month.folder()))
     }
@@ -344,7 +345,7 @@ impl Archive {
         self.delete_object(&place(month, MANIFEST)).await
     }
 
-    /// What isn't there is deleted.
+    /// Deletes an object; a missing one counts as deleted.
     async fn delete_object(&self, place: &Path) -> Result<(), ArchiveError> {
         match self.store.delete(place).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),

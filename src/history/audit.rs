@@ -1,4 +1,4 @@
-//! Reading back single decisions: why was this user denied, then?
+//! Reads single decisions back: why was this user denied at that moment?
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -13,71 +13,71 @@ use crate::postgres::{Postgres, PostgresError, in_range};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AuditQuery {
-    /// Whose.
+    /// The user.
     pub user: String,
-    /// From this moment on.
+    /// The start, inclusive.
     pub from: SystemTime,
-    /// Up to, and not including, this one.
+    /// The end, exclusive.
     pub to: SystemTime,
-    /// Only those that were denied.
+    /// Only denials.
     pub only_denied: bool,
-    /// At most so many, the last ones.
+    /// The most decisions returned: the latest ones.
     pub most: u32,
 }
 
-/// A decision, as it was recorded.
+/// A recorded decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AuditRecord {
-    /// When it was made, by the clock of the service.
+    /// When the decision was made, by the service's clock.
     pub at: SystemTime,
-    /// The id of the API key that the request came with.
+    /// The id of the request's API key.
     pub api_key: Option<String>,
     /// The client's address.
     pub ip: Option<IpAddr>,
-    /// The route that matched or, where that isn't known, the path.
+    /// The matched route or, where that isn't known, the path.
     pub endpoint: Option<String>,
     /// The HTTP method.
     pub method: Option<String>,
     /// The name of the rule that applied.
     pub rule: Option<String>,
-    /// What became of the request.
+    /// The outcome.
     pub decision: Outcome,
-    /// Why: see [`Reason::name`](crate::rules::Reason::name).
+    /// Why; see [`Reason::name`](crate::rules::Reason::name).
     pub reason: String,
-    /// The limit that denied or, of what was allowed, the one with the least left: its name or its text.
+    /// The limit that denied or, for an allowed request, the one with the least left: its name or its text.
     pub limited_by: Option<String>,
-    /// Units of it that were taken, after this decision.
+    /// Units of that limit in use after this decision.
     pub used: Option<u64>,
-    /// The most units of it that can be.
+    /// The limit's capacity, in units.
     pub capacity: Option<u64>,
-    /// When it would have been allowed; none of what was allowed, or where that isn't known.
+    /// When the request would have been allowed; `None` if it was allowed, or if that isn't known.
     pub retry_after: Option<RetryAfter>,
-    /// The HTTP status, where the middleware answered.
+    /// The HTTP status, if the middleware sent the response.
     pub status: Option<u16>,
     /// Where the service ran.
     pub region: Option<String>,
-    /// Which of its processes it was.
+    /// Which of the service's processes decided.
     pub server: Option<String>,
-    /// How long the decision took; where the middleware waits until a request is allowed, with the wait.
+    /// How long the decision took, including the wait where the middleware waits until a request is allowed.
     pub latency: Duration,
 }
 
 impl AuditQuery {
-    /// All decisions for a user from a moment on, up to another: the last 100 at most.
+    /// All decisions for a user in a period: `from` included, `to` excluded, at most the last 100.
     #[must_use]
     pub fn new(user: &str, from: SystemTime, to: SystemTime) -> Self {
         Self { user: user.to_owned(), from, to, only_denied: false, most: 100 }
     }
 
-    /// Only those that were denied.
+    /// Only denials.
     #[must_use]
     pub fn only_denied(mut self) -> Self {
         self.only_denied = true;
         self
     }
 
-    /// At most so many, the last ones.
+    /// The most decisions returned: the latest ones.
     #[must_use]
     pub fn most(mut self, most: u32) -> Self {
         self.most = most;
@@ -93,13 +93,13 @@ const SELECT: &str = "
     ORDER BY at DESC LIMIT $5";
 
 impl Postgres {
-    /// The decisions that a query asks for, the first one first. Only what hasn't been moved to an archive.
+    /// The decisions that match a query, oldest first. Decisions moved to an archive aren't included.
     ///
     /// # Errors
     ///
     /// No connection; no tables; no answer within 15 seconds.
     pub async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRecord>, PostgresError> {
-        // As it was recorded.
+        // Escaped and cut off as it was when recorded.
         let user = text(query.user.as_bytes(), MOST_BYTES);
         let (most, denied) = (i64::from(query.most), query.only_denied);
         let [from, to] = [query.from, query.to].map(in_range);

@@ -1,12 +1,13 @@
-//! How long decisions took, as counts by bucket: those of Prometheus's native histograms of schema 4, each of which begins at
-//! 2^(1/16) times the one before it. Histograms are added up bucket by bucket, so that a percentile of many is as exact as
-//! that of one: the middle of its bucket is within 2.2 % of every time in it. `sql/0002_history.sql` counts alike.
+//! Latencies of decisions as counts by bucket. The buckets are those of Prometheus's native histograms of schema 4:
+//! each begins at 2^(1/16) times the previous one's start. Histograms merge by adding buckets, so a percentile over
+//! many is as exact as over one: the middle of a bucket is within 2.2 % of every time in it. `sql/0002_history.sql`
+//! uses the same buckets.
 
 use std::time::Duration;
 
 const BUCKETS_PER_DOUBLING: f64 = 16.0;
 
-/// Counts by bucket, of those that hold something, in their order.
+/// The non-empty buckets and their counts, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Histogram {
     counts: Vec<(i16, u64)>,
@@ -28,8 +29,8 @@ impl Histogram {
         other.counts.iter().for_each(|(bucket, count)| self.add_count(*bucket, *count));
     }
 
-    /// What so large a share took at most: the middle of its bucket, as the function of the same name in SQL. None of
-    /// nothing.
+    /// The time within which this share of the decisions was made, as the middle of its bucket; the SQL function of the
+    /// same name computes the same. `None` if the histogram is empty.
     pub(super) fn percentile(&self, share: f64) -> Option<Duration> {
         let all: u64 = self.counts.iter().map(|(_, count)| count).sum();
         let rank = ((all as f64 * share).ceil() as u64).max(1);
@@ -41,7 +42,7 @@ impl Histogram {
         reached.map(|(bucket, _)| middle(*bucket))
     }
 
-    /// Its two columns, as literals of arrays.
+    /// The two columns, as array literals.
     pub(super) fn columns(&self) -> (String, String) {
         let array = |items: Vec<String>| format!("{{{}}}", items.join(","));
         let buckets = self.counts.iter().map(|(bucket, _)| bucket.to_string()).collect();
@@ -49,7 +50,7 @@ impl Histogram {
     }
 }
 
-/// Bucket n holds more than 2^((n-1)/16) and at most 2^(n/16) microseconds; bucket 0 at most one.
+/// Bucket n holds times above 2^((n-1)/16) and up to 2^(n/16) microseconds; bucket 0 holds those up to one.
 fn bucket(time: Duration) -> i16 {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
     // At most 16 * 64.

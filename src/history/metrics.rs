@@ -1,4 +1,4 @@
-//! What decisions come to, by the minute, the hour and the day: counted here for some seconds, then added to the database.
+//! Statistics of decisions by minute, hour and day: counted here for some seconds, then added to the database.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -11,13 +11,14 @@ use super::record::{Endpoint, Outcome, Record};
 use crate::postgres::PostgresError;
 use crate::postgres::writers::{answered, column};
 
-/// Users and endpoints in a batch: more would keep a thread for too long.
+/// Most pairs of user and endpoint in a batch: more would block a thread for too long.
 pub(super) const MOST_SERIES: usize = 1_000;
 /// How many users and endpoints get counts of their own between two batches. All others share one without a name.
 const MOST_NAMES: usize = 10_000;
-/// How long counts wait for others: fewer and larger changes of the same rows.
+/// How long counts are collected before they are written: fewer and larger updates of the same rows.
 const COUNTED_EVERY: Duration = Duration::from_secs(10);
-/// How many paths, where no router knows the endpoint, get counts of their own in an hour: clients can invent any number.
+/// How many paths get counts of their own in an hour, where no router names the endpoint: clients can invent any
+/// number.
 const MOST_PATHS: usize = 1_000;
 const PATHS_FOR: Duration = Duration::from_secs(3600);
 /// Names and lengths, in seconds.
@@ -26,16 +27,16 @@ const WIDTHS: [(&str, u64); 3] = [("minute", 60), ("hour", 3600), ("day", 86_400
 /// Counted, but not yet in a batch.
 #[derive(Debug)]
 pub(super) struct Counting {
-    /// By the minute.
+    /// By minute.
     series: HashMap<Series, Counts>,
-    /// How many users and endpoints got counts of their own since this moment.
+    /// When `names`, the users and endpoints with counts of their own, was last reset.
     since: Instant,
     names: usize,
     paths: HashSet<Box<str>>,
     paths_since: Option<Instant>,
 }
 
-/// A batch: in the order in which rows are locked, the same in every process.
+/// A batch, in the order in which rows are locked: the same in every process.
 #[derive(Debug, Default)]
 pub(super) struct Metrics {
     widths: [BTreeMap<Series, Counts>; WIDTHS.len()],
@@ -43,7 +44,7 @@ pub(super) struct Metrics {
     pub(super) decisions: u64,
 }
 
-/// Since when, in seconds since the epoch; of whom, and where.
+/// When the period began, in seconds since the epoch; the user; the endpoint.
 type Series = (u64, Box<str>, Box<str>);
 
 #[derive(Clone, Debug, Default)]
@@ -64,7 +65,7 @@ impl Counting {
         self.series.is_empty()
     }
 
-    /// Whether there is as much as fits a batch.
+    /// Whether the counts fill a batch.
     pub(super) fn is_full(&self) -> bool {
         self.series.len() >= MOST_SERIES
     }
@@ -91,7 +92,7 @@ impl Counting {
         counts.latency.add(record.latency);
     }
 
-    /// The endpoint, or nothing where there are too many.
+    /// The endpoint; empty if it isn't known, or if there are too many paths.
     fn told_apart<'r>(&mut self, endpoint: Option<&'r Endpoint>) -> &'r str {
         match endpoint {
             None => "",
@@ -113,12 +114,12 @@ impl Counting {
         }
     }
 
-    /// All that was counted, to be written; none if that is nothing.
+    /// Takes all counts to be written; `None` if there are none.
     pub(super) fn taken(&mut self) -> Option<Metrics> {
         if self.series.is_empty() {
             return None;
         }
-        // Not where a batch is written early because there is much: else the number of names would have no bound.
+        // Not reset when a full batch is written early: the number of names would then have no bound.
         if self.since.elapsed() >= COUNTED_EVERY {
             (self.since, self.names) = (Instant::now(), 0);
         }

@@ -1,4 +1,4 @@
-//! One decision, as it is recorded: bounded in size, and never with a key's secret.
+//! One decision as it is recorded: bounded in size, never containing a key's secret.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -8,20 +8,21 @@ use std::time::{Duration, SystemTime};
 use crate::decision::{By, Decision, RetryAfter};
 use crate::rules::{Attributes, Reason, Verdict};
 
-/// More of a text is cut off.
+/// Texts are cut off after this.
 pub(crate) const MOST_BYTES: usize = 512;
 const MOST_BYTES_OF_A_METHOD: usize = 32;
 const MOST_BYTES_OF_A_CHARACTER: usize = 4;
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It went on.
+    /// Let through.
     Allowed,
-    /// Its limits denied it, for now or, if it costs more than they ever admit, always.
+    /// Denied by its limits: for now or, if it costs more than they ever admit, always.
     Throttled,
-    /// A rule that blocks denied it, a block of its user or for a time of its key, or it lacks what its rule counts by.
+    /// Denied by a rule that blocks, by a block of its user or a temporary block of its key, or because it lacks an
+    /// attribute that its rule counts by.
     Blocked,
 }
 
@@ -43,7 +44,7 @@ pub(super) struct Record {
     /// Microseconds; -1: never.
     pub(super) retry_after: Option<i64>,
     pub(super) latency: Duration,
-    /// Whether Redis, or the engine in its place, was asked; none where no limits were, or nobody could be.
+    /// Whether Redis, or the engine in its place, was asked; `None` if there were no limits, or nothing could be asked.
     pub(super) asked: Option<bool>,
     /// Whether it gets a row of its own, or is only counted.
     pub(super) has_row: bool,
@@ -51,9 +52,9 @@ pub(super) struct Record {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
-    /// As a router knows it: one of few.
+    /// As a router names it: one of few.
     Route(Box<str>),
-    /// As the client has written it: one of any number.
+    /// As the client wrote it: one of any number.
     Path(Box<str>),
 }
 
@@ -89,7 +90,7 @@ impl Record {
     }
 }
 
-/// The limit that denied or, of what was allowed, the one with the least left.
+/// The limit that denied or, for an allowed request, the one with the least left.
 struct Deciding {
     name: Option<Arc<str>>,
     limit: u64,
@@ -109,7 +110,7 @@ impl Deciding {
     }
 }
 
-/// How long a client that was denied has to wait.
+/// How long a denied client has to wait.
 fn retry_after(verdict: &Verdict) -> Option<i64> {
     let wait = match (&verdict.decision, &verdict.response) {
         _ if verdict.allowed => None,
@@ -130,7 +131,7 @@ impl Outcome {
         }
     }
 
-    /// In a word: allowed, throttled or blocked.
+    /// The outcome in a word: allowed, throttled or blocked.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -140,7 +141,7 @@ impl Outcome {
         }
     }
 
-    /// One of these words, which is all that the table takes.
+    /// Parses one of these words; the table accepts no other.
     pub(super) fn read(word: &str) -> Self {
         match word {
             "allowed" => Self::Allowed,
@@ -158,7 +159,7 @@ impl Endpoint {
     }
 }
 
-/// As PostgreSQL can store it: what isn't UTF-8, or NUL, as `\xff`; cut off after so many bytes.
+/// Text that PostgreSQL can store: bytes that aren't UTF-8, and NUL, as `\xff`; cut off after `most` bytes.
 pub(crate) fn text(bytes: &[u8], most: usize) -> Box<str> {
     let mut text = String::with_capacity(bytes.len().min(most));
     for chunk in bytes[..bytes.len().min(most + MOST_BYTES_OF_A_CHARACTER)].utf8_chunks() {

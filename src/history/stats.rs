@@ -1,4 +1,4 @@
-//! What decisions come to, read back: by time, or by user, endpoint or region.
+//! Reads statistics of decisions: by time, or by user, endpoint or region.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,10 +9,10 @@ use super::histogram::Histogram;
 use super::record::{MOST_BYTES, text};
 use crate::postgres::{Postgres, PostgresError, in_range};
 
-/// Rows that are answered at most, unless a query says so.
+/// The most rows returned, unless a query sets another maximum.
 const MOST_ROWS: u32 = 10_000;
 
-/// How long each of the times is by which decisions are counted.
+/// The length of the periods that decisions are counted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Width {
@@ -33,7 +33,7 @@ enum Group {
     Region,
 }
 
-/// Which decisions are counted, and what a row stands for.
+/// Which decisions to count, and what a row stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatsQuery {
     width: Width,
@@ -46,34 +46,34 @@ pub struct StatsQuery {
     most: u32,
 }
 
-/// What the decisions of one time, user, endpoint or region come to.
+/// Statistics for one period, user, endpoint or region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// When the minute, hour or day began; none where rows stand for something else.
+    /// When the period began; `None` where rows stand for something else.
     pub began: Option<SystemTime>,
-    /// The user, endpoint or region; none where rows stand for times. Empty: it isn't known.
+    /// The user, endpoint or region, empty if not known; `None` where rows stand for periods.
     pub name: Option<String>,
-    /// Requests that went on.
+    /// Requests let through.
     pub allowed: u64,
     /// Requests that their limits denied.
     pub throttled: u64,
     /// Requests that were blocked.
     pub blocked: u64,
-    /// Decisions that a process made from what it remembered, or held in a lease.
+    /// Decisions that a process made from its own memory or from a lease.
     pub cache_hits: u64,
     /// Decisions for which Redis was asked.
     pub cache_misses: u64,
-    /// What half of the decisions took at most, within 2.2 %.
+    /// Median latency of a decision, within 2.2 %.
     pub p50: Duration,
-    /// What 95 % of the decisions took at most, within 2.2 %.
+    /// 95th percentile of the latency, within 2.2 %.
     pub p95: Duration,
-    /// What 99 % of the decisions took at most, within 2.2 %.
+    /// 99th percentile of the latency, within 2.2 %.
     pub p99: Duration,
 }
 
 impl Width {
-    /// In a word: minute, hour or day.
+    /// The width in a word: minute, hour or day.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -84,68 +84,68 @@ impl Width {
     }
 }
 
-/// As it was recorded.
+/// The name as it was recorded: escaped and cut off.
 fn stored(name: &str) -> String {
     text(name.as_bytes(), MOST_BYTES).into()
 }
 
 impl StatsQuery {
-    /// What begins in such a time, a row for each minute, hour or day in which there was a decision.
+    /// Periods that begin at or after `from` and before `to`: a row for each one in which there was a decision.
     #[must_use]
     pub fn new(width: Width, from: SystemTime, to: SystemTime) -> Self {
         Self { width, from, to, user: None, endpoint: None, region: None, group: Group::Time, most: MOST_ROWS }
     }
 
-    /// Of this user alone.
+    /// Only this user.
     #[must_use]
     pub fn user(mut self, user: &str) -> Self {
         self.user = Some(stored(user));
         self
     }
 
-    /// Of this endpoint alone.
+    /// Only this endpoint.
     #[must_use]
     pub fn endpoint(mut self, endpoint: &str) -> Self {
         self.endpoint = Some(stored(endpoint));
         self
     }
 
-    /// Of this region alone.
+    /// Only this region.
     #[must_use]
     pub fn region(mut self, region: &str) -> Self {
         self.region = Some(region.to_owned());
         self
     }
 
-    /// A row for each user, the one with most denials first.
+    /// A row for each user, most denials first.
     #[must_use]
     pub fn by_user(mut self) -> Self {
         self.group = Group::User;
         self
     }
 
-    /// A row for each endpoint, the one with most denials first.
+    /// A row for each endpoint, most denials first.
     #[must_use]
     pub fn by_endpoint(mut self) -> Self {
         self.group = Group::Endpoint;
         self
     }
 
-    /// A row for each region, the one with most denials first.
+    /// A row for each region, most denials first.
     #[must_use]
     pub fn by_region(mut self) -> Self {
         self.group = Group::Region;
         self
     }
 
-    /// At most so many rows: the last ones of times, else those with most denials. Default: 10,000.
+    /// The most rows returned: the latest periods, or else the rows with most denials. Default: 10,000.
     #[must_use]
     pub fn most(mut self, most: u32) -> Self {
         self.most = most;
         self
     }
 
-    /// What sets rows apart.
+    /// The column that rows are grouped by.
     fn column(&self) -> &'static str {
         match self.group {
             Group::Time => "began",
@@ -157,7 +157,7 @@ impl StatsQuery {
 }
 
 impl Postgres {
-    /// What decisions come to, by time, user, endpoint or region.
+    /// Statistics of decisions, by time, user, endpoint or region.
     ///
     /// # Errors
     ///
@@ -165,7 +165,7 @@ impl Postgres {
     pub async fn stats(&self, query: &StatsQuery) -> Result<Vec<Stats>, PostgresError> {
         let (column, is_of_times) = (query.column(), query.group == Group::Time);
         let order = if is_of_times { "key DESC" } else { "throttled + blocked DESC, allowed DESC, key" };
-        // Histograms are added up by bucket over all rows at once, which is far faster than row by row.
+        // Histograms are summed by bucket over all rows at once, which is far faster than row by row.
         let select = format!(
             "WITH chosen AS MATERIALIZED (
                 SELECT {column} AS key, allowed, throttled, blocked, cache_hits, cache_misses, latency

@@ -1,4 +1,4 @@
-//! From the queue into the database: a batch a second, or as soon as there is much, and none twice.
+//! Moves decisions from the queue into the database: a batch a second, or sooner when many are queued; none twice.
 
 use std::ops::Range;
 use std::pin::pin;
@@ -27,12 +27,12 @@ use crate::telemetry;
 const WRITTEN_EVERY: Duration = Duration::from_secs(1);
 /// Decisions in a batch.
 const MOST_ROWS: usize = 5_000;
-/// After so many, others on this thread have their turn.
+/// After this many, the task yields to others on its thread.
 const AT_ONE_GO: usize = 128;
-/// Partitions are looked after so often, and so soon again where that has failed.
+/// How often partitions are maintained, and how soon again after a failure.
 const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
 const PARTITIONS_AGAIN: Duration = Duration::from_secs(60);
-/// How long another task may be writing that has perhaps come to a standstill.
+/// How long to wait for another task that is writing and may have stalled.
 const WRITING_WITHIN: Duration = Duration::from_secs(15);
 
 pub(super) struct Recorder {
@@ -41,29 +41,29 @@ pub(super) struct Recorder {
     queue: Sender<Record>,
     recorded: AtomicU64,
     lost: AtomicU64,
-    /// When the oldest in the queue came, in microseconds since the epoch; 0: there is none.
+    /// When the oldest decision in the queue arrived, in microseconds since the epoch; 0: the queue is empty.
     oldest: AtomicU64,
-    /// Wakes the writer where much is in the queue.
+    /// Wakes the writer when the queue is a quarter full.
     much: Arc<Notify>,
-    /// When the oldest decision came of the batch that is on its way.
+    /// When the oldest decision in the batch in flight arrived.
     on_its_way: Mutex<Option<SystemTime>>,
-    /// Held by whoever writes.
+    /// Held by the task that writes.
     writing: tokio::sync::Mutex<Writing>,
 }
 
 struct Writing {
     queue: Receiver<Record>,
     batches: Batches,
-    /// The batch that is being filled, or on its way: it may have been written, or not.
+    /// The batch being filled or in flight; whether one in flight was written isn't known.
     batch: Option<Batch>,
     counting: Counting,
-    /// For which times there are partitions, and until when that is taken for true.
+    /// The times for which there are partitions, and until when that is assumed.
     times: Option<(Range<SystemTime>, Instant)>,
 }
 
-/// Rows and counts are written apart, so that rows don't wait for counts that many services change.
+/// Rows and counts are written separately, so that rows don't wait for counts, whose rows many services update.
 enum Batch {
-    /// A row for each of these; and how many decisions they stand for, of which some may only be counted.
+    /// The rows, and how many decisions they stand for: some may only be counted.
     Rows {
         rows: Vec<Record>,
         decisions: u64,
@@ -102,10 +102,11 @@ impl Recorder {
         &self.settings
     }
 
-    /// Into the queue, if there is room. The last quarter of it is for denials, which are what is asked for most.
+    /// Puts a decision into the queue if there is room. The last quarter is reserved for denials, which are asked for
+    /// most.
     pub(super) fn record(&self, record: Record) {
         let (room, all) = (self.queue.capacity(), self.settings.queue);
-        // The first one's time; where two are first at once, either.
+        // The first decision's time; where two are first at once, either.
         if self.oldest.load(Ordering::Relaxed) == 0 {
             let _ = self.oldest.compare_exchange(0, micros(SystemTime::now()), Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -131,7 +132,7 @@ impl Recorder {
         }
     }
 
-    /// How old the oldest decision is that isn't in the database yet.
+    /// Age of the oldest decision that isn't in the database yet.
     fn lag(&self) -> Duration {
         let on_its_way = *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner);
         let queued = Some(self.oldest.load(Ordering::Relaxed)).filter(|oldest| *oldest > 0);
@@ -140,17 +141,18 @@ impl Recorder {
         oldest.map_or(Duration::ZERO, |oldest| oldest.elapsed().unwrap_or_default())
     }
 
-    /// Whether there is anything to write, or that this process has ended.
+    /// Whether there is anything to write, or this process's end to report.
     pub(super) fn is_used(&self) -> bool {
         self.recorded.load(Ordering::Relaxed) > 0
-            // Where somebody writes just now, that may fail.
+            // A write in progress may still fail.
             || self.writing.try_lock().map_or(true, |writing| writing.batches.is_known())
     }
 
-    /// Writes all that was recorded before, and that nothing is missing.
+    /// Writes all that was recorded before the call, and tells the database that nothing is missing.
     pub(super) async fn finish(&self) -> Result<(), PostgresError> {
         let recorded = self.recorded.load(Ordering::Relaxed);
-        // For each thousand in the queue rows and counts, and what is on its way: others may go on recording for ever.
+        // Enough for rows and counts of each thousand in the queue, and the batch in flight. The bound is needed
+        // because others may go on recording.
         let mut writes = (self.settings.queue - self.queue.capacity()) / MOST_SERIES * 2 + 8;
         while !self.write(true).await? {
             writes = writes.saturating_sub(1);
@@ -161,7 +163,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// The same, tried again and again for so long.
+    /// Like `finish`, retried for this long.
     pub(super) async fn finish_within(&self, most: Duration) {
         let began = Instant::now();
         while let Err(error) = self.finish().await {
@@ -173,11 +175,11 @@ impl Recorder {
         }
     }
 
-    /// Writes a batch, if there is anything, and says whether nothing is left; what can't be written is kept for the next
-    /// time. At the end, the database knows that nothing is missing.
+    /// Writes a batch, if there is anything, and returns whether nothing is left. What can't be written is kept for the
+    /// next time. At the end, the database knows that nothing is missing.
     ///
-    /// May be dropped at any moment: what was taken from the queue is in the batch, and the batch is gone as soon as it is
-    /// known to be written.
+    /// Cancel-safe: what was taken from the queue is in the batch, and the batch is removed as soon as it is known to
+    /// be written.
     async fn write(&self, is_end: bool) -> Result<bool, PostgresError> {
         let writing = timeout(WRITING_WITHIN, self.writing.lock()).await;
         let mut writing = writing.map_err(|_| PostgresError::late(self.postgres.address()))?;
@@ -194,7 +196,7 @@ impl Recorder {
             let Some(batch) = writing.batch.as_mut().filter(|_| error.is_data()) else {
                 return written.map(|()| false);
             };
-            // A partition may be missing that can be made.
+            // The cause may be a missing partition, which can be made.
             writing.times = None;
             if !std::mem::replace(batch.is_tried(), true) {
                 return written.map(|()| false);
@@ -202,7 +204,7 @@ impl Recorder {
             self.lost.fetch_add(batch.lost(), Ordering::Relaxed);
             telemetry::history_refused(error);
         }
-        // Nothing is waited for before the batch is gone.
+        // No await until the batch is removed.
         let batch = writing.batch.take();
         *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let is_time = writing.batches.done(about, written.is_err());
@@ -219,8 +221,8 @@ impl Recorder {
         written.map(|()| is_all)
     }
 
-    /// Makes partitions where they are missing, and finds out of which times there are any. Where they can't be made, those
-    /// that there are will do.
+    /// Makes missing partitions, and finds out for which times there are any. If making them fails, the existing ones
+    /// are used.
     async fn look_after_partitions(&self, writing: &mut Writing) -> Result<(), PostgresError> {
         if writing.times.as_ref().is_some_and(|(_, until)| Instant::now() < *until) {
             return Ok(());
@@ -246,7 +248,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Fills a batch with what is in the queue or, where enough of that was counted, with the counts.
+    /// Fills a batch from the queue or, once enough was counted, with the counts.
     async fn fill(&self, writing: &mut Writing, is_end: bool) {
         let Writing { queue, batch, counting, times, .. } = writing;
         if batch.is_none() {
@@ -278,7 +280,7 @@ impl Recorder {
             }
             *is_full = true;
             if !queue.is_empty() {
-                // What is left came later; when, isn't known exactly.
+                // The rest of the queue came later; when exactly isn't known.
                 let now = micros(SystemTime::now());
                 let _ = self.oldest.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
             }
@@ -290,7 +292,7 @@ impl Recorder {
         }
     }
 
-    /// One transaction: what the batch holds, and its number, by which it isn't written twice.
+    /// One transaction: the batch, and its number, which keeps it from being written twice.
     async fn write_batch(&self, writing: &Writing, about: About) -> Result<(), PostgresError> {
         let mut connection = self.postgres.connection().await?;
         let (transaction, is_new) = writing.batches.begin(&mut connection, about).await?;
@@ -341,7 +343,7 @@ impl Recorder {
 }
 
 impl Batch {
-    /// How many decisions are recorded by it. Those of counts are by their rows.
+    /// How many decisions the batch records. Decisions in counts are recorded with their rows.
     fn decisions(&self) -> u64 {
         match self {
             Self::Rows { decisions, .. } => *decisions,
@@ -349,7 +351,7 @@ impl Batch {
         }
     }
 
-    /// How many decisions are missing, in rows or in counts, if it can't be written.
+    /// How many decisions are missing, in rows or in counts, if the batch can't be written.
     fn lost(&self) -> u64 {
         match self {
             Self::Rows { rows, .. } => rows.len() as u64,
@@ -357,7 +359,7 @@ impl Batch {
         }
     }
 
-    /// Whether it was refused once.
+    /// Whether the database has refused the batch once.
     fn is_tried(&mut self) -> &mut bool {
         match self {
             Self::Rows { is_tried, .. } | Self::Counts { is_tried, .. } => is_tried,
@@ -365,7 +367,7 @@ impl Batch {
     }
 }
 
-/// Writes for as long as anybody records.
+/// Writes for as long as there is a recorder.
 pub(super) async fn write(recorder: Weak<Recorder>, much: Arc<Notify>) {
     let mut failed = false;
     loop {

@@ -1,8 +1,8 @@
-//! The configuration in Redis, beside the limiter's keys and on its engine: for processes that start while PostgreSQL is away,
-//! and so that an API key is looked up in PostgreSQL once for all processes.
+//! The configuration cached in Redis, beside the limiter's keys and through its engine. Processes that start while
+//! PostgreSQL is away read it, and an API key is looked up in PostgreSQL once for all processes.
 //!
-//! Keys are `<prefix>:{%c}:...`, which no limit can have. They share a slot, so that all of it is read in one
-//! call. Whatever fails here is as if it weren't cached.
+//! Keys are `<prefix>:{%c}:...`, which no limit can have. They share a slot, so that one call reads all of it. Any
+//! failure counts as a cache miss.
 
 use std::time::Duration;
 
@@ -16,30 +16,30 @@ use crate::error::Error;
 use crate::limiter::Limiter;
 use crate::rules::{Account, RuleSet};
 
-/// Rules and users, from the last time that a process which knows them has written them.
+/// Lifetime of rules and users after a process that knows them last wrote them.
 const RULES_TTL: Duration = Duration::from_secs(300);
-/// So often each process writes them again, whatever has changed.
+/// How often each process writes them again, even unchanged.
 pub(super) const REFRESHED_EVERY: Duration = Duration::from_secs(60);
-/// API keys, and that there is none of an id.
+/// Lifetime of API keys, and of the fact that an id has none.
 pub(super) const KEYS_TTL: Duration = Duration::from_secs(600);
-/// How long Redis may take: a snapshot of many users is some megabytes.
+/// How long Redis may take: a snapshot of many users takes some megabytes.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 #[derive(Clone)]
 pub(super) struct Cache {
     limiter: Limiter,
-    /// What tells this database from others whose configuration is cached in the same Redis.
+    /// Distinguishes this database from others whose configuration is cached in the same Redis.
     database: String,
 }
 
-/// What the rest is of.
+/// Which configuration the cached parts belong to.
 #[derive(Serialize, Deserialize)]
 struct Head {
     history: String,
     version: i64,
 }
 
-/// What a process starts with while PostgreSQL is away.
+/// The configuration that a process starts with while PostgreSQL is away.
 pub(super) struct Cached {
     pub(super) history: String,
     pub(super) version: i64,
@@ -48,7 +48,7 @@ pub(super) struct Cached {
 }
 
 impl Cache {
-    /// Of the database at this address.
+    /// The cache for the database at this address.
     pub(super) fn new(limiter: &Limiter, address: &str) -> Self {
         let database = Sha256::digest(address).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         Self { limiter: limiter.clone(), database }
@@ -70,8 +70,8 @@ impl Cache {
         self.limiter.engine().0.ask(self.name("").as_bytes(), commands, deadline).await
     }
 
-    /// Writes the rules, if they are to be, and these parts of the users; nothing if the cache is newer, or of another history
-    /// while this process isn't heard from the database.
+    /// Writes the rules, if asked to, and these parts of the users. Writes nothing if the cache is newer, or if it is
+    /// of another history and this process isn't connected to the database.
     pub(super) async fn write(
         &self,
         (history, version, is_connected): (&str, i64, bool),
@@ -97,7 +97,7 @@ impl Cache {
         }
         for number in parts {
             set(&format!("users:{number}"), users.part_as_json(number));
-            // Of many users, this is work: others go on meanwhile.
+            // With many users this takes a while, so other tasks get a turn.
             tokio::task::yield_now().await;
         }
         self.ask::<redis::Value>(&write).await.map(drop)
@@ -126,7 +126,7 @@ impl Cache {
         Ok(read())
     }
 
-    /// What is cached of this id.
+    /// What is cached for this id.
     pub(super) async fn key(&self, id: KeyId) -> Result<Option<LookedUp>, Error> {
         let mut read = redis::pipe();
         read.cmd("GET").arg(self.name_of_key(id));
@@ -136,8 +136,8 @@ impl Cache {
         Ok(value.and_then(|value| serde_json::from_slice(&value).ok()))
     }
 
-    /// Writes what was read of ids. What a process has read a moment ago may be older than what others know already, so it
-    /// takes nothing's place; a change does.
+    /// Writes what was read for ids. What a process just read may be older than what other processes have cached, so
+    /// only a change replaces an entry.
     pub(super) async fn write_keys(&self, keys: &[(KeyId, LookedUp)], is_change: bool) -> Result<(), Error> {
         for some in keys.chunks(500) {
             let mut write = redis::pipe();

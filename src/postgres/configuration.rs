@@ -19,8 +19,8 @@ use crate::limiter::Limiter;
 use crate::rules::{Account, Attributes, RuleSet};
 use crate::telemetry;
 
-/// Rules, users and API keys that follow the database: a change is in force in every process within a second of its commit.
-/// Cheap to clone; all clones follow together, until the last is dropped.
+/// Rules, users and API keys that follow the database: a change is in force in every process within a second of its
+/// commit. Cheap to clone; all clones share one state, which follows the database until the last clone is dropped.
 ///
 /// ```no_run
 /// use tollgate::postgres::Postgres;
@@ -43,27 +43,28 @@ pub struct Configuration {
     shared: Arc<Shared>,
 }
 
-/// How a process stands with the database.
+/// The state of a process's connection to the database, and of its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Of the configuration as it was last read; it grows with each change. Where changed rules could not be used, those before
-    /// them are in force.
+    /// Version of the configuration last read; it grows with each change. If changed rules can't be used, the previous
+    /// ones stay in force.
     pub version: i64,
-    /// Whether the database was heard from within the last few seconds. If not, the configuration is the last that is known.
+    /// Whether the database was heard from within the last few seconds. If not, the last known configuration is in
+    /// force.
     pub is_connected: bool,
-    /// Whether this process has started while PostgreSQL was away, and not heard from it since: its configuration is the one
-    /// that other processes had left in Redis.
+    /// Whether this process started while PostgreSQL was away and hasn't reached it since. Its configuration is then
+    /// the one that other processes left in Redis.
     pub is_from_cache: bool,
-    /// How often changed rules were taken so far.
+    /// Changes of rules put in force so far.
     pub reloads: u64,
-    /// How often changed rules could not be used so far: those before them stay in force.
+    /// Changes of rules that could not be used so far; the previous rules stayed in force.
     pub failures: u64,
-    /// Queries for API keys that neither this process nor Redis knew, so far.
+    /// Queries so far for API keys that neither this process nor Redis knew.
     pub key_look_ups: u64,
-    /// How old the oldest request is that isn't in the database's totals yet.
+    /// Age of the oldest request that isn't in the database's totals yet.
     pub totals_lag: Duration,
-    /// Requests that the totals will never have, of this process: while PostgreSQL was away, there were too many users.
+    /// Requests of this process that the totals will never have: there were too many users while PostgreSQL was away.
     pub totals_lost: u64,
 }
 
@@ -73,7 +74,7 @@ pub(super) struct Shared {
     pub(super) keys: Arc<Keys>,
     pub(super) cache: Cache,
     pub(super) to_cache: Arc<ToCache>,
-    /// Which history of the database the version is of.
+    /// Which history of the database the version belongs to.
     pub(super) history: ArcSwap<String>,
     totals: Arc<Totals>,
     pub(super) version: AtomicI64,
@@ -86,11 +87,11 @@ pub(super) struct Shared {
 }
 
 impl Postgres {
-    /// Reads the configuration and follows it, by tasks of this runtime. A change of rules is taken whole or, where it can't
-    /// be used, not at all. While PostgreSQL is away, the last configuration stays in force.
+    /// Reads the configuration and follows it, in tasks of this runtime. A change of rules takes effect as a whole or,
+    /// if it can't be used, not at all. While PostgreSQL is away, the last configuration stays in force.
     ///
-    /// The configuration is cached on the limiter's Redis, under its prefix. If PostgreSQL can't be reached now, what other
-    /// processes have left there in the last five minutes is in force until it can.
+    /// The configuration is cached in the limiter's Redis, under its prefix. If PostgreSQL can't be reached now, the
+    /// configuration that other processes left there in the last five minutes is in force until it can.
     ///
     /// # Errors
     ///
@@ -136,7 +137,7 @@ impl Postgres {
             tokio::spawn(follow::keep_cached(Arc::downgrade(&shared), Arc::clone(&shared.to_cache))).abort_handle(),
         ];
         tokio::spawn(follow::write_totals(Arc::downgrade(&shared.totals), Arc::clone(&shared.connected)));
-        // They end with the last clone at the latest.
+        // The tasks end with the last clone at the latest.
         let _ = shared.tasks.set(tasks);
         Ok(Configuration { shared })
     }
@@ -149,19 +150,19 @@ impl Configuration {
         self.shared.rules.load().as_ref().clone()
     }
 
-    /// What sets a user apart, if anything does: a tier, limits or a block of the user's own. No round trip.
+    /// The user's own tier, limits or block, if there are any. Makes no round trip.
     #[must_use]
     pub fn account_of_user(&self, user: &str) -> Option<Account> {
         self.shared.users.get(user)
     }
 
-    /// Whose requests come with an API key. No round trip if this process has seen the key in the last ten minutes; else one
-    /// to Redis and, if that doesn't know it either, another one and a query. All processes together make at most 100 such
-    /// queries in any second, so that a storm of unknown keys doesn't reach PostgreSQL.
+    /// The account that an API key belongs to. Makes no round trip if this process has seen the key in the last ten
+    /// minutes; otherwise one to Redis and, if Redis doesn't know the key, another one and a query. All processes
+    /// together make at most 100 such queries in any second, so that a storm of unknown keys doesn't reach PostgreSQL.
     ///
     /// # Errors
     ///
-    /// Why the key lets nothing through, or that this can't be known now.
+    /// Why the key is rejected, or that this can't be known now.
     pub async fn account_of_key(&self, key: impl AsRef<[u8]>) -> Result<Account, ApiKeyError> {
         let account = self.shared.keys.account(key.as_ref()).await;
         telemetry::api_key(account.as_ref().err());
@@ -172,16 +173,16 @@ impl Configuration {
         })
     }
 
-    /// Counts a request that was decided for its user, and for its API key if it was allowed. Costs no round trip: totals are
-    /// written once a second, and lost where the process is killed before. A user whose name isn't UTF-8 without NUL, or is
-    /// longer than 512 bytes, has none. [`RateLimitLayer`](crate::middleware::RateLimitLayer) does this by itself.
+    /// Counts a decided request for its user and, if it was allowed, for its API key. Makes no round trip: totals are
+    /// written once a second, and lost if the process is killed before that. Users whose names aren't UTF-8, contain
+    /// NUL or exceed 512 bytes aren't counted. [`RateLimitLayer`](crate::middleware::RateLimitLayer) calls this itself.
     pub fn count(&self, request: &Attributes<'_>, allowed: bool) {
         if let Some((user, key)) = request.counted_for() {
             self.shared.totals.count(user, key, allowed);
         }
     }
 
-    /// How this process stands with the database.
+    /// The state of this process's connection to the database, and of its configuration.
     #[must_use]
     pub fn status(&self) -> Status {
         let Shared { version, connected, from_cache, reloads, failures, keys, totals, .. } = &*self.shared;
@@ -197,12 +198,12 @@ impl Configuration {
         }
     }
 
-    /// Writes the totals that aren't in the database yet: call it when the service has answered its last request.
+    /// Writes the totals that aren't in the database yet. Call it after the service has sent its last response.
     ///
     /// # Errors
     ///
-    /// What keeps them from being written: a server that doesn't answer, after 15 seconds or so. They are kept, and may be tried
-    /// again.
+    /// Why they couldn't be written, such as a server that didn't answer within about 15 seconds. The totals are kept,
+    /// so the call may be repeated.
     pub async fn finish(&self) -> Result<(), PostgresError> {
         self.shared.totals.finish().await
     }

@@ -1,4 +1,4 @@
-//! What goes wrong with PostgreSQL, each in one line without values or passwords.
+//! Errors of PostgreSQL, each in one line, without values or passwords.
 
 use std::error::Error as _;
 use std::fmt;
@@ -8,8 +8,8 @@ use tokio_postgres::error::SqlState;
 
 /// Why PostgreSQL could not do what was asked.
 ///
-/// The message is complete, and there is no [`source`](std::error::Error::source): the rest of what a server says, its
-/// DETAIL above all, may hold a row's values.
+/// The message is complete, and there is no [`source`](std::error::Error::source): the rest of a server's message,
+/// above all its DETAIL, may contain a row's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PostgresError {
     kind: Kind,
@@ -43,7 +43,7 @@ impl PostgresError {
         Self { kind: Kind::Unreachable, message: "postgres: the connection was lost".to_owned() }
     }
 
-    /// What is wrong with an address, of which nothing is repeated: it may hold a password.
+    /// Why an address can't be used. Repeats nothing of the address, since it may contain a password.
     pub(super) fn address(error: &tokio_postgres::Error) -> Self {
         let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
         let expected = "expected an address such as postgres://user:password@host/database";
@@ -75,7 +75,7 @@ impl PostgresError {
         Self { message: said.message.replacen("postgres:", &format!("postgres at {address}:"), 1), ..said }
     }
 
-    /// What was given can't be used: an address, a value, rules, a server that is too old.
+    /// The input can't be used: an address, a value, rules, or a server that is too old.
     #[must_use]
     pub fn is_input(&self) -> bool {
         self.kind == Kind::Input
@@ -87,7 +87,7 @@ impl PostgresError {
         self.kind == Kind::Unreachable
     }
 
-    /// What was sent can't be stored, however often it is tried.
+    /// The data can't be stored, however often that is tried.
     pub(crate) fn is_data(&self) -> bool {
         self.kind == Kind::Data
     }
@@ -100,7 +100,7 @@ impl PostgresError {
     }
 }
 
-/// What the server said, and its SQLSTATE, or why it said nothing.
+/// The server's message and its SQLSTATE, or why there is none.
 fn tokio_error(error: &tokio_postgres::Error) -> (Kind, String) {
     let Some(said) = error.as_db_error() else {
         let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
@@ -112,7 +112,7 @@ fn tokio_error(error: &tokio_postgres::Error) -> (Kind, String) {
         return (kind, format!("postgres: {why}"));
     };
     let kind = match *said.code() {
-        // Of the connection, for lack of resources, by an operator.
+        // Connection errors, lack of resources, an operator's intervention.
         ref state if ["08", "53", "57"].contains(&&state.code()[..2]) => Kind::Unreachable,
         ref state if ["21", "22", "23"].contains(&&state.code()[..2]) => Kind::Data,
         SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::INVALID_SCHEMA_NAME => Kind::Schema,

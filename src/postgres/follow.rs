@@ -1,4 +1,4 @@
-//! Following the database: what changed is read when PostgreSQL says so, and looked for in any case every 2 seconds.
+//! Follows the database: changes are read when PostgreSQL announces them, and checked for every 2 seconds in any case.
 
 use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
@@ -24,17 +24,17 @@ use crate::random::jittered;
 use crate::rules::{Account, RuleSet};
 use crate::telemetry;
 
-/// The version is looked at this often, whatever is heard: a connection that has died without a word is noticed by that.
+/// How often the version is checked, whatever is announced: this notices a connection that died silently.
 const CHECKED_EVERY: Duration = Duration::from_secs(2);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
-/// For what has changed.
+/// For reading changes.
 const CHANGES_WITHIN: Duration = Duration::from_secs(5);
-/// For what may be much: all users.
+/// For reading what may be large: all users.
 const READ_WITHIN: Duration = Duration::from_secs(30);
-/// Before a lost connection is made again, and up to as much longer by chance.
+/// The wait before reconnecting; a random share of up to as much again is added.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Which versions a process has, or the database.
+/// The versions that a process, or the database, has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Versions {
     history: String,
@@ -43,19 +43,19 @@ struct Versions {
     truncated: i64,
 }
 
-/// What has changed.
+/// Changes since the last read.
 struct Changes {
     versions: Versions,
-    /// None if they are those that are known; why they can't be used, if so.
+    /// `None` if unchanged; an error if they can't be used.
     rules: Option<Result<RuleSet, PostgresError>>,
     users: Vec<(String, Option<Account>)>,
-    /// Whether those are all there are.
+    /// Whether `users` is the complete list.
     are_users_anew: bool,
-    /// The last change of a key comes last.
+    /// In order, so the last change of a key comes last.
     keys: Vec<(KeyId, LookedUp)>,
-    /// Keys that this process knows, where not all changes were read.
+    /// The current state of the keys that this process knows, if not all changes were read.
     verified: Vec<(KeyId, LookedUp)>,
-    /// Changes of keys before this version weren't all read.
+    /// Not all changes of keys before this version were read.
     oldest: i64,
 }
 
@@ -74,7 +74,7 @@ pub(super) async fn begin(shared: &Shared, postgres: &Postgres) -> Result<(), Po
     Ok(())
 }
 
-/// Listens for as long as anybody has the configuration.
+/// Listens for as long as the configuration is in use.
 pub(super) async fn follow(shared: Weak<Shared>, connected: Arc<AtomicBool>, postgres: Postgres) {
     let _following = Following(connected);
     loop {
@@ -88,7 +88,7 @@ pub(super) async fn follow(shared: Weak<Shared>, connected: Arc<AtomicBool>, pos
     }
 }
 
-/// Says that nothing is heard any more, also where the runtime has ended.
+/// Marks the database as disconnected on drop, also when the runtime has ended.
 struct Following(Arc<AtomicBool>);
 
 impl Drop for Following {
@@ -112,9 +112,9 @@ async fn listen(shared: &Weak<Shared>, postgres: &Postgres) -> Result<Infallible
         }
     };
     let taken = async {
-        // Before anything is read, so that no change is missed.
+        // Before reading anything, so that no change is missed.
         in_time(ANSWERED_WITHIN, client.batch_execute("LISTEN tollgate")).await?;
-        // All anew: the database may have been restored to an earlier moment meanwhile.
+        // Reads everything again: the database may have been restored to an earlier moment meanwhile.
         let mut known = Versions::default();
         loop {
             take(shared, &mut client, &mut known).await?;
@@ -126,7 +126,7 @@ async fn listen(shared: &Weak<Shared>, postgres: &Postgres) -> Result<Infallible
     }
 }
 
-/// Takes what isn't known yet.
+/// Takes the changes that aren't known yet.
 async fn take(shared: &Weak<Shared>, client: &mut Client, known: &mut Versions) -> Result<(), PostgresError> {
     let now = Versions::of(&in_time(ANSWERED_WITHIN, client.query_one(VERSIONS, &[])).await?);
     let Some(shared) = shared.upgrade() else { return Ok(()) };
@@ -146,7 +146,7 @@ async fn take(shared: &Weak<Shared>, client: &mut Client, known: &mut Versions) 
     Ok(())
 }
 
-/// Puts changes in force, and leaves them for the task that writes them to Redis: nothing waits for that.
+/// Puts changes in force, and leaves them to the task that writes them to Redis, without waiting for it.
 fn apply(shared: &Shared, changes: Changes) {
     let Changes { versions, rules, users, are_users_anew, keys, verified, oldest } = changes;
     if **shared.history.load() != versions.history {
@@ -185,7 +185,7 @@ impl Versions {
     }
 }
 
-/// All that has changed since these versions, of one moment.
+/// All changes since these versions, as of one moment.
 async fn read(
     client: &mut Client,
     before: &Versions,
@@ -203,9 +203,9 @@ async fn read(
     let is_truncated = before.truncated < versions.truncated;
     let deleted = transaction.query(DELETED, &[&before.all]).await?;
     let is_all_deleted = deleted.len() < MOST_CHANGES;
-    // Where deletions weren't all read, as where tables were truncated, all users are read.
+    // If tables were truncated, or not all deletions were read, all users are read again.
     let are_users_anew = is_truncated || !is_all_deleted;
-    // A user that was deleted may have come back: what there is counts.
+    // A deleted user may have been created again, so the rows that exist come last.
     let gone = deleted.iter().filter_map(|row| Some((row.get::<_, Option<String>>("user_id")?, None)));
     let since = if are_users_anew { 0 } else { before.all };
     let changed = transaction.query(users::CHANGED, &[&since]).await?;
@@ -219,7 +219,7 @@ async fn read(
         .iter()
         .filter_map(|row| Some((KeyId::read(row.get::<_, Option<&str>>("key_id")?)?, found(row.get("version"), None))));
     let mut keys: Vec<_> = changed.chain(gone).collect();
-    // Of a key that was deleted and made again in one version, what there is comes last.
+    // If a key was deleted and created again in one version, the existing row comes last.
     keys.sort_by_key(|(_, found)| (found.version, found.key.is_some()));
     let first_of =
         |rows: &[Row]| rows.last().filter(|_| rows.len() >= MOST_CHANGES).map_or(0, |row| row.get::<_, i64>("version"));
@@ -238,14 +238,14 @@ async fn read(
     Ok(Changes { versions, rules, users, are_users_anew, keys, verified, oldest })
 }
 
-/// All that is read is of one moment.
+/// A transaction that reads everything as of one moment.
 pub(super) async fn one_moment(client: &mut Client) -> Result<Transaction<'_>, PostgresError> {
     let transaction = client.build_transaction().read_only(true).isolation_level(IsolationLevel::RepeatableRead);
     Ok(transaction.start().await?)
 }
 
-/// Keeps the configuration in Redis, for processes that start while PostgreSQL is away: what has changed at once, and all of
-/// it every minute.
+/// Keeps the configuration in Redis, for processes that start while PostgreSQL is away: changes at once, and everything
+/// each minute.
 pub(super) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
     let mut is_whole = true;
     loop {
@@ -261,20 +261,20 @@ pub(super) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
             to_cache.put_back(keys);
         }
         drop(shared);
-        // Where Redis is away, all of it is written once that is back: a restart may need it.
+        // After a failure everything is written once Redis is back: a restart may have emptied it.
         let pause = if written.is_ok() { REFRESHED_EVERY } else { REFRESHED_EVERY / 10 };
         is_whole = timeout(jittered(pause, 20), to_cache.changed.notified()).await.is_err() || written.is_err();
     }
 }
 
-/// What has changed and isn't in Redis yet.
+/// Changes that aren't in Redis yet.
 #[derive(Default)]
 pub(super) struct ToCache {
     changed: Notify,
     waiting: Mutex<Waiting>,
 }
 
-/// Whether the rules, which parts of the users, and which keys.
+/// Whether the rules changed, which parts of the users, and which keys.
 type Waiting = (bool, BTreeSet<usize>, Vec<(KeyId, LookedUp)>);
 
 impl ToCache {
@@ -286,7 +286,7 @@ impl ToCache {
         self.changed.notify_one();
     }
 
-    /// For the next time. Of more than are read at once, the last.
+    /// Puts keys back for the next write; keeps the latest if there are more than are read at once.
     fn put_back(&self, mut keys: Vec<(KeyId, LookedUp)>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         keys.append(&mut waiting.2);
@@ -298,7 +298,7 @@ impl ToCache {
     }
 }
 
-/// Writes what users have used, once a second.
+/// Writes the totals once a second.
 pub(super) async fn write_totals(totals: Weak<Totals>, connected: Arc<AtomicBool>) {
     let mut failed = false;
     loop {

@@ -1,4 +1,5 @@
-//! Values on their way into the database: refused here, where the message can name them, before the database would.
+//! Checks values before they are written, so that the message can name them; the database would refuse them less
+//! clearly.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,21 +11,21 @@ pub(super) const MOST_BYTES_OF_A_KEY: usize = 64;
 const MOST_BYTES_OF_A_TIER: usize = 64;
 const MOST_BYTES_OF_A_NAME: usize = 256;
 const MOST_BYTES_OF_A_REASON: usize = 1024;
-/// The year 9999, since the epoch.
+/// The end of the year 9999, since the epoch.
 const LAST_TIME: Duration = Duration::from_secs(253_402_300_799);
 
-/// Limits of one user or one API key, in place of those of the tier.
+/// Limits of one user or one API key, in place of the tier's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnLimits {
-    /// Units in a second, refilled continuously; of API keys alone.
+    /// Units a second, refilled continuously; for API keys only.
     pub per_second: Option<u64>,
-    /// Units in an hour, refilled continuously.
+    /// Units an hour, refilled continuously.
     pub per_hour: Option<u64>,
-    /// Units in a day of UTC.
+    /// Units a day of UTC.
     pub per_day: Option<u64>,
-    /// The most units that can be taken at one instant, where there are any by the second or, without those, by the hour.
-    /// Default: as many as that.
+    /// The most units that can be taken at one instant; needs `per_second` or `per_hour`, and applies to `per_second`
+    /// if both are set. Default: that limit's units.
     pub burst: Option<u64>,
 }
 
@@ -50,11 +51,11 @@ impl OwnLimits {
             let expected = "expected none without units by the second or the hour";
             return Err(PostgresError::input(format!("burst: {expected}, got {burst}")));
         }
-        // What fits each column may still be no limit, such as a rate that needs too fine a clock.
+        // Values that fit their columns may still be no limit, such as a rate that needs too fine a clock.
         self.rule().map(drop)
     }
 
-    /// The limits as a rule has them; none if there are none.
+    /// The limits as a rule; `None` if there are none.
     pub(super) fn rule(&self) -> Result<Option<crate::Rule>, PostgresError> {
         let mut limits = Vec::new();
         let mut burst = self.burst;
@@ -99,7 +100,7 @@ pub(super) fn by(text: &str) -> Result<(), PostgresError> {
     bounded("by", text, MOST_BYTES_OF_A_NAME)
 }
 
-/// A moment that a column holds.
+/// Checks that a column can hold a moment.
 pub(super) fn time(field: &str, time: Option<SystemTime>) -> Result<(), PostgresError> {
     match time.map(|time| time.duration_since(UNIX_EPOCH)) {
         None => Ok(()),
@@ -112,7 +113,7 @@ pub(super) fn time(field: &str, time: Option<SystemTime>) -> Result<(), Postgres
     }
 }
 
-/// A column's moment, which somebody may have written by hand: `infinity` is far enough away, and so is 1970.
+/// A column's moment, clamped: someone may have written `infinity`, or a time before 1970, by hand.
 pub(super) fn moment(column: Option<SystemTime>) -> Option<SystemTime> {
     column.map(|time| time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST_TIME))
 }
@@ -129,12 +130,12 @@ fn bounded(field: &str, text: &str, most: usize) -> Result<(), PostgresError> {
     Ok(())
 }
 
-/// Units as a column has them.
+/// Units as a column stores them.
 pub(super) fn column(units: Option<u64>) -> Option<i64> {
     units.and_then(|units| i64::try_from(units).ok())
 }
 
-/// A column's units.
+/// Units from a column.
 pub(super) fn units(column: Option<i64>) -> Option<u64> {
     column.map(i64::unsigned_abs)
 }

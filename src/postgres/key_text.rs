@@ -1,8 +1,8 @@
-//! How API keys are spelled: `tg_<id>_<secret><checksum>`, in digits and letters.
+//! The format of API keys: `tg_<id>_<secret><checksum>`, in digits and letters.
 //!
-//! The id, 71 bits, is no secret: it is how tables, logs and limits name the key. The secret has 142 bits by the system's
-//! generator. The checksum is CRC-32 of all before it: it catches keys that were mistyped or cut off before anything is looked
-//! up, and lets scanners of source code recognise keys that leaked.
+//! The id has 71 bits and isn't secret: tables, logs and limits name the key by it. The secret has 142 bits from the
+//! system's random generator. The checksum is the CRC-32 of all that precedes it: it catches mistyped or truncated keys
+//! before any look-up, and lets source-code scanners recognise leaked keys.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ pub(super) type Hash = [u8; 32];
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct KeyId([u8; ID]);
 
-/// A key that was just made. It is shown once: only its hash is stored.
+/// A newly created key. It is shown once: only its hash is stored.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NewKey {
     text: String,
@@ -47,7 +47,7 @@ impl NewKey {
         Ok(Self { text })
     }
 
-    /// The key, for whoever will use it. Nobody can find it out later.
+    /// The key itself, for its user. It can't be recovered later.
     #[must_use]
     pub fn secret(&self) -> &str {
         &self.text
@@ -62,14 +62,14 @@ impl NewKey {
     }
 }
 
-/// Shows the public part alone.
+/// Shows only the public part.
 impl fmt::Debug for NewKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NewKey").field("id", &self.id()).finish_non_exhaustive()
     }
 }
 
-/// The id and the hash of what a client has sent, if that is spelled as a key.
+/// The id and the hash of what a client sent, if it is spelled as a key.
 pub(super) fn read(sent: &[u8]) -> Option<(KeyId, Hash)> {
     let text = std::str::from_utf8(sent).ok().filter(|text| text.len() == LENGTH && text.is_ascii())?;
     let (body, sum) = text.split_at(LENGTH - CHECKSUM);
@@ -79,7 +79,7 @@ pub(super) fn read(sent: &[u8]) -> Option<(KeyId, Hash)> {
     Some((KeyId::read(id)?, Sha256::digest(sent).into()))
 }
 
-/// Whether a key has this hash, in a time that doesn't depend on where two differ.
+/// Whether a key has this hash. Compares in constant time.
 pub(super) fn is_same(sent: &Hash, stored: &[u8]) -> bool {
     sent.as_slice().ct_eq(stored).into()
 }
@@ -101,13 +101,13 @@ impl fmt::Debug for KeyId {
     }
 }
 
-/// So many digits and letters, each as likely as any other.
+/// Appends `count` digits and letters, each equally likely.
 fn draw(count: usize, text: &mut String) -> Result<(), getrandom::Error> {
     let end = text.len() + count;
     let mut bytes = [0; 64];
     while text.len() < end {
         getrandom::fill(&mut bytes)?;
-        // 248 is the last multiple of 62 in a byte: those above would make the first letters likelier.
+        // 248 is the greatest multiple of 62 in a byte: values from there on would make the first letters likelier.
         let drawn = bytes.iter().filter(|byte| **byte < 248).map(|byte| char::from(ALPHABET[usize::from(byte % 62)]));
         text.extend(drawn.take(end - text.len()));
     }

@@ -1,4 +1,4 @@
-//! API keys in the database: made, rotated, revoked, and looked up.
+//! API keys in the database: created, rotated, revoked and looked up.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,31 +10,31 @@ use super::key_text::{self, KeyId};
 use super::{NewKey, OwnLimits, Postgres, PostgresError, input};
 use crate::rules::Account;
 
-/// What a new key is for.
+/// The terms of a new key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyTerms {
-    /// What its owner calls it.
+    /// The owner's name for it.
     pub name: String,
-    /// What it pays for; none: as its user does.
+    /// The key's tier; `None`: the user's.
     pub tier: Option<String>,
-    /// Limits of its own, in place of the user's and the tier's. They count by the key.
+    /// The key's own limits, in place of the user's and the tier's. They count per key.
     pub limits: OwnLimits,
-    /// When it ends; none: when it is revoked.
+    /// When it expires; `None`: it is valid until revoked.
     pub expires_at: Option<SystemTime>,
 }
 
-/// A key as the database has it, which isn't the key: nobody can use it.
+/// A key as the database stores it: without the secret, so it can't be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredKey {
-    /// Its public part, by which limits count it.
+    /// Its public part, which limits count it by.
     pub id: String,
-    /// Whose it is.
+    /// The user it belongs to.
     pub user: String,
-    /// What it is for.
+    /// The terms it was created with.
     pub terms: KeyTerms,
-    /// Requests that it let through, as far as services have written them.
+    /// Requests allowed with it, as far as services have written them.
     pub total: u64,
     /// When it was last used, to the second or so.
     pub last_used_at: Option<SystemTime>,
@@ -42,15 +42,15 @@ pub struct StoredKey {
     pub revoked_at: Option<SystemTime>,
     /// Who revoked it.
     pub revoked_by: Option<String>,
-    /// The key that it was made to replace.
+    /// The key that it replaces.
     pub replaces: Option<String>,
-    /// When it was made.
+    /// When it was created.
     pub created_at: SystemTime,
-    /// Who made it.
+    /// Who created it.
     pub created_by: String,
 }
 
-/// What is needed of a key to let requests through: cached in Redis as JSON.
+/// What deciding a request needs of a key; cached in Redis as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct KeyRecord {
     pub(super) hash: Vec<u8>,
@@ -64,24 +64,24 @@ pub(super) struct KeyRecord {
     pub(super) revoked: bool,
 }
 
-/// What was found out about an id: also that there is no such key.
+/// The result of looking up an id, including that there is no such key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct LookedUp {
-    /// The configuration that it was read in: which history, and its version.
+    /// The history and version of the configuration that it was read in.
     pub(super) history: String,
     pub(super) version: i64,
     pub(super) key: Option<KeyRecord>,
 }
 
-/// Changes of keys that are read at most: beyond these, all that is cached is looked up anew.
+/// Most changes of keys that are read; beyond these, everything cached is looked up again.
 pub(super) const MOST_CHANGES: usize = 10_000;
 
-/// The latest changes since a version, the last ones first.
+/// The latest changes since a version, latest first.
 pub(super) const CHANGED: &str = "
     SELECT key_id, hash, user_id, tier, per_second, per_hour, per_day, burst, expires_at, revoked_at, version
     FROM tollgate.api_keys WHERE version > $1 ORDER BY version DESC LIMIT 10000";
 
-/// Those of the keys that there are.
+/// Those of these keys that exist.
 pub(super) const OF_IDS: &str = "
     SELECT key_id, hash, user_id, tier, per_second, per_hour, per_day, burst, expires_at, revoked_at
     FROM tollgate.api_keys WHERE key_id = ANY ($1)";
@@ -97,11 +97,12 @@ const COLUMNS: &str =
     revoked_at, revoked_by, replaces, created_at, created_by";
 
 impl Postgres {
-    /// Makes an API key for a user. The first value is the key, which can't be had later: the database has its SHA-256.
+    /// Creates an API key for a user. The first value returned is the key, which can't be recovered later: the database
+    /// stores its SHA-256.
     ///
     /// # Errors
     ///
-    /// No connection; no tables; limits of no units or above 2^53; text that is too long or has a NUL.
+    /// No connection; no tables; limits of zero units or above 2^53; text that is too long or contains NUL.
     pub async fn create_key(
         &self,
         user: &str,
@@ -118,13 +119,13 @@ impl Postgres {
         Ok(made)
     }
 
-    /// Makes a key in place of this one, with the same terms, valid for as long as the old one was to be. The old one stays
-    /// valid for `overlap`, or until it would have ended.
-    /// Keys are named by their id, with `tg_` before it or without, or by the whole key.
+    /// Creates a replacement for this key, with the same terms and as long a validity. The old key stays valid for
+    /// `overlap`, or until it would have expired. A key is named by its id, with or without `tg_` before it, or by the
+    /// whole key.
     ///
     /// # Errors
     ///
-    /// No connection; no tables; no such key; one that has ended, was revoked, or was replaced before.
+    /// No connection; no tables; no such key; a key that has expired, was revoked, or was replaced before.
     pub async fn rotate_key(
         &self,
         id: &str,
@@ -157,7 +158,7 @@ impl Postgres {
                 "key: expected one without a successor, got {id}, which has {other}"
             )));
         }
-        // As long as the old one was to be valid, from now on.
+        // As long as the old one's validity, from now on.
         let length = old.terms.expires_at.map(|end| end.duration_since(old.created_at).unwrap_or_default());
         let terms = KeyTerms { expires_at: length.map(|length| SystemTime::now() + length), ..old.terms };
         let made = insert(&transaction, &old.user, &terms, Some(id.as_str()), by).await?;
@@ -167,7 +168,7 @@ impl Postgres {
         Ok(made)
     }
 
-    /// Makes a key invalid, in every process within a second, for good. A key that was revoked before stays as it is.
+    /// Makes a key invalid for good, in every process within a second. A key that was revoked before stays as it is.
     ///
     /// # Errors
     ///
@@ -181,11 +182,11 @@ impl Postgres {
         self.key(id.as_str()).await?.ok_or_else(|| unknown(id))
     }
 
-    /// What is known of a key.
+    /// What the database has on a key.
     ///
     /// # Errors
     ///
-    /// No connection; no tables; what can be no key's id.
+    /// No connection; no tables; an id that no key can have.
     pub async fn key(&self, id: &str) -> Result<Option<StoredKey>, PostgresError> {
         let id = named(id)?;
         let select = format!("SELECT {COLUMNS} FROM tollgate.api_keys WHERE key_id = $1");
@@ -193,11 +194,11 @@ impl Postgres {
         Ok(row.as_ref().map(StoredKey::of))
     }
 
-    /// The keys of a user or, without one, of all, in the order in which they were made.
+    /// The keys of a user or, without one, of all users, in the order in which they were created.
     ///
     /// # Errors
     ///
-    /// No connection; no tables; a name that can be no user's.
+    /// No connection; no tables; a name that no user can have.
     pub async fn keys(&self, user: Option<&str>) -> Result<Vec<StoredKey>, PostgresError> {
         let connection = self.connection().await?;
         let rows = match user {
@@ -214,7 +215,7 @@ impl Postgres {
         Ok(rows.iter().map(StoredKey::of).collect())
     }
 
-    /// What the database has by an id.
+    /// What the database has on an id.
     pub(super) async fn look_up(&self, id: KeyId) -> Result<LookedUp, PostgresError> {
         let connection = self.connection().await?;
         let statement = connection.prepare_cached(LOOKED_UP).await?;
@@ -266,13 +267,13 @@ async fn insert(
     Ok((key, StoredKey::of(&row)))
 }
 
-/// The key that somebody means, by its id or all of it.
+/// The id of a key that is named by its id or in full.
 fn named(text: &str) -> Result<KeyId, PostgresError> {
     if let Some((id, _)) = key_text::read(text.as_bytes()) {
         return Ok(id);
     }
     KeyId::read(text.strip_prefix("tg_").unwrap_or(text)).ok_or_else(|| {
-        // Perhaps a key that was cut off: it isn't repeated.
+        // It may be part of a key, so the message doesn't repeat it.
         PostgresError::input("key: expected the 12 digits and letters of its id, or the whole key, got another text")
     })
 }
@@ -311,7 +312,7 @@ impl StoredKey {
         }
     }
 
-    /// Whether requests with it are let through now.
+    /// Whether requests with it are accepted now.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.revoked_at.is_none() && self.terms.expires_at.is_none_or(|end| end > SystemTime::now())
@@ -334,7 +335,7 @@ impl KeyRecord {
         }
     }
 
-    /// Whose requests come with it, apart from what is known of the user.
+    /// The account that the key belongs to, without the user's own settings.
     pub(super) fn account(&self, id: KeyId) -> Account {
         let Self { per_second, per_hour, per_day, burst, .. } = *self;
         let account = Account::new(&self.user).api_key(id.as_str());

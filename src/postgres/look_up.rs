@@ -1,8 +1,8 @@
-//! From an API key to whose request it is: in this process, else in Redis, else in PostgreSQL.
+//! Finds the account that an API key belongs to: in this process, else in Redis, else in PostgreSQL.
 //!
-//! Most requests come with a key that this process knows. The others cost a round trip to Redis and, if that doesn't know
-//! either, a decision of [`LOOK_UPS`] and a query. Look-ups run as tasks, one for each id at a time, so that callers who
-//! give up don't begin them anew.
+//! Most requests come with a key that this process knows. The others cost a round trip to Redis and, if Redis doesn't
+//! know the key, a decision of [`LOOK_UPS`] and a query. Look-ups run as tasks, one at a time for each id, so that
+//! callers who give up don't cause new ones.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,37 +23,37 @@ use crate::limiter::Limiter;
 use crate::rule::{OnError, Rule};
 use crate::rules::Account;
 
-/// Look-ups in PostgreSQL, by all processes that share a limiter's keys: no more than 100 in any second.
+/// Look-ups in PostgreSQL by all processes that share a limiter's keys: no more than 100 in any second.
 const LOOK_UPS: &str = "gcra 90/1s burst 10";
 const LOOK_UPS_NAME: &str = "api-key-look-ups";
-/// What a process remembers: of keys some 400 bytes each, of ids without a key some 100.
+/// What a process remembers: about 400 bytes for each key, and about 100 for each id without a key.
 const MOST_KEYS: usize = 100_000;
 const MOST_UNKNOWN: usize = 50_000;
-/// Look-ups that are under way at a time: beyond this, Redis is away or a flood is on, and callers are turned away at once.
+/// Look-ups in flight. Beyond this, Redis is away or a flood is on, and callers are rejected at once.
 const MOST_UNDER_WAY: usize = 4096;
-/// While Redis can't count look-ups, each process makes 100 in a second.
+/// While Redis can't count look-ups, each process makes 100 a second.
 const BETWEEN_UNCOUNTED: Duration = Duration::from_millis(10);
 const TURN_WITHIN: Duration = Duration::from_millis(500);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
-/// While PostgreSQL is away, what is known serves on, and is looked up again after this.
+/// While PostgreSQL is away, known keys stay in use, and are looked up again after this.
 const STALE_FOR: Duration = Duration::from_secs(10);
 
-/// Why an API key lets nothing through.
+/// Why an API key is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ApiKeyError {
-    /// It isn't spelled as a key: perhaps mistyped or cut off. Nothing was looked up.
+    /// It isn't spelled as a key: it may be mistyped or truncated. Nothing was looked up.
     Malformed,
     /// There is no such key.
     Unknown,
     /// It was revoked.
     Revoked,
-    /// It has ended.
+    /// It has expired.
     Expired,
-    /// Whether there is such a key can't be known now: PostgreSQL is away, or too many unknown keys are being looked up. It
-    /// may be tried again after this.
+    /// Whether the key exists can't be known now: PostgreSQL is away, or too many unknown keys are being looked up.
+    /// Retry after the given wait.
     Unavailable {
-        /// A wait that is worth while.
+        /// How long to wait before a retry.
         retry_after: Duration,
     },
 }
@@ -71,7 +71,7 @@ pub(super) struct Keys {
     under_way: Mutex<HashMap<KeyId, Vec<oneshot::Sender<Answer>>>>,
     changes: Mutex<Changes>,
     looked_up: AtomicU64,
-    /// Held by the one look-up that is made at a time while Redis can't count them.
+    /// Held during a look-up while Redis can't count them: one at a time.
     uncounted: tokio::sync::Mutex<()>,
 }
 
@@ -79,26 +79,26 @@ pub(super) struct Keys {
 #[derive(Clone)]
 struct Known {
     key: Arc<KeyRecord>,
-    /// What the key itself says of whose request it is.
+    /// The account, as far as the key itself determines it.
     account: Account,
     version: i64,
     until: Instant,
 }
 
-/// What was found of an id: a key, or that there is none.
+/// The result of a look-up: a key, or that there is none.
 type Answer = Result<Option<Known>, ApiKeyError>;
 
-/// In which version each id last changed, as far as something older may be cached anywhere.
+/// The version in which each id last changed, for as long as something older may be cached anywhere.
 #[derive(Default)]
 struct Changes {
-    /// Of the database: nothing of another one is believed.
+    /// The database's history; entries from another one are ignored.
     history: String,
     of_ids: HashMap<KeyId, (i64, Instant)>,
-    /// What is cached of an older version may have changed since.
+    /// Anything cached at an older version may have changed since.
     oldest: i64,
 }
 
-/// A look-up that is under way. When it ends, or its runtime does, all who wait for it are answered.
+/// A look-up in flight. When it or its runtime ends, everyone waiting for it gets a reply.
 struct UnderWay {
     keys: Arc<Keys>,
     id: KeyId,
@@ -124,19 +124,19 @@ impl Keys {
         })
     }
 
-    /// Queries of PostgreSQL so far.
+    /// Queries made of PostgreSQL so far.
     pub(super) fn looked_up(&self) -> u64 {
         self.looked_up.load(Ordering::Relaxed)
     }
 
-    /// Whose requests come with this key, apart from what is known of the user.
+    /// The account that this key belongs to, without the user's own settings.
     pub(super) async fn account(self: &Arc<Self>, sent: &[u8]) -> Result<Account, ApiKeyError> {
         let (id, hash) = key_text::read(sent).ok_or(ApiKeyError::Malformed)?;
         let known = match self.remembered(id) {
             Some(known) => known,
             None => self.ask(id).await?,
         };
-        // Details are only for callers with the whole key.
+        // Details are only for callers who have the whole key.
         let known = known.filter(|known| key_text::is_same(&hash, &known.key.hash)).ok_or(ApiKeyError::Unknown)?;
         if known.key.revoked {
             return Err(ApiKeyError::Revoked);
@@ -147,7 +147,7 @@ impl Keys {
         }
     }
 
-    /// What this process knows of an id; none if it must ask.
+    /// What this process knows of an id; `None` if it must look the id up.
     fn remembered(&self, id: KeyId) -> Option<Option<Known>> {
         let now = Instant::now();
         if let Some(known) = self.known.get(&id).filter(|known| known.until > now) {
@@ -156,7 +156,7 @@ impl Keys {
         self.unknown.get(&id).filter(|until| *until > now).map(|_| None)
     }
 
-    /// Looks an id up, or joins the look-up that is under way.
+    /// Looks an id up, or joins the look-up in flight.
     async fn ask(self: &Arc<Self>, id: KeyId) -> Answer {
         let (answer, answered) = oneshot::channel();
         {
@@ -187,16 +187,17 @@ impl Keys {
         }
         match self.in_postgres(id).await {
             Ok(found) => {
-                // In a task of its own: nobody waits for it.
+                // In a task of its own, so that the caller doesn't wait for it.
                 let (cache, write) = (self.cache.clone(), vec![(id, found.clone())]);
                 tokio::spawn(async move { cache.write_keys(&write, stale).await });
                 Ok(self.take(id, &found, KEYS_TTL))
             }
             Err(error) => {
-                // No change comes between.
+                // Held so that no change intervenes.
                 let _changes = locked(&self.changes);
                 match self.known.get(&id) {
-                    // It was known, and nobody has said otherwise. That isn't written to Redis, where others would take it for new.
+                    // It was known, and no change says otherwise. It isn't written to Redis, where others would take it
+                    // for new.
                     Some(known) => {
                         let known = Known { until: Instant::now() + STALE_FOR, ..known };
                         self.known.insert(id, known.clone());
@@ -231,7 +232,7 @@ impl Keys {
         }
     }
 
-    /// Remembers what was found, unless it has changed meanwhile: then it is answered this once.
+    /// Remembers what was found. If it has changed meanwhile, it is returned but not remembered.
     fn take(&self, id: KeyId, found: &LookedUp, time: Duration) -> Option<Known> {
         let until = Instant::now() + time;
         let known = found.key.as_ref().map(|key| Known {
@@ -240,7 +241,7 @@ impl Keys {
             version: found.version,
             until,
         });
-        // Held until it is remembered, so that no change comes between.
+        // Held until the result is remembered, so that no change intervenes.
         let changes = locked(&self.changes);
         let newer = self.known.get(&id).filter(|known| changes.is_of_now(found) && known.version > found.version);
         if newer.is_some() {
@@ -262,8 +263,8 @@ impl Keys {
         known
     }
 
-    /// Takes what has changed since the last time, in its order; at first, what has changed last before this process began,
-    /// since something older may be cached in Redis.
+    /// Applies the changes since the last call, in order. The first call gets the latest changes before this process
+    /// started, since something older may be cached in Redis.
     pub(super) fn changed<'c>(
         &self,
         history: &str,
@@ -274,13 +275,13 @@ impl Keys {
         changes.history = history.to_owned();
         let now = Instant::now();
         changes.of_ids.retain(|_, (_, until)| *until > now);
-        // What is cached of an older version may have changed since.
+        // Anything cached at an older version may have changed since.
         let is_older = oldest > changes.oldest;
         changes.oldest = changes.oldest.max(oldest);
         for (id, found) in changed {
             changes.of_ids.insert(*id, (found.version, now + KEYS_TTL * 2));
             self.unknown.remove(id);
-            // Unless a look-up has read something newer since.
+            // Skipped if a look-up has read something newer.
             let Some(_) = self.known.get(id).filter(|known| known.version <= found.version) else { continue };
             match &found.key {
                 Some(key) => {
@@ -292,18 +293,18 @@ impl Keys {
             }
         }
         if is_older {
-            // What was remembered while the changes were read.
+            // Remembered while the changes were being read.
             self.known.retain(|_, known| known.version >= oldest);
             self.unknown.clear();
         }
     }
 
-    /// Whatever keys this process knows.
+    /// The keys that this process knows.
     pub(super) fn known_ids(&self) -> Vec<KeyId> {
         self.known.iter().map(|(id, _)| id).collect()
     }
 
-    /// Forgets everything: the database is another one than before.
+    /// Forgets everything, since the database is another one than before.
     pub(super) fn forget(&self) {
         let mut changes = locked(&self.changes);
         *changes = Changes::default();
@@ -313,13 +314,13 @@ impl Keys {
 }
 
 impl Changes {
-    /// Whether what was read of an id in this version is still so, as far as this process knows.
+    /// Whether what was read of an id is still current, as far as this process knows.
     fn allow(&self, id: KeyId, found: &LookedUp) -> bool {
         let is_known = |changed: &(i64, Instant)| found.version >= changed.0;
         self.is_of_now(found) && found.version >= self.oldest && self.of_ids.get(&id).is_none_or(is_known)
     }
 
-    /// Whether it is of the history that the database has now.
+    /// Whether it belongs to the database's current history.
     fn is_of_now(&self, found: &LookedUp) -> bool {
         found.history == self.history
     }
@@ -334,7 +335,7 @@ impl UnderWay {
 impl Drop for UnderWay {
     fn drop(&mut self) {
         for waiting in locked(&self.keys.under_way).remove(&self.id).unwrap_or_default() {
-            // Callers that have given up need no answer.
+            // The receiver may be gone: its caller gave up.
             let _ = waiting.send(self.answer.clone());
         }
     }
@@ -349,7 +350,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ApiKeyError {
-    /// In a word: malformed, unknown, revoked, expired or unavailable.
+    /// The error in a word: malformed, unknown, revoked, expired or unavailable.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! The tables, made step by step by the files in `sql/`.
+//! Creates the tables step by step, from the files in `sql/`.
 
 use std::time::SystemTime;
 
@@ -13,16 +13,16 @@ struct Step {
     sql: &'static str,
 }
 
-/// In their order: the first has number 1. One that was released is never changed, since databases have it.
+/// In order; the first has number 1. A released step never changes, since databases have it.
 const STEPS: [Step; 2] = [
     Step { name: "configuration", sql: include_str!("../../sql/0001_configuration.sql") },
     Step { name: "history", sql: include_str!("../../sql/0002_history.sql") },
 ];
 
-/// Whoever migrates holds this lock, so that two don't at once.
+/// Held while migrating, so that two migrations don't run at once.
 const LOCK: i64 = i64::from_be_bytes(*b"tollgate");
 
-/// How long another may take who migrates at the same time.
+/// How long to wait for a migration that runs at the same time.
 const PATIENCE: &str = "SET LOCAL lock_timeout = '60s'";
 
 const OWN_TABLE: &str = "
@@ -35,30 +35,30 @@ const OWN_TABLE: &str = "
         applied_at timestamptz NOT NULL DEFAULT now()
     )";
 
-/// One step from nothing to the tables that this version of tollgate uses.
+/// One of the steps to the tables that this version of tollgate uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Migration {
-    /// From 1 on.
+    /// Counts from 1.
     pub number: u32,
     /// What it makes.
     pub name: String,
-    /// When that was done in this database; none if it is still to be done.
+    /// When it was applied to this database; `None` if it is pending.
     pub applied_at: Option<SystemTime>,
 }
 
-/// How far a database is.
+/// Which migrations a database has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Schema {
-    /// What the server calls its version, such as `15.18`.
+    /// The server's version as it reports it, such as `15.18`.
     pub server_version: String,
-    /// All that this version of tollgate knows.
+    /// All migrations that this version of tollgate knows.
     pub migrations: Vec<Migration>,
 }
 
 impl Schema {
-    /// Whether nothing is left to be done.
+    /// Whether no migration is pending.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.migrations.iter().all(|migration| migration.applied_at.is_some())
@@ -66,21 +66,21 @@ impl Schema {
 }
 
 impl Postgres {
-    /// Makes the tables, or brings those of an older version to this one: what was done, in order, or nothing. All of it
-    /// in one transaction; who calls it at the same time waits, for at most a minute. Needs the right to create a schema in
-    /// the database, the first time.
+    /// Creates the tables, or upgrades those of an older version. Returns the migrations that were applied, in order;
+    /// none if there was nothing to do. All run in one transaction; a concurrent call waits, for at most a minute. The
+    /// first time, this needs the right to create a schema in the database.
     ///
     /// # Errors
     ///
-    /// No connection; no right; a database that isn't in UTF-8; tables of a newer version of tollgate, or of migrations that
-    /// somebody has altered.
+    /// No connection; no right; a database that isn't in UTF-8; tables of a newer version of tollgate, or altered
+    /// migrations.
     pub async fn migrate(&self) -> Result<Vec<Migration>, PostgresError> {
         let mut connection = self.connection().await?;
         let transaction = connection.transaction().await?;
         transaction.batch_execute(PATIENCE).await?;
         let encoding: String = transaction.query_one("SELECT current_setting('server_encoding')", &[]).await?.get(0);
         if encoding != "UTF8" {
-            // Clients write what others can't hold, and a whole batch would fail for that.
+            // Clients write text that other encodings can't hold, and a whole batch would then fail.
             return Err(PostgresError::input(format!("encoding: expected a database in UTF8, got {encoding}")));
         }
         transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await?;
@@ -102,11 +102,11 @@ impl Postgres {
         Ok(made)
     }
 
-    /// How far this database is, changing nothing.
+    /// Which migrations this database has. Changes nothing.
     ///
     /// # Errors
     ///
-    /// No connection; no right; tables of a newer version of tollgate, or of migrations that somebody has altered.
+    /// No connection; no right; tables of a newer version of tollgate, or altered migrations.
     pub async fn schema(&self) -> Result<Schema, PostgresError> {
         let mut connection = self.connection().await?;
         let transaction = connection.build_transaction().read_only(true).start().await?;
@@ -123,7 +123,7 @@ impl Postgres {
     }
 }
 
-/// When each step was done, of those that were.
+/// When each applied step was applied.
 async fn applied(transaction: &Transaction<'_>) -> Result<Vec<SystemTime>, PostgresError> {
     let select = "SELECT number, name, digest, applied_at FROM tollgate.migrations ORDER BY number";
     let mut done = Vec::new();

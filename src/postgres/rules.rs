@@ -1,4 +1,4 @@
-//! Rules in the database: a set as a whole, put there and read back.
+//! Rules in the database: written and read as a whole set.
 
 use serde_json::{Map, Value};
 use tokio_postgres::Transaction;
@@ -7,34 +7,34 @@ use super::follow::one_moment;
 use super::{Postgres, PostgresError, input};
 use crate::rules::{RuleChanges, RuleSet};
 
-/// Where a set's rules stand in its JSON.
+/// The key of a set's rules in its JSON.
 const RULES: &str = "rule";
 
-/// A set of rules as the database has it.
+/// A set of rules as the database stores it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StoredRules {
-    /// Those that are enabled.
+    /// The enabled rules.
     pub rules: RuleSet,
-    /// Of the whole configuration; it grows with each change.
+    /// Version of the whole configuration; it grows with each change.
     pub version: i64,
 }
 
-/// A set as rows have it.
+/// A set as rows.
 struct Stored {
     settings: Map<String, Value>,
-    /// By name, in their order.
+    /// By name, in order.
     rules: Vec<(String, Value)>,
 }
 
 impl Postgres {
-    /// Puts a set of rules in the place of the one that is there, and says what that changed: all of it or nothing, in one
-    /// transaction. Rules that stay as they are aren't touched; those that were disabled are enabled again. `by` says who
-    /// does it, in at most 256 bytes.
+    /// Replaces the stored set of rules and returns what that changed: all of it or nothing, in one transaction.
+    /// Unchanged rules aren't touched; disabled ones are enabled again. `by` says who does it, in at most 256 bytes.
     ///
     /// # Errors
     ///
-    /// No connection; no tables; no right; a name that is too long; text with a NUL, which PostgreSQL doesn't store.
+    /// No connection; no tables; no right; a name that is too long; text that contains NUL, which PostgreSQL doesn't
+    /// store.
     pub async fn push_rules(&self, rules: &RuleSet, by: &str) -> Result<RuleChanges, PostgresError> {
         input::by(by)?;
         let mut connection = self.connection().await?;
@@ -73,7 +73,7 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// No connection; no tables; rules that somebody has written by hand and that can't be used.
+    /// No connection; no tables; rules that were written by hand and can't be used.
     pub async fn rules(&self) -> Result<StoredRules, PostgresError> {
         let mut connection = self.connection().await?;
         let transaction = one_moment(&mut connection).await?;
@@ -126,7 +126,7 @@ async fn stored(transaction: &Transaction<'_>) -> Result<Stored, PostgresError> 
     Ok(Stored { settings, rules: rules.collect::<Result<_, PostgresError>>()? })
 }
 
-/// All rules with one statement; those that stay as they are keep their time.
+/// Writes all rules with one statement; unchanged ones keep their time.
 async fn write(transaction: &Transaction<'_>, stored: &Stored, by: &str) -> Result<(), PostgresError> {
     let upsert = "
         INSERT INTO tollgate.rate_limit_rules AS rule (name, place, definition, updated_by)

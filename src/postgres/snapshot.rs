@@ -21,7 +21,7 @@ pub(super) struct Users {
     count: AtomicUsize,
 }
 
-/// A user as the cache in Redis has it.
+/// A user as cached in Redis.
 #[derive(Serialize, Deserialize)]
 struct Cached {
     user: String,
@@ -30,7 +30,7 @@ struct Cached {
     block: Option<UserBlock>,
 }
 
-/// The same in every process, since parts are cached by their numbers.
+/// The same in every process, since parts are cached by number.
 fn part_of(user: &str) -> usize {
     let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(user);
     usize::try_from(hash % PARTS as u64).unwrap_or_default()
@@ -52,7 +52,7 @@ impl Users {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Takes these in place of all that were known, or beside them; answers the numbers of the parts that changed.
+    /// Replaces all known users with these, or adds these to them. Returns the numbers of the parts that changed.
     pub(super) fn take(&self, users: Vec<(String, Option<Account>)>, instead: bool) -> BTreeSet<usize> {
         let mut changes: HashMap<usize, Vec<(String, Option<Account>)>> = HashMap::new();
         for (user, account) in users {
@@ -86,7 +86,7 @@ impl Users {
     }
 }
 
-/// The users of one part, as the cache has them. None if that can't be read.
+/// The users of one part, from the cache; `None` if that can't be parsed.
 pub(super) fn part_of_json(text: &str) -> Option<Vec<(String, Option<Account>)>> {
     let users: Vec<Cached> = serde_json::from_str(text).ok()?;
     users.into_iter().map(|cached| Some((cached.user.clone(), Some(cached.account()?)))).collect()

@@ -1,8 +1,8 @@
-//! Connections to PostgreSQL by TLS.
+//! TLS connections to PostgreSQL.
 //!
-//! The crate that has them, tokio-postgres-rustls, would come with ten others, most of which read certificates. And no
-//! dependency can be had only where two features meet: Redis by TLS would bring a client of PostgreSQL, or PostgreSQL
-//! without TLS a C library.
+//! The crate that provides them, tokio-postgres-rustls, would add ten others, most of which parse certificates. And
+//! Cargo can't add a dependency only where two features meet: Redis over TLS would pull in a PostgreSQL client, or
+//! PostgreSQL without TLS a C library.
 
 use std::io;
 use std::pin::Pin;
@@ -21,23 +21,23 @@ use tokio_rustls::client::TlsStream;
 
 use crate::Tls;
 
-/// The name by which PostgreSQL knows its own protocol, and without which it takes no `sslnegotiation=direct`.
+/// PostgreSQL's name in ALPN; without it `sslnegotiation=direct` is refused.
 const PROTOCOL: &[u8] = b"postgresql";
 
-/// What makes connections. Those without TLS pass it by.
+/// Makes TLS connections. Connections without TLS bypass it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Connector {
     tls: Tls,
 }
 
-/// One connection that is about to be made, to this host.
+/// A connection about to be made to this host.
 #[derive(Debug)]
 pub(super) struct Handshake {
     tls: Tls,
     host: String,
 }
 
-/// One that has been made, to a server whose certificate is trusted and is for its host.
+/// A connection to a server whose certificate is trusted and valid for its host.
 #[derive(Debug)]
 pub(super) struct Stream(TlsStream<Socket>);
 
@@ -52,7 +52,7 @@ impl MakeTlsConnect<Socket> for Connector {
     type TlsConnect = Handshake;
     type Error = io::Error;
 
-    /// Called for a connection without TLS, too: so nothing is read or checked yet.
+    /// Also called for connections without TLS, so nothing is read or checked yet.
     fn make_tls_connect(&mut self, host: &str) -> io::Result<Handshake> {
         Ok(Handshake { tls: self.tls.clone(), host: host.to_owned() })
     }
@@ -73,7 +73,7 @@ impl TlsConnect<Socket> for Handshake {
     }
 }
 
-/// By it a password also proves that nobody stands between: `channel_binding=require` in an address.
+/// Channel binding: a password then also proves that nobody is in between (`channel_binding=require` in an address).
 impl tokio_postgres::tls::TlsStream for Stream {
     fn channel_binding(&self) -> ChannelBinding {
         let (_, session) = self.0.get_ref();
@@ -83,8 +83,8 @@ impl tokio_postgres::tls::TlsStream for Stream {
     }
 }
 
-/// A certificate's hash, by the hash of its own signature: RFC 5929's `tls-server-end-point`. Ed25519 has none, and
-/// servers before PostgreSQL 16 know none for RSA-PSS.
+/// RFC 5929's `tls-server-end-point`: the certificate's hash, with the hash function of its own signature. Ed25519 has
+/// none, and servers before PostgreSQL 16 don't know one for RSA-PSS.
 fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     let algorithm = signature_algorithm(certificate)?;
     let is_one_of = |known: [AlgorithmIdentifier; 2]| known.iter().any(|known| algorithm == known.as_ref());
@@ -99,20 +99,20 @@ fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// The second of a certificate's three parts (RFC 5280, section 4.1), which in DER follows the first.
+/// The second of a certificate's three parts (RFC 5280, section 4.1); in DER it follows the first.
 fn signature_algorithm(certificate: &[u8]) -> Option<&[u8]> {
     let (parts, _) = element(certificate)?;
     let (_, after_the_first) = element(parts)?;
     Some(element(after_the_first)?.0)
 }
 
-/// What an element of DER contains, and what comes after it.
+/// The content of a DER element, and the bytes after it.
 fn element(der: &[u8]) -> Option<(&[u8], &[u8])> {
     let (&[_, length], rest) = der.split_first_chunk()?;
     if length < 0x80 {
         return rest.split_at_checked(length.into());
     }
-    // A long one says here how many octets its length takes.
+    // In the long form, this says how many octets the length takes.
     let (octets, rest) = rest.split_at_checked(usize::from(length - 0x80))?;
     rest.split_at_checked(octets.iter().fold(0, |length, octet| length << 8 | usize::from(*octet)))
 }

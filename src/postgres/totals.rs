@@ -1,4 +1,4 @@
-//! What users and API keys have used, added to the database in batches: about one a second, and none twice.
+//! Totals of users and API keys, added to the database in batches: about one a second, and none twice.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -13,9 +13,9 @@ use super::{Postgres, PostgresError};
 
 /// How long counts wait for others before they are written.
 pub(super) const WRITTEN_EVERY: Duration = Duration::from_secs(1);
-/// Rows that a statement adds at most: a second's work.
+/// Most rows that a statement adds: a second's work.
 const MOST_ROWS: usize = 10_000;
-/// Users and keys that are counted at a time: more while PostgreSQL is away would need memory without end.
+/// Most users and keys counted at a time: without a bound, memory would grow while PostgreSQL is away.
 const MOST_NAMES: usize = 100_000;
 const STRIPES: usize = 16;
 const SECONDS_OF_A_DAY: u64 = 86_400;
@@ -26,9 +26,9 @@ pub(super) struct Totals {
     hasher: std::hash::RandomState,
     names: AtomicUsize,
     lost: AtomicU64,
-    /// When the batch began that is on its way.
+    /// When the batch in flight began.
     on_its_way: Mutex<Option<Instant>>,
-    /// Held by whoever writes.
+    /// Held by the task that writes.
     writing: tokio::sync::Mutex<Writing>,
 }
 
@@ -36,9 +36,9 @@ pub(super) struct Totals {
 struct Counts {
     users: HashMap<String, OfUser>,
     keys: HashMap<String, OfKey>,
-    /// Of days that are over.
+    /// Counts of past days.
     before: Vec<(String, OfUser)>,
-    /// When the first of these came.
+    /// When the first of these counts came.
     since: Option<Instant>,
 }
 
@@ -59,11 +59,11 @@ struct OfKey {
 
 struct Writing {
     batches: Batches,
-    /// The batch that is on its way: it may have been written, or not.
+    /// The batch in flight; whether it was written isn't known.
     batch: Option<Batch>,
 }
 
-/// In the order in which rows are locked, the same in every process.
+/// In the order in which rows are locked: the same in every process.
 #[derive(Default)]
 struct Batch {
     /// By day and name.
@@ -85,21 +85,21 @@ impl Totals {
         }
     }
 
-    /// Counts a request that was decided.
+    /// Counts a decided request.
     pub(super) fn count(&self, user: &str, key: Option<&str>, allowed: bool) {
         if user.is_empty() || user.len() > MOST_BYTES_OF_A_USER || user.contains('\0') {
-            // No such user can be in the database.
+            // The database can't have such a user.
             return;
         }
         let mut counts = self.stripe(user);
-        // Under the lock, so that days come in their order.
+        // Under the lock, so that days come in order.
         let last = SystemTime::now();
         let seconds = last.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let day = i32::try_from(seconds / SECONDS_OF_A_DAY).unwrap_or(i32::MAX);
         let now = OfUser { day, allowed: u64::from(allowed), denied: u64::from(!allowed), last };
         counts.since.get_or_insert_with(Instant::now);
         match counts.users.get_mut(user) {
-            // A clock that was set back begins no other day.
+            // A clock that was set back doesn't begin another day.
             Some(of_user) if of_user.day >= day => of_user.add(now),
             Some(of_user) => {
                 let before = std::mem::replace(of_user, now);
@@ -119,7 +119,7 @@ impl Totals {
         }
     }
 
-    /// Whether one name more may be remembered; then it is.
+    /// Whether there is room for another name; if so, takes it.
     fn has_room(&self) -> bool {
         let room = self.names.load(Ordering::Relaxed) < MOST_NAMES;
         if room {
@@ -133,38 +133,38 @@ impl Totals {
         locked(&self.counts[stripe])
     }
 
-    /// Whether there is anything to write, or that this process has ended.
+    /// Whether there is anything to write, or this process's end to report.
     pub(super) fn is_used(&self) -> bool {
-        // Where somebody writes just now, that may fail.
+        // A write in progress may still fail.
         let has_written =
             self.writing.try_lock().map_or(true, |writing| writing.batches.is_known() || writing.batch.is_some());
         has_written || self.counts.iter().any(|counts| locked(counts).since.is_some())
     }
 
-    /// Requests that were lost: of more users than are remembered while PostgreSQL is away.
+    /// Requests lost because there were more users than are counted while PostgreSQL is away.
     pub(super) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// How old the oldest request is that isn't in the database yet.
+    /// Age of the oldest request that isn't in the database yet.
     pub(super) fn lag(&self) -> Duration {
         let on_its_way = *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = self.counts.iter().filter_map(|counts| locked(counts).since);
         counted.chain(on_its_way).min().map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Writes all that was counted, and that nothing is missing.
+    /// Writes all that was counted, and tells the database that nothing is missing.
     pub(super) async fn finish(&self) -> Result<(), PostgresError> {
         self.write(true).await?;
-        // What was counted behind a batch that was on its way.
+        // Counts that came in behind a batch in flight.
         if self.counts.iter().any(|counts| locked(counts).since.is_some()) {
             self.write(true).await?;
         }
         Ok(())
     }
 
-    /// Writes what was counted so far, if there is anything; what can't be written is kept for the next time. At the end, the
-    /// database knows that nothing is missing.
+    /// Writes what was counted so far, if there is anything; what can't be written is kept for the next time. At the
+    /// end, the database knows that nothing is missing.
     pub(super) async fn write(&self, is_end: bool) -> Result<(), PostgresError> {
         let mut writing = self.writing.lock().await;
         let writing = &mut *writing;
@@ -179,7 +179,7 @@ impl Totals {
         let written = self.write_batch(writing, about).await;
         match (&written, requests) {
             (Ok(()), _) => {}
-            // What can't be stored now never can.
+            // Data that can't be stored now never can.
             (Err(error), Some(requests)) if error.is_data() => _ = self.lost.fetch_add(requests, Ordering::Relaxed),
             (Err(_), _) => return written,
         }
@@ -191,7 +191,7 @@ impl Totals {
         written
     }
 
-    /// All that was counted, to be written.
+    /// Takes all counts, to be written.
     fn taken(&self) -> Option<Batch> {
         let mut batch = Batch::default();
         let mut since = None;
@@ -212,7 +212,7 @@ impl Totals {
         (!batch.users.is_empty()).then_some(batch)
     }
 
-    /// One transaction: the counts and the batch's number, by which it isn't added twice.
+    /// One transaction: the counts, and the batch's number, which keeps it from being added twice.
     async fn write_batch(&self, writing: &Writing, about: About) -> Result<(), PostgresError> {
         let mut connection = self.postgres.connection().await?;
         let (transaction, is_new) = writing.batches.begin(&mut connection, about).await?;
@@ -242,7 +242,7 @@ impl Totals {
     }
 }
 
-/// What was used on one day. A day or a month that is over when it arrives counts for that no more.
+/// Adds one day's usage. Usage that arrives after its day or month is over no longer counts towards that total.
 const ADD_USERS: &str = "
     INSERT INTO tollgate.user_quotas AS q
         (user_id, today, total_today, this_month, total_this_month, times_exceeded, last_request_at)

@@ -1,4 +1,4 @@
-//! Users in the database: limits of their own, blocks, and what they have used.
+//! Users in the database: their own limits, blocks and totals.
 
 use std::time::SystemTime;
 
@@ -8,35 +8,35 @@ use tokio_postgres::types::ToSql;
 use super::{OwnLimits, Postgres, PostgresError, input};
 use crate::rules::Account;
 
-/// What the database has of one user.
+/// What the database has on one user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredUser {
     /// The user's name.
     pub user: String,
-    /// What the user pays for; none: whatever the service says.
+    /// The user's tier; `None`: the tier that the service gives.
     pub tier: Option<String>,
-    /// Limits in place of those of the tier.
+    /// Limits in place of the tier's.
     pub limits: OwnLimits,
-    /// Whether the user was blocked and that was not lifted. The block may have ended.
+    /// Whether the user was blocked and the block wasn't lifted. It may have expired.
     pub blocked: bool,
-    /// Why.
+    /// Why the user was blocked.
     pub blocked_reason: Option<String>,
-    /// When the block ends; none: when it is lifted.
+    /// When the block expires; `None`: when it is lifted.
     pub blocked_until: Option<SystemTime>,
-    /// Requests that were allowed on this day of UTC, as far as services have written them.
+    /// Requests allowed on the current day of UTC, as far as services have written them.
     pub total_today: u64,
-    /// Requests that were allowed in this month of UTC, as far as services have written them.
+    /// Requests allowed in the current month of UTC, as far as services have written them.
     pub total_this_month: u64,
-    /// Requests that were denied, ever.
+    /// Requests ever denied.
     pub times_exceeded: u64,
     /// When the last request came, to the second or so.
     pub last_request_at: Option<SystemTime>,
-    /// When the user was first known.
+    /// When the user was first stored.
     pub created_at: SystemTime,
     /// When anything but the totals last changed.
     pub updated_at: SystemTime,
-    /// Who changed it.
+    /// Who made that change.
     pub updated_by: String,
 }
 
@@ -47,12 +47,13 @@ const COLUMNS: &str = "user_id, tier, per_hour, per_day, burst, blocked, blocked
     times_exceeded, last_request_at, created_at, updated_at, updated_by";
 
 impl Postgres {
-    /// Denies everything to a user: for this reason, until then or until it is lifted. In force in every process within a
-    /// second. A block that is there is replaced. `by` says who does it, in at most 256 bytes.
+    /// Denies a user everything, for this reason, until the given moment or until the block is lifted. In force in
+    /// every process within a second. Replaces an earlier block. `by` says who does it, in at most 256 bytes.
     ///
     /// # Errors
     ///
-    /// No connection; no tables; a user of no or more than 512 bytes, a reason of more than 1,024; text with a NUL.
+    /// No connection; no tables; a user name that is empty or above 512 bytes; a reason above 1,024 bytes; text that
+    /// contains NUL.
     pub async fn block_user(
         &self,
         user: &str,
@@ -73,11 +74,11 @@ impl Postgres {
         self.changed(upsert, &[&user, &reason, &until, &by]).await.map(drop)
     }
 
-    /// Lifts a user's block, and says whether there was one.
+    /// Lifts a user's block; returns whether there was one.
     ///
     /// # Errors
     ///
-    /// No connection; no tables; text that is too long or has a NUL.
+    /// No connection; no tables; text that is too long or contains NUL.
     pub async fn unblock_user(&self, user: &str, by: &str) -> Result<bool, PostgresError> {
         input::user(user)?;
         input::by(by)?;
@@ -88,13 +89,13 @@ impl Postgres {
         Ok(self.changed(update, &[&user, &by]).await? > 0)
     }
 
-    /// Sets what a user pays for, and limits in place of those of the tier: all of them, so that what isn't named is as the
-    /// tier says.
+    /// Sets a user's tier, and limits in place of the tier's. Replaces all of them: a limit that isn't given is the
+    /// tier's.
     ///
     /// # Errors
     ///
-    /// No connection; no tables; limits of a user by the second, of no units or above 2^53; text that is too long or has a
-    /// NUL.
+    /// No connection; no tables; a limit by the second, which users can't have; limits of zero units or above 2^53;
+    /// text that is too long or contains NUL.
     pub async fn set_user(
         &self,
         user: &str,
@@ -120,7 +121,7 @@ impl Postgres {
         self.changed(upsert, &[&user, &tier, &per_hour, &per_day, &burst, &by]).await.map(drop)
     }
 
-    /// Changes the configuration by one statement, and says how many rows that concerned.
+    /// Changes the configuration with one statement; returns the number of rows affected.
     pub(super) async fn changed(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<u64, PostgresError> {
         let mut connection = self.connection().await?;
         let transaction = Self::change(&mut connection).await?;
@@ -129,11 +130,11 @@ impl Postgres {
         Ok(rows)
     }
 
-    /// What is known of a user; none if nothing is, so that the tier's limits hold.
+    /// What the database has on a user; `None` if nothing, so that the tier's limits apply.
     ///
     /// # Errors
     ///
-    /// No connection; no tables; a name that can be no user's.
+    /// No connection; no tables; a name that no user can have.
     pub async fn user(&self, user: &str) -> Result<Option<StoredUser>, PostgresError> {
         input::user(user)?;
         let select = format!("SELECT {COLUMNS} FROM tollgate.user_quotas WHERE user_id = $1");
@@ -141,7 +142,7 @@ impl Postgres {
         Ok(row.as_ref().map(StoredUser::of))
     }
 
-    /// Users whom something sets apart, in the order of their names: a tier, limits or a block of their own.
+    /// Users with a tier, limits or a block of their own, in order of name.
     ///
     /// # Errors
     ///
@@ -156,8 +157,8 @@ impl Postgres {
     }
 }
 
-/// What has changed of users since a version, for a process that decides: of each, what sets the user apart, if anything
-/// does now.
+/// Users changed since a version, for a process that decides: each with its own tier, limits or block, if it has any
+/// now.
 pub(super) const CHANGED: &str = "
     SELECT user_id, tier, per_hour, per_day, burst, blocked, blocked_reason, blocked_until
     FROM tollgate.user_quotas WHERE version > $1";
@@ -167,7 +168,7 @@ pub(super) fn changed(row: &Row) -> (String, Option<Account>) {
     let user: String = row.get("user_id");
     let tier: Option<&str> = row.get("tier");
     let blocked: bool = row.get("blocked");
-    // Limits that were written by hand and can't be used are ignored: the tier's hold.
+    // Limits that were written by hand and can't be used are ignored: the tier's apply.
     let limits = limits(row).rule().ok().flatten();
     if tier.is_none() && !blocked && limits.is_none() {
         return (user, None);

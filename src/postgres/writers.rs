@@ -1,4 +1,5 @@
-//! Services that write in batches: each numbers its own, so that none is written twice, and one that was killed is noticed.
+//! Services that write in batches. Each numbers its batches, so that none is written twice, and a killed one is
+//! noticed.
 
 use std::future::Future;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,18 +13,18 @@ use crate::telemetry;
 
 /// How long each statement of a batch may take.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(15);
-/// So often a service shows that it runs, if it has nothing to write.
+/// How often a service shows that it runs, if it has nothing to write.
 const HEARD_EVERY: Duration = Duration::from_secs(10);
-/// One that isn't heard of for longer was killed.
+/// A service silent for longer was killed.
 const SILENT_FOR: &str = "30 seconds";
 
 /// What a service writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Written {
-    /// What users and API keys have used.
+    /// Totals of users and API keys.
     Totals,
-    /// Single decisions, and what they come to.
+    /// Single decisions, and statistics of them.
     History,
 }
 
@@ -31,13 +32,13 @@ pub enum Written {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Writer {
-    /// The name that it has given itself.
+    /// The name that it gave itself.
     pub name: String,
     /// What it writes.
     pub writes: Written,
-    /// Where it connects from; none by a Unix socket.
+    /// The address it connects from; `None` over a Unix socket.
     pub client: Option<String>,
-    /// Requests in the batches that it has written.
+    /// Requests in the batches that it wrote.
     pub requests: u64,
     /// Requests that it could not keep while PostgreSQL was away.
     pub lost: u64,
@@ -45,33 +46,33 @@ pub struct Writer {
     pub started_at: SystemTime,
     /// When it last wrote, or showed that it runs: every ten seconds at least.
     pub written_at: SystemTime,
-    /// When it had written everything and stopped, or, if it was killed, was last heard of; none while it runs.
+    /// When it had written everything and stopped or, if it was killed, was last heard from; `None` while it runs.
     pub ended_at: Option<SystemTime>,
-    /// Whether it was killed: what it counted since it last wrote is lost, of which this is the only record.
+    /// Whether it was killed. What it counted since its last write is then lost, and this is the only record of that.
     pub killed: bool,
 }
 
-/// The batches of one service, of which one is on its way at a time.
+/// The batches of one service; one is in flight at a time.
 pub(crate) struct Batches {
     name: String,
     writes: Written,
-    /// The number of the last one that was written.
+    /// The number of the last written batch.
     written: i64,
     heard: Option<Instant>,
-    /// What was last reported as lost.
+    /// The number last reported as lost.
     lost: u64,
     /// Whether the database knows that nothing is missing.
     ended: bool,
 }
 
-/// What is said about a batch when it is written.
+/// What is reported with a batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct About {
-    /// How many requests it holds; none: it says only that the service runs, or has ended.
+    /// How many requests it holds; `None`: the report only says that the service runs, or has ended.
     pub(crate) requests: Option<u64>,
-    /// Requests that this service has lost so far.
+    /// Requests lost by this service so far.
     pub(crate) lost: u64,
-    /// Whether this is all.
+    /// Whether this is the last report.
     pub(crate) is_end: bool,
 }
 
@@ -85,14 +86,14 @@ impl Batches {
         self.heard.is_some()
     }
 
-    /// Whether there is something to say.
+    /// Whether there is something to report.
     pub(crate) fn is_due(&self, about: About) -> bool {
         let due = self.heard.is_none_or(|heard| heard.elapsed() >= HEARD_EVERY) || about.lost != self.lost;
         about.requests.is_some() || about.is_end || (due && !self.ended)
     }
 
-    /// Begins the transaction of a batch; whether it is still to be written: that of a lost connection may have been. After
-    /// its commit, [`done`](Self::done).
+    /// Begins a batch's transaction. Also returns whether the batch is still to be written: one sent over a lost
+    /// connection may have been. Call [`done`](Self::done) after the commit.
     pub(crate) async fn begin<'c>(
         &self,
         connection: &'c mut deadpool_postgres::Object,
@@ -102,7 +103,7 @@ impl Batches {
         answered(transaction.batch_execute(PATIENCE)).await?;
         let number = self.written + i64::from(about.requests.is_some());
         answered(transaction.execute(REGISTER, &[&self.name, &self.writes.name()])).await?;
-        // The last batch may be being committed just now, by the connection before: that is waited for.
+        // The previous connection may still be committing the last batch; this query waits for that.
         let written: i64 = answered(transaction.query_one(LAST_BATCH, &[&self.name])).await?.get(0);
         let is_new = written < number;
         let requests = column(about.requests.filter(|_| is_new).unwrap_or_default());
@@ -122,7 +123,7 @@ impl Batches {
         heard.is_some_and(|heard| heard.elapsed() < HEARD_EVERY * 2)
     }
 
-    /// Looks for others that were killed. If that fails, the next one does.
+    /// Marks other writers that were killed. If that fails, the next writer does it.
     pub(crate) async fn note_killed(&self, postgres: &Postgres) {
         let Ok(connection) = postgres.connection().await else { return };
         if let Ok(killed) = answered(connection.query(NOTE_KILLED, &[&SILENT_FOR, &self.name])).await {
@@ -132,7 +133,7 @@ impl Batches {
 }
 
 impl Written {
-    /// In a word: totals or history.
+    /// The word for it: totals or history.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -142,7 +143,7 @@ impl Written {
     }
 }
 
-/// So that a process which has gone without a word holds up nobody.
+/// So that a process that stalls holds up nobody.
 pub(crate) const PATIENCE: &str = "SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '5s';
     SET LOCAL statement_timeout = '10s'";
 
@@ -156,7 +157,7 @@ const ADVANCE: &str = "
         ended_at = CASE WHEN $5 THEN now() END
     WHERE writer = $1";
 
-/// Marks others as killed that were silent for so long, and forgets those that ended long ago.
+/// Marks silent writers as killed, and forgets those that ended long ago.
 const NOTE_KILLED: &str = "
     WITH forgotten AS (
         DELETE FROM tollgate.writers WHERE ended_at < now() - interval '90 days' AND writer <> $2
@@ -168,7 +169,7 @@ const NOTE_KILLED: &str = "
     UPDATE tollgate.writers AS w SET killed = true, ended_at = written_at FROM silent WHERE w.writer = silent.writer
     RETURNING w.writer, w.written_at";
 
-/// What a statement of a batch answers, in time.
+/// The result of a batch's statement, within the time allowed.
 pub(crate) async fn answered<T>(
     work: impl Future<Output = Result<T, tokio_postgres::Error>>,
 ) -> Result<T, PostgresError> {
@@ -180,8 +181,8 @@ pub(crate) fn column(count: u64) -> i64 {
 }
 
 impl Postgres {
-    /// The services that write, or did in the last 90 days: the last one to begin first, and no more than 100. A service
-    /// that writes both totals and history is two of them.
+    /// The services that write, or did in the last 90 days: the latest to start first, at most 100. A service that
+    /// writes both totals and history appears twice.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! Throughput and latency of decisions on a cluster of three primaries, beside one node and redis-rs's own cluster client.
+//! Throughput and latency of decisions on a cluster of three primaries, compared with one node and with redis-rs's own
+//! cluster client.
 
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ enum Variant {
 
 use Variant::*;
 
-/// In the order in which they have their turns, and what the table calls them.
+/// The variants in the order of their turns, with their names in the table.
 const VARIANTS: [(Variant, &str); 6] = [
     (NoOp, "one node: no-op, one shared connection"),
     (OneNode, "one node: **tollgate**, `gcra`, 10,000 keys"),
@@ -52,7 +53,7 @@ struct Bench {
 async fn main() {
     let options = Options::read();
     let (one, three) = (server::Server::start(), server::Cluster::start(3));
-    // For as long as the process: callers then share it at no cost that would be measured.
+    // Leaked, so that callers share it at no measurable cost.
     let bench: &Bench = Box::leak(Box::new(Bench::on(&one, &three).await));
     let mut cells: Vec<Vec<String>> = VARIANTS.iter().map(|(_, name)| vec![(*name).to_owned()]).collect();
     let counts: Vec<_> = options.callers.iter().copied().filter(|count| *count != 16).collect();
@@ -74,7 +75,8 @@ async fn main() {
     let counts: Vec<_> = counts.iter().map(|count| format!("callers: {count}")).collect();
     let titles: Vec<_> = std::iter::once("").chain(counts.iter().map(String::as_str)).collect();
     println!(
-        "## Cluster\n\nDecisions a second and the 99th percentile of their latency, x those of the no-op on one node.\n"
+        "## The cluster\n\n\
+         Decisions a second and the 99th percentile of their latency, as multiples of the no-op's on one node.\n"
     );
     println!("{}", header(&titles));
     cells.iter().for_each(|cells| println!("{}", row(cells)));
@@ -93,7 +95,7 @@ impl Bench {
         let cluster =
             ClusterClientBuilder::new(three.urls()).retries(0).tcp_settings(tcp).build().expect("good addresses");
         let mut cluster = cluster.get_async_connection().await.expect("connections");
-        // Goes to every primary.
+        // Loads the script on every primary.
         load.query_async::<Value>(&mut cluster).await.expect("a digest");
         let limiter = |engine: tollgate::Engine| Limiter::new(engine).deadline(Duration::from_secs(5));
         Self {
@@ -104,12 +106,12 @@ impl Bench {
             of_one: limiter(Redis::open(&one.url()).expect("a good address").into()),
             of_three: limiter(Cluster::open(&three.url()).expect("a good address").into()),
             gcra: rule("gcra 1000000/1s"),
-            // So that no caller is ever denied.
+            // High enough that no caller is ever denied.
             hot: rule("gcra 1000000000/1s"),
         }
     }
 
-    /// One turn of a variant; none of its callers may be denied.
+    /// One turn of a variant; no caller may be denied.
     async fn slice(&'static self, variant: Variant, count: usize, time: Duration) -> Slice {
         let key = |random: u64| self.keys[random as usize % KEYS].as_str();
         let slice = match variant {

@@ -1,4 +1,5 @@
-//! Throughput and latency of decisions on one Redis, beside an EVALSHA that does nothing and beside what others do.
+//! Throughput and latency of decisions on one Redis, compared with an EVALSHA that does nothing and with other
+//! limiters.
 
 use std::time::Duration;
 
@@ -15,9 +16,9 @@ use tollgate_benches::server::Server;
 use tollgate_benches::{NO_OP, arguments, peers, rule};
 
 const KEYS: usize = 10_000;
-/// Numbers of `gcra 1000000/1s` and of the token bucket alike, as the scripts take them.
+/// The numbers that the scripts of `gcra 1000000/1s` and of the token bucket both take.
 const MILLION_A_SECOND: [i64; 5] = [1_000_000, 1, 1, 1, 0];
-/// What one key may take in all while it is checked that it takes no more: a unit comes back after three minutes.
+/// Units of the one key in the check that no more are admitted: a unit comes back after three minutes.
 const EXACT: u64 = 500;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,7 +38,7 @@ enum Variant {
 
 use Variant::*;
 
-/// In the order in which they have their turns, and what the table calls them.
+/// The variants in the order of their turns, with their names in the table.
 const VARIANTS: [(Variant, &str); 11] = [
     (NoOp, "no-op, one shared connection"),
     (Gcra, "**tollgate**, `gcra`, 10,000 keys"),
@@ -52,7 +53,7 @@ const VARIANTS: [(Variant, &str); 11] = [
     (Governor, "`governor`, in process"),
 ];
 
-/// All that is asked.
+/// All that the variants call.
 struct Bench {
     keys: Vec<String>,
     no_op: Script,
@@ -70,7 +71,7 @@ struct Bench {
     exact: Rule,
 }
 
-/// A script as it is called without tollgate: loaded, with keys of its own.
+/// A script called without tollgate: loaded, with its own keys.
 struct Script {
     digest: String,
     keys: Vec<String>,
@@ -81,7 +82,7 @@ struct Script {
 async fn main() {
     let options = Options::read();
     let server = Server::start();
-    // For as long as the process: callers then share it at no cost that would be measured.
+    // Leaked, so that callers share it at no measurable cost.
     let bench: &Bench = Box::leak(Box::new(Bench::on(&server).await));
     let mut targets = Targets::default();
     let mut cells: Vec<Vec<String>> = VARIANTS.iter().map(|(_, name)| vec![(*name).to_owned()]).collect();
@@ -141,7 +142,9 @@ async fn main() {
 
     let counts: Vec<_> = options.callers.iter().map(|count| format!("callers: {count}")).collect();
     let titles: Vec<_> = std::iter::once("").chain(counts.iter().map(String::as_str)).collect();
-    println!("## End to end\n\nDecisions a second and the 99th percentile of their latency, x those of the no-op.\n");
+    println!(
+        "## End to end\n\nDecisions a second and the 99th percentile of their latency, as multiples of the no-op's.\n"
+    );
     println!("{}", header(&titles));
     cells.iter().for_each(|cells| println!("{}", row(cells)));
     println!("\n{targets}");
@@ -150,7 +153,7 @@ async fn main() {
 impl Bench {
     async fn on(server: &Server) -> Self {
         let info = server.url().into_connection_info().expect("a good address");
-        // As tollgate sets it: all who share one connection would else wait for each other's packets.
+        // As tollgate sets it: otherwise callers that share a connection would wait for each other's packets.
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let client = Client::open(info.set_tcp_settings(tcp)).expect("a good address");
         let mut shared = client.get_multiplexed_async_connection().await.expect("a connection");
@@ -163,7 +166,7 @@ impl Bench {
             keys: (0..KEYS).map(|key| format!("user:{key}")).collect(),
             no_op: Script::load(&mut shared, NO_OP, "user:", five).await,
             published: Script::load(&mut shared, peers::PUBLISHED_BUCKET, "bucket:", three).await,
-            // Keys as long as tollgate's.
+            // As long as tollgate's keys.
             gcra_script: Script::load(&mut shared, gcra.text(), "uncoalesced:cli:gcra-1s:", as_gcra).await,
             bucket_script: Script::load(&mut shared, token_bucket.text(), "uncoalesced:bucket-1s:", as_bucket).await,
             pool: peers::pool(&server.url()),
@@ -172,14 +175,14 @@ impl Bench {
             limiter: Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(Duration::from_secs(5)),
             gcra: rule("gcra 1000000/1s"),
             token_bucket: rule("token-bucket 1000000/1s"),
-            // So that no caller is ever denied.
+            // High enough that no caller is ever denied.
             hot: rule("gcra 1000000000/1s"),
             exact: rule(&format!("gcra {EXACT}/1d")),
             shared,
         }
     }
 
-    /// One turn of a variant; none of its callers may be denied.
+    /// One turn of a variant; no caller may be denied.
     async fn slice(&'static self, variant: Variant, count: usize, time: Duration) -> Slice {
         let key = |random: u64| self.keys[random as usize % KEYS].as_str();
         let slice = match variant {
@@ -201,7 +204,7 @@ impl Bench {
         slice
     }
 
-    /// How many of the calls on one key were allowed by a rule that allows `EXACT`.
+    /// How many calls on one key were allowed by a rule that allows `EXACT`.
     async fn admitted(&'static self, count: usize) -> u64 {
         let key: &str = format!("exact:{count}").leak();
         let time = Duration::from_millis(300);
@@ -234,7 +237,7 @@ impl Script {
         Self { digest, keys: (0..KEYS).map(|key| format!("{prefix}{key}")).collect(), arguments }
     }
 
-    /// Whether it allows: 1 comes first in an array, or packed what remains.
+    /// Whether the call is allowed: an array begins with 1, a packed reply with what remains.
     async fn call(&self, connection: &mut impl ConnectionLike, random: u64) -> bool {
         let mut command = redis::cmd("EVALSHA");
         command.arg(&self.digest).arg(1).arg(&self.keys[random as usize % KEYS]).arg(&self.arguments);

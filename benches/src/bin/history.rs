@@ -1,8 +1,8 @@
-//! Recording every decision: how many rows a second it writes, what it costs decisions, and how much memory it takes while
-//! PostgreSQL is away.
+//! Recording every decision: rows written a second, the cost to decisions, and the memory used while PostgreSQL is
+//! away.
 //!
-//! Seconds in which every decision is recorded and seconds without take turns, five of each. Needs a PostgreSQL that may be written to, at
-//! TOLLGATE_DATABASE; makes its tables there, and adds a million rows or so to the history.
+//! Turns of five seconds with recording and without it alternate, four of each. Needs a PostgreSQL it may write to, at
+//! TOLLGATE_DATABASE; creates its tables there, and adds some three million rows to the history.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -19,7 +19,7 @@ use tollgate_benches::server::Server;
 
 const CALLERS: u64 = 4;
 const CALLS_A_SECOND: u64 = 4_000;
-/// A turn, long enough that what is recorded in it is written in it, too; and how many there are of each kind.
+/// The length of a turn, long enough that its records are written within it; and the number of turns of each kind.
 const SECONDS: u64 = 5;
 const TURNS: usize = 4;
 const ROWS: u64 = 1_000_000;
@@ -32,7 +32,7 @@ const RULES: &str = r#"
     limits = ["gcra 1000000/1s"]
 "#;
 
-/// A turn of decisions, of a thousand users: how long each took, with recording it.
+/// Latencies of one turn of decisions for a thousand users, including the recording.
 async fn served(limiter: Limiter, rules: RuleSet, history: Option<History>, caller: u64) -> Histogram<u64> {
     let users: Vec<_> = (0..1_000 / CALLERS).map(|user| (caller * 1_000 + user).to_string()).collect();
     let mut latencies = Histogram::new(3).expect("a histogram");
@@ -56,14 +56,14 @@ fn request(user: &str) -> Attributes<'_> {
     Attributes::new().user(user).ip(address).method("GET").path("/api/v1/items").set("route", "/api/v1/{collection}")
 }
 
-/// A million rows, as fast as they are taken: how many a second.
+/// Records a million rows as fast as they are accepted; returns rows a second.
 async fn throughput(history: &History, verdict: &Verdict) -> Result<f64, Box<dyn Error>> {
     let users: Vec<_> = (0..1_000).map(|user| user.to_string()).collect();
     let began = Instant::now();
     let before = history.status().recorded;
     for number in 0..ROWS {
         history.record(&request(&users[number as usize % users.len()]), verdict, Duration::from_micros(number % 5_000));
-        // As much as the queue takes, without denials in its last quarter.
+        // Fills the queue only up to its last quarter, which is reserved for denials.
         while number % 64 == 0 && history.status().queued > 40_000 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -75,7 +75,7 @@ async fn throughput(history: &History, verdict: &Verdict) -> Result<f64, Box<dyn
     Ok((history.status().recorded - before) as f64 / began.elapsed().as_secs_f64())
 }
 
-/// MiB that this process holds.
+/// Resident memory of this process, in MiB.
 fn memory() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
@@ -101,7 +101,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         for caller in callers {
             latencies += caller.await?;
         }
-        // So that what was recorded is written before the next turn.
+        // Lets the records be written before the next turn.
         tokio::time::sleep(Duration::from_secs(2)).await;
         // The first two warm up.
         if turn >= 2 {
@@ -128,7 +128,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         rates.iter().map(|rate| format!("{rate:.0}")).collect::<Vec<_>>().join(", ")
     );
 
-    // A PostgreSQL that isn't there.
+    // A PostgreSQL that doesn't exist.
     let away = Postgres::open("postgres://nobody@127.0.0.1:1/away")?.record(HistorySettings::new())?;
     let at_first = memory();
     let mut held = Vec::new();
@@ -150,7 +150,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         away.status().recorded,
         away.status().lost
     );
-    println!("A call that records took {each:.0} ns where the queue was full.\n");
+    println!("A call that records took {each:.0} ns while the queue was full.\n");
 
     let mut targets = Targets::default();
     targets.at_least("rows a second", 50_000.0, median(rates));

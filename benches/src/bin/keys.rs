@@ -1,7 +1,7 @@
-//! A storm of unknown API keys: how many of them are looked up in PostgreSQL, and what it costs those who have a key.
+//! A storm of unknown API keys: how many are looked up in PostgreSQL, and the cost to clients with a valid key.
 //!
-//! Seconds with 10,000 unknown keys and seconds without take turns, while four callers with a valid key are decided 1,000
-//! times a second. Needs a PostgreSQL that may be written to, at TOLLGATE_DATABASE; makes its tables and one key there.
+//! Seconds with 10,000 unknown keys and seconds without alternate, while four callers with a valid key make 1,000 calls
+//! a second. Needs a PostgreSQL it may write to, at TOLLGATE_DATABASE; creates its tables and one key there.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ use tollgate_benches::server::Server;
 const UNKNOWN_A_SECOND: u64 = 10_000;
 const CALLERS: u64 = 4;
 const CALLS_A_SECOND: u64 = 1_000;
-/// Of each kind, in turn.
+/// Seconds of each kind.
 const SECONDS: u64 = 10;
 
-/// A key that is spelled as one, and that nobody has made.
+/// A key that is spelled correctly but doesn't exist.
 fn unknown(number: u64) -> String {
     let digits = |mut number: u64, count: usize| -> String {
         let digits = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -54,7 +54,7 @@ async fn served(limiter: Limiter, configuration: Configuration, key: String) -> 
     latencies
 }
 
-/// One second of keys that nobody has made.
+/// One second of keys that don't exist.
 async fn storm(configuration: Configuration, from: u64) -> u64 {
     const AT_ONCE: u64 = 100;
     let mut ticks = interval(Duration::from_secs(1) * AT_ONCE as u32 / UNKNOWN_A_SECOND as u32);
@@ -88,7 +88,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             .map(|_| tokio::spawn(served(limiter.clone(), configuration.clone(), key.secret().to_owned())))
             .collect();
         if has_storm {
-            // Another range for each run, since the cache of the run before may still have them.
+            // Each run uses another range, since the cache may still have the last run's keys.
             let from = second * UNKNOWN_A_SECOND + 1_000_000_000 * u64::from(std::process::id());
             unknown_keys += storm(configuration.clone(), from).await;
         }
@@ -96,7 +96,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         for caller in callers {
             latencies += caller.await?;
         }
-        // So that each second begins with what the limit of look-ups lets through in a second.
+        // So that each second begins with a full second's allowance of look-ups.
         tokio::time::sleep(Duration::from_millis(1200).saturating_sub(began.elapsed())).await;
         // The first two warm up.
         if second >= 2 {

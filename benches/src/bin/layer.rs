@@ -1,5 +1,5 @@
-//! What the HTTP layer adds to a decision: a service behind it, and the same decision before the same service by hand, in
-//! turn. The engine in this process decides both.
+//! What the HTTP layer adds to a decision: a service behind the layer, and the same decision coded by hand in front of
+//! the same service, in turn. Both use the embedded engine.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -61,7 +61,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let [by_hand, by_layer, fields] = [by_hand, by_layer, fields].map(median);
     println!("## The HTTP layer\n");
-    println!("A request to a service that says hello, decided by the engine in the process, in microseconds.\n");
+    println!("A request to a service that says hello, decided by the embedded engine, in microseconds.\n");
     println!("{}", header(&["", "µs"]));
     for (what, us) in [("decided by hand", by_hand), ("under the layer", by_layer), ("of it, the fields", fields)] {
         println!("{}", row([what.to_owned(), short(us)]));

@@ -1,5 +1,5 @@
-//! Much at once: callers by the hundred thousand, requests at hand by the hundred thousand, and several runtimes. What a
-//! decision costs the client must not depend on how many there are.
+//! Much at once: hundreds of thousands of callers, `acquire_many` of as many keys, and several runtimes. A decision's
+//! cost to the client must not depend on how many there are.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use tollgate_benches::{Random, process, rule};
 const KEYS: usize = 10_000;
 const CALLERS: [usize; 3] = [1_000, 10_000, 100_000];
 const AT_HAND: [usize; 4] = [1_000, 10_000, 100_000, 1_000_000];
-/// Of each of several runtimes.
+/// Callers on each of several runtimes.
 const CALLERS_OF_ONE: usize = 64;
 const RUNTIMES: usize = 4;
 
@@ -27,13 +27,13 @@ struct Bench {
     targets: Targets,
 }
 
-/// What some turn cost.
+/// The cost of a turn.
 #[derive(Clone, Copy)]
 struct Cost {
     per_second: f64,
-    /// Microseconds of this process's processor time for a decision.
+    /// Microseconds of this process's processor time for each decision.
     client_us: f64,
-    /// By how much memory grew meanwhile.
+    /// How much the memory grew.
     bytes: f64,
 }
 
@@ -58,9 +58,9 @@ fn main() {
 impl Bench {
     fn callers(&mut self, options: &Options) {
         println!(
-            "Callers at once on two threads: decisions a second, microseconds of the client's processor time for a"
+            "Concurrent callers on two threads: decisions a second, microseconds of the client's processor time for"
         );
-        println!("decision, and bytes of memory for each who waits, its task included.\n");
+        println!("each decision, and bytes of memory for each waiting caller, including its task.\n");
         println!("{}", header(&["callers", "one hot key", "10,000 keys", "bytes for each"]));
         let mut few = [f64::NAN; 2];
         for count in CALLERS {
@@ -86,14 +86,12 @@ impl Bench {
             println!("{}", row(cells));
         }
         let future = size_of_val(&self.limiter.acquire(&self.hot, "hot"));
-        println!("\nThe future of an acquire takes {future} bytes of it.\n");
+        println!("\nThe future of an acquire accounts for {future} of these bytes.\n");
     }
 
     fn at_hand(&mut self, options: &Options, server: &Server) {
-        println!(
-            "`acquire_many` of so many keys, at the default deadline of 500 ms: how many are answered, and for each key"
-        );
-        println!("microseconds, in all and of the client's processor time.\n");
+        println!("`acquire_many` at the default deadline of 500 ms: how many keys are answered, and microseconds for");
+        println!("each key, in total and of the client's processor time.\n");
         println!("{}", header(&["keys", "answered", "in all", "client"]));
         let runtime = of_threads(1);
         let engine = Redis::open(&server.url()).expect("a good address");
@@ -101,7 +99,7 @@ impl Bench {
         for count in AT_HAND {
             eprintln!("much at once, at hand: {count}");
             let keys: Vec<_> = (0..count).map(|key| format!("user:{key}")).collect();
-            // Few are quickly done.
+            // Few keys take little time, so they get more turns.
             let turns = (0..=options.rounds * (100_000 / count).clamp(1, 20)).map(|_| {
                 let (began, before) = (Instant::now(), process::processor_time());
                 let decisions = runtime.block_on(limiter.acquire_many(&self.gcra, keys.iter().map(String::as_str)));
@@ -109,7 +107,7 @@ impl Bench {
                 let answered = decisions.iter().filter(|decision| decision.is_ok()).count() as f64;
                 (answered, micros(took) / count as f64, micros(spent) / count as f64)
             });
-            // The first makes the keys.
+            // The first turn creates the keys.
             let turns: Vec<_> = turns.skip(1).collect();
             let of = |what: fn(&(f64, f64, f64)) -> f64| median(turns.iter().map(what));
             let (answered, in_all, client) = (of(|turn| turn.0), of(|turn| turn.1), of(|turn| turn.2));
@@ -134,10 +132,10 @@ impl Bench {
 
     fn runtimes(&mut self, options: &Options) {
         println!(
-            "{} callers of one limiter, on one runtime of {RUNTIMES} threads and on {RUNTIMES} of one thread each:",
+            "{} callers of one limiter, on one runtime of {RUNTIMES} threads and on {RUNTIMES} runtimes of one thread",
             RUNTIMES * CALLERS_OF_ONE
         );
-        println!("decisions a second.\n");
+        println!("each: decisions a second.\n");
         println!("{}", header(&["", "one runtime", "several", "ratio"]));
         eprintln!("much at once, runtimes");
         let one = of_threads(RUNTIMES);
@@ -149,7 +147,7 @@ impl Bench {
                 of_one.push(self.asked(&[&one], RUNTIMES * CALLERS_OF_ONE, hot, options.slice).per_second);
                 of_several.push(self.asked(&several, CALLERS_OF_ONE, hot, options.slice).per_second);
             }
-            // The first connects.
+            // The first turn connects.
             let [one, several] = [of_one, of_several].map(|turns| median(turns.into_iter().skip(1)));
             println!("{}", row([what.to_owned(), short(one), short(several), short(several / one)]));
             self.targets.at_least(
@@ -161,7 +159,7 @@ impl Bench {
         println!();
     }
 
-    /// So many callers on each of these runtimes, who ask again as soon as they are answered.
+    /// Runs this many callers on each runtime; each calls again as soon as it gets a reply.
     fn asked(&self, runtimes: &[&Runtime], count: usize, hot: bool, time: Duration) -> Cost {
         let (before, memory) = (process::processor_time(), process::resident_bytes());
         let (began, until) = (Instant::now(), Instant::now() + time);

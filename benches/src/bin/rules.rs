@@ -1,5 +1,5 @@
-//! Sets of rules: what it costs to find the rule of a request as rules become many, and what a rule takes of memory. Nothing
-//! is asked of Redis.
+//! Sets of rules: the cost of finding a request's rule as rules grow in number, and the memory of a rule. Redis isn't
+//! called.
 
 use std::hint::black_box;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use tollgate_benches::{Random, process};
 const RULES: [usize; 4] = [10, 1_000, 10_000, 100_000];
 const REQUESTS: usize = 4096;
 
-/// What a request has, as a service would know it.
+/// A request's attributes, as a service would know them.
 struct Known {
     user: String,
     tier: &'static str,
@@ -29,7 +29,8 @@ impl Known {
     }
 }
 
-/// Of four kinds: endpoints, single users, networks, and tiers of an endpoint. Some go before all, and one is for all.
+/// One of four kinds: endpoints, single users, networks, and tiers of an endpoint. Some rules go before all others, and
+/// one applies to everything.
 fn definition(number: usize, of: usize) -> Definition {
     let mut rule = Definition::new(&format!("rule-{number}"));
     rule.key = ["user"].into();
@@ -61,7 +62,7 @@ fn definition(number: usize, of: usize) -> Definition {
     rule
 }
 
-/// Requests that some rule is about, each of another kind and place in the set.
+/// Requests that match some rule, each of another kind and at another place in the set.
 fn requests(of: usize) -> Vec<Known> {
     let mut random = Random::seeded(7);
     let mut below = |bound: usize| usize::try_from(random.next().unwrap_or_default()).unwrap_or_default() % bound;
@@ -89,10 +90,8 @@ fn main() {
     let options = Options::read();
     let mut targets = Targets::default();
     println!("## Rules\n");
-    println!(
-        "Finding the rule of a request, what it counts and by which key, in microseconds, where five attributes are"
-    );
-    println!("known; building the set of definitions; and its memory, the definitions included.\n");
+    println!("Finding a request's rule, its limits and key, in microseconds, with five known attributes; building the");
+    println!("set from definitions; and its memory, including the definitions.\n");
     println!("{}", header(&["rules", "a request", "one whose path is encoded", "building, ms", "bytes a rule"]));
     for count in RULES {
         let definitions: Vec<_> = (0..count).map(|number| definition(number, count)).collect();
@@ -113,7 +112,7 @@ fn main() {
     println!("\n{targets}");
 }
 
-/// Microseconds of processor time for a request.
+/// Microseconds of processor time for each request.
 fn found(rules: &RuleSet, requests: &[Known], slice: Duration) -> f64 {
     let (began, before, mut count) = (Instant::now(), process::processor_time(), 0_u32);
     while began.elapsed() < slice {

@@ -1,4 +1,5 @@
-//! What decisions cost Redis, as `INFO commandstats` counts it, beside an EVALSHA that does nothing; and what keys take up.
+//! The cost of decisions to Redis, from `INFO commandstats`, compared with an EVALSHA that does nothing; and the size
+//! of keys.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -10,30 +11,30 @@ use tollgate_benches::report::{Targets, header, median, row, short};
 use tollgate_benches::server::Server;
 use tollgate_benches::{NO_OP, Random, arguments, peers};
 
-/// Keys that calls choose from, by chance.
+/// Keys that calls choose from at random.
 const KEYS: u64 = 10_000;
-/// Requests that are spelled beforehand, and replayed.
+/// Requests that are encoded beforehand and replayed.
 const SPELLED: usize = 40_000;
-/// Keys of a batch.
+/// Keys in a batch.
 const BATCH: usize = 50;
-/// Entries of all logs together.
+/// Entries in all logs together.
 const ENTRIES: u64 = 100_000;
 const HOUR_US: i64 = 3_600_000_000;
-/// The scripts whose state is of one size.
+/// The scripts whose state has a fixed size.
 const AIMED_AT: [&str; 4] = ["token_bucket", "fixed_window", "sliding_window_counter", "gcra"];
 
-/// A script, and how it is called.
+/// A script and its calls.
 struct Script {
     name: &'static str,
     text: &'static str,
-    /// ARGV of a call by its number, which is allowed.
+    /// ARGV of an allowed call, by the call's number.
     allow: Box<dyn Fn(u64) -> Vec<Vec<u8>>>,
-    /// The same of one that is denied, but for the first on each key.
+    /// ARGV of a denied call; the first on each key is allowed.
     deny: Box<dyn Fn(u64) -> Vec<Vec<u8>>>,
     takes_many_keys: bool,
 }
 
-/// What was measured of a script, round after round: times as ratios to the no-op measured just before.
+/// Measurements of a script by round; times are ratios to the no-op measured just before.
 #[derive(Default)]
 struct Measured {
     /// Allowed, denied, and both in batches.
@@ -95,7 +96,10 @@ impl Bench {
         }
 
         let floor = short(median(no_op));
-        println!("Time for a decision, x the no-op's {floor} µs; bytes that Redis allocates for a key of 16 bytes.\n");
+        println!(
+            "Time for a decision, as a multiple of the no-op's {floor} µs; bytes that Redis allocates for a key of"
+        );
+        println!("16 bytes.\n");
         println!("{}", header(&["script", "allowed", "denied", "batch of 50", "denied", "bytes per key"]));
         for (Script { name, .. }, measured) in scripts.iter().zip(&all) {
             let ratios @ [allowed, denied, batch, _] = measured.ratios.clone().map(median);
@@ -110,9 +114,9 @@ impl Bench {
         println!();
     }
 
-    /// The sliding log, while as many entries leave it as come in, by its limit.
+    /// The sliding log at each limit, while as many entries leave as come in.
     fn logs(&mut self, rounds: usize, targets: &mut Targets) {
-        println!("The sliding log by its limit, x no-op, and bytes an entry.\n");
+        println!("The sliding log by its limit, as multiples of the no-op, and bytes per entry.\n");
         println!("{}", header(&["costs", "limit", "allowed", "denied", "bytes per entry"]));
         for (costs, most_allowed, most_denied, most_bytes) in [("1", 3.6, 2.5, 20.0), ("1 to 3", 8.0, 8.0, 40.0)] {
             for limit in [10, 100, 1_000, 10_000] {
@@ -138,12 +142,12 @@ impl Bench {
         println!();
     }
 
-    /// Microseconds of an allowed and of a denied call, and bytes of an entry.
+    /// Microseconds of an allowed and of a denied call, and bytes per entry.
     fn log(&mut self, entries: u64, weighted: bool) -> (f64, f64, f64) {
         let script = Algorithm::SlidingLog.script();
         let digest = self.redis.load(script.text());
         let keys = ENTRIES / entries;
-        // Costs of 1, 2 and 3 in turn are 2 on average.
+        // Costs of 1, 2 and 3 in turn average 2.
         let limit = (if weighted { 2 * entries } else { entries }) as i64;
         let cost = |number: u64| if weighted { 1 + number % 3 } else { 1 };
 
@@ -152,12 +156,12 @@ impl Bench {
         let calls = (0..ENTRIES).map(|number| ([number % keys], hour(number)));
         let full = self.redis.play(&Calls::of(&digest, calls));
         let bytes = self.bytes_of_a_key() * keys as f64 / full.allowed as f64;
-        // What is left of a limit may cover a lower cost.
+        // The rest of a limit may cover a lower cost.
         let most = if weighted { 3 } else { 1 };
         let deny = |_| arguments::acquire(script, &[limit, HOUR_US], most);
         let denied = self.time_of(&at_random(&digest, keys, 1, deny), false, script.name());
 
-        // As long a period as fills the logs to 7/10 at the pace just seen, unless that was slow by chance.
+        // A period that fills the logs to 7/10 at the pace just measured, unless that was slow by chance.
         let mut period = full.time.mul_f64(0.7);
         loop {
             self.redis.text(&["FLUSHALL"]);
@@ -172,14 +176,17 @@ impl Bench {
         }
     }
 
-    /// What a decision costs by how many keys live: beside this server stands another one, full.
+    /// The cost of a decision by the number of live keys, measured on a second, full server.
     fn growth(&mut self, rounds: usize, keys: u64, targets: &mut Targets) {
-        println!("Time for a decision by live keys, x no-op; bytes that Redis allocates for a key of 16 bytes.\n");
+        println!(
+            "Time for a decision by live keys, as a multiple of the no-op; bytes that Redis allocates for a key of"
+        );
+        println!("16 bytes.\n");
         let [among_few, among_many] = [KEYS, keys].map(|keys| format!("{keys} keys"));
         println!("{}", header(&["script", &among_few, &among_many, "growth", "bytes per key"]));
         let server = Server::start();
         let mut full = Connection::open(&server.socket());
-        // Without batches, to fill it would take minutes.
+        // Without batches, filling it would take minutes.
         let filled = |script: &&Script| script.takes_many_keys && AIMED_AT.contains(&script.name);
         for script in scripts().iter().filter(filled) {
             full.text(&["FLUSHALL"]);
@@ -191,7 +198,7 @@ impl Bench {
                 full.play(&Calls::of(&digest, calls.map(|keys| (keys, (script.allow)(0)))));
             }
             let bytes = (full.used_memory() - empty) / keys as f64;
-            // Redis moves its keys to a larger table bit by bit: let that end, as it has where they come in the course of
+            // Redis moves its keys to a larger table in small steps. Let that finish, as it would if the keys came over
             // days.
             full.text(&["CONFIG", "SET", "hz", "500"]);
             sleep(Duration::from_secs(4));
@@ -220,7 +227,7 @@ impl Bench {
         println!();
     }
 
-    /// Microseconds for a decision of these calls, which are all allowed, or all denied.
+    /// Microseconds for each decision of these calls, which must all be allowed or all be denied.
     fn time_of(&mut self, calls: &Calls, allow: bool, what: &str) -> f64 {
         let replayed = self.redis.replay(calls, self.time);
         assert!(replayed.all(allow), "{what}: expected allowed to be {allow} for each call, got {replayed:?}");
@@ -233,7 +240,7 @@ impl Bench {
     }
 }
 
-/// Every script, and the token bucket as others write it.
+/// Every script, and the published token bucket.
 fn scripts() -> Vec<Script> {
     let ours = Algorithm::all().map(|algorithm| {
         let script = algorithm.script();
@@ -242,7 +249,7 @@ fn scripts() -> Vec<Script> {
             Algorithm::FixedWindow => (&[1_000_000, 1_000_000, HOUR_US, 0, 0], &[1, 1, HOUR_US, 0, 0]),
             Algorithm::CalendarWindow => (&[1_000_000, 0, 1 << 51, 1 << 52], &[1, 0, 1 << 51, 1 << 52]),
             Algorithm::SlidingWindow => (&[1_000_000, HOUR_US, 1], &[1, HOUR_US, 1]),
-            // Few entries; more follow.
+            // A few entries; more follow.
             Algorithm::SlidingLog => (&[10, 10_000], &[1, HOUR_US]),
             Algorithm::Concurrency => (&[1_000, 10_000], &[1, HOUR_US]),
             other => panic!("{other}: which numbers allow, and which deny?"),
@@ -251,7 +258,7 @@ fn scripts() -> Vec<Script> {
             Box::new(move |number| {
                 let mut arguments = arguments::acquire(script, numbers, 1);
                 if algorithm.holds() {
-                    // Each permit has a holder of its own.
+                    // Each permit has its own holder.
                     arguments.insert(numbers.len(), format!("holder:{number}").into());
                 }
                 arguments
@@ -275,12 +282,12 @@ fn scripts() -> Vec<Script> {
     ours.chain([published]).collect()
 }
 
-/// Calls on keys by chance, so many keys each.
+/// Calls with this many randomly chosen keys each.
 fn at_random(digest: &str, keys: u64, each: usize, arguments: impl Fn(u64) -> Vec<Vec<u8>>) -> Calls {
     let mut random = Random::seeded(1);
     let calls = (0..(SPELLED / each) as u64).map(|number| {
         let keys: Vec<_> = random.by_ref().take(each).map(|random| random % keys).collect();
-        // Holders of the keys' first permits keep these.
+        // The holders of the keys' first permits keep these.
         (keys, arguments(KEYS + number))
     });
     Calls::of(digest, calls)

@@ -1,4 +1,4 @@
-//! What all examples begin with.
+//! Shared by all examples.
 
 use std::error::Error;
 
@@ -13,12 +13,12 @@ pub fn engine() -> Result<Engine, Box<dyn Error>> {
     }
 }
 
-/// The address to listen on: `LISTEN`, or this.
+/// The address to listen on: `LISTEN`, or this default.
 pub fn address(default: &str) -> String {
     std::env::var("LISTEN").unwrap_or_else(|_| default.to_owned())
 }
 
-/// Ctrl-C, or the signal by which services are ended.
+/// Waits for Ctrl-C, or for the signal that ends services.
 pub async fn interrupted() {
     let mut ended = signal(SignalKind::terminate()).expect("a handler of signals");
     tokio::select! {

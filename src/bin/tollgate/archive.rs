@@ -33,7 +33,7 @@ pub(crate) struct ArchiveCommand {
 
 #[derive(Debug, Args)]
 struct Run {
-    // Not there beside a command.
+    // Not available beside a subcommand.
     #[command(flatten)]
     store: Option<Store>,
     /// How long ago a month must have ended, at least 31d.
@@ -195,7 +195,7 @@ impl Run {
         bar.0.finish_and_clear();
         let moved = moved?;
         let lines: Vec<_> = moved.iter().filter_map(|month| month.result.as_ref().ok()).map(has_moved).collect();
-        // To people alone: a nightly run would send a mail.
+        // Only on a terminal: a nightly job shouldn't send a mail when there was nothing to do.
         let is_said = !lines.is_empty() || (moved.is_empty() && std::io::stdout().is_terminal());
         let printed = if is_said { print_lines(&lines, NOTHING_TO_DO) } else { Ok(()) };
         let errors: Vec<_> = moved.iter().filter_map(|Archived { result, .. }| result.as_ref().err()).collect();
@@ -231,7 +231,7 @@ fn has_moved(month: &ArchivedMonth) -> String {
     format!("{}: {} archived in {files} of {}", month.month, counted(month.rows, "row"), counted(month.bytes, "byte"))
 }
 
-/// Says what is wrong with one month, where the others can still be seen to.
+/// Reports an error about one month, unless it ends the command: the others can still be handled.
 fn told(error: ArchiveError) -> Result<ExitCode> {
     if error.is_unreachable() {
         return Err(error.into());
@@ -240,7 +240,7 @@ fn told(error: ArchiveError) -> Result<ExitCode> {
     Ok(ExitCode::from(1))
 }
 
-/// Where something was said to be wrong there may be no line.
+/// Prints `none` if there are no lines, unless an error was reported already.
 fn print_found(lines: &[String], none: &str, code: ExitCode) -> std::io::Result<()> {
     if lines.is_empty() && code != ExitCode::SUCCESS { Ok(()) } else { print_lines(lines, none) }
 }
@@ -255,7 +255,7 @@ fn print_lines(lines: &[String], none: &str) -> std::io::Result<()> {
     lines.iter().try_for_each(|line| writeln!(out, "{line}"))
 }
 
-/// On standard error, if that is a terminal.
+/// A progress bar on standard error, if that is a terminal.
 struct Bar(ProgressBar);
 
 impl Bar {
@@ -400,7 +400,7 @@ impl Query {
     }
 }
 
-/// With the names of the table's columns.
+/// A row under the table's column names.
 fn row(row: &ArchivedRow) -> Fields {
     let at = row.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let at = timestamp(u64::try_from(at.as_micros()).unwrap_or(u64::MAX));

@@ -1,4 +1,4 @@
-//! What a request has for rules to match and count: given on the command line, in records, or in a key.
+//! A request's attributes, which rules match and count: from the command line, from records, or from a key.
 
 use std::ffi::{OsStr, OsString};
 
@@ -57,7 +57,7 @@ impl Described {
     }
 }
 
-/// What was given as NAME=VALUE, each name once.
+/// Parses NAME=VALUE options; each name may be given once.
 pub(crate) fn pairs(option: &str, given: &[OsString]) -> Result<Pairs> {
     let mut pairs = Pairs::with_capacity(given.len());
     for given in given {
@@ -83,12 +83,12 @@ fn pair(given: &OsStr) -> Result<(String, Vec<u8>), String> {
     Ok((String::from_utf8_lossy(name).into_owned(), value.to_vec()))
 }
 
-/// Whether rules can read them, or which they can't.
+/// Whether rules can read these attributes, or which one they can't.
 pub(crate) fn check(pairs: &Pairs) -> Result<(), String> {
     try_read(pairs).map(|_| ())
 }
 
-/// As rules read them. What was not [checked](check) and can't be read isn't there.
+/// The attributes as rules read them. Unless they were [checked](check), unreadable ones count as missing.
 pub(crate) fn read(pairs: &Pairs) -> Attributes<'_> {
     try_read(pairs).unwrap_or_default()
 }
@@ -98,7 +98,7 @@ fn try_read(pairs: &Pairs) -> Result<Attributes<'_>, String> {
     read.map_err(|error| error.to_string())
 }
 
-/// The attributes that a key is made of, as a rule counts them that counts by these: of `user:42|path:/x`, both.
+/// The attributes in a key, for a rule that counts by these: of `user:42|path:/x`, both.
 pub(crate) fn of_key(key: &[u8], counted: &[String], ipv6_prefix: u8) -> Result<Pairs, String> {
     let expected = || match counted {
         [] => format!("expected global, since it counts all requests together, got {}", shown(key)),
@@ -117,7 +117,7 @@ pub(crate) fn of_key(key: &[u8], counted: &[String], ipv6_prefix: u8) -> Result<
     let pair = |(name, value): (&String, Vec<u8>)| {
         let value = value.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b":"));
         let value = value.filter(|value| !value.is_empty()).ok_or_else(expected)?;
-        // An IPv6 address is counted, and shown, by its network.
+        // An IPv6 address is counted and shown as its network.
         let network = format!("/{ipv6_prefix}");
         let address = value.strip_suffix(network.as_bytes()).filter(|address| name == "ip" && address.contains(&b':'));
         Ok((name.clone(), address.unwrap_or(value).to_vec()))
@@ -127,7 +127,7 @@ pub(crate) fn of_key(key: &[u8], counted: &[String], ipv6_prefix: u8) -> Result<
     Ok(pairs)
 }
 
-/// At each `|`, unless a backslash stands before it.
+/// Splits at each `|` that has no backslash before it.
 fn split(key: &[u8]) -> Vec<Vec<u8>> {
     let (mut values, mut bytes) = (vec![Vec::new()], key.iter().copied());
     while let Some(byte) = bytes.next() {
@@ -141,7 +141,7 @@ fn split(key: &[u8]) -> Vec<Vec<u8>> {
     values
 }
 
-/// Attributes as one JSON object of texts.
+/// Attributes as one JSON object with string values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shown<'a>(pub(crate) &'a Pairs);
 

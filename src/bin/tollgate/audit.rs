@@ -1,4 +1,4 @@
-//! `tollgate audit`: why a user was denied, by what was recorded.
+//! `tollgate audit`: why a user was denied, from recorded decisions.
 
 use std::process::ExitCode;
 
@@ -45,7 +45,7 @@ pub(crate) struct Audit {
     database: Database,
 }
 
-/// The least age of what is archived.
+/// Rows younger than this are never archived.
 const ARCHIVED_AFTER: jiff::SignedDuration = jiff::SignedDuration::from_hours(31 * 24);
 
 impl Audit {
@@ -81,7 +81,7 @@ impl Audit {
     }
 }
 
-/// What answers the question.
+/// The columns that answer the question.
 fn row(record: &AuditRecord) -> Fields {
     let used = record.used.zip(record.capacity).map(|(used, capacity)| format!("{used} of {capacity}"));
     let wait = record.retry_after.map(|wait| match wait {

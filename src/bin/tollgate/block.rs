@@ -1,4 +1,4 @@
-//! `tollgate block`: denies a key for a time, or lifts that.
+//! `tollgate block`: blocks a key for a time, or lifts its block.
 
 use std::process::ExitCode;
 use std::time::Duration;

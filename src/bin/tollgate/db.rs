@@ -106,10 +106,10 @@ fn print(migration: &Migration) -> io::Result<()> {
     writeln!(anstream::stdout(), "{:>4} {:<16} {state}", migration.number, migration.name)
 }
 
-/// Services that run are heard of every ten seconds.
+/// Running services report every ten seconds.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Services that run, and those of the last days that don't.
+/// Running services, and those that ended in the last days.
 fn print_writers(writers: &[Writer]) -> io::Result<()> {
     let mut out = anstream::stdout();
     if !writers.is_empty() {

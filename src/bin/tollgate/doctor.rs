@@ -1,4 +1,4 @@
-//! `tollgate doctor`: whether a Redis can be trusted with limits, before it is.
+//! `tollgate doctor`: checks a Redis before limits rely on it.
 
 mod commands;
 mod facts;
@@ -41,7 +41,7 @@ impl Doctor {
                     let findings = judge::judge(&facts);
                     examined.push((facts.address, findings));
                 }
-                // The others are of interest all the same.
+                // The other nodes are still worth examining.
                 Err(error) if of_cluster => {
                     examined.push((address, vec![Finding::new("reachable", Level::Unfit, messages::line(&error))]));
                 }

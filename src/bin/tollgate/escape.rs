@@ -1,16 +1,16 @@
-//! Bytes as text that two different values never share, and back.
+//! Bytes as text and back: different values have different texts.
 //!
-//! What can be printed stands for itself. `\xff` is a byte that isn't UTF-8, `\n` or `\u{1b}` a character that can't be
-//! printed, and `\\` a backslash.
+//! Printable text stays as it is. `\xff` is a byte that isn't UTF-8, `\n` or `\u{1b}` an unprintable character, and
+//! `\\` a backslash.
 
-/// A key, a part or an id, as every output has it.
+/// A key, a part or an id, as all output shows it.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for character in chunk.valid().chars() {
             match character {
                 '"' | '\'' => text.push(character),
-                // Behind another character, one that combines with it can be printed.
+                // A combining character can be printed after another character.
                 _ if is_mark(character) => text.push(character),
                 _ => text.extend(character.escape_debug()),
             }
@@ -22,13 +22,13 @@ pub(crate) fn shown(bytes: &[u8]) -> String {
     text
 }
 
-/// Whether it is escaped only for combining with the character before it.
+/// Whether it is escaped only because it combines with the preceding character.
 fn is_mark(character: char) -> bool {
     let behind = format!("x{character}");
     character.len_utf8() > 1 && behind.escape_debug().eq(behind.chars())
 }
 
-/// The bytes that are shown so. What is no escape stands for itself.
+/// The bytes that this text shows. Invalid escapes are taken literally.
 pub(crate) fn read_back(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -49,7 +49,7 @@ pub(crate) fn read_back(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// What the escape after a backslash stands for, and what follows it.
+/// The value of the escape after a backslash, and the text after it.
 fn escape(text: &str) -> Option<(Vec<u8>, &str)> {
     let mut characters = text.chars();
     let value = match characters.next()? {

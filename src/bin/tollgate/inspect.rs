@@ -43,7 +43,7 @@ struct Report<'a> {
     overridden: Option<String>,
     limit_text: String,
     redis_key: String,
-    /// From 1, of a limit that has some.
+    /// The shard, from 1, if the limit has shards.
     #[serde(skip_serializing_if = "Option::is_none")]
     shard: Option<usize>,
     exists: bool,
@@ -52,12 +52,12 @@ struct Report<'a> {
     remaining: u64,
     retry_after_us: RetryAfter,
     reset_after_us: u64,
-    /// The script's own numbers; null without a state.
+    /// The script's own numbers; null if there is no state.
     state: Option<BTreeMap<&'static str, i64>>,
     by: String,
 }
 
-/// One limit of the rule, and the states of it: one, or one of each of its shards.
+/// One limit of the rule with its state, or the states of all its shards.
 struct Inspected<'a> {
     subject: &'a Subject,
     limit: &'a Limit,

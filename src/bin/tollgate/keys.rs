@@ -161,7 +161,7 @@ impl Create {
     }
 }
 
-/// The key alone on standard output, for a script to take.
+/// Prints only the key to standard output, so that a script can read it.
 fn hand_out((key, stored): &(NewKey, StoredKey)) -> Result<ExitCode> {
     let printed = writeln!(anstream::stdout(), "{}", key.secret());
     note(format_args!("this key is shown once: only its hash is stored. Its id is {}", stored.id));
@@ -176,7 +176,7 @@ fn state(key: &StoredKey) -> &'static str {
     }
 }
 
-/// All that is known.
+/// All fields of a key.
 fn record(key: &StoredKey) -> Fields {
     vec![
         ("id", json!(key.id)),

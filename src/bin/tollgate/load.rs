@@ -85,13 +85,13 @@ pub(crate) struct Load {
 
 const KEY_COUNT: u32 = 10_000;
 const ZIPF_EXPONENT: f64 = 1.0;
-/// As many as a double counts exactly.
+/// The largest count that a double represents exactly.
 const MOST_CALLS: u64 = (1 << 53) - 1;
-/// How long it measures unless said.
+/// The default length of the measurement.
 const DURATION: Duration = Duration::from_secs(10);
-/// From which delay on a call was sent late.
+/// Calls delayed by more than this were sent late.
 const LATE: Duration = Duration::from_millis(1);
-/// How long the calls around the run may take, which nobody measures: Redis may have a lot to catch up with.
+/// How long the unmeasured calls before and after the run may take: Redis may have a lot to catch up with.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often progress is shown.
 const TICK: Duration = Duration::from_millis(200);
@@ -110,7 +110,7 @@ impl Load {
         let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
         self.options.say_who_decides();
         let patient = limiter.clone().deadline(PATIENCE);
-        // Connects, and ends here if nobody answers.
+        // Connects, and ends here if the server doesn't reply.
         let (first, _) = subject.drawn(0);
         patient.peek(&subject.rule, Request::new(&first).parts(&subject.parts())).await?;
         let timeline = Timeline::now(subject.name());
@@ -181,7 +181,7 @@ impl Load {
         if self.keys == Spread::Hot { 1 } else { self.key_count.unwrap_or(KEY_COUNT) }
     }
 
-    /// Nobody is left to believe that an option had its effect.
+    /// Rejects options that would have no effect.
     fn check_keys(&self) -> Result<()> {
         let keys = self.keys.name();
         if self.keys != Spread::Zipf && self.zipf_exponent.is_some() {
@@ -193,7 +193,7 @@ impl Load {
         Ok(())
     }
 
-    /// Or why not.
+    /// Why the run can't be audited, if it can't.
     async fn auditable(&self, subject: &Subject, timeline: &Timeline, limiter: &Limiter) -> Result<(), String> {
         if self.no_audit {
             return Err("--no-audit".into());
@@ -202,7 +202,7 @@ impl Load {
         one_clock(timeline, limiter).await
     }
 
-    /// Until the run's bounds, or until someone wants it to end.
+    /// Makes calls until the run's bounds, or until interrupted.
     async fn make_calls(&self, run: &Arc<Run>) {
         let calls = async {
             match self.callers {
@@ -256,7 +256,7 @@ impl Load {
     }
 }
 
-/// Whether the engine's clock is this process's, as far as the audit needs it to be.
+/// Checks that the engine's clock is close enough to this process's for the audit.
 async fn one_clock(timeline: &Timeline, limiter: &Limiter) -> Result<(), String> {
     let offset = timeline.offset(limiter, SLACK).await;
     let offset = offset.map_err(|why| format!("the clock of the deciding engine can't be read: {why}"))?;
@@ -266,7 +266,7 @@ async fn one_clock(timeline: &Timeline, limiter: &Limiter) -> Result<(), String>
 
 /// The audit, or why there is none.
 async fn judge(run: &Run, limiter: &Limiter) -> Result<Audit, String> {
-    // One of the clocks may have been set meanwhile.
+    // One of the clocks may have been set during the run.
     one_clock(&run.timeline, limiter).await?;
     let (ledger, left_out) = {
         let mut tally = run.tally();
@@ -289,8 +289,8 @@ async fn judge(run: &Run, limiter: &Limiter) -> Result<Audit, String> {
     audit
 }
 
-/// For a while: a Redis that was given too much is behind, and isn't asked for some time; one that lacks its replicas
-/// refuses to write.
+/// Waits a while: an overloaded Redis is behind and its breaker may be open, and one that lacks its replicas refuses
+/// writes.
 async fn until_it_answers(timeline: &Timeline, limiter: &Limiter) {
     let until = Instant::now() + PATIENCE;
     loop {

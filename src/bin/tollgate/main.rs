@@ -1,8 +1,7 @@
-//! The command-line tool: decisions by hand, recorded traffic replayed, load and its audit, a key's state explained, a
-//! Redis examined.
+//! The command-line tool: makes decisions by hand, replays recorded traffic, generates load and audits it, explains a
+//! key's state, examines a Redis.
 //!
-//! Exit code: 0 allowed, 1 denied or a fault found, 2 something broke (under load, a single call without an answer) or
-//! was misused.
+//! Exit code: 0 allowed, 1 denied or a fault found, 2 an error (under load, a single call without a reply) or misuse.
 
 #[cfg(feature = "archive")]
 mod archive;
@@ -161,23 +160,23 @@ fn failed(message: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Clap's explanation, on one line; help as it is.
+/// Prints clap's message on one line; help is printed as it is.
 fn misused(error: &clap::Error) -> ExitCode {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if asked_for || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // Nothing is left to be done for a reader who has gone.
+        // If the reader is gone, there is nothing left to do.
         let _ = error.print();
         return if asked_for { ExitCode::SUCCESS } else { ExitCode::from(2) };
     }
     let text = error.to_string();
     let first = text.split("\n\n").next().unwrap_or_default();
-    // What is known instead, where clap has a guess.
+    // Clap's suggestions of known names, if it has any.
     let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: ")).map(|tip| format!("; {tip}"));
     let message = first.split_whitespace().collect::<Vec<_>>().join(" ") + &tips.collect::<String>();
     failed(message.strip_prefix("error: ").unwrap_or(&message))
 }
 
-/// What was found, also if its reader has gone before the end.
+/// The command's exit code, also if its reader is gone before the end.
 pub(crate) fn found(code: ExitCode, printed: io::Result<()>) -> anyhow::Result<ExitCode> {
     match printed {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -185,7 +184,7 @@ pub(crate) fn found(code: ExitCode, printed: io::Result<()>) -> anyhow::Result<E
     }
 }
 
-/// Whether a command ended early since whoever read its output had seen enough.
+/// Whether a command ended early because the reader of its output closed it.
 pub(crate) fn reader_is_gone(error: &anyhow::Error) -> bool {
     messages::of_output(error).is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -1,4 +1,4 @@
-//! What is said to people, on standard error. Where nobody listens any more, nothing is said, and nothing fails.
+//! Messages to people, on standard error. If nobody reads that any more, they are dropped without an error.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -7,7 +7,7 @@ use tollgate::Charged;
 
 use crate::output::{WRONG, human};
 
-/// Something worth knowing.
+/// A remark worth knowing.
 pub(crate) fn note(message: impl Display) {
     say("tollgate:", message);
 }
@@ -26,8 +26,8 @@ pub(crate) fn fault(fault: impl Display) {
     let _ = anstream::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// What ended a command early: what it was about, and what went wrong. The library's own messages are complete, so that
-/// their sources aren't shown.
+/// The error that ended a command: what it was about, and what went wrong. The library's messages are complete, so
+/// their sources aren't printed.
 pub(crate) fn line(error: &anyhow::Error) -> String {
     if let Some(error) = of_output(error) {
         return format!("output: {error}");
@@ -49,12 +49,12 @@ pub(crate) fn line(error: &anyhow::Error) -> String {
     line.join(": ")
 }
 
-/// What went wrong with the output. Of a file that is read or written, the error has a context, which names the file.
+/// An error of the output. Errors of files that are read or written have a context, which names the file.
 pub(crate) fn of_output(error: &anyhow::Error) -> Option<&io::Error> {
     error.chain().next()?.downcast_ref()
 }
 
-/// What went wrong, with the times that its own message leaves out.
+/// The error with the times that its own message leaves out.
 pub(crate) fn in_full(error: &tollgate::Error) -> String {
     match (error.missed_deadline(), error.retry_in()) {
         (Some(deadline), _) => format!("{error} of {}", human(deadline)),
@@ -63,14 +63,14 @@ pub(crate) fn in_full(error: &tollgate::Error) -> String {
     }
 }
 
-/// In one line, and without what would turn a terminal's text around.
+/// Makes a message one line, without characters that reverse a terminal's text.
 fn printable(message: &str) -> String {
     let turns =
         |character| matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     message.replace(|character: char| character.is_control() || turns(character), " ")
 }
 
-/// One line, whatever the message quotes, and at once, so that lines of several tools don't mix.
+/// Prints one line, whatever the message quotes, in one write, so that lines of several processes don't mix.
 fn say(what: impl Display, message: impl Display) {
     let message = printable(&message.to_string());
     let _ = anstream::stderr().write_all(format!("{what} {message}\n").as_bytes());

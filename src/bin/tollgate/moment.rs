@@ -1,4 +1,4 @@
-//! Times as people say them: `14:03`, `2026-11-23T14:03`, `2026-11-23`; in UTC unless they say otherwise.
+//! Times as people write them: `14:03`, `2026-11-23T14:03`, `2026-11-23`; in UTC unless they have an offset.
 
 use std::ops::Range;
 use std::time::SystemTime;
@@ -8,13 +8,13 @@ use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-/// The day, minute or second that a text names. A time without a day is the last one that has begun.
+/// The day, minute or second that a text names. A time without a day is the most recent one.
 pub(crate) fn moment(option: &str, text: &str, now: Timestamp) -> Result<Range<Timestamp>> {
     let expected = "expected a time such as 14:03, 2026-11-23T14:03, 2026-11-23 or 2026-11-23T14:03:07+01:00";
     let wrong = || anyhow!("{option}: {expected}, got '{text}'");
     let begins = |time: DateTime| time.to_zoned(TimeZone::UTC).map(|zoned| zoned.timestamp()).map_err(|_| wrong());
     let lasting = |from: Timestamp, length: SignedDuration| Ok(from..from.checked_add(length).map_err(|_| wrong())?);
-    // The colons of an offset say nothing of how exact the time is.
+    // The colons of an offset don't add to the precision of the time.
     let (date, time) =
         text.split_once(['T', 't', ' ']).unwrap_or(if text.contains(':') { ("", text) } else { (text, "") });
     let clock = time.split(['Z', 'z', '+', '-', '[']).next().unwrap_or_default();
@@ -29,7 +29,7 @@ pub(crate) fn moment(option: &str, text: &str, now: Timestamp) -> Result<Range<T
     {
         return lasting(instant, unit);
     }
-    // Whatever follows the clock would say otherwise than UTC, which takes a day.
+    // Anything after the time of day would be an offset, which needs a day.
     if clock != time {
         return Err(wrong());
     }
@@ -47,7 +47,7 @@ pub(crate) fn moment(option: &str, text: &str, now: Timestamp) -> Result<Range<T
     lasting(begins(said.map_err(|_| wrong())?)?, unit)
 }
 
-/// The times from one to the end of another, which without a day is the first such after that.
+/// From the start of one to the end of the other; if that has no day, it is the first such time after the start.
 pub(crate) fn span(from: &str, to: Option<&str>, now: Timestamp) -> Result<Range<Timestamp>> {
     let begin = moment("--from", from, now)?.start;
     let Some(to) = to else { return Ok(begin..now) };

@@ -1,4 +1,4 @@
-//! What every command takes: where to decide, how long to wait, how to print.
+//! Options of every command: where to decide, how long to wait, how to print.
 
 pub(crate) mod tls;
 
@@ -49,7 +49,7 @@ pub(crate) enum Shape {
     Jsonl,
 }
 
-/// Who answers where Redis is away.
+/// What decides while Redis is away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Policy {
     Closed,
@@ -66,7 +66,7 @@ impl Options {
         self.deadline
     }
 
-    /// The host that isn't this machine, if one of the address isn't: with its port, and without a password.
+    /// The address's host if it isn't this machine, with its port and without a password.
     pub(crate) fn remote(&self) -> Option<String> {
         let (scheme, rest) = self.url()?.split_once("://")?;
         if scheme == "unix" {
@@ -77,25 +77,25 @@ impl Options {
         hosts.split(',').find(|host| !is_this_machine(without_port(host))).map(str::to_owned)
     }
 
-    /// Who decides, unless somebody answers in its place.
+    /// The engine that decides, unless another does in its place.
     pub(crate) fn engine(&self) -> By {
         if self.url().is_some() { By::Redis } else { By::Embedded }
     }
 
-    /// A limiter on the engine that was asked for.
+    /// A limiter on the chosen engine.
     pub(crate) fn limiter(&self) -> Result<Limiter> {
         let limiter = self.redis()?.map_or_else(|| Limiter::new(Embedded::new()), Limiter::new);
         Ok(limiter.deadline(self.deadline))
     }
 
-    /// Says who decides, if it isn't a Redis.
+    /// Reports who decides, if it isn't a Redis.
     pub(crate) fn say_who_decides(&self) {
         if self.url().is_none() {
             messages::note("no --url, so the embedded engine decides: its state ends with this command");
         }
     }
 
-    /// A limiter on the Redis that was asked for, which a command on its state can't do without.
+    /// A limiter on the chosen Redis, for commands on its state, which need one.
     pub(crate) fn limiter_on_redis(&self, to: &str) -> Result<Limiter> {
         match self.redis()? {
             Some(redis) => Ok(Limiter::new(redis).deadline(self.deadline)),
@@ -103,7 +103,7 @@ impl Options {
         }
     }
 
-    /// The Redis that was asked for, if any.
+    /// The chosen Redis, if any.
     pub(crate) fn redis(&self) -> Result<Option<Engine>> {
         let Some(engine) = self.tls.open(self.url())? else {
             if self.confirmed_by > 0 {
@@ -119,7 +119,7 @@ impl Options {
         }))
     }
 
-    /// The rule, with what was asked for while Redis is away.
+    /// The rule with the chosen policy for when Redis is away.
     pub(crate) fn follow_policy(&self, rule: Rule) -> Result<Rule> {
         let policy = match self.on_error {
             None => return Ok(rule),
@@ -130,7 +130,7 @@ impl Options {
         Ok(rule.on_error(policy)?)
     }
 
-    /// The same, of whichever rule applies: one that has less than a unit for each process is closed.
+    /// The same for any rule of a set: one that would have less than a unit for each process is closed instead.
     pub(crate) fn follow_policy_or_close(&self, rule: Rule) -> Rule {
         let closed = || rule.clone().on_error(OnError::Closed).ok();
         self.follow_policy(rule.clone()).ok().or_else(closed).unwrap_or(rule)
@@ -141,13 +141,13 @@ impl Options {
     }
 }
 
-/// As was asked for, or as the output is.
+/// The chosen format, or the one that suits the output.
 pub(crate) fn shape(asked: Option<Shape>) -> Shape {
     let by_terminal = || if std::io::stdout().is_terminal() { Shape::Table } else { Shape::Jsonl };
     asked.unwrap_or_else(by_terminal)
 }
 
-/// There is no Redis to do this to.
+/// The error when a command needs a Redis and none was given.
 pub(crate) fn no_redis(to: &str) -> anyhow::Error {
     let expected = format!("expected the Redis to {to}, such as redis://127.0.0.1:6379 (--url or TOLLGATE_URL)");
     anyhow!("url: {expected}, got none")
@@ -160,7 +160,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// By its name alone: nobody is asked what another name stands for.
+/// Goes by the name alone: names aren't resolved.
 fn is_this_machine(host: &str) -> bool {
     let address = host.parse::<IpAddr>().map(|address| address.to_canonical());
     host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
@@ -168,7 +168,7 @@ fn is_this_machine(host: &str) -> bool {
 
 /// A duration such as `200ms` or `1m30s`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    // A day is as long as in a rule: 24 hours.
+    // A day has 24 hours, as in a rule.
     let days = text.split_once('d').and_then(|(days, rest)| Some((days.trim().parse::<i64>().ok()?, rest)));
     let (days, rest) = days.unwrap_or((0, text));
     let rest = if rest.is_empty() && days > 0 { "0s" } else { rest };
@@ -180,13 +180,13 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     parsed.ok_or_else(|| "expected a duration such as 200ms, 1m30s or 7d".into())
 }
 
-/// The same, of at least some time.
+/// Like `duration`, but above zero.
 #[cfg(feature = "postgres")]
 pub(crate) fn time_to_come(text: &str) -> Result<Duration, String> {
     duration(text).ok().filter(|time| !time.is_zero()).ok_or_else(|| "expected a duration such as 10m or 7d".into())
 }
 
-/// A whole number that a script computes with.
+/// A whole number that a script can compute with.
 pub(crate) fn units(text: &str) -> Result<u64, String> {
     const MOST: u64 = (1 << 53) - 1;
     let number = text.parse().ok().filter(|number| *number <= MOST);

@@ -18,7 +18,7 @@ pub(crate) const RIGHT: Style = AnsiColor::Green.on_default();
 pub(crate) const WRONG: Style = AnsiColor::Red.on_default();
 pub(crate) const QUIET: Style = Style::new().dimmed();
 
-/// One decision, with the names and the order that other programs rely on.
+/// One decision, with the field names and order that other programs rely on.
 #[derive(Debug, Serialize)]
 pub(crate) struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,19 +37,19 @@ pub(crate) struct Line<'a> {
     /// The key of the override that decided in place of the rule's own limits, in a service's set.
     #[serde(rename = "override", skip_serializing_if = "Option::is_none")]
     overridden: Option<String>,
-    /// Each limit's own, of a rule that has several.
+    /// Each limit's own decision, if the rule has several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits: Vec<LimitLine<'a>>,
-    /// What went wrong where Redis was asked, if somebody else answered.
+    /// The error of the request to Redis, if something else decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'static str>,
-    /// What at-most took.
+    /// The units that at-most took.
     #[serde(skip_serializing_if = "Option::is_none")]
     granted: Option<u64>,
-    /// Only of a key that is blocked.
+    /// Present only if the key is blocked.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     blocked: bool,
-    /// Only where denials are counted.
+    /// Present only if denials are counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     overage: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,11 +59,11 @@ pub(crate) struct Line<'a> {
     length: Option<String>,
 }
 
-/// One limit's part in a decision.
+/// One limit's part of a decision.
 #[derive(Debug, Serialize)]
 pub(crate) struct LimitLine<'a> {
     name: Cow<'a, str>,
-    /// What it counts.
+    /// The key that it counts.
     key: String,
     allowed: bool,
     limit: u64,
@@ -72,7 +72,7 @@ pub(crate) struct LimitLine<'a> {
     reset_after_us: u64,
 }
 
-/// Prints decisions as they come.
+/// Prints decisions as they are made.
 #[derive(Debug)]
 pub(crate) struct Printer<W: Write> {
     out: W,
@@ -107,20 +107,20 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// With the name of the call.
+    /// Adds the call's id.
     pub(crate) fn named(mut self, id: Option<&[u8]>) -> Self {
         self.id = id.map(shown);
         self
     }
 
-    /// With the length of a block.
+    /// Adds the length of a block.
     pub(crate) fn lasting(mut self, length: Option<Duration>) -> Self {
         let length = length.and_then(|length| jiff::SignedDuration::try_from(length).ok());
         self.length = length.map(|length| format!("{length:#}"));
         self
     }
 
-    /// With the time that the decision was made at.
+    /// Adds the time at which the decision was made.
     pub(crate) fn at(mut self, t_us: u64) -> Self {
         self.t_us = Some(t_us);
         self
@@ -140,7 +140,7 @@ impl<'a> LimitLine<'a> {
         }
     }
 
-    /// Of a rule that has no other.
+    /// For a rule's only limit.
     pub(crate) fn only(name: String, key: &[u8], decision: &Decision) -> Self {
         Self {
             name: Cow::Owned(name),
@@ -170,7 +170,7 @@ impl<W: Write> Printer<W> {
         self.out.flush()
     }
 
-    /// A decision by a set of rules.
+    /// Prints a decision by a set of rules.
     pub(crate) fn print_verdict(&mut self, line: &VerdictLine<'_>) -> io::Result<()> {
         match self.shape {
             Shape::Jsonl => json(&mut self.out, line),
@@ -184,7 +184,7 @@ impl<W: Write> Printer<W> {
         }
     }
 
-    /// What the columns are called.
+    /// Prints the header.
     fn names(&mut self, with_time: bool, with_overage: bool, whom: &str) -> io::Result<()> {
         let time = if with_time { format!("{:<27} ", "time") } else { String::new() };
         let overage = if with_overage { format!("{:>9} ", "overage") } else { String::new() };
@@ -196,7 +196,7 @@ impl<W: Write> Printer<W> {
     }
 
     fn row(&mut self, line: &Line<'_>) -> io::Result<()> {
-        // Times come from records only, so all rows have one or none has.
+        // Times come from records only, so either all rows have one or none has.
         if self.rows == 0 {
             self.names(line.t_us.is_some(), line.overage.is_some(), "key")?;
         }
@@ -208,14 +208,14 @@ impl<W: Write> Printer<W> {
         let id = line.id.as_ref().map(|id| format!("  {QUIET}id {id}{QUIET:#}")).unwrap_or_default();
         let (by, key) = (&line.by, &line.key);
         writeln!(self.out, "{time}{style}{verdict:<8}{style:#} {numbers} {overage} {by:<8} {key}{id}")?;
-        // Below it, each limit's own.
+        // Followed by each limit's own.
         let (time, overage) = (" ".repeat(time.len()), " ".repeat(overage.len()));
         line.limits.iter().try_for_each(|limit| limit.row(&mut self.out, &time, &overage))
     }
 }
 
 impl LimitLine<'_> {
-    /// Below the decision that it is a part of.
+    /// A row below the decision that it is part of.
     pub(crate) fn row(&self, mut out: impl Write, time: &str, overage: &str) -> io::Result<()> {
         let (style, verdict) = if self.allowed { (QUIET, " allowed") } else { (WRONG, " denied") };
         let numbers = numbers(self.remaining, self.limit, self.retry_after_us, self.reset_after_us);
@@ -224,7 +224,7 @@ impl LimitLine<'_> {
     }
 }
 
-/// What a decision is called in a table.
+/// The word for a decision in a table.
 pub(crate) fn verdict(op: Op, allowed: bool, blocked: bool) -> (Style, &'static str) {
     match (allowed, op) {
         (true, op) if op.asks() => (RIGHT, "allowed"),
@@ -234,12 +234,12 @@ pub(crate) fn verdict(op: Op, allowed: bool, blocked: bool) -> (Style, &'static 
     }
 }
 
-/// The first column of records.
+/// The first column, for records.
 pub(crate) fn time(t_us: Option<u64>) -> String {
     t_us.map(|t_us| format!("{:<27} ", timestamp(t_us))).unwrap_or_default()
 }
 
-/// What remains and the waits, in columns.
+/// The remaining units and the waits, in columns.
 pub(crate) fn numbers(remaining: u64, limit: u64, retry_after: RetryAfter, reset_after_us: u64) -> String {
     let remaining = format!("{remaining} / {limit}");
     let retry = match retry_after {
@@ -257,14 +257,14 @@ pub(crate) fn json(mut out: impl Write, value: &impl Serialize) -> io::Result<()
     out.write_all(b"\n")
 }
 
-/// How many characters a line may have: as many as the terminal, and no more than is good to read.
+/// The width of lines: the terminal's, but no more than is comfortable to read.
 pub(crate) fn width() -> usize {
     const UNKNOWN: usize = 80;
     const WIDEST: usize = 120;
     console::Term::stdout().size_checked().map_or(UNKNOWN, |(_, columns)| usize::from(columns)).min(WIDEST)
 }
 
-/// Lines of so many characters at most, unless a word has more.
+/// Wraps text to lines of at most this width, unless a word is longer.
 pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -279,7 +279,7 @@ pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Names and values below each other.
+/// Names and values, one pair a line.
 pub(crate) fn facts(mut out: impl Write, facts: &[(&str, String)]) -> io::Result<()> {
     let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
     for (name, value) in facts {
@@ -299,7 +299,7 @@ pub(crate) fn timestamp(t_us: u64) -> String {
     time.map_or_else(|| format!("{t_us}us"), |time| format!("{time:.6}"))
 }
 
-/// A duration for people, rounded up to three digits after its unit or to the second: `1.976s`, `4m10s`.
+/// A duration for people, rounded up to three digits after the point or to the second: `1.976s`, `4m10s`.
 pub(crate) fn human(duration: Duration) -> String {
     let us = micros(duration);
     let digits = |thousandths: u64, unit: &str| {

@@ -74,7 +74,7 @@ impl Probe {
             subject.rule = subject.rule.count_denials(true);
         }
         let cost = self.cost.unwrap_or(subject.cost);
-        // The others take or give back whatever is said.
+        // The other operations take or give back any amount.
         let takes_all = self.op.asks() && self.op != Op::AtMost;
         let subject = if takes_all { subject.at_cost(cost)? } else { subject };
         self.op.check(self.id.is_some(), self.length.is_some()).map_err(|why| anyhow!("--{why}"))?;
@@ -115,7 +115,7 @@ fn code(denied: bool) -> ExitCode {
     if denied { ExitCode::from(1) } else { ExitCode::SUCCESS }
 }
 
-/// Whoever blocks or forgets a key means one that a service uses: of none, another name or prefix is likely meant.
+/// Warns if a key to be blocked or reset has no state: the name or prefix is then probably another than the service's.
 pub(crate) async fn warn_of_a_fresh_key(limiter: &Limiter, subject: &Subject, request: Request<'_>) {
     let Ok(states) = limiter.inspect(&subject.rule, request).await else { return };
     if states.iter().all(|state| !state.exists) {

@@ -1,8 +1,8 @@
 //! Recorded traffic as a stream of [`Record`]s: JSON lines, CSV, or a web server's access log.
 //!
-//! A line that can't be read is an item like any other ([`Unreadable`]), so that one bad line
-//! neither stops a replay nor goes uncounted. Memory is bounded by one line, which is at most
-//! 16 MiB long: room for a megabyte of key with every byte escaped.
+//! A line that can't be read is an item like any other ([`Unreadable`]), so that one bad line neither stops a replay
+//! nor goes uncounted. Memory is bounded by one line of at most 16 MiB: enough for a key of a megabyte with every byte
+//! escaped.
 
 use std::fmt;
 use std::io::{self, BufRead};
@@ -43,11 +43,11 @@ pub(crate) enum Op {
     Penalty,
     /// Deny the key for a time.
     Block,
-    /// Make permits last anew.
+    /// Extend permits.
     Renew,
-    /// Give permits back.
+    /// Release permits.
     Release,
-    /// Make the cost what an earlier call took in the end.
+    /// Correct the charge of an earlier call to the cost.
     Settle,
     /// Give back what an earlier call took.
     Cancel,
@@ -72,7 +72,7 @@ impl Op {
         Self::Reset,
     ];
 
-    /// What it lacks to be carried out, or has too much, as one short line.
+    /// What the operation lacks or has too much of, as one short line.
     pub(crate) fn check(self, has_id: bool, has_length: bool) -> Result<(), String> {
         let of_an_id = matches!(self, Self::Renew | Self::Release | Self::Settle | Self::Cancel);
         match self {
@@ -86,17 +86,17 @@ impl Op {
         }
     }
 
-    /// Whether it takes what there is of a limit, of which permits are then held by an id.
+    /// Whether it takes from a limit; permits are then held by an id.
     pub(crate) fn takes(self) -> bool {
         matches!(self, Self::Acquire | Self::AtMost | Self::Penalty)
     }
 
-    /// Whether it asks to be allowed, so that it may be denied.
+    /// Whether it can be denied.
     pub(crate) fn asks(self) -> bool {
         matches!(self, Self::Acquire | Self::Peek | Self::Reserve | Self::AtMost)
     }
 
-    /// Whether what it does depends on a cost.
+    /// Whether it uses a cost.
     pub(crate) fn costs(self) -> bool {
         !matches!(self, Self::Block | Self::Renew | Self::Release | Self::Cancel | Self::Reset)
     }
@@ -147,24 +147,24 @@ impl fmt::Display for UnknownOp {
 
 impl std::error::Error for UnknownOp {}
 
-/// One request as it was recorded.
+/// One recorded request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     /// The line it starts on, from 1.
     pub(crate) line: u64,
-    /// When it came: microseconds since 1970, at most 2^52.
+    /// When it arrived: microseconds since 1970, at most 2^52.
     pub(crate) t_us: u64,
-    /// What it asked for.
+    /// The requested operation.
     pub(crate) op: Op,
-    /// Whom it counts against: any bytes, at least one; none if it has attributes.
+    /// The key it counts against: any bytes, at least one; empty if it has attributes.
     pub(crate) key: Vec<u8>,
-    /// How much it asked for: less than 2^53; what the rule says, if none.
+    /// The requested cost: less than 2^53; `None` for the rule's own.
     pub(crate) cost: Option<u64>,
-    /// The name of the call, or of the one to settle: any bytes, at least one.
+    /// The id of the call, or of the one to settle: any bytes, at least one.
     pub(crate) id: Option<Vec<u8>>,
     /// How long a block lasts; zero lifts it.
     pub(crate) length: Option<Duration>,
-    /// What a set of rules finds its rule by, where that is asked for in place of a key.
+    /// The attributes that a set of rules finds its rule by, if they are used in place of a key.
     pub(crate) attributes: Pairs,
 }
 
@@ -203,16 +203,16 @@ pub(crate) enum KeyField {
     User,
 }
 
-/// What says in a record whom it is about.
+/// Where a record names whom it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whom {
-    /// A key: of an access log, this field.
+    /// A key; in an access log, this field.
     Key(KeyField),
     /// Attributes, for a set of rules.
     Attributes,
 }
 
-/// A line that holds no record.
+/// A line without a valid record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unreadable {
     /// The line it starts on, from 1.
@@ -227,10 +227,10 @@ impl fmt::Display for Unreadable {
     }
 }
 
-/// The records of `input`, in the order in which they stand there.
+/// The records of `input`, in order.
 ///
-/// An `io::Error` means that the rest can't be read, and is the last item: the stream itself
-/// failed, or (kind `InvalidData`) a CSV header isn't one of records.
+/// An `io::Error` means that the rest can't be read, and is the last item: the stream itself failed, or (kind
+/// `InvalidData`) a CSV header doesn't describe records.
 pub(crate) fn read(
     format: Format,
     about: Whom,
@@ -253,7 +253,7 @@ struct Records<R> {
 
 enum Shape {
     Jsonl,
-    /// Without columns until the header has been read.
+    /// `None` until the header has been read.
     Csv(Option<Columns>),
     Combined,
 }
@@ -270,7 +270,7 @@ impl<R: BufRead> Iterator for Records<R> {
             Shape::Csv(columns) => csv_table::next_record(&mut self.lines, columns, self.about),
             Shape::Combined => self.lines.next_record(|line, text| combined::parse(line, text, self.about)),
         };
-        // A stream that failed once may fail for ever: a caller that only counts errors would never end.
+        // A stream that failed once may fail for ever, and a caller that only counts errors would never end.
         self.ended = !matches!(item, Ok(Some(_)));
         item.transpose()
     }

@@ -62,7 +62,7 @@ pub(crate) struct Replay {
     options: Options,
 }
 
-/// How many records make a progress bar worth its while.
+/// From this many records, a progress bar is worthwhile.
 const LONG: usize = 2000;
 
 impl Replay {
@@ -119,7 +119,7 @@ impl Replay {
             let why = "expected a secret to hash its keys by (--key-secret-file or TOLLGATE_KEY_SECRET), got none";
             bail!("rule {}: {why}", rule.name);
         }
-        // A rule that can't block stays as it is.
+        // A rule that can't block is left as it is.
         let adapted = |rule: Rule| {
             let rule = if self.overage { rule.count_denials(true) } else { rule };
             self.options.follow_policy_or_close(self.about.blocking(rule.clone()).unwrap_or(rule))
@@ -145,7 +145,7 @@ impl Replay {
         played
     }
 
-    /// Plays standard input as it comes, on a clock that never steps back.
+    /// Plays standard input as it arrives, on a clock that never steps back.
     async fn play_stream(
         &self,
         player: &mut Player<'_, impl Write>,
@@ -215,7 +215,7 @@ impl Replay {
         }
     }
 
-    /// A bar on standard error, unless the decisions scroll by on the same terminal.
+    /// A bar on standard error, unless decisions scroll by on the same terminal.
     fn progress(&self, records: usize) -> ProgressBar {
         if records < LONG || (io::stdout().is_terminal() && !self.summary) {
             return ProgressBar::hidden();
@@ -233,7 +233,7 @@ async fn play_one(player: &mut Player<'_, impl Write>, record: &Record, warnings
     }
 }
 
-/// The record, unless it could not be read.
+/// The record, or `None` with a warning if it could not be read.
 fn readable(
     item: Result<Record, Unreadable>,
     player: &mut Player<'_, impl Write>,
@@ -252,7 +252,7 @@ fn readable(
     }
 }
 
-/// Ends when the user or the system asks the tool to.
+/// Ends when the user or the system asks the process to end.
 pub(crate) async fn interrupted() -> io::Result<()> {
     #[cfg(unix)]
     {

@@ -1,4 +1,4 @@
-//! `tollgate reset`: forgets every key of a rule, or one.
+//! `tollgate reset`: removes every key of a rule, or one key.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ impl Reset {
             }
         }
         let limiter = self.options.limiter_on_redis("forget keys of")?.prefix(self.place.prefix())?;
-        // All before any key is forgotten.
+        // Check all names before any key is removed.
         for name in &names {
             "gcra 1/1s".parse::<Rule>()?.named(name)?;
         }

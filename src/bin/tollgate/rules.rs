@@ -1,4 +1,4 @@
-//! `tollgate rules`: what a service's set of rules says.
+//! `tollgate rules`: works with a service's set of rules.
 
 mod changes;
 mod check;

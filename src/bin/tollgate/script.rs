@@ -1,4 +1,4 @@
-//! `tollgate script`: the scripts as other languages and `redis-cli --eval` call them.
+//! `tollgate script`: prints the scripts as other languages and `redis-cli --eval` call them.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ impl ScriptCommand {
         };
         let mut out = anstream::stdout();
         let Some(directory) = &self.out else {
-            // The text as it stands, without a line break more: it is what is hashed.
+            // Printed without an extra line break, since exactly this text is hashed.
             let printed =
                 if self.digest { writeln!(out, "{}", first.digest()) } else { write!(out, "{}", first.text()) };
             return found(ExitCode::SUCCESS, printed);

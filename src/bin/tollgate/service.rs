@@ -1,4 +1,4 @@
-//! The rules of a service's own file: the one of a name, and what it makes of a request.
+//! Rules from a service's own file: finding one by name, and applying it to a request.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::attributes::{self, Pairs, of_key};
 use crate::escape::shown;
 use crate::subject::Subject;
 
-/// How many names are worth reading in a message.
+/// The most names to list in a message.
 const NAMED: usize = 12;
 
 /// A set of rules, and where it was read.
@@ -19,18 +19,18 @@ pub(crate) struct Service {
     pub(crate) rules: RuleSet,
 }
 
-/// Requests that are made up for one rule, by number: each counts as somebody else.
+/// Generated requests for one rule, by number: each counts as somebody else.
 #[derive(Debug)]
 pub(crate) struct Drawn {
-    /// Of the rule alone, without overrides.
+    /// The rule alone, without overrides.
     rules: RuleSet,
     name: String,
     given: Pairs,
-    /// What it counts by that wasn't given.
+    /// The attributes that it counts by and that weren't given.
     varying: Vec<String>,
 }
 
-/// What a rule has for a key.
+/// What applies to a key by a rule.
 pub(crate) enum Whom {
     /// Limits, and the key as they count it.
     Limits(Box<Subject>, Vec<u8>),
@@ -45,7 +45,7 @@ pub(crate) struct Listed {
 }
 
 impl Whom {
-    /// For what is only done to keys that are counted.
+    /// For operations on counted keys only.
     pub(crate) fn limits(self) -> Result<(Subject, Vec<u8>)> {
         match self {
             Self::Limits(subject, key) => Ok((*subject, key)),
@@ -61,7 +61,7 @@ impl Whom {
 impl Service {
     pub(crate) fn read(file: &Path) -> Result<Self> {
         if file.to_string_lossy().contains("://") {
-            // It may hold a password.
+            // The address isn't repeated: it may contain a password.
             bail!("expected a file of rules, got an address: tollgate rules pull writes one");
         }
         let rules = RuleSet::read(file).map_err(|error| {
@@ -71,7 +71,7 @@ impl Service {
         Ok(Self { file: file.to_owned(), rules })
     }
 
-    /// The rule of this name, as it is written.
+    /// The definition of the rule with this name.
     pub(crate) fn definition(&self, name: &str) -> Result<&Definition> {
         let definitions = self.rules.definitions();
         definitions.iter().find(|rule| rule.name == name).ok_or_else(|| {
@@ -85,7 +85,7 @@ impl Service {
         })
     }
 
-    /// The rule of this name if it has limits, as it is written.
+    /// The definition of the rule with this name, which must have limits.
     pub(crate) fn with_limits(&self, name: &str) -> Result<&Definition> {
         let definition = self.definition(name)?;
         let does = match definition.action {
@@ -96,8 +96,8 @@ impl Service {
         bail!("rule {name}: expected one with limits, got one that {does} and counts nothing")
     }
 
-    /// The limits that the rule has for a request of this key and these attributes, and the key as it is counted. Who
-    /// doesn't ask for the rule's cost needn't give the attribute that says it.
+    /// The limits that the rule has for a request with this key and these attributes, and the key as it is counted. If
+    /// `costs` is false, the attribute that gives the cost may be missing.
     pub(crate) fn whom(&self, name: &str, key: Option<&[u8]>, mut given: Pairs, costs: bool) -> Result<Whom> {
         let definition = self.with_limits(name)?;
         let told = |why: String| anyhow!("rule {name}: {why}");
@@ -142,7 +142,7 @@ impl Service {
         }
     }
 
-    /// The rule's own limits, for requests that are made up.
+    /// The rule's own limits, for generated requests.
     pub(crate) fn drawn(&self, name: &str, given: Pairs) -> Result<Subject> {
         let mut definition = self.with_limits(name)?.clone();
         definition.overrides.clear();
@@ -164,7 +164,7 @@ impl Drawn {
         self.varying.is_empty()
     }
 
-    /// What counts the request of this number.
+    /// The key and attributes of the request with this number.
     pub(crate) fn request(&self, number: u32) -> Option<(Vec<u8>, Pairs)> {
         let given = self.attributes(number);
         let applies = self.rules.by_name(&self.name, &attributes::read(&given)).ok()??;
@@ -177,7 +177,7 @@ impl Drawn {
         let mut all = self.given.clone();
         for name in &self.varying {
             let value = match name.as_str() {
-                // Of those that belong to nobody, so many that a run doesn't need more.
+                // From a range of private addresses large enough for a run.
                 "ip" => std::net::Ipv4Addr::from(0x0a00_0000 | (number & 0x00ff_ffff)).to_string(),
                 "path" => format!("/key-{number}"),
                 _ => format!("key-{number}"),
@@ -188,7 +188,7 @@ impl Drawn {
     }
 }
 
-/// The attributes that a rule's key is made of: none of `global`.
+/// The attributes that make up a rule's key; none for `global`.
 fn counted(definition: &Definition) -> &[String] {
     match definition.key.0.as_slice() {
         [global] if global == "global" => &[],

@@ -1,4 +1,4 @@
-//! `tollgate stats`: what decisions come to, as a table and as bars.
+//! `tollgate stats`: statistics of decisions, as a table and as bars.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -69,10 +69,10 @@ enum Per {
     Region,
 }
 
-/// Beyond this many, the next longer unit is shown.
+/// With more rows than this, the next longer unit is used.
 const MOST_TIMES: i64 = 100;
 const DAY: Duration = Duration::from_secs(86_400);
-/// A plot that is narrower would say nothing.
+/// A narrower plot would show nothing.
 const LEAST_PLOT: usize = 40;
 
 impl Stats {
@@ -94,11 +94,11 @@ impl Stats {
         let exact = || self.per.and_then(|_| exact(from, end));
         let unit = self.by.or_else(exact).unwrap_or_else(fitting);
         ensure!(from <= end, "--from: expected a time before the end, {end:.0}, got {from:.0}");
-        // What began before and goes on is part of it.
+        // Includes the period that began before the start.
         let asked = from;
         let from = unit.beginning(from);
         if self.per.is_some() && (unit.beginning(end) != end || from != asked) {
-            // Rows by time show it themselves.
+            // Rows by time show this themselves.
             let until = unit.beginning(end).checked_add(SignedDuration::from_secs(unit.seconds())).unwrap_or(end);
             let name = unit.width().name();
             note(format!("counted by the {name}, from {from:.0} to {until:.0}"));
@@ -136,13 +136,13 @@ impl Stats {
     }
 }
 
-/// The shortest unit of which not too many are in so long a time.
+/// The shortest unit that gives few enough rows for this length of time.
 fn fitting(length: SignedDuration) -> Unit {
     let fits = |unit: &Unit| length.as_secs() / unit.seconds() <= MOST_TIMES;
     [Unit::Minute, Unit::Hour].into_iter().find(fits).unwrap_or(Unit::Day)
 }
 
-/// The longest unit that both ends begin with, where not too many are in that time.
+/// The longest unit that both ends are aligned to, if it gives few enough rows.
 fn exact(from: Timestamp, end: Timestamp) -> Option<Unit> {
     let fits = |unit: &Unit| unit.beginning(from) == from && unit.beginning(end) == end;
     let unit = [Unit::Day, Unit::Hour, Unit::Minute].into_iter().find(fits)?;
@@ -150,7 +150,7 @@ fn exact(from: Timestamp, end: Timestamp) -> Option<Unit> {
 }
 
 impl Unit {
-    /// When the minute, hour or day began that this time is in.
+    /// The start of the minute, hour or day that contains this time.
     fn beginning(self, time: Timestamp) -> Timestamp {
         Timestamp::from_second(time.as_second().div_euclid(self.seconds()) * self.seconds()).unwrap_or(time)
     }
@@ -203,7 +203,7 @@ fn record(row: &Counted, unit: Unit, per: Option<Per>) -> Value {
     record
 }
 
-/// A line of the table, and of the plot.
+/// A row of the table and of the plot.
 struct Line {
     cells: Vec<String>,
     allowed: u64,
@@ -219,7 +219,7 @@ fn print_table(rows: &[Counted], unit: Unit, per: Option<Per>) -> io::Result<()>
     let mut lines = Vec::with_capacity(rows.len());
     for (at, row) in rows.iter().enumerate() {
         lines.push(line(row, unit));
-        // A time without a decision is a line too, so that gaps are seen; of a long gap the first ones.
+        // A period without decisions gets a row too, so that gaps are visible; of a long gap, only the first ones.
         let next = rows.get(at + 1).and_then(|next| next.began);
         if let (Some(began), Some(next)) = (row.began, next) {
             let missing = next.duration_since(began).unwrap_or_default().as_secs() / unit.seconds().unsigned_abs();
@@ -253,7 +253,7 @@ fn share(part: u64, of: u64) -> String {
     if of == 0 { "-".to_owned() } else { format!("{:.1}%", part as f64 / of as f64 * 1e2) }
 }
 
-/// To two digits, since it isn't known more exactly.
+/// Rounded to two digits, since it isn't known more precisely.
 fn rounded(time: Duration) -> String {
     let micros = micros(time);
     let unit = 10_u64.pow(micros.checked_ilog10().unwrap_or_default().saturating_sub(1));
@@ -271,7 +271,7 @@ fn label(began: Option<SystemTime>, name: Option<&str>, unit: Unit) -> String {
     }
 }
 
-/// The table and, beside it or where that leaves no room below it, the plot.
+/// The table with the plot beside it or, if there is no room, below it.
 fn draw(heads: &[&str], lines: &[Line]) -> io::Result<()> {
     let mut out = anstream::stdout();
     let widths: Vec<_> = heads
@@ -311,7 +311,7 @@ fn draw(heads: &[&str], lines: &[Line]) -> io::Result<()> {
     Ok(())
 }
 
-/// What was allowed, then what was denied, to the scale of the longest; how many that are, and the share of denials.
+/// Allowed and then denied requests, to the scale of the longest bar; their number, and the share of denials.
 fn bars(line: &Line, lines: &[Line], room: usize) -> String {
     let requests = |line: &Line| line.allowed + line.denied;
     let most = lines.iter().map(requests).max().unwrap_or_default().max(1);
@@ -319,7 +319,7 @@ fn bars(line: &Line, lines: &[Line], room: usize) -> String {
     let room = room.saturating_sub(most.to_string().len() + " (99.9% denied)".len() + 1);
     let length = |count: u64| {
         let length = (count as f64 / most as f64 * room as f64).round() as usize;
-        // Whatever there was is seen.
+        // A count above zero is always visible.
         if count > 0 { length.max(1) } else { 0 }
     };
     let denied = length(line.denied);

@@ -1,4 +1,4 @@
-//! Records of the database, printed: names and values below each other, a table of several, or JSON.
+//! Prints records from the database: one as names and values, several as a table, or JSON.
 
 use std::io::{self, Write};
 use std::time::SystemTime;
@@ -10,10 +10,10 @@ use crate::escape::shown;
 use crate::options::Shape;
 use crate::output::{QUIET, facts, json};
 
-/// One record: what each field is called, and what it says. Empty fields are `null`.
+/// One record's fields: name and value. Empty fields are `null`.
 pub(crate) type Fields = Vec<(&'static str, Value)>;
 
-/// One record by itself.
+/// Prints a single record.
 pub(crate) fn print(shape: Shape, fields: Fields) -> io::Result<()> {
     let mut out = anstream::stdout();
     match shape {
@@ -27,7 +27,7 @@ pub(crate) fn print(shape: Shape, fields: Fields) -> io::Result<()> {
     }
 }
 
-/// Several, one in each line.
+/// Prints several records, one a line.
 pub(crate) fn print_all(shape: Shape, records: Vec<Fields>) -> io::Result<()> {
     let mut out = anstream::stdout();
     if shape == Shape::Jsonl {
@@ -54,7 +54,7 @@ fn object(fields: Fields) -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// As a terminal may show it.
+/// The value as text that is safe for a terminal.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -65,7 +65,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// To the second, in UTC.
+/// The time in UTC, to the second.
 pub(crate) fn time(time: Option<SystemTime>) -> Value {
     let time = time.and_then(|time| jiff::Timestamp::try_from(time).ok());
     time.map_or(Value::Null, |time| Value::String(format!("{time:.0}")))

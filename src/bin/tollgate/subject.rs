@@ -1,4 +1,4 @@
-//! What a command is about: a rule, where its keys are, and what its limits count.
+//! The subject of a command: a rule, where its keys are, and what its limits count.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ use crate::messages;
 use crate::options::{self, Options};
 use crate::service::{Drawn, Service, Whom};
 
-/// What a rule is called that is given without a name.
+/// The name of a rule that is given without one.
 pub(crate) const UNNAMED: &str = "cli";
 
-/// How rules are written, for the help of every command that takes one.
+/// How rules are written, for the help of every command that takes a rule.
 pub(crate) const GRAMMAR: &str = "\
 Rules:
   A RULE is a limit in one line:
@@ -79,7 +79,7 @@ pub(crate) struct RulesAndKey {
 }
 
 impl RulesAndKey {
-    /// Of a rule in a service's set.
+    /// The name of a rule in a service's set, and the key.
     fn name_and_key(&self) -> Result<(String, Option<&[u8]>)> {
         let name = |name: &OsString| name.to_string_lossy().into_owned();
         match self.rules_and_key.as_slice() {
@@ -135,23 +135,23 @@ pub(crate) struct KeyOptions {
     key_secret_file: Option<PathBuf>,
 }
 
-/// A rule, and what there is to know of it and of the request beside the key.
+/// A rule, and what is known about it and about the request, apart from the key.
 #[derive(Debug)]
 pub(crate) struct Subject {
     pub(crate) rule: Rule,
-    /// What a request costs that doesn't say.
+    /// The cost of a request that doesn't set one.
     pub(crate) cost: u64,
-    /// The part that each limit counts, in the rule's order; its key if none.
+    /// The part that each limit counts, in the rule's order; `None` if it counts the key.
     counted: Vec<Option<String>>,
     parts: Pairs,
     /// The key of the override that replaces the limits of a rule in a set, if one does.
     pub(crate) overridden: Option<String>,
-    /// The rule in a service's set, and what was given of a request.
+    /// Generates requests for a rule in a service's set.
     drawn: Option<Drawn>,
 }
 
 impl About {
-    /// The rule that is written so, with the parts that its limits count.
+    /// The rule written in these arguments, with the parts that its limits count.
     pub(crate) fn subject(&self, rules: &[String]) -> Result<Subject> {
         let rule = match rules {
             [one] if is_json(one) => from_json(one, self.name.as_deref())?,
@@ -161,7 +161,7 @@ impl About {
         Subject::of(self.blocking(rule)?, pairs("--part", &self.parts)?)
     }
 
-    /// The rule, and the key that it counts. What a request costs by the rule needn't be given unless it is asked for.
+    /// The rule, and the key that it counts. If `costs` is false, the rule's cost needn't be known.
     pub(crate) fn whom(&self, whom: &RulesAndKey, costs: bool) -> Result<Whom> {
         let Some(service) = self.service()? else {
             let (rules, key) = whom.split()?;
@@ -175,7 +175,7 @@ impl About {
         Ok(whom)
     }
 
-    /// The rule, which blocks who is denied if that was asked for.
+    /// The rule; it blocks a denied key, if that was asked for.
     pub(crate) fn blocking(&self, rule: Rule) -> Result<Rule> {
         Ok(match self.block_for {
             Some(time) => rule.block_for(time)?,
@@ -188,24 +188,24 @@ impl About {
         self.set.as_deref().map(Service::read).transpose()
     }
 
-    /// What was given of a request, for a set of rules.
+    /// The request's attributes as given, for a set of rules.
     pub(crate) fn attributes(&self) -> Result<Pairs> {
         let given = pairs("--attr", &self.parts)?;
         attributes::check(&given).map_err(|why| anyhow!("--attr: {why}"))?;
         Ok(given)
     }
 
-    /// Whether a secret to hash keys by was given.
+    /// Whether a secret for hashing keys was given.
     pub(crate) fn has_key_secret(&self) -> Result<bool> {
         self.place.key_secret().map(|secret| secret.is_some())
     }
 
-    /// The limiter, of the service's keys.
+    /// The limiter for the service's keys.
     pub(crate) fn of_service(&self, limiter: Limiter) -> Result<Limiter> {
         self.place.of_service(limiter)
     }
 
-    /// The limiter, of keys of its own that are spelled as the service's are.
+    /// The limiter for its own keys, spelled as the service's are.
     pub(crate) fn of_prefix(&self, prefix: &str, limiter: Limiter) -> Result<Limiter> {
         self.place.of_prefix(prefix, limiter)
     }
@@ -278,7 +278,7 @@ impl Subject {
         Ok(Self { rule, cost, counted, parts, overridden: None, drawn: None })
     }
 
-    /// What a rule of a set charges.
+    /// The subject that a rule of a set charges.
     pub(crate) fn of_charge(charge: &Charge<'_>, overridden: Option<&str>) -> Self {
         let rule = charge.rule().clone();
         let counted = rule.counted_parts().map(|part| part.map(str::to_owned)).collect();
@@ -286,23 +286,23 @@ impl Subject {
         Self { cost: charge.cost(), rule, counted, parts, overridden: overridden.map(str::to_owned), drawn: None }
     }
 
-    /// Of requests that are made up.
+    /// The subject with generated requests.
     pub(crate) fn with_drawn(self, drawn: Drawn) -> Self {
         Self { drawn: Some(drawn), ..self }
     }
 
-    /// Whether all made-up requests are about the same.
+    /// Whether all generated requests count as one.
     pub(crate) fn counts_all_as_one(&self) -> bool {
         self.drawn.as_ref().is_some_and(Drawn::is_one)
     }
 
-    /// Whom the made-up request of this number is about.
+    /// The key and attributes of the generated request with this number.
     pub(crate) fn drawn(&self, number: u32) -> (Vec<u8>, Pairs) {
         let charged = self.drawn.as_ref().and_then(|drawn| drawn.request(number));
         charged.unwrap_or_else(|| (format!("key-{number}").into_bytes(), self.parts.clone()))
     }
 
-    /// Says so if the key has limits of its own.
+    /// Reports it if the key has limits of its own.
     pub(crate) fn say_who_overrides(&self) {
         if let Some(key) = &self.overridden {
             let (name, rule) = (self.name(), &self.rule);
@@ -310,7 +310,7 @@ impl Subject {
         }
     }
 
-    /// A rule of these limits on the key.
+    /// A rule with these limits on the key.
     #[cfg(test)]
     pub(crate) fn of_lines(limits: &str) -> Result<Self> {
         Self::of(from_lines(&[limits.to_owned()], UNNAMED)?, Vec::new())
@@ -320,41 +320,41 @@ impl Subject {
         self.rule.name().unwrap_or_default()
     }
 
-    /// What the request has beside its key.
+    /// What the request has apart from its key.
     pub(crate) fn parts(&self) -> Vec<(&str, &[u8])> {
         self.parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect()
     }
 
-    /// The limit that counts something else than the key, if there is one.
+    /// The first limit that counts something other than the key, if any.
     pub(crate) fn counts_a_part(&self) -> Option<&Limit> {
         self.rule.limits().zip(&self.counted).find(|(_, part)| part.is_some()).map(|(limit, _)| limit)
     }
 
-    /// What this limit of the rule counts in a request of this key.
+    /// What this limit of the rule counts for a request with this key.
     pub(crate) fn counted_by<'a>(&'a self, limit: &LimitDecision, key: &'a [u8]) -> &'a [u8] {
         self.counted(self.rule.limits().position(|other| title(other) == *limit.name), key)
     }
 
-    /// What the limit at this place in the rule counts in a request of this key.
+    /// What the limit at this position in the rule counts for a request with this key.
     pub(crate) fn counted<'a>(&'a self, at: Option<usize>, key: &'a [u8]) -> &'a [u8] {
         let part = at.and_then(|at| self.counted.get(at)).and_then(Option::as_ref);
         let value = part.and_then(|name| self.parts.iter().find(|(given, _)| given == name));
         value.map_or(key, |(_, value)| value)
     }
 
-    /// Whether calls of it hold permits, each by an id of its own.
+    /// Whether its calls hold permits, each with an id of its own.
     pub(crate) fn holds(&self) -> bool {
         self.rule.limits().any(|limit| limit.algorithm().holds())
     }
 
-    /// With the policy that was asked for while Redis is away.
+    /// Sets the chosen policy for when Redis is away.
     pub(crate) fn follow_policy(mut self, options: &Options) -> Result<Self> {
         self.rule = options.follow_policy(self.rule)?;
         Ok(self)
     }
 
-    /// With what each call takes, if it has shards: then a cost that none of them admits is a mistake. Otherwise that is
-    /// a denial, with "never".
+    /// Sets each call's cost in a rule with shards, where a cost that no shard admits is an error. Without shards, such
+    /// a call is denied, with "never".
     pub(crate) fn at_cost(mut self, cost: u64) -> Result<Self> {
         if self.rule.limits().any(|limit| limit.shards() > 1) {
             self.rule = self.rule.cost(cost)?;
@@ -363,13 +363,13 @@ impl Subject {
     }
 }
 
-/// A prefix under this one that no other run has, so that keys start empty and no others are touched.
+/// A prefix under this one that no other run uses, so that keys start empty and other keys aren't touched.
 pub(crate) fn own_prefix(prefix: &str, what: &str) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("{prefix}:{what}-{}-{}", std::process::id(), now.as_nanos())
 }
 
-/// The name of a rule, whose text may be all of it.
+/// The name of a rule, given by its name or as JSON.
 pub(crate) fn name_of(rule: &str) -> Result<String> {
     if is_json(rule) { Ok(from_json(rule, None)?.name().unwrap_or_default().to_owned()) } else { Ok(rule.to_owned()) }
 }
@@ -378,7 +378,7 @@ fn is_json(rule: &str) -> bool {
     rule.trim_start().starts_with(['{', '['])
 }
 
-/// A rule in the form that a service's own has as JSON, under this name if it leaves it out.
+/// A rule as JSON in the form of a service's own file, with this name unless it has one.
 fn from_json(text: &str, name: Option<&str>) -> Result<Rule> {
     let rule: Rule = serde_json::from_str(text).map_err(|error| {
         let expected = "expected {\"name\": \"api\", \"limits\": [\"gcra 10/1s\"]} or the like";
@@ -393,7 +393,7 @@ fn from_json(text: &str, name: Option<&str>) -> Result<Rule> {
     }
 }
 
-/// A rule of this name that has these limits.
+/// A rule with this name and these limits.
 pub(crate) fn from_lines(rules: &[String], name: &str) -> Result<Rule> {
     if let Some(json) = rules.iter().find(|rule| is_json(rule)) {
         let why = "expected a rule in JSON alone, with all its limits in its list";
@@ -405,7 +405,7 @@ pub(crate) fn from_lines(rules: &[String], name: &str) -> Result<Rule> {
     limits.try_fold(Rule::new(name, first)?, |rule, limit| Ok(rule.and(limit)?))
 }
 
-/// One limit, or several with commas between them, with a hint where quotes seem to be missing.
+/// One limit, or several separated by commas, with a hint where quotes seem to be missing.
 fn line(text: &str) -> Result<Rule> {
     text.parse().map_err(|error| {
         let unquoted = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
@@ -414,7 +414,7 @@ fn line(text: &str) -> Result<Rule> {
     })
 }
 
-/// What a decision calls a limit.
+/// The name of a limit in decisions.
 pub(crate) fn title(limit: &Limit) -> String {
     limit.name().map_or_else(|| limit.to_string(), str::to_owned)
 }

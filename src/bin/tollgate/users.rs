@@ -1,4 +1,4 @@
-//! `tollgate users`: what single users may, in the system of record.
+//! `tollgate users`: tiers, limits and blocks of single users, in the system of record.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -155,7 +155,7 @@ impl Set {
     }
 }
 
-/// Rules write `user:42`, and mean 42.
+/// Rules write `user:42` for the user 42.
 fn warn_of_a_key(user: &str) {
     if user.starts_with("user:") {
         note(format_args!("users are named without user: before them; in rules this one is user:{user}"));
@@ -168,7 +168,7 @@ fn say(user: &str, what: &str, code: ExitCode) -> Result<ExitCode> {
     found(code, writeln!(anstream::stdout(), "user {}: {what}", shown(user.as_bytes())))
 }
 
-/// All that is known.
+/// All fields of a user.
 fn record(user: &StoredUser) -> Fields {
     vec![
         ("user", json!(user.user)),
@@ -187,7 +187,7 @@ fn record(user: &StoredUser) -> Fields {
     ]
 }
 
-/// What sets a user apart.
+/// A user's own tier, limits and block.
 fn row(user: &StoredUser) -> Fields {
     let mut fields = record(user);
     fields.retain(|(name, _)| {

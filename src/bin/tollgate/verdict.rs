@@ -1,4 +1,4 @@
-//! What a set of rules makes of a recorded request, and how that is printed.
+//! The verdict of a set of rules on a recorded request, and how it is printed.
 
 use std::io::{self, Write};
 use std::time::{Duration, UNIX_EPOCH};
@@ -15,12 +15,12 @@ use crate::records::{Op, Record};
 use crate::service::Listed;
 use crate::subject::title;
 
-/// A rule that applies to a record, or would if it were no shadow, and what came of that.
+/// A rule that applies to a record, or would if it weren't a shadow rule, and the outcome.
 #[derive(Debug)]
 pub(crate) struct Judged<'s> {
     pub(crate) applies: Applies<'s>,
     pub(crate) allowed: bool,
-    /// If its limits were asked: what they decided, and who was charged.
+    /// If its limits were asked: what they decided, and whom they charged.
     asked: Option<Asked>,
 }
 
@@ -29,7 +29,7 @@ struct Asked {
     rule: Rule,
     request: OwnedRequest,
     cost: u64,
-    /// The call's name: the record's, or one of its own if it holds permits.
+    /// The call's id: the record's, or a generated one if it holds permits.
     id: Option<Vec<u8>>,
     /// What each limit counts.
     counted: Vec<Vec<u8>>,
@@ -37,7 +37,8 @@ struct Asked {
 }
 
 impl<'s> Judged<'s> {
-    /// By the rule's limits, if it has some, at the record's time; `adapted` is what options make of a rule.
+    /// Decides with the rule's limits, if it has some, at the record's time; `adapted` changes a rule as the options
+    /// ask.
     pub(crate) async fn of(
         applies: Applies<'s>,
         limiter: &Limiter,
@@ -51,7 +52,7 @@ impl<'s> Judged<'s> {
         };
         let rule = adapted(charge.rule().clone());
         let cost = cost.unwrap_or(charge.cost());
-        // Permits are held by an id, the same one in every replay of the file.
+        // Permits are held by an id: the same one in every replay of the file.
         let holds = rule.limits().any(|limit| limit.algorithm().holds());
         let own = (id.is_none() && op.takes() && holds).then(|| format!("replay-{t_us}-{line}"));
         let mut request = charge.request().cost(cost).at(UNIX_EPOCH + Duration::from_micros(t_us));
@@ -65,7 +66,7 @@ impl<'s> Judged<'s> {
         Ok(Self { allowed: asked.decision.allowed, applies, asked: Some(asked) })
     }
 
-    /// Who was charged, by which limits.
+    /// The rule and the request that were charged.
     pub(crate) fn charged(&self) -> Option<(&Rule, &OwnedRequest)> {
         self.asked.as_ref().map(|asked| (&asked.rule, &asked.request))
     }
@@ -79,7 +80,7 @@ impl<'s> Judged<'s> {
         self.asked.as_ref().and_then(|asked| asked.decision.denied_by.as_deref())
     }
 
-    /// Whom the rule counts, or that an override names.
+    /// The key that the rule counts, or that an override names.
     pub(crate) fn key(&self) -> Option<&[u8]> {
         match &self.applies.effect {
             Effect::Limit(charge) => Some(charge.key()),
@@ -87,7 +88,7 @@ impl<'s> Judged<'s> {
         }
     }
 
-    /// Who it is about: the key that is counted or, where none is, the client.
+    /// The counted key or, if there is none, the client.
     pub(crate) fn whom(&self, attributes: &Pairs) -> Vec<u8> {
         if let Some(key) = self.key() {
             return key.to_vec();
@@ -111,14 +112,14 @@ pub(crate) fn reason(applies: &Applies<'_>) -> &'static str {
     }
 }
 
-/// What each limit of a charge counts, in their order.
+/// What each limit of a charge counts, in order.
 pub(crate) fn counted(charge: &Charge<'_>) -> Vec<Vec<u8>> {
     let part = |name: &str| charge.parts().find(|(other, _)| *other == name).map(|(_, value)| value.to_vec());
     let parts = charge.rule().counted_parts();
     parts.map(|name| name.and_then(part).unwrap_or_else(|| charge.key().to_vec())).collect()
 }
 
-/// One verdict, with the names and the order that other programs rely on.
+/// One verdict, with the field names and order that other programs rely on.
 #[derive(Debug, Serialize)]
 pub(crate) struct VerdictLine<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -126,24 +127,24 @@ pub(crate) struct VerdictLine<'a> {
     op: Op,
     #[serde(skip_serializing_if = "Option::is_none")]
     attrs: Option<Shown<'a>>,
-    /// Whom the rule counts; none where none does.
+    /// The key that the rule counts; `None` if it counts none.
     key: Option<String>,
     cost: Option<u64>,
     rule: Option<&'a str>,
     /// Why: no-rule, allowed, blocked, missing (an attribute that the rule counts by) or limits.
     reason: &'static str,
     allowed: bool,
-    /// None where no limit was asked.
+    /// `None` if no limit was asked.
     limit: Option<u64>,
     remaining: Option<u64>,
     retry_after_us: RetryAfter,
     reset_after_us: Option<u64>,
     denied_by: Option<&'a str>,
-    /// Who answered: the rules themselves where no limit was asked.
+    /// What decided: the rules themselves, if no limit was asked.
     by: String,
     /// Each limit's own decision.
     limits: Vec<LimitLine<'a>>,
-    /// The attribute that the rule counts by, and the request doesn't have.
+    /// The attribute that the rule counts by and the request lacks.
     #[serde(skip_serializing_if = "Option::is_none")]
     missing: Option<&'a str>,
     /// The key of the override that decided in place of the rule's own limits.
@@ -161,7 +162,7 @@ pub(crate) struct VerdictLine<'a> {
     id: Option<String>,
     #[serde(rename = "for", skip_serializing_if = "Option::is_none")]
     length: Option<String>,
-    /// What shadow rules decided, which has no consequence.
+    /// The decisions of shadow rules, which have no effect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shadows: Vec<ShadowLine<'a>>,
 }
@@ -194,7 +195,7 @@ impl<'a> VerdictLine<'a> {
             allowed: judged.allowed,
             limit: decision.map(|decision| decision.limit),
             remaining: decision.map(|decision| decision.remaining),
-            // Whom rules deny without limits they deny however long one waits.
+            // A denial by a rule without limits lasts however long one waits.
             retry_after_us: decision.map_or(never, |decision| decision.retry_after),
             reset_after_us: decision.map(|decision| micros(decision.reset_after)),
             denied_by: judged.denied_by(),
@@ -215,7 +216,7 @@ impl<'a> VerdictLine<'a> {
         }
     }
 
-    /// Of a key that an override allows or blocks.
+    /// The line for a key that an override allows or blocks.
     pub(crate) fn of_listed(listed: &'a Listed, op: Op) -> Self {
         let Listed { rule, key, allowed } = listed;
         Self {

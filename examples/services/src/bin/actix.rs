@@ -1,4 +1,4 @@
-//! An actix-web service, which isn't on tower: a verdict's header fields do for any framework.
+//! An actix-web service, which doesn't use tower: a verdict's header fields suit any framework.
 //!
 //!   cargo run --manifest-path examples/services/Cargo.toml --bin actix
 //!   curl -i http://127.0.0.1:3001/
@@ -26,7 +26,7 @@ async fn hello(request: HttpRequest, limits: web::Data<Limits>) -> HttpResponse 
     };
     let verdict = match limits.limiter.acquire_by(&limits.rules, &known).await {
         Ok(verdict) => verdict,
-        // No decision: a dead Redis is no client's fault, and a rule that can't be decided isn't either.
+        // Not a denial: if Redis is dead or a rule can't be decided, the client isn't at fault.
         Err(error) => {
             eprintln!("{error}");
             let status =

@@ -1,5 +1,5 @@
-//! Calls to a third party that allows five a second: all processes that share a Redis stay under its limit together, wait
-//! for their turn, and hold back where its answers say so.
+//! Calls a third party that allows five calls a second. All processes that share a Redis stay under its limit together,
+//! wait for their turn, and hold back when its responses ask for that.
 //!
 //!   TARGET=http://127.0.0.1:3000/ cargo run --manifest-path examples/services/Cargo.toml --bin client
 

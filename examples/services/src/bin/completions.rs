@@ -1,6 +1,6 @@
-//! A service with four limits: requests by API key, 100 a minute with a burst of 20, 8 of them at once; a model's tokens by
-//! organisation; and five failed logins in 15 minutes. While Redis is away, requests pass, and each of the two processes
-//! still checks two attempts per account.
+//! A service with four limits: requests by API key, 100 a minute with a burst of 20, and 8 of them at once; a model's
+//! tokens by organisation; and five failed logins in 15 minutes. While Redis is away, requests pass, but each of the
+//! two processes still allows only two login attempts per account.
 //!
 //!   cargo run --manifest-path examples/services/Cargo.toml --bin completions
 //!   curl -i -H 'Authorization: Bearer k' -H 'X-Org: acme' -d 'What is a tollgate?' http://127.0.0.1:3000/completions
@@ -17,7 +17,7 @@ use tollgate::rules::RuleSet;
 use tollgate::{Limiter, OnError, Request, Rule};
 use tollgate_examples::{address, engine, interrupted};
 
-/// A completion costs 500 until it is known what it took.
+/// A completion is charged 500 until its real cost is known.
 const TOKENS: &str = r#"
 rule = [{ name = "tokens", key = "org", limits = ["token-bucket 100000/1h"], cost = 500 }]
 "#;
@@ -28,7 +28,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let limiter = Limiter::new(engine()?).on_error(OnError::Open)?;
     let rule = "token-bucket 100/1m burst 20, concurrency 8 ttl 1m".parse::<Rule>()?.named("requests")?;
     let requests = RateLimitLayer::new(limiter.clone(), RuleSet::of(&rule, "api_key")?).bearer_key();
-    // In a service, whose key it is comes from its authentication: see RateLimitLayer::attribute.
+    // In a service, the organisation comes from authentication: see RateLimitLayer::attribute.
     let tokens = RateLimitLayer::new(limiter.clone(), TOKENS.parse::<RuleSet>()?);
     let tokens = tokens.header("org", HeaderName::from_static("x-org")).settle();
     let logins =
@@ -58,7 +58,7 @@ async fn login(
     Form(form): Form<HashMap<String, String>>,
 ) -> Result<StatusCode, Rejection> {
     let account = form.get("account").map_or("", String::as_str);
-    // Taken before the password is looked at: of guesses made at once, five get past this line.
+    // Charged before the password is checked: of guesses made at once, five get past this line.
     let attempt = limiter.acquire(&logins, account).await?.into_result()?;
     tokio::time::sleep(Duration::from_millis(20)).await;
     if form.get("password").is_none_or(|password| password != "right") {

@@ -1,4 +1,4 @@
-//! A tonic service under a layer, here gRPC's own health service; with `call ADDRESS`, a client that calls it ten times.
+//! A tonic service under a layer: gRPC's own health service. With `call ADDRESS`, a client that calls it ten times.
 //!
 //!   cargo run --manifest-path examples/services/Cargo.toml --bin grpc
 //!   cargo run --manifest-path examples/services/Cargo.toml --bin grpc -- call http://127.0.0.1:3002

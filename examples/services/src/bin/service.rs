@@ -1,5 +1,5 @@
-//! An axum service under the rules of a file, which may change while it runs, with metrics for Prometheus; or, with
-//! `TOLLGATE_DATABASE`, under the rules of a PostgreSQL, with its users and API keys, where it also records each decision:
+//! An axum service under the rules of a file, which may change while it runs, with metrics for Prometheus. With
+//! `TOLLGATE_DATABASE`, it uses the rules, users and API keys of a PostgreSQL instead, and records each decision there:
 //!
 //!   cargo run --manifest-path examples/services/Cargo.toml --bin service
 //!   curl -i -H 'X-User: 42' -H 'X-Tier: free' http://127.0.0.1:3000/api/v1/items
@@ -58,7 +58,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             WatchedRules::open(&file)?.into()
         }
     };
-    // In a service, who the user is comes from its authentication, such as by API keys below, and never from a header that
+    // In a service, the user comes from authentication, such as the API keys below, and never from a header that
     // clients write.
     let layer = RateLimitLayer::new(limiter.clone(), rules)
         .api_key(X_API_KEY)
@@ -77,7 +77,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/api/{*rest}", get(|| async { "items\n" }).post(|| async { "stored\n" }))
         .layer(layer);
     let app = match &configuration {
-        // A request with a key is its user's; one without is as its headers say.
+        // A request with a key belongs to the key's user; one without is identified by its headers.
         Some(configuration) => app.layer(ApiKeyLayer::new(configuration.clone()).header(X_API_KEY).optional()),
         None => app,
     };
@@ -92,7 +92,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
     limiter.finish().await;
-    // Each, whatever becomes of the other.
+    // Finish both, whatever the result of either.
     let recorded = match history {
         Some(history) => history.finish().await,
         None => Ok(()),

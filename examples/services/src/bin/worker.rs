@@ -1,4 +1,4 @@
-//! A worker that waits for its turn: ten jobs, five a second over all workers that share a Redis, in order.
+//! A worker that waits for its turn: ten jobs, in order, at five a second over all workers that share a Redis.
 //!
 //!   cargo run --manifest-path examples/services/Cargo.toml --bin worker
 
@@ -11,7 +11,7 @@ use tollgate_examples::engine;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let limiter = Limiter::new(engine()?);
-    // With a debt, workers queue by reservations; without one, whoever comes back first is served.
+    // With `max-debt`, workers queue by reservation; without it, whoever retries first is served.
     let rule = "token-bucket 5/1s burst 1 max-debt 100".parse::<Rule>()?.named("jobs")?;
     let began = Instant::now();
     for job in 0..10 {

@@ -1,21 +1,21 @@
-//! Which commands decisions need, and how each is tried without changing anything.
+//! The commands that decisions need, and how to try each without changing anything.
 
 use tollgate::redis::{Cmd, RedisError, cmd};
 use tollgate::{Algorithm, Script};
 
 use super::facts::Why;
 
-/// A script's call. Without the first two there are no decisions, without the others no peeks.
+/// The ways to call a script. Decisions need the first two, peeks the others.
 pub(super) const CALLS: [&str; 4] = ["EVALSHA", "EVAL", "EVALSHA_RO", "EVAL_RO"];
-/// What decisions don't need, and who does.
+/// Commands that decisions don't need, and what does.
 pub(super) const EXTRAS: [(&str, &str); 3] =
     [("SCAN", "`tollgate reset`"), ("UNLINK", "`tollgate reset`"), ("DBSIZE", "`tollgate reset`")];
 
-/// What a script calls, as its algorithm's header lists it or, where that doesn't, the frame's.
+/// A command that a script calls, as listed in its algorithm's header or else in the frame's.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Called {
     pub(super) command: &'static str,
-    /// Only to answer `inspect`.
+    /// Called only by `inspect`.
     pub(super) only_inspects: bool,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn called_by(script: &'static Script) -> Vec<Called> {
     called
 }
 
-/// Every command that is tried, once each.
+/// Every command to try, once each.
 pub(super) fn all() -> Vec<&'static str> {
     let mut all: Vec<_> = CALLS.to_vec();
     all.extend(Algorithm::all().flat_map(|algorithm| called_by(algorithm.script())).map(|called| called.command));
@@ -51,7 +51,7 @@ pub(super) fn all() -> Vec<&'static str> {
     all
 }
 
-/// A call that changes nothing, since there is no such key: only whether it is allowed matters.
+/// A call that changes nothing, since the key doesn't exist: only whether it is permitted matters.
 pub(super) fn attempt(command: &str, key: &str) -> Cmd {
     // Any digest will do.
     const NOBODY: &str = "0000000000000000000000000000000000000000";
@@ -75,7 +75,7 @@ pub(super) fn attempt(command: &str, key: &str) -> Cmd {
 pub(super) fn why(error: &RedisError) -> Option<Why> {
     let detail = error.detail().unwrap_or_default();
     match error.code() {
-        // The code is the same for both.
+        // Both cases have the same code.
         Some("NOPERM") if detail.contains(" run the ") => Some(Why::Command),
         Some("NOPERM") => Some(Why::Key),
         _ if detail.starts_with("unknown command") => Some(Why::Unknown),

@@ -1,4 +1,4 @@
-//! What was found out about a Redis, and what a judgement of it looks like. No I/O.
+//! The facts gathered about a Redis, and the form of a finding. No I/O.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use jiff::civil::Date;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Or why it isn't known, in the server's words.
+/// A value, or why it isn't known, in the server's words.
 pub(super) type Known<T> = Result<T, String>;
 
 #[derive(Debug)]
@@ -18,24 +18,24 @@ pub(super) struct Facts {
     pub(super) today: Date,
     /// INFO.
     pub(super) info: Known<Fields>,
-    /// CONFIG GET, of what matters.
+    /// The relevant settings from CONFIG GET.
     pub(super) config: Known<Fields>,
     /// CLUSTER INFO.
     pub(super) cluster: Known<Fields>,
-    /// Whether all of its cluster is examined, not this node alone.
+    /// Whether the whole cluster is examined rather than this node alone.
     pub(super) of_cluster: bool,
-    /// What each Sentinel that was named says of this primary (SENTINEL MASTER); none if it was found otherwise.
+    /// The reply of each Sentinel in the address about this primary (SENTINEL MASTER); `None` if no Sentinel was used.
     pub(super) sentinels: Option<Vec<Known<Fields>>>,
-    /// Whom the server takes this one for.
+    /// The user that this connection is authenticated as.
     pub(super) user: String,
-    /// Commands that this user can't run, or this server doesn't have.
+    /// Commands that this user may not run, or that this server doesn't have.
     pub(super) missing: Vec<Missing>,
     pub(super) trials: Vec<Trial>,
     pub(super) clock: Known<Clock>,
     pub(super) latency: Known<Latency>,
 }
 
-/// Names and values, as INFO and CONFIG GET answer them.
+/// Names and values, from INFO and CONFIG GET.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fields(pub(super) BTreeMap<String, String>);
 
@@ -47,26 +47,26 @@ pub(super) struct Missing {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
-    /// The user may not run it.
+    /// The user may not run the command.
     Command,
-    /// The user may not run it on keys of the prefix.
+    /// The user may not run the command on keys of the prefix.
     Key,
-    /// The server doesn't know it.
+    /// The server doesn't know the command.
     Unknown,
 }
 
-/// What became of a script that was really called.
+/// The outcome of really calling a script.
 #[derive(Clone, Debug)]
 pub(super) struct Trial {
-    /// The script's file, without its ending.
+    /// The script's file name, without its extension.
     pub(super) script: &'static str,
-    /// Units taken, twice.
+    /// Taking units, twice.
     pub(super) took: Result<(), Refusal>,
     /// Peek and inspect.
     pub(super) looked: Result<(), Refusal>,
-    /// Bytes of the key and its state; of `all_or_nothing`, which has no state, none.
+    /// Bytes of the key and its state; `None` for `all_or_nothing`, which has no state.
     pub(super) bytes: Option<Known<u64>>,
-    /// What couldn't be removed again.
+    /// What couldn't be removed afterwards.
     pub(super) left: Option<String>,
 }
 
@@ -76,14 +76,14 @@ pub(super) struct Refusal {
     pub(super) message: String,
 }
 
-/// The server's clock against this machine's, in microseconds.
+/// The server's clock compared with this machine's, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
-    /// Above 0: the server is ahead.
+    /// Positive if the server is ahead.
     pub(super) offset: i64,
-    /// Half the quickest round trip.
+    /// Half the fastest round trip.
     pub(super) uncertainty: u64,
-    /// How much more time than here passed there meanwhile.
+    /// How much further the server's clock moved than this machine's between the readings.
     pub(super) step: i64,
     pub(super) step_uncertainty: u64,
 }
@@ -102,31 +102,31 @@ pub(super) enum Level {
     Ok,
     /// Worth knowing.
     Note,
-    /// Limits will be lost, late or wrong some day.
+    /// Limits will be lost, late or wrong at some point.
     Warning,
     /// Decisions can't be made, or can't be trusted.
     Unfit,
 }
 
-/// One judgement, with the names and the order that other programs rely on.
+/// One finding, with the field names and order that other programs rely on.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Finding {
     pub(super) check: &'static str,
     pub(super) level: Level,
     pub(super) found: String,
-    /// What to do, a step each.
+    /// What to do, one step per item.
     pub(super) advice: Vec<String>,
     pub(super) numbers: BTreeMap<&'static str, Value>,
 }
 
 impl Fields {
-    /// Of a list in which each name is followed by its value.
+    /// From a list of alternating names and values.
     pub(super) fn of_pairs(list: Vec<String>) -> Self {
         let (pairs, _) = list.as_chunks::<2>();
         Self(pairs.iter().map(|[name, value]| (name.clone(), value.clone())).collect())
     }
 
-    /// Of INFO's lines: `name:value`, and comments.
+    /// From INFO's lines: `name:value`, and comments.
     pub(super) fn of_info(text: &str) -> Self {
         let pairs = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once(':'));
         Self(pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect())
@@ -146,12 +146,12 @@ impl Facts {
         self.info.as_ref().ok()?.text(name)
     }
 
-    /// A number of INFO; 0 where it isn't told, as older servers don't tell all.
+    /// A number from INFO; 0 if it is missing, since older servers don't report all.
     pub(super) fn count(&self, name: &str) -> u64 {
         self.info.as_ref().ok().and_then(|info| info.number(name)).unwrap_or(0)
     }
 
-    /// A setting, by its name in redis.conf. INFO tells some where CONFIG is forbidden.
+    /// A setting, by its name in redis.conf. Where CONFIG is forbidden, INFO has some.
     pub(super) fn setting(&self, name: &str) -> Option<&str> {
         let told = self.config.as_ref().ok().and_then(|config| config.text(name));
         told.or_else(|| match name {
@@ -185,7 +185,7 @@ impl Finding {
         self
     }
 
-    /// At once, and for good.
+    /// Advises a change of a setting, both at run time and in redis.conf.
     pub(super) fn set(self, setting: &str, value: &str) -> Self {
         self.advise(format!("CONFIG SET {setting} {value}; redis.conf: {setting} {value}"))
     }

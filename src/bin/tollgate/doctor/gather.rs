@@ -1,4 +1,4 @@
-//! Asks a Redis about itself: a few dozen small commands, none of which changes a setting or another's key.
+//! Gathers facts about a Redis with a few dozen small commands; none changes a setting or someone else's key.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,7 +17,7 @@ use super::facts::{Clock, Facts, Fields, Known, Latency, Missing, Refusal, Trial
 use crate::output::micros;
 use crate::subject::{from_lines, own_prefix};
 
-/// Settings that bear on decisions.
+/// Settings that affect decisions.
 const SETTINGS: [&str; 19] = [
     "maxmemory",
     "maxmemory-policy",
@@ -39,22 +39,22 @@ const SETTINGS: [&str; 19] = [
     "hz",
     "active-expire-effort",
 ];
-/// How often the clock is read, before the rest and after.
+/// How often the clock is read, both before and after everything else.
 const READINGS: usize = 5;
-/// How often the latency is measured, and how long at most.
+/// How often the latency is measured, and for how long at most.
 const SAMPLES: usize = 50;
 const SAMPLING: Duration = Duration::from_millis(500);
-/// How long all of it may take, however slow the answers.
+/// The longest that everything may take, however slow the replies.
 const LONGEST_EXAMINATION: Duration = Duration::from_secs(10);
-/// Names of keys to find one that a cluster's node has.
+/// How many key names are tried to find one on a cluster's node.
 const CANDIDATES: usize = 64;
 
-/// One reading of the server's clock, and this machine's around it.
+/// One reading of the server's clock, with this machine's before and after.
 #[derive(Clone, Copy)]
 struct Reading {
     sent: Instant,
     answered: Instant,
-    /// This machine's time of day, in microseconds since the epoch, half-way between.
+    /// This machine's time of day at the midpoint, in microseconds since the epoch.
     here: i64,
     there: i64,
 }
@@ -70,7 +70,7 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
     let client = &redis.client(deadline).await?;
     let sentinels = said_by_sentinels(&redis, deadline).await;
     let limiter = Limiter::new(redis).deadline(deadline).prefix(&scratch)?;
-    // Connects as decisions do, and ends here if nobody answers.
+    // Connects as decisions do, and ends here if the server doesn't reply.
     if let Err(error) = limiter.peek(&rule("gcra 5/10s")?, "user:1").await
         && (error.is_unreachable() || error.is_authentication() || error.is_deadline() || error.is_disconnected())
     {
@@ -142,7 +142,7 @@ impl Asked {
         Ok(Self { connection, deadline, until: Instant::now() + LONGEST_EXAMINATION })
     }
 
-    /// The answer of each command; one refused doesn't stop the others.
+    /// The reply to each command; a refused one doesn't stop the others.
     async fn all(&mut self, pipeline: &Pipeline, count: usize) -> Vec<Result<Value, String>> {
         let answers = self.raw(pipeline, count).await;
         answers.into_iter().map(|answer| answer.map_err(|refused| refused.1)).collect()
@@ -180,7 +180,7 @@ impl Asked {
         all.into_iter().zip(answers).filter_map(missing).collect()
     }
 
-    /// A key whose slot this node has, as far as any does.
+    /// A key whose slot is on this node, if one can be found.
     async fn key_of_this_node(&mut self, scratch: &str) -> String {
         let mut pipeline = Pipeline::with_capacity(CANDIDATES);
         for number in 1..=CANDIDATES {
@@ -211,7 +211,7 @@ impl Asked {
         Ok(readings)
     }
 
-    /// Of the script that decides, where this user may look; it changes nothing.
+    /// The latency of the deciding script if this user may peek, which changes nothing, or else of PING.
     async fn latency(&mut self, limiter: &Limiter, key: &str) -> Result<Known<Latency>> {
         let rule = rule("gcra 5/10s")?;
         let peeks = limiter.peek(&rule, key).await.is_ok();
@@ -233,10 +233,10 @@ impl Asked {
     }
 }
 
-/// As long as the ids that holders are given.
+/// As long as the generated ids of holders.
 const HOLDERS: [&str; 2] = ["held-0000000000000000000000000000000000", "held-1111111111111111111111111111111111"];
 
-/// Calls each algorithm's script on a key of its own, as a limiter does, and removes the key.
+/// Calls each algorithm's script on its own key, as a limiter does, and removes the key.
 async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<Trial>> {
     let rules = Algorithm::all().map(|algorithm| {
         let text = match algorithm {
@@ -250,7 +250,7 @@ async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<T
     let tried = join_all(rules.iter().map(|(algorithm, rule)| async move {
         let took = async {
             for holder in HOLDERS {
-                // Permits alone are held by an id.
+                // Only permits are held by an id.
                 let request = Request::new(key);
                 limiter.acquire(rule, if algorithm.holds() { request.id(holder) } else { request }).await?;
             }
@@ -296,7 +296,7 @@ async fn together(limiter: &Limiter, key: &str) -> Result<Trial> {
     Ok(Trial { script: "all_or_nothing", took, looked, bytes: None, left })
 }
 
-/// The quickest reading is the most exact one.
+/// Compares the fastest readings, which are the most exact.
 fn compared(before: &[Reading], after: &[Reading]) -> Clock {
     let quickest = |readings: &[Reading]| readings.iter().copied().min_by_key(Reading::round_trip);
     let (Some(first), Some(last)) = (quickest(before), quickest(after)) else {
@@ -329,7 +329,7 @@ fn candidate(number: usize) -> String {
 
 fn refusal(error: tollgate::Error) -> Refusal {
     let message = error.to_string();
-    // Where in which script it was is of no use here, and differs from script to script.
+    // The position in the script is of no use here, and differs between scripts.
     let message = message.split(" script: ").next().unwrap_or_default().trim_end_matches('.').to_owned();
     Refusal { permission: error.is_permission(), message }
 }
@@ -338,7 +338,7 @@ fn read<T: FromRedisValue>(value: Value) -> Result<T, String> {
     from_redis_value(value).map_err(|_| "an answer that can't be read".into())
 }
 
-/// What the server said, on one line.
+/// The server's error on one line.
 fn told(error: &RedisError) -> String {
     let text = match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),

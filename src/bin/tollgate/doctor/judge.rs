@@ -9,7 +9,7 @@ mod tests;
 
 use super::facts::{Facts, Finding, Level};
 
-/// In the order in which they are told.
+/// In the order in which they are printed.
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let one_each: [fn(&Facts) -> Option<Finding>; 18] = [
         loading,
@@ -33,7 +33,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     ];
     let version = product::version(facts);
     match version {
-        // All else that is found follows from it.
+        // The other findings would all follow from this one.
         Some(unfit) if unfit.level == Level::Unfit => vec![unfit],
         version => version
             .into_iter()
@@ -43,7 +43,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     }
 }
 
-/// Only while it lasts.
+/// Only while Redis is loading.
 fn loading(facts: &Facts) -> Option<Finding> {
     (facts.count("loading") == 1).then(|| {
         let eta = facts.count("loading_eta_seconds");
@@ -52,13 +52,13 @@ fn loading(facts: &Facts) -> Option<Finding> {
     })
 }
 
-/// What a managed Redis or a user's permissions keep from being known.
+/// What can't be checked because of a managed Redis or the user's permissions.
 fn unchecked(facts: &Facts) -> impl Iterator<Item = Finding> {
     let user = &facts.user;
     let unknown = |what: &'static str, why: &str, lost: &str, right: &str| {
         let found = format!("{what} can't be checked: {why}; so {lost}");
         let finding = Finding::new("unchecked", Level::Note, found).number("command", what);
-        // A server that doesn't have the command at all can't allow it.
+        // If the server doesn't have the command at all, it can't be permitted.
         if why.starts_with("NOPERM") { finding.advise(format!("ACL SETUSER {user} {right}")) } else { finding }
     };
     let info = facts.info.as_ref().err().map(|why| {

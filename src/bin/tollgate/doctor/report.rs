@@ -1,4 +1,4 @@
-//! Findings, a JSON object each or a list for people.
+//! Prints findings: a JSON object each, or a list for people.
 
 use std::io::{self, Write};
 
@@ -12,10 +12,10 @@ use crate::output::{QUIET, RIGHT, WRONG, counted, json, width, wrapped};
 
 const WORTH_KNOWING: Style = AnsiColor::Cyan.on_default();
 const CARE: Style = AnsiColor::Yellow.on_default();
-/// Where what was found begins: after the level and the check.
+/// The column where findings begin, after the level and the check.
 const INDENT: usize = 22;
 
-/// Of each node by its address.
+/// Prints the findings of each node, by its address.
 pub(super) fn print(mut out: impl Write, shape: Shape, examined: &[(String, Vec<Finding>)]) -> io::Result<()> {
     match shape {
         Shape::Jsonl => {
@@ -44,7 +44,7 @@ fn table(out: &mut impl Write, width: usize, node: &str, findings: &[Finding]) -
     let width = width.saturating_sub(INDENT).max(30);
     writeln!(out, "{QUIET}{node}{QUIET:#}")?;
     for Finding { check, level, found, advice, .. } in findings {
-        // What a server says of itself must not steer the terminal.
+        // Text from a server must not control the terminal.
         let style = style(*level);
         let mut lines = wrapped(&shown(found.as_bytes()), width).into_iter();
         let first = lines.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A state in the units that people think in.
+//! A state in units for people.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tollgate::{Algorithm, Limit, RetryAfter, State};
 use crate::escape::shown;
 use crate::output::{counted, human, timestamp};
 
-/// What the state of a limit's key means, by name.
+/// Names and explanations of the state of a limit's key.
 pub(super) fn explained(limit: &Limit, state: &State) -> Vec<(&'static str, String)> {
     let decision = &state.decision;
     let full = if decision.reset_after.is_zero() {
@@ -49,15 +49,15 @@ impl Fields<'_> {
         self.fields.iter().find(|(field, _)| *field == name).map(|(_, value)| *value)
     }
 
-    /// A number in its unit, and as it stands.
+    /// A number in its unit, and raw.
     fn decoded(&self, name: &str, number: i64) -> String {
         let period = self.value("state_period");
-        // A bucket's level is kept in parts of a unit, a window's in whole ones.
+        // A bucket's level is stored in fractions of a unit, a window's in whole units.
         let scaled = self.limit.algorithm() == Algorithm::TokenBucket;
         match (name, period) {
             ("blocked_us" | "overage" | "first_us" | "last_us", _) if number == 0 => "-".to_owned(),
             ("blocked_us", _) => format!("for {}", human(of_micros(number))),
-            // A period counts in ticks, and a tick in microseconds.
+            // A period is in ticks, and a tick in microseconds.
             ("state_period", _) => {
                 let ticks = self.value("state_tick").unwrap_or(1);
                 format!("{} ({number})", human(of_micros(number.saturating_mul(ticks))))
@@ -70,7 +70,7 @@ impl Fields<'_> {
         }
     }
 
-    /// When the next request is expected of a caller that keeps to the rate.
+    /// When a caller that keeps to the rate is expected to send the next request.
     fn arrival(&self) -> Option<String> {
         let (lead, rate, tick) = (self.value("lead")?, self.value("state_rate")?, self.value("state_tick")?);
         let ahead = lead.max(0).unsigned_abs().div_ceil(rate.max(1).unsigned_abs()) * tick.max(0).unsigned_abs();

@@ -1,24 +1,24 @@
-//! What was admitted, held against what an exact limiter could have admitted.
+//! Compares what was admitted with what an exact limiter could have admitted.
 //!
-//! When each decision was made isn't known, only that it was between the call's being sent and answered. So nothing is
-//! called a fault unless no choice of those times makes it right:
+//! It isn't known exactly when each decision was made, only that it was between sending the call and receiving its
+//! reply. So a decision counts as a fault only if no choice of those times makes it right:
 //!
 //! - **Over-admissions.** Is there a time for each admitted call, within its bounds, at which an exact limiter admits
-//!   it? All cost the same, so only how many are taken by when matters, and taking earlier never leaves less for
-//!   later. Where calls are answered in the order in which they are sent, each is therefore best decided in that
-//!   order and as early as possible, and one that can't be decided before its answer came is one too many. A call
-//!   that others overtook may have been decided before or after them, and deciding it early may be the wrong choice:
-//!   so those who overtook it count as sent when it was. That can hide a fault and never makes one up.
-//! - **False denials.** Let every call that was admitted, or may have been, be charged as late as it can have been,
-//!   whether there is room or not. What is left then is the least that can have been left as the denied call was
-//!   sent. Calls that may have come between it and its answer take their cost each. A denial is false if there was
-//!   enough even so.
+//!   it? All calls cost the same, so only the number taken by each time matters, and taking earlier never leaves less
+//!   for later. Where replies come in the order in which calls were sent, the best choice is therefore to decide each
+//!   call in that order and as early as possible; a call that can't be decided before its reply came is one too many. A
+//!   call that others overtook may have been decided before or after them, and deciding it early may be the wrong
+//!   choice, so calls that overtook it count as sent when it was. That can hide a fault, but never invents one.
+//! - **False denials.** Charge every call that was admitted, or may have been, as late as possible, whether there is
+//!   room or not. What is left then is the least that can have been left when the denied call was sent. Subtract the
+//!   cost of each call that may have been decided between sending the denied call and its reply. The denial is false if
+//!   even then enough was left.
 //!
-//! A limit with shards is held against the whole limit, so its false denials are what the shards cost.
+//! A limit with shards is compared with the whole limit, so its false denials are the price of sharding.
 //!
-//! Both rest on two laws of every limit but those that [`fits`] refuses: what is left grows with time while nobody
-//! takes, and a unit that is taken later leaves no more. The exact limiter is the embedded engine, which runs the
-//! scripts themselves on the times of the calls: there is no arithmetic of limits here.
+//! Both checks rest on two laws that hold for every limit but those that [`fits`] refuses: what is left grows with time
+//! while nobody takes, and taking a unit later never leaves more. The exact limiter is the embedded engine, which runs
+//! the scripts themselves at the times of the calls, so no limit's arithmetic is repeated here.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -30,33 +30,33 @@ use crate::attributes::Pairs;
 use crate::output::micros;
 use crate::subject::Subject;
 
-/// By how much a decision may lie outside of its call's bounds: what the clock of Redis may differ from this
-/// process's. They are one clock on one machine, but each reads it in its own way, and a run ends unaudited if the two
-/// are found further apart.
+/// How far a decision may lie outside its call's bounds: the most that Redis's clock may differ from this process's. On
+/// one machine both are the same clock, but each reads it in its own way. If the two are found further apart, the run
+/// ends without an audit.
 pub(super) const SLACK: Duration = Duration::from_millis(1);
 
-/// What the audit found, with the names and the order that other programs rely on.
+/// The audit's result, with the field names and order that other programs rely on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Audit {
     pub(super) calls: u64,
-    /// So many there were to judge: the audit is of a sample if they were more than are kept.
+    /// How many calls there were to judge: if more than are kept, the audit is of a sample.
     pub(super) total: u64,
-    /// So many more were certainly not decided by the engine: they failed before they were sent, or somebody answered in
-    /// its place. They prove nothing.
+    /// Further calls that the engine certainly didn't decide: they failed before they were sent, or something else
+    /// decided in its place. They prove nothing.
     pub(super) left_out: u64,
     pub(super) keys: u64,
     pub(super) admitted: u64,
-    /// What an exact limiter admits of these calls if each is decided midway between its bounds: to compare, not to
-    /// judge by.
+    /// How many of these calls an exact limiter admits if each is decided midway between its bounds: for comparison,
+    /// not for judging.
     pub(super) exact_admitted: u64,
-    /// So many calls were admitted at least that no exact limiter would have admitted.
+    /// The least number of admitted calls that no exact limiter would have admitted.
     pub(super) over_admissions: u64,
-    /// So many were denied that every exact limiter would have admitted.
+    /// Denied calls that every exact limiter would have admitted.
     pub(super) false_denials: u64,
-    /// Of no key more could be left out, so the end of the run was.
+    /// Too few keys were left to drop any more, so the end of the run was dropped.
     #[serde(skip)]
     pub(super) of_beginning: bool,
-    /// That one shard denies what others still had is what shards cost, and no fault.
+    /// With shards, one may deny what others still had: that is the price of sharding, and no fault.
     #[serde(skip)]
     pub(super) sharded: bool,
 }
@@ -67,7 +67,7 @@ impl Audit {
     }
 }
 
-/// What a rule is held against: one limiter, also where its limit is split into shards.
+/// The limiter to compare with: a single one, even where the limit is split into shards.
 pub(super) struct Standard {
     rule: Rule,
     sharded: bool,
@@ -82,7 +82,7 @@ impl Standard {
     }
 }
 
-/// Whether the rule can be audited, or why not.
+/// Checks that the rule can be audited; the error says why not.
 pub(super) fn fits(subject: &Subject) -> Result<(), String> {
     if let Some(limit) = subject.counts_a_part() {
         return Err(format!("{limit}: it counts a part that all keys share, and the audit is of each key by itself"));
@@ -107,8 +107,8 @@ pub(super) fn fits(subject: &Subject) -> Result<(), String> {
     Ok(())
 }
 
-/// Judges calls, which are about these keys and parts, that are sorted by key and by the time at which they were sent. Every call that was sent until `until`
-/// is among them.
+/// Judges calls on these keys and parts, which are sorted by key and by the time sent. They include every call sent
+/// before `until` on their keys.
 pub(super) async fn audit(
     standard: &Standard,
     whom: &(dyn Fn(u32) -> (Vec<u8>, Pairs) + Sync),
@@ -118,7 +118,7 @@ pub(super) async fn audit(
     mut progress: impl FnMut(usize),
 ) -> Result<Audit, Error> {
     let mut audit = Audit { sharded: standard.sharded, ..Audit::default() };
-    // Its clock stands still: nothing expires but in the time of the calls.
+    // A clock that stands still, so that keys expire only in the time of the calls.
     let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(UNIX_EPOCH)));
     for calls in calls.chunk_by(|one, other| one.key == other.key) {
         let (name, parts) = calls.first().map(|call| whom(call.key)).unwrap_or_default();
@@ -127,7 +127,7 @@ pub(super) async fn audit(
         let with = |verdict| calls.iter().filter(move |call| call.verdict == verdict).copied().map(Bounds::of);
         let (admitted, unknown): (Vec<_>, Vec<_>) =
             (with(Verdict::Allowed).collect(), with(Verdict::Unknown).collect());
-        // Who was denied after calls that aren't among these may have been denied because of them.
+        // A call denied after calls that aren't among these may have been denied because of them.
         let denied: Vec<_> = with(Verdict::Denied).filter(|denied| denied.last <= until).collect();
         audit.keys += 1;
         audit.calls += calls.len() as u64;
@@ -136,7 +136,7 @@ pub(super) async fn audit(
         audit.over_admissions += exact.over_admissions(admitted.clone()).await?;
         audit.false_denials += exact.false_denials(admitted, &unknown, denied).await?;
         progress(calls.len());
-        // Someone may want to interrupt.
+        // Lets other tasks run, such as the one that handles an interrupt.
         tokio::task::yield_now().await;
     }
     Ok(audit)
@@ -162,7 +162,7 @@ struct Exact<'a> {
     limiter: &'a Limiter,
     rule: &'a Rule,
     key: &'a [u8],
-    /// The tag of its keys is one.
+    /// Includes the tag of its keys.
     parts: &'a [(&'a str, &'a [u8])],
     cost: u64,
 }
@@ -202,7 +202,7 @@ impl Exact<'_> {
     ) -> Result<u64, Error> {
         admitted.sort_unstable_by_key(|call| call.last);
         denied.sort_unstable_by_key(|call| call.first);
-        // A call without an answer may still be on its way to Redis: it is charged at no time that is known.
+        // A call without a reply may still be on its way to Redis: there is no known time to charge it at.
         let mut begun: Vec<_> = admitted.iter().chain(unknown).map(|call| call.first).collect();
         begun.sort_unstable();
         self.forget().await?;

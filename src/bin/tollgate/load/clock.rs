@@ -1,4 +1,4 @@
-//! One clock for the whole run, and how far the engine's may be from it.
+//! One clock for the whole run, and how far the engine's clock may be from it.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -6,23 +6,23 @@ use tollgate::{Algorithm, Limit, Limiter, Rule};
 
 use crate::output::micros;
 
-/// The time of day as a run sees it: read once, then counted on by a clock that never steps.
+/// The time of day during a run: read once, then advanced by a monotonic clock.
 #[derive(Clone, Debug)]
 pub(super) struct Timeline {
     began: Instant,
     began_us: u64,
-    /// Of the rule to ask by: the run's own, so that its keys go with the run's.
+    /// The name of the rule that the clock is read with: the run's own, so that its keys are removed with the run's.
     name: String,
 }
 
-/// How often a clock is read, at most, to find a quick answer.
+/// The most attempts to read a clock, to get a fast reply.
 const TRIES: usize = 50;
-/// Keys by which clocks are looked for: each node of a small cluster likely has one of them.
+/// How many keys are used to find clocks: each node of a small cluster likely has one of them.
 const KEYS: usize = 24;
 
 impl Timeline {
     pub(super) fn now(name: &str) -> Self {
-        // Two clocks can't be read at one instant: of some readings, the two that were closest.
+        // Two clocks can't be read at the same instant: of several pairs of readings, the closest is used.
         let readings = (0..TRIES).map(|_| {
             let (began, time) = (Instant::now(), SystemTime::now());
             (began.elapsed(), began, time)
@@ -33,15 +33,15 @@ impl Timeline {
         Self { began, began_us, name: name.to_owned() }
     }
 
-    /// In microseconds since the epoch.
+    /// The time at an instant, in microseconds since the epoch.
     pub(super) fn at(&self, instant: Instant) -> u64 {
         self.began_us + micros(instant.saturating_duration_since(self.began))
     }
 
-    /// How far the engine's clock may be from this one, at most, or of a cluster that of the node furthest off; it looks
-    /// for no less than `enough`.
+    /// The most that the engine's clock may be off from this one; in a cluster, that of the furthest node. Searches no
+    /// further once the offset is known to be less than `enough`, or a node is found whose offset isn't.
     ///
-    /// A decision writes the time that it was made at, which lies between its being sent and answered.
+    /// A decision stores the time at which it was made, which lies between its request and its reply.
     pub(super) async fn offset(&self, limiter: &Limiter, enough: Duration) -> Result<Duration, String> {
         let rule = self.rule()?;
         let mut offsets = Vec::with_capacity(KEYS);
@@ -51,14 +51,14 @@ impl Timeline {
                 break;
             }
         }
-        // A node that has gone decides nothing any more.
+        // A node that is gone makes no more decisions.
         match offsets.iter().flatten().max() {
             Some(offset) => Ok(*offset),
             None => offsets.pop().unwrap_or_else(|| Err("no key to ask by".to_owned())),
         }
     }
 
-    /// Whether every clock would be told.
+    /// Whether every clock can be read.
     pub(super) async fn is_told(&self, limiter: &Limiter) -> bool {
         let Ok(rule) = self.rule() else { return false };
         for key in keys() {

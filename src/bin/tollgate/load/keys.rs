@@ -1,4 +1,4 @@
-//! Which key each call is about.
+//! Which key each call uses.
 
 use clap::ValueEnum;
 use fastrand::Rng;
@@ -24,7 +24,7 @@ impl Spread {
 #[derive(Debug)]
 pub(super) enum Keys {
     Even(u32),
-    /// The sums of the weights of all keys up to and including each.
+    /// For each key, the sum of the weights up to and including its own.
     Weighted(Vec<f64>),
 }
 
@@ -77,7 +77,7 @@ mod tests {
         for share in drawn(Spread::Uniform, 4, 1.0) {
             assert!((24_000..26_000).contains(&share), "{share}");
         }
-        // Weights 1, 1/2, 1/4 for the first, second and fourth of four, and 25/12 in all.
+        // Weights 1, 1/2 and 1/4 for the first, second and fourth of four; 25/12 in total.
         let zipf = drawn(Spread::Zipf, 4, 1.0);
         for (share, expected) in zipf.iter().zip([48_000, 24_000, 16_000, 12_000]) {
             assert!(share.abs_diff(expected) < 1000, "{zipf:?}");

@@ -1,5 +1,5 @@
-//! What every call came to, for the audit. Memory is bounded: of a long run, some keys are kept, each with all its
-//! calls.
+//! Records the outcome of every call, for the audit. Memory is bounded: of a long run, only some keys are kept, each
+//! with all its calls.
 
 use fastrand::Rng;
 
@@ -18,7 +18,7 @@ pub(super) struct Call {
 pub(super) enum Verdict {
     Allowed,
     Denied,
-    /// No answer came: it may have been charged, then or later.
+    /// No reply came: it may have been charged, then or later.
     Unknown,
 }
 
@@ -27,14 +27,14 @@ pub(super) struct Ledger {
     calls: Vec<Call>,
     most: usize,
     seed: u64,
-    /// Keys are chosen whose number by chance is at most this.
+    /// Keys whose random number is at most this are kept.
     chosen: u64,
     until: u64,
     total: u64,
 }
 
 impl Ledger {
-    /// The most calls that are kept, so that an audit takes seconds: each call is decided three times in it.
+    /// The most calls that are kept, so that an audit takes seconds: it decides each call three times.
     pub(super) const MOST: usize = 500_000;
 
     pub(super) fn new(seed: u64, most: usize) -> Self {
@@ -57,13 +57,13 @@ impl Ledger {
         self.total
     }
 
-    /// The calls by key, in the order in which they were sent, and the time until which all of a key's are there.
+    /// The calls by key, in the order sent, and the time until which each kept key's calls are complete.
     pub(super) fn into_calls(mut self) -> (Vec<Call>, u64) {
         self.calls.sort_unstable_by_key(|call| (call.key, call.sent, call.answered));
         (self.calls, self.until)
     }
 
-    /// Half of the keys stay; if that would be none, the calls that have been sent by now.
+    /// Keeps half of the keys or, if that would be none, only the calls sent so far.
     fn choose_fewer(&mut self) {
         let before = self.chosen;
         self.chosen /= 2;

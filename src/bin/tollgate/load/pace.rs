@@ -1,8 +1,8 @@
-//! A constant rate: when each call is due, and a thread that says so in time.
+//! A constant rate: when each call is due, and a thread that signals it in time.
 //!
-//! The runtime's timers go by milliseconds. A thread's sleep is late by some tens of microseconds, so this one sleeps
-//! until shortly before a call is due and spins for the rest: for a tenth of the time between two calls at most, so
-//! that it never takes much of a core. What it is late by nevertheless counts as latency, and is reported.
+//! The runtime's timers have a resolution of milliseconds. A thread's sleep is late by some tens of microseconds, so
+//! this thread sleeps until shortly before a call is due and spins for the rest: for at most a tenth of the time
+//! between two calls, so that it never takes much of a core. Any remaining delay counts as latency, and is reported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,15 +22,15 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// When a call is due, by its number from 0. Rounded down by itself, so that nothing adds up.
+    /// When a call is due, by its number from 0. Each is rounded down separately, so that errors don't add up.
     pub(super) fn due(&self, number: u64) -> Instant {
         let (seconds, rest) = (number / self.per_second, number % self.per_second);
-        // At most a second's calls times a second's nanoseconds.
+        // At most a second's calls times the nanoseconds in a second.
         let nanos = u128::from(rest) * 1_000_000_000 / u128::from(self.per_second);
         self.start + Duration::from_secs(seconds) + Duration::from_nanos(u64::try_from(nanos).unwrap_or_default())
     }
 
-    /// Tells how many calls are due, from a thread that ends with the last one, or soon after it is told to stop.
+    /// Sends how many calls are due, from a thread that ends with the last call, or soon after `stop` is set.
     pub(super) fn keep(self, stop: Arc<AtomicBool>) -> watch::Receiver<u64> {
         let (told, due) = watch::channel(0);
         std::thread::spawn(move || {
@@ -54,9 +54,9 @@ impl Pace {
     }
 }
 
-/// Whether the time has come before it was told to stop.
+/// Waits until the time; false if stopped first.
 fn wait_until(due: Instant, spin: Duration, stop: &AtomicBool) -> bool {
-    /// How soon it stops.
+    /// How soon a stop is noticed.
     const NAP: Duration = Duration::from_millis(50);
     loop {
         let left = due.saturating_duration_since(Instant::now());

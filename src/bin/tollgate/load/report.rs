@@ -1,4 +1,4 @@
-//! What a run came to: one JSON object, or a table.
+//! The result of a run: one JSON object, or a table.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -14,10 +14,10 @@ use super::tally::{Errors, Tally, Warmup};
 use crate::options::Shape;
 use crate::output::{QUIET, RIGHT, WRONG, facts, human, json, micros};
 
-/// The last answer comes so much after the calls were due, and nobody wonders.
+/// The last reply may normally come this long after the calls were due.
 const OVERRUN: Duration = Duration::from_millis(100);
 
-/// With the names and the order that other programs rely on.
+/// The field names and order are those that other programs rely on.
 #[derive(Debug, Serialize)]
 pub(super) struct Report<'a> {
     pub(super) rules: Vec<String>,
@@ -26,13 +26,13 @@ pub(super) struct Report<'a> {
     pub(super) mode: Mode,
     pub(super) keys: String,
     pub(super) key_count: u32,
-    /// Of zipf only.
+    /// For zipf only.
     pub(super) zipf_exponent: Option<f64>,
     pub(super) cost: u64,
     pub(super) seed: u64,
     #[serde(flatten, serialize_with = "counts")]
     pub(super) tally: &'a Tally,
-    /// Permits that were not given back, of a rule that holds any.
+    /// Permits that were not released, if the rule holds permits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) unreleased: Option<u64>,
     /// Calls sent more than a millisecond after they were due.
@@ -40,7 +40,7 @@ pub(super) struct Report<'a> {
     pub(super) lateness_us: Option<Quantiles>,
     pub(super) latency_us: Option<Quantiles>,
     pub(super) audit: Option<&'a Audit>,
-    /// Why there is none.
+    /// Why there is no audit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) no_audit: Option<&'a String>,
 }
@@ -52,7 +52,7 @@ pub(super) enum Mode {
     Closed { callers: u32 },
 }
 
-/// How times are spread, in microseconds.
+/// Distribution of times, in microseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Quantiles {
     min: u64,
@@ -65,7 +65,7 @@ pub(super) struct Quantiles {
 }
 
 impl Quantiles {
-    /// None of nothing.
+    /// `None` if there are no times.
     pub(super) fn of(times: &Histogram<u64>) -> Option<Self> {
         let at = |percent| times.value_at_percentile(percent).min(times.max());
         (!times.is_empty()).then(|| Self {
@@ -93,13 +93,13 @@ struct Counts<'a> {
     answered: u64,
     allowed: u64,
     denied: u64,
-    /// Only if not the engine answered them all.
+    /// Present only if the engine didn't decide all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     answered_by: Option<BTreeMap<String, u64>>,
     errors: Errors,
     #[serde(skip_serializing_if = "Option::is_none")]
     first_error: Option<&'a str>,
-    /// From a call's being sent to its end, answered or not.
+    /// The longest time from sending a call to its end, with or without a reply.
     longest_us: u64,
     seconds: f64,
     planned_seconds: Option<f64>,
@@ -128,12 +128,12 @@ fn counts<S: Serializer>(tally: &Tally, serializer: S) -> Result<S::Ok, S::Error
     counts.serialize(serializer)
 }
 
-/// Of the time in which the calls were due, if they took no longer: a call that is due in half a millisecond belongs to
-/// the rate as well.
+/// Per second of the time in which the calls were due, if they took no longer: a call due half a millisecond later
+/// counts towards the rate too.
 fn per_second(tally: &Tally) -> Option<f64> {
     let planned = tally.planned.unwrap_or_default().as_secs_f64();
     let seconds = tally.seconds().max(planned);
-    // A single answer has no rate.
+    // A single reply has no rate.
     (tally.answered() > 1 && seconds > 0.0).then(|| tenths(tally.answered() as f64 / seconds))
 }
 
@@ -145,7 +145,7 @@ fn tenths(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
 
-/// How many, in which time, at which rate.
+/// How many replies came, in which time, at which rate.
 fn answered(tally: &Tally) -> String {
     let mut text = format!("{} of {} calls", tally.answered(), tally.asked());
     let taken = Duration::from_secs_f64(tally.seconds());

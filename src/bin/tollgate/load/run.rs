@@ -1,5 +1,5 @@
-//! Makes the calls: at a constant rate whoever waits for an answer (open loop), or by callers who each ask again as
-//! soon as they are answered (closed loop).
+//! Makes the calls: at a constant rate regardless of replies (open loop), or by callers who each call again on the
+//! reply (closed loop).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,15 +15,15 @@ use super::pace::Pace;
 use super::tally::{Tally, Times};
 use crate::subject::Subject;
 
-/// The most calls that wait for their answers at once: more are counted as unsent.
+/// The most calls that await their replies at once: further ones are counted as unsent.
 const OUTSTANDING: usize = 100_000;
 
-/// Whom to ask for what, and where the answers are counted. Shared by all calls.
+/// The limiter and what to ask of it, and where the results are counted. Shared by all calls.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) limiter: Limiter,
     pub(super) subject: Subject,
-    /// Whether calls hold permits, to be released.
+    /// Whether calls hold permits that must be released.
     pub(super) holds: bool,
     pub(super) cost: u64,
     pub(super) keys: Keys,
@@ -35,17 +35,17 @@ pub(super) struct Run {
     pub(super) stop: Arc<AtomicBool>,
 }
 
-/// When a run ends: whichever comes first.
+/// When a run ends: whichever bound comes first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Comes before what is measured.
+    /// Precedes the measurement.
     pub(super) warmup: Duration,
     pub(super) duration: Option<Duration>,
     pub(super) count: Option<u64>,
 }
 
 impl Bounds {
-    /// How much of the run is over, from 0 to 1, after this time and so many measured calls.
+    /// The share of the run that is over, from 0 to 1, after this time and number of measured calls.
     pub(super) fn share(&self, elapsed: Duration, measured: u64) -> f64 {
         let of_time = |duration: Duration| elapsed.as_secs_f64() / (self.warmup + duration).as_secs_f64().max(1e-9);
         let by_time = self.duration.map_or(0.0, of_time);
@@ -59,8 +59,8 @@ impl Run {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every call is sent when it is due, whether or not earlier ones were answered, and its latency counts from then:
-    /// time that a slow Redis makes calls wait is measured, not left out.
+    /// Sends every call when it is due, whether or not earlier ones got replies. Its latency counts from then, so that
+    /// waiting caused by a slow Redis is measured, not left out.
     pub(super) async fn open(self: &Arc<Self>, per_second: u64) {
         let warmup = calls_in(self.bounds.warmup, per_second);
         let by_time = self.bounds.duration.map(|duration| calls_in(duration, per_second).max(1));
@@ -86,7 +86,7 @@ impl Run {
             }
             number = until;
         }
-        // Those under way end by their deadlines. Nobody closes the semaphore.
+        // Calls in flight end by their deadlines. The semaphore is never closed.
         let _ = room.acquire_many(OUTSTANDING as u32).await;
         self.tally().planned = Some(pace.due(number.max(warmup)) - pace.due(warmup));
     }
@@ -98,7 +98,7 @@ impl Run {
         let all: Vec<_> = (0..callers)
             .map(|caller| {
                 let (run, measured) = (Arc::clone(self), Arc::clone(&measured));
-                // Each caller draws keys of its own, the same ones in every run of this seed.
+                // Each caller draws its own keys, the same in every run with this seed.
                 let mut chance = Rng::with_seed(run.seed.wrapping_add(u64::from(caller)));
                 tokio::spawn(async move {
                     while !run.stop.load(Ordering::Relaxed) && end.is_none_or(|end| Instant::now() < end) {
@@ -108,7 +108,7 @@ impl Run {
                             return;
                         }
                         run.call(run.keys.draw(&mut chance), None, is_measured).await;
-                        // The embedded engine never waits, and others want their turn.
+                        // The embedded engine never waits, so other tasks get a turn here.
                         tokio::task::yield_now().await;
                     }
                 })

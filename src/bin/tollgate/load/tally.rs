@@ -1,4 +1,4 @@
-//! What is counted while a run goes on.
+//! What is counted during a run.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,32 +9,32 @@ use tollgate::{By, Charged, Decision, Error};
 use super::ledger::{Call, Ledger, Verdict};
 use crate::output::micros;
 
-/// Counts of the measured calls, and every call's part in the audit.
+/// Counts of the measured calls, and every call's entry for the audit.
 #[derive(Debug)]
 pub(super) struct Tally {
     pub(super) sent: u64,
-    /// Left out because too many calls were waiting for their answers.
+    /// Not sent because too many calls were awaiting their replies.
     pub(super) unsent: u64,
     pub(super) allowed: u64,
     pub(super) denied: u64,
     pub(super) errors: Errors,
     pub(super) first_error: Option<String>,
-    /// How many each has answered.
+    /// How many replies came from each source.
     pub(super) by: Vec<(By, u64)>,
-    /// Permits that were not given back.
+    /// Permits that were not released.
     pub(super) unreleased: u64,
     pub(super) warmup: Warmup,
-    /// In which time the measured calls were due, from the first to where another would follow. Of an open loop.
+    /// In an open loop, the time in which the measured calls were due: from the first to where another would follow.
     pub(super) planned: Option<Duration>,
-    /// From the time that a call was due, or was sent if none was set, to its answer.
+    /// From when a call was due, or sent if it had no due time, to its reply.
     pub(super) latency: Histogram<u64>,
-    /// From the time that a call was due to its being sent.
+    /// From when a call was due until it was sent.
     pub(super) lateness: Histogram<u64>,
-    /// The longest that any measured call took from its being sent to its end, answered or not.
+    /// The longest time from sending a measured call to its end, with or without a reply.
     pub(super) longest: Duration,
-    /// From the first measured call's being sent to the last answer.
+    /// From sending the first measured call to the last reply.
     pub(super) span: Option<(Instant, Instant)>,
-    /// Answers of all calls, warm-up included, for those who watch,
+    /// Replies to all calls, warm-up included, for the display of progress,
     pub(super) answers: u64,
     /// and how many of them were denials.
     pub(super) denials: u64,
@@ -45,14 +45,14 @@ pub(super) struct Tally {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Errors {
-    /// No answer by the deadline.
+    /// No reply by the deadline.
     pub(super) deadline: u64,
-    /// No connection, or one that broke.
+    /// No connection, or a broken one.
     pub(super) unreachable: u64,
     pub(super) other: u64,
 }
 
-/// What became of the calls before those that are measured.
+/// The outcome of the calls before the measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Warmup {
     pub(super) answered: u64,
@@ -80,7 +80,7 @@ impl fmt::Display for Errors {
     }
 }
 
-/// What went wrong, to follow what else is said.
+/// What went wrong, as an addition to another message.
 impl fmt::Display for Warmup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { answered, errors, unsent } = *self;
@@ -92,7 +92,7 @@ impl fmt::Display for Warmup {
     }
 }
 
-/// When a call was due, sent and answered.
+/// When a call was due, was sent, and got its reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     pub(super) due: Instant,
@@ -133,7 +133,7 @@ impl Tally {
         self.sent + self.unsent
     }
 
-    /// How many calls were not answered and why, if any.
+    /// How many calls got no reply, and why, if any.
     pub(super) fn unanswered(&self) -> Option<String> {
         let (failed, unsent) = (self.errors.total(), self.unsent);
         if failed + unsent == 0 {
@@ -147,17 +147,17 @@ impl Tally {
         Some(format!("{unanswered} of {asked} calls were not answered: {why}{first}{}", self.warmup))
     }
 
-    /// Whether somebody answered in the engine's place.
+    /// Whether any decision was made in the engine's place.
     pub(super) fn has_stand_ins(&self) -> bool {
         self.by.iter().any(|(by, _)| matches!(by, By::Policy | By::Local))
     }
 
-    /// Between the first measured call and the last answer.
+    /// Seconds from the first measured call to the last reply.
     pub(super) fn seconds(&self) -> f64 {
         self.span.map_or(0.0, |(first, last)| last.saturating_duration_since(first).as_secs_f64())
     }
 
-    /// Calls that were sent so much after they were due.
+    /// Calls sent more than this long after they were due.
     pub(super) fn later_than(&self, delay: Duration) -> u64 {
         self.lateness.len() - self.lateness.count_between(0, micros(delay))
     }
@@ -203,11 +203,11 @@ impl Tally {
         *(if is_measured { &mut self.unsent } else { &mut self.warmup.unsent }) += 1;
     }
 
-    /// Notes the call for the audit, unless the engine certainly neither charged nor denied it.
+    /// Records the call for the audit, unless the engine certainly neither charged nor denied it.
     pub(super) fn note(&mut self, key: u32, sent: u64, answered: u64, answer: &Result<Decision, Error>) {
         self.answers += u64::from(answer.is_ok());
         self.denials += u64::from(answer.as_ref().is_ok_and(|decision| !decision.allowed));
-        // Where somebody answered in its place, what counts is what became of the question to the engine.
+        // If something else decided in the engine's place, the outcome of the engine's own request counts.
         let verdict = match answer.as_ref().map(|decision| (decision.allowed, decision.error.as_deref())) {
             Ok((true, None)) => Verdict::Allowed,
             Ok((false, None)) => Verdict::Denied,
@@ -224,7 +224,7 @@ impl Tally {
 }
 
 fn histogram() -> Histogram<u64> {
-    // Three digits up to an hour: bounds that are always fine.
+    // Three digits up to an hour: bounds that are always valid.
     Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("bounds in order, and at most five digits")
 }
 

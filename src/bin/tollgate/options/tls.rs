@@ -1,4 +1,5 @@
-//! TLS to Redis and to PostgreSQL: whom to trust and what to show, from files; and what a tool without TLS says to that.
+//! TLS to Redis and PostgreSQL: trusted authorities and the client certificate, from files; and the errors of a build
+//! without TLS.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -22,9 +23,9 @@ pub(super) struct TlsFiles {
     tls_key: Option<OsString>,
 }
 
-/// The files of one server, as options name them.
+/// The files for one server, as given by options.
 pub(crate) struct Files<'a> {
-    /// What these options begin with: `--tls` of `--tls-ca`.
+    /// The prefix of these options' names: `--tls` of `--tls-ca`.
     options: &'static str,
     ca: Option<&'a Path>,
     cert: Option<&'a Path>,
@@ -33,7 +34,7 @@ pub(crate) struct Files<'a> {
 
 #[cfg(feature = "tls")]
 impl TlsFiles {
-    /// What is at this address, if there is one.
+    /// The engine at this address, if there is one.
     pub(super) fn open(&self, url: Option<&str>) -> Result<Option<Engine>> {
         match (url, self.files().read()?) {
             (Some(url), Some(tls)) => Ok(Some(Engine::open_with_tls(url, &tls)?)),
@@ -46,10 +47,10 @@ impl TlsFiles {
     }
 }
 
-/// The options are parsed all the same, so that the error can name the feature that is missing.
+/// The options are parsed without the feature too, so that the error can name it.
 #[cfg(not(feature = "tls"))]
 impl TlsFiles {
-    /// What is at this address, if there is one.
+    /// The engine at this address, if there is one.
     pub(super) fn open(&self, url: Option<&str>) -> Result<Option<Engine>> {
         let scheme = url.and_then(|url| Some(url.split_once("://")?.0)).unwrap_or_default();
         let what = match scheme.split('-').next() {
@@ -70,13 +71,13 @@ impl TlsFiles {
 }
 
 impl<'a> Files<'a> {
-    /// Authorities, certificate and key. An empty name, such as the environment may have, names no file.
+    /// Authorities, certificate and key. An empty name, such as from the environment, names no file.
     pub(crate) fn new(options: &'static str, files: [&'a Option<OsString>; 3]) -> Self {
         let [ca, cert, key] = files.map(|file| file.as_deref().filter(|name| !name.is_empty()).map(Path::new));
         Self { options, ca, cert, key }
     }
 
-    /// What the files say, if any is named.
+    /// The settings from the files, if any is named.
     #[cfg(feature = "tls")]
     pub(crate) fn read(&self) -> Result<Option<tollgate::Tls>> {
         let Self { options, ca, cert, key } = *self;
@@ -118,7 +119,7 @@ fn read(named: &str, path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).with_context(|| named.to_owned())
 }
 
-/// What asks for TLS in vain, and by which features the tool has it.
+/// The error for TLS that this build lacks, naming the features that provide it.
 #[cfg(not(feature = "tls"))]
 pub(crate) fn lacking(what: &str, features: &str) -> anyhow::Error {
     let why = "needs TLS, and this tollgate was built without its feature tls";

@@ -1,8 +1,7 @@
 //! A web server's access log, in Common Log Format
 //! (`host ident user [time] "request" status bytes`) or Combined (`... "referer" "agent"`).
 //!
-//! What stands behind the request isn't looked at: it doesn't count, and real logs cut it off or
-//! add to it.
+//! The text after the request is ignored: it isn't needed, and real logs truncate or extend it.
 
 use jiff::fmt::strtime;
 
@@ -40,7 +39,7 @@ fn key(by: KeyField, host: &[u8], user: Option<&[u8]>, request: &[u8]) -> Result
     Ok(unescape(key))
 }
 
-/// All that the line says of the request; a request that isn't one of HTTP has neither method nor path.
+/// All attributes in the line; a request that isn't HTTP has neither method nor path.
 fn attributes(host: &[u8], user: Option<&[u8]>, request: &[u8]) -> Result<Pairs, String> {
     let target = path(request).map(|path| in_utf8(&unescape(path)));
     let found = [
@@ -55,7 +54,7 @@ fn attributes(host: &[u8], user: Option<&[u8]>, request: &[u8]) -> Result<Pairs,
     Ok(attributes)
 }
 
-/// A path with other bytes than UTF-8 as it should have been sent: those percent-encoded.
+/// The path in UTF-8: other bytes are percent-encoded, as the client should have sent them.
 fn in_utf8(path: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(path.len());
     for chunk in path.utf8_chunks() {
@@ -65,7 +64,7 @@ fn in_utf8(path: &[u8]) -> Vec<u8> {
     text
 }
 
-/// Host and user, and what follows them.
+/// Host and user, and the text after them.
 fn who(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (host, rest) = split(text, b' ')?;
     let (_ident, rest) = split(rest, b' ')?;
@@ -73,7 +72,7 @@ fn who(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((host, user, rest))
 }
 
-/// `[17/May/2015:10:05:03 +0000]` in microseconds, and what follows it.
+/// `[17/May/2015:10:05:03 +0000]` in microseconds, and the text after it.
 fn time(text: &[u8]) -> Result<(u64, &[u8]), String> {
     const EXPECTED: &str = "[dd/Mon/yyyy:hh:mm:ss +zzzz]";
     let (time, rest) = text
@@ -91,12 +90,12 @@ fn time(text: &[u8]) -> Result<(u64, &[u8]), String> {
     Ok((t_us, rest))
 }
 
-/// What stands between the quotes, escapes and all.
+/// The text between the quotes, with its escapes.
 fn request(text: &[u8]) -> Option<&[u8]> {
     let text = text.strip_prefix(b" \"")?;
     let mut escaped = false;
     let end = text.iter().enumerate().position(|(i, byte)| {
-        // A server that doesn't escape quotes is read right where no space follows one.
+        // If a server doesn't escape quotes, this still works where no space follows one.
         let closes = *byte == b'"' && !escaped && matches!(text.get(i + 1), None | Some(b' '));
         escaped = *byte == b'\\' && !escaped;
         closes
@@ -106,7 +105,7 @@ fn request(text: &[u8]) -> Option<&[u8]> {
 
 fn method(request: &[u8]) -> Option<&[u8]> {
     let word = request.split(|byte| *byte == b' ').next()?;
-    // Else it is what a TLS or a port scanner sent, of which a "-" may be all that the server logged.
+    // Otherwise a TLS client or a port scanner sent it; some servers log only a "-" for that.
     let plausible = word.first()?.is_ascii_alphabetic()
         && word.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte));
     plausible.then_some(word)
@@ -124,7 +123,7 @@ fn split(text: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
     Some((before, from.get(1..)?))
 }
 
-/// The bytes that were sent: Apache writes a quote `\"` and nginx `\x22`, and both are one key.
+/// The bytes that were sent: Apache writes a quote as `\"` and nginx as `\x22`, and both must be one key.
 fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -257,7 +256,7 @@ mod tests {
         let expected = r#"line: expected host ident user [time] "request" status bytes, got "#;
         assert_eq!(key("hello world", KeyField::Ip), Err(format!("{expected}\"hello world\"")));
         for (line, want) in [
-            // With a virtual host before the client, which would be taken for it.
+            // A virtual host before the client, which would be taken for the client.
             ("v:80 1.2.3.4 - - [17/May/2015:10:05:03 +0000] \"-\" 408 0", "time: expected ["),
             ("h - - [17/May/2015:10:05:03 +0000", "time: expected ["),
             (

@@ -1,8 +1,8 @@
-//! CSV: a header with the JSON names, then one row per record, which may go over several lines.
+//! CSV: a header with the JSON names, then one row per record; a row may span several lines.
 //!
-//! Rows are split here, by the csv crate's rules. Its reader places a row after a blank line or in
-//! a file with CRLF on the wrong line, and takes a quote that is never closed for a field that goes
-//! on to the end of the file, in memory and without a word: a record swallows all those after it.
+//! Rows are split here, by the csv crate's rules. Its own reader reports the wrong line for a row after a blank line or
+//! in a file with CRLF. It also silently reads a field whose quote is never closed to the end of the file, into memory:
+//! one record swallows all those after it.
 
 use std::io::{self, BufRead};
 
@@ -39,10 +39,10 @@ fn header<R: BufRead>(lines: &mut Lines<R>, about: Whom) -> io::Result<Columns> 
     })
 }
 
-/// Where each field of a record stands in a row.
+/// The index of each field in a row.
 pub(super) struct Columns {
     t_us: usize,
-    /// None of records with attributes.
+    /// `None` for records with attributes.
     key: Option<usize>,
     attributes: Vec<(String, usize)>,
     op: Option<usize>,
@@ -59,7 +59,7 @@ impl Columns {
             let name = name.strip_prefix(b"attr.").filter(|name| with_attributes && !name.is_empty())?;
             Some(String::from_utf8_lossy(name).into_owned())
         };
-        // Reported first: where a name is misspelt, "missing" would be true and no help.
+        // Reported first: for a misspelt name, "missing" would be true but no help.
         for (i, name) in header.fields().enumerate() {
             let known = field::INPUT.iter().chain(field::OUTPUT).any(|known| known.as_bytes() == name);
             if !known && attribute(name).is_none() {
@@ -96,7 +96,7 @@ impl Columns {
         if row.ends.len() != self.width {
             return Err(format!("row: expected {} fields, got {}", self.width, row.ends.len()));
         }
-        // An empty cell is how CSV leaves a value out.
+        // In CSV an empty cell means no value.
         let cell = |column: usize| row.field(column).filter(|cell| !cell.is_empty());
         let whole = |name, cell: &[u8], max| field::whole(name, digits(cell), max, || quoted(cell));
 
@@ -132,7 +132,7 @@ fn digits(cell: &[u8]) -> Option<u64> {
     str::from_utf8(cell).ok()?.parse().ok()
 }
 
-/// The next row and the line it starts on; blank lines between rows are passed over.
+/// The next row and the line it starts on; skips blank lines between rows.
 fn next_row<R: BufRead>(lines: &mut Lines<R>) -> io::Result<Option<(u64, Result<Row, String>)>> {
     let mut row = Row::default();
     let mut start = None;
@@ -156,7 +156,7 @@ fn next_row<R: BufRead>(lines: &mut Lines<R>) -> io::Result<Option<(u64, Result<
     Ok(start.map(|start| (start, Err("row: expected a closing quote, got the end of the file".to_owned()))))
 }
 
-/// The fields of a row, one after the other.
+/// The fields of a row, concatenated.
 #[derive(Default)]
 struct Row {
     bytes: Vec<u8>,
@@ -167,12 +167,12 @@ struct Row {
 
 #[derive(Default, PartialEq, Eq)]
 enum At {
-    /// The start of a field: the one place where a quote opens it.
+    /// The start of a field: the only place where a quote opens it.
     #[default]
     Start,
     Plain,
     Quoted,
-    /// Behind a quote in a quoted field: the closing one, or the first half of `""`.
+    /// After a quote in a quoted field: the closing quote, or the first half of `""`.
     Quote,
 }
 
@@ -324,7 +324,7 @@ mod tests {
             let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(text.as_slice());
             let mut want: Vec<Vec<Vec<u8>>> =
                 reader.byte_records().map(|row| row.unwrap().iter().map(<[u8]>::to_vec).collect()).collect();
-            // The csv crate takes what follows a quote that is never closed for a row.
+            // The csv crate takes the text after an unclosed quote for a row.
             if open {
                 want.pop();
             }

@@ -1,19 +1,19 @@
-//! What a record's fields may hold, and how a reason says what one holds instead.
+//! The valid values of a record's fields, and the messages about invalid ones.
 
 use std::time::Duration;
 
 use crate::options;
 
-/// The latest time that a decision's arithmetic takes, in microseconds since 1970 (in the year 2112).
+/// The latest time that the arithmetic of decisions handles, in microseconds since 1970 (in the year 2112).
 pub(super) const MAX_T_US: u64 = 1 << 52;
 
-/// The largest cost: the largest integer up to which Lua's numbers are exact.
+/// The largest cost: above it, Lua's numbers aren't exact integers.
 pub(super) const MAX_COST: u64 = (1 << 53) - 1;
 
-/// The fields that make a record.
+/// The fields of a record.
 pub(super) const INPUT: &[&str] = &["t_us", "op", "key", "cost", "id", "for"];
 
-/// The fields that replay's output adds. They are passed over, so that an output can be replayed.
+/// The fields that replay's output adds. They are ignored, so that output can be replayed.
 pub(super) const OUTPUT: &[&str] = &[
     "rule",
     "allowed",
@@ -34,14 +34,14 @@ pub(super) const OUTPUT: &[&str] = &[
     "error",
 ];
 
-/// The one of them that only the tool's output has: its keys and ids are written as the tool shows them.
+/// The one of these that only the tool's output has: keys and ids are then written as the tool shows them.
 pub(super) const OWN: &str = "rule";
 
 pub(super) const KEY: &str = "a non-empty string";
-/// What is there instead, if nothing is.
+/// Describes an empty value in messages.
 pub(super) const EMPTY: &str = "an empty one";
 
-/// How long a block lasts: `10m`.
+/// The length of a block: `10m`.
 pub(super) fn length(text: &str) -> Result<Duration, String> {
     options::duration(text).map_err(|expected| format!("for: {expected}, got {}", quoted(text.as_bytes())))
 }
@@ -56,7 +56,7 @@ pub(super) fn unexpected(field: &str, expected: &str, got: &str) -> String {
     format!("{field}: expected {expected}, got {got}")
 }
 
-/// `value` if it is a number up to `max`, else a reason that shows `got`.
+/// `value` if it is a number up to `max`, otherwise a message that shows `got`.
 pub(super) fn whole(field: &str, value: Option<u64>, max: u64, got: impl FnOnce() -> String) -> Result<u64, String> {
     value.filter(|n| *n <= max).ok_or_else(|| unexpected(field, &format!("a whole number from 0 to {max}"), &got()))
 }
@@ -70,16 +70,16 @@ pub(super) fn one_of(names: &[&str]) -> String {
     }
 }
 
-/// [`shown`], between quotes.
+/// The value as [`shown`], in quotes.
 pub(super) fn quoted(value: &[u8]) -> String {
     format!("\"{}\"", shown(value))
 }
 
-/// A value as one short printable line, whatever it holds. Quotes and backslashes stay as they are:
-/// this is for people, who look for the value in their file.
+/// A value as one short printable line. Quotes and backslashes are kept, since people will search for the value in
+/// their file.
 pub(super) fn shown(value: &[u8]) -> String {
     const WIDTH: usize = 60;
-    // A character has at most four bytes, so what is cut off here wouldn't fit anyway.
+    // A character has at most four bytes, so whatever is cut off here wouldn't fit anyway.
     let beginning = &value[..value.len().min(4 * WIDTH + 4)];
     let mut out = String::new();
     let mut width = 0;

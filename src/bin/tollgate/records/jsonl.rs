@@ -12,7 +12,7 @@ use crate::attributes;
 use crate::escape::read_back;
 
 pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, String> {
-    // Checked for the whole line, because serde_json doesn't look into strings that are passed over.
+    // Checks the whole line, because serde_json doesn't validate strings that it skips.
     let text = str::from_utf8(text).map_err(|e| {
         let (_, rest) = text.split_at(e.valid_up_to());
         format!("line: expected UTF-8, got {} at column {}", quoted(rest), e.valid_up_to() + 1)
@@ -61,7 +61,7 @@ pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, Strin
     attributes::check(&attributes)?;
     let cost = match fields.cost {
         None => None,
-        // Where no limit was asked.
+        // No limit was asked.
         Some(Value::Null) if own => None,
         Some(cost) => Some(field::whole("cost", cost.as_u64(), field::MAX_COST, || got(&cost))?),
     };
@@ -89,7 +89,7 @@ fn got(value: &Value) -> String {
 
 fn broken(e: &serde_json::Error) -> String {
     let text = e.to_string();
-    // Its "line 1" would contradict the number of the line in the file.
+    // serde_json's "line 1" would contradict the line number in the file.
     let place = format!(" at line {} column {}", e.line(), e.column());
     let what = text.strip_suffix(&place).unwrap_or(&text);
     format!("json: {} at column {}", shown(what.as_bytes()), e.column())

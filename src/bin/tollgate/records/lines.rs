@@ -1,16 +1,16 @@
-//! Lines of bytes, numbered, none longer than [`LIMIT`] in memory.
+//! Numbered lines of bytes; at most [`LIMIT`] bytes of one are kept in memory.
 
 use std::io::{self, BufRead, Read};
 
 use super::{Record, Unreadable};
 
-/// Bytes of a line, or of a CSV row over several lines, beyond which it isn't kept. A key may be a
-/// megabyte, which JSON escapes can make six.
+/// The most bytes kept of a line, or of a CSV row over several lines. A key may have a megabyte, which JSON escapes can
+/// make six.
 pub(super) const LIMIT: usize = 16 << 20;
 
 pub(super) struct Lines<R> {
     input: R,
-    /// The latest line with its ending: one buffer for all.
+    /// The latest line with its ending, in a reused buffer.
     buffer: Vec<u8>,
     number: u64,
 }
@@ -18,7 +18,7 @@ pub(super) struct Lines<R> {
 pub(super) struct Line<'a> {
     /// From 1.
     pub(super) number: u64,
-    /// Without its ending, and the first without its byte order mark.
+    /// Without its ending, and the first line without its byte order mark.
     pub(super) text: &'a [u8],
     /// `\n`, `\r\n`, or on the last line maybe nothing.
     pub(super) ending: &'a [u8],
@@ -32,7 +32,7 @@ impl Line<'_> {
     }
 }
 
-/// The reason of what is longer than [`LIMIT`].
+/// The message about a line longer than [`LIMIT`].
 pub(super) fn too_long(what: &str) -> String {
     format!("{what}: expected at most {LIMIT} bytes, got more")
 }
@@ -63,7 +63,7 @@ impl<R: BufRead> Lines<R> {
         Ok(Some(Line { number: self.number, text, ending: &line[text.len()..], too_long }))
     }
 
-    /// The next record of a format with one record per line; blank lines are passed over.
+    /// The next record of a format with one record per line; skips blank lines.
     pub(super) fn next_record(
         &mut self,
         parse: impl Fn(u64, &[u8]) -> Result<Record, String>,

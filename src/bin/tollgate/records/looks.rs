@@ -1,24 +1,24 @@
-//! Which format recorded traffic is in, by its beginning.
+//! Detects the format of recorded traffic from its beginning.
 
 use std::io::{self, BufRead, Read};
 
 use super::{Format, KeyField, Whom, combined, field};
 
-/// How many lines are looked at, unless one tells.
+/// The most lines examined.
 const LINES: usize = 10;
-/// Of how many bytes in all.
+/// The most bytes examined.
 const BYTES: u64 = 64 << 10;
 
-/// What the beginning of a stream looks like.
+/// What the beginning of a stream shows.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
     /// The format that one of its first lines has.
     pub(crate) format: Option<Format>,
-    /// Its first line that isn't blank, as one short printable line; none if there is no such line.
+    /// Its first non-blank line, as one short printable line; `None` if there is none.
     pub(crate) begins: Option<String>,
 }
 
-/// What the stream looks like, and all of it to read. Where it doesn't matter much, only its first line is waited for.
+/// What the stream looks like, and all of it to read. If the format hardly matters, waits for the first line only.
 pub(crate) fn look<R: BufRead>(mut input: R, matters: bool) -> io::Result<(Looks, impl BufRead)> {
     let (mut head, mut looks) = (Vec::new(), Looks::default());
     for _ in 0..LINES {
@@ -41,7 +41,7 @@ pub(crate) fn look<R: BufRead>(mut input: R, matters: bool) -> io::Result<(Looks
     Ok((looks, io::Cursor::new(head).chain(input)))
 }
 
-/// The format that a line has, perhaps the first.
+/// The format of a line; `first` if it may be a header.
 fn of_line(line: &[u8], first: bool) -> Option<Format> {
     let names = || line.split(|byte| *byte == b',').map(|name| unquoted(name.trim_ascii()));
     if line.starts_with(b"{") {

@@ -6,7 +6,7 @@ use super::*;
 pub(super) struct Lcg(pub(super) u64);
 
 impl Lcg {
-    /// A number under `n`, which isn't 0.
+    /// A number below `n`, which must not be 0.
     pub(super) fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % n
@@ -99,7 +99,7 @@ fn a_failing_stream_is_the_last_item() {
     }
 }
 
-/// Bytes that mean something in one of the formats.
+/// Bytes with a meaning in one of the formats.
 const TELLING: &[u8] = b"\"\\,\n\r{}[]:- /?0919eExu\0\x7f\xff\xc3\xef";
 
 fn mutate(text: &mut Vec<u8>, random: &mut Lcg) {

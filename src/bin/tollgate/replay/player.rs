@@ -1,4 +1,4 @@
-//! Decides records one after the other.
+//! Decides records one by one.
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -21,7 +21,7 @@ pub(super) struct Player<'s, W: Write> {
     plays: Plays<'s>,
     printer: Printer<W>,
     pub(super) summary: Summary,
-    /// Only the summary is wanted.
+    /// Whether only the summary is wanted.
     quiet: bool,
     played: u64,
 }
@@ -29,13 +29,13 @@ pub(super) struct Player<'s, W: Write> {
 /// What decides.
 #[derive(Debug)]
 pub(super) enum Plays<'s> {
-    /// One rule, on keys. The ids that were given, and the keys they were given for.
+    /// One rule, on keys; and the ids that were given, with their keys.
     Rule(Box<Subject>, HashSet<(Vec<u8>, Vec<u8>)>),
     /// A set of rules, on attributes.
     Set(Set<'s>),
 }
 
-/// After how many records a signal is looked for.
+/// How many records are decided between checks for a signal.
 const PLAYED_AT_A_TIME: u64 = 256;
 
 impl<'s, W: Write> Player<'s, W> {
@@ -47,7 +47,7 @@ impl<'s, W: Write> Player<'s, W> {
         matches!(self.plays, Plays::Set(_))
     }
 
-    /// Decides the record, unless it asks for what can't be done.
+    /// Decides the record; returns it as unreadable if it asks for something impossible.
     pub(super) async fn play(&mut self, record: &Record) -> Result<Option<Unreadable>> {
         // The embedded engine never waits, and signals arrive only while something does.
         self.played += 1;
@@ -80,7 +80,7 @@ impl<'s, W: Write> Player<'s, W> {
         let Record { line, t_us, op, ref key, cost, ref id, length, .. } = *record;
         self.summary.touched(key);
         let cost = cost.unwrap_or(subject.cost);
-        // Permits are held by an id, the same one in every replay of the file.
+        // Permits are held by an id: the same one in every replay of the file.
         let own = (id.is_none() && op.takes() && subject.holds()).then(|| format!("replay-{t_us}-{line}"));
         let id = id.as_deref().or(own.as_deref().map(str::as_bytes));
         let parts = subject.parts();
@@ -105,7 +105,7 @@ impl<'s, W: Write> Player<'s, W> {
         self.printer.flush()
     }
 
-    /// Removes what the replay wrote.
+    /// Removes the keys that the replay wrote.
     pub(super) async fn forget_keys(&mut self) -> Result<(), Error> {
         let (subject, ids) = match &self.plays {
             Plays::Set(set) => return set.forget_keys(&self.limiter).await,
@@ -115,7 +115,7 @@ impl<'s, W: Write> Player<'s, W> {
         for key in self.summary.keys() {
             self.limiter.reset(rule, Request::new(key).parts(&parts)).await?;
         }
-        // Permits alone remember their ids themselves.
+        // Permits store their ids themselves.
         if rule.limits().all(|limit| limit.algorithm().holds()) {
             return Ok(());
         }
@@ -126,12 +126,12 @@ impl<'s, W: Write> Player<'s, W> {
     }
 }
 
-/// A record that asks for what can't be done, as if it could not be read; other errors end the replay.
+/// Treats a record that asks for something impossible as unreadable; other errors end the replay.
 pub(crate) fn unplayable(record: &Record, error: Error) -> Result<Unreadable> {
     let line = record.line;
     match error {
         error if error.is_unknown_id() => Ok(Unreadable { line, reason: format!("id: {error}") }),
-        // An operation that the rule doesn't have.
+        // The rule doesn't support this operation.
         error if error.is_input() => Ok(Unreadable { line, reason: error.to_string() }),
         error => Err(error.into()),
     }

@@ -15,11 +15,11 @@ use crate::verdict::Judged;
 pub(super) struct Set<'s> {
     pub(super) rules: &'s RuleSet,
     pub(super) only: Option<&'s str>,
-    /// What records have that don't say otherwise.
+    /// Attributes of records that don't have their own.
     pub(super) given: Pairs,
-    /// What options make of a rule.
+    /// Changes a rule as the options ask.
     pub(super) adapted: Box<dyn Fn(Rule) -> Rule + Sync + 's>,
-    /// What was charged, to be removed; none where it goes by itself.
+    /// The charged keys, to be removed; `None` if they are removed automatically.
     pub(super) touched: Option<HashMap<Vec<u8>, (Rule, OwnedRequest)>>,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Debug for Set<'_> {
 }
 
 impl<'s> Set<'s> {
-    /// With the attributes that all records have.
+    /// Adds the attributes that all records have.
     pub(super) fn completed<'r>(&self, record: &'r Record) -> Cow<'r, Record> {
         let has = |name: &String| record.attributes.iter().any(|(own, _)| own == name);
         let more: Vec<_> = self.given.iter().filter(|(name, _)| !has(name)).cloned().collect();
@@ -50,7 +50,7 @@ impl<'s> Set<'s> {
     ) -> Result<(Judged<'s>, Vec<Judged<'s>>), Error> {
         let request = attributes::read(&record.attributes);
         let (applies, shadows): (Applies<'s>, Vec<_>) = match self.only {
-            // It was looked up before.
+            // The name was checked before.
             Some(name) => match self.rules.by_name(name, &request)? {
                 Some(applies) => (applies, Vec::new()),
                 None => (self.rules.applies(&request)?, Vec::new()),
@@ -59,7 +59,7 @@ impl<'s> Set<'s> {
         };
         let mut shadowed = Vec::with_capacity(shadows.len());
         for shadow in shadows {
-            // What a shadow rule can't decide has no consequence.
+            // A shadow rule that can't decide has no consequence.
             if let Ok(judged) = Judged::of(shadow, limiter, &*self.adapted, record).await {
                 shadowed.push(judged);
             }
@@ -70,7 +70,7 @@ impl<'s> Set<'s> {
                 let mut key = limiter.keys(rule, request)?.join("\n").into_bytes();
                 key.extend_from_slice(b"\n");
                 key.extend_from_slice(record.id.as_deref().unwrap_or_default());
-                // Each of those that hold permits has an id of its own.
+                // Each call that holds permits has its own id.
                 if rule.limits().any(|limit| limit.algorithm().holds()) {
                     key.extend_from_slice(record.line.to_string().as_bytes());
                 }
@@ -80,7 +80,7 @@ impl<'s> Set<'s> {
         Ok((judged, shadowed))
     }
 
-    /// Removes what was charged.
+    /// Removes the charged keys.
     pub(super) async fn forget_keys(&self, limiter: &Limiter) -> Result<(), Error> {
         for (rule, request) in self.touched.iter().flat_map(HashMap::values) {
             limiter.reset(rule, Request::from(request)).await?;

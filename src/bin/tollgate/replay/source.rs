@@ -17,7 +17,7 @@ pub(crate) type Records = mpsc::Receiver<Item>;
 /// A file, or standard input.
 pub(crate) struct Source<'a> {
     pub(crate) path: &'a Path,
-    /// As it looks, if none.
+    /// `None`: detected.
     pub(crate) format: Option<Format>,
     pub(crate) about: Whom,
     pub(crate) strict: bool,
@@ -38,7 +38,7 @@ impl Source<'_> {
         Ok((records::read(format, self.about, file), warnings))
     }
 
-    /// Standard input's records. It can only be waited for by a thread, which ends with the process.
+    /// Standard input's records. Reading it blocks a thread, which ends with the process.
     pub(crate) async fn stream(&self) -> Result<(Records, Warnings)> {
         let (tell_looks, looks) = oneshot::channel();
         let (tell_format, format) = oneshot::channel();
@@ -64,12 +64,12 @@ impl Source<'_> {
         let looks = looks.await.map_err(gone).and_then(|looks| looks);
         let looks = looks.with_context(|| self.shown())?;
         let format = self.settled(&looks)?;
-        // A reader that has ended has sent why.
+        // If the reader has ended, it has sent the reason.
         let _ = tell_format.send(format);
         Ok((records, Warnings::new(&self.shown(), format, &looks, self.strict)))
     }
 
-    /// The format to read: that which was given, or as it looks.
+    /// The format to read: the one given, or the one detected.
     fn settled(&self, looks: &Looks) -> Result<Format> {
         let shown = self.shown();
         match (self.format, looks.format, &looks.begins) {

@@ -1,4 +1,4 @@
-//! What a replay comes to.
+//! The summary of a replay.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -17,22 +17,22 @@ pub(super) struct Summary {
     denied: u64,
     unreadable: u64,
     out_of_order: u64,
-    /// How often each key was denied.
+    /// Denials by key.
     keys: HashMap<Vec<u8>, u64>,
-    /// Of a set: what each rule decided, and what each shadow rule would have.
+    /// For a set: the decisions of each rule, and what each shadow rule would have decided.
     rules: BTreeMap<Option<String>, Counts>,
     shadows: BTreeMap<Option<String>, Counts>,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
 struct Counts {
-    /// None where no rule applied.
+    /// `None` if no rule applied.
     rule: Option<String>,
     allowed: u64,
     denied: u64,
 }
 
-/// The totals, with the names and the order that other programs rely on.
+/// The totals, with the field names and order that other programs rely on.
 #[derive(Debug, Serialize)]
 struct Totals {
     records: u64,
@@ -42,10 +42,10 @@ struct Totals {
     out_of_order: u64,
     keys: usize,
     busiest_denied: Vec<Busiest>,
-    /// Of a set: by the rule that applied.
+    /// For a set: by the rule that applied.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rules: Vec<Counts>,
-    /// Of a set: what shadow rules would have allowed and denied.
+    /// For a set: what shadow rules would have allowed and denied.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shadows: Vec<Counts>,
 }
@@ -56,7 +56,7 @@ struct Busiest {
     denied: u64,
 }
 
-/// What becomes of records that are earlier than others before them.
+/// What happens to records earlier than the ones before them.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Order {
     Sorted,
@@ -64,7 +64,7 @@ pub(super) enum Order {
     Clamped,
 }
 
-/// How many of the keys that were denied most are named.
+/// How many of the most denied keys are named.
 const NAMED: usize = 10;
 
 impl Summary {
@@ -72,12 +72,12 @@ impl Summary {
         self.unreadable += 1;
     }
 
-    /// A record of this time follows others, the latest of which was at `latest`.
+    /// Notes a record at this time after others, the latest of which was at `latest`.
     pub(super) fn in_order(&mut self, t_us: u64, latest: u64) {
         self.out_of_order += u64::from(t_us < latest);
     }
 
-    /// A key is about to be written to.
+    /// Notes a key that is about to be written.
     pub(super) fn touched(&mut self, key: &[u8]) {
         if !self.keys.contains_key(key) {
             self.keys.insert(key.to_vec(), 0);
@@ -95,12 +95,12 @@ impl Summary {
         }
     }
 
-    /// What a rule of a set decided.
+    /// Counts the decision of a rule in a set.
     pub(super) fn decided_by(&mut self, rule: Option<&str>, allowed: bool) {
         Counts::note(&mut self.rules, rule, allowed);
     }
 
-    /// What a shadow rule of a set would have decided.
+    /// Counts what a shadow rule of a set would have decided.
     pub(super) fn shadow(&mut self, rule: Option<&str>, allowed: bool) {
         Counts::note(&mut self.shadows, rule, allowed);
     }
@@ -151,7 +151,7 @@ fn most_denied_first(counts: &BTreeMap<Option<String>, Counts>) -> Vec<Counts> {
     counts
 }
 
-/// What rules decided, if there were any.
+/// The decisions of rules, if there were any.
 fn table(out: &mut impl Write, names: [&str; 3], rows: &[Counts]) -> io::Result<()> {
     if rows.is_empty() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What is said of lines that can't be read: each, up to a bound, or that nothing could be read at all.
+//! Reports lines that can't be read: each, up to a bound, or that nothing could be read at all.
 
 use anyhow::{Result, anyhow, bail};
 
@@ -6,22 +6,22 @@ use crate::messages;
 use crate::output::counted;
 use crate::records::{Format, Looks, Unreadable};
 
-/// Unreadable lines from the start, with none readable before them, after which the input is taken to be another format.
+/// After this many unreadable lines at the start, and none readable, the input is taken to be in another format.
 const MISUSED: usize = 10;
-/// Unreadable lines that are each reported; further ones are only counted.
+/// The most unreadable lines reported one by one; further ones are only counted.
 const TOLD: u64 = 20;
 
 /// Warns of lines that can't be read.
 #[derive(Debug)]
 pub(crate) struct Warnings {
-    /// What is read.
+    /// The name of the input.
     source: String,
     format: Format,
     looks: Option<Format>,
     strict: bool,
-    /// A line was read: it is the right format.
+    /// Whether a line was read, so that the format is right.
     any_read: bool,
-    /// What isn't told until one was.
+    /// Held back until a line was read.
     held: Vec<Unreadable>,
     met: u64,
 }
@@ -39,7 +39,7 @@ impl Warnings {
         }
     }
 
-    /// One more, which is skipped, unless it shows that there is no use in going on.
+    /// Reports an unreadable line and skips it, or ends if continuing is pointless.
     pub(crate) fn unreadable(&mut self, unreadable: Unreadable) -> Result<()> {
         if self.any_read && self.strict {
             bail!("{}: {unreadable}", self.source);
@@ -52,19 +52,19 @@ impl Warnings {
         if self.strict || self.held.len() >= MISUSED { Err(self.nothing_read()) } else { Ok(()) }
     }
 
-    /// All lines have been met.
+    /// Called after the last line.
     pub(crate) fn end(&self) -> Result<()> {
         if self.held.is_empty() { Ok(()) } else { Err(self.nothing_read()) }
     }
 
-    /// How many were not told.
+    /// Reports how many weren't printed.
     pub(crate) fn sum_up(&self) {
         if let more @ 1.. = self.met.saturating_sub(TOLD) {
             messages::note(format!("{}: {} more can't be read; skipped", self.source, counted(more, "line")));
         }
     }
 
-    /// The stream can't be read on.
+    /// The error when the stream can't be read further.
     pub(crate) fn broken(&self, error: &std::io::Error) -> anyhow::Error {
         let hint = if error.kind() == std::io::ErrorKind::InvalidData { self.hint() } else { String::new() };
         anyhow!("{}: {error}{hint}", self.source)

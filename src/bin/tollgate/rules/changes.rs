@@ -1,4 +1,4 @@
-//! What makes one set of rules another, printed.
+//! Prints how two sets of rules differ.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! `tollgate rules check`: whether a service's sets of rules can be used.
+//! `tollgate rules check`: whether sets of rules are valid.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::escape::shown;
 use crate::messages;
 use crate::output::counted;
 
-/// Faults that the library tells at once.
+/// The most faults that the library reports at once.
 const MOST: usize = 100;
 
 #[derive(Debug, Args)]

@@ -55,7 +55,7 @@ pub(crate) struct Diff {
 /// A record that is treated differently, with the names and the order that other programs rely on.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
-    /// Where it stands in the log.
+    /// The line in the log.
     line: u64,
     t_us: u64,
     attrs: Shown<'a>,
@@ -73,10 +73,10 @@ struct Side<'a> {
     denied_by: Option<&'a str>,
 }
 
-/// What it comes to.
+/// The totals.
 #[derive(Debug, Default, Serialize)]
 struct Totals {
-    /// The two files.
+    /// The names of the two sets.
     before: String,
     after: String,
     records: u64,
@@ -84,12 +84,12 @@ struct Totals {
     denied_by_both: u64,
     newly_denied: u64,
     newly_allowed: u64,
-    /// Treated alike, by another rule.
+    /// Treated alike, but by another rule.
     other_rule: u64,
-    /// One set alone can't decide them: an attribute says no cost, for one.
+    /// Only one set can't decide these, for instance because an attribute isn't a valid cost.
     undecided: u64,
     unreadable: u64,
-    /// By the rule that denies now, or that denied before.
+    /// By the rule that denies now, or denied before.
     rules: Vec<Affected>,
     keys_affected: usize,
     keys: Vec<Affected>,
@@ -102,7 +102,7 @@ struct Affected {
     newly_allowed: u64,
 }
 
-/// How often each was treated differently.
+/// How often each kind of difference occurred.
 #[derive(Debug, Default)]
 struct Counts {
     rules: BTreeMap<String, Affected>,
@@ -115,7 +115,7 @@ struct Set {
     rules: RuleSet,
 }
 
-/// A set and what it has counted so far.
+/// A set, and what it has counted so far.
 struct Player {
     rules: RuleSet,
     limiter: Limiter,
@@ -147,7 +147,7 @@ impl Diff {
             let [before, after] = match Player::both(&players, record).await {
                 [Ok(before), Ok(after)] => [before, after],
                 [before, after] => {
-                    // What one set alone can't decide, it treats differently.
+                    // If only one set can't decide it, it is treated differently.
                     let by_one = before.is_ok() != after.is_ok();
                     *(if by_one { &mut totals.undecided } else { &mut totals.unreadable }) += 1;
                     if let Some(error) = after.err().or(before.err()) {
@@ -223,7 +223,7 @@ impl Set {
 
 impl Player {
     fn new(set: Set) -> Result<Self> {
-        // Its clock stands still: nothing expires but in the time of the records.
+        // A clock that stands still, so that keys expire only in the time of the records.
         let engine = Embedded::with_clock(Clock::set_to(UNIX_EPOCH));
         let secret = tollgate::KeySecret::new("rules that hash their keys need one")?;
         Ok(Self { rules: set.rules, limiter: Limiter::new(engine).key_secret(&secret) })

@@ -34,7 +34,7 @@ impl Explain {
     pub(super) fn run(self) -> Result<ExitCode> {
         let service = Service::read(&self.file)?;
         let given = self.request.pairs()?;
-        // Nothing is decided: it only says how keys are spelled.
+        // Decides nothing: it is only needed to spell keys.
         let limiter = self.place.of_service(Limiter::new(Embedded::new()))?;
         let request = attributes::read(&given);
         let explained = Explained::of(&service.rules, &given, &request, &limiter, self.all)?;

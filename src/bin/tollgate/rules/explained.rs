@@ -1,4 +1,4 @@
-//! What a set of rules makes of a request, step by step.
+//! Explains what a set of rules does with a request, step by step.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -16,20 +16,20 @@ use crate::output::{QUIET, counted, human, micros, width, wrapped};
 use crate::subject::title;
 use crate::verdict::{self, reason};
 
-/// Rules that were passed over and are shown, unless all are asked for.
+/// The most rules shown that didn't apply, unless all are asked for.
 const SHOWN: usize = 20;
 
-/// With the names and the order that other programs rely on.
+/// The field names and order are those that other programs rely on.
 #[derive(Debug, Serialize)]
 pub(super) struct Explained<'a> {
-    /// As rules see it.
+    /// The attributes as rules see them.
     attrs: BTreeMap<String, String>,
-    /// What was given in another spelling.
+    /// Attributes that were given in another spelling.
     given: BTreeMap<&'a str, String>,
     #[serde(flatten)]
     step: Step<'a>,
     passed_over: Vec<Passed>,
-    /// How many more were.
+    /// How many more didn't apply.
     passed_over_more: usize,
     shadows: Vec<Step<'a>>,
 }
@@ -40,7 +40,7 @@ struct Passed {
     why: String,
 }
 
-/// One rule, and what it makes of the request.
+/// One rule, and what it does with the request.
 #[derive(Debug, Default, Serialize)]
 struct Step<'a> {
     rule: Option<&'a str>,
@@ -48,33 +48,33 @@ struct Step<'a> {
     #[serde(rename = "match")]
     conditions: Option<&'a BTreeMap<String, OneOrMore>>,
     action: Option<Action>,
-    /// As a replay says: no-rule, allowed, blocked, missing or limits.
+    /// The reason as in a replay: no-rule, allowed, blocked, missing or limits.
     reason: &'static str,
     missing: Option<&'a str>,
     #[serde(rename = "override")]
     overridden: Option<String>,
-    /// Whom it counts.
+    /// The key that it counts.
     key: Option<String>,
     cost: Option<u64>,
     limits: Vec<Counted>,
     on_error: Option<Policy>,
-    /// How long who is denied is blocked.
+    /// How long a denied key is blocked.
     block_for: Option<&'a str>,
-    /// Of a denial.
+    /// The HTTP status of a denial.
     status: Option<u16>,
     message: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after_us: Option<u64>,
 }
 
-/// One limit, and where it counts.
+/// One limit, and the keys that it counts in.
 #[derive(Debug, Serialize)]
 struct Counted {
     name: String,
     limit: String,
-    /// What it counts.
+    /// The key that it counts.
     key: String,
-    /// Each shard's, of a limit that has some; null if they can't be known.
+    /// The key of each shard, if the limit has shards; null if they can't be known.
     redis_keys: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     unknown: Option<String>,
@@ -99,7 +99,7 @@ impl<'a> Explained<'a> {
         let step = |applies: Applies<'a>| Step::of(rules, applies, limiter);
         let shadows = rules.shadows(request);
         let mut passed = rules.passed_over(request);
-        // Shadow rules have lines of their own.
+        // Shadow rules are listed separately.
         passed.retain(|passed| !shadows.iter().any(|shadow| shadow.rule == Some(&*passed.rule)));
         let shown = if all { passed.len() } else { SHOWN.min(passed.len()) };
         let passed_over_more = passed.split_off(shown).len();
@@ -218,7 +218,7 @@ impl<'a> Step<'a> {
         if let Some(time) = self.block_for.filter(|_| !self.limits.is_empty()) {
             lines.push(("block for", format!("{time}, once it is denied")));
         }
-        // Nothing is asked of Redis, or no request denied, where there are no limits.
+        // Without limits Redis is never asked, so the policy has no effect.
         if let Some(policy) =
             self.on_error.filter(|_| !self.limits.is_empty()).and_then(|policy| serde_json::to_value(policy).ok())
         {
@@ -257,13 +257,13 @@ fn keys(limiter: &Limiter, rule: &Rule, request: Request<'_>) -> Result<Vec<Stri
     limiter.keys(rule, request).map_err(|error| format!("{error} (--key-secret-file)"))
 }
 
-/// Names and values below each other, no line wider than the terminal unless a word is. A name isn't repeated.
+/// Names and values in lines no wider than the terminal, unless a word is. A repeated name is left out.
 fn table(out: &mut impl Write, lines: &[(&str, String)]) -> io::Result<()> {
     let names = lines.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
     let width = width().saturating_sub(names + 2).max(30);
     let mut before = "";
     for (name, value) in lines {
-        // Keys of several limits stay below theirs.
+        // The keys of several limits stay below their own limit.
         let name_shown = if *name == before && *name != "limit" { "" } else { name };
         before = name;
         for (at, line) in wrapped(value, width).iter().enumerate() {

@@ -1,4 +1,4 @@
-//! `tollgate rules push` and `pull`: a set of rules between a file and the database.
+//! `tollgate rules push` and `pull`: copy a set of rules between a file and the database.
 
 use std::io::Write;
 use std::path::PathBuf;

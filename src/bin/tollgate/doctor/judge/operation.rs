@@ -1,4 +1,5 @@
-//! Whether it answers, in time and with the right time: replication, cluster, clock, latency, connections, settings.
+//! Whether the server replies, in time and with the right time: replication, cluster, clock, latency, connections,
+//! settings.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,13 +11,13 @@ use crate::output::{human, micros};
 
 /// A clock further off than this is wrong.
 const CLOCK_OFF: u64 = 1_000_000;
-/// A clock that moves by this within a second or two has been set.
+/// A clock that shifts by this much within a second or two has been set.
 const CLOCK_STEP: u64 = 50_000;
-/// A replica that was heard of longer ago than this lags, in seconds.
+/// A replica last heard from longer ago than this lags, in seconds.
 const REPLICA_LATE: u64 = 10;
-/// What a call may cost without being felt.
+/// A call up to this long isn't noticed.
 const SLOW: Duration = Duration::from_millis(10);
-/// Hash slots of a cluster.
+/// Hash slots in a cluster.
 const SLOTS: u64 = 16_384;
 
 pub(super) fn replication(facts: &Facts) -> Option<Finding> {
@@ -37,7 +38,7 @@ pub(super) fn replication(facts: &Facts) -> Option<Finding> {
     let count = replicas.len();
     let plural = if count == 1 { "" } else { "s" };
     let needed = facts.number("min-replicas-to-write").unwrap_or(0);
-    // Told only where some are needed.
+    // Reported only if some are required.
     let good = facts.info.as_ref().ok().and_then(|info| info.number("min_slaves_good_slaves"));
     let good = good.unwrap_or(count as u64);
     let late: Vec<_> = replicas.iter().filter(|replica| !replica.online || replica.lag > REPLICA_LATE).collect();
@@ -86,7 +87,7 @@ struct Replica {
     address: String,
     state: String,
     online: bool,
-    /// Seconds since it was heard of.
+    /// Seconds since it was last heard from.
     lag: u64,
     /// Bytes.
     behind: u64,
@@ -146,7 +147,7 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
     Some(finding.number("state", state).number("slots_ok", covered).number("nodes", nodes))
 }
 
-/// Whether they would find another primary if this one went.
+/// Whether the Sentinels would find another primary if this one failed.
 pub(super) fn sentinels(facts: &Facts) -> Option<Finding> {
     let said = facts.sentinels.as_ref()?;
     let answered: Vec<_> = said.iter().flatten().collect();
@@ -250,7 +251,7 @@ pub(super) fn connections(facts: &Facts) -> Option<Finding> {
     Some(finding.number("connected_clients", open).number("maxclients", most).number("rejected_connections", rejected))
 }
 
-/// What bears on decisions but has no check of its own.
+/// Settings that affect decisions but have no check of their own.
 pub(super) fn settings(facts: &Facts) -> Option<Finding> {
     facts.config.as_ref().ok()?;
     let mut finding = Finding::new("settings", Level::Ok, "");
@@ -290,7 +291,7 @@ pub(super) fn settings(facts: &Facts) -> Option<Finding> {
     Some(Finding { found: told.join("; "), ..finding })
 }
 
-/// Only once some were: Redis 7.4, Valkey 8 and newer ones keep 500 of those that came by EVAL.
+/// Reported only after evictions: Redis 7.4, Valkey 8 and later keep 500 of the scripts loaded by EVAL.
 pub(super) fn script_cache(facts: &Facts) -> Option<Finding> {
     let evicted = facts.count("evicted_scripts");
     let found = format!(
@@ -303,7 +304,7 @@ pub(super) fn script_cache(facts: &Facts) -> Option<Finding> {
     (evicted > 0).then(|| finding.number("evicted_scripts", evicted))
 }
 
-/// Errors that decisions, or other programs' writes, were answered with since the statistics began.
+/// Errors returned to decisions, or to other programs' writes, since the statistics began.
 pub(super) fn refused(facts: &Facts) -> Option<Finding> {
     facts.info.as_ref().ok()?;
     let codes = ["OOM", "MISCONF", "NOREPLICAS", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN"];

@@ -1,4 +1,4 @@
-//! Whether decisions can be made: the scripts that were called, and the commands that this user lacks.
+//! Whether decisions can be made: the scripts that were called, and the commands that this user can't run.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use tollgate::Algorithm;
 use super::super::commands::{CALLS, EXTRAS, called_by};
 use super::super::facts::{Facts, Finding, Level, Missing, Trial, Why};
 
-/// Every shipped script was really called.
+/// Whether every shipped script could really be called.
 pub(super) fn scripts(facts: &Facts) -> Option<Finding> {
     let trials = &facts.trials;
     let refused = |of: fn(&Trial) -> Option<&super::super::facts::Refusal>| {
@@ -48,7 +48,7 @@ pub(super) fn scripts(facts: &Facts) -> Option<Finding> {
     Some(finding.number("decide", took).number("peek", looked).number("left", left))
 }
 
-/// What to do about a refusal that isn't one of permissions.
+/// What to do about a refusal other than a missing permission.
 fn step(message: &str) -> Option<&'static str> {
     let steps = [
         ("BUSY", "SCRIPT KILL ends the script that runs, or FUNCTION KILL; if it has written, wait"),
@@ -117,12 +117,12 @@ fn importance(missing: &Missing) -> Level {
     if CALLS.contains(&command) {
         return Level::Unfit;
     }
-    // Where it stops most algorithms, rather than one that may not be in use.
+    // Unfit if most algorithms need it; a warning if only some do, which may not be in use.
     let (deciding, all) = (deciding_by(command).len(), Algorithm::all().count());
     if deciding * 2 > all { Level::Unfit } else { Level::Warning }
 }
 
-/// What doesn't work without it.
+/// What doesn't work without the command.
 fn needed_for(command: &str) -> String {
     if let Some((_, need)) = EXTRAS.iter().find(|(extra, _)| *extra == command) {
         return format!("for {need}");
@@ -139,7 +139,7 @@ fn needed_for(command: &str) -> String {
     }
 }
 
-/// The algorithms whose decisions may call it.
+/// The algorithms whose decisions may call the command.
 fn deciding_by(command: &str) -> Vec<String> {
     let calls = |algorithm: &Algorithm| {
         let called = called_by(algorithm.script());

@@ -1,4 +1,5 @@
-//! Which server it is: whether the scripts run on it, tollgate is tested with it, and its project still supports it.
+//! Which server it is: whether the scripts run on it, whether tollgate is tested with it, and whether it is still
+//! supported.
 
 use jiff::civil::{Date, date};
 
@@ -6,13 +7,13 @@ use super::super::facts::{Facts, Fields, Finding, Level};
 
 struct Product {
     name: &'static str,
-    /// The line of INFO that tells its version.
+    /// The INFO field with its version.
     field: &'static str,
-    /// The first release that the scripts run on; none of what tollgate isn't tested with.
+    /// The first release that the scripts run on; `None` if tollgate isn't tested with this product.
     oldest: Option<(u32, u32)>,
 }
 
-/// Redis last: the others also tell which version of Redis they are like.
+/// Redis comes last: the others also report the version of Redis that they are compatible with.
 const PRODUCTS: [Product; 6] = [
     Product { name: "Valkey", field: "valkey_version", oldest: Some((7, 2)) },
     Product { name: "Redict", field: "redict_version", oldest: Some((7, 3)) },
@@ -22,7 +23,7 @@ const PRODUCTS: [Product; 6] = [
     Product { name: "Redis", field: "redis_version", oldest: Some((7, 0)) },
 ];
 
-/// The last day on which a project fixes vulnerabilities of a release line, where it is known; looked up in November 2026.
+/// The last day on which a project fixes vulnerabilities in a release line, where known; looked up in November 2026.
 ///
 /// Sources: for Redis, "Version management" on redis.io; 7.0 isn't listed there, and 8.0 has been left out of security
 /// releases since February 2026 (SECURITY.md of redis/redis, endoflife.date). For Valkey, "Releases" on valkey.io: three
@@ -43,7 +44,7 @@ const ENDS: [(&str, (u32, u32), Date); 10] = [
 pub(super) fn version(facts: &Facts) -> Option<Finding> {
     let info = facts.info.as_ref().ok()?;
     let (product, version) = PRODUCTS.iter().find_map(|product| Some((product, info.text(product.field)?)))?;
-    // Dragonfly's begins with `df-v`.
+    // Dragonfly's version begins with `df-v`.
     let version = version.trim_start_matches(|character: char| !character.is_ascii_digit());
     let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     let line = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
@@ -77,7 +78,7 @@ pub(super) fn version(facts: &Facts) -> Option<Finding> {
     Some(finding.number("uptime_s", facts.count("uptime_in_seconds")))
 }
 
-/// Valkey calls the mode by another name.
+/// Valkey uses another name for the mode.
 fn is_sentinel(info: &Fields) -> bool {
     info.text("redis_mode").or(info.text("server_mode")) == Some("sentinel")
 }

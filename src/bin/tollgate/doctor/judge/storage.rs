@@ -1,10 +1,10 @@
-//! Whether what was counted stays counted: memory, eviction, persistence.
+//! Whether counts are kept: memory, eviction, persistence.
 
 use indicatif::{HumanBytes, HumanCount};
 
 use super::super::facts::{Facts, Finding, Level};
 
-/// Fuller than this is nearly full.
+/// Above this percentage, memory is nearly full.
 const FULL: u64 = 80;
 
 pub(super) fn eviction(facts: &Facts) -> Option<Finding> {
@@ -35,7 +35,8 @@ pub(super) fn memory(facts: &Facts) -> Option<Finding> {
     let noeviction = facts.setting("maxmemory-policy").is_none_or(|policy| policy == "noeviction");
     let larger = largest_key(facts).map(|bytes| most.saturating_sub(used) / bytes.max(1));
     let room = larger.map(|keys| format!(", room for about {} more keys", HumanCount(keys))).unwrap_or_default();
-    // Twice as much as now, or what leaves a save's copy of it room on the machine.
+    // Twice the current use or, if there is no maxmemory, half the machine's memory at least, which leaves room for the
+    // copy that a save makes.
     let more = || format!("{}mb", (used.saturating_mul(2).max(if most == 0 { machine / 2 } else { 0 }) >> 20) + 1);
     let finding = if most == 0 {
         let of = if machine > 0 { format!(" of the machine's {}", HumanBytes(machine)) } else { String::new() };
@@ -80,7 +81,7 @@ pub(super) fn evicted(facts: &Facts) -> Option<Finding> {
     Some(if level == Level::Warning { finding.set("maxmemory-policy", "noeviction") } else { finding })
 }
 
-/// What a sample key of each algorithm takes, its name included.
+/// Size of a sample key of each algorithm, including its name.
 pub(super) fn key_size(facts: &Facts) -> Option<Finding> {
     let sizes: Vec<_> =
         facts.trials.iter().filter_map(|trial| Some((trial.script, *trial.bytes.as_ref()?.as_ref().ok()?))).collect();
@@ -174,7 +175,7 @@ pub(super) fn saves(facts: &Facts) -> Option<Finding> {
     )
 }
 
-/// As Redis counts it against maxmemory.
+/// Memory as Redis compares it with maxmemory.
 fn used(facts: &Facts) -> u64 {
     facts.count("used_memory").saturating_sub(facts.count("mem_not_counted_for_evict"))
 }

@@ -17,7 +17,7 @@ const CONFIG: &str = "maxmemory:0\nmaxmemory-policy:noeviction\nappendonly:no\na
                       busy-reply-threshold:5000\nmaxclients:10000\ntimeout:0\ntcp-keepalive:300\n\
                       lazyfree-lazy-user-flush:no";
 
-/// A redis-server as it comes.
+/// A redis-server with default settings.
 fn sound() -> Facts {
     let trial = |script| Trial { script, took: Ok(()), looked: Ok(()), bytes: Some(Ok(160)), left: None };
     Facts {
@@ -38,7 +38,7 @@ fn sound() -> Facts {
     }
 }
 
-/// With these lines of INFO, and these settings, in place of the usual ones.
+/// The sound facts with these lines of INFO and these settings replaced.
 fn with(info: &str, config: &str) -> Facts {
     let mut facts = sound();
     let replaced = |fields: &mut Result<Fields, String>, by: &str| {
@@ -91,7 +91,7 @@ fn a_server_is_named_by_product_and_version_and_is_one_that_the_scripts_need() {
         let finding = finding(&with(info, ""), "version");
         assert!(finding.level == expected && finding.found.starts_with(found), "{info}: {finding:?}");
     }
-    // Valkey's Sentinel has the mode by another name.
+    // Valkey's Sentinel reports the mode under another name.
     let mut sentinel = with("valkey_version:9.1.2\nserver_mode:sentinel", "");
     sentinel.info.as_mut().expect("known").0.remove("redis_mode");
     assert_eq!(level(&sentinel, "version"), Level::Unfit);
@@ -112,7 +112,7 @@ fn a_release_at_its_end_of_life_is_a_note_that_says_since_when() {
     assert_eq!(of(valkey, date(2030, 3, 31)).level, Level::Ok);
     assert_eq!(of(valkey, date(2030, 4, 1)).level, Level::Note);
     assert_eq!(of(valkey, last).numbers["end_of_life"], "2030-03-31");
-    // Nothing is known of what is newer.
+    // Nothing is known about later versions.
     assert_eq!(of("redis_version:9.0.0", date(2099, 1, 1)).level, Level::Ok);
 }
 
@@ -142,7 +142,7 @@ fn full_memory_refuses_or_evicts() {
         let facts = with(&format!("used_memory:{used}"), &format!("maxmemory:100000000\nmaxmemory-policy:{policy}"));
         assert_eq!(level(&facts, "memory"), expected, "{used} {policy}");
     }
-    // What replicas have yet to be sent isn't counted.
+    // Memory for data that replicas have yet to receive isn't counted.
     let facts = with("used_memory:100000000\nmem_not_counted_for_evict:50000000", "maxmemory:100000000");
     assert_eq!(level(&facts, "memory"), Level::Ok);
     assert_eq!(level(&with("", "maxmemory:9000000000"), "memory"), Level::Warning, "more than the machine has");
@@ -178,7 +178,7 @@ fn a_failed_save_is_unfit_where_it_stops_writes() {
     assert_eq!(level(&with("aof_last_write_status:err", "appendonly:yes"), "saves"), Level::Unfit);
     assert_eq!(level(&with("aof_last_bgrewrite_status:err", "appendonly:yes"), "saves"), Level::Warning);
     assert_eq!(level(&with("", "stop-writes-on-bgsave-error:no"), "saves"), Level::Ok);
-    // Where CONFIG is forbidden, what the scripts were told decides.
+    // Where CONFIG is forbidden, the scripts' replies decide.
     let mut facts = with(failed, "");
     facts.config = Err("NOPERM".into());
     assert_eq!(level(&facts, "saves"), Level::Warning);
@@ -349,7 +349,7 @@ fn what_is_forbidden_is_a_note_with_the_right_that_it_takes() {
     assert!(unchecked.iter().all(|finding| finding.level == Level::Note));
     let advice: Vec<_> = unchecked.iter().map(|finding| finding.advice.join("")).collect();
     assert_eq!(advice, ["ACL SETUSER limiter +info", "", "ACL SETUSER limiter +memory|usage"]);
-    // INFO alone tells the policy too.
+    // INFO alone reports the policy too.
     let mut facts = with("maxmemory:100000000\nmaxmemory_policy:allkeys-lru", "");
     facts.config = Err("NOPERM".into());
     assert_eq!(level(&facts, "eviction"), Level::Warning);

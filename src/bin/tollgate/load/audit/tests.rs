@@ -2,7 +2,7 @@ use fastrand::Rng;
 
 use super::*;
 
-/// The start of a day, and so of every window that divides one.
+/// The start of a day, and so of every window that divides a day.
 const START: u64 = 1_700_006_400_000_000;
 const SECOND: u64 = 1_000_000;
 
@@ -33,7 +33,7 @@ fn rule(text: &str) -> Rule {
     subject(text).rule
 }
 
-/// From milliseconds after the start.
+/// Times are in milliseconds after the start.
 fn call(verdict: Verdict, sent_ms: u64, answered_ms: u64) -> Call {
     Call { key: 0, verdict, sent: START + sent_ms * 1000, answered: START + answered_ms * 1000 }
 }
@@ -57,8 +57,8 @@ async fn faults(limits: &str, calls: Vec<Call>) -> (u64, u64) {
     (audit.over_admissions, audit.false_denials)
 }
 
-/// Calls at random times, decided in the order of those times by an exact limiter and answered some time later, now and
-/// then much later.
+/// Calls at random times, decided in that order by an exact limiter; replies come some time later, and occasionally
+/// much later.
 async fn exactly_decided(limits: &str, cost: u64, chance: &mut Rng) -> Vec<Call> {
     let (rule, limiter) = (rule(limits), Limiter::new(Embedded::with_clock(Clock::set_to(UNIX_EPOCH))));
     let mut times: Vec<_> = (0..150).map(|_| START + chance.u64(0..3 * SECOND)).collect();
@@ -125,7 +125,7 @@ async fn a_limiter_that_forgets_its_key_is_found() {
     }
 }
 
-/// A tenth too generous, and a tenth too strict.
+/// One limiter a tenth too generous, and one a tenth too strict.
 #[tokio::test]
 async fn a_limiter_of_slightly_other_numbers_is_found() {
     let (rule, fault) = ("gcra 100/1s", [("gcra 110/1s", true), ("gcra 90/1s", false)]);
@@ -152,9 +152,9 @@ async fn a_denial_on_an_idle_key_is_false() {
 
 #[tokio::test]
 async fn what_may_have_been_right_is_not_accused() {
-    // Denied while the one unit may have been taken by a call under way.
+    // Denied while a call in flight may have taken the one unit.
     assert_eq!(faults("gcra 1/1s", vec![denied(10, 20), admitted(19, 30)]).await, (0, 0));
-    // Denied because of a call that got no answer, however much later it arrived.
+    // Denied because of a call without a reply, however much later that arrived.
     assert_eq!(faults("gcra 1/1s", vec![call(Verdict::Unknown, 10, 20), denied(900, 910)]).await, (0, 0));
     // Two that cross the end of a window: one may have been decided on each side.
     assert_eq!(faults("fixed-window 1/1s", vec![admitted(990, 1005), admitted(995, 1010)]).await, (0, 0));
