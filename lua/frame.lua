@@ -217,8 +217,8 @@ for index = 1, given do if not answers[index] then repeat
   local front, numbers, kept_until
   if writes and (settles or changed or rebased or counted) then
     if write then front, numbers, kept_until = write() end
-    -- Whether the key's expiry is at least what it must outlive, this reset and the time of counted denials, and at most
-    -- what it may be armed for.
+    -- Whether the key's expiry is at least what it must outlive, this reset and the time of counted denials, and at
+    -- most what it may be armed for.
     local least, last = now_us + reset_after, math.max(kept_until or now_us + 2 * longest, now_us + reset_after)
     if denials > 0 then least = math.max(least, counted_until or denied_since + longest) end
     local covered, keep = server_time and armed * 1000000 >= least, last - now_us

@@ -40,7 +40,7 @@ pub struct Decision {
     /// The rule's only limit. None if it has several, which have their own in `limits`, and if the policy answered,
     /// which doesn't know the state.
     pub quota: Option<Arc<Quota>>,
-    /// Who answered.
+    /// What answered.
     pub by: By,
     /// What went wrong, if the rule's [policy](crate::OnError) or the engine in this process answered for Redis.
     pub error: Option<Arc<Error>>,
@@ -95,7 +95,7 @@ pub enum RetryAfter {
     Never,
 }
 
-/// Who answered.
+/// What answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum By {
@@ -114,8 +114,8 @@ pub enum By {
     Policy,
 }
 
-/// A denial as an error, for callers who use `?`. The message names what denied and no time, so that logs can be grouped
-/// by it; [`decision`](Self::decision) has the wait.
+/// A denial as an error, for callers that use `?`. The message names what denied and contains no time, so that logs can
+/// be grouped by it; [`decision`](Self::decision) has the wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denied {
     decision: Box<Decision>,

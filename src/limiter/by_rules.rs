@@ -178,7 +178,7 @@ impl Limiter {
         (ShadowVerdict { rule: Arc::clone(name), allowed, decision }, permit)
     }
 
-    /// What the limits decide, for a caller who counts what becomes of it.
+    /// What the limits decide, for a caller that counts the outcome.
     async fn ask_limits(
         &self,
         charge: &Charge<'_>,

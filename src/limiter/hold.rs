@@ -36,7 +36,7 @@ pub struct Permit {
     limiter: Limiter,
     rule: Rule,
     request: OwnedRequest,
-    /// Whether the id it is held by is known to nobody else.
+    /// Whether no other caller knows the id that it is held by.
     own_id: bool,
     held: bool,
     renewing: Option<JoinHandle<()>>,

@@ -17,7 +17,7 @@ use crate::rule::{Rule, Target};
 use crate::script::{Mode, Reply};
 use crate::telemetry;
 
-/// So many requests are prepared before the first of them are sent.
+/// How many requests are prepared before the first of them are sent.
 const STEP: usize = 4096;
 
 /// How one of many requests is decided.
@@ -31,9 +31,10 @@ enum Plan {
 }
 
 impl Limiter {
-    /// Acquires for each of these requests by itself, together: as few calls of scripts as will do, in a round trip for
-    /// each 1,024 keys, of which two are under way at a time. The decisions are in the requests' order. Requests that can't
-    /// be decided together, as those with an id or by a rule of several limits, are sent at the same time, a call each.
+    /// Acquires for each of these requests independently, but sends them together: in as few script calls as possible,
+    /// at one round trip for each 1,024 keys, with two such batches in flight at a time. The decisions are in the
+    /// requests' order. Requests that can't be decided together, such as those with an id or by a rule of several
+    /// limits, are sent at the same time, in a call each.
     ///
     /// Calendar windows that the server's clock has left take one more round trip for each 1,024 keys.
     ///
