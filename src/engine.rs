@@ -20,7 +20,7 @@ use crate::decision::By;
 use crate::error::Error;
 use crate::script::{Call, Reply};
 
-/// Runs the scripts.
+/// The engine that runs the scripts.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Engine {

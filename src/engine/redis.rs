@@ -219,8 +219,8 @@ impl Redis {
         &self.shared.address
     }
 
-    /// The breaker's state. Each runtime has its own connection and so its own breaker; this is not closed as soon as
-    /// one of them isn't.
+    /// The breaker's state. Each runtime has its own connection and so its own breaker; if any of them isn't closed, this
+    /// isn't either.
     #[must_use]
     pub fn breaker(&self) -> Breaker {
         let mut breakers = self.locals().into_iter().map(|local| local.guard.look());
