@@ -15,7 +15,7 @@
 --   now_us  us     0 .. 2^52, or -1 for the server's time
 --
 -- Reply
---   for each limit, in the order of KEYS, the five integers of its script; where one denies, the others' are those of
+--   for each limit, in the order of KEYS, the five integers of its script; if one denies, the others' are those of
 --   their untouched keys
 --   at-most, and with an id every mode but peek, block and renew, appends:
 --   granted  units  taken from each, 0 of a denied call
@@ -23,13 +23,13 @@
 --   blocked_us, overage
 --
 -- Formula
---   Each limit's own script runs as it stands, as a function of KEYS, ARGV and redis. Its writes are held back until
+--   Each limit's own script runs unchanged, as a function of KEYS, ARGV and redis. Its writes are held back until
 --   all have allowed. All see one time.
 --   An allowed call with an id leaves the marker with its answer; the same id gets that answer again, charged once, for
 --   as long as the permits that it took are held.
---   settle makes `cost` what a call of this id took in the end: more is charged, whether it is there or not, less is
---   given back; once. How many permits are held stays as it is. cancel gives all of it back and forgets the id. An id of which nothing that was taken is
---   remembered is the error BADID. reset and release forget the id too.
+--   settle makes `cost` the final cost of the call with this id, once: more is charged, available or not; less is given
+--   back. The number of permits held doesn't change. cancel gives all of it back and forgets the id. An id for which
+--   nothing taken is remembered is the error BADID. reset and release forget the id too.
 --
 -- Source
 --   Two-phase commit, within one script.
@@ -38,18 +38,18 @@
 --   TIME, and those of the scripts; with an id GET, SET; reset, release and cancel: DEL
 --
 -- Expiry
---   as the scripts', but that a key which another limit's denial leaves as it is isn't kept longer after a change of
---   numbers; the marker's is id_ttl, with now_us an hour at least
+--   as the scripts', except that a key left untouched by another limit's denial isn't kept longer after a change of
+--   numbers; the marker's is id_ttl, with now_us at least an hour
 --
 -- A deny writes
---   what the scripts that deny would write alone: nothing, but for the cases that they name. +block blocks the keys of
---   the limits that deny, and no other; none where one denies with never.
+--   what the denying scripts would write alone: nothing, except in the cases that they name. +block blocks the keys of
+--   the limits that deny, and no others; none if one denies with never.
 
 local count = #limits
 local id_ttl, cost, mode, now_us = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), ARGV[at + 2], tonumber(ARGV[at + 3])
 
--- The marker: which operation it remembers and whether that was settled, the units it took, a microsecond more than the
--- caller's time or 0 if none was given, and the answer.
+-- The marker: the operation that it remembers and whether that was settled, the units it took, the caller's time plus a
+-- microsecond or 0 if none was given, and the answer.
 local OPERATIONS = { acquire = 1, reserve = 2, ['at-most'] = 3, refund = 4, penalty = 5 }
 local REMEMBERED, SETTLED, HEADER = 96, 112, 15
 local operation, took, marker, options, forgets, ends
@@ -119,7 +119,7 @@ if marker and not forgets then
     if not good then
       return redis.error_reply('BADSTATE all_or_nothing: the id\'s marker holds something else')
     end
-    -- In the caller's own time, which Redis's expiry doesn't know.
+    -- By the caller's own time, which Redis's expiry doesn't know.
     if virtual and time > 0 and now_us - (time - 1) >= id_ttl * 1000 then memory, operation = nil, nil end
   end
   if ends and (not operation or operation == OPERATIONS.refund) then
@@ -133,7 +133,7 @@ if marker and not forgets then
   end
 end
 
--- The same answer again, unless permits that it gave have gone since: then the call is decided anew.
+-- The same answer again, unless permits that it granted have gone since: then the call is decided anew.
 if remembered then
   for _, limit in ipairs(limits) do
     if limit.script == 'concurrency' and (mode == 'acquire' or mode == 'at-most') and took > 0 then
@@ -158,7 +158,7 @@ local replies, allowed, granted = {}, true, cost
 for index, limit in ipairs(limits) do
   local mode_of, units_of = as, units
   if limit.script == 'concurrency' then
-    -- Permits are released, not settled: how many are held stays as it is until then.
+    -- Permits are released, not settled: their number stays as it is until then.
     if mode == 'settle' then mode_of, units_of = 'peek', 0 end
     if mode == 'cancel' then mode_of = 'release' end
   end
@@ -170,7 +170,7 @@ for index, limit in ipairs(limits) do
   if mode == 'at-most' and reply[6] < granted then granted = reply[6] end
 end
 
--- A call that could never be allowed blocks nobody, not even where another limit would make it wait.
+-- A call that could never be allowed blocks no key, even if another limit would make it wait.
 local never = false
 for _, reply in ipairs(replies) do never = never or reply[4] == -1 end
 if never and string.find(options, '+block=', 1, true) then
@@ -180,7 +180,7 @@ if never and string.find(options, '+block=', 1, true) then
   end
 end
 
--- What one limit has less of than the others is all that any may take.
+-- at-most takes from every limit what the scarcest of them can give.
 if allowed and mode == 'at-most' then
   for index, limit in ipairs(limits) do
     if replies[index][6] > granted then
@@ -189,13 +189,13 @@ if allowed and mode == 'at-most' then
   end
 end
 
--- Where another denies, this limit's key stays untouched, and it would still allow.
+-- If another limit denies, this one's key stays untouched, and this one would still allow.
 if not allowed then
   for index, limit in ipairs(limits) do
     if replies[index][1] == 1 then
       local untouched = ask(limit, cost, 'peek')
       untouched[1], untouched[4] = 1, 0
-      -- A peek has nothing to grant, where the others' replies say what they granted.
+      -- A peek's reply has no `granted`, while the others' replies have one.
       if mode == 'at-most' then table.insert(untouched, 6, 0) end
       replies[index] = untouched
     end
@@ -206,7 +206,7 @@ local refused = write_all()
 if refused then return refused end
 
 local answer, noted = {}, false
--- Only at-most has a sixth of its own.
+-- Only at-most replies have a sixth integer of their own.
 local own = mode == 'at-most' and 6 or 5
 for index, reply in ipairs(replies) do
   for field = 1, 5 do answer[index * 5 - 5 + field] = reply[field] end

@@ -17,11 +17,11 @@
 --                of it, of which as many are allowed as fit one after the other; without it no key may stand twice: more
 --                than the limit would be admitted
 
--- `a` to `e` are the algorithm's own arguments, as its file lists them; the first is the limit. What is missing or no
--- number is `nan`, which is in no range. A packed call acquires; its file unpacks its numbers.
+-- `a` to `e` are the algorithm's own arguments, as its file lists them; the first is the limit. An argument that is
+-- missing or no number is `nan`, which is in no range. A packed call is an acquire; its file unpacks its numbers.
 local packed, given, nan = #ARGV < 5 and ARGV[1], #KEYS, 0 / 0
 local a, b, c, d, e, cost, mode, at_us = nan, nan, nan, nan, nan, nan, 'acquire', -1
--- Packed: the numbers' layout, each key's cost and calls, and which keys stand earlier too.
+-- Packed: the numbers' layout, each key's cost and calls, and which keys occurred earlier.
 local layout, several, again
 if packed then
   if ARGV[2] then at_us = tonumber(ARGV[2]) or nan end
@@ -46,9 +46,9 @@ if at_us == -1 then
   local clock = redis.call('TIME')
   now_us = clock[1] * 1000000 + clock[2]
 end
--- Whether the algorithm's fast path may decide, and what it has read and answered by then.
+-- Whether the algorithm's fast path may decide, and what it has read and answered so far.
 local fast = mode == 'acquire' and at_us == -1 and given > 0 and given <= 7999
   and (not several or #several == 10 * given)
 local state, states, answers, missed
--- What only some algorithms set; the frame says of each what it is for.
+-- Set by some algorithms only; the frame explains each.
 local decide, window_of, read, write, save

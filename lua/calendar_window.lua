@@ -5,7 +5,7 @@
 --   ARGV[2] first   us     -2^53 ..   where a window starts: us since the epoch, negative before 1970
 --   ARGV[3] second  us     above first: where it ends, and the next one starts
 --   ARGV[4] stop    us     above second, .. 2^53: where that one ends
---   The script knows no calendar: the caller tells it two neighbouring windows, and it takes the one that now is in.
+--   The script knows no calendar: the caller passes two consecutive windows, and it uses the one that contains now.
 --   packed: BI7i7i7i7I7: the layout (8), these, cost
 --
 -- Reply of inspect
@@ -13,11 +13,11 @@
 --   [8] window_us       us     the start of its window
 --   [9] used            units  in its window
 --   [10] state_limit    units  the limit it was written under
---   Denials are counted in the window that now is in. Packed, a key's last number may also be -3: as STALE, and the third
---   is now_us.
---   Where now is in neither window, the error STALE, which ends with now_us=<us>: nothing was charged or written, and
---   the call can be made again with the windows around that time. So is it where now is in the second one and the
---   state's time beyond it: the windows around now show whether that is too far ahead.
+--   Denials are counted in the window that contains now. Packed, a key's last number may also be -3: as STALE, and the
+--   third is now_us.
+--   If now is in neither window, the error is STALE, which ends with now_us=<us>: nothing was charged or written, and
+--   the call can be repeated with the windows around that time. So it is if now is in the second window and the
+--   state's time after it: the windows around now show whether that is too far ahead.
 --
 -- Formula
 --   remaining  : limit - used, 0 at least, where used is what was taken since the window's start
@@ -25,28 +25,28 @@
 --   retry_after, reset_after: to the window's end
 --   refund     : used - cost, 0 at least, of the window that now is in; penalty: used + cost, 2^53 at most: beyond the
 --                limit until the window ends, since nothing carries over
---   changed numbers, and other windows, keep what was used in the window that the state's time is in: at most limit.
---                Where the state's time is in neither window it can't be seen whether they have changed, and it counts
---                as if not; nor can it where windows start alike
---   a state's time ahead of now counts as now, at most the longer of the two windows ahead and before stop; else the
---                state is brought back to now
+--   changed numbers, and other windows, keep what was used in the window that contains the state's time: at most
+--                 limit. If the state's time is in neither window a change can't be detected, and counts as none;
+--                 nor can it if the windows start at the same time
+--   a state's time ahead of now counts as now, if ahead by at most the longer of the two windows and before stop;
+--                 otherwise the state is brought back to now
 --
 -- Source
 --   The counter per window of Redis's INCR documentation.
 --
 -- Expiry
---   SET arms it for the window's end and, since a clock may step back across that, an hour more, or as long as the
---   window if that is less, or for a block's end, and up to a second. SETRANGE keeps it within the window.
+--   SET arms it for the window's end plus an hour (or the window's length, if less), since a clock may step back across
+--   the end; or for a block's end; plus up to a second. SETRANGE keeps it within the window.
 
 local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'calendar_window', 'limit, first, second, stop', 36, false, 34
 if packed and #packed == LENGTH then layout, a, b, c, d, cost = struct.unpack('<BI7i7i7i7I7', packed) end
 local limit, first, second, stop = a, b, c, d
--- How long a key is kept, its windows say.
+-- The windows determine how long a key is kept.
 local longest = 0
 local whole = packed or limit % 1 + first % 1 + second % 1 + stop % 1 == 0
 local valid = whole and (layout or 8) == 8 and (packed or #ARGV == 7)
   and limit >= 1 and limit <= 2^53 and first >= -2^53 and first < second and second < stop and stop <= 2^53
--- The window that now is in, and its end; none if it is in neither.
+-- The window that contains now, and its end; none if now is in neither.
 local here, hence
 if now_us >= first and now_us < second then
   here, hence = first, second
@@ -67,7 +67,7 @@ for index = 1, fast and given or 0 do
     and (not several or calls == 1 and cost > 0 and not again[index]) then
     local time, used, armed = struct.unpack('<I7I7I5', state)
     local expires, reset_after = armed * 1000000, hence - now_us
-    -- Windows that start alike may end apart: a day's state is not kept until the week's end.
+    -- Windows that start together may end apart: a day's state isn't kept until the week's end.
     if time <= now_us and time >= here and used <= limit and expires >= hence then
       local left = limit - used
       if cost > left and cost <= limit then
@@ -83,10 +83,10 @@ for index = 1, fast and given or 0 do
   if not answer then missed = true elseif states then answers[index], answer = answer, nil else return answer end
 end
 
--- Decided is at `time`, in the window from `start` to `ends`: now, or the state's own while now lies before it.
+-- The decision is made at `time`, in the window from `start` to `ends`: now, or the state's time if now is before it.
 local time, start, ends, used
 
--- In which denials are counted.
+-- The window in which denials are counted.
 function window_of() return here, hence end
 
 -- What can be taken now, and how long until the key is as if never used.
@@ -120,7 +120,7 @@ local function load(state, blocked, as_is, afresh)
   elseif time >= stop or time - now_us > math.max(second - first, stop - second) then
     ahead, time, start, ends, used = time - now_us, now_us, here, hence, math.min(limit, used)
   end
-  -- Windows that start alike may end apart.
+  -- Windows that start together may end apart.
   return armed, changed or (used > 0 and armed * 1000000 < ends), ahead, levels()
 end
 

@@ -1,10 +1,10 @@
--- What the scripts have in common that decide by others': they run these, and hold their writes back. Such a script NAME is
--- all algorithms and the frame as functions, then this text, then lua/NAME.lua.
+-- Common to the scripts that decide by running others and holding back their writes. Such a script NAME is all
+-- algorithms and the frame as functions, then this text, then lua/NAME.lua.
 --
 -- ALGORITHMS has each algorithm's script under its name, as function(KEYS, ARGV, redis).
 
--- The limits that ARGV begins with, in the order of KEYS: of each its script's name, the count of its own arguments, and
--- these. What follows begins at `at`.
+-- The limits at the start of ARGV, in the order of KEYS: for each, its script's name, the count of its own arguments,
+-- and the arguments. What follows begins at `at`.
 local limits, at = {}, 1
 while ALGORITHMS[ARGV[at]] do
   local own = tonumber(ARGV[at + 1])
@@ -13,7 +13,7 @@ while ALGORITHMS[ARGV[at]] do
   at = at + 2 + own
 end
 
--- What is wrong with them or with the arguments that follow, of which these are the names; nothing if all can be read.
+-- What is wrong with them or with the arguments that follow, whose names these are; nothing if all can be read.
 local function fault_of(...)
   if ALGORITHMS[ARGV[at]] then return 'no count of arguments after ' .. ARGV[at] end
   if #limits == 0 or #ARGV >= at + select('#', ...) then return 'no known script: ' .. (ARGV[at] or '') end
@@ -24,12 +24,12 @@ local function fault_of(...)
   end
 end
 
--- What Redis says of a command that it refused, its code first, and which it was: Redis 7.0 leaves that out.
+-- Redis's error for a command that it refused, its code first, with the command, which Redis 7.0 leaves out.
 local function refusal(said, command)
   return redis.error_reply(said .. ' command: ' .. string.lower(command))
 end
 
--- A limit's script runs on this: all see one time, and writes are held back. What is called is noted until it is done.
+-- Runs a limit's script: all see one time, and writes are held back. A command is noted while it is being called.
 local clock, held, calling
 local recorder = { error_reply = redis.error_reply }
 function recorder.call(command, ...)
@@ -48,7 +48,7 @@ function recorder.call(command, ...)
   return reply
 end
 
--- Runs one limit's script, with these in place of cost, mode and now_us; its writes are held back.
+-- Runs one limit's script, with these as cost, mode and now_us; its writes are held back.
 local function decide(limit, ...)
   limit.writes = {}
   held = limit.writes

@@ -11,19 +11,19 @@
 --   [8] held            permits
 --   [9] first_us        us       when the first of them expires, 0 without any
 --   [10] last_us        us       when the last of them expires
---   Denials are counted in the time of a ttl from the first of them. What at-most has granted may be held already.
+--   Denials are counted for a ttl from the first of them. What at-most grants may be held already.
 --
 -- Formula
---   A sorted set: a member `n:holder` for each permit, by the time at which it expires. Beside them, with scores below
---   0: the time of the last write, and of a blocked key or one whose denials are counted, these.
---   allowed    : permits of others that have not expired + cost <= limit; the holder's then begin to last anew, and it
---                takes what it has less of than the cost
---   retry_after: until so many of the oldest have expired that it fits
+--   A sorted set: a member `n:holder` for each permit, scored by the time at which it expires. With scores below 0:
+--   the time of the last write and, for a blocked key or one whose denials are counted, these.
+--   allowed    : unexpired permits of others + cost <= limit; the holder's own then start anew, and it takes only
+--                 those that it lacks to the cost
+--   retry_after: until enough of the oldest have expired for the cost to fit
 --   renew      : the holder's permits last for a ttl from now; the error BADID if it has none
---   release    : gives back all that the holder has; refund: so many of them
---   penalty    : so many more for the holder, up to 20000 permits in all
---   Under a lowered limit a holder of more than it keeps them all while it renews them, or asks again for no more than
---   the limit: nobody else gets one until fewer than the limit are held.
+--   release    : gives back all of the holder's permits; refund: as many as the cost
+--   penalty    : as many more as the cost for the holder, up to 20000 permits in all
+--   Under a lowered limit, a holder of more keeps them all while it renews them, or asks again for no more than the
+--   limit: no other holder gets one until fewer than the limit are held.
 --   After a change of ttl a permit lasts as long as it was given, but no longer than a ttl from the last write.
 --
 -- Source
@@ -37,7 +37,7 @@
 --   Every write arms it for twice the ttl, or this reset if a block made it longer.
 --
 -- A deny writes
---   as with every algorithm, but that its numbers aren't written: a change of them extends nothing.
+--   as with every algorithm, except that the numbers aren't written: a change of them extends nothing.
 
 local NAME, ARGUMENTS = 'concurrency', 'limit, ttl, holder'
 local limit, ttl, holder, longest = a, b, ARGV[3], b
@@ -45,7 +45,7 @@ fast = false
 local valid = #ARGV == 6 and limit >= 1 and limit <= 10000 and ttl >= 1 and ttl <= 2^51 and limit % 1 + ttl % 1 == 0
 local LENGTH, RESERVES, STATE, load, wait, move, inspect
 
--- Permits aren't units that come and go by time alone, so the whole of it is decided here.
+-- Permits don't come and go by time alone, so everything is decided here.
 function decide(mode, overage, block_for)
   local key = KEYS[1]
   local holds = mode == 'acquire' or mode == 'at-most' or mode == 'renew' or mode == 'release' or mode == 'refund'
@@ -76,7 +76,7 @@ function decide(mode, overage, block_for)
     return redis.error_reply('BADSTATE concurrency: the key holds something else than this limit\'s state')
   end
 
-  -- `gap` is how far the permits' own times lie ahead of the time that the decision is made at.
+  -- `gap` is how far the permits' own times lie ahead of the time of the decision.
   local time, gap, rebased = now_us, 0, false
   local stamp = notes.time or now_us
   local due = stamp + ttl
@@ -122,7 +122,7 @@ function decide(mode, overage, block_for)
   local remaining = math.max(limit - live, 0)
   local wanted = cost
   if mode == 'at-most' then wanted = math.min(cost, math.max(remaining + kept, 1)) end
-  -- A holder that asks again, after a timeout, needs only what it hasn't got.
+  -- A holder that asks again, after a timeout, needs only the permits that it lacks.
   local again = kept >= wanted and (not blocked or kept_until > blocked_until)
   local fits = wanted == 0 or (wanted <= limit and (again or wanted <= limit - others))
   local allowed = fits and not blocked
@@ -148,7 +148,7 @@ function decide(mode, overage, block_for)
   if not fits and wanted > limit then
     retry_after = -1
   elseif not fits then
-    -- Its own permits don't stand in its way, so they are passed over.
+    -- The holder's own permits don't count against it, so they are skipped.
     local at = others + wanted - limit - 1
     if kept > 0 and at >= redis.call('ZCOUNT', key, after(passed), after(math.min(kept_until + gap, due))) then
       at = at + kept
@@ -157,7 +157,7 @@ function decide(mode, overage, block_for)
     retry_after = expiry(last[2] + 0) - now_us
   end
 
-  -- A denial blocks the key, but for one that no wait would end.
+  -- A denial blocks the key, unless the cost could never be allowed.
   local writes = mode ~= 'peek' and mode ~= 'inspect'
   local blocks = block_for and writes and not allowed and not blocked and wanted <= limit
   if blocks then blocked_until, blocked = now_us + block_for, true end
@@ -170,7 +170,7 @@ function decide(mode, overage, block_for)
   if renew then
     reset_after = time + ttl - now_us
   elseif live > 0 then
-    -- The last to expire of those that stay: at most `give` of the last don't.
+    -- The last permit to expire of those that stay: at most `give` of the last don't stay.
     local last = redis.call('ZRANGE', key, '+inf', after(passed), 'BYSCORE', 'REV', 'LIMIT', 0, give + 1, 'WITHSCORES')
     local at = 1
     while given[last[at]] do at = at + 2 end
@@ -207,7 +207,7 @@ function decide(mode, overage, block_for)
     note('blocked', blocked and blocked_until)
     if settles or rebased or not exists then
       note('time', time)
-      -- What lasts longer than it may, or lies ahead.
+      -- Permits that last longer than they may, or lie ahead.
       local moved = redis.call('ZRANGE', key, after(gap > 0 and passed or due), '+inf', 'BYSCORE', 'WITHSCORES')
       for index = 1, #moved, 2 do
         if not given[moved[index]] then put(moved[index], expiry(moved[index + 1] + 0)) end
@@ -222,15 +222,15 @@ function decide(mode, overage, block_for)
       end
       for member in pairs(given) do remove[#remove + 1] = member end
     end
-    -- What only gives back goes through where Redis is out of memory, if it is removed first.
+    -- If Redis is out of memory, a call that only gives back still succeeds if it removes first.
     if give > 0 then remove_all(remove) end
     for from = 1, #add, 1000 do redis.call('ZADD', key, unpack(add, from, math.min(from + 999, #add))) end
-    -- Before anything else can be refused, so that no permit is left without an expiry.
+    -- Comes before anything else can be refused, so that no permit is left without an expiry.
     local keep = math.max(2 * ttl, reset_after)
     if server_time then
       redis.call('PEXPIREAT', key, string.format('%d', (now_us + keep + -(now_us + keep) % 1000) / 1000))
     else
-      -- The decision's time is not the server's: an hour at least, and the next call in server time arms it anew.
+      -- The decision's time is not the server's: at least an hour, and the next call in server time arms it anew.
       redis.call('PEXPIRE', key, string.format('%d', math.max(3600000, (keep + -keep % 1000) / 1000)))
     end
     if give == 0 then remove_all(remove) end

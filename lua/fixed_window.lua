@@ -43,7 +43,7 @@ local valid = whole and (layout or 3) == 3 and (packed or #ARGV == 8)
   and capacity >= 0 and rate >= 1 and period >= 1 and start >= -1 and start < period and max_debt >= 0
   and span <= 2^53 - rate and longest <= 2^51
 local numbers = valid and (packed and string.sub(packed, 1, 22) or struct.pack('<BI7I7I7', 3, capacity, rate, period))
--- The window that now is in.
+-- The window that contains now.
 local current = aligned and now_us - (now_us - start) % period or now_us
 
 -- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
@@ -79,10 +79,10 @@ for index = 1, fast and given or 0 do
   if not answer then missed = true elseif states then answers[index], answer = answer, nil else return answer end
 end
 
--- Decided is at `time`: now, or the state's own while now lies before it.
+-- The decision is made at `time`: now, or the state's own time if now lies before it.
 local time, window, level
 
--- To the start of the window in which so many units have been added.
+-- Until the start of the window by which this many units have been added.
 local function until_added(units) return window + (units + -units % rate) / rate * period - now_us end
 
 -- What can be taken now, and how long until the key is as if never used.
@@ -90,7 +90,7 @@ local function levels()
   return math.max(level, 0), level < capacity and until_added(capacity - level) or 0
 end
 
--- As low as a level may be, so that it and the time to refill it stay exact.
+-- The lowest level at which it and the time to refill it are still exact.
 local function lowest() return capacity - math.min(2^53 - rate, (2^51 - 2^51 % period) / period * rate) end
 
 local function load(state, blocked, as_is, afresh)
@@ -102,7 +102,7 @@ local function load(state, blocked, as_is, afresh)
     or was_rate < 1 or level > was_capacity or level < -2^53 then
     return
   end
-  -- Changed numbers: what was used stays used, placed at the state's own time. Nobody is put into debt by it.
+  -- Changed numbers: what was used stays used, as of the state's own time. That puts no key into debt.
   local moved = was_period ~= period or (aligned and (window - start) % period ~= 0)
   if moved then window = aligned and time - (time - start) % period or time end
   if moved or was_capacity ~= capacity or was_rate ~= rate then
@@ -130,7 +130,7 @@ local function load(state, blocked, as_is, afresh)
 end
 
 local function wait(units, debt)
-  -- In this order nothing passes 2^53.
+  -- In this order no intermediate exceeds 2^53.
   local missing = units - debt - level
   return missing > 0 and until_added(missing) or 0
 end

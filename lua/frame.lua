@@ -1,5 +1,5 @@
--- The frame: what every script does last, with the functions that its algorithm's file has defined: modes and options,
--- the loop over keys, blocks and overage, expiry, the write, the reply.
+-- The frame: the last part of every script, which uses the functions defined in its algorithm's file: modes and
+-- options, the loop over keys, blocks and overage, expiry, the write, the reply.
 --
 -- Reply
 --   [1] allowed         0 | 1
@@ -21,14 +21,14 @@
 --
 -- Modes
 --   acquire    : takes the cost if it is there
---   reserve    : takes it also where it isn't there yet, up to max_debt; retry_after is the wait until it is
---   at-most    : as acquire, for min(cost, remaining) units, or for one where none remains
+--   reserve    : also takes units that aren't available yet, up to max_debt; retry_after is the wait until they are
+--   at-most    : as acquire, for min(cost, remaining) units, or for one if none remains
 --   refund     : gives the cost back, up to what is used; penalty: takes it, whether it is there or not, as far as
 --                numbers stay exact
 --   block      : denies every call until it ends; a refund or a penalty changes the state beneath it. +block: a denial
 --                starts one, unless the key is blocked already or the cost could never be allowed
---   +as-is and +reset: where the state's numbers are others than the call's, what was left stays, or nothing was used;
---                else what was used stays used
+--   +as-is and +reset: if the state's numbers differ from the call's, what was left stays, or nothing was used;
+--                 otherwise what was used stays used
 --
 -- Commands
 --   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
@@ -38,14 +38,14 @@
 --   SETRANGE keeps it while that covers this reset. A peek doesn't extend it after a change of numbers.
 --
 -- A deny writes
---   nothing, but for four cases: the state's time lay too far ahead and is brought back to now; the numbers have
+--   nothing, except in four cases: the state's time lay too far ahead and is brought back to now; the numbers have
 --   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended;
 --   +overage counts it, and the expiry is extended where it would end before the count does; or +block blocks the key,
 --   which is then written as a block writes it, unless it is blocked already or the cost could never be allowed.
 
 if fast and not missed then return table.concat(answers) end
 
--- Missing, no number, too many: said by name, where anything is wrong.
+-- Missing, malformed and extra arguments are reported by name.
 local fault, expected = nil, ARGUMENTS .. ', cost, mode, now_us'
 if not valid or not mode or cost ~= cost or at_us ~= at_us or given == 0 then
   local at = 0
@@ -65,7 +65,7 @@ if not valid or not mode or cost ~= cost or at_us ~= at_us or given == 0 then
   if fault then return redis.error_reply('BADARG ' .. NAME .. ': expected ' .. expected .. '; ' .. fault) end
 end
 
--- A mode may carry options: how the rule treats changed numbers, that its denials are counted, and that they block.
+-- A mode may carry options: how changed numbers are treated, that denials are counted, and that they block.
 local as_is, afresh, overage, block_for = false, false, false, false
 if mode ~= 'acquire' then
   mode = string.gsub(mode, '%+[%a-]+=?%d*', function(option)
@@ -92,7 +92,7 @@ if mode == 'reset' then
   return { 1, limit, limit, 0, 0 }
 end
 
--- What the fast path has not read.
+-- What the fast path hasn't read.
 if not read and given > 1 and not states then
   states = redis.call('MGET', unpack(KEYS))
 elseif not read and given == 1 and state == nil then
@@ -124,7 +124,7 @@ local function scaled(a, b, c)
   return remainder > 0 and quotient + 1 or quotient
 end
 
--- Since when denials are counted, and until when these are.
+-- Since when denials are counted, and until when this count lasts.
 local counted_since, counted_until = now_us - longest + 1, nil
 local stale
 if window_of then
@@ -135,7 +135,7 @@ end
 local debt, calls = mode == 'reserve' and e or 0, 1
 local most, writes = limit + debt, mode ~= 'peek' and mode ~= 'inspect'
 for index = 1, given do if not answers[index] then repeat
-  -- What is left before it is answered is unreadable.
+  -- The answer if the loop breaks early: the state is unreadable.
   fault = 'BADSTATE ' .. NAME .. ': the key holds something else than this limit\'s state'
   answers[index] = struct.pack('<i7i7i7i7', -1, 0, 0, -2)
   local key, state = KEYS[index], state
@@ -148,11 +148,11 @@ for index = 1, given do if not answers[index] then repeat
     local known = not (again and again[index]) and state
     state, noted, blocked_until, denied_since, denials = read(key, given > 1, known)
   elseif given > 1 and (not state or again and again[index]) then
-    -- MGET has nothing of a key of another type, nor what this call has written since.
+    -- MGET returns nothing for a key of another type, nor what this call has written since.
     state = redis.pcall('GET', key)
   end
   if type(state) == 'table' then
-    -- Anything else that is refused, such as by a missing permission, ends the call.
+    -- Any other refusal, such as a missing permission, ends the call.
     if string.find(state.err, '^WRONGTYPE') then break end
     return redis.error_reply(state.err .. (read and ' command: getrange' or ' command: get'))
   end
@@ -160,10 +160,10 @@ for index = 1, given do if not answers[index] then repeat
     noted, blocked_until, denied_since, denials = true, struct.unpack('<I7I7I4', state, STATE + 1)
   end
   if state == nil or (state and not read and #state ~= STATE and not noted) or blocked_until > 2^53 then break end
-  -- For when the key's expiry is armed, whether its numbers have changed, and how far ahead of now its time was.
+  -- When the key's expiry is armed for, whether its numbers have changed, and how far ahead of now its time was.
   local armed, changed, ahead, remaining, reset_after = load(state, blocked_until > now_us, as_is, afresh, scaled, mode)
   if not armed then
-    -- The windows that the call names don't tell what this state is of.
+    -- The call's windows don't show which window this state belongs to.
     if changed == 'STALE' then
       fault, answers[index] = stale, struct.pack('<i7i7i7i7', -1, 0, now_us, -3)
     end
@@ -191,7 +191,7 @@ for index = 1, given do if not answers[index] then repeat
     elseif blocked then
       allowed, retry_after = 0, 0
     end
-    -- A denial blocks the key, but for one that no wait would end.
+    -- A denial blocks the key, unless the cost could never be allowed.
     if block_for and allowed == 0 and writes and not blocked and wanted <= most then
       blocked_until, blocked, blocks = now_us + block_for, true, true
     end
@@ -219,12 +219,12 @@ for index = 1, given do if not answers[index] then repeat
   local front, numbers, kept_until
   if writes and (settles or changed or rebased or counted) then
     if write then front, numbers, kept_until = write() end
-    -- Whether the key's expiry lies between what it has to outlive, this reset and the time of counted denials, and the
-    -- longest that it may be armed for.
+    -- Whether the key's expiry is at least what it must outlive, this reset and the time of counted denials, and at
+    -- most what it may be armed for.
     local least, last = now_us + reset_after, math.max(kept_until or now_us + 2 * longest, now_us + reset_after)
     if denials > 0 then least = math.max(least, counted_until or denied_since + longest) end
     local covered, keep = server_time and armed * 1000000 >= least, last - now_us
-    -- At a time that isn't the server's for an hour at least, and the next call in server time arms it anew.
+    -- At a time that isn't the server's: at least an hour, and the next call in server time arms it anew.
     local again, expiry, at = (last + 1000000 - last % 1000000) / 1000000, 'PXAT', nil
     if not server_time then again, expiry, at = 0, 'PX', math.max(3600000, (keep + -keep % 1000) / 1000) end
     at = string.format('%d', at or again * 1000)
@@ -239,14 +239,14 @@ for index = 1, given do if not answers[index] then repeat
         redis.call('SET', key, front .. struct.pack('<I5', again) .. numbers .. tail, expiry, at)
       end
     elseif counted and not server_time then
-      -- As written, and kept for as long as anything that is decided at this time.
+      -- The state as it was written, kept as long as others that are decided at such a time.
       redis.call('SET', key, string.sub(state, 1, #front) .. '\0\0\0\0\0' .. string.sub(state, #front + 6, STATE) .. tail,
         expiry, at)
     else
       if counted then redis.call('SETRANGE', key, string.format('%d', STATE), tail) end
       if (changed or counted) and not covered and server_time then
         -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
-        -- In this order, since Redis refuses a SETRANGE, but no PEXPIREAT, where it is out of memory.
+        -- In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.
         redis.call('SETRANGE', key, string.format('%d', #front), struct.pack('<I5', again))
         redis.call('PEXPIREAT', key, at)
       end

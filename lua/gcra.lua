@@ -80,7 +80,7 @@ for index = 1, fast and given or 0 do
   if not answer then missed = true elseif states then answers[index], answer = answer, nil else return answer end
 end
 
--- Decided is at `time`: the tick of now, or the state's own while now lies before it.
+-- The decision is made at `time`: the tick of now, or the state's own time if now lies before it.
 local time, lead
 
 -- What can be taken now, and how long until the key is as if never used.
@@ -90,7 +90,7 @@ local function levels()
     lead > 0 and time + (lead / rate + -lead / rate % 1) * tick - now_us or 0
 end
 
--- As far as a lead may go, so that it and the time to catch up with it stay exact.
+-- The highest lead at which it and the time to catch up with it are still exact.
 local function furthest()
   local rest = 2^51 % tick
   local lead = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))
@@ -108,7 +108,7 @@ local function load(state, blocked, as_is, afresh, scaled)
     return
   end
   if was_period ~= period or was_capacity ~= capacity or was_rate ~= rate or was_tick ~= tick then
-    -- What was used stays used, placed at the state's own time. Nobody is put into debt by it.
+    -- What was used stays used, as of the state's own time. That puts no key into debt.
     local most, rest = lead > was_capacity * was_period and tolerance + max_debt * period or tolerance, lead % was_period
     local units = (lead - rest) / was_period
     if as_is and lead > 0 then units = capacity - was_capacity + units end
@@ -117,7 +117,7 @@ local function load(state, blocked, as_is, afresh, scaled)
   end
   if lead > tolerance then lead = math.min(lead, furthest()) end
   if time <= now then
-    -- Inexact only where it is far above the lead.
+    -- Inexact only if far above the lead.
     local caught_up = (now - time) / tick * rate
     time, lead = now, caught_up < lead and lead - caught_up or 0
   elseif lead == 0 and not blocked then
@@ -129,8 +129,8 @@ local function load(state, blocked, as_is, afresh, scaled)
 end
 
 local function wait(units, debt)
-  -- The debt is subtracted first, and ceil(x / rate) is x / rate + -x / rate % 1: so nothing passes 2^53, and of whole
-  -- numbers up to there no quotient is rounded to a whole number that isn't one.
+  -- The debt is subtracted first, and ceil(x / rate) is x / rate + -x / rate % 1, so nothing exceeds 2^53; and for
+  -- whole numbers up to there, no fractional quotient is rounded to a whole number.
   local early = units * period - debt * period - (tolerance - lead)
   return early > 0 and time + (early / rate + -early / rate % 1) * tick - now_us or 0
 end
@@ -142,7 +142,7 @@ local function move(units, mode)
   elseif mode == 'penalty' then
     change = math.min(change, furthest() - lead)
   end
-  -- Within a coarse tick an idle key has not been catching up: the time is rounded up, not down.
+  -- Within a coarse tick an idle key was not catching up: the time is rounded up, not down.
   if change > 0 and time < now_us and lead <= rate then time = time + tick end
   lead = lead + change
   return change ~= 0, levels()

@@ -67,7 +67,7 @@ for index = 1, fast and given or 0 do
           answer = packed and struct.pack('<i7i7', remaining, reset_after) or { 1, limit, remaining, 0, reset_after }
         end
       elseif cost <= limit then
-        -- The units that leave, the end of what they leave within, and how many of them may stay.
+        -- The units that leave, by when all of them have left, and how many of them may stay.
         local units, leaves, stay = previous, period, limit - current - cost
         if stay < 0 then units, leaves, stay = current, 2 * period, limit - cost end
         stay = (stay + 1) * period - 1
@@ -83,17 +83,17 @@ for index = 1, fast and given or 0 do
   if not answer then missed = true elseif states then answers[index], answer = answer, nil else return answer end
 end
 
--- Decided is at `time`, in the window that begins at `window`: the tick of now, or the state's own while now lies
--- before it.
+-- The decision is made at `time`, in the window that begins at `window`: the tick of now, or the state's own time if
+-- now lies before it.
 local time, window, previous, current
 
--- What a window's count weighs at a time, where its successor begins at 0.
+-- A window's weighted count at a time, relative to the start of the next window.
 local function weight(count, time, period, tick)
   local weighted = count * (period - time / tick)
   return (weighted - weighted % period) / period
 end
 
--- Until so few of these units weigh anything that so many stay, in the window after theirs or the one after that.
+-- Until at most `stay` of these units still weigh, in the window after theirs or the one after that.
 local function until_left(units, windows, stay)
   local weighs = (stay + 1) * period - 1
   return window + (windows * period - (weighs - weighs % units) / units) * tick - now_us
@@ -124,7 +124,7 @@ local function load(state, blocked, as_is, afresh, _, mode)
   end
   local was_length = was_period * was_tick
   local used = weight(previous, time % was_length, was_period, was_tick) + current
-  -- A state in which nothing was used is like none: counts that weigh nothing aren't there to be given back.
+  -- A state in which nothing was used is like no state: counts that weigh nothing can't be given back.
   if mode == 'refund' and used == 0 and not blocked then previous = 0 end
   changed = was_limit ~= limit or was_length ~= length or was_tick ~= tick
   if time > now or changed then
@@ -133,8 +133,8 @@ local function load(state, blocked, as_is, afresh, _, mode)
       used = (afresh or used == 0) and 0 or limit - math.min(math.max(was_limit - used, 0), limit)
       fits = false
     end
-    -- Another clock or other numbers: what was used at the state's own time stays used. Where the two counts can't say
-    -- so under the new numbers, it is placed in one window.
+    -- Another clock or other numbers: what was used at the state's own time stays used. If the two counts can't express
+    -- it under the new numbers, it is placed in one window.
     if changed then
       time = time - time % tick
       if fits then used = weight(previous, time % length, period, tick) + current end

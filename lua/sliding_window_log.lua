@@ -41,10 +41,20 @@ local longest = period
 local valid = (packed and layout == 6 or not packed and #ARGV == 5 and limit % 1 + period % 1 == 0)
   and limit >= 1 and limit <= 2^39 and period >= 1 and longest <= 2^51
 
+<<<<<<< HEAD
 -- The state: a header of 54 bytes, then `slots` entries of 12. `head` is the slot after the newest entry. Of more
 -- than 17 slots, copies of 8 entries stand between, after the first one's slot, from 1, or 0: they save reading the
 -- ring for each entry that expires. They hold while the oldest entry's is among them. Only a key that is blocked, whose
 -- denials are counted, or that was last written after its newest entry, by a refund, has a tail; its layout is 7 then.
+=======
+fast = false
+
+-- The state: a header of 54 bytes, then `slots` entries of 12. `head` is the slot after the newest entry. With more
+-- than 17 slots, copies of 8 entries lie in between, after the number of the first one's slot, from 1, or 0: they save
+-- reading the ring for each entry that expires. They are valid while they include the oldest entry. Only a key that is
+-- blocked, whose denials are counted, or that a refund last wrote after its newest entry, has a tail; its layout is 7
+-- then.
+>>>>>>> 227e56a43996654d9e39ebe2480d541dc453919c
 local HEADER, ENTRY, COPIES, TAIL, MODULUS = 54, 12, 96, 25, 2^40
 local SMALL, WIDE = 17, HEADER + 4 + COPIES
 
@@ -123,16 +133,21 @@ end
 
 local key, near
 local newest, total, head, count, base, oldest, armed, slots
--- Decided is at `time`; a state that is put back to now is written as of `moment`.
+-- The decision is made at `time`; a state that is put back to now is written as of `moment`.
 local time, moment, ring, copies, written
 local changed, rebased, lump, unsure, noted
+<<<<<<< HEAD
 -- Of what counts: how many have expired before it, how much it is, and how many entries.
 local first, used, live, change
+=======
+-- Of what counts: how many entries have expired before it, how many units it is, and how many entries.
+local first, cutoff, used, live, change
+>>>>>>> 227e56a43996654d9e39ebe2480d541dc453919c
 
--- Of the ring's entries from `first` on, the first that is younger than `cutoff` and by which `enough` units have been
--- taken since `base`; the last is known to be. Found by doubling steps, then by bisection; `text` is what has been
--- read, from `offset` on. Its index, its time, the total before it; and what was read last. Nothing if that is no entry
--- of a log, as one younger than the newest.
+-- Of the ring's entries from `first` on, finds the first that is younger than `cutoff` and by which `enough` units have
+-- been taken since `base`; the last one is known to be. Searches by doubling steps, then by bisection; `text` is what
+-- has been read, from `offset` on. Returns its index, its time, the total before it, and what was read last. Returns
+-- nothing if that can't be an entry of a log, such as one younger than the newest.
 local function find(text, offset, first, enough)
   local below, step, above, before, start = first - 1, 1, count - 1, base, head - count
   local found = newest
@@ -141,7 +156,7 @@ local function find(text, offset, first, enough)
     if probe >= above then probe = (above + below - (above + below) % 2) / 2 end
     local place = ring + (start + probe) % slots * ENTRY
     if place < offset or place + ENTRY > offset + #text then
-      -- A few at once: mostly the next one is asked for next.
+      -- Reads a few at once: the next one is usually needed next.
       offset = place
       text = redis.call('GETRANGE', key, string.format('%d', place), string.format('%d', place + 95))
       if #text < ENTRY then return end
@@ -182,7 +197,7 @@ function read(name, is_one_of_several, known)
   newest, total, head, count, base, oldest, armed, slots, version, was_limit, was_period =
     struct.unpack('<I7I5I4I4I5I7I5I4BI5I7', near)
   if slots > SMALL then ring = WIDE end
-  -- Packed, how long a long log is shows where it is read or written.
+  -- In a packed call a long log's length is checked only where the log is read or written.
   unsure = length == 264 and packed and version == 6 and slots > SMALL
   if unsure then
     length = ring + slots * ENTRY
@@ -234,13 +249,13 @@ local function load(state, blocked, as_is, afresh)
     newest, oldest = now_us, now_us
   end
 
-  -- Drop what no longer counts: `first` entries.
+  -- Drop the `first` entries that no longer count.
   cutoff = time - period
   if count > 0 and oldest <= cutoff then
     if newest <= cutoff then
       first, base = count, total
     else
-      -- Mostly one entry has expired, and it and the next are at hand.
+      -- Usually one entry has expired, and it and the next have been read already.
       local slot, copied, text, offset = (head - count) % slots, 0, near, 0
       local place, stop = HEADER + slot * ENTRY, #near
       if ring == WIDE then
@@ -264,7 +279,7 @@ local function load(state, blocked, as_is, afresh)
         if not first then return end
       end
       if offset ~= known and #text == COPIES then
-        -- All of them in the ring, the oldest among them, and not yet the newest, which may change.
+        -- All of them in the ring, including the oldest, and not yet the newest, which may change.
         copied = (offset - ring) / ENTRY
         local from = (copied - slot) % slots
         if copied + 8 <= slots and from <= first and first < from + 8 and from + 8 < count then
@@ -276,7 +291,7 @@ local function load(state, blocked, as_is, afresh)
   used = (total - base) % MODULUS
   if used > 2^39 then return end
   if changed and used > limit then
-    -- Of what was used before the limit was lowered the newest units stay, as many as it is now.
+    -- Of what was used before the limit was lowered, the newest units stay, up to the new limit.
     first, oldest = find(near, 0, first, used - limit + 1)
     if not first then return end
     base, used = (total - limit) % MODULUS, limit
@@ -286,7 +301,7 @@ local function load(state, blocked, as_is, afresh)
 end
 
 local function wait(units)
-  -- The oldest entry by whose leaving enough units have left.
+  -- The oldest entry whose expiry frees enough units.
   local enough, leaves, found = used + units - limit, oldest, true
   if enough <= 0 then
     return 0
@@ -327,7 +342,7 @@ local function arm(at, server_time)
   end
 end
 
--- What is to be written, or at least counted or extended; false if the log has been cut.
+-- What must be written, or at least counted or extended; false if the log is truncated.
 function save(settles, counted, covered, again, last, expiry, at, tail, server_time)
   if settles then written = moment end
   if tail ~= '' or (used > 0 and written > (change > 0 and time or newest)) then
@@ -344,7 +359,7 @@ function save(settles, counted, covered, again, last, expiry, at, tail, server_t
     end
     if (counted or (changed and server_time)) and not covered then
       -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
-      -- In this order, since Redis refuses a SETRANGE, but no PEXPIREAT, where it is out of memory.
+      -- In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.
       redis.call('SETRANGE', key, '32', struct.pack('<I5', again))
       arm(at, server_time)
     end
@@ -371,8 +386,8 @@ function save(settles, counted, covered, again, last, expiry, at, tail, server_t
       if change < 0 and ring == WIDE then copies = string.rep('\0', 4 + COPIES) end
       local at_place = string.format('%d', place)
       if arms then
-        -- Until the header is written, last, nothing is taken; and what is written first is what Redis refuses
-        -- where it is out of memory.
+        -- Until the header is written, last, nothing is taken; and the first write is the one that Redis refuses when
+        -- it is out of memory.
         if unsure and redis.call('STRLEN', key) ~= room then return false end
         redis.call('SETRANGE', key, at_place, entry)
         arm(at, server_time)
@@ -382,7 +397,7 @@ function save(settles, counted, covered, again, last, expiry, at, tail, server_t
         if copies ~= '' then start = start .. string.sub(near, 33, HEADER) .. copies end
         local length = redis.call('SETRANGE', key, '0', start)
         if unsure and length ~= room then
-          -- The log has been cut. The header is put back.
+          -- The log is truncated. The header is put back.
           redis.call('SETRANGE', key, '0', string.sub(near, 1, #start))
           return false
         end

@@ -81,7 +81,7 @@ for index = 1, fast and given or 0 do
   if not answer then missed = true elseif states then answers[index], answer = answer, nil else return answer end
 end
 
--- The level is that at `time`: the tick of now, or the state's own while now lies before it.
+-- The level is as of `time`: the tick of now, or the state's own time if now lies before it.
 local time, level
 
 -- What can be taken now, and how long until the key is as if never used.
@@ -91,7 +91,7 @@ local function levels()
     used > 0 and time + (used / rate + -used / rate % 1) * tick - now_us or 0
 end
 
--- As low as a level may be, so that it and the time to refill it stay exact.
+-- The lowest level at which it and the time to refill it are still exact.
 local function lowest()
   local rest = 2^51 % tick
   local deepest = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))
@@ -109,7 +109,7 @@ local function load(state, blocked, as_is, afresh, scaled)
     return
   end
   if was_period ~= period or was_capacity ~= capacity or was_rate ~= rate or was_tick ~= tick then
-    -- What was used stays used, placed at the state's own time. Nobody is put into debt by it.
+    -- What was used stays used, as of the state's own time. That puts no key into debt.
     local used, least = was_capacity * was_period - level, level < 0 and -max_debt * period or 0
     local rest = used % was_period
     local units = (as_is and used > 0 and was_capacity or capacity) - (used - rest) / was_period
@@ -119,7 +119,7 @@ local function load(state, blocked, as_is, afresh, scaled)
   end
   if level < 0 then level = math.max(level, lowest()) end
   if time <= now then
-    -- Inexact only where it is far above what is missing.
+    -- Inexact only if far above what is missing.
     local refill = (now - time) / tick * rate
     time, level = now, refill < full - level and level + refill or full
   elseif level == full and not blocked then
@@ -132,7 +132,7 @@ local function load(state, blocked, as_is, afresh, scaled)
 end
 
 local function wait(units, debt)
-  -- In this order nothing passes 2^53; of whole numbers up to there no quotient is rounded to a whole one that isn't.
+  -- In this order nothing exceeds 2^53, and no fractional quotient of whole numbers up to there is rounded to a whole.
   local missing = units * period - debt * period - level
   return missing > 0 and time + (missing / rate + -missing / rate % 1) * tick - now_us or 0
 end
@@ -144,7 +144,7 @@ local function move(units, mode)
   elseif mode == 'penalty' then
     taken = math.min(taken, level - lowest())
   end
-  -- Within a coarse tick a full bucket has not been refilling: the time is rounded up, not down.
+  -- Within a coarse tick a full bucket was not refilling: the time is rounded up, not down.
   if taken > 0 and time < now_us and full - level <= rate then time = time + tick end
   level = level - taken
   return taken ~= 0, levels()

@@ -1,4 +1,4 @@
--- two_choices: decides by the better of two shards of a limit, and leaves the other as it is.
+-- two_choices: decides by the better of two shards of a limit, and leaves the other unchanged.
 --
 -- KEYS
 --   KEYS[1]  one shard's state
@@ -15,9 +15,10 @@
 --   what the script of the chosen shard answers
 --
 -- Formula
---   Each shard's own script runs as it stands, as a function of KEYS, ARGV and redis. Its writes are held back, and
---   those of the chosen one are made. Both see one time. Chosen is, in this order: who allows; of whom more remains; who has
---   the shorter wait, or is sooner as if never used; the first. A refund goes to the one of which more is used.
+--   Each shard's own script runs unchanged, as a function of KEYS, ARGV and redis. Its writes are held back, and those
+--   of the chosen shard are made. Both see one time. The choice, in this order: the shard that allows; with more
+--   remaining; with the shorter wait, or sooner as if never used; the first. A refund goes to the shard of which more
+--   is used.
 --
 -- Source
 --   The power of two choices: of two places drawn by chance, take the less loaded one (Azar, Broder, Karlin and Upfal,
@@ -30,7 +31,7 @@
 --   as the scripts'
 --
 -- A deny writes
---   what the script that denies would write alone: nothing, but for the cases that it names.
+--   what the denying script would write alone: nothing, except in the cases that it names.
 
 local OPERATIONS = { acquire = 1, peek = 2, reserve = 3, ['at-most'] = 4, refund = 5, penalty = 6 }
 local cost, mode, now_us = ARGV[at], ARGV[at + 1], ARGV[at + 2]
@@ -47,7 +48,7 @@ if fault then
     .. 'and these, then cost, mode, now_us; ' .. string.gsub(fault, '[^ -~]', '?'))
 end
 
--- A refund that fills a shard no longer tells how much was used of it.
+-- A refund that fills a shard no longer shows how much of it was used.
 local refunds = operation == 'refund'
 local one, other
 for index, shard in ipairs(limits) do
@@ -56,7 +57,7 @@ for index, shard in ipairs(limits) do
   if index == 1 then one = reply else other = reply end
 end
 
--- Whether the second is better to take from.
+-- Whether it is better to take from the second shard.
 local function better()
   if one[1] ~= other[1] then return other[1] == 1 end
   local granted = operation == 'at-most'

@@ -1,4 +1,4 @@
-//! The algorithms: one row each, beside one script each.
+//! The algorithms: one row and one script for each.
 
 pub(crate) mod numbers;
 
@@ -16,14 +16,14 @@ pub enum Algorithm {
     TokenBucket,
     /// `rate` units per window; unused ones roll over up to the capacity.
     FixedWindow,
-    /// `rate` units in each day, week, month or year of the calendar: in the text form a `fixed-window` too. Made by
-    /// [`Limit::calendar`].
+    /// `rate` units in each day, week, month or year of the calendar. Also written `fixed-window` in the text form;
+    /// built with [`Limit::calendar`].
     CalendarWindow,
     /// The previous window's count weighted by its overlap, plus the current window's.
     SlidingWindow,
-    /// Exactly `rate` units in any `period`: remembers the requests.
+    /// Exactly `rate` units in any `period`, by remembering each request.
     SlidingLog,
-    /// As the token bucket, by theoretical arrival time: the cheapest state.
+    /// The token bucket by theoretical arrival time: the smallest state.
     Gcra,
     /// At most `rate` permits held at once, each until it is released or a `period` has passed.
     Concurrency,
@@ -41,18 +41,18 @@ pub(crate) enum Setting {
     Tz,
 }
 
-/// A limit's numbers as a script's packed form takes them, and as the states it writes end with them.
+/// How a limit's numbers are packed for its script; the states that it writes end with the same bytes.
 #[derive(Debug)]
 struct Packing {
-    /// The byte that begins them, by which the states of algorithms differ.
+    /// The first byte, which differs between algorithms' states.
     layout: u8,
-    /// The bytes of each argument.
+    /// The width of each argument in bytes.
     widths: &'static [usize],
-    /// How many keys hold Redis for about 150 microseconds.
+    /// How many keys take Redis about 150 microseconds.
     most_keys: usize,
 }
 
-/// What there is to know of an algorithm, beside its script.
+/// An algorithm's properties, apart from its script.
 #[derive(Debug)]
 pub(crate) struct Row {
     algorithm: Algorithm,
@@ -60,11 +60,11 @@ pub(crate) struct Row {
     name: &'static str,
     pub(crate) script: Script,
     pub(crate) options: &'static [Setting],
-    /// Numbers as the script computes with them, or why they don't fit.
+    /// Converts numbers to those the script computes with, or says why they don't fit.
     pub(crate) fit: fn(&Numbers) -> Result<Exact, String>,
     /// The script's own arguments, before cost, mode and now.
     pub(crate) arguments: fn(&Numbers, &Exact) -> Vec<i64>,
-    /// How these arguments are written in its packed form; none if it has no such form.
+    /// How these arguments are packed; none if the script has no packed form.
     packing: Option<Packing>,
     /// What the script's `inspect` appends after `ttl_ms`.
     pub(crate) state: &'static [&'static str],
@@ -183,27 +183,27 @@ static ROWS: [Row; 7] = [
     },
 ];
 
-/// Decides several limits at once by the scripts of their algorithms.
+/// Decides several limits at once, running their algorithms' scripts.
 pub(crate) static ALL_OR_NOTHING: Script = Script::composed(
     "all_or_nothing",
     || after_all_algorithms(include_str!("../lua/all_or_nothing.lua")),
     Remembers::Calls,
 );
 
-/// Decides by the better of two shards, composed alike.
+/// Decides by the better of two shards, composed in the same way.
 pub(crate) static TWO_CHOICES: Script = Script::composed(
     "two_choices",
     || after_all_algorithms(include_str!("../lua/two_choices.lua")),
     Remembers::Nothing,
 );
 
-/// What lua/arguments.lua has read.
+/// The variables that lua/arguments.lua sets.
 const READ: &str = "packed, given, a, b, c, d, e, cost, mode, at_us, now_us, layout, several, again, fast, state, states, answers, missed, \
     decide, window_of, read, write, save";
-/// What an algorithm's file adds.
+/// What an algorithm's file defines.
 const DEFINED: &str = "NAME, ARGUMENTS, LENGTH, RESERVES, STATE, valid, longest, load, wait, move, inspect";
 
-/// Each algorithm's script as a function, with one frame for all, and what runs them.
+/// Each algorithm's script as a function, with one shared frame, followed by the code that runs them.
 fn after_all_algorithms(end: &str) -> String {
     let mut text = format!(
         "local ALGORITHMS = {{}}\nlocal function arguments(KEYS, ARGV, redis)\n{ARGUMENTS}return {READ}\nend\n\
@@ -220,7 +220,7 @@ fn after_all_algorithms(end: &str) -> String {
 }
 
 impl Script {
-    /// Every script: one for each algorithm, and those that decide by them.
+    /// Every script: one for each algorithm, and the composed ones.
     pub fn all() -> impl Iterator<Item = &'static Self> {
         ROWS.iter().map(|row| &row.script).chain([&ALL_OR_NOTHING, &TWO_CHOICES])
     }
@@ -232,7 +232,7 @@ impl Algorithm {
         ROWS.iter().map(|row| row.algorithm)
     }
 
-    /// The script that decides, named as its file in `lua/`.
+    /// The script that decides, with the name of its file in `lua/`.
     #[must_use]
     pub fn script(self) -> &'static Script {
         &self.row().script
@@ -244,13 +244,13 @@ impl Algorithm {
         self.row().state
     }
 
-    /// Whether it can be reserved from: its level may go below zero.
+    /// Whether it supports reservations: its level may go below zero.
     #[must_use]
     pub fn reserves(self) -> bool {
         self.row().options.contains(&Setting::MaxDebt)
     }
 
-    /// Whether it counts permits that are held by an id and released.
+    /// Whether it counts permits, held by an id until they are released.
     #[must_use]
     pub fn holds(self) -> bool {
         self == Self::Concurrency
@@ -260,12 +260,12 @@ impl Algorithm {
         ROWS.iter().find(|row| row.algorithm == self).expect("every algorithm has a row")
     }
 
-    /// As in the text form: `gcra`.
+    /// The name in the text form: `gcra`.
     pub(crate) fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// The algorithm of that name in the text form. There a calendar's window is a fixed one whose period says so.
+    /// The algorithm of that name in the text form, where a calendar window is a fixed window whose period says so.
     pub(crate) fn named(name: &str) -> Result<Self, RuleError> {
         let rows = || ROWS.iter().filter(|row| row.algorithm != Self::CalendarWindow);
         rows().find(|row| row.name == name).map(|row| row.algorithm).ok_or_else(|| {
@@ -282,7 +282,7 @@ impl Row {
         self.packing.as_ref().map_or(1, |packing| packing.most_keys)
     }
 
-    /// The numbers for the script's packed form: little-endian, two's complement.
+    /// The numbers in the script's packed form: little-endian, two's complement.
     pub(crate) fn packed(&self, arguments: &[i64]) -> Option<Vec<u8>> {
         let Packing { layout, widths, .. } = self.packing.as_ref()?;
         let bytes =

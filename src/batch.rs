@@ -1,5 +1,5 @@
-//! Decisions that are made together: keys of one limit in one call of its script, by the script's packed form, and asks
-//! alike on one key as one group of it.
+//! Batched decisions: keys of one limit share one call of its script, in packed form, and identical asks on one key
+//! form one group of that call.
 
 use std::borrow::Cow;
 use std::hash::BuildHasher;
@@ -12,34 +12,35 @@ use crate::error::{Error, Kind};
 use crate::key::Key;
 use crate::script::{Reply, Script};
 
-/// As large as a cost needs to be: above every limit.
+/// The largest cost that matters: above every limit.
 const LARGEST_COST: u64 = 1 << 53;
-/// Keys in a batch, so that it doesn't hold Redis for long.
+/// Keys in a batch; bounded so that it doesn't hold up Redis for long.
 const MOST_KEYS: usize = 1024;
 
-/// Calls of which a batch keeps the memory: as many as are full in one.
+/// Calls whose memory a batch keeps: as many as are full in one batch.
 const MOST_SPARE: usize = 16;
 
-/// Seeded by chance for this process, so that nobody can send keys that all fall together.
+/// Seeded randomly for this process, so that nobody can send keys that all collide.
 static HASHER: LazyLock<DefaultHashBuilder> = LazyLock::new(DefaultHashBuilder::default);
 
-/// An acquire of one limit, and no more than that.
+/// An acquire of a single limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Ask<'a> {
     pub(crate) script: &'static Script,
-    /// The limit's numbers, as the script's packed form takes them.
+    /// The limit's numbers, in the script's packed form.
     pub(crate) numbers: Cow<'a, Arc<[u8]>>,
     pub(crate) key: Key,
     pub(crate) cost: u64,
     /// Microseconds since the epoch; the server's time if none.
     pub(crate) now_us: Option<u64>,
-    /// Keys in one call of the script, so that it doesn't hold Redis for long.
+    /// Keys in one call of the script; bounded so that it doesn't hold up Redis for long.
     pub(crate) most_keys: usize,
     /// Only asks of one partition share a call.
     pub(crate) partition: u16,
 }
 
-/// Asks that go to Redis together: as few calls of scripts as will do. Asks of one key by the same numbers keep their order.
+/// Asks that go to Redis together, in as few script calls as possible. Asks of one key with the same numbers keep their
+/// order.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     calls: Vec<PackedCall>,
@@ -48,9 +49,9 @@ pub(crate) struct Batch {
     groups: usize,
     /// The latest group of each key in its call.
     by_key: HashTable<GroupId>,
-    /// The call that takes more keys, of each script, numbers, time and partition.
+    /// The call that takes more keys, for each script, numbers, time and partition.
     by_terms: HashTable<u32>,
-    /// Memory of groups before.
+    /// Memory of earlier groups, for reuse.
     spare: Vec<Vec<Group>>,
 }
 
@@ -64,32 +65,32 @@ struct PackedCall {
     groups: Vec<Group>,
 }
 
-/// Asks alike that follow each other: of one key, at one cost.
+/// Consecutive identical asks: of one key, at one cost.
 #[derive(Debug)]
 struct Group {
-    /// Where its key stands among those of the batch.
+    /// The range of its key in the batch's key bytes.
     key: std::ops::Range<usize>,
     hash: u64,
     cost: u64,
-    /// How many of those that are sent ask for it.
+    /// How many asks of this group are sent.
     asks: u32,
 }
 
-/// Which group of which call an ask is in.
+/// Identifies an ask's group: which call, and which group of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupId {
     pub(crate) call: u32,
     group: u32,
 }
 
-/// An ask that is sent: its place, and how many of its group came before it.
+/// An ask that is sent: its group, and how many asks of the group come before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Position {
     pub(crate) place: GroupId,
     before: u32,
 }
 
-/// What a call answers: a record of each group.
+/// A call's answer: one record for each group.
 #[derive(Debug)]
 pub(crate) struct Records {
     records: Vec<Record>,
@@ -103,13 +104,13 @@ pub(crate) struct Records {
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
     /// How many of the asks are allowed; -1 if the key is blocked, -2 if its state can't be read, -3 if the script got
-    /// windows of another time than `retry_after_us`.
+    /// windows that don't contain the time `retry_after_us`.
     allowed: i64,
     remaining: i64,
-    /// Of the first ask that isn't allowed.
+    /// The wait of the first ask that isn't allowed.
     retry_after_us: i64,
     reset_after_us: i64,
-    /// Whether it takes anything.
+    /// Whether the ask has a cost.
     costs: bool,
 }
 
@@ -123,7 +124,7 @@ pub(crate) struct Packed<'a> {
     keys: &'a [u8],
 }
 
-/// An ask that has a call of its own.
+/// An ask that is sent in a call of its own.
 #[derive(Debug)]
 pub(crate) struct Alone<'a> {
     ask: &'a Ask<'a>,
@@ -131,7 +132,7 @@ pub(crate) struct Alone<'a> {
 }
 
 impl Ask<'_> {
-    /// Of its key, for [`Batch::add`].
+    /// The hash of its key, for [`Batch::add`].
     pub(crate) fn hash(&self) -> u64 {
         HASHER.hash_one(self.key.as_slice())
     }
@@ -153,14 +154,14 @@ impl Alone<'_> {
 }
 
 impl Batch {
-    /// Whether this ask, of this hash, is one more of a group, or there is room for another.
+    /// Whether this ask, whose hash this is, joins a group or there is room for another one.
     pub(crate) fn has_room(&self, ask: &Ask<'_>, hash: u64) -> bool {
         self.groups < MOST_KEYS || self.latest(ask, hash).is_some_and(|place| self.group(place).cost == ask.cost)
     }
 
     pub(crate) fn add(&mut self, ask: &Ask<'_>, hash: u64) -> GroupId {
         let latest = self.latest(ask, hash);
-        // To join an earlier one would be to overtake.
+        // Only the latest group is joined: joining an earlier one would overtake it.
         if let Some(place) = latest.filter(|place| self.group(*place).cost == ask.cost) {
             return place;
         }
@@ -172,7 +173,7 @@ impl Batch {
         groups.push(Group { key, hash, cost: ask.cost, asks: 0 });
         self.groups += 1;
         match latest {
-            // Later groups of a key take the place of earlier ones.
+            // A key's later group replaces the earlier one.
             Some(before) => {
                 let found =
                     self.by_key.find_mut(hash, |found| found.call == before.call && found.group == before.group);
@@ -188,7 +189,8 @@ impl Batch {
         place
     }
 
-    /// Positions of those that are sent, by their places in the order in which they were added. From here on none is added.
+    /// Positions of the asks that are sent, given their groups in the order in which they were added. No ask is added
+    /// after this.
     pub(crate) fn positions(&mut self, places: impl Iterator<Item = Option<GroupId>>) -> Vec<Option<Position>> {
         self.calls.iter_mut().flat_map(|call| &mut call.groups).for_each(|group| group.asks = 0);
         let mut position = |place: GroupId| {
@@ -199,7 +201,7 @@ impl Batch {
         places.map(|place| place.map(&mut position)).collect()
     }
 
-    /// Its calls, by their numbers in places. Of those that nobody asks for still, none.
+    /// Its calls, with their indices as in [`GroupId`]. Calls whose asks were all given up are left out.
     pub(crate) fn calls(&self) -> impl Iterator<Item = (usize, Packed<'_>)> {
         let all = self.calls.iter().enumerate();
         let asked = all.filter(|(_, call)| call.groups.iter().any(|group| group.asks > 0));
@@ -210,7 +212,7 @@ impl Batch {
         self.calls.len()
     }
 
-    /// Keeps its memory for the next.
+    /// Empties it, and keeps its memory for reuse.
     pub(crate) fn clear(&mut self) {
         for PackedCall { mut groups, .. } in self.calls.drain(..) {
             if self.spare.len() < MOST_SPARE {
@@ -237,7 +239,7 @@ impl Batch {
         &self.calls[place.call as usize].groups[place.group as usize]
     }
 
-    /// The call that takes another key for this ask, which is mostly the last one.
+    /// The call that takes another key for this ask, mostly the last one.
     fn call_for(&mut self, ask: &Ask<'_>) -> u32 {
         let takes = |call: &PackedCall| call.is_for(ask) && call.groups.len() < ask.most_keys;
         if self.calls.last().is_some_and(takes) {
@@ -294,7 +296,7 @@ impl<'a> Packed<'a> {
         self.script
     }
 
-    /// Those that anybody asks for still.
+    /// The groups with asks that are sent.
     fn asked(self) -> impl Iterator<Item = &'a Group> + Clone {
         self.groups.iter().filter(|group| group.asks > 0)
     }
@@ -308,11 +310,11 @@ impl<'a> Packed<'a> {
         self.asked().count()
     }
 
-    /// Hands over ARGV in order: the numbers and the cost, now where it is given or something follows it, and, where the
-    /// groups differ or a key has several, the cost and the asks of each.
+    /// Hands over ARGV in order: the numbers and the cost; `now`, if it is given or another argument follows; and, if
+    /// the groups differ or a key has several asks, the cost and the number of asks of each.
     pub(crate) fn each_argument(self, mut give: impl FnMut(&[u8])) {
         let first = self.asked().next().map_or(0, |group| group.cost);
-        // Groups at one cost are of different keys, unless one that stood between two of them was given up.
+        // Groups at one cost have different keys, unless a group between two of them was given up.
         let alike = self.groups.iter().all(|group| group.asks == 1 && group.cost == first);
         give(&[self.numbers, &packed_cost(first)[..]].concat());
         match self.now_us {
@@ -329,12 +331,12 @@ impl<'a> Packed<'a> {
         }
     }
 
-    /// The first of the numbers behind the layout.
+    /// The limit: the first number after the layout.
     fn limit(self) -> i64 {
         self.numbers.get(1..8).and_then(|limit| limit.try_into().ok()).map_or(0, packed_number)
     }
 
-    /// What the script answered, and what the replicas lack of it.
+    /// Reads the script's answer, given what the replicas lack of it.
     pub(crate) fn read(self, answer: &[u8], lacking: Option<Error>) -> Result<Records, Error> {
         let mut numbers = answer.as_chunks::<7>().0.iter().map(|number| packed_number(*number));
         let least = if self.script.takes_windows() { -3 } else { -2 };
@@ -352,8 +354,8 @@ impl<'a> Packed<'a> {
 }
 
 impl Record {
-    /// What a script says of a key: remaining and reset; or, where not all of its asks are allowed, minus one less what
-    /// remains, and besides the wait and how many are allowed. None if it is something else.
+    /// Reads a key's record: remaining and reset or, if not all of its asks are allowed, -1 - remaining, reset, wait,
+    /// and how many are allowed. None if it is malformed.
     fn read(numbers: &mut impl Iterator<Item = i64>, least: i64, asks: u32, costs: bool) -> Option<Self> {
         let (first, reset_after_us) = (numbers.next()?, numbers.next()?);
         let record = match first {
@@ -367,14 +369,14 @@ impl Record {
     }
 }
 
-/// As struct's i7.
+/// Reads struct's i7.
 pub(crate) fn packed_number(number: [u8; 7]) -> i64 {
     let [a, b, c, d, e, f, g] = number;
     // The sign is the highest bit of the highest byte.
     i64::from_le_bytes([0, a, b, c, d, e, f, g]) >> 8
 }
 
-/// As struct's I7.
+/// Writes struct's I7.
 fn packed_cost(cost: u64) -> [u8; 7] {
     let [packed @ .., _] = cost.min(LARGEST_COST).to_le_bytes();
     packed
@@ -386,7 +388,7 @@ impl Records {
         self.reply(Position { place: GroupId { call: 0, group: 0 }, before: 0 })
     }
 
-    /// The reply to the ask that had this position in this call.
+    /// The reply to the ask at this position.
     pub(crate) fn reply(&self, position: Position) -> Result<Reply, Error> {
         let Record { allowed, remaining, retry_after_us, reset_after_us, costs } =
             self.records[position.place.group as usize];
@@ -402,7 +404,7 @@ impl Records {
                     _ => Ok(reply(allowed, Vec::new())),
                 }
             }
-            // That it is blocked, and no denials counted.
+            // Blocked, and no denials counted.
             -1 => Ok(reply(false, vec![1, 0])),
             -3 => Err(Error::stale(retry_after_us.unsigned_abs())),
             _ => {
@@ -427,7 +429,7 @@ mod tests {
         Ask { script, numbers: Cow::Borrowed(numbers), key, cost, now_us: None, most_keys, partition: 0 }
     }
 
-    /// With those of these asks that are sent.
+    /// A batch of these asks, and the positions of those that are sent.
     fn batch(asks: &[Ask<'_>], are_sent: impl Fn(usize) -> bool) -> (Batch, Vec<Position>) {
         let mut batch = Batch::default();
         let places: Vec<_> = asks.iter().map(|ask| batch.add(ask, ask.hash())).collect();
@@ -501,7 +503,7 @@ mod tests {
         let (batch, positions) = batch(&asks, |at| at > 1);
         let call = call(&batch, 0);
         assert_eq!((call.keys().collect::<Vec<_>>(), call.key_count()), (vec![&b"a"[..]], 1));
-        // Minus one less what remains, the reset, the wait, and how many are allowed; or what remains, and the reset.
+        // -1 - remaining, the reset, the wait, and how many are allowed; or remaining, and the reset.
         let packed = |numbers: &[i64]| -> Vec<u8> {
             numbers.iter().flat_map(|number| number.to_le_bytes()[..7].to_vec()).collect()
         };

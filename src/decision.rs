@@ -8,43 +8,43 @@ use crate::error::Error;
 use crate::quota::Quota;
 use crate::random::jittered;
 
-/// The answer: allow or deny, and how things stand after it.
+/// The answer: allow or deny, and the state after it.
 ///
 /// For a rule of several limits, `limit` and `remaining` are those of the limit with the least remaining, and the waits
 /// are the largest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Decision {
-    /// Whether the request may go on.
+    /// Whether the request may proceed.
     pub allowed: bool,
     /// The capacity, in units: the most that can be taken at one instant.
     pub limit: u64,
     /// Whole units that can be taken right now, after this decision.
     pub remaining: u64,
-    /// When the same request would be allowed, if nobody else comes; of a reservation, when it may run.
+    /// When the same request would be allowed if no other takes units; for a reservation, when it may run.
     pub retry_after: RetryAfter,
     /// How long until the key is as if it had never been used.
     pub reset_after: Duration,
     /// Units that this call took.
     pub granted: u64,
-    /// Whether the key is blocked, whatever it has left: by [`block`](crate::Limiter::block), or by a denial of a rule that
-    /// [says so](crate::Rule::block_for), this one included.
+    /// Whether the key is blocked, whatever it has left: by [`block`](crate::Limiter::block), or by a denial, this one
+    /// included, under a rule with [`block_for`](crate::Rule::block_for).
     pub blocked: bool,
-    /// Denied calls in the time of the limit's longest reset from the first of them, which distinguishes a surge from a
+    /// Denied calls, counted from the first of them for the limit's longest reset, which distinguishes a surge from a
     /// small excess. None unless the rule [counts them](crate::Rule::count_denials).
     pub overage: Option<u64>,
-    /// The first limit that denied: its name, else its text.
+    /// The first limit that denied: its name or, if unnamed, its text.
     pub denied_by: Option<Arc<str>>,
-    /// Each limit's own decision, in the rule's order, where it has several.
+    /// Each limit's own decision, in the rule's order, if it has several.
     pub limits: Vec<LimitDecision>,
-    /// What the rule's only limit admits. None where it has several, which have their own in `limits`, and where the
-    /// rule's policy answered, which doesn't know how things stand.
+    /// The rule's only limit. None if it has several, which have their own in `limits`, and if the policy answered,
+    /// which doesn't know the state.
     pub quota: Option<Arc<Quota>>,
-    /// Who answered.
+    /// What answered.
     pub by: By,
-    /// What went wrong, where the rule's [policy](crate::OnError) or the engine in this process answered for Redis.
+    /// What went wrong, if the rule's [policy](crate::OnError) or the engine in this process answered for Redis.
     pub error: Option<Arc<Error>>,
-    /// The caller's `now`, else this machine's time as the answer arrived.
+    /// The caller's `now`, otherwise this machine's time when the answer arrived.
     decided_at: SystemTime,
 }
 
@@ -52,11 +52,11 @@ pub struct Decision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LimitDecision {
-    /// The limit's name, else its text.
+    /// The limit's name or, if unnamed, its text.
     pub name: Arc<str>,
-    /// What it admits.
+    /// The limit's numbers.
     pub quota: Arc<Quota>,
-    /// Whether this limit allowed. Where another denied, nothing was taken here either.
+    /// Whether this limit allowed. If another denied, nothing was taken here either.
     pub allowed: bool,
     /// Its capacity, in units.
     pub limit: u64,
@@ -68,11 +68,11 @@ pub struct LimitDecision {
     pub reset_after: Duration,
     /// Whether its key is blocked.
     pub blocked: bool,
-    /// Denied calls that it counted, if the rule counts them.
+    /// Denied calls on it, if the rule counts them.
     pub overage: Option<u64>,
 }
 
-/// What a script answered of one limit.
+/// A script's answer for one limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LimitAnswer {
     pub(crate) allowed: bool,
@@ -89,17 +89,17 @@ pub(crate) struct LimitAnswer {
 pub enum RetryAfter {
     /// It is allowed.
     Now,
-    /// Not before this has passed, and exactly then if nobody else comes.
+    /// Not before this time has passed, and exactly then if no other call takes units.
     After(Duration),
     /// The cost is above what the rule could ever admit.
     Never,
 }
 
-/// Who answered.
+/// What answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum By {
-    /// A Redis.
+    /// Redis.
     Redis,
     /// The engine in this process.
     Embedded,
@@ -107,15 +107,15 @@ pub enum By {
     DenialCache,
     /// A [`Lease`](crate::Lease), from the units that it holds.
     Lease,
-    /// The engine in this process, for Redis, which is away: [`OnError::Local`](crate::OnError::Local).
+    /// The engine in this process, while Redis is away: [`OnError::Local`](crate::OnError::Local).
     Local,
     /// The rule's policy, for Redis, which is away: [`OnError::Open`](crate::OnError::Open). Nothing was taken, unless
     /// [`Decision::error`] says otherwise; see [`Request::after`](crate::Request::after).
     Policy,
 }
 
-/// A denial as an error, for callers who use `?`. The message names what denied and no time, so that logs can be grouped
-/// by it; [`decision`](Self::decision) has the wait.
+/// A denial as an error, for callers that use `?`. The message names what denied and contains no time, so that logs can
+/// be grouped by it; [`decision`](Self::decision) has the wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denied {
     decision: Box<Decision>,
@@ -149,7 +149,7 @@ impl Decision {
         }
     }
 
-    /// The decision of several limits: none without any.
+    /// The decision of several limits; none without any.
     pub(crate) fn of_several(limits: Vec<LimitDecision>, granted: u64, by: By, decided_at: SystemTime) -> Option<Self> {
         let scarcest = limits.iter().min_by_key(|limit| limit.remaining)?;
         let denied_by = limits.iter().find(|limit| !limit.allowed).map(|limit| Arc::clone(&limit.name));
@@ -171,19 +171,19 @@ impl Decision {
         })
     }
 
-    /// The name of the rule that decided, where that is known: not where its policy did.
+    /// The name of the rule that decided; none if its policy did.
     #[must_use]
     pub fn rule(&self) -> Option<&str> {
         let quota = self.quota.as_ref().or_else(|| self.limits.first().map(|limit| &limit.quota))?;
         quota.rule_name().map(|name| &**name)
     }
 
-    /// How long ago it was made, by this machine's clock.
+    /// The time since it was made, by this machine's clock.
     pub(crate) fn age(&self) -> Duration {
         self.decided_at.elapsed().unwrap_or_default()
     }
 
-    /// The same denial, repeated so long after it was made. What remains is as it was then.
+    /// The same denial, repeated this long after it was made. `remaining` is as it was then.
     pub(crate) fn recalled(&self, since: Duration) -> Self {
         let mut again = self.clone();
         again.by = By::DenialCache;
@@ -201,7 +201,7 @@ impl Decision {
         again
     }
 
-    /// An allowed call that was paid from units held in this process.
+    /// An allowed call that took units held in this process.
     pub(crate) fn leased(quota: &Arc<Quota>, remaining: u64, granted: u64, reset_after: Duration) -> Self {
         let capacity = quota.capacity();
         Self { quota: Some(Arc::clone(quota)), ..Self::unasked(By::Lease, capacity, remaining, granted, reset_after) }
@@ -227,23 +227,23 @@ impl Decision {
         }
     }
 
-    /// Allowed without knowing how things stand, since Redis is away.
+    /// Allowed without knowing the state, while Redis is away.
     pub(crate) fn by_policy(limit: u64, granted: u64) -> Self {
         Self::unasked(By::Policy, limit, 0, granted, Duration::ZERO)
     }
 
-    /// Denied, since no rule that it is of could ever admit it.
+    /// Denied, since no rule it belongs to could ever admit it.
     pub(crate) fn never(self) -> Self {
         Self { allowed: false, granted: 0, retry_after: RetryAfter::Never, ..self }
     }
 
-    /// With what went wrong where Redis was asked.
+    /// With the error from asking Redis.
     pub(crate) fn instead_of(mut self, error: Error) -> Self {
         self.error = Some(Arc::new(error));
         self
     }
 
-    /// With the waits of this, which blocks it.
+    /// With the waits of this decision, which blocks it.
     pub(crate) fn wait_as(&mut self, blocked: &Self) {
         self.retry_after = blocked.retry_after;
         for (limit, blocked) in self.limits.iter_mut().zip(&blocked.limits) {
@@ -251,7 +251,7 @@ impl Decision {
         }
     }
 
-    /// How things stand now that a reservation was taken back, and why it was.
+    /// The state after a reservation was cancelled, and why it was.
     pub(crate) fn denied_instead(mut self, reservation: &Self) -> Self {
         self.allowed = false;
         self.granted = 0;
@@ -267,7 +267,7 @@ impl Decision {
         self
     }
 
-    /// With the wait of a denial made longer by chance, by up to so many hundredths of it.
+    /// With a denial's wait lengthened randomly, by at most this many hundredths.
     pub(crate) fn jittered(mut self, hundredths: u8) -> Self {
         if let (false, 1.., RetryAfter::After(wait)) = (self.allowed, hundredths, self.retry_after) {
             self.retry_after = RetryAfter::After(jittered(wait, hundredths));
@@ -285,13 +285,13 @@ impl Decision {
         }
     }
 
-    /// The time at which the key is as if it had never been used.
+    /// The time at which the key is as if never used.
     #[must_use]
     pub fn reset_at(&self) -> SystemTime {
         self.decided_at + self.reset_after
     }
 
-    /// The decision if it allows, a [`Denied`] if not.
+    /// The decision if it allows, otherwise a [`Denied`].
     ///
     /// # Errors
     ///
@@ -310,8 +310,8 @@ impl LimitDecision {
 }
 
 impl LimitAnswer {
-    /// From the five integers of a reply, and from what it says of a block and of denials. None if no script can have
-    /// answered so.
+    /// From the five integers of a reply, and what it says about a block and denials. None if no script can have given
+    /// this reply.
     pub(crate) fn new(reply: [i64; 5], [blocked_us, overage]: [i64; 2], counts_denials: bool) -> Option<Self> {
         let [allowed, limit, remaining, retry_after_us, reset_after_us] = reply;
         let allowed = match (allowed, retry_after_us) {
@@ -335,7 +335,7 @@ impl LimitAnswer {
     }
 }
 
-/// Scripts answer no negative counts, and none that their numbers can't hold.
+/// Scripts return no negative counts, and none beyond what their numbers can hold.
 pub(crate) fn count(value: i64) -> Option<u64> {
     u64::try_from(value).ok().filter(|count| *count <= 1 << 53)
 }
@@ -384,7 +384,7 @@ impl RetryAfter {
         })
     }
 
-    /// What is left of it after so long.
+    /// What is left after this time.
     fn less(self, passed: Duration) -> Self {
         match self {
             Self::After(wait) if wait > passed => Self::After(wait - passed),
@@ -393,7 +393,7 @@ impl RetryAfter {
         }
     }
 
-    /// The wait: zero for now, none for never.
+    /// The wait: zero for `Now`, none for `Never`.
     #[must_use]
     pub fn duration(self) -> Option<Duration> {
         match self {
@@ -425,7 +425,7 @@ impl fmt::Display for By {
 
 #[cfg(feature = "serde")]
 impl serde::Serialize for Decision {
-    /// With the names and units of the tool's output: `retry_after_us` is null, a number or `"never"`.
+    /// Uses the names and units of the tool's output: `retry_after_us` is null, a number or `"never"`.
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
         let mut fields = serializer.serialize_struct(
@@ -441,8 +441,8 @@ impl serde::Serialize for Decision {
         fields.serialize_field("retry_after_us", &self.retry_after)?;
         fields.serialize_field("reset_after_us", &micros(self.reset_after))?;
         fields.serialize_field("by", &self.by.to_string())?;
-        // As in that output: a block only where there is one, denials only where they are counted, the class of an error
-        // only where somebody answered for Redis.
+        // As in that output: a block only if there is one, denials only if they are counted, an error's class only if
+        // something else answered for Redis.
         if self.blocked {
             fields.serialize_field("blocked", &true)?;
         }

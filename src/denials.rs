@@ -1,4 +1,4 @@
-//! Denials that this process remembers, so that a caller who comes back too early costs no round trip.
+//! Denials remembered in this process, so that a caller that retries too early costs no round trip.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use tokio::time::Instant;
 use crate::decision::Decision;
 
 /// Remembers the keys that Redis denied, and denies them in this process until their wait is over: the same cost on the
-/// same key, and higher ones, whose wait may then be longer than is told.
+/// same key, and higher costs, whose true wait may be longer than reported.
 ///
 /// It never denies what Redis would have allowed, unless meanwhile another process gave units back, reset the key or
-/// changed its rule (or Redis lost the key, or its clock was stepped), and then for [a second](Self::longest) at most.
-/// What this process does to a key by [`refund`](crate::Limiter::refund), [`settle`](crate::Limiter::settle),
-/// [`reset`](crate::Limiter::reset) and the like is known at once, in all clones of the limiter and all that share the
-/// cache. Permits, remembered ids, counted denials and times of the caller's own always go to Redis. A denial that is
-/// repeated here doesn't reach Redis, so it doesn't [block](crate::Rule::block_for) the key anew.
+/// changed its rule (or Redis lost the key, or its clock was stepped), and then for at most [a second](Self::longest).
+/// What this process does to a key with [`refund`](crate::Limiter::refund), [`settle`](crate::Limiter::settle),
+/// [`reset`](crate::Limiter::reset) and the like takes effect at once, in all clones of the limiter and all limiters
+/// that share the cache. Permits, remembered ids, counted denials and requests with a time of their own always go to
+/// Redis. A denial repeated here doesn't reach Redis, so it doesn't [block](crate::Rule::block_for) the key anew.
 ///
 /// ```
 /// use std::time::Duration;
@@ -37,25 +37,25 @@ pub struct DenialCache {
 #[derive(Debug)]
 struct Shared {
     denials: Cache<Vec<u8>, Denial>,
-    /// How often this process gave something back to the keys whose hash ends in the index.
+    /// By the end of a key's hash: how often this process gave something back to such keys.
     changes: [AtomicU64; STRIPES],
 }
 
-/// Some keys share a count of changes; then a denial is forgotten that needn't be.
+/// Keys that share a counter of changes may cause each other's denials to be forgotten needlessly.
 const STRIPES: usize = 1024;
 
 #[derive(Clone, Debug)]
 struct Denial {
     decision: Arc<Decision>,
     cost: u64,
-    /// The rule's numbers, and the changes that were known when the decision was asked for.
+    /// The rule's numbers, and the changes known when the decision was requested.
     seen: Seen,
-    /// When the answer came: its waits count from there.
+    /// When the answer came: its waits start there.
     told: Instant,
     until: Instant,
 }
 
-/// What a decision is about to be asked for: by it the denial is remembered, or found.
+/// Identifies a decision about to be requested, to remember its denial or find an earlier one.
 #[derive(Debug)]
 pub(crate) struct Sighting {
     /// The keys of the limits' states.
@@ -70,7 +70,7 @@ struct Seen {
     changes: u64,
 }
 
-/// A change that is under way.
+/// A change in progress.
 #[derive(Debug)]
 pub(crate) struct Changing<'a> {
     cache: &'a DenialCache,
@@ -78,7 +78,7 @@ pub(crate) struct Changing<'a> {
 }
 
 impl DenialCache {
-    /// Remembers up to so many keys, each for a second at most.
+    /// Remembers up to this many keys, each for a second at most.
     #[must_use]
     pub fn of_keys(keys: usize) -> Self {
         let changes = [const { AtomicU64::new(0) }; STRIPES];
@@ -86,22 +86,22 @@ impl DenialCache {
         Self { shared, longest: Duration::from_secs(1) }
     }
 
-    /// The longest that a denial is remembered, and so the longest that what other processes give back may go unseen.
+    /// The longest that a denial is remembered, and so the longest that a refund by another process may go unnoticed.
     /// Default: a second.
     #[must_use]
     pub fn longest(mut self, time: Duration) -> Self {
-        // An instant so far ahead can still be told.
+        // An instant this far ahead is still representable.
         self.longest = time.min(Duration::from_secs(365 * 86_400));
         self
     }
 
-    /// About to decide by the rule of these numbers and these states' keys, each ended by a newline.
+    /// Before deciding by the rule with these numbers, on these states' keys, each ended by a newline.
     pub(crate) fn sight(&self, keys: Vec<u8>, rule: u64) -> Sighting {
         let seen = Seen { rule, changes: self.changes(&keys).map(|count| count.load(Ordering::Acquire)).sum() };
         Sighting { keys, seen, at: Instant::now() }
     }
 
-    /// The denial that still holds for this cost.
+    /// The denial that still applies to this cost.
     pub(crate) fn recall(&self, sighting: &Sighting, cost: u64) -> Option<Decision> {
         let Sighting { keys, seen, at } = sighting;
         let denial = self.shared.denials.get(keys)?;
@@ -113,7 +113,7 @@ impl DenialCache {
         holds.then(|| Decision::recalled(&denial.decision, at.saturating_duration_since(denial.told)))
     }
 
-    /// Keeps a denial, from the time it was asked for: Redis decided no earlier.
+    /// Remembers a denial from the time it was requested: Redis decided no earlier.
     pub(crate) fn remember(&self, sighting: Sighting, cost: u64, decision: &Decision) {
         if decision.allowed {
             return;
@@ -121,7 +121,7 @@ impl DenialCache {
         let Sighting { keys, seen, at } = sighting;
         let until = at + decision.retry_after.duration().unwrap_or(self.longest).min(self.longest);
         let now = Instant::now();
-        // It may have waited here for others that were asked together.
+        // The answer may have waited here for others of its batch.
         let told = now.checked_sub(decision.age()).unwrap_or(now).max(at);
         if now < until {
             let decision = Arc::new(decision.clone());
@@ -129,7 +129,7 @@ impl DenialCache {
         }
     }
 
-    /// While this lives, this process changes these keys: denials that were asked for before it is dropped no longer hold.
+    /// While this lives, this process changes these keys: denials requested before it is dropped no longer apply.
     pub(crate) fn changing(&self, keys: Vec<u8>) -> Changing<'_> {
         Changing { cache: self, keys: Some(keys) }
     }

@@ -1,4 +1,4 @@
-//! The seam: run this script, with this key and these arguments.
+//! The interface to an engine: run this script, with this key and these arguments.
 
 pub(crate) mod cluster;
 mod deadline;
@@ -20,11 +20,11 @@ use crate::decision::By;
 use crate::error::Error;
 use crate::script::{Call, Reply};
 
-/// What runs the scripts.
+/// The engine that runs the scripts.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Engine {
-    /// One Redis, or the primary that Sentinels know of.
+    /// One Redis, or the primary that Sentinels name.
     Redis(redis::Redis),
     /// The nodes of a Redis Cluster.
     Cluster(cluster::Cluster),
@@ -33,21 +33,21 @@ pub enum Engine {
     Embedded(embedded::Embedded),
 }
 
-/// An acquire that is under way.
+/// An acquire in progress.
 pub(crate) enum Acquiring<'a> {
     Queued(redis::Queued),
-    /// Boxed, so that those who are queued, of whom there may be thousands, stay small.
+    /// Boxed to keep queued acquires small: there may be thousands.
     Otherwise(BoxFuture<'a, Result<Reply, Error>>),
 }
 
-/// Acquires that are under way together.
+/// Acquires in progress together.
 pub(crate) enum AcquiringAll<'a> {
     Queued(redis::Many),
     Asked(BoxFuture<'a, Vec<Result<Reply, Error>>>),
     Answered(std::vec::IntoIter<Result<Reply, Error>>),
 }
 
-/// What keeps keys, to be looked through.
+/// A set of keys to scan: one server's, or this process's.
 #[derive(Debug)]
 pub(crate) enum Keyspace {
     Redis(redis::Redis),
@@ -58,7 +58,7 @@ pub(crate) enum Keyspace {
 /// Which keys to remove.
 #[derive(Debug)]
 pub(crate) struct Which<'a> {
-    /// What all of them match.
+    /// A glob that all of them match.
     pub(crate) glob: &'a str,
     pub(crate) exactly: fn(&Which<'_>, &[u8]) -> bool,
     pub(crate) prefix: &'a str,
@@ -74,7 +74,7 @@ pub(crate) struct Swept {
 }
 
 impl Engine {
-    /// What this address leads to: a [`Redis`](redis::Redis), also one that Sentinels know, or a
+    /// The engine at this address: a [`Redis`](redis::Redis), also one found through Sentinels, or a
     /// [`Cluster`](cluster::Cluster) at `redis-cluster://...`. Connects later.
     ///
     /// # Errors
@@ -88,11 +88,11 @@ impl Engine {
         }
     }
 
-    /// The same by TLS, with authorities or a client's certificate of the caller's own.
+    /// The same over TLS, with the caller's own authorities or client certificate.
     ///
     /// # Errors
     ///
-    /// An address that can't be read, or that isn't one of TLS.
+    /// An address that can't be read, or that isn't a TLS address.
     #[cfg(feature = "tls")]
     pub fn open_with_tls(url: &str, tls: &redis::tls::Tls) -> Result<Self, Error> {
         if address::is_of_cluster(url) {
@@ -115,7 +115,7 @@ impl Engine {
         }
     }
 
-    /// Begins to decide this ask, which ends by the deadline. The waker is that of the task that goes on to wait for it.
+    /// Begins to decide this ask, which ends by the deadline. The waker belongs to the task that will wait for it.
     pub(crate) fn acquire<'a>(
         &'a self,
         ask: Ask<'a>,
@@ -127,14 +127,14 @@ impl Engine {
             Self::Cluster(cluster) => Ok(Acquiring::Otherwise(Box::pin(cluster.acquire(ask, deadline)))),
             #[cfg(feature = "embedded")]
             Self::Embedded(embedded) => Ok(Acquiring::Otherwise(Box::pin(async move {
-                // What is decided in this process never waits by itself.
+                // Deciding in this process never yields by itself.
                 tokio::task::consume_budget().await;
                 embedded.acquire(&ask)
             }))),
         }
     }
 
-    /// Begins to decide all of these, each by itself and by its deadline. On one Redis they are queued at once.
+    /// Begins to decide all of these, each independently and by its own deadline. On one Redis they are queued at once.
     pub(crate) fn acquire_all<'r>(&'r self, asks: impl Iterator<Item = (Ask<'r>, Duration)>) -> AcquiringAll<'r> {
         match self {
             Self::Redis(redis) => AcquiringAll::Queued(redis.acquire_all(asks)),
@@ -146,7 +146,7 @@ impl Engine {
         }
     }
 
-    /// The answers to commands that decide nothing, on keys that share a slot with this one. None where there is no Redis.
+    /// The answers to commands that decide nothing, on keys that share a slot with this one. None if there is no Redis.
     #[cfg(feature = "postgres")]
     pub(crate) async fn ask<T: FromRedisValue>(
         &self,
@@ -162,7 +162,7 @@ impl Engine {
         }
     }
 
-    /// Those of which each keeps keys of its own, and all of them together all keys.
+    /// The keyspaces, which don't overlap and together hold all keys.
     pub(crate) async fn keyspaces(&self, deadline: Duration) -> Result<Vec<Keyspace>, Error> {
         match self {
             Self::Redis(redis) => Ok(vec![Keyspace::Redis(redis.clone())]),
@@ -172,7 +172,7 @@ impl Engine {
         }
     }
 
-    /// Whether all keys lie in one place, so that one call can look at any two.
+    /// Whether all keys are on one node, so that one call can look at any two.
     pub(crate) fn has_one_node(&self) -> bool {
         match self {
             Self::Redis(_) => true,
@@ -203,7 +203,7 @@ impl Future for Acquiring<'_> {
 }
 
 impl AcquiringAll<'_> {
-    /// Until all are answered, where nothing goes on by itself: on a cluster.
+    /// Waits until all are answered, on a cluster, where nothing else drives them.
     pub(crate) async fn begin(&mut self) {
         if let Self::Asked(asked) = self {
             *self = Self::Answered(asked.await.into_iter());
@@ -231,7 +231,7 @@ impl Keyspace {
         }
     }
 
-    /// Removes some of the keys that match, and says where to go on: at 0, all have been looked at.
+    /// Removes some of the matching keys, and says where to continue; 0 means that all have been scanned.
     pub(crate) async fn sweep(&self, from: u64, which: &Which<'_>, deadline: Duration) -> Result<Swept, Error> {
         match self {
             Self::Redis(redis) => redis.sweep(from, which, deadline).await,

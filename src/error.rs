@@ -35,12 +35,12 @@ impl std::error::Error for RuleError {}
 
 /// A decision that could not be made: something broke. A denial is no error, see [`Decision`](crate::Decision).
 ///
-/// The message is one line, never shows a password, and holds no number that changes from call to call, so that logs can
-/// be grouped by it: [`missed_deadline`](Error::missed_deadline) and [`retry_in`](Error::retry_in) have those.
+/// The message is one line and never shows a password. It contains no number that changes from call to call, so that
+/// logs can be grouped by it: [`missed_deadline`](Error::missed_deadline) and [`retry_in`](Error::retry_in) have those.
 ///
-/// The message is complete: what Redis, the system or a script said stands in it. So
-/// [`source`](std::error::Error::source) is another error only where that says more than the message does, and who prints
-/// both reads nothing twice. It never shows a password either.
+/// The message is complete: it includes what Redis, the system or a script said. [`source`](std::error::Error::source)
+/// is another error only if that says more than the message does, so printing both repeats nothing. It never shows a
+/// password either.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     kind: Kind,
@@ -48,24 +48,24 @@ pub struct Error {
     message: Arc<str>,
     charged: Charged,
     stage: Reached,
-    /// The deadline that passed, or how long Redis isn't asked.
+    /// The deadline that passed, or how long Redis won't be asked.
     time: Option<Duration>,
     rare: Option<Box<Rare>>,
 }
 
-/// What few errors have; apart, since every decision that is waited for has room for an error.
+/// Fields that few errors have; boxed separately, since every pending decision has room for an error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Rare {
     detour: Option<Detour>,
     cause: Option<Cause>,
 }
 
-/// The error that another was made from. Two are equal if they read alike.
+/// The underlying error. Two are equal if they print alike.
 #[derive(Clone, Debug)]
 pub(crate) struct Cause(Arc<dyn std::error::Error + Send + Sync>);
 
 impl Cause {
-    /// This, unless the message that it would stand under repeats it.
+    /// This cause, unless the message that it would stand under repeats it.
     pub(crate) fn under(message: &str, cause: impl std::error::Error + Send + Sync + 'static) -> Option<Self> {
         (!message.contains(&cause.to_string())).then(|| Self(Arc::new(cause)))
     }
@@ -83,23 +83,23 @@ impl PartialEq for Cause {
 
 impl Eq for Cause {}
 
-/// Where a node of a cluster says to ask instead. The call certainly didn't run.
+/// A redirect: where a cluster's node says to ask instead. The call certainly didn't run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Detour {
-    /// The slot is another node's.
+    /// The slot belongs to another node.
     Moved { to: String },
     /// The slot is moving, and this call's keys are there already, or will be.
     Ask { to: String },
     /// Some of the call's keys have moved, and some have not.
     Again,
-    /// As far as it knows, no node has the slot.
+    /// As far as the node knows, no node has the slot.
     Nobody,
 }
 
-/// How far a call came.
+/// How far a call got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reached {
-    /// Others had failed, so it wasn't even tried.
+    /// Not even tried, because earlier calls had failed.
     Unsent,
     Connecting,
     Asked,
@@ -113,7 +113,7 @@ pub enum Charged {
     No,
     /// The units were taken.
     Yes,
-    /// It can't be known: the call was sent, and no answer came, none that makes sense, or one of several steps failed.
+    /// Unknown: the call was sent, but no answer came, or none that makes sense; or one of several steps failed.
     Unknown,
 }
 
@@ -121,7 +121,7 @@ pub enum Charged {
 pub(crate) enum Kind {
     /// A key, a time, a prefix or an address that can't be used.
     Input,
-    /// Nothing to count by, which is input too: in a service, its client's.
+    /// Nothing to count by. That is input too: in a service, its client's.
     EmptyKey,
     /// No connection could be made.
     Unreachable,
@@ -133,21 +133,22 @@ pub(crate) enum Kind {
     Unsupported,
     /// No answer by the deadline; `sent` if the call may have reached the server.
     Deadline { sent: bool },
-    /// The connection broke while an answer was awaited.
+    /// The connection broke while waiting for an answer.
     Disconnected,
     /// The key holds something that isn't the limit's state.
     Unreadable,
-    /// Nothing is remembered of the id that was to be settled or renewed.
+    /// Nothing is remembered for the id that was to be settled or renewed.
     UnknownId,
     /// The server refused to run the script, or the script refused its arguments.
     Refused,
-    /// The script got windows of the calendar that aren't around the server's time, which is this.
+    /// The script got calendar windows that don't contain the server's time, which is this.
     Stale { now_us: u64 },
-    /// The server runs no script now, but may soon: it loads, is busy, has lost its primary, or has become a replica.
+    /// The server runs no script for now, but may soon: it is loading, busy, has lost its primary, or has become a
+    /// replica.
     NotNow,
     /// An answer that isn't a script's reply.
     Garbled,
-    /// Units were taken, and too few replicas have it.
+    /// Units were taken, and too few replicas have the write.
     Unconfirmed,
 }
 
@@ -172,7 +173,7 @@ impl Error {
         self
     }
 
-    /// The same with what it was made from, as far as the message doesn't repeat that. Without secrets.
+    /// The same with its cause, unless the message repeats that. Without secrets.
     pub(crate) fn caused_by(mut self, cause: impl std::error::Error + Send + Sync + 'static) -> Self {
         if let Some(cause) = Cause::under(&self.message, cause) {
             self.rare.get_or_insert_default().cause = Some(cause);
@@ -188,18 +189,18 @@ impl Error {
         Self::new(Kind::Unconfirmed, format!("units were taken, and {why}"))
     }
 
-    /// What a script says with the code BADID, without the code and its own name.
+    /// For a script's BADID error, given its message without the code and the script's name.
     pub(crate) fn unknown_id(message: &str) -> Self {
         Self::new(Kind::UnknownId, message.split_once(": ").map_or(message, |(_, said)| said))
     }
 
-    /// What a script says with the code STALE at this time of the server, in microseconds since the epoch.
+    /// For a script's STALE error at this server time, in microseconds since the epoch.
     pub(crate) fn stale(now_us: u64) -> Self {
         let what = "expected windows of the calendar around the server's time, got others";
         Self::new(Kind::Stale { now_us }, what)
     }
 
-    /// The same, by the script's message, which ends with that time.
+    /// The same, from the script's message, which ends with that time.
     pub(crate) fn stale_from_message(message: &str) -> Self {
         let now_us = message
             .rsplit_once("now_us=")
@@ -207,7 +208,7 @@ impl Error {
         now_us.map_or_else(|| Self::new(Kind::Garbled, message), Self::stale)
     }
 
-    /// The server's time, in microseconds since the epoch, if it had left the windows of the call.
+    /// The server's time, in microseconds since the epoch, if it had left the call's windows.
     pub(crate) fn stale_at(&self) -> Option<u64> {
         match self.kind {
             Kind::Stale { now_us } => Some(now_us),
@@ -228,7 +229,7 @@ impl Error {
         self
     }
 
-    /// The same where a part of what was to be done may have been done.
+    /// The same after some of several steps may have been done.
     pub(crate) fn half_way(mut self) -> Self {
         self.charged = Charged::Unknown;
         self
@@ -242,7 +243,7 @@ impl Error {
         self.stage == Reached::Unsent
     }
 
-    /// The same where the units had been taken, and were to be given back.
+    /// The same after the units had been taken and were to be given back.
     pub(crate) fn after_charging(mut self) -> Self {
         if self.charged == Charged::No {
             self.charged = Charged::Yes;
@@ -250,17 +251,17 @@ impl Error {
         self
     }
 
-    /// The same for a call that isn't sent, since others failed by this.
+    /// The same for a call that isn't sent, because earlier calls failed with this.
     pub(crate) fn for_unsent(&self, wait: Duration) -> Self {
         self.unsent("redis isn't asked for a while").with_wait(wait)
     }
 
-    /// The same where Redis isn't asked for so long.
+    /// The same while Redis won't be asked for this long.
     pub(crate) fn with_wait(self, wait: Duration) -> Self {
         Self { time: Some(wait), ..self }
     }
 
-    /// The same while another call sees whether Redis answers again.
+    /// The same while another call probes Redis.
     pub(crate) fn while_probed(&self) -> Self {
         self.unsent("redis isn't asked while another call sees whether it answers")
     }
@@ -281,23 +282,23 @@ impl Error {
         self.charged
     }
 
-    /// The deadline that passed, if that is what [went wrong](Self::is_deadline): what was left of it as this call was
-    /// made.
+    /// The deadline that passed, if that is what [went wrong](Self::is_deadline): the time that was left when this call
+    /// was made.
     #[must_use]
     pub fn missed_deadline(&self) -> Option<Duration> {
         self.time.filter(|_| self.is_deadline())
     }
 
-    /// For how long Redis isn't asked, since calls before this one failed; see [`Redis::breaker`](crate::Redis::breaker).
-    /// None if it was asked, or is being asked by another call.
+    /// How long Redis won't be asked, because earlier calls failed; see [`Redis::breaker`](crate::Redis::breaker). None
+    /// if it was asked, or another call is probing it.
     #[must_use]
     pub fn retry_in(&self) -> Option<Duration> {
         self.time.filter(|_| self.is_unsent())
     }
 
-    /// Whether Redis, or the way to it, is what broke: another call would likely fare the same.
+    /// Whether Redis, or the connection to it, is what failed: another call would likely fail too.
     pub(crate) fn is_outage(&self) -> bool {
-        // It answered, and knows who would decide.
+        // The node answered, and knows which one would decide.
         if self.detour().is_some() {
             return false;
         }
@@ -312,7 +313,8 @@ impl Error {
         )
     }
 
-    /// Whether a rule's [policy](crate::OnError) answers in place of this. Misuse and permission errors bypass the policy.
+    /// Whether a rule's [policy](crate::OnError) answers in place of this error. Misuse and permission errors bypass
+    /// the policy.
     pub(crate) fn goes_to_policy(&self) -> bool {
         self.is_away() || matches!(self.kind, Kind::Refused | Kind::Unreadable | Kind::Unconfirmed | Kind::Stale { .. })
     }
@@ -358,13 +360,13 @@ impl Error {
         matches!(self.kind, Kind::Unreachable | Kind::Deadline { sent: false })
     }
 
-    /// No answer by the deadline, or not even sent by then; [`charged`](Self::charged) tells which.
+    /// No answer by the deadline, or not sent by then; [`charged`](Self::charged) tells which.
     #[must_use]
     pub fn is_deadline(&self) -> bool {
         matches!(self.kind, Kind::Deadline { .. })
     }
 
-    /// The connection broke while an answer was awaited.
+    /// The connection broke while waiting for an answer.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
         self.kind == Kind::Disconnected
@@ -394,30 +396,30 @@ impl Error {
         self.kind == Kind::Unreadable
     }
 
-    /// Nothing is remembered of the id that was to be settled, or no permit is held by the id that was to be renewed:
+    /// Nothing is remembered for the id that was to be settled, or no permit is held by the id that was to be renewed:
     /// it was never taken, or its time to live has passed.
     #[must_use]
     pub fn is_unknown_id(&self) -> bool {
         self.kind == Kind::UnknownId
     }
 
-    /// The server refused to run the script: it is out of memory, can't write to its disk, has too few replicas, or said
-    /// otherwise; or it runs none [now](Self::is_not_now); or its clock moved by a window of the calendar and more, twice
-    /// within one call.
+    /// The server refused to run the script: it is out of memory, can't write to its disk, has too few replicas, or
+    /// gave another reason; or it runs none [for now](Self::is_not_now); or its clock moved by at least a calendar
+    /// window, twice within one call.
     #[must_use]
     pub fn is_refused(&self) -> bool {
         matches!(self.kind, Kind::Refused | Kind::Stale { .. } | Kind::NotNow)
     }
 
-    /// The units were taken, and fewer replicas than [asked for](crate::Redis::confirmed_by) have it: a failover could
-    /// forget it.
+    /// The units were taken, but fewer replicas than [asked for](crate::Redis::confirmed_by) have the write: a failover
+    /// could lose it.
     #[must_use]
     pub fn is_unconfirmed(&self) -> bool {
         self.kind == Kind::Unconfirmed
     }
 
-    /// The server runs no script now, but may soon: it is loading, busy with another script, without its primary, or a
-    /// replica. Several attempts found it so.
+    /// The server runs no script for now, but may soon: it is loading, busy with another script, without its primary,
+    /// or a replica. Several attempts got this answer.
     #[must_use]
     pub fn is_not_now(&self) -> bool {
         self.kind == Kind::NotNow

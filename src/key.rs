@@ -1,13 +1,13 @@
-//! How keys are spelled in Redis: `<prefix>:{<tag>}:<key>:<rule>/<limit>`, without `<key>` where it equals the tag.
+//! The encoding of keys in Redis: `<prefix>:{<tag>}:<key>:<rule>/<limit>`, without `<key>` if it equals the tag.
 //!
-//! A key is data: any bytes. Letters, digits and `-_.@:/+=,~|` stand for themselves, everything else, braces and `%`
-//! included, is written `%XX`; what grows longer than 128 bytes is replaced by `#` and its SHA-256. Names of rules and
-//! limits have neither `:` nor `/`, so the spelling is injective: the tag ends at the first `}`, the rule begins after
-//! the last `:`, and no key can open a tag of its own.
+//! A key is data: any bytes. Letters, digits and `-_.@:/+=,~|` stand for themselves. Everything else, including braces
+//! and `%`, is written `%XX`. What grows longer than 128 bytes is replaced by `#` and its SHA-256. Names of rules and
+//! limits contain neither `:` nor `/`, so the encoding is injective: the tag ends at the first `}`, the rule begins
+//! after the last `:`, and no key can open a tag of its own.
 //!
-//! Each shard of a limit has a tag of its own, so that it lies in a slot of its own: `{<tag>%s<number>}`, which no key
-//! can spell, since a `%` of its own is followed by two of `0-9a-f`. So is `%h` and the 32 digits of a hash, which stand
-//! for what is personal, and `%c`, under which the configuration of a system of record is cached.
+//! Each shard of a limit has its own tag, and so its own slot: `{<tag>%s<number>}`, which no key can produce, since a
+//! key's own `%` is followed by two of `0-9a-f`. The same holds for `%h` and the 32 digits of a hash, which stand for
+//! personal data, and for `%c`, under which the configuration of a system of record is cached.
 
 use std::fmt;
 
@@ -17,23 +17,23 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Kind, RuleError};
 
-/// A key as it is spelled in Redis, which is mostly short enough to be copied instead of allocated.
+/// A key as encoded in Redis, usually short enough to be stored inline.
 pub(crate) type Key = SmallVec<[u8; 64]>;
 
 /// Which bytes stand for themselves in a key, and which in an id.
 const IN_KEY: Plain = plain(b"-_.@:/+=,~|");
 const IN_ID: Plain = plain(b"-_.");
-/// The most bytes that a key's encoding takes before it is hashed.
+/// The longest encoding of a key, in bytes, before it is hashed.
 const MOST_BYTES: usize = 128;
 
-/// Of each byte, whether it stands for itself.
+/// For each byte, whether it stands for itself.
 type Plain = [bool; 256];
 
-/// Fewer bytes of a secret could be guessed.
+/// A shorter secret could be guessed.
 const SHORTEST_SECRET: usize = 16;
 
-/// A secret by which keys are hashed, so that addresses, e-mails and the like don't stand in Redis as they are: see
-/// [`Limiter::key_secret`](crate::Limiter::key_secret). Shown by no `Debug`.
+/// A secret for hashing keys, so that addresses, e-mails and the like don't appear in Redis: see
+/// [`Limiter::key_secret`](crate::Limiter::key_secret). `Debug` never shows it.
 ///
 /// ```
 /// use tollgate::{Embedded, KeySecret, Limiter};
@@ -47,7 +47,7 @@ pub struct KeySecret {
     hmac: Hmac<Sha256>,
 }
 
-/// What is counted, or what groups keys: as it is given, or hashed.
+/// What is counted, or what groups keys: as given, or hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Name<'a> {
     Plain(&'a [u8]),
@@ -55,11 +55,11 @@ pub(crate) enum Name<'a> {
 }
 
 impl KeySecret {
-    /// A secret of at least 16 bytes: 32 by chance are a good choice.
+    /// A secret of at least 16 bytes; 32 random ones are a good choice.
     ///
     /// # Errors
     ///
-    /// Fewer bytes.
+    /// A shorter secret.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, Error> {
         let secret = secret.as_ref();
         let too_short = |got: usize| {
@@ -138,8 +138,8 @@ pub(crate) fn state_key(
     spelled
 }
 
-/// The key that remembers a call by its id: the rule's, with `#<limits>-<id>` where a limit would be. In an id only
-/// letters, digits and `-_.` stand for themselves, so it can't be read as anything else.
+/// The key that remembers a call by its id: the rule's, with `#<limits>-<id>` in the limit's place. In an id only
+/// letters, digits and `-_.` stand for themselves, so it can't be mistaken for anything else.
 pub(crate) fn marker_key(
     prefix: &str,
     tag: (Name<'_>, Option<u32>),
@@ -165,7 +165,7 @@ pub(crate) fn holder(id: &[u8]) -> Result<Key, Error> {
     Ok(holder)
 }
 
-/// A glob that every key of this rule matches, and perhaps some of others: see [`is_of_rule`].
+/// A glob that matches every key of this rule, and possibly other rules' keys: see [`is_of_rule`].
 pub(crate) fn glob_of_rule(prefix: &str, rule: &str) -> String {
     let mut glob = String::new();
     for character in prefix.chars() {
@@ -185,7 +185,7 @@ pub(crate) fn is_of_rule(key: &[u8], prefix: &str, rule: &str) -> bool {
         && limit.is_some_and(|limit| matches!(limit.first(), Some(b'/' | b'#')))
 }
 
-/// A prefix, if it can't be mistaken for a tag.
+/// The prefix, if it can't be mistaken for a tag.
 pub(crate) fn checked_prefix(prefix: &str) -> Result<&str, Error> {
     if prefix.is_empty() || prefix.contains(['{', '}']) {
         return Err(Error::new(Kind::Input, format!("prefix: expected some text without braces, got {prefix:?}")));
@@ -193,7 +193,7 @@ pub(crate) fn checked_prefix(prefix: &str) -> Result<&str, Error> {
     Ok(prefix)
 }
 
-/// The name of a rule or a limit, if it can stand in a key.
+/// The name of a rule or a limit, if it may appear in a key.
 pub(crate) fn checked_name(name: &str) -> Result<&str, RuleError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
@@ -202,12 +202,12 @@ pub(crate) fn checked_name(name: &str) -> Result<&str, RuleError> {
     Ok(name)
 }
 
-/// The offset below `period` at which the windows of a spread limit start for this key.
+/// The offset below `period` at which this key's windows start, for a limit with spread starts.
 pub(crate) fn spread_offset(key: &[u8], period: u64) -> u64 {
     hashed_below(key, period)
 }
 
-/// Which of so many shards a call by this id takes from, whoever makes it: settling finds what was taken there.
+/// The shard that a call with this id takes from, in every process, so that settling finds what was taken.
 pub(crate) fn shard_of(id: &[u8], shards: u32) -> u32 {
     u32::try_from(hashed_below(id, shards.into())).unwrap_or(0)
 }
@@ -308,11 +308,11 @@ mod tests {
             of[shard_of(format!("id-{id}").as_bytes(), 8) as usize] += 1;
         }
         assert!(of.iter().all(|ids| (850..1150).contains(ids)), "{of:?}");
-        // Fixed for ever: processes of different versions must agree.
+        // Must never change: processes of different versions must agree.
         assert_eq!((shard_of(b"payment-4711", 8), shard_of(b"payment-4711", 1024)), (5, 293));
     }
 
-    /// Fixed for ever, and what other languages say: `hmac.new(secret, key, "sha256").hexdigest()[:32]` in Python.
+    /// Must never change, and matches other languages: `hmac.new(secret, key, "sha256").hexdigest()[:32]` in Python.
     #[test]
     fn a_hashed_key_is_an_hmac_that_no_key_can_spell() {
         let secret = KeySecret::new("0123456789abcdef0123456789abcdef").unwrap();

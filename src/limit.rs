@@ -1,4 +1,4 @@
-//! What one limit admits: an algorithm and its numbers, validated, with the arguments its script is called with.
+//! One limit: an algorithm and its numbers, validated, with its script's arguments.
 
 mod calendar;
 mod parts;
@@ -17,9 +17,9 @@ pub(crate) use calendar::Windows;
 pub(crate) use parts::Shards;
 pub(crate) use text::Period;
 
-/// The largest limit of a log, whose running totals are kept modulo 2^40.
+/// The largest limit of a log, whose running totals are modulo 2^40.
 const LOG_LIMIT: u64 = 1 << 39;
-/// The largest limit of a log that doesn't name a larger one by `max`.
+/// The largest limit of a log that doesn't set a larger `max`.
 const LOG_MAX: u64 = 10_000;
 /// The most permits that can be held at once.
 const MOST_PERMITS: u64 = 10_000;
@@ -73,7 +73,7 @@ pub struct LimitBuilder {
 }
 
 impl Limit {
-    /// A limit of `rate` units per `period` (of permits: `rate` at once, each for a `period` at most), with the
+    /// A limit of `rate` units per `period` (for permits: `rate` at once, each for at most a `period`), with the
     /// algorithm's defaults for everything else.
     #[must_use]
     pub fn of(algorithm: Algorithm, rate: u64, period: Duration) -> LimitBuilder {
@@ -91,8 +91,8 @@ impl Limit {
         }
     }
 
-    /// A limit of `rate` units in each day, week, month or year of the calendar, of UTC unless a [time
-    /// zone](LimitBuilder::tz) is named. Each window begins full and nothing carries over: see [the
+    /// A limit of `rate` units in each day, week, month or year of the calendar, in UTC unless a [time
+    /// zone](LimitBuilder::tz) is set. Each window begins full and nothing carries over: see [the
     /// guide](crate::guide#windows-of-the-calendar).
     ///
     /// ```
@@ -114,14 +114,14 @@ impl Limit {
         self.algorithm
     }
 
-    /// Units per period; of permits, how many at once.
+    /// Units per period; for permits, how many at once.
     #[must_use]
     pub fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// The period; of permits, how long one lasts that is neither renewed nor released; of windows of the calendar, what
-    /// the longest lasts where no clock is set: 1, 7, 31 or 366 days.
+    /// The period; for permits, how long one lasts if it is neither renewed nor released; for calendar windows, the
+    /// longest window's length without clock changes: 1, 7, 31 or 366 days.
     #[must_use]
     pub fn period(&self) -> Duration {
         Duration::from_micros(self.period)
@@ -139,26 +139,25 @@ impl Limit {
         self.shards.as_ref().map_or(self.exact.max_debt, |shards| shards.sum(Self::max_debt))
     }
 
-    /// Where the windows of a fixed window start.
+    /// Where a fixed window's windows start.
     #[must_use]
     pub fn start(&self) -> Start {
         self.start
     }
 
-    /// Into how many parts it is split, each with a key of its own: 1 if it isn't.
+    /// How many shards it is split into, each with its own key: 1 if it isn't.
     #[must_use]
     pub fn shards(&self) -> u32 {
         self.shards.as_ref().map_or(1, Shards::count)
     }
 
-    /// The same limit without shards, which they never exceed together.
+    /// The same limit without shards. The shards together never exceed it.
     #[must_use]
     pub fn whole(&self) -> Self {
         Self { shards: None, ..self.clone() }
     }
 
-    /// The most units that one call can ever take or, of a reservation, owe: of a limit with shards, those of its
-    /// smallest.
+    /// The most units that one call can ever take or, in a reservation, owe; for a sharded limit, its smallest shard's.
     pub(crate) fn largest_cost(&self, reserved: bool) -> u64 {
         let smallest = self.shards.as_ref().map_or(self, Shards::smallest);
         smallest.capacity + if reserved { smallest.max_debt() } else { 0 }
@@ -169,37 +168,37 @@ impl Limit {
         self.shards.as_ref()
     }
 
-    /// The step of this limit's clock: a microsecond, or the finest that keeps its arithmetic exact.
+    /// The clock step of this limit: a microsecond, or the finest that keeps its arithmetic exact.
     #[must_use]
     pub fn tick(&self) -> Duration {
         Duration::from_micros(self.exact.tick)
     }
 
-    /// The day, week, month or year that its windows are, if they are of the calendar.
+    /// The unit of its calendar windows, if it has any: day, week, month or year.
     #[must_use]
     pub fn window(&self) -> Option<Calendar> {
         self.windows.as_ref().map(Windows::unit)
     }
 
-    /// The time zone of its windows, as the database of time zones spells it, if they are of the calendar.
+    /// The time zone of its calendar windows, if it has any, as the time zone database spells it.
     #[must_use]
     pub fn zone(&self) -> Option<&str> {
         self.windows.as_ref().map(Windows::zone)
     }
 
-    /// Its windows, if they are of the calendar.
+    /// Its calendar windows, if it has any.
     pub(crate) fn windows(&self) -> Option<&Windows> {
         self.windows.as_ref()
     }
 
-    /// The longest that a key takes from fully used, or fully in debt, to as if never used; of windows of the calendar, a
-    /// day more than the [period](Self::period), since clocks are set back.
+    /// The longest that a key takes from fully used, or fully in debt, to never used; for calendar windows, a day more
+    /// than the [period](Self::period), since clocks are set back.
     #[must_use]
     pub fn longest_reset(&self) -> Duration {
         Duration::from_micros(self.exact.longest_reset)
     }
 
-    /// The same limit under a name, by which its state is found even when its period has changed.
+    /// The same limit under a name, which keeps its state even when its period changes.
     ///
     /// # Errors
     ///
@@ -215,22 +214,22 @@ impl Limit {
         self.name.as_deref()
     }
 
-    /// What tells this limit from others in a key: its name, else algorithm and period, so that changed numbers find
-    /// the state.
+    /// Identifies this limit in a key: its name, otherwise algorithm and period, so that the state is found even after
+    /// its numbers change.
     pub(crate) fn label(&self) -> String {
         match &self.name {
             Some(name) => name.clone(),
             None if self.algorithm.holds() => self.algorithm.to_string(),
             None => match &self.windows {
                 None => format!("{}-{}", self.algorithm, text::Period(self.period)),
-                // The zone is left out, as the start of other windows is: where it changes, what was used stays used.
+                // The zone is left out, as the start of other windows is: when it changes, what was used stays used.
                 Some(windows) => format!("{}-{}", Algorithm::FixedWindow, windows.unit()),
             },
         }
     }
 
-    /// What the script is called with before cost, mode and now, as decimal text, to decide at this time or by the
-    /// server's.
+    /// The script's arguments before cost, mode and now, as decimal text, to decide at this time, or at the server's if
+    /// none.
     pub(crate) fn arguments(&self, now_us: Option<u64>) -> Cow<'_, [String]> {
         match &self.windows {
             Some(windows) => Cow::Owned(windows.at(now_us).arguments.clone()),
@@ -238,7 +237,7 @@ impl Limit {
         }
     }
 
-    /// The same as the script's packed form takes them, where it has one.
+    /// The same in the script's packed form, if it has one.
     pub(crate) fn packed(&self, now_us: Option<u64>) -> Option<Cow<'_, Arc<[u8]>>> {
         match &self.windows {
             Some(windows) => Some(Cow::Owned(Arc::clone(&windows.at(now_us).packed))),
@@ -246,17 +245,17 @@ impl Limit {
         }
     }
 
-    /// What makes of two limits of one algorithm different ones to its script, whatever the time.
+    /// What distinguishes two limits of one algorithm to its script, whatever the time.
     pub(crate) fn numbers(&self) -> impl std::hash::Hash + '_ {
         (&self.arguments, &self.windows)
     }
 
-    /// The index among the arguments of the window's start, where it is the key's own, and the period it spreads over.
+    /// For windows with a per-key start: the index of that argument, and the period that starts are spread over.
     pub(crate) fn spread(&self) -> Option<(usize, u64)> {
         (self.start == Start::Spread).then_some((START, self.period))
     }
 
-    /// The index among the arguments of the permits' holder, where there is one.
+    /// The index of the permits' holder among the arguments, if there is one.
     pub(crate) fn holder(&self) -> Option<usize> {
         self.algorithm.holds().then_some(HOLDER)
     }
@@ -284,17 +283,17 @@ impl LimitBuilder {
         self
     }
 
-    /// The largest limit that a log is allowed; it remembers each request. Default: 10,000.
+    /// The largest limit allowed for a log, which remembers each request. Default: 10,000.
     #[must_use]
     pub fn max(mut self, units: u64) -> Self {
         self.max = Some(units);
         self
     }
 
-    /// Splits the limit into so many parts, from 1 to 1024, each with its share of the rate, the capacity and the debt,
-    /// in a key and a slot of its own; what doesn't divide goes to the first ones. Together they never exceed the
-    /// limit. A call takes from one of them, so a cost above the smallest share is denied with "never", and a call may
-    /// be denied while others still have units: [the guide](crate::guide#shards) says how often. Default: 1.
+    /// Splits the limit into 1 to 1024 shards, each with its share of the rate, the capacity and the debt, and with its
+    /// own key and slot; remainders go to the first shards. Together they never exceed the limit. A call takes from one
+    /// shard, so a cost above the smallest share is denied with "never", and a call may be denied while other shards
+    /// still have units: [the guide](crate::guide#shards) says how often. Default: 1.
     ///
     /// ```
     /// use tollgate::Limit;
@@ -309,21 +308,21 @@ impl LimitBuilder {
         self
     }
 
-    /// The time zone of windows of the calendar, by its name in the IANA database of time zones, such as
-    /// `Europe/Zurich`, in whatever case; it is the database of this build, not of the machine. Default: `UTC`.
+    /// The time zone of calendar windows, by its name in the IANA time zone database, such as `Europe/Zurich`, in any
+    /// case. The database is this build's, not the machine's. Default: `UTC`.
     #[must_use]
     pub fn tz(mut self, zone: &str) -> Self {
         self.zone = Some(zone.to_owned());
         self
     }
 
-    /// The limit, or why these numbers can't be one.
+    /// The limit, or why these numbers don't make one.
     ///
     /// # Errors
     ///
-    /// Zero, more than 2^53, an option that the algorithm doesn't have, a time zone that isn't known, numbers that fit at
-    /// no useful tick, shards that would not each have a unit, or shards of windows that start at the first hit, one of
-    /// each shard's own.
+    /// Zero; more than 2^53; an option that the algorithm doesn't have; an unknown time zone; numbers that fit at no
+    /// useful tick; shards that would not each have a unit; shards of windows that start at the first hit, since each
+    /// shard would have its own.
     pub fn build(self) -> Result<Limit, RuleError> {
         let Self { algorithm, rate, period, .. } = self;
         let row = algorithm.row();
@@ -417,7 +416,7 @@ impl LimitBuilder {
         }
         let arguments = (row.arguments)(&numbers, &limit.exact);
         limit.arguments = arguments.iter().map(i64::to_string).collect();
-        // Where windows start at a time of each key's own, keys have no numbers in common.
+        // If windows start at a per-key time, keys have no numbers in common.
         limit.packed = row.packed(&arguments).filter(|_| start != Start::Spread).map(Arc::from);
         if shards > 1 {
             if start == Start::FirstHit {

@@ -49,9 +49,9 @@ pub use upkeep::{Progress, State};
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
 ///
-/// Unless a method says otherwise, it costs one round trip to Redis: two where the server has lost its scripts, or its time
-/// has left [the windows of the calendar](crate::guide#windows-of-the-calendar) that the call names, and more for the first call,
-/// which connects.
+/// Unless a method says otherwise, it costs one round trip to Redis. It costs two if the server has lost its scripts,
+/// or if its clock has left [the calendar windows](crate::guide#windows-of-the-calendar) that the call names. The first
+/// call also connects.
 #[derive(Clone, Debug)]
 pub struct Limiter {
     engine: Engine,
@@ -61,19 +61,19 @@ pub struct Limiter {
     denials: Option<DenialCache>,
     key_secret: Option<KeySecret>,
     background: Background,
-    /// Decides where Redis is away and a rule says `local`; made when it is first needed.
+    /// Decides while Redis is away, for rules that say `local`. Created on first use.
     #[cfg(feature = "embedded")]
     local: Arc<OnceLock<Embedded>>,
 }
 
 impl Limiter {
-    /// The engine that decides, and what its keys begin with: for what is kept beside them.
+    /// The engine, and the prefix of its keys: for what is stored beside them.
     #[cfg(feature = "postgres")]
     pub(crate) fn engine(&self) -> (&Engine, &str) {
         (&self.engine, &self.prefix)
     }
 
-    /// A limiter on this engine, with the prefix `tollgate`, a deadline of 500 ms, and an error where Redis is away.
+    /// A limiter on this engine: prefix `tollgate`, deadline 500 ms, and an error while Redis is away.
     pub fn new(engine: impl Into<Engine>) -> Self {
         Self {
             engine: engine.into(),
@@ -88,7 +88,7 @@ impl Limiter {
         }
     }
 
-    /// Begins every key in Redis. Default: `tollgate`.
+    /// The prefix of every key in Redis. Default: `tollgate`.
     ///
     /// # Errors
     ///
@@ -98,7 +98,7 @@ impl Limiter {
         Ok(self)
     }
 
-    /// How long a decision may take, connecting included. What is answered then is the rule's [policy](Rule::on_error);
+    /// How long a decision may take, connecting included. After that the rule's [policy](Rule::on_error) answers;
     /// [`Error::charged`] says whether the units may have been taken. Default: 500 ms.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
@@ -106,9 +106,9 @@ impl Limiter {
         self
     }
 
-    /// What is answered where Redis is away, for rules that [don't say](Rule::on_error). Default:
-    /// [closed](OnError::Closed), which is the error. A rule with less than a unit for each of the processes of
-    /// [`Local`](OnError::Local) is closed all the same.
+    /// The answer while Redis is away, for rules that [don't set one](Rule::on_error). Default:
+    /// [closed](OnError::Closed), which returns the error. Under [`Local`](OnError::Local), a rule with less than one
+    /// unit for each of its processes is closed too.
     ///
     /// # Errors
     ///
@@ -126,37 +126,37 @@ impl Limiter {
         Ok(self)
     }
 
-    /// Denies in this process what Redis has just denied. Limiters may share a cache if they share their Redis and their
-    /// prefix. Default: none.
+    /// Denies in this process what Redis has just denied. Limiters with the same Redis and prefix may share a cache.
+    /// Default: none.
     #[must_use]
     pub fn denial_cache(mut self, cache: DenialCache) -> Self {
         self.denials = Some(cache);
         self
     }
 
-    /// Hashes what is counted by this secret, for rules that don't say [otherwise](Rule::hash_keys): keys, parts and
-    /// tags stand in Redis, and wherever it shows them, as the first 128 bits of their HMAC-SHA256. All who count together
-    /// need the same secret; another one begins all keys anew. Ids aren't hashed. Costs no round trip, and some 0.3 µs.
-    /// Default: none, keys stand as they are.
+    /// Hashes keys, parts and tags with this secret, for rules that don't say [otherwise](Rule::hash_keys). Redis then
+    /// stores and shows only the first 128 bits of their HMAC-SHA256. All limiters that count together need the same
+    /// secret; a new secret starts every key afresh. Ids aren't hashed. Costs no round trip, and some 0.3 µs. Default:
+    /// none; keys are stored as given.
     #[must_use]
     pub fn key_secret(mut self, secret: &KeySecret) -> Self {
         self.key_secret = Some(secret.clone());
         self
     }
 
-    /// Takes the cost now, or is denied and takes nothing.
+    /// Takes the cost now, or denies and takes nothing.
     ///
     /// # Errors
     ///
     /// No decision could be made, and the rule's [policy](Rule::on_error) is the error; see [`Error`]. A rule without a
-    /// name; permits of a `concurrency` limit without an [id](Request::id) to give them back by: [`hold`](Self::hold)
+    /// name. Permits of a `concurrency` limit without an [id](Request::id) to release them by: [`hold`](Self::hold)
     /// makes one.
     pub async fn acquire<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.decide(rule, &request.into(), Mode::Acquire).await
     }
 
-    /// What [`acquire`](Self::acquire) would answer, taking nothing; `remaining` and `reset_after` are those of the
-    /// untouched key, and so is the wait where an acquire would [block](Rule::block_for) it.
+    /// What [`acquire`](Self::acquire) would answer, without taking anything. `remaining` and `reset_after` describe
+    /// the untouched key, and so does the wait if an acquire would [block](Rule::block_for) the key.
     ///
     /// # Errors
     ///
@@ -165,8 +165,8 @@ impl Limiter {
         self.decide(rule, &request.into(), Mode::Peek).await
     }
 
-    /// Takes the cost now for later: allowed with a wait, after which it may run. The level may go below zero by the
-    /// rule's `max-debt`; later callers see that.
+    /// Takes the cost now for later: the call is allowed with a wait, after which the work may run. The level may go
+    /// below zero by the rule's `max-debt`; later callers see that debt.
     ///
     /// # Errors
     ///
@@ -179,7 +179,7 @@ impl Limiter {
         self.decide(rule, &request.into(), Mode::Reserve).await
     }
 
-    /// Takes what there is, up to the cost: [`Decision::granted`] says how much. Denied if there is nothing.
+    /// Takes what is available, up to the cost: [`Decision::granted`] says how much. Denied if nothing is.
     ///
     /// # Errors
     ///
@@ -188,9 +188,9 @@ impl Limiter {
         self.decide(rule, &request.into(), Mode::AtMost).await
     }
 
-    /// Gives the cost back, never above full. In windows and logs the newest units go first, and what has expired gives
-    /// nothing. Redis doesn't know whose units they were: units that have refilled by themselves are given a second time,
-    /// so give back soon, and say [after which decision](Request::after).
+    /// Gives the cost back, never above full. In windows and logs the newest units go first, and expired units give
+    /// nothing back. Redis doesn't know whose units they were: a unit that has already refilled is given back a second
+    /// time, so refund soon, and say [after which decision](Request::after).
     ///
     /// # Errors
     ///
@@ -211,8 +211,8 @@ impl Limiter {
         }
     }
 
-    /// Takes the cost whether it is there or not. [`refund`](Self::refund) forgives it, and of windows of the calendar the
-    /// window's end.
+    /// Takes the cost whether or not it is available. [`refund`](Self::refund) forgives it; in a calendar window, so
+    /// does the window's end.
     ///
     /// # Errors
     ///
@@ -222,12 +222,12 @@ impl Limiter {
     }
 
     /// Denies every call on the key for this long, whatever it has left; refunds, penalties and releases still count.
-    /// Of several limits, those that count the request's key are blocked. A call that is remembered by its id still
-    /// gets its answer. [`unblock`](Self::unblock) and [`reset`](Self::reset) forgive it.
+    /// In a rule of several limits, those that count the request's key are blocked. A call that is remembered by its id
+    /// still gets its answer. [`unblock`](Self::unblock) and [`reset`](Self::reset) lift the block.
     ///
     /// # Errors
     ///
-    /// More than 71 years; a rule of which no limit counts the key; no answer, see [`Error`].
+    /// A block of more than 71 years. A rule with no limit that counts the key. No answer; see [`Error`].
     pub async fn block<'a>(
         &self,
         rule: &Rule,
@@ -243,21 +243,21 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As of a block.
+    /// The same as [`block`](Self::block).
     pub async fn unblock<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.block(rule, request, Duration::ZERO).await
     }
 
-    /// Makes the permits that are held by this [id](Request::id) last for a whole ttl from now.
+    /// Extends the permits held by this [id](Request::id) to a whole ttl from now.
     ///
     /// # Errors
     ///
-    /// [`Error::is_unknown_id`] if none is held: released, or expired; no answer, see [`Error`].
+    /// [`Error::is_unknown_id`] if none is held: released or expired. No answer; see [`Error`].
     pub async fn renew<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.of_holder("renew", rule, request.into(), Mode::Renew).await
     }
 
-    /// Gives back the permits that are held by this [id](Request::id), if there are any left, and forgets the id.
+    /// Gives back the permits held by this [id](Request::id), if any are left, and forgets the id.
     ///
     /// # Errors
     ///
@@ -270,7 +270,7 @@ impl Limiter {
         if request.id.is_none() {
             return Err(Error::new(Kind::Input, format!("{what}: expected the id that holds the permits, got none")));
         }
-        // Unless the request says where they were taken, it is looked for here first.
+        // Unless the request says where they were taken, look in this process first.
         #[cfg(feature = "embedded")]
         if request.earlier().is_none()
             && let Some(decision) = Box::pin(self.of_local_permit(rule, &request, mode)).await
@@ -280,8 +280,8 @@ impl Limiter {
         self.undo(rule, &request, mode).await
     }
 
-    /// Makes the cost what the call of this [id](Request::id) took in the end, once: more is charged, whether it is
-    /// there or not (as far as the arithmetic stays exact), and less is given back.
+    /// Replaces the cost taken by the call of this [id](Request::id) with this one, once. More is charged, available or
+    /// not (as far as the arithmetic stays exact); less is given back.
     ///
     /// # Errors
     ///
@@ -310,9 +310,9 @@ impl Limiter {
         self.undo(rule, &request, mode).await
     }
 
-    /// Forgets what each limit of the rule counts of this request, and the request's id if it has one. A limit that counts
-    /// a [part](Request::parts), such as an organisation, is forgotten for all who share that part: what must outlast a
-    /// reset is a rule of its own. Repairs state that can't be read.
+    /// Forgets what each limit of the rule counts for this request, and the request's id if it has one. A limit that
+    /// counts a [part](Request::parts), such as an organisation, is forgotten for everyone who shares that part; a
+    /// limit that must outlast a reset needs a rule of its own. Repairs state that can't be read.
     ///
     /// # Errors
     ///
@@ -321,7 +321,7 @@ impl Limiter {
         self.undo(rule, &request.into(), Mode::Reset).await
     }
 
-    /// What answers where Redis is away.
+    /// The policy while Redis is away.
     fn policy(&self, rule: &Rule) -> OnError {
         rule.policy().unwrap_or(self.on_error)
     }
@@ -334,7 +334,7 @@ impl Limiter {
         decided
     }
 
-    /// The same, one of several calls that one decision takes, which their caller counts once.
+    /// The same for one of several calls that make up one decision; the caller counts the decision once.
     pub(crate) async fn look(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         let observed = Observed::begin(rule, mode);
         let decided = observed.around(self.decide_by_policy(rule, request, mode)).await;
@@ -342,7 +342,7 @@ impl Limiter {
         decided
     }
 
-    /// As Redis decides or, where it is away, as the rule's policy does.
+    /// Decides by Redis or, while it is away, by the rule's policy.
     async fn decide_by_policy(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         let decided = match &self.denials {
             None => self.decide_exactly(rule, request, mode).await,
@@ -356,7 +356,7 @@ impl Limiter {
     }
 
     async fn decide_exactly(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
-        // Boxed, so that a caller of the common path below, of whom there may be thousands, stays small.
+        // Boxed to keep the common path's future small: there may be thousands of callers.
         match rule.scoped_limits() {
             [count] if count.limit.shards() > 1 => {
                 let place = self.place(rule, count, request, mode);
@@ -367,7 +367,7 @@ impl Limiter {
         }
     }
 
-    /// By a single limit, or a shard of it.
+    /// Decides by a single limit, or one shard of it.
     async fn decide_one(
         &self,
         rule: &Rule,
@@ -410,7 +410,7 @@ impl Limiter {
         self.decision(rule, targets, request, mode, &reply)
     }
 
-    /// What a reply says of these limits.
+    /// The decision in a reply about these limits.
     fn decision(
         &self,
         rule: &Rule,
@@ -457,8 +457,8 @@ impl Limiter {
     }
 }
 
-/// Units that a call took: as the script appends them, else the whole cost or nothing. None if no call can have taken so
-/// many.
+/// Units that a call took: the number appended by the script, otherwise the whole cost or nothing. None if no call can
+/// have taken that many.
 fn granted(cost: u64, mode: Mode, allowed: bool, appended: Option<&i64>) -> Option<u64> {
     match (mode, appended) {
         (Mode::Refund | Mode::Block | Mode::Renew | Mode::Release | Mode::Reset | Mode::Cancel, _) => Some(0),
@@ -468,7 +468,7 @@ fn granted(cost: u64, mode: Mode, allowed: bool, appended: Option<&i64>) -> Opti
     }
 }
 
-/// What is well formed, and yet nothing that a script answers.
+/// A well-formed reply that no script gives.
 fn garbled() -> Error {
     Error::new(Kind::Garbled, "expected a decision of each limit within its bounds, got something else")
 }

@@ -1,5 +1,5 @@
-//! HTTP services and clients under rules: a tower layer, for axum, tonic and anything on tower, and the header fields of a
-//! decision for everything else.
+//! Rate limits for HTTP services and clients: a tower layer, for axum, tonic and any other tower service, and a
+//! decision's header fields for everything else.
 //!
 #![doc = include_str!("middleware/answers.md")]
 

@@ -1,4 +1,4 @@
-//! What a limit admits, as its decisions know it.
+//! The limit that a decision was made by.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::algorithm::Algorithm;
 use crate::limit::{Calendar, Limit};
 
-/// One limit of a rule, as a [`Decision`](crate::Decision) by it knows it: so many units in each period.
+/// One limit of a rule, as reported in a [`Decision`](crate::Decision): its units per period, and names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Quota {
     rule: Option<Arc<str>>,
@@ -20,7 +20,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Of a limit in the rule of this name, which is empty if it has none yet.
+    /// For a limit in the rule of this name, which is empty if it has none yet.
     pub(crate) fn of(rule: &str, limit: &Limit) -> Self {
         Self {
             rule: (!rule.is_empty()).then(|| rule.into()),
@@ -40,23 +40,23 @@ impl Quota {
         self.rule.as_deref()
     }
 
-    /// The same, to be kept.
+    /// The same, shared.
     pub(crate) fn rule_name(&self) -> Option<&Arc<str>> {
         self.rule.as_ref()
     }
 
-    /// The limit's name, else its text.
+    /// The limit's name or, if unnamed, its text.
     #[must_use]
     pub fn limit(&self) -> &str {
         &self.title
     }
 
-    /// The same, to be kept.
+    /// The same, shared.
     pub(crate) fn title(&self) -> &Arc<str> {
         &self.title
     }
 
-    /// The limit's name, else its algorithm and period: `gcra-1s`. As keys in Redis end with it.
+    /// The limit's name or, if unnamed, its algorithm and period: `gcra-1s`. Keys in Redis end with it.
     #[must_use]
     pub fn label(&self) -> &str {
         &self.label
@@ -68,13 +68,13 @@ impl Quota {
         self.algorithm
     }
 
-    /// Units per period; of permits, how many at once.
+    /// Units per period; for permits, how many at once.
     #[must_use]
     pub fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// The period, as [`Limit::period`] says it.
+    /// The period, as in [`Limit::period`].
     #[must_use]
     pub fn period(&self) -> Duration {
         self.period
@@ -86,7 +86,7 @@ impl Quota {
         self.capacity
     }
 
-    /// The day, week, month or year that its windows are, if they are of the calendar.
+    /// The unit of its calendar windows, if it has any: day, week, month or year.
     #[must_use]
     pub fn window(&self) -> Option<Calendar> {
         self.window

@@ -1,4 +1,4 @@
-//! Whom a call is about, and what it takes.
+//! What a call counts by, and what it takes.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -6,13 +6,13 @@ use crate::decision::{By, Decision};
 use crate::error::{Charged, Error, Kind};
 use crate::rule::Rule;
 
-/// The last microsecond that a decision can be made at, since the epoch: the year 2112.
+/// The last microsecond since the epoch at which a decision can be made: the year 2112.
 const LAST_TIME: u64 = 1 << 52;
 
-/// How long an id is remembered unless said.
+/// How long an id is remembered by default.
 const ID_TTL: Duration = Duration::from_secs(600);
 
-/// Whom a call is about, and what it takes. A plain key is a request of the rule's [cost](Rule::cost).
+/// What a call counts by, and what it takes. A plain key is a request at the rule's [cost](Rule::cost).
 ///
 /// ```
 /// use tollgate::Request;
@@ -55,11 +55,11 @@ pub struct OwnedRequest {
     terms: Terms,
 }
 
-/// All of a request that isn't borrowed.
+/// The fields of a request that aren't borrowed.
 #[derive(Clone, Copy, Debug)]
 struct Terms {
     id_ttl: Duration,
-    /// The rule's, if none.
+    /// None: the rule's.
     cost: Option<u64>,
     at: Option<SystemTime>,
     deadline: Option<Duration>,
@@ -67,13 +67,13 @@ struct Terms {
     after: Option<Earlier>,
 }
 
-/// Who answered an earlier call, as far as it matters for a call that gives back what that one took.
+/// The facts about an earlier call that matter to a call that gives back what it took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Earlier {
     pub(crate) by: By,
     /// Units that it took.
     pub(crate) granted: u64,
-    /// Whether Redis took the units as well, where a policy answered in its place.
+    /// Whether Redis took the units as well, if a policy answered in its place.
     pub(crate) charged: Charged,
 }
 
@@ -84,14 +84,14 @@ enum Parts<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// A request for this key, at the rule's cost. Any bytes will do, but not none.
+    /// A request for this key, at the rule's cost. Any bytes except an empty key.
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         let terms = Terms { id_ttl: ID_TTL, cost: None, at: None, deadline: None, jitter: 0, after: None };
         Self { key: key.as_ref(), parts: Parts::Borrowed(&[]), id: None, terms }
     }
 
-    /// What limits count that don't count the key, by name; see [`Rule::and_by`].
+    /// What limits count by instead of the key, by name; see [`Rule::and_by`].
     ///
     /// ```
     /// use tollgate::Request;
@@ -105,9 +105,9 @@ impl<'a> Request<'a> {
     }
 
     /// A name for this call, of any bytes. While it is remembered, the same id for the same key and rule gets the same
-    /// answer and is charged once, so a call that got no answer can be sent again; and what it took can be
-    /// [settled](crate::Limiter::settle). Only allowed calls are remembered, and where a rule has permits, which are
-    /// held by this id, only for as long as they are held.
+    /// answer and is charged once, so a call that got no answer can be sent again; and its cost can be
+    /// [settled](crate::Limiter::settle). Only allowed calls are remembered. If a rule has permits, they are held by
+    /// this id, and the call is remembered only while they are held.
     #[must_use]
     pub fn id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         self.id = Some(id.as_ref());
@@ -121,7 +121,7 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Units that it takes; 0 takes nothing. Default: the [rule's](Rule::cost), which is 1 unless said.
+    /// Units that it takes; 0 takes nothing. Default: the [rule's](Rule::cost), which itself defaults to 1.
     #[must_use]
     pub fn cost(mut self, units: u64) -> Self {
         self.terms.cost = Some(units);
@@ -135,8 +135,8 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Makes the wait of a denial longer by chance, by up to so many hundredths of it, so that callers who were denied
-    /// together don't come back together. Default: 0, the exact wait.
+    /// Lengthens a denial's wait randomly, by at most this many hundredths, so that callers denied together don't come
+    /// back together. Default: 0, the exact wait.
     #[must_use]
     pub fn jitter(mut self, hundredths: u8) -> Self {
         self.terms.jitter = hundredths;
@@ -154,13 +154,13 @@ impl<'a> Request<'a> {
     /// [`settle`](crate::Limiter::settle), [`cancel`](crate::Limiter::cancel), [`release`](crate::Limiter::release),
     /// [`renew`](crate::Limiter::renew) and [`reset`](crate::Limiter::reset). Other calls ignore it.
     ///
-    /// A refund gives back no more than was granted, so nothing of a call that was denied.
+    /// A refund gives back no more than was granted, so nothing for a call that was denied.
     ///
-    /// Where a [policy](crate::OnError) answered that call, nothing was taken, so nothing is given back and that is no
-    /// error: the answer is [`By::Policy`](crate::By::Policy). Where the engine in this process answered
-    /// ([`By::Local`](crate::By::Local)), it is given back there. Where Redis may have taken the units although somebody
-    /// else answered, it is asked too to settle, cancel, release or reset, which can't give back what it didn't take; a
-    /// refund could.
+    /// If a [policy](crate::OnError) answered that call, nothing was taken, so nothing is given back. That is no error:
+    /// the answer is [`By::Policy`](crate::By::Policy). If the engine in this process answered
+    /// ([`By::Local`](crate::By::Local)), the units are given back there. If Redis may have taken the units although
+    /// something else answered, it is also asked to settle, cancel, release or reset, none of which can give back what
+    /// it didn't take. It isn't asked to refund, which could.
     ///
     /// ```
     /// use tollgate::{Decision, Request};
@@ -212,17 +212,17 @@ impl Request<'_> {
         self.terms.at
     }
 
-    /// How long this call may take, by a limiter of this deadline.
+    /// How long this call may take, given the limiter's deadline.
     pub(crate) fn deadline_or(&self, deadline: Duration) -> Duration {
         self.terms.deadline.unwrap_or(deadline)
     }
 
-    /// By how many hundredths the wait of a denial may be longer.
+    /// By how many hundredths a denial's wait may be lengthened.
     pub(crate) fn wait_jitter(&self) -> u8 {
         self.terms.jitter
     }
 
-    /// Whose units it gives back.
+    /// The call whose units it gives back.
     pub(crate) fn earlier(&self) -> Option<Earlier> {
         self.terms.after
     }
@@ -234,12 +234,12 @@ impl Request<'_> {
         ttl_ms.ok_or_else(|| Error::new(Kind::Input, format!("id_ttl: expected 1ms to 2^52 ms, got {got:?}")))
     }
 
-    /// Units that it takes by this rule.
+    /// Units that it takes under this rule.
     pub(crate) fn units(&self, rule: &Rule) -> u64 {
         self.terms.cost.unwrap_or(rule.default_cost())
     }
 
-    /// Whether it says itself what it takes.
+    /// Whether it sets its own cost.
     pub(crate) fn has_cost(&self) -> bool {
         self.terms.cost.is_some()
     }
@@ -248,12 +248,12 @@ impl Request<'_> {
         self.id.is_some()
     }
 
-    /// Keeps the id at least as long as it is waited for.
+    /// Keeps the id at least as long as the wait.
     pub(crate) fn id_remembered_beyond(self, wait: Duration) -> Self {
         self.id_ttl(wait + ID_TTL)
     }
 
-    /// What a limit counts: the part of this name, or the key.
+    /// What a limit counts by: the part with this name, or the key.
     pub(crate) fn counted(&self, rule: &Rule, part: Option<&str>) -> Result<&[u8], Error> {
         let Some(name) = part else { return Ok(self.key) };
         let found = match self.parts {

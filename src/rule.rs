@@ -18,8 +18,8 @@ use crate::quota::Quota;
 
 pub use policy::OnError;
 
-/// A named limit, or several: then either each is charged, or none. The name keeps its keys in Redis apart from those of
-/// other rules, so a rule decides nothing until it has one.
+/// A named limit, or several that are charged all or none. The name keeps the rule's keys in Redis apart from those of
+/// other rules, so a rule without a name decides nothing.
 ///
 /// ```
 /// use tollgate::Rule;
@@ -31,7 +31,7 @@ pub use policy::OnError;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// None of a rule that was read from its text: it can't decide yet.
+    /// None for a rule parsed from text, which can't decide yet.
     name: Option<String>,
     limits: Vec<ScopedLimit>,
     tag: Option<String>,
@@ -41,14 +41,14 @@ pub struct Rule {
     block_for: Option<Duration>,
     /// The three above, as options of a script's mode. Empty by default.
     options: String,
-    /// The limiter's, if none.
+    /// None: the limiter's.
     on_error: Option<OnError>,
     cost: u64,
-    /// As the limiter says, if none.
+    /// None: as the limiter says.
     hash_keys: Option<bool>,
 }
 
-/// What becomes of a key's state when its limit's numbers have changed.
+/// What happens to a key's state when its limit's numbers have changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Change {
@@ -61,18 +61,18 @@ pub enum Change {
     Reset,
 }
 
-/// One limit of a rule, and what it counts.
+/// One limit of a rule, and what it counts by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ScopedLimit {
     pub(crate) limit: Limit,
-    /// The part of a request that it counts; its key if none.
+    /// The part of a request that it counts by; its key if none.
     pub(crate) by: Option<String>,
     /// `<rule>/<limit>`, the end of each key; without a rule's name, `/<limit>`.
     pub(crate) suffix: String,
     pub(crate) quota: Arc<Quota>,
 }
 
-/// What a call counts by one limit: all of it, or one of its shards.
+/// What a call takes from: the whole limit, or one of its shards.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'r> {
     pub(crate) scoped: &'r ScopedLimit,
@@ -82,7 +82,7 @@ pub(crate) struct Target<'r> {
 }
 
 impl Rule {
-    /// A rule of this name.
+    /// A rule with this name.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// As [`Rule::new`].
+    /// The same as [`Rule::new`].
     pub fn named(mut self, name: &str) -> Result<Self, RuleError> {
         let name = key::checked_name(name)?;
         for count in &mut self.limits {
@@ -125,20 +125,20 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// A limit of the same name or, unnamed, of the same algorithm and period as another: they would share their
-    /// state. One with shards beside another, since each shard has a slot of its own. One that could never admit the
+    /// A limit with the same name or, if unnamed, the same algorithm and period as another: they would share their
+    /// state. A sharded limit beside another, since each shard has its own slot. A limit that could never admit the
     /// rule's [cost](Self::cost).
     pub fn and(self, limit: Limit) -> Result<Self, RuleError> {
         self.with(limit, None)
     }
 
-    /// One more limit, which counts another [part](crate::Request::parts) of the request than its key.
+    /// One more limit, which counts by a [part](crate::Request::parts) of the request instead of its key.
     ///
     /// The keys of one decision must share a slot of Redis Cluster, so the rule needs a tag first.
     ///
     /// # Errors
     ///
-    /// As [`Rule::and`], or a rule without a tag.
+    /// The same as [`Rule::and`], or a rule without a tag.
     ///
     /// ```
     /// use tollgate::Rule;
@@ -162,33 +162,35 @@ impl Rule {
         self
     }
 
-    /// What becomes of the keys' state when a limit's numbers have changed. Default: what was used stays used. Permits
-    /// that are held stay held whatever is said here.
+    /// What happens to the keys' state when a limit's numbers have changed. Default: what was used stays used. Permits
+    /// that are held stay held in any case.
     #[must_use]
     pub fn on_change(mut self, change: Change) -> Self {
         self.on_change = change;
         self.spelled()
     }
 
-    /// Whether denied calls are counted (by default they aren't), for [`Decision::overage`](crate::Decision::overage).
-    /// Each denial is then written.
+    /// Whether denied calls are counted, for [`Decision::overage`](crate::Decision::overage). Each denial then causes a
+    /// write. Default: no.
     #[must_use]
     pub fn count_denials(mut self, yes: bool) -> Self {
         self.counts_denials = yes;
         self.spelled()
     }
 
-    /// Blocks a key for this long, as [`Limiter::block`](crate::Limiter::block) does, when a call on it is denied: in the
-    /// same script, so it costs no round trip more. Denials while it is blocked write nothing and don't extend the block.
+    /// Blocks a key for this long, as [`Limiter::block`](crate::Limiter::block) does, when a call on it is denied. The
+    /// same script does it, at no extra round trip. Denials during the block write nothing and don't extend it.
     /// Default: none.
     ///
-    /// An acquire, a reservation or an at-most blocks; a peek doesn't, and tells the wait without the block that an acquire
-    /// would make. Of several limits, the keys of those that deny are blocked, and no other. A cost that could never be
-    /// allowed blocks nothing. [`unblock`](crate::Limiter::unblock) and [`reset`](crate::Limiter::reset) lift the block.
+    /// Acquires, reservations and at-mosts block; a peek doesn't, and reports the wait without the block that an
+    /// acquire would cause. In a rule of several limits, only the keys of those that deny are blocked. A cost that
+    /// could never be allowed blocks nothing. [`unblock`](crate::Limiter::unblock) and [`reset`](crate::Limiter::reset)
+    /// lift the block.
     ///
     /// # Errors
     ///
-    /// Anything but whole microseconds from 1 µs to 71 years; a limit with shards, of which one alone would be blocked.
+    /// Anything but whole microseconds from 1 µs to 71 years. A sharded limit, of which only one shard would be
+    /// blocked.
     ///
     /// ```
     /// use std::time::Duration;
@@ -213,7 +215,7 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// A cost that one of the limits could never admit, with its debt: of a limit with shards, one above its smallest
+    /// A cost that one of the limits could never admit, debt included; for a sharded limit, a cost above its smallest
     /// share.
     ///
     /// ```
@@ -230,15 +232,15 @@ impl Rule {
         self.checked()
     }
 
-    /// Whether what it counts is hashed by the limiter's [secret](crate::Limiter::key_secret), without which such a rule
-    /// decides nothing. Default: if the limiter has one.
+    /// Whether keys, parts and tags are hashed with the limiter's [secret](crate::Limiter::key_secret), without which
+    /// such a rule decides nothing. Default: they are if the limiter has one.
     #[must_use]
     pub fn hash_keys(mut self, yes: bool) -> Self {
         self.hash_keys = Some(yes);
         self
     }
 
-    /// Whether what it counts is [hashed](Self::hash_keys), if it says so.
+    /// The [`hash_keys`](Self::hash_keys) setting, if set.
     #[must_use]
     pub fn hashes_keys(&self) -> Option<bool> {
         self.hash_keys
@@ -250,20 +252,20 @@ impl Rule {
         self.block_for
     }
 
-    /// The name; none of a rule that was read from its text and not yet [named](Self::named). Rules of one name share
-    /// the state of limits alike in algorithm and period.
+    /// The name; none for a rule parsed from text and not yet [named](Self::named). Rules with the same name share the
+    /// state of limits with the same algorithm and period.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// The part of the request that its keys share as [hash tag](Self::tagged); their own keys if none.
+    /// The part of the request that its keys share as [hash tag](Self::tagged); none if each key is its own tag.
     #[must_use]
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
-    /// What each limit counts, in their order: a [part](Self::and_by) of the request, or its key if none.
+    /// What each limit counts by, in their order: a [part](Self::and_by) of the request, or its key if none.
     pub fn counted_parts(&self) -> impl ExactSizeIterator<Item = Option<&str>> {
         self.limits.iter().map(|scoped| scoped.by.as_deref())
     }
@@ -274,12 +276,12 @@ impl Rule {
         self.cost
     }
 
-    /// What it admits.
+    /// Its limits.
     pub fn limits(&self) -> impl ExactSizeIterator<Item = &Limit> {
         self.limits.iter().map(|count| &count.limit)
     }
 
-    /// The most that it could ever admit at one instant.
+    /// The most units that it could ever admit at one instant.
     pub(crate) fn capacity(&self) -> u64 {
         self.limits().map(Limit::capacity).min().unwrap_or_default()
     }
@@ -296,15 +298,15 @@ impl Rule {
         }
     }
 
-    /// What the markers of this rule's ids begin with, after its name: the rule's limits, shortened, since an answer is
-    /// one of theirs.
+    /// How the markers of this rule's ids begin, after its name: the rule's limits, shortened, since a remembered
+    /// answer belongs to them.
     pub(crate) fn marker(&self) -> String {
         let limits: Vec<_> = self.limits.iter().map(|scoped| scoped.suffix.as_str()).collect();
         let digest = sha1_smol::Sha1::from(limits.join(",")).digest().to_string();
         format!("{}#{}-", self.name.as_deref().unwrap_or_default(), &digest[..8])
     }
 
-    /// A hash of all that is sent of this rule, by which a changed rule is noticed.
+    /// A hash of everything sent for this rule, which changes with the rule.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.options().hash(&mut hasher);
@@ -319,7 +321,7 @@ impl Rule {
         &self.options
     }
 
-    /// With its options spelled anew, once for all calls.
+    /// With its options rendered again, once for all calls.
     fn spelled(mut self) -> Self {
         let change = match self.on_change {
             Change::KeepUsed => "",
@@ -332,7 +334,7 @@ impl Rule {
         self
     }
 
-    /// What becomes of the keys' state when a limit's numbers have [changed](Self::on_change).
+    /// What happens to the keys' state when a limit's numbers have [changed](Self::on_change).
     #[allow(dead_code, reason = "asked by sets of rules, which are a feature")]
     pub(crate) fn change(&self) -> Change {
         self.on_change
@@ -342,12 +344,12 @@ impl Rule {
         self.counts_denials
     }
 
-    /// How long a denied key is blocked, as it is written.
+    /// How long a denied key is blocked, as written.
     pub(crate) fn block_period(&self) -> Option<Period> {
         self.block_for.map(|time| Period(u64::try_from(time.as_micros()).unwrap_or(LONGEST_RESET_US)))
     }
 
-    /// Makes the first limit count this part of the request.
+    /// Makes the first limit count by this part of the request.
     #[cfg(feature = "serde")]
     pub(crate) fn by(mut self, part: &str) -> Result<Self, RuleError> {
         let first = self.limits.remove(0);
@@ -371,7 +373,7 @@ impl Rule {
         }
     }
 
-    /// Itself, if its limits go together, could admit its cost, and its policy can be followed.
+    /// Returns the rule if its limits may be combined, could admit its cost, and can follow its policy.
     fn checked(self) -> Result<Self, RuleError> {
         for limit in self.limits() {
             let most = limit.largest_cost(true);
@@ -402,12 +404,12 @@ impl ScopedLimit {
         Self { limit, by, suffix, quota }
     }
 
-    /// All of the limit.
+    /// The whole limit.
     pub(crate) fn whole(&self) -> Target<'_> {
         Target { scoped: self, limit: &self.limit, shard: None }
     }
 
-    /// Its shard of this number; all of it if it has none.
+    /// The shard of this number; the whole limit if it has none.
     pub(crate) fn shard(&self, number: u32) -> Target<'_> {
         match self.limit.parts() {
             Some(parts) => Target { scoped: self, limit: parts.part(number), shard: Some(number) },
@@ -415,7 +417,7 @@ impl ScopedLimit {
         }
     }
 
-    /// All that it consists of: its shards or, without any, itself.
+    /// Its shards or, if it has none, itself.
     pub(crate) fn targets(&self) -> impl Iterator<Item = Target<'_>> {
         (0..self.limit.shards()).map(|number| self.shard(number))
     }
@@ -447,8 +449,8 @@ impl fmt::Display for Change {
 impl FromStr for Rule {
     type Err = RuleError;
 
-    /// One limit, or several with commas between them, as [`Display`](fmt::Display) prints them. The rule has no name
-    /// yet: it gets one by [`Rule::named`].
+    /// One limit, or several separated by commas, as [`Display`](fmt::Display) prints them. The rule has no name until
+    /// [`Rule::named`].
     fn from_str(text: &str) -> Result<Self, RuleError> {
         let several = text.contains(',');
         let limit = |text: &str| {

@@ -1,4 +1,4 @@
-//! Which limit applies to a request: rules with conditions and priorities, out of a file or made in code.
+//! Which limit applies to a request: rules with conditions and priorities, from a file or made in code.
 //!
 //! ```
 //! # #[cfg(feature = "embedded")]
@@ -82,11 +82,11 @@ pub use error::{Fault, RuleSetError};
 pub use reload::WatchedRules;
 pub use verdict::{Reason, ShadowVerdict, Verdict};
 
-/// Rules, of which at most one applies to a request: of those whose conditions hold, the one of the highest priority, and of
-/// those alike the first.
+/// Rules, of which at most one applies to a request: among those whose conditions hold, the one with the highest
+/// priority, and among equals the first.
 ///
-/// Immutable and cheap to clone. Finding the rule of a request costs no round trip, and some 0.7 µs, 1 µs among 10,000 rules,
-/// as long as not too many share all that could tell them apart.
+/// Immutable and cheap to clone. Finding a request's rule costs no round trip, and some 0.7 µs, 1 µs among 10,000
+/// rules, unless too many rules share all conditions that could distinguish them.
 #[derive(Clone, Debug, Default)]
 pub struct RuleSet {
     shared: Arc<Shared>,
@@ -94,26 +94,26 @@ pub struct RuleSet {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// As they were written, defaults and variables filled in.
+    /// As written, with defaults and variables filled in.
     definitions: Vec<Definition>,
-    /// All that they match, count or cost by.
+    /// All attributes that the rules match, count or cost by.
     attributes: BTreeSet<Box<str>>,
     reading: Reading,
     /// In the order in which they apply.
     rules: Vec<Compiled>,
-    /// What is left to look at of each once the index has found it. Close together, since most rules need no more.
+    /// What is left to check of each rule once the index has found it. Stored together, since most rules need no more.
     checks: Vec<Check>,
     index: Index,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Check {
-    /// The condition that it is found by, which then holds.
+    /// The condition by which the index finds it, which then holds.
     found_by: Option<u8>,
     /// Whether it has others, or may skip a request.
     more: bool,
     shadow: bool,
-    /// Whether it leaves nothing to those after it that match no more than it does.
+    /// Whether it hides later rules that match no more than it does.
     hides: bool,
 }
 
@@ -132,13 +132,13 @@ impl RuleSet {
     ///
     /// # Errors
     ///
-    /// Bad fields, names that stand twice, and rules that can never apply.
+    /// Bad fields, duplicate names, and rules that can never apply.
     pub fn new(definitions: impl IntoIterator<Item = Definition>) -> Result<Self, RuleSetError> {
         Self::with_reading(Reading::default(), definitions)
     }
 
-    /// A set of this rule alone, for all requests: its limits that don't count a [part](Rule::and_by) count by these
-    /// attributes. Parts and tag are the attributes of the same names.
+    /// A set of this rule only, for all requests. Its limits count by these attributes, except those that count by a
+    /// [part](Rule::and_by). Parts and tag are the attributes with the same names.
     ///
     /// # Errors
     ///
@@ -156,11 +156,11 @@ impl RuleSet {
         Self::new([Definition::of(rule, key)])
     }
 
-    /// The same as [`new`](Self::new), of rules that read paths in this way.
+    /// The same as [`new`](Self::new), for rules that read paths in this way.
     ///
     /// # Errors
     ///
-    /// As of [`new`](Self::new).
+    /// The same as [`new`](Self::new).
     ///
     /// ```
     /// use tollgate::rules::{Definition, Paths, Reading, RuleSet};
@@ -177,11 +177,11 @@ impl RuleSet {
         Self::compiled(definitions.into_iter().collect(), reading, &|_, _| None)
     }
 
-    /// The set in a file, with what the file includes.
+    /// The set in a file, including the files that it includes.
     ///
     /// # Errors
     ///
-    /// A file that can't be read or has no rules; what is wrong in it, of each rule the first, with the lines.
+    /// A file that can't be read or has no rules; the first fault of each rule, with its line.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, RuleSetError> {
         file::read(path.as_ref())
     }
@@ -198,13 +198,13 @@ impl RuleSet {
         self.shared.rules.is_empty()
     }
 
-    /// The rules as they were written, with defaults and variables filled in, in the order in which they were.
+    /// The rules as written, with defaults and variables filled in, in the order in which they were written.
     #[must_use]
     pub fn definitions(&self) -> &[Definition] {
         &self.shared.definitions
     }
 
-    /// Whether it says the same.
+    /// Whether the two sets are the same.
     #[cfg(feature = "postgres")]
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
         self.shared.reading == other.shared.reading && self.shared.definitions == other.shared.definitions
@@ -224,17 +224,17 @@ impl RuleSet {
     ///
     /// # Errors
     ///
-    /// What the request takes, as an attribute says, is no whole number.
+    /// The cost, taken from an attribute, is no whole number.
     pub fn applies(&self, request: &Attributes<'_>) -> Result<Applies<'_>, Error> {
         self.found(request).map(|(applies, _)| applies)
     }
 
-    /// What the rule of this name makes of a request, whatever it asks of one, and whichever rule applies: to look into
-    /// what it has counted, or to change that. None if there is no such rule.
+    /// What the rule with this name makes of a request, ignoring its conditions and whichever rule applies: to inspect
+    /// or change what it has counted. None if there is no such rule.
     ///
     /// # Errors
     ///
-    /// As of [`applies`](Self::applies).
+    /// The same as [`applies`](Self::applies).
     ///
     /// ```
     /// use tollgate::rules::{Attributes, Effect, RuleSet};
@@ -260,7 +260,7 @@ impl RuleSet {
         rule.map(|rule| rule.effect(&self.as_read(request))).transpose()
     }
 
-    /// The shadow rules that a request comes by before the one that applies, in their order: what each would do.
+    /// The shadow rules that match a request before the one that applies, in their order: what each would do.
     #[must_use]
     pub fn shadows(&self, request: &Attributes<'_>) -> Vec<Applies<'_>> {
         let request = self.as_read(request);
@@ -280,26 +280,26 @@ impl RuleSet {
         Ok((applies, shadows))
     }
 
-    /// The attributes that its rules match, count or cost by, in alphabetical order: one that is misspelled stands out among
-    /// them.
+    /// The attributes that its rules match, count or cost by, in alphabetical order, in which a misspelled one stands
+    /// out.
     pub fn attributes(&self) -> impl Iterator<Item = &str> {
         self.shared.attributes.iter().map(|name| &**name)
     }
 
-    /// Whether a rule looks at paths, and this one could be read in two ways, of which the set doesn't say one.
+    /// Whether a rule looks at paths, and this path could be read in two ways, while the set doesn't choose one.
     #[cfg(feature = "http")]
     pub(crate) fn reads_two_ways(&self, request: &Attributes<'_>) -> bool {
         let Shared { attributes, reading, .. } = &*self.shared;
         reading.paths == Paths::Unambiguous && request.reads_two_ways() && attributes.contains("path")
     }
 
-    /// Which set this is: another one once it has been reloaded.
+    /// Identifies the set: another one once it has been reloaded.
     #[cfg(feature = "http")]
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.shared).addr()
     }
 
-    /// An attribute of a request as this set compares it: as [`Attributes::get`] has it, and a path in lower case if the
+    /// An attribute of a request as this set compares it: as in [`Attributes::get`], with the path in lower case if the
     /// set ignores case.
     #[must_use]
     pub fn sees<'r>(&self, request: &'r Attributes<'_>, name: &str) -> Option<Cow<'r, [u8]>> {
@@ -309,7 +309,7 @@ impl RuleSet {
         }
     }
 
-    /// The rules that come before the one that applies, and why each doesn't; all of them where none applies.
+    /// The rules before the one that applies, and why each doesn't; all rules if none applies.
     #[must_use]
     pub fn passed_over(&self, request: &Attributes<'_>) -> Vec<PassedOver> {
         let request = self.as_read(request);
@@ -329,7 +329,7 @@ impl RuleSet {
         self.shared.reading.of(request)
     }
 
-    /// A set of these rules, which are written as they are, or in files.
+    /// A set of these rules, as written in code or in files.
     fn compiled(
         definitions: Vec<Definition>,
         reading: Reading,
@@ -349,7 +349,7 @@ impl RuleSet {
                 Err(fault) => wrong.push((at, fault)),
             }
         }
-        // Stable: of those alike, the first.
+        // Stable: among equals, the first.
         rules.sort_by_key(|(at, _)| std::cmp::Reverse(definitions[*at].priority));
         let (places, rules): (Vec<_>, Vec<_>) = rules.into_iter().unzip();
         let (index, found_by) = Index::new(rules.iter().map(|rule| rule.conditions.as_slice()));
@@ -385,7 +385,7 @@ impl RuleSet {
 }
 
 impl Shared {
-    /// The rule that applies, by its place, and the shadow rules before it.
+    /// The index of the rule that applies, and the shadow rules before it.
     fn find(&self, request: &Attributes<'_>) -> (Option<u32>, SmallVec<[u32; 4]>) {
         let mut found = None;
         let mut shadows: SmallVec<[u32; 4]> = SmallVec::new();
@@ -443,7 +443,7 @@ impl FromStr for RuleSet {
 }
 
 impl Serialize for RuleSet {
-    /// As a file has it, with defaults and variables filled in.
+    /// As in a file, with defaults and variables filled in.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (rules, Reading { ignore_case, paths }) = (self.shared.definitions.clone(), self.shared.reading);
         definition::Document { rules, ignore_case, paths, ..Default::default() }.serialize(serializer)

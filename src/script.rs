@@ -1,4 +1,4 @@
-//! A script, its digest, and how it is called.
+//! A script, its digest, and its arguments.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -8,16 +8,16 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::limit::Windows;
 
-/// What the scripts of all algorithms have in common, before an algorithm's file and after it.
+/// The text common to all algorithms' scripts, before and after the algorithm's own file.
 pub(crate) const ARGUMENTS: &str = include_str!("../lua/arguments.lua");
 pub(crate) const FRAME: &str = include_str!("../lua/frame.lua");
 
-/// A complete script: what is sent and hashed.
+/// A complete script, as it is sent and hashed.
 #[derive(Debug)]
 pub struct Script {
     name: &'static str,
     source: Source,
-    /// Commands that it calls after it has charged.
+    /// Commands that it runs after charging.
     after_charging: &'static [&'static str],
     text: OnceLock<String>,
     digest: OnceLock<String>,
@@ -27,18 +27,18 @@ pub struct Script {
 enum Source {
     /// An algorithm's file.
     Algorithm(&'static str),
-    /// Made of files, once; whether its arguments say for how long to remember a call.
+    /// Composed of files, once; and whether its arguments say how long to remember a call.
     Composed(fn() -> String, Remembers),
 }
 
-/// Whether the arguments of a script that decides for others have an id's time to live.
+/// Whether the arguments of a composed script include an id's time to live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remembers {
     Calls,
     Nothing,
 }
 
-/// What a script is asked to do. Each is the text of its `mode` argument.
+/// What a script is asked to do: its `mode` argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Acquire,
@@ -56,23 +56,24 @@ pub(crate) enum Mode {
     Inspect,
 }
 
-/// One run of a script: all that an engine needs to know.
+/// One run of a script, as an engine needs it.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
-    /// One limit, several that `script` decides together, or shards of which it chooses one.
+    /// One limit, several that `script` decides together, or shards from which it chooses one.
     pub(crate) limits: &'a [LimitCall<'a>],
-    /// By what the call is remembered.
+    /// The marker that remembers the call.
     pub(crate) marker: Option<&'a Marker>,
     pub(crate) cost: u64,
     pub(crate) mode: Mode,
-    /// What follows the mode: how the rule treats changed numbers, whether denials are counted, and for how long they block.
+    /// The options after the mode: how changed numbers are treated, whether denials are counted, and how long they
+    /// block.
     pub(crate) options: &'a str,
     /// Microseconds since the epoch; the server's time if none.
     pub(crate) now_us: Option<u64>,
 }
 
-/// One limit of a call: its state's key, and how its own script is called.
+/// One limit of a call: the key of its state, and its own script's arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitCall<'a> {
     pub(crate) key: Key,
@@ -81,7 +82,7 @@ pub(crate) struct LimitCall<'a> {
     pub(crate) arguments: Cow<'a, [String]>,
     /// An argument that depends on the request: its index, and its value.
     pub(crate) replaced: Option<(usize, Vec<u8>)>,
-    /// What the arguments are made of where they depend on the server's time.
+    /// The windows that the arguments come from, if they depend on the server's time.
     pub(crate) windows: Option<&'a Windows>,
 }
 
@@ -97,7 +98,7 @@ pub(crate) struct Marker {
 pub(crate) struct Reply {
     pub(crate) decision: [i64; 5],
     pub(crate) appended: Vec<i64>,
-    /// This machine's time as it arrived.
+    /// This machine's time when it arrived.
     pub(crate) at: SystemTime,
 }
 
@@ -106,7 +107,7 @@ impl Script {
         Self::algorithm_in_steps(name, file, &[])
     }
 
-    /// The same for a script that calls these commands after it has charged: if one of them is refused, the units are taken.
+    /// The same for a script that runs these commands after charging: if one of them is refused, the units are taken.
     pub(crate) const fn algorithm_in_steps(
         name: &'static str,
         file: &'static str,
@@ -130,7 +131,7 @@ impl Script {
         self.name
     }
 
-    /// Whether it is given windows of the calendar, and may refuse them.
+    /// Whether it takes calendar windows, and may refuse them.
     pub(crate) fn takes_windows(&self) -> bool {
         self.name == "calendar_window"
     }
@@ -144,7 +145,7 @@ impl Script {
         })
     }
 
-    /// The algorithm's own file; none of a script that decides for others.
+    /// The algorithm's own file; none for a composed script.
     pub(crate) fn file(&self) -> Option<&'static str> {
         match self.source {
             Source::Algorithm(file) => Some(file),
@@ -152,7 +153,7 @@ impl Script {
         }
     }
 
-    /// The SHA-1 digest that EVALSHA calls it by, in hexadecimal; computed once.
+    /// Its SHA-1 digest for EVALSHA, in hexadecimal; computed once.
     pub fn digest(&self) -> &str {
         self.digest.get_or_init(|| sha1_smol::Sha1::from(self.text()).digest().to_string())
     }
@@ -182,7 +183,7 @@ impl Mode {
         matches!(self, Self::Acquire | Self::Reserve | Self::AtMost | Self::Penalty | Self::Settle)
     }
 
-    /// Whether it may run where writes are refused.
+    /// Whether it may run while writes are refused.
     pub(crate) fn reads_only(self) -> bool {
         matches!(self, Self::Peek | Self::Inspect)
     }
@@ -200,13 +201,13 @@ impl Call<'_> {
         self.limits.len() + usize::from(self.marker.is_some())
     }
 
-    /// Whether the script decides for others, whose names and arguments it is then given.
+    /// Whether it is a composed script, which is given the names and arguments of others.
     fn decides_for_others(&self) -> bool {
         self.limits.first().is_none_or(|part| !std::ptr::eq(part.script, self.script))
     }
 
-    /// Hands over ARGV in order: the script's own arguments, or for each of several limits its script's name and
-    /// arguments and then, where calls are remembered, the id's time to live, then cost, mode and now.
+    /// Hands over ARGV in order: the script's own arguments, or each limit's script name and arguments followed, if
+    /// calls are remembered, by the id's time to live; then cost, mode and now.
     pub(crate) fn each_argument(&self, mut give: impl FnMut(&[u8])) {
         let for_others = self.decides_for_others();
         for part in self.limits {
@@ -235,14 +236,14 @@ impl Call<'_> {
         }
     }
 
-    /// How many arguments `each_argument` hands over, at most.
+    /// The most arguments that `each_argument` hands over.
     pub(crate) fn argument_count(&self) -> usize {
         self.limits.iter().map(|part| part.arguments.len() + 2).sum::<usize>() + 4
     }
 }
 
 impl Reply {
-    /// The reply, if nothing is lacking of what it took.
+    /// The reply, unless the replicas lack something of what it took.
     pub(crate) fn unless(self, lacking: Option<Error>) -> Result<Self, Error> {
         match lacking {
             Some(error) if self.decision[0] == 1 => Err(error),
@@ -250,7 +251,7 @@ impl Reply {
         }
     }
 
-    /// The reply made of these integers; none if there are fewer than five.
+    /// A reply of these integers; none if there are fewer than five.
     pub(crate) fn from_integers(integers: impl IntoIterator<Item = Option<i64>>) -> Option<Self> {
         let mut integers = integers.into_iter();
         let mut decision = [0; 5];

@@ -1,5 +1,5 @@
-//! The client under faults of time and network, all of them drawn by a seed: callers, network and servers are tasks of
-//! one thread, whose time moves only when all of them wait. The same seed repeats the same run, byte by byte.
+//! The client under faults of time and network, all drawn from a seed. Callers, network and servers are tasks of one
+//! thread, whose clock advances only when all of them wait. The same seed repeats the same run, byte for byte.
 //!
 //! ```text
 //! callers    ask the limiter, wait or give up, and remember the answers
@@ -10,7 +10,7 @@
 //! oracle     what must hold of it all
 //! ```
 //!
-//! `tests/simulate.sh` runs any number of seeds. With TOLLGATE_SIMULATE_TRACE=1, all that happens is printed.
+//! `tests/simulate.sh` runs any number of seeds. TOLLGATE_SIMULATE_TRACE=1 prints everything that happens.
 
 mod callers;
 mod chance;
@@ -45,7 +45,7 @@ thread_local! {
     static NETWORK: RefCell<Option<Arc<Network>>> = const { RefCell::new(None) };
 }
 
-/// What this thread connects by, if it simulates.
+/// The simulated network, if this thread simulates.
 pub(crate) fn network() -> Option<Arc<Network>> {
     NETWORK.with_borrow(Clone::clone)
 }
@@ -97,7 +97,7 @@ fn seeds_4() {
     seeds(3);
 }
 
-/// Otherwise a seed that failed could not be looked at.
+/// Otherwise a failed seed could not be investigated.
 #[test]
 fn a_seed_repeats_its_run_to_the_byte() {
     for seed in 1..=40 {

@@ -1,6 +1,5 @@
-//! What is seen from outside: metrics and traces, where the features of these names are on. Labels and fields are bounded:
-//! rules, algorithms, outcomes and who answered, never a key. Messages have no numbers that vary, so that logs can be grouped
-//! by them.
+//! Metrics and traces, with the features of these names. Labels and fields are bounded: rules, algorithms, outcomes and
+//! what answered, never a key. Messages contain no varying numbers, so that logs can be grouped by them.
 
 use std::future::Future;
 #[cfg(any(feature = "metrics", feature = "rules"))]
@@ -13,12 +12,12 @@ use crate::error::Error;
 use crate::rule::{OnError, Rule};
 use crate::script::Mode;
 
-/// The names of metrics, their units and what they say.
+/// Names of metrics, with their units and meanings.
 #[cfg(feature = "metrics")]
 pub(crate) mod names {
-    /// Decisions, by rule, algorithm, outcome (allowed, denied or error) and source (who answered).
+    /// Decisions, by rule, algorithm, outcome (allowed, denied or error) and source (what answered).
     pub(crate) const DECISIONS: &str = "tollgate_decisions_total";
-    /// How long a call for a decision took, by source: of one that waits for its turn, each call.
+    /// How long a call for a decision took, by source; when a caller waits for its turn, each call counts.
     pub(crate) const DURATION: &str = "tollgate_decision_duration_seconds";
     /// Calls without a decision, by class.
     pub(crate) const ERRORS: &str = "tollgate_errors_total";
@@ -26,28 +25,29 @@ pub(crate) mod names {
     pub(crate) const BATCH: &str = "tollgate_batch_keys";
     /// Open breakers: at most one for each Redis and tokio runtime.
     pub(crate) const BREAKERS: &str = "tollgate_breakers_open";
-    /// Changed rules, of files or a database, by outcome: taken or refused.
+    /// Rule reloads, from files or a database, by outcome: taken or refused.
     #[cfg(feature = "rules")]
     pub(crate) const RELOADS: &str = "tollgate_rules_reloads_total";
-    /// Requests by a set of rules, by rule, outcome (allowed, denied or error) and reason (of an error, its class).
+    /// Requests decided by a set of rules, by rule, outcome (allowed, denied or error) and reason (for an error, its
+    /// class).
     #[cfg(feature = "rules")]
     pub(crate) const VERDICTS: &str = "tollgate_verdicts_total";
-    /// API keys that came with requests, by outcome: valid, or why not.
+    /// API keys in requests, by outcome: valid, or why not.
     #[cfg(feature = "postgres")]
     pub(crate) const API_KEYS: &str = "tollgate_api_keys_total";
-    /// Whether the database is heard from.
+    /// Whether the database can be reached.
     #[cfg(feature = "postgres")]
     pub(crate) const DATABASE: &str = "tollgate_database_connected";
-    /// How old the oldest request is that isn't in the database's totals yet.
+    /// The age of the oldest request that isn't in the database's totals yet.
     #[cfg(feature = "postgres")]
     pub(crate) const TOTALS_LAG: &str = "tollgate_totals_lag_seconds";
-    /// Requests that the database's totals will never have.
+    /// Requests lost to the database's totals for good.
     #[cfg(feature = "postgres")]
     pub(crate) const TOTALS_LOST: &str = "tollgate_totals_lost_total";
-    /// How old the oldest decision is that isn't in the database's history yet.
+    /// The age of the oldest decision that isn't in the database's history yet.
     #[cfg(feature = "postgres")]
     pub(crate) const HISTORY_LAG: &str = "tollgate_history_lag_seconds";
-    /// Decisions that the database's history will never have.
+    /// Decisions lost to the database's history for good.
     #[cfg(feature = "postgres")]
     pub(crate) const HISTORY_LOST: &str = "tollgate_history_lost_total";
     /// What shadow rules would have done, by rule and outcome.
@@ -55,7 +55,7 @@ pub(crate) mod names {
     pub(crate) const SHADOWS: &str = "tollgate_shadow_verdicts_total";
 }
 
-/// Describes the metrics to the recorder that is installed: call it once, after installing one.
+/// Describes the metrics to the installed recorder: call it once, after installing one.
 #[cfg(feature = "metrics")]
 pub fn describe_metrics() {
     use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
@@ -81,9 +81,9 @@ pub fn describe_metrics() {
     }
 }
 
-/// A call that is being made.
+/// A call in progress.
 pub(crate) struct Observed {
-    /// None of what asks for no decision, such as a block.
+    /// None for calls that aren't decisions, such as a block.
     #[cfg(feature = "metrics")]
     began: Option<Instant>,
     #[cfg(feature = "tracing")]
@@ -140,7 +140,7 @@ impl Observed {
     }
 }
 
-/// What a caller was answered: once, however many calls that took.
+/// The answer to a caller, counted once, however many calls it took.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
 pub(crate) fn decided(rule: &Rule, decided: Result<&Decision, &Error>) {
     #[cfg(feature = "metrics")]
@@ -162,7 +162,7 @@ pub(crate) fn decided(rule: &Rule, decided: Result<&Decision, &Error>) {
     }
 }
 
-/// So many keys went to Redis together.
+/// The number of keys sent to Redis together.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
 pub(crate) fn sent_together(keys: impl FnOnce() -> usize) {
     #[cfg(feature = "metrics")]
@@ -170,7 +170,7 @@ pub(crate) fn sent_together(keys: impl FnOnce() -> usize) {
     metrics::histogram!(names::BATCH).record(keys() as f64);
 }
 
-/// A Redis isn't asked for a while.
+/// Redis won't be asked for a while.
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn breaker_opened(error: &Error) {
     #[cfg(feature = "metrics")]
@@ -179,14 +179,14 @@ pub(crate) fn breaker_opened(error: &Error) {
     tracing::warn!(target: "tollgate", error = error.class(), "redis is not asked for a while: it did not answer");
 }
 
-/// It answered again.
+/// Redis answered again.
 pub(crate) fn breaker_closed() {
     breaker_gone();
     #[cfg(feature = "tracing")]
     tracing::info!(target: "tollgate", "redis answers again");
 }
 
-/// Nobody asks it any more.
+/// The Redis with this breaker is no longer used.
 pub(crate) fn breaker_gone() {
     #[cfg(feature = "metrics")]
     metrics::gauge!(names::BREAKERS).decrement(1);
@@ -204,7 +204,7 @@ pub(crate) fn answered_instead(rule: &Rule, policy: OnError, error: &Error) {
         };
         let (rule, class) = (rule.name(), error.class());
         if error.is_outage() {
-            // The breaker has said so already.
+            // The breaker has reported it already.
             tracing::debug!(target: "tollgate", rule, policy, error = class, "the rule's policy answers for redis");
         } else {
             tracing::warn!(target: "tollgate", rule, policy, error = class, "the rule's policy answers for redis");
@@ -212,14 +212,14 @@ pub(crate) fn answered_instead(rule: &Rule, policy: OnError, error: &Error) {
     }
 }
 
-/// A permit that is still in use has expired, or Redis has forgotten it: others may hold as many beside it.
+/// A permit in use has expired, or Redis has forgotten it: others may take as many again.
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn permit_lost(rule: &Rule) {
     #[cfg(feature = "tracing")]
     tracing::warn!(target: "tollgate", rule = rule.name(), "a permit that is in use has expired: others may hold it too");
 }
 
-/// Rules ask for an attribute that the layer in front of a service knows of no request.
+/// Rules use an attribute that the middleware never sets.
 #[cfg(feature = "http")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn unsourced(attribute: &str) {
@@ -227,7 +227,7 @@ pub(crate) fn unsourced(attribute: &str) {
     tracing::warn!(target: "tollgate", attribute, "rules ask for an attribute that no request has");
 }
 
-/// A request was refused, since nothing could be decided.
+/// A request was refused because no decision could be made.
 #[cfg(feature = "http")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn unanswered(error: &Error) {
@@ -235,14 +235,14 @@ pub(crate) fn unanswered(error: &Error) {
     if error.is_input() {
         tracing::error!(target: "tollgate", %error, "a request is refused: its rule cannot be decided");
     } else if error.is_outage() {
-        // The breaker has said so already: this would be a line for each request.
+        // The breaker has reported it already: this would be a line for each request.
         tracing::debug!(target: "tollgate", error = error.class(), "a request is refused: no decision could be made");
     } else {
         tracing::warn!(target: "tollgate", error = error.class(), "a request is refused: no decision could be made");
     }
 }
 
-/// What a request took in the end couldn't be charged.
+/// A request's final cost couldn't be charged.
 #[cfg(feature = "http")]
 #[cfg_attr(not(any(feature = "tracing", feature = "metrics")), allow(unused_variables, reason = "nobody looks"))]
 pub(crate) fn unsettled(error: &Error) {
@@ -252,7 +252,7 @@ pub(crate) fn unsettled(error: &Error) {
     tracing::warn!(target: "tollgate", error = error.class(), "a cost is not settled: what was charged at first stays");
 }
 
-/// Another asked to be left alone, and it couldn't be noted.
+/// The other side asked for a pause, which couldn't be recorded.
 #[cfg(feature = "http")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn unheeded(error: &Error) {
@@ -260,7 +260,7 @@ pub(crate) fn unheeded(error: &Error) {
     tracing::warn!(target: "tollgate", %error, "the other side asks to be left alone, and its key is not blocked");
 }
 
-/// Changed rules, of a file or a database, were taken or, with what is wrong, not.
+/// Changed rules, from a file or a database, were taken or, with the error, refused.
 #[cfg(feature = "rules")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn reloaded(result: Result<&crate::rules::RuleSet, &dyn std::error::Error>) {
@@ -278,7 +278,7 @@ pub(crate) fn reloaded(result: Result<&crate::rules::RuleSet, &dyn std::error::E
     }
 }
 
-/// The database of the rules isn't heard from any more.
+/// The database with the rules can't be reached any more.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn database_lost(error: &crate::postgres::PostgresError) {
@@ -286,14 +286,14 @@ pub(crate) fn database_lost(error: &crate::postgres::PostgresError) {
     tracing::warn!(target: "tollgate", %error, "the database is away: the last rules stay in force");
 }
 
-/// It is heard from again.
+/// The database can be reached again.
 #[cfg(feature = "postgres")]
 pub(crate) fn database_found() {
     #[cfg(feature = "tracing")]
     tracing::info!(target: "tollgate", "the database is there again");
 }
 
-/// The configuration that a process starts with is the one in Redis.
+/// A process starts with the configuration cached in Redis.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn started_from_cache(error: &crate::postgres::PostgresError) {
@@ -308,7 +308,7 @@ pub(crate) fn no_rules() {
     tracing::warn!(target: "tollgate", "the database has no rules: every request is allowed");
 }
 
-/// Totals are kept for now.
+/// Totals couldn't be written, and are kept for now.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn totals_unwritten(error: &crate::postgres::PostgresError) {
@@ -316,7 +316,8 @@ pub(crate) fn totals_unwritten(error: &crate::postgres::PostgresError) {
     tracing::warn!(target: "tollgate", %error, "totals cannot be written: they are kept until they can");
 }
 
-/// How far the totals in the database are behind, how many requests they will never have, and whether it is heard from.
+/// The lag of the totals in the database, how many requests they have lost for good, and whether the database is
+/// connected.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
 pub(crate) fn totals(lag: std::time::Duration, lost: u64, is_connected: bool) {
@@ -328,7 +329,7 @@ pub(crate) fn totals(lag: std::time::Duration, lost: u64, is_connected: bool) {
     }
 }
 
-/// Decisions are kept for now, as far as there is room.
+/// Decisions couldn't be written, and are kept for now, as far as there is room.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn history_unwritten(error: &crate::postgres::PostgresError) {
@@ -336,21 +337,21 @@ pub(crate) fn history_unwritten(error: &crate::postgres::PostgresError) {
     tracing::warn!(target: "tollgate", %error, "history cannot be written: it is kept as far as there is room");
 }
 
-/// There is no room for a decision, for the first time.
+/// For the first time, there is no room for a decision.
 #[cfg(feature = "postgres")]
 pub(crate) fn history_full() {
     #[cfg(feature = "tracing")]
     tracing::warn!(target: "tollgate", "the queue of the history is full: decisions are not recorded");
 }
 
-/// Decisions whose times have no partition, for the first time.
+/// For the first time, decisions have times that no partition covers.
 #[cfg(feature = "postgres")]
 pub(crate) fn history_misdated() {
     #[cfg(feature = "tracing")]
     tracing::warn!(target: "tollgate", "this machine's clock is a day ahead of the database's, or a month behind it: decisions are not recorded");
 }
 
-/// What was recorded can't be stored, and is given up.
+/// What was recorded can't be stored, and is dropped.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn history_refused(error: &crate::postgres::PostgresError) {
@@ -358,7 +359,7 @@ pub(crate) fn history_refused(error: &crate::postgres::PostgresError) {
     tracing::error!(target: "tollgate", %error, "a part of the history cannot be written: it is lost");
 }
 
-/// The partitions of the next months could not be made.
+/// The partitions for the next months could not be created.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn partitions_unmade(error: &crate::postgres::PostgresError) {
@@ -366,7 +367,7 @@ pub(crate) fn partitions_unmade(error: &crate::postgres::PostgresError) {
     tracing::warn!(target: "tollgate", %error, "partitions cannot be made: those that there are will do");
 }
 
-/// How far the history in the database is behind, and how many decisions it will never have.
+/// The lag of the history in the database, and how many decisions it has lost for good.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
 pub(crate) fn history(lag: std::time::Duration, lost: u64) {
@@ -377,7 +378,7 @@ pub(crate) fn history(lag: std::time::Duration, lost: u64) {
     }
 }
 
-/// A request came with an API key: a valid one, or this is wrong with it.
+/// A request had an API key: a valid one, or one with this error.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
 pub(crate) fn api_key(error: Option<&crate::postgres::ApiKeyError>) {
@@ -388,7 +389,7 @@ pub(crate) fn api_key(error: Option<&crate::postgres::ApiKeyError>) {
     }
 }
 
-/// Another process has ended before it had written everything, after this moment.
+/// Another process ended before writing everything; its last write was at this moment.
 #[cfg(feature = "postgres")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn writer_killed(writer: &str, last_written: std::time::SystemTime) {
@@ -399,7 +400,7 @@ pub(crate) fn writer_killed(writer: &str, last_written: std::time::SystemTime) {
     }
 }
 
-/// What a set of rules made of a request, or which rule couldn't decide, if one applied, and why.
+/// The verdict of a set of rules on a request; or the error, and the rule that couldn't decide, if one applied.
 #[cfg(feature = "rules")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nobody counts"))]
 pub(crate) fn judged(judged: Result<&crate::rules::Verdict, (Option<&Arc<str>>, &Error)>) {

@@ -1,12 +1,12 @@
-//! A limit's numbers: as they are written, as its script computes with them (reduced, in ticks, so that every product is
-//! exact), and in the order of the script's own arguments.
+//! A limit's numbers: as written, as its script computes with them (reduced, in ticks, so that every product is exact),
+//! and in the order of the script's own arguments.
 
 use std::time::Duration;
 
-/// The largest count and the largest product that the scripts compute with: doubles are exact up to here.
+/// The largest count and the largest product in the scripts: doubles are exact up to here.
 pub(crate) const EXACT: u64 = 1 << 53;
-/// The longest time that a rule may take to forget, in microseconds (71 years): a time that far ahead of any that a
-/// script accepts (2^52 us, the year 2112) is still exact.
+/// The longest reset of a rule, in microseconds (71 years): that far ahead of any time that a script accepts (2^52 us,
+/// the year 2112), times are still exact.
 pub(crate) const LONGEST_RESET_US: u64 = 1 << 51;
 /// The coarsest tick that a rule may have: a second.
 const COARSEST_TICK: u64 = 1_000_000;
@@ -19,7 +19,7 @@ pub enum Start {
     At(Duration),
     /// At the first request that finds the key unused.
     FirstHit,
-    /// At an offset of each key's own, from a hash of it, so that callers don't all come back at one instant.
+    /// At a per-key offset, hashed from the key, so that callers don't all come back at once.
     Spread,
 }
 
@@ -33,7 +33,7 @@ pub enum Debt {
     Unbounded,
 }
 
-/// The numbers as they are written.
+/// The numbers as written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
     pub(crate) rate: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Numbers {
     pub(crate) start: Start,
 }
 
-/// The numbers as a script computes with them: `rate` and `period` reduced where that changes nothing, time in ticks.
+/// The numbers as a script computes with them: `rate` and `period` reduced if that changes nothing, time in ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Exact {
     pub(crate) rate: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Exact {
     pub(crate) longest_reset: u64,
 }
 
-/// Buckets: the product that must be exact is the whole span, capacity and debt, in units * reduced period.
+/// Buckets: the product that must be exact is the whole span, capacity plus debt, times the reduced period.
 pub(crate) fn fit_bucket(numbers: &Numbers) -> Result<Exact, String> {
     let shared = gcd(numbers.rate, numbers.period);
     let (rate, period) = (numbers.rate / shared, numbers.period / shared);
@@ -66,7 +66,7 @@ pub(crate) fn fit_bucket(numbers: &Numbers) -> Result<Exact, String> {
         Debt::Units(units) => units,
         Debt::Unbounded => 0,
     };
-    // Of more units, all else alike.
+    // For more units, with all else equal.
     let product = |span: u128, period: u128| (span + 1) * period + u128::from(rate);
     let tick = finest_tick(
         numbers,
@@ -92,7 +92,7 @@ pub(crate) fn fit_bucket(numbers: &Numbers) -> Result<Exact, String> {
     Ok(Exact { rate, period, tick, max_debt, longest_reset: u64::try_from(longest).unwrap_or(u64::MAX) })
 }
 
-/// Fixed windows: no product but windows times period, which the longest reset bounds.
+/// Fixed windows: the only product is windows times period, which the longest reset bounds.
 pub(crate) fn fit_window(numbers: &Numbers) -> Result<Exact, String> {
     let Numbers { rate, period, capacity, .. } = *numbers;
     let max_debt = match numbers.max_debt {
@@ -111,8 +111,7 @@ pub(crate) fn fit_window(numbers: &Numbers) -> Result<Exact, String> {
     Ok(Exact { rate, period, tick: 1, max_debt, longest_reset: u64::try_from(longest).unwrap_or(u64::MAX) })
 }
 
-/// Windows of the calendar: only times are added up. A day more than a window's own length is more than any clock is set
-/// back in it.
+/// Calendar windows: only times are added. A window's own length plus a day covers any clock change within it.
 pub(crate) fn fit_calendar(numbers: &Numbers) -> Result<Exact, String> {
     Ok(Exact { longest_reset: numbers.period + 86_400_000_000, ..fit_log(numbers)? })
 }
@@ -136,16 +135,16 @@ pub(crate) fn fit_permits(numbers: &Numbers) -> Result<Exact, String> {
     fit_log(numbers)
 }
 
-/// Where the script of a fixed window expects the start of its windows, among its own arguments.
+/// The index of a fixed window's start among its script's own arguments.
 pub(crate) const START: usize = 3;
-/// Where the script of permits expects their holder.
+/// The index of the permits' holder among its script's own arguments.
 pub(crate) const HOLDER: usize = 2;
 
 pub(crate) fn bucket_arguments(numbers: &Numbers, exact: &Exact) -> Vec<i64> {
     [numbers.capacity, exact.rate, exact.period, exact.tick, exact.max_debt].map(number).to_vec()
 }
 
-/// Windows that are spread start at a time of each key's own.
+/// Spread windows start at a per-key time, which each call fills in.
 pub(crate) fn window_arguments(numbers: &Numbers, exact: &Exact) -> Vec<i64> {
     let start = match numbers.start {
         Start::At(offset) => i64::try_from(offset.as_micros()).unwrap_or(i64::MAX),
@@ -155,12 +154,12 @@ pub(crate) fn window_arguments(numbers: &Numbers, exact: &Exact) -> Vec<i64> {
     vec![number(numbers.capacity), number(exact.rate), number(exact.period), start, number(exact.max_debt)]
 }
 
-/// The bounds of two windows, last, are each call's own.
+/// The bounds of the two windows, last, are filled in by each call.
 pub(crate) fn calendar_arguments(numbers: &Numbers, _: &Exact) -> Vec<i64> {
     windows_arguments(numbers.rate, [0; 3]).to_vec()
 }
 
-/// Of windows of the calendar, by the beginnings of two that follow each other, and the end of the second.
+/// For calendar windows: given the starts of two consecutive ones, and the end of the second.
 pub(crate) fn windows_arguments(limit: u64, [first, second, stop]: [i64; 3]) -> [i64; 4] {
     [number(limit), first, second, stop]
 }
@@ -173,18 +172,18 @@ pub(crate) fn log_arguments(numbers: &Numbers, _: &Exact) -> Vec<i64> {
     [numbers.rate, numbers.period].map(number).to_vec()
 }
 
-/// The holder, last, is each call's own.
+/// The holder, last, is filled in by each call.
 pub(crate) fn permits_arguments(numbers: &Numbers, _: &Exact) -> Vec<i64> {
     [numbers.rate, numbers.period, 0].map(number).to_vec()
 }
 
-/// All numbers of a limit are at most 2^53.
+/// All of a limit's numbers are at most 2^53.
 fn number(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// The finest tick, in microseconds, at which the product of these units and the period is exact. Only a divisor of the
-/// period makes the product smaller, so only divisors are tried.
+/// The finest tick, in microseconds, at which the product of these units and the period is exact. Only divisors of the
+/// period make the product smaller, so only divisors are tried.
 fn finest_tick(
     numbers: &Numbers,
     period: u64,
@@ -198,21 +197,21 @@ fn finest_tick(
     if let Some(tick) = (least..=coarsest).find(|&tick| period.is_multiple_of(tick) && exact(units, tick)) {
         return Ok(tick);
     }
-    // More fit at the coarsest tick than at any other.
+    // The coarsest tick admits the most units.
     let tick = (1..=coarsest).rev().find(|&tick| period.is_multiple_of(tick)).unwrap_or(1);
     let (mut most, mut too_many) = (0, units);
     while too_many - most > 1 {
         let middle = u128::midpoint(most, too_many);
         if exact(middle, tick) { most = middle } else { too_many = middle }
     }
-    // And no more than are forgotten in time.
+    // And no more than can be forgotten in time.
     let most = most.min(u128::from(LONGEST_RESET_US) * u128::from(numbers.rate) / u128::from(numbers.period));
     let (what, most, units) = if most > 0 { (what, most, units) } else { lower_rate(numbers, coarsest) };
     let why = "since its numbers must multiply to at most 2^53";
     Err(format!("expected {what} at most {most} or a shorter period, {why}, got {units}"))
 }
 
-/// A rate that fits with as much burst, where the rate alone is too much.
+/// A lower rate that fits with as much burst, if the rate alone is too high.
 fn lower_rate(numbers: &Numbers, coarsest: u64) -> (&'static str, u128, u128) {
     let tick = (1..=coarsest).rev().find(|&tick| numbers.period.is_multiple_of(tick)).unwrap_or(1);
     let period = u128::from(numbers.period / tick);

@@ -1,9 +1,9 @@
-//! A Redis Cluster: every call goes to the node that has its keys' slot, which is a Redis like any other.
+//! A Redis Cluster: every call goes to the node that has its keys' slot, and each node is handled as a single Redis.
 //!
-//! Each node has its own connection, line of callers and breaker, so that a dead one harms nobody but those who count by
-//! its keys. redis-rs's cluster client (1.8) isn't between. With its retries on it sends again what may have run; with
-//! them off, a primary that was killed made calls to the other two fail as well, all of them after a few seconds, as it
-//! keeps everybody waiting while it looks for it. And it sends each call by itself.
+//! Each node has its own connection, queue and breaker, so that a dead node affects only calls on its own keys.
+//! redis-rs's cluster client (1.8) isn't used. With its retries on, it resends calls that may have run. With them off,
+//! killing one primary made calls to the other two fail as well, all after a few seconds, since it holds up every
+//! caller while it looks for the new primary. And it sends each call by itself.
 
 mod slots;
 mod topology;
@@ -33,65 +33,66 @@ use crate::script::{Call, Reply};
 use slots::slot_of;
 use topology::{Node, Topology};
 
-/// How often nodes may name each other for one call.
+/// The most redirects that one call follows.
 const MOST_DETOURS: u32 = 8;
-/// From the second detour on they don't agree yet: so long is waited, and as long again for each further one.
+/// From the second redirect on the nodes don't agree yet: the pause before it, longer by as much for each further one.
 const DISAGREEMENT: Duration = Duration::from_millis(5);
 
-/// A Redis Cluster (7.0 or newer) or one of Valkey (7.2 or newer), by the addresses of some of its nodes.
+/// A Redis Cluster (7.0 or newer) or Valkey cluster (7.2 or newer), given the addresses of some of its nodes.
 ///
-/// Connects to each node at the first decision on one of its keys. Which node has which slot is asked of one node at the
-/// first decision, and again when a node says that a slot has moved, or doesn't answer: once at a time, with pauses of
-/// 100 ms to 1 s for as long as nothing changes. It takes one round trip, which decisions don't wait for but the first.
+/// Connects to each node at the first decision on one of its keys. The slot map is read from one node at the first
+/// decision, and again when a node says that a slot has moved, or doesn't answer. One refresh runs at a time, with
+/// pauses of 100 ms to 1 s while nothing changes. It takes one round trip, which only the first decision waits for.
 ///
-/// What a node says of a slot that has moved (MOVED), that is moving (ASK, followed in one pipeline with ASKING), or whose
-/// keys are in two places (TRYAGAIN) is followed within the deadline, at a round trip each; nothing is sent twice that may
-/// have run. Decisions on keys of several nodes go to all of them at the same time, and only those on keys of one slot
-/// share a call of a script: the others are pipelined.
+/// Redirects for a slot that has moved (MOVED), is moving (ASK, followed in one pipeline with ASKING), or has its keys
+/// in two places (TRYAGAIN) are followed within the deadline, at a round trip each. Nothing that may have run is sent
+/// twice. Decisions on keys of several nodes go to all of them at the same time. Only decisions on keys of one slot
+/// share a script call; the others are pipelined.
 #[derive(Clone)]
 pub struct Cluster {
     topology: Arc<Topology>,
 }
 
-/// What is asked of a node.
+/// A request to a node.
 #[derive(Clone, Copy)]
 enum NodeCall<'a> {
     Call(&'a Call<'a>),
     Ask(&'a Ask<'a>),
 }
 
-/// How it is asked.
+/// How it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Routing {
-    /// With others of its slot, where that can be.
+    /// With others of its slot, if possible.
     Batched,
-    /// By a call of its own: of keys that share a slot, some may have moved and some not.
+    /// In a call of its own: of keys that share a slot, some may have moved and some not.
     Alone,
-    /// The same behind an ASKING, in a slot that is on its way to the node.
+    /// The same after ASKING, for a slot that is moving to the node.
     Asking,
 }
 
 impl Cluster {
-    /// The cluster that these nodes belong to: `redis-cluster://[user:password@]host[:port][,host[:port]...]`, with
-    /// `?protocol=resp3` at will; user and password are those of every node. One node suffices, as long as it is up
-    /// when the first decision is made. Connects later.
+    /// The cluster that these nodes belong to: `redis-cluster://[user:password@]host[:port][,host[:port]...]`,
+    /// optionally with `?protocol=resp3`. User and password apply to every node. One node suffices, if it is up when
+    /// the first decision is made. Connects later.
     ///
-    /// With the feature `tls` also at `rediss-cluster://...`, if each node's certificate is for the host by which the
-    /// others know it, and by one of the platform's authorities; `open_with_tls` says otherwise.
+    /// With the feature `tls`, `rediss-cluster://...` works too, if each node's certificate is from one of the
+    /// platform's authorities and is for the host name that the other nodes give it. `open_with_tls` changes the
+    /// authorities.
     ///
     /// # Errors
     ///
-    /// An address that can't be read, or one that ends in `#insecure`: no certificate goes unchecked.
+    /// An address that can't be read, or one that ends in `#insecure`: certificates are always checked.
     pub fn open(url: &str) -> Result<Self, Error> {
         Self::of(address::cluster(url)?)
     }
 
-    /// The cluster at `rediss-cluster://...`, with authorities or a client's certificate of the caller's own; see
+    /// The cluster at `rediss-cluster://...`, with the caller's own authorities or client certificate; see
     /// [`Redis::open_with_tls`].
     ///
     /// # Errors
     ///
-    /// An address that can't be read, or that isn't one of TLS.
+    /// An address that can't be read, or that isn't a TLS address.
     #[cfg(feature = "tls")]
     pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, Error> {
         let nodes = address::cluster(url)?.into_iter().map(|node| node.by(tls, url));
@@ -102,23 +103,23 @@ impl Cluster {
         Ok(Self { topology: Arc::new(Topology::new(seeds)?) })
     }
 
-    /// Lets an allowed call be an answer only when so many replicas of its node have what it took; see
+    /// Returns an allowed decision only once this many replicas of its node have what it took; see
     /// [`Redis::confirmed_by`].
     #[must_use]
     pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
         if let Some(confirm) = Confirm::by(replicas, within) {
-            // A second call changes nothing.
+            // Only the first call has an effect.
             let _ = self.topology.confirm.set(confirm);
             self.topology.nodes().for_each(|node| node.redis.confirm(Some(confirm)));
         }
         self
     }
 
-    /// The nodes that have slots, each as a Redis that decides on its own keys alone, by address.
+    /// The nodes that have slots, by address, each as a Redis that decides on its own keys only.
     ///
     /// # Errors
     ///
-    /// No node says by the deadline who they are.
+    /// No node returned the slot map by the deadline.
     pub async fn primaries(&self, deadline: Duration) -> Result<Vec<Redis>, Error> {
         let until = Deadline::after(deadline);
         runtime::with_timers()?;
@@ -126,26 +127,26 @@ impl Cluster {
         known.unwrap_or_else(|_| Err(Error::deadline(deadline, false)))
     }
 
-    /// Whether each known node is asked at present, by address.
+    /// The breaker of each known node, by address.
     #[must_use]
     pub fn breakers(&self) -> Vec<(String, Breaker)> {
         self.topology.nodes().map(|node| (node.redis.address().to_owned(), node.redis.breaker())).collect()
     }
 
-    /// Connections made so far to the nodes that are known; see [`Redis::connections`].
+    /// Connections made so far to the known nodes; see [`Redis::connections`].
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.topology.nodes().map(|node| node.redis.connections()).sum()
     }
 
-    /// How often a new connection to one of the nodes that are known found another server process than the last one;
-    /// see [`Redis::restarts`].
+    /// How often a new connection to a known node found a different server process than the last one; see
+    /// [`Redis::restarts`].
     #[must_use]
     pub fn restarts(&self) -> u64 {
         self.topology.nodes().map(|node| node.redis.restarts()).sum()
     }
 
-    /// How often a node was asked which node has which slot.
+    /// How often a node was asked for the slot map.
     #[must_use]
     pub fn refreshes(&self) -> u64 {
         self.topology.refreshes()
@@ -163,7 +164,7 @@ impl Cluster {
         self.ask(NodeCall::Ask(&ask), slot, Deadline::after(deadline)).await
     }
 
-    /// Decides all of these at the same time, each by itself and by its deadline.
+    /// Decides all of these at the same time, each independently and by its own deadline.
     pub(crate) async fn acquire_all(&self, asks: Vec<(Ask<'_>, Duration)>) -> Vec<Result<Reply, Error>> {
         let began = Instant::now();
         let asks = asks.into_iter().map(|(ask, deadline)| {
@@ -212,7 +213,7 @@ impl Cluster {
         all.into_iter().map(|(_, answer)| answer).collect()
     }
 
-    /// The answers of the node that has this key's slot. One that doesn't have it any more is left for the next try.
+    /// The answers of the node that has this key's slot. If it no longer has it, the next try asks another.
     #[cfg(feature = "postgres")]
     pub(crate) async fn ask_commands<T: FromRedisValue>(
         &self,
@@ -248,8 +249,8 @@ impl Cluster {
         known.unwrap_or_else(|_| Err(until.missed(false)))
     }
 
-    /// What becomes of a call that this node answered with this: asked elsewhere, if it certainly didn't run and there
-    /// is where to.
+    /// What to do with a call that this node answered with this error: send it elsewhere, if it certainly didn't run
+    /// and there is another node to send it to.
     async fn after(
         &self,
         mut error: Error,
@@ -263,8 +264,8 @@ impl Cluster {
             let (next, routing) = match error.detour() {
                 Some(Detour::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Routing::Batched),
                 Some(Detour::Ask { to }) => (self.topology.learn(to, &node, None)?, Routing::Asking),
-                // An ask goes on by a call of its one key, of which this is never said; a call of several keys has been put
-                // again by the node's own waits.
+                // An ask continues as a call of its one key, which never gets this error; for a call of several keys,
+                // the node's own waits have already retried it.
                 Some(Detour::Again) => (self.owner(slot, until).await?, Routing::Alone),
                 Some(Detour::Nobody) => {
                     self.topology.refresh_soon();
@@ -274,7 +275,7 @@ impl Cluster {
                     if error.is_outage() {
                         self.topology.refresh_soon();
                     }
-                    // Others may have learned meanwhile who is in its place.
+                    // Another call may have learned the new owner meanwhile.
                     let other = self.topology.owner(slot).filter(|owner| !Arc::ptr_eq(owner, &node));
                     match other {
                         Some(other) if error.is_unreachable() => (other, Routing::Batched),
@@ -285,7 +286,7 @@ impl Cluster {
             if until.at <= Instant::now() {
                 return Err(until.missed(false));
             }
-            // Keys that are on their way are asked for at either node in turn: until they have arrived, that isn't disagreement.
+            // While keys are moving, both nodes are asked in turn until the keys have arrived: that isn't disagreement.
             let moving = matches!(error.detour(), Some(Detour::Again));
             if !moving && !was_moving {
                 detours += 1;

@@ -6,10 +6,10 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 
-/// The longest deadline that is set as a timer: an instant beyond it might not be representable.
+/// The longest deadline that is set as a timer: a later instant might not be representable.
 pub(super) const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
-/// How long a call may take, and the instant at which that is over.
+/// How long a call may take, and the instant at which that time is over.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline {
     pub(super) at: Instant,
@@ -25,7 +25,7 @@ impl Deadline {
         Self { at: began + length.min(LONGEST_DEADLINE), length }
     }
 
-    /// What is left of it.
+    /// The time left.
     pub(super) fn left(self) -> Duration {
         self.at.saturating_duration_since(Instant::now())
     }

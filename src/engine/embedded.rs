@@ -1,6 +1,6 @@
 //! The same scripts in this process: Lua 5.1 over a small keyspace with expiry and a settable clock.
 //!
-//! For the tool where no Redis is named, for simulation, and for tests. State lives and dies with the process.
+//! For the tool when no Redis is named, for simulation, and for tests. State lives and dies with the process.
 
 mod keyspace;
 mod packing;
@@ -28,7 +28,7 @@ pub struct Embedded {
     shared: Arc<Mutex<Interpreter>>,
 }
 
-/// What the embedded engine takes for the time of day. Clones share it.
+/// The embedded engine's clock. Clones share it.
 ///
 /// ```
 /// use std::time::{Duration, UNIX_EPOCH};
@@ -60,14 +60,14 @@ impl Embedded {
         Self::with_clock(Clock::default())
     }
 
-    /// An engine without any state, on this clock.
+    /// An engine without any state, with this clock.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
         let interpreter = Interpreter::new(clock).expect("a new interpreter takes a few functions");
         Self { shared: Arc::new(Mutex::new(interpreter)) }
     }
 
-    /// The same on the system's time, which forgets keys where they become more than so many.
+    /// The same on the system's time, forgetting keys beyond this many.
     pub(crate) fn of_at_most(keys: usize) -> Self {
         let engine = Self::new();
         engine.keyspace(|keyspace| keyspace.keep_at_most(keys));
@@ -112,7 +112,7 @@ impl Embedded {
         self.keyspace(|keyspace| keyspace.len())
     }
 
-    /// All at once: nobody else is held up by a map in memory.
+    /// All in one step: a map in memory holds up nobody.
     pub(crate) fn sweep(&self, which: &Which<'_>) -> Swept {
         let before = self.size();
         self.keyspace(|keyspace| keyspace.remove_where(|key| (which.exactly)(which, key)));
@@ -145,7 +145,7 @@ impl Clock {
         Self { manual: Some(Arc::new(AtomicU64::new(micros(since)))) }
     }
 
-    /// Moves a clock that was set. The system's time moves by itself: there it does nothing.
+    /// Advances a clock that was set. Does nothing on the system's time.
     pub fn advance(&self, by: Duration) {
         if let Some(manual) = &self.manual {
             manual.fetch_add(micros(by), Ordering::Relaxed);
@@ -245,7 +245,7 @@ impl Interpreter {
         function.call((names, arguments, &self.redis))
     }
 
-    /// A script's file is a function's body.
+    /// A script's file is the body of a function.
     fn function(&mut self, script: &'static Script) -> mlua::Result<Function> {
         if let Some(function) = self.compiled.get(script.name()) {
             return Ok(function.clone());
@@ -257,7 +257,7 @@ impl Interpreter {
     }
 }
 
-/// Runs a command of a script, and answers as Redis does.
+/// Runs a script's command, and answers as Redis does.
 fn run(lua: &Lua, keyspace: &Mutex<Keyspace>, words: &MultiValue) -> mlua::Result<Result<Value, ServerError>> {
     let words = words.iter().map(argument).collect::<mlua::Result<Vec<_>>>()?;
     let outcome = keyspace.lock().unwrap_or_else(PoisonError::into_inner).run(words);
@@ -278,7 +278,7 @@ fn run(lua: &Lua, keyspace: &Mutex<Keyspace>, words: &MultiValue) -> mlua::Resul
     Ok(Ok(value))
 }
 
-/// What a command answers with an error, raised in Lua as Redis does.
+/// A command's error answer, raised in Lua as Redis does.
 #[derive(Debug)]
 struct ServerError(String);
 
@@ -290,7 +290,7 @@ impl fmt::Display for ServerError {
 
 impl std::error::Error for ServerError {}
 
-/// Where a script broke off, a line for each function.
+/// Where a script failed, one line per function.
 #[derive(Debug)]
 struct Traceback(String);
 

@@ -1,8 +1,7 @@
-//! One Redis, by EVALSHA over one connection that all callers of a runtime share.
+//! One Redis, using EVALSHA over one connection that all callers of a runtime share.
 //!
-//! redis-rs pipelines the calls of all tasks over it. A connection out of a pool of the caller's is kept, since getting one
-//! costs a round trip each time. Where Sentinel says which Redis it is, a broken one is replaced by one to the primary of
-//! then.
+//! redis-rs pipelines all tasks' calls over it. A connection from a caller's pool is kept, since getting one costs a
+//! round trip each time. If Sentinels name the Redis, a broken connection is replaced by one to the current primary.
 
 pub(crate) mod address;
 pub(crate) mod breaker;
@@ -42,9 +41,9 @@ use sentinel::Sentinels;
 #[cfg(feature = "tls")]
 use tls::Tls;
 
-/// A Redis (7.0 or newer) or Valkey (7.2 or newer), by address, by its Sentinels, or by a pool of the caller's own.
+/// A Redis (7.0 or newer) or Valkey (7.2 or newer), given its address, its Sentinels, or the caller's own pool.
 ///
-/// Connects at the first decision, and again after the connection broke.
+/// Connects at the first decision, and again after the connection breaks.
 #[derive(Clone, Debug)]
 pub struct Redis {
     shared: Arc<Shared>,
@@ -52,47 +51,47 @@ pub struct Redis {
 
 struct Shared {
     connector: Connector,
-    /// Where that leads to, for messages.
+    /// The address, for messages.
     address: String,
-    /// Read by every call, so without a lock.
+    /// Read by every call, so lock-free.
     locals: ArcSwap<Vec<Arc<Local>>>,
     made: AtomicU64,
-    /// Which server process answered last, by its own name for itself.
+    /// The server process that answered last, by its own run id.
     process: Mutex<Option<String>>,
     restarts: AtomicU64,
     confirm: OnceLock<Confirm>,
 }
 
-/// How it is connected to.
+/// How to connect.
 enum Connector {
     Address(Box<Endpoint>),
-    /// By a pool of the caller's.
+    /// Through the caller's pool.
     Pool(Pool),
     Sentinels(Box<Sentinels>),
 }
 
 impl fmt::Debug for Shared {
-    /// Nothing of the pool, which knows the password.
+    /// Shows nothing of the pool, which contains the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
 impl Redis {
-    /// The Redis at `redis://[user:password@]host[:port][/db]`, `unix:///path/of.sock`, with `?protocol=resp3` at
-    /// will; or the primary of this name that the Sentinels know of (one of them suffices, as long as it is up) at
-    /// `redis-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db]`. Connects later.
+    /// The Redis at `redis://[user:password@]host[:port][/db]` or `unix:///path/of.sock`, optionally with
+    /// `?protocol=resp3`. At `redis-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db]`, the primary
+    /// of this name, found through its Sentinels; one of them suffices, if it is up. Connects later.
     ///
-    /// User and password are the primary's; the Sentinels' own are `?sentinel-user=...&sentinel-password=...`. The primary
-    /// is looked up whenever a connection has broken, was given up or has turned out to be a replica's, and it must say
-    /// of itself that it is one.
+    /// User and password are the primary's; the Sentinels' own are `?sentinel-user=...&sentinel-password=...`. The
+    /// primary is looked up again whenever a connection has broken, was given up or turned out to lead to a replica. It
+    /// must itself report being a primary.
     ///
-    /// With the feature `tls` also at `rediss://...` and `rediss-sentinel://...`, if its certificate is for this host and
-    /// by one of the platform's authorities; `open_with_tls` says otherwise.
+    /// With the feature `tls`, `rediss://...` and `rediss-sentinel://...` work too, if the server's certificate is for
+    /// this host and from one of the platform's authorities. `open_with_tls` changes the authorities.
     ///
     /// # Errors
     ///
-    /// An address that can't be read, or one that ends in `#insecure`: no certificate goes unchecked.
+    /// An address that can't be read, or one that ends in `#insecure`: certificates are always checked.
     pub fn open(url: &str) -> Result<Self, Error> {
         if address::is_of_sentinels(url) {
             return Self::watched(address::sentinels(url)?);
@@ -100,15 +99,15 @@ impl Redis {
         Self::at(address(url)?)
     }
 
-    /// The Redis at `rediss://...` or `rediss-sentinel://...`, with authorities or a client's certificate of the caller's
-    /// own. Connects later.
+    /// The Redis at `rediss://...` or `rediss-sentinel://...`, with the caller's own authorities or client certificate.
+    /// Connects later.
     ///
-    /// Where the program has set no [`CryptoProvider`](rustls::crypto::CryptoProvider) by the first decision, it will be
+    /// If the program has set no [`CryptoProvider`](rustls::crypto::CryptoProvider) by the first decision, it will be
     /// aws-lc-rs.
     ///
     /// # Errors
     ///
-    /// An address that can't be read, or that isn't one of TLS.
+    /// An address that can't be read, or that isn't a TLS address.
     #[cfg(feature = "tls")]
     pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, Error> {
         if address::is_of_sentinels(url) {
@@ -132,15 +131,16 @@ impl Redis {
         Ok(Self::new(Connector::Sentinels(Box::new(Sentinels::new(watched)?)), address))
     }
 
-    /// The Redis that this pool connects to; [`deadpool_redis`](crate::deadpool_redis) is tollgate's own, so that versions
-    /// can't differ. One connection is taken out of it and kept for each runtime that asks, and one more where that one falls
-    /// silent: without room for it, that Redis is away is known late. A runtime that isn't driven while it connects keeps its
-    /// place in the pool, so the pool should have room for one connection more than there are runtimes.
+    /// The Redis that this pool connects to. [`deadpool_redis`](crate::deadpool_redis) is tollgate's own, so that
+    /// versions can't differ. Each runtime takes one connection from the pool and keeps it, and takes one more if the
+    /// first falls silent: without room for that one, an outage is noticed late. A runtime that isn't driven while it
+    /// connects keeps its place in the pool, so the pool should have room for one connection more than there are
+    /// runtimes.
     ///
-    /// Of a connection out of a pool it isn't known whether a call was written before it broke. So one that was idle for a
-    /// second is asked by PING first, which costs a round trip, whether others have closed it meanwhile.
+    /// When a connection from a pool breaks, it isn't known whether a call was written before. So after a second of
+    /// idleness a PING checks first whether the other side has closed it, which costs a round trip.
     ///
-    /// TCP_NODELAY is the pool's to set: see [`Manager::new_with_config`](deadpool_redis::Manager::new_with_config).
+    /// The pool sets TCP_NODELAY: see [`Manager::new_with_config`](deadpool_redis::Manager::new_with_config).
     #[must_use]
     pub fn with_pool(pool: Pool) -> Self {
         Self::new(Connector::Pool(pool), "the pool's address".into())
@@ -159,16 +159,16 @@ impl Redis {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Lets an allowed call be an answer only when so many replicas have what it took, so that no failover to one of them
-    /// forgets it: the primary is asked to WAIT for them, in the same pipeline and for so long at most. Where they are
-    /// fewer by then, the call ends in an [error](Error::is_unconfirmed) that says [charged](Error::charged), and the
-    /// rule's policy answers. Default: 0, none is waited for. Said once, before the first decision.
+    /// Returns an allowed decision only once this many replicas have what it took, so that a failover to one of them
+    /// doesn't forget it. The primary is asked to WAIT for them, in the same pipeline and for at most `within`. If
+    /// fewer have it by then, the call ends in an [error](Error::is_unconfirmed) that says [charged](Error::charged),
+    /// and the rule's policy answers. Default: 0, no waiting. Set it once, before the first decision.
     ///
-    /// Costs the round trip from the primary to its replicas. Redis waits on the connection that all share, so where
-    /// replicas are missing each batch of calls holds up the next, denials too, and most end at their deadline or by the
-    /// [breaker](Self::breaker), with the charge unknown. Redis may look up to 100 ms too late whether the time is over, so
-    /// it is cut to half of the time that is left, less 100 ms, or a quarter of it if that is more. What gives back, and
-    /// [blocks](crate::Limiter::block), isn't waited for.
+    /// Costs the round trip from the primary to its replicas. Redis waits on the shared connection, so while replicas
+    /// are missing each batch of calls holds up the next, denials too, and most calls end at their deadline or through
+    /// the [breaker](Self::breaker), with the charge unknown. Redis may notice up to 100 ms late that the time is over,
+    /// so `within` is cut to half of the remaining time less 100 ms, or to a quarter of it if that is more. Calls that
+    /// give back, and [blocks](crate::Limiter::block), don't wait.
     #[must_use]
     pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
         self.confirm(Confirm::by(replicas, within));
@@ -177,7 +177,7 @@ impl Redis {
 
     pub(super) fn confirm(&self, confirm: Option<Confirm>) {
         if let Some(confirm) = confirm {
-            // A second call changes nothing.
+            // Only the first call has an effect.
             let _ = self.shared.confirm.set(confirm);
         }
     }
@@ -186,12 +186,11 @@ impl Redis {
         self.shared.confirm.get().map(|confirm| confirm.before(left))
     }
 
-    /// A client of redis-rs to the same Redis (to the primary of now, if it is found by Sentinels), for what isn't decided
-    /// here.
+    /// A redis-rs client for the same Redis (with Sentinels, for the current primary), for work other than decisions.
     ///
     /// # Errors
     ///
-    /// Sentinels that know of no primary by the deadline; a pool of the caller's own, which doesn't tell its address.
+    /// The Sentinels name no primary by the deadline. The caller's own pool, which doesn't reveal its address.
     pub async fn client(&self, deadline: Duration) -> Result<Client, Error> {
         match &self.shared.connector {
             Connector::Address(endpoint) => endpoint.client().map_err(|error| unusable(&error.to_string())),
@@ -204,8 +203,8 @@ impl Redis {
         }
     }
 
-    /// Where Sentinels find it: the name by which they know it, and a client of redis-rs to each that was named. None if it
-    /// is found otherwise.
+    /// The name under which Sentinels know the primary, and a redis-rs client for each Sentinel in the address. None
+    /// without Sentinels.
     #[must_use]
     pub fn sentinels(&self) -> Option<(&str, Vec<Client>)> {
         match &self.shared.connector {
@@ -214,29 +213,29 @@ impl Redis {
         }
     }
 
-    /// Where it is, for messages: without user and password.
+    /// The address for messages: without user and password.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.shared.address
     }
 
-    /// Whether it is asked at present. Each runtime that asks has its own connection, and so its own view: here it isn't
-    /// asked as soon as one of them doesn't.
+    /// The breaker's state. Each runtime has its own connection and so its own breaker; if any of them isn't closed, this
+    /// isn't either.
     #[must_use]
     pub fn breaker(&self) -> Breaker {
         let mut breakers = self.locals().into_iter().map(|local| local.guard.look());
         breakers.find(|breaker| *breaker != Breaker::Closed).unwrap_or(Breaker::Closed)
     }
 
-    /// Connections made so far: one for each runtime that asks, and one more for each time that one broke, was given up, or
-    /// was tried beside a silent one. Attempts that came to nothing don't count.
+    /// Connections made so far: one for each runtime that asks, and another each time one broke, was given up, or was
+    /// tried beside a silent one. Failed attempts don't count.
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.shared.made.load(Ordering::Relaxed)
     }
 
-    /// How often a new connection found another server process than the last one did: restarted, or another in its
-    /// place. What that doesn't remember starts anew. 0 if the user may not run INFO.
+    /// How often a new connection found a different server process than the last one did: a restarted one, or another
+    /// in its place. State that the new process doesn't have starts anew. 0 if the user may not run INFO.
     #[must_use]
     pub fn restarts(&self) -> u64 {
         self.shared.restarts.load(Ordering::Relaxed)
@@ -246,7 +245,7 @@ impl Redis {
         self.run_as(Asking::No, call, deadline).await
     }
 
-    /// The same of a slot that is on its way to this node, or that it has.
+    /// The same for a slot that is moving to this node, or that it has.
     pub(super) async fn run_as(&self, asking: Asking, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         let local = self.local()?;
         let _entry = local.guard.enter()?;

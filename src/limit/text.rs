@@ -16,7 +16,7 @@ pub(crate) struct Period(pub(crate) u64);
 const UNITS: [(&str, u64); 6] =
     [("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1)];
 
-/// What people write for a unit, and what it is called here.
+/// What people write for a unit, and its name here.
 const OTHER_NAMES: [(&str, &[&str]); 6] = [
     ("us", &["µs", "usec", "usecs", "micro", "micros", "microsecond", "microseconds"]),
     ("ms", &["msec", "msecs", "milli", "millis", "millisecond", "milliseconds"]),
@@ -69,7 +69,7 @@ enum Every {
     Window(Calendar),
 }
 
-/// `10/1s`, and the words after it; of a fixed window also `10/month`.
+/// `10/1s`, and the words after it; for a fixed window also `10/month`.
 fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Every, &'w [&'t str]), RuleError> {
     let expected = |example: &str, got: &str| {
         RuleError::new(format!("rate: expected units per period, such as {example}, got {got}"))
@@ -105,8 +105,8 @@ fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Ever
     }
 }
 
-/// The rate of a calendar's windows that is meant by `100/days`, `100 per month`, `2/1week` or the like; of several of
-/// them, such as `2/3months`, which aren't one window, that of one.
+/// The calendar rate meant by `100/days`, `100 per month`, `2/1week` or the like. Several units, such as `2/3months`,
+/// aren't one window, so the suggestion is for one.
 fn suggested_window(words: &[&str]) -> Option<String> {
     let text = lower_case(words);
     let (count, first, mut rest) = rate_as_people_write_it(&text)?;
@@ -121,16 +121,16 @@ fn suggested_window(words: &[&str]) -> Option<String> {
         "weekly" | "w" => "week",
         _ => unit.trim_end_matches('s'),
     })?;
-    // Several days or weeks are a period of their own.
+    // Several days or weeks are a plain period.
     let is_period = !matches!(several, "" | "1") && matches!(window, Calendar::Day | Calendar::Week);
     (!is_period).then(|| format!("{count}/{window}"))
 }
 
-/// The rate that is meant by `100/min`, `100/10 sec`, `100 per minute` or the like, as it is written here.
+/// The rate meant by `100/min`, `100/10 sec`, `100 per minute` or the like, in the text form.
 fn suggested_rate(words: &[&str]) -> Option<String> {
     let text = lower_case(words);
     let (count, first, mut rest) = rate_as_people_write_it(&text)?;
-    // A count may stand apart from its unit.
+    // The count may be separated from its unit.
     let period = suggested_period(first).or_else(|| suggested_period(&format!("{first}{}", rest.next()?)))?;
     Some(format!("{count}/{period}"))
 }
@@ -139,7 +139,7 @@ fn lower_case(words: &[&str]) -> String {
     words.iter().map(|word| word.to_lowercase()).collect::<Vec<_>>().join(" ")
 }
 
-/// The count, the word after `/`, `per` or `a`, and those that follow.
+/// The count, the word after `/`, `per` or `a`, and the following words.
 fn rate_as_people_write_it(text: &str) -> Option<(&str, &str, SplitWhitespace<'_>)> {
     let (count, period) =
         text.split_once('/').or_else(|| text.split_once(" per ")).or_else(|| text.split_once(" a "))?;
@@ -148,7 +148,7 @@ fn rate_as_people_write_it(text: &str) -> Option<(&str, &str, SplitWhitespace<'_
     (!count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit())).then_some((count, first, period))
 }
 
-/// The period that is meant by `min`, `10sec` or the like, as it is written here.
+/// The period meant by `min`, `10sec` or the like, in the text form.
 fn suggested_period(text: &str) -> Option<String> {
     let text = text.to_lowercase();
     let (count, unit) = text.split_at(text.find(|character: char| !character.is_ascii_digit())?);
@@ -166,7 +166,7 @@ fn suggested_period(text: &str) -> Option<String> {
     OTHER_NAMES.iter().find(known).map(|(name, _)| format!("{count}{name}"))
 }
 
-/// `concurrency 8 ttl 30s`: a count alone, and how long a permit lasts.
+/// `concurrency 8 ttl 30s`: only a count, and how long a permit lasts.
 fn permits(algorithm: Algorithm, count: &str, options: &[&str]) -> Result<LimitBuilder, RuleError> {
     if count.contains('/') {
         return Err(RuleError::new(format!(
@@ -361,7 +361,7 @@ mod serialized {
         }
     }
 
-    /// A line, or a table with a name. Each form tells its own mistakes.
+    /// A line, or a table with a name, with error messages for each form.
     struct LineOrTable;
 
     impl<'de> Visitor<'de> for LineOrTable {

@@ -1,4 +1,4 @@
-//! What is done after callers have gone: permits are given back, costs settled, reservations cancelled.
+//! Work done after callers have gone: giving back permits, settling costs, cancelling reservations.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::random::jittered;
 
-/// The pause before the second try. It doubles with each try, up to the longest, and jitter makes it up to twice as long, so
-/// that not all come back at once.
+/// The pause before the second try. It doubles with each try, up to the longest; jitter makes it up to twice as long,
+/// so that clients don't all come back at once.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// What fails later than this after the first failure isn't tried again.
+/// A failure later than this after the first one isn't retried.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// The tasks of a limiter and its clones.
@@ -32,15 +32,15 @@ struct Running {
     none_left: Notify,
 }
 
-/// One of them, until it has ended or no runtime is left to run it.
+/// One task, until it has ended or no runtime is left to run it.
 struct Task<W: Work> {
     running: Arc<Running>,
     work: Option<W>,
-    /// Where it begins anew if the runtime that it is on ends first.
+    /// Where to restart it if its own runtime ends first.
     otherwise: Option<Handle>,
 }
 
-/// What is done, and can be begun anew. It answers whether the runtime was one that it could be done on.
+/// Work that can be restarted. Its result says whether the runtime was able to run it.
 pub(crate) trait Work: Fn() -> Self::Doing + Send + 'static {
     type Doing: Future<Output = bool> + Send;
 }
@@ -54,7 +54,7 @@ where
 }
 
 impl Limiter {
-    /// Runs this on the runtime that it is called on and, outside of any or where that ends too early, on this one.
+    /// Runs this on the current runtime; if there is none, or it ends too early, on this one.
     pub(crate) fn spawn(&self, runtime: &Handle, work: impl Work) {
         let running = Arc::clone(&self.background.running);
         running.tasks.fetch_add(1, Ordering::AcqRel);
@@ -65,10 +65,10 @@ impl Limiter {
         }
     }
 
-    /// Waits until this limiter and its clones have done what they do after their callers have gone: given back permits
-    /// that were dropped, settled costs, cancelled reservations, returned leased units. A runtime that ends drops what is
-    /// left of that, so call this after a server has shut down gracefully, and before `main` returns. Where Redis is away
-    /// they are tried again for some seconds; a timeout around this bounds that.
+    /// Waits until this limiter and its clones have finished their background work: giving back dropped permits,
+    /// settling costs, cancelling reservations, returning leased units. A runtime that ends drops what is left of it,
+    /// so call this after a server has shut down gracefully, and before `main` returns. While Redis is away, that work
+    /// is retried for some seconds; put a timeout around this call to bound the wait.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -90,7 +90,7 @@ impl Limiter {
     pub async fn finish(&self) {
         let running = &self.background.running;
         loop {
-            // Before it is counted, so that no end is missed.
+            // Registered before counting, so that no end is missed.
             let none_left = running.none_left.notified();
             if running.tasks.load(Ordering::Acquire) == 0 {
                 return;
@@ -127,7 +127,7 @@ impl<W: Work> Drop for Task<W> {
     }
 }
 
-/// Does what may be done twice, again and again for a while as long as Redis is away.
+/// Retries an idempotent call for a while, as long as Redis is away.
 pub(crate) async fn persist<F: Future<Output = Result<Decision, Error>>>(attempt: impl Fn() -> F) -> Result<(), Error> {
     let (mut pause, mut began) = (FIRST_PAUSE, None);
     loop {

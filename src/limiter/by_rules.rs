@@ -15,49 +15,50 @@ use crate::rules::{Applies, Attributes, Charge, Effect, Reason, RuleSet, Shadow,
 use crate::script::Mode;
 use crate::telemetry;
 
-/// A verdict, and the permits that it took.
+/// A verdict, and the permits that the request took.
 #[derive(Debug)]
 #[non_exhaustive]
 #[must_use = "permits that are dropped are given back"]
 pub struct HeldVerdict {
     /// What became of the request.
     pub verdict: Verdict,
-    /// Of the rule, and of shadow rules, that have a concurrency limit.
+    /// Permits of the rule, and of shadow rules, that have a concurrency limit.
     pub permits: Vec<Permit>,
 }
 
-/// How the limits of a rule are asked.
+/// How a rule's limits are asked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Acquisition<'a> {
     /// As [`Limiter::acquire`] does.
     Acquire,
-    /// The same, or as [`Limiter::hold`] does where they have permits; by this id, which is nobody else's, if it can be
-    /// settled within this time.
+    /// The same, or as [`Limiter::hold`] for limits with permits: by this id, which is unique, if it can be settled
+    /// within this time.
     Hold { id: Option<(&'a [u8], Duration)> },
-    /// The same, as soon as they allow, if that is within this time.
+    /// The same, as soon as the limits allow, if that is within this time.
     #[cfg(feature = "http")]
     Wait(Duration, Blocks),
 }
 
 impl Limiter {
-    /// Takes what a request costs by the rule of a set that applies to it, or denies it. Costs a round trip where that rule,
-    /// or a shadow rule before it, has limits, all of which are asked at once; otherwise none.
+    /// Takes a request's cost by the rule of the set that applies to it, or denies it. Costs one round trip if that
+    /// rule, or a shadow rule before it, has limits, which are all asked at once; otherwise none.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); a rule with permits, which [`hold_by`](Self::hold_by) is for; a cost that an attribute
-    /// says and that is no whole number. Shadow rules cause none.
+    /// The errors of [`acquire`](Self::acquire). A rule with permits: use [`hold_by`](Self::hold_by). A cost taken from
+    /// an attribute that is no whole number. Shadow rules cause none.
     pub async fn acquire_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<Verdict, Error> {
         let (applies, shadows) = Self::found(rules, request)?;
         self.judge(&applies, &shadows, Acquisition::Acquire).await.map(|held| held.verdict)
     }
 
-    /// The same, and holds the permits of rules with a concurrency limit until they are dropped, as [`hold`](Self::hold)
-    /// does.
+    /// The same, and holds the permits of rules with a concurrency limit until they are dropped, as
+    /// [`hold`](Self::hold) does.
     ///
     /// # Errors
     ///
-    /// As [`hold`](Self::hold); a cost that an attribute says and that is no whole number. Shadow rules cause none.
+    /// The errors of [`hold`](Self::hold). A cost taken from an attribute that is no whole number. Shadow rules cause
+    /// none.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -91,11 +92,11 @@ impl Limiter {
         self.judge(&applies, &shadows, Acquisition::Hold { id: None }).await
     }
 
-    /// What applies to a request, and the shadow rules that would.
+    /// The rule that applies to a request, and the shadow rules that would.
     ///
     /// # Errors
     ///
-    /// A cost that an attribute says and that is no whole number.
+    /// A cost taken from an attribute that is no whole number.
     pub(crate) fn found<'r>(
         rules: &'r RuleSet,
         request: &'r Attributes<'_>,
@@ -159,7 +160,7 @@ impl Limiter {
         Ok(HeldVerdict { verdict, permits: permit.into_iter().collect() })
     }
 
-    /// What a shadow rule decides, which has no consequence.
+    /// What a shadow rule decides. It has no effect.
     async fn shadow(&self, (name, applies): &Shadow<'_>, asking: Acquisition<'_>) -> (ShadowVerdict, Option<Permit>) {
         let (decision, permit) = match applies {
             Ok(Applies { effect: Effect::Limit(charge), .. }) => match self.ask_limits(charge, asking).await {
@@ -177,7 +178,7 @@ impl Limiter {
         (ShadowVerdict { rule: Arc::clone(name), allowed, decision }, permit)
     }
 
-    /// What the limits decide, for a caller who counts what becomes of it.
+    /// What the limits decide, for a caller that counts the outcome.
     async fn ask_limits(
         &self,
         charge: &Charge<'_>,

@@ -1,4 +1,4 @@
-//! Denials that are remembered in this process, in place of asking again.
+//! Denials remembered in this process, which save asking again.
 
 use super::Limiter;
 use crate::decision::Decision;
@@ -9,7 +9,7 @@ use crate::rule::Rule;
 use crate::script::Mode;
 
 impl Limiter {
-    /// As the engine decides, or as it has just denied.
+    /// Decides by the engine, or by a denial that the engine has just given.
     pub(super) async fn decide_or_recall(
         &self,
         cache: &DenialCache,
@@ -21,7 +21,7 @@ impl Limiter {
             return self.decide_exactly(rule, request, mode).await;
         }
         if mode != Mode::Acquire {
-            // It may give something back, in whatever way it ends.
+            // However the call ends, it may have given something back.
             let _changing = cache.changing(self.state_keys(rule, request)?);
             return self.decide_exactly(rule, request, mode).await;
         }
@@ -36,7 +36,7 @@ impl Limiter {
         Ok(decision)
     }
 
-    /// What an acquire looks for among the denials; none if only the engine can answer it.
+    /// What an acquire looks up among the denials; none if only the engine can answer it.
     pub(super) fn sight(
         &self,
         cache: &DenialCache,
@@ -44,14 +44,14 @@ impl Limiter {
         request: &Request<'_>,
     ) -> Result<Option<Sighting>, Error> {
         let holds = rule.limits().any(|limit| limit.algorithm().holds());
-        // Of a sharded limit, the next call may find another shard.
+        // For a sharded limit, the next call may use another shard.
         if holds || rule.sharded().is_some() || rule.counts_denials() || request.has_id() || request.time().is_some() {
             return Ok(None);
         }
         Ok(Some(cache.sight(self.state_keys(rule, request)?, rule.fingerprint())))
     }
 
-    /// The keys of all limits' states, each ended by a newline, which no key has in it.
+    /// The keys of all limits' states, each ended by a newline, which no key contains.
     fn state_keys(&self, rule: &Rule, request: &Request<'_>) -> Result<Vec<u8>, Error> {
         let mut keys = Vec::new();
         for count in rule.scoped_limits() {

@@ -17,51 +17,51 @@ use crate::runtime;
 use crate::script::Mode;
 use crate::telemetry;
 
-/// What [`Limiter::hold`] answers: a permit, or how things stand without one.
+/// The result of [`Limiter::hold`]: a permit, or the state without one.
 #[derive(Debug)]
 #[must_use]
 pub struct Held {
-    /// The answer.
+    /// The decision.
     pub decision: Decision,
-    /// The permit, if it is allowed.
+    /// The permit, if the call was allowed.
     pub permit: Option<Permit>,
 }
 
-/// Permits that are given back when this is dropped, by a task of the runtime that it is dropped on, or else of the one in
-/// which they were taken: while Redis is away, again for some 15 seconds, unless by an id of the caller's, which somebody
-/// else may hold by then. If the runtime or the process has ended, they expire
-/// after the limit's ttl; [`Limiter::finish`] waits for what is still under way.
+/// Permits that are given back on drop, by a task on the runtime that the drop happens on, otherwise on the one in
+/// which they were taken. While Redis is away that is retried for some 15 seconds, unless the id is the caller's own,
+/// since another holder may use it by then. If the runtime or the process has ended, the permits expire after the
+/// limit's ttl. [`Limiter::finish`] waits for releases in progress.
 #[must_use = "a permit that is dropped is given back"]
 pub struct Permit {
     limiter: Limiter,
     rule: Rule,
     request: OwnedRequest,
-    /// Whether nobody else knows the id that it is held by.
+    /// Whether no other caller knows the id that it is held by.
     own_id: bool,
     held: bool,
     renewing: Option<JoinHandle<()>>,
-    /// To give it back by, wherever it is dropped.
+    /// The runtime to give it back on, wherever it is dropped.
     runtime: Handle,
 }
 
-/// The first pause between a waiter's tries for a permit, which grows by half each time, since permits are released before
-/// they expire.
+/// The first pause between a waiter's tries for a permit. It grows by half each time. Tries don't wait for expiry,
+/// since permits are usually released before.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 const LAST_LOOK: Duration = Duration::from_millis(250);
 
 impl Limiter {
-    /// Takes permits of the rule's concurrency limits (so many as the cost says) and, of its other limits, the cost,
-    /// all or nothing; the permits are held until the [`Permit`] is dropped, and for the limit's ttl unless it is
-    /// renewed.
+    /// Takes as many permits of the rule's concurrency limits as the cost, and the cost from its other limits, all or
+    /// nothing. The permits are held until the [`Permit`] is dropped, and for the limit's ttl unless it is renewed.
     ///
-    /// A dropped future gives back the permits that it may have taken; what it took of other limits stays taken. With an
-    /// [id](Request::id) of the caller's, all who hold by it share its permits, and the first to go gives them back.
+    /// A dropped future gives back the permits that it may have taken; what it took from other limits stays taken. With
+    /// an [id](Request::id) of the caller's own, everyone holding by that id shares its permits, and the first to
+    /// release gives them back.
     ///
     /// A call that reaches Redis after its caller gave up may hold a permit until it expires.
     ///
     /// # Errors
     ///
-    /// A rule without a concurrency limit; no decision could be made, see [`Error`].
+    /// A rule without a concurrency limit. No decision could be made; see [`Error`].
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -88,31 +88,31 @@ impl Limiter {
         held
     }
 
-    /// The same, for a caller who counts what becomes of it, and who says whether the request's id, if it has one, is
-    /// nobody else's.
+    /// The same, for a caller that counts the outcome and says whether the request's id, if any, is known to nobody
+    /// else.
     pub(crate) async fn hold_once(&self, rule: &Rule, request: Request<'_>, own_id: bool) -> Result<Held, Error> {
         if !rule.limits().any(|limit| limit.algorithm().holds()) {
             return Err(Error::new(Kind::Input, format!("hold: expected a concurrency limit, got {rule}")));
         }
         let own = unique_id("held");
         let request = if request.has_id() { request } else { request.id(&own) };
-        // Made first: whatever happens to the call, what it took is given back.
+        // Made first: whatever happens to the call, its permits are given back.
         let (limiter, rule, owned) = (self.clone(), rule.clone(), request.into_owned());
         let runtime = runtime::current()?;
         let mut permit = Permit { limiter, rule, request: owned, own_id, held: true, renewing: None, runtime };
         let decision = self.look(&permit.rule, &request, Mode::Acquire).await?;
-        // What was asked of Redis may have been charged there, whoever answered.
+        // Redis may have charged for the call, even if a policy answered.
         permit.held = decision.allowed || decision.error.is_some();
         permit.request = request.after(&decision).into_owned();
         Ok(Held { permit: decision.allowed.then_some(permit), decision })
     }
 
-    /// As [`hold`](Self::hold), waiting for at most so long until there is a permit. Whoever looks first is served;
-    /// each look is a call, and a denial that is counted if the rule counts them.
+    /// The same as [`hold`](Self::hold), but waits for a permit for at most this long. The first caller to ask is
+    /// served. Each try is a call, and a denial that counts if the rule counts denials.
     ///
     /// # Errors
     ///
-    /// As [`hold`](Self::hold).
+    /// The same as [`hold`](Self::hold).
     pub async fn hold_wait<'a>(
         &self,
         rule: &Rule,
@@ -124,7 +124,7 @@ impl Limiter {
         held
     }
 
-    /// The same, for a caller who counts what becomes of it.
+    /// The same, for a caller that counts the outcome.
     pub(crate) async fn hold_within(
         &self,
         rule: &Rule,
@@ -159,16 +159,16 @@ impl Held {
 }
 
 impl Permit {
-    /// Makes it last for the limit's whole ttl from now.
+    /// Extends the permit to the limit's whole ttl from now.
     ///
     /// # Errors
     ///
-    /// [`Error::is_unknown_id`] if it has expired and may be somebody else's; no answer, see [`Error`].
+    /// [`Error::is_unknown_id`] if it has expired and may belong to another holder. No answer; see [`Error`].
     pub async fn renew(&self) -> Result<(), Error> {
         self.limiter.renew(&self.rule, &self.request).await.map(|_| ())
     }
 
-    /// Renews it every third of the limit's ttl for as long as it is held, in a task of its own, which ends when the
+    /// Renews the permit every third of the limit's ttl while it is held, in a task of its own, which ends when the
     /// permit is lost. For work of unknown length; [`renew`](Self::renew) tells whether it is still held.
     pub fn renewed(mut self) -> Self {
         self.stop_renewing();
@@ -188,15 +188,15 @@ impl Permit {
         self
     }
 
-    /// Gives it back, and says how things stand then.
+    /// Gives the permit back, and returns the state after that.
     ///
     /// # Errors
     ///
-    /// No answer: it is given back by the limit's ttl; see [`Error`].
+    /// No answer; see [`Error`]. The permit then expires with the limit's ttl.
     pub async fn release(mut self) -> Result<Decision, Error> {
         self.stop_renewing();
         let answer = self.limiter.release(&self.rule, &self.request).await;
-        // Where a policy answered for Redis, dropping this tries once more.
+        // If a policy answered for Redis, the drop tries once more.
         self.held = answer.as_ref().map_or(true, |decision| decision.error.is_some());
         answer
     }
@@ -223,14 +223,14 @@ impl Drop for Permit {
         }
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
         let own = self.own_id;
-        // Once the runtime has ended there is nothing left to send it by: the permit expires.
+        // Once the runtime has ended nothing is left to send the release: the permit expires.
         self.limiter.spawn(&self.runtime, move || {
             let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
             async move {
                 let release = || limiter.release(&rule, &request);
-                // By an id of the caller's, somebody else may hold the permit soon.
+                // With the caller's own id, another holder may soon have the permit.
                 let released = if own { persist(release).await } else { release().await.map(|_| ()) };
-                // Nobody waits for this answer.
+                // Nobody reads this answer.
                 !released.is_err_and(|error| error.is_input())
             }
         });

@@ -2,18 +2,18 @@
 //!
 //! # Why it never exceeds the rule
 //!
-//! A leased unit is taken from the key's level before it is spent. That is only then more than an exact limiter would
-//! admit if the level was full in between: what came back meanwhile would have been lost there. So it must not be: the
-//! level and all units that are out may never add up to more than the capacity C.
+//! A leased unit is taken from the key's level before it is spent. That admits more than an exact limiter would only if
+//! the level was full in between: an exact limiter would have lost what refilled meanwhile. So the level and all units
+//! that are out must never add up to more than the capacity C.
 //!
 //! - No process has more than its share S = C / (2 * processes) out, so all of them have at most H = processes * S.
 //! - Before units are taken, a peek asks for C - H. If it is allowed, the limit isn't hot, and Redis is asked directly.
-//!   If it is denied until r has passed, the level is below C - H until then, but for what is returned, which was out
-//!   before. So the sum is below C, however many units are taken in that time.
-//! - Units that were taken on the strength of that peek are spent and returned before r has passed since it was sent,
-//!   and a later peek counts for all units that haven't expired by its answer.
+//!   If it is denied until r has passed, the level stays below C - H until then, apart from units that are returned,
+//!   which were out before. So the sum is below C, however many units are taken in that time.
+//! - Units taken on the basis of that peek are spent and returned before r has passed since it was sent. A later peek
+//!   covers all units that haven't expired when it is answered.
 //!
-//! One task at a time takes units or returns them. So what is on its way back counts as out until Redis has answered.
+//! One task at a time takes units or returns them. Units being returned count as out until Redis has answered.
 
 mod stock;
 
@@ -37,8 +37,8 @@ use crate::script::Mode;
 use crate::telemetry;
 use stock::{Stock, Unused};
 
-/// A process's share of a hot limit, spent without asking Redis: see [`Limiter::lease`]. Clones share it; when the last
-/// of them is dropped, a task of its own returns what it holds.
+/// A process's share of a hot limit, spent without asking Redis: see [`Limiter::lease`]. Clones share it. When the last
+/// of them is dropped, a background task returns what it holds.
 #[derive(Clone, Debug)]
 pub struct Lease {
     shared: Arc<Shared>,
@@ -48,43 +48,44 @@ pub struct Lease {
 struct Shared {
     limiter: Limiter,
     rule: Rule,
-    /// For what is taken here: nothing that Redis didn't give.
+    /// The rule for taking units, closed: it takes nothing that Redis didn't give.
     closed: Rule,
     request: OwnedRequest,
-    /// Of denials. A peek must not get a longer wait than there is.
+    /// Jitter of denials. Not applied to peeks, whose wait must be exact.
     jitter: u8,
     stock: Mutex<Stock>,
     turns: Arc<Turns<()>>,
-    /// To return what is left by, wherever the last clone is dropped.
+    /// The runtime to return the rest on, wherever the last clone is dropped.
     runtime: OnceLock<Handle>,
 }
 
 impl Limiter {
-    /// A lease on this key for this process, one of at most so many that hold one at the same time. Nothing is taken
-    /// until it is used.
+    /// A lease on this key for this process, one of at most this many held at the same time. Nothing is taken until it
+    /// is used.
     ///
-    /// The rule is never exceeded as long as no more leases than `processes` live at once: one per process, and where
-    /// processes are replaced one by one, count both the old and the new. A lease holds at most
-    /// [a share](Lease::most_unused) of the capacity, all leases together at most half. What it doesn't spend within a
-    /// second of its last batch, or sooner where the limit refills sooner, it returns; of a limit that refills within
-    /// less than about 400 ms it lets them lapse instead.
+    /// The rule is never exceeded as long as no more than `processes` leases are alive at once: one per process. If
+    /// processes are replaced one by one, count both the old and the new. A lease holds at most [a
+    /// share](Lease::most_unused) of the capacity, all leases together at most half. It returns what it doesn't spend
+    /// within a second of its last batch, or sooner if the limit refills sooner; if the limit refills within about 400
+    /// ms, unspent units lapse instead.
     ///
-    /// Redis is asked directly while more than half the capacity is left, since units that lay here then would be units
-    /// that the limit can't refill: a lease saves calls where a limit is used up or nearly so, as a window in its
-    /// second half or a bucket after a burst. So it is while calls come less than about five times a second.
+    /// Redis is asked directly while more than half the capacity is left, because the limit can't refill units that are
+    /// held here. So a lease saves calls when a limit is nearly or entirely used up, such as a window in its second
+    /// half or a bucket after a burst. Redis is also asked directly while calls arrive less than about five times a
+    /// second.
     ///
-    /// Times are those of this machine's monotonic clock; where that stands still, as in a machine that is suspended, up
-    /// to a share may be spent after the limit has refilled.
+    /// Times come from this machine's monotonic clock. If it stops, as in a suspended machine, up to a share may be
+    /// spent after the limit has refilled.
     ///
-    /// What else happens to the key reaches a lease only with its next batch: after a block, a penalty, a reset, a
-    /// changed rule, or units that others give back without a lease, up to half the capacity may still be spent that an
-    /// exact limiter would not admit.
+    /// A lease learns of other changes to the key only with its next batch: after a block, a penalty, a reset, a
+    /// changed rule, or a refund made without a lease, up to half the capacity may still be spent that an exact limiter
+    /// would not admit.
     ///
     /// # Errors
     ///
-    /// Anything but one limit, a token bucket, gcra or fixed window that is neither of the calendar nor starts at the first
-    /// hit, without shards, with a burst of at least twice the processes; a rule that counts denials or blocks for them; a
-    /// request with an id, a time or a cost.
+    /// Anything but a single limit that is a token bucket, gcra or fixed window, without shards, with a burst of at
+    /// least twice the processes; a fixed window that follows the calendar or starts at the first hit. A rule that
+    /// counts denials or blocks for them. A request with an id, a time or a cost.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -162,16 +163,16 @@ impl Limiter {
 }
 
 impl Lease {
-    /// Takes the cost from what is here or, if that isn't enough, from a new batch, else from Redis itself;
-    /// [`Decision::by`] says which. Of a decision made here, `remaining` is what is left here, and `reset_after` counts
-    /// from what Redis said with the last batch.
+    /// Takes the cost from what is held here; if that isn't enough, from a new batch, and otherwise from Redis itself.
+    /// [`Decision::by`] says which. In a decision made here, `remaining` is what is left here, and `reset_after` counts
+    /// from Redis's answer to the last batch.
     ///
     /// A cost above [the share](Self::most_unused) goes to Redis directly. Dropping the future loses no units but its
     /// own.
     ///
     /// # Errors
     ///
-    /// As [`Limiter::acquire`].
+    /// The same as [`Limiter::acquire`].
     pub async fn acquire(&self, cost: u64) -> Result<Decision, Error> {
         let shared = &self.shared;
         let begun = Instant::now();
@@ -182,7 +183,7 @@ impl Lease {
         runtime::with_timers()?;
         let seen = shared.worth_a_refill(cost, begun);
         if let Some(seen) = seen {
-            // Whatever becomes of this, half the deadline is left to ask directly.
+            // However the refill ends, half the deadline is left to ask directly.
             let _ = timeout(deadline / 2, shared.refilled(cost, seen)).await;
             if let Some(decision) = shared.spend(cost, Instant::now()) {
                 return Ok(decision);
@@ -191,36 +192,36 @@ impl Lease {
         shared.ask(cost, deadline.saturating_sub(begun.elapsed())).await
     }
 
-    /// The most units that can be here unused: this lease's share of the capacity.
+    /// The most units that can be held here unused: this lease's share of the capacity.
     #[must_use]
     pub fn most_unused(&self) -> u64 {
         self.shared.stock().share
     }
 
-    /// Units that are here unused.
+    /// Units held here unused.
     #[must_use]
     pub fn unused(&self) -> u64 {
         self.shared.stock().units()
     }
 
-    /// Returns what is here unused, and says how much that was. Units that the limit has refilled by now, or nearly,
-    /// aren't returned: that would give them twice.
+    /// Returns the unused units held here, and says how many they were. Units that the limit has refilled by now, or
+    /// nearly, aren't returned: that would give them twice.
     ///
     /// # Errors
     ///
-    /// No answer, see [`Error`]: the units may be lost, until the limit refills. If Redis runs the call all the same, but
-    /// later than it would have refilled them, it gives them twice: at most a share.
+    /// No answer; see [`Error`]. The units may be lost until the limit refills. If Redis runs the call after all, but
+    /// only once the limit has refilled them, they are given twice: at most a share.
     pub async fn give_back(&self) -> Result<u64, Error> {
         let runtime = runtime::current()?;
         let shared = Arc::clone(&self.shared);
-        // A task of its own waits for the turn, and holds it until the answer, even if the caller gives up.
+        // A separate task waits for its turn, and keeps it until the answer, even if the caller gives up.
         let returned = runtime.spawn(async move {
             let _turn = shared.turn().await;
             shared.return_unused().await
         });
         let deadline = self.shared.request().deadline_or(self.shared.limiter.deadline);
         match tokio::time::timeout(deadline, returned).await {
-            // Of a runtime that ends nobody hears any more.
+            // If the runtime ends, no answer arrives.
             Ok(returned) => returned.unwrap_or(Ok(0)),
             Err(_) => Err(Error::deadline(deadline, true)),
         }
@@ -259,18 +260,18 @@ impl Shared {
         Some(decision)
     }
 
-    /// How many refills have ended so far, if another may help.
+    /// How many refills have ended so far, if another one may help.
     fn worth_a_refill(&self, cost: u64, now: Instant) -> Option<u64> {
         let stock = self.stock();
         ((1..=stock.share).contains(&cost) && stock.may_refill(now)).then_some(stock.refills)
     }
 
-    /// Refills, or waits for whoever does. One refill is enough for all who wait: those for whom it leaves nothing go
-    /// to Redis directly, together.
+    /// Refills, or waits for a refill in progress. One refill serves all waiters; those it leaves nothing for go to
+    /// Redis directly, together.
     async fn refilled(self: &Arc<Self>, cost: u64, seen: u64) {
         let turn = self.turn().await;
         if self.stock().refills == seen {
-            // A task of its own: what it takes isn't lost if the caller gives up.
+            // A separate task, so that what it takes isn't lost if the caller gives up.
             let _ = tokio::spawn(Arc::clone(self).refill(cost, turn)).await;
         }
     }
@@ -321,7 +322,7 @@ impl Shared {
         Ok(decision)
     }
 
-    /// Sees to it that what expires goes back, in a task of its own, for as long as there is anything.
+    /// Returns expiring units, in a background task that runs while there are any.
     fn keep(self: &Arc<Self>) {
         let lease = Arc::downgrade(self);
         tokio::spawn(async move {
@@ -335,14 +336,14 @@ impl Shared {
                 let _turn = shared.turn().await;
                 let expired = shared.stock().has_expired(Instant::now());
                 if expired {
-                    // Nobody waits for this answer.
+                    // Nobody reads this answer.
                     let _ = shared.return_unused().await;
                 }
             }
         });
     }
 
-    /// Until when units are here; if there are none, nobody keeps them from now on.
+    /// Until when units are held here. If there are none, marks that no task looks after them.
     fn held_until(&self) -> Option<Instant> {
         let mut stock = self.stock();
         let until = stock.held_until();
@@ -350,7 +351,7 @@ impl Shared {
         until
     }
 
-    /// In turn, since what is on its way still counts as out.
+    /// One at a time, since units on their way back still count as out.
     async fn return_unused(&self) -> Result<u64, Error> {
         let unused = self.stock().unused(Instant::now());
         match unused {
@@ -369,11 +370,10 @@ async fn give(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, unused: Un
 impl Drop for Shared {
     fn drop(&mut self) {
         let unused = self.stock().unused(Instant::now());
-        // Once the runtime has ended there is nothing left to send it by: the units are lost until the limit refills.
+        // Once the runtime has ended nothing is left to send them: the units are lost until the limit refills.
         if let (Some(unused), Some(runtime)) = (unused, self.runtime.get()) {
             let (limiter, rule, request) = (self.limiter.clone(), self.closed.clone(), self.request.clone());
-            // Nobody waits for this answer.
-            // Once: units that are given twice would be there twice.
+            // Nobody reads this answer. Sent once only: a second return would give the units twice.
             let unused = Mutex::new(Some(unused));
             self.limiter.spawn(runtime, move || {
                 let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());

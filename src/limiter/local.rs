@@ -13,11 +13,11 @@ use crate::request::Request;
 use crate::rule::{OnError, Rule};
 use crate::script::Mode;
 
-/// However many ask while an outage lasts.
+/// A bound on memory, however many keys are used during an outage.
 const MOST_KEYS: usize = 100_000;
 
 impl Limiter {
-    /// By the rule's share of one of so many processes.
+    /// Decides by the rule's share for one of this many processes.
     pub(super) async fn decide_locally(
         &self,
         rule: &Rule,
@@ -32,7 +32,7 @@ impl Limiter {
         Ok(decision)
     }
 
-    /// Gives back, keeps or forgets what was taken here.
+    /// Gives back, keeps or forgets what was taken in this process.
     pub(super) async fn undo_locally(
         &self,
         rule: &Rule,
@@ -45,12 +45,12 @@ impl Limiter {
                 self.give_back(rule, processes, request, mode).await
             }
             OnError::Local { processes } => self.decide_locally(rule, processes, request, mode).await,
-            // The rule has another policy by now.
+            // The rule's policy has changed since.
             _ => Ok(Decision::by_policy(rule.capacity(), 0)),
         }
     }
 
-    /// What becomes of a permit that was taken here: none if it wasn't.
+    /// The outcome for a permit that was taken in this process; none if it wasn't.
     pub(super) async fn of_local_permit(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Option<Decision> {
         let OnError::Local { processes } = self.policy(rule) else { return None };
         self.local.get()?;
@@ -61,7 +61,7 @@ impl Limiter {
         }
     }
 
-    /// Here, and to Redis, which may have been asked for it as well and have given it later than anybody waited.
+    /// Here and to Redis: it may have been asked too, and may have given the permit after the caller stopped waiting.
     async fn give_back(
         &self,
         rule: &Rule,
@@ -75,7 +75,7 @@ impl Limiter {
         decision.error = match there {
             Ok(there) => there.error,
             Err(error) if error.goes_to_policy() => Some(Arc::new(error)),
-            // It never took them.
+            // Redis never took them.
             Err(_) => None,
         };
         Ok(decision)

@@ -17,7 +17,7 @@ use crate::rule::{Rule, Target};
 use crate::script::{Mode, Reply};
 use crate::telemetry;
 
-/// So many requests are prepared before the first of them are sent.
+/// How many requests are prepared before the first of them are sent.
 const STEP: usize = 4096;
 
 /// How one of many requests is decided.
@@ -31,15 +31,16 @@ enum Plan {
 }
 
 impl Limiter {
-    /// Acquires for each of these requests by itself, together: as few calls of scripts as will do, in a round trip for
-    /// each 1,024 keys, of which two are under way at a time. The decisions are in the requests' order. Requests that can't
-    /// be decided together, as those with an id or by a rule of several limits, are sent at the same time, a call each.
+    /// Acquires for each of these requests independently, but sends them together: in as few script calls as possible,
+    /// at one round trip for each 1,024 keys, with two such batches in flight at a time. The decisions are in the
+    /// requests' order. Requests that can't be decided together, such as those with an id or by a rule of several
+    /// limits, are sent at the same time, in a call each.
     ///
-    /// Those of windows of the calendar that the server's clock has left take one round trip more for each 1,024 keys.
+    /// Calendar windows that the server's clock has left take one more round trip for each 1,024 keys.
     ///
-    /// Each ends by its deadline, counted from the call. Redis decides some 300,000 a second, so of more than 100,000 keys
-    /// some are not asked for within 500 ms: what isn't sent by then is an error that says so, and nothing is charged.
-    /// Who drops the future charges for the keys that are in flight at most.
+    /// Each request ends by its deadline, counted from the call. Redis decides some 300,000 keys a second, so with more
+    /// than 100,000 keys some aren't sent within 500 ms: each of those returns an error that says so, and nothing is
+    /// charged for it. Dropping the future charges at most for the keys in flight.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -71,7 +72,7 @@ impl Limiter {
         let mut steps = Vec::with_capacity(requests.len().div_ceil(STEP));
         for step in requests.chunks(STEP) {
             if !steps.is_empty() {
-                // Those before are sent while these are prepared.
+                // Lets what is already prepared be sent while the rest is being prepared.
                 tokio::task::yield_now().await;
             }
             let spent = began.elapsed();
@@ -133,7 +134,7 @@ impl Limiter {
         decisions
     }
 
-    /// What was decided, or what the rule's policy answers in its place.
+    /// The decision, or the answer of the rule's policy in its place.
     async fn or_instead(
         &self,
         rule: &Rule,
@@ -143,7 +144,7 @@ impl Limiter {
         let decided = match decided {
             Ok(decision) => Ok(decision),
             Err(error) => {
-                // What is decided in this process never waits by itself.
+                // Deciding in this process never yields by itself.
                 tokio::task::consume_budget().await;
                 Box::pin(self.answer_instead(error, rule, request, Mode::Acquire)).await
             }
@@ -152,7 +153,8 @@ impl Limiter {
         decided.map(|decision| decision.jittered(request.wait_jitter()))
     }
 
-    /// Asks once more, together, for those whose windows were refused: their numbers, and what is remembered of a denial.
+    /// Asks once more, together, for the requests whose windows were refused: their numbers, and what is remembered of
+    /// a denial.
     async fn acquire_stale_again(
         &self,
         rule: &Rule,
@@ -202,7 +204,7 @@ impl Limiter {
         Ok(decision)
     }
 
-    /// The limit, or the shard of one, that such a request is decided by together with others, if it is.
+    /// The limit, or the shard of one, by which such a request is decided together with others, if it can be.
     fn together<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Option<Target<'r>> {
         let [count] = rule.scoped_limits() else { return None };
         match count.limit.shards() {
@@ -214,7 +216,7 @@ impl Limiter {
         }
     }
 
-    /// How this request is decided, and by which ask if it goes with others.
+    /// How this request is decided, and its ask if it is decided together with others.
     fn way<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Result<(Plan, Option<Ask<'r>>), Error> {
         let Some(target) = self.together(rule, request) else { return Ok((Plan::Alone, None)) };
         let Some(ask) = self.ask(rule, target, request)? else { return Ok((Plan::Alone, None)) };

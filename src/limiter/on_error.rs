@@ -1,4 +1,4 @@
-//! Answers in Redis's place, where it is away: as the rule's policy says.
+//! Answers by the rule's policy while Redis is away.
 
 use super::Limiter;
 #[cfg(feature = "embedded")]
@@ -58,7 +58,7 @@ impl Limiter {
     }
 }
 
-/// What the rule could never admit, the share of it that is decided by here doesn't either, whatever is rounded.
+/// What the whole rule could never admit, its local share must not admit either, whatever the rounding.
 #[cfg(feature = "embedded")]
 fn refused_or_not<'a>(rule: &Rule, request: &Request<'a>, mode: Mode) -> Request<'a> {
     let refused = mode != Mode::AtMost && !may_fit(rule, request, mode);

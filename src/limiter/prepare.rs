@@ -1,4 +1,4 @@
-//! How a request is put to a script: keys, arguments, and who holds what it takes.
+//! A request as a script takes it: keys, arguments, and the holder of what it takes.
 
 use super::Limiter;
 use crate::algorithm::numbers::EXACT;
@@ -10,7 +10,8 @@ use crate::rule::{Rule, ScopedLimit, Target};
 use crate::script::{LimitCall, Marker, Mode};
 
 impl Limiter {
-    /// An acquire as the script's packed form decides it with others, if that can say all that is asked.
+    /// An acquire in the script's packed form, which is decided together with others, if that form can express the
+    /// request.
     pub(super) fn ask<'r>(
         &self,
         rule: &Rule,
@@ -33,7 +34,7 @@ impl Limiter {
         }))
     }
 
-    /// By what this call is remembered, if it has an id. Permits alone remember it themselves.
+    /// The marker that remembers this call, if it has an id. Permits alone remember it themselves.
     pub(super) fn marker(
         &self,
         rule: &Rule,
@@ -56,7 +57,7 @@ impl Limiter {
         Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()? }))
     }
 
-    /// The limits as a script is called for this request.
+    /// The script calls of the rule's limits for this request.
     pub(super) fn limit_calls<'r>(
         &self,
         rule: &Rule,
@@ -68,7 +69,7 @@ impl Limiter {
         targets.iter().map(|target| self.limit_call(rule, *target, request, &holder)).collect()
     }
 
-    /// One limit of a rule, as a script is called for this request.
+    /// The script call of one limit of a rule for this request.
     pub(super) fn limit_call<'r>(
         &self,
         rule: &Rule,
@@ -103,7 +104,7 @@ impl Limiter {
         Ok(key::state_key(&self.prefix, (self.tag(rule, request, key)?, shard), key, &scoped.suffix))
     }
 
-    /// What groups the keys of a decision: this one, unless the rule says otherwise.
+    /// The tag that groups the keys of a decision: this key, unless the rule says otherwise.
     fn tag<'a>(&self, rule: &Rule, request: &'a Request<'_>, key: Name<'a>) -> Result<Name<'a>, Error> {
         match rule.tag() {
             None => Ok(key),
@@ -111,7 +112,7 @@ impl Limiter {
         }
     }
 
-    /// Hashed where the rule or, if it doesn't say, the limiter says so.
+    /// Hashed if the rule or, by default, the limiter says so.
     fn name<'a>(&self, rule: &Rule, counted: &'a [u8]) -> Result<Name<'a>, Error> {
         let secret = self.key_secret.as_ref();
         if rule.hashes_keys() == Some(true) && secret.is_none() {
@@ -122,7 +123,7 @@ impl Limiter {
     }
 }
 
-/// The limits that such a call is about.
+/// The limits that such a call applies to.
 pub(super) fn concerned<'r>(rule: &'r Rule, mode: Mode, request: &Request<'_>) -> Result<Vec<Target<'r>>, Error> {
     let (which, expected): (fn(&ScopedLimit) -> bool, _) = match mode {
         // A denial may have blocked the keys of other limits too.
@@ -138,7 +139,7 @@ pub(super) fn concerned<'r>(rule: &'r Rule, mode: Mode, request: &Request<'_>) -
     Ok(targets)
 }
 
-/// The id by which permits are held; empty where the call neither takes nor gives back any.
+/// The id that permits are held by; empty if the call neither takes nor gives back any.
 fn holder(targets: &[Target<'_>], request: &Request<'_>, mode: Mode) -> Result<Key, Error> {
     let Some(permits) = targets.iter().find(|target| target.limit.holder().is_some()) else {
         return Ok(Key::new());

@@ -1,5 +1,5 @@
-//! Calls of scripts: by the packed form where that can say what is asked, and in full. Both are made once more where
-//! the windows of the calendar in a call aren't around the server's time: it has charged nothing then.
+//! Script calls: in the packed form if it can express the request, otherwise in full. A call whose calendar windows
+//! don't contain the server's time has charged nothing, and is made once more.
 
 use std::borrow::Cow;
 use std::future::poll_fn;
@@ -16,7 +16,7 @@ use crate::rule::{Rule, Target};
 use crate::script::{Call, LimitCall, Marker, Mode, Reply, Script};
 
 impl Limiter {
-    /// Begins an acquire by the script's packed form, if that can say all that is asked.
+    /// Begins an acquire in the script's packed form, if that form can express the request.
     pub(super) fn begin<'r>(
         &'r self,
         rule: &Rule,
@@ -29,7 +29,7 @@ impl Limiter {
         self.engine.acquire(ask, deadline, waker).map(Some)
     }
 
-    /// The same, once more: its windows were refused.
+    /// The same again, after its windows were refused.
     pub(super) async fn acquire_again(
         &self,
         rule: &Rule,
@@ -49,7 +49,7 @@ impl Limiter {
         }
     }
 
-    /// What is asked after a refusal: the same, of the windows around the time that the server said.
+    /// What to ask after a refusal: the same, with the windows around the time that the server reported.
     pub(super) fn ask_again<'r>(
         &self,
         rule: &Rule,

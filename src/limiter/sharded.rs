@@ -1,7 +1,7 @@
-//! A limit that is split into shards: which of them a call is about.
+//! Which shards of a limit a call applies to.
 //!
-//! What a call takes is taken from one shard, as if that were the limit. Where one call can look at any two shards, two
-//! are drawn by chance and the better one is taken; elsewhere one is. What must be found again has a shard by its id.
+//! A call takes from one shard, as if that were the limit. If one call can look at any two shards, two are drawn at
+//! random and the better one is used; otherwise one is drawn. What must be found again is placed in a shard by its id.
 
 use futures_util::future::join_all;
 
@@ -16,7 +16,7 @@ use crate::request::Request;
 use crate::rule::{Rule, ScopedLimit};
 use crate::script::Mode;
 
-/// The shards that a call is about.
+/// The shards that a call applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ShardChoice {
     One(u32),
@@ -37,7 +37,7 @@ impl Limiter {
         let shards = scoped.limit.shards();
         match (mode, request.id) {
             (Mode::Reset | Mode::Block, _) => ShardChoice::All,
-            // A larger one might admit it: the answer must not depend on chance.
+            // A larger shard might admit it: the answer must not depend on chance.
             _ if never => ShardChoice::One(shards - 1),
             (_, Some(id)) => ShardChoice::One(key::shard_of(id, shards)),
             _ if self.engine.has_one_node() => two_of(shards),
@@ -45,7 +45,7 @@ impl Limiter {
         }
     }
 
-    /// By the limit's shards.
+    /// Decides by the limit's shards.
     pub(super) async fn decide_sharded(
         &self,
         rule: &Rule,
@@ -84,7 +84,7 @@ fn two_of(shards: u32) -> ShardChoice {
     ShardChoice::OneOf(one, (one + step) % shards)
 }
 
-/// A number of 32 bits, brought below the bound.
+/// A 32-bit number, reduced to below the bound.
 fn below(drawn: u64, bound: u32) -> u32 {
     u32::try_from((drawn * u64::from(bound)) >> 32).unwrap_or(0)
 }
@@ -97,10 +97,10 @@ mod tests {
     use super::*;
     use crate::engine::embedded::{Clock, Embedded};
 
-    /// How calls come: at what time, in microseconds, and at what cost.
+    /// The calls' times, in microseconds, and costs.
     type Traffic = fn(f64, u64) -> Vec<(u64, u64)>;
 
-    /// So many units a second, of 1000 that the limit admits.
+    /// Units offered per second, as a fraction of the 1000 that the limit admits.
     const LOADS: [f64; 5] = [0.5, 0.9, 1.0, 1.1, 2.0];
     const RATE: f64 = 1000.0;
 
@@ -140,12 +140,12 @@ mod tests {
         (0..calls).map(next).collect()
     }
 
-    /// What shards cost, in hundredths.
+    /// What sharding costs, in hundredths.
     #[derive(Clone, Copy, Debug, Default)]
     struct Price {
-        /// Units that one limiter would have admitted more, of those that it admits.
+        /// Extra units that one unsharded limiter would have admitted, as a share of those it admits.
         units: f64,
-        /// Calls that were denied though one limiter that had admitted the same calls before would have admitted them.
+        /// Calls denied that one unsharded limiter, having admitted the same calls before, would have admitted.
         false_denials: f64,
     }
 
@@ -197,7 +197,7 @@ mod tests {
                     }
                     println!();
                 }
-                // Of fewer shards both may be next to nothing.
+                // With fewer shards both may be close to zero.
                 assert!(sums[&(32, 2)] * 1.2 < sums[&(32, 1)], "{text}, {name}: {sums:?}");
             }
         }

@@ -1,4 +1,4 @@
-//! Giving back what an earlier call took, where that was taken: in Redis, in this process, or nowhere.
+//! Gives back what an earlier call took, wherever it was taken: in Redis, in this process, or nowhere.
 
 use super::Limiter;
 use crate::decision::{By, Decision};
@@ -8,7 +8,7 @@ use crate::rule::Rule;
 use crate::script::Mode;
 
 impl Limiter {
-    /// Gives back, keeps or forgets what an earlier call took, where that was taken.
+    /// Gives back, keeps or forgets what an earlier call took, wherever it was taken.
     pub(super) async fn undo(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         match request.earlier() {
             Some(Earlier { by: By::Policy, charged, .. }) => {
@@ -29,9 +29,8 @@ impl Limiter {
     }
 }
 
-/// Whether Redis is asked to undo what somebody else answered in its place. It may have taken the units although nobody had
-/// its answer: then it knows by the id what to settle, cancel or release, while a refund could give back what it never
-/// took.
+/// Whether to ask Redis to undo a call that a fallback answered. Redis may have taken the units although its answer was
+/// lost. It can settle, cancel or release them by the id, whereas a refund could give back what it never took.
 pub(super) fn redis_is_asked(mode: Mode, charged: Charged) -> bool {
     match charged {
         Charged::No => false,

@@ -1,4 +1,4 @@
-//! What is kept of a rule's keys: looking into it, and forgetting all of it.
+//! Upkeep of a rule's keys: inspecting them, and forgetting all of them.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::request::Request;
 use crate::rule::{Rule, ScopedLimit};
 use crate::script::Mode;
 
-/// What a key's state means, and what it consists of.
+/// A key's state: what it means and what it consists of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct State {
@@ -22,9 +22,9 @@ pub struct State {
     pub key: String,
     /// The decision that a peek would have made.
     pub decision: Decision,
-    /// Whether there is any state; without, the key is as if never used.
+    /// Whether there is any state; if not, the key is as if never used.
     pub exists: bool,
-    /// How long until Redis forgets it; none if it never would, or if there is no state.
+    /// How long until Redis forgets it; none if it never expires, or if there is no state.
     pub expires_after: Option<Duration>,
     /// The script's own numbers, named as in its header.
     pub fields: Vec<(&'static str, i64)>,
@@ -34,24 +34,24 @@ pub struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Keys in the database as it began, of all rules and programs.
+    /// Keys in the database at the start, of all rules and programs.
     pub keys: u64,
-    /// How many of them have been looked at, about.
+    /// Roughly how many keys have been scanned.
     pub looked_at: u64,
-    /// How many were the rule's, and have been forgotten.
+    /// How many keys belonged to the rule and have been forgotten.
     pub forgotten: u64,
 }
 
 impl Limiter {
-    /// Forgets every key of the rule of this name, and every id, by scanning in small steps: `progress` is called after
-    /// each with how far it has come. Returns how many keys were forgotten. Keys written meanwhile may stay.
+    /// Forgets every key and every id of the rule with this name, by scanning in small steps; `progress` is called
+    /// after each. Returns how many keys were forgotten. Keys written meanwhile may stay.
     ///
-    /// Costs two round trips per 500 keys of the whole database; in Redis `SCAN`, `UNLINK` and `DBSIZE`, which deciding
-    /// doesn't need.
+    /// Costs two round trips per 500 keys of the whole database. On Redis it needs `SCAN`, `UNLINK` and `DBSIZE`, which
+    /// decisions don't.
     ///
     /// # Errors
     ///
-    /// A name that no rule can have; no answer, see [`Error`]. What was forgotten by then stays forgotten.
+    /// A name that no rule can have. No answer; see [`Error`]. What was forgotten by then stays forgotten.
     pub async fn reset_all(&self, rule: &str, mut progress: impl FnMut(Progress)) -> Result<u64, Error> {
         key::checked_name(rule).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
         let prefix = self.prefix.as_str();
@@ -82,12 +82,11 @@ impl Limiter {
         Ok(so_far.forgotten)
     }
 
-    /// The key in Redis of each of the rule's limits, in their order, and of each shard of one that has shards. Asks
-    /// nobody.
+    /// The Redis keys of the rule's limits, in their order, one for each shard of a sharded limit. Sends nothing.
     ///
     /// # Errors
     ///
-    /// A rule without a name, or one that needs a [secret](Self::key_secret) where there is none; an empty key; a request
+    /// A rule without a name, or one that needs a [secret](Self::key_secret) when none is set. An empty key. A request
     /// without a part that the rule counts.
     ///
     /// ```
@@ -111,8 +110,8 @@ impl Limiter {
         targets.map(|target| key(target).map(|key| String::from_utf8_lossy(&key).into_owned())).collect()
     }
 
-    /// What the state of each of the rule's limits means, in their order, and of each shard of one that has shards. A
-    /// round trip for each.
+    /// The state of each of the rule's limits, in their order, and of each shard of a sharded limit. One round trip
+    /// each.
     ///
     /// # Errors
     ///

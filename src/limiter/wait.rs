@@ -15,27 +15,27 @@ use crate::runtime;
 use crate::script::Mode;
 use crate::telemetry;
 
-/// A denied caller comes back later by up to so many hundredths of its wait, so that not all come back at once.
+/// Jitter on a denied caller's wait, in hundredths, so that callers don't all come back at once.
 const JITTER: u8 = 10;
-/// The longest wait that is set as a timer: an instant beyond it might not be representable.
+/// The longest timer: an instant beyond it might not be representable.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 impl Limiter {
-    /// Takes the cost as soon as it is there, and sleeps until then: at most `max_wait`. Where that would be longer it
-    /// is denied at once, with the wait in `retry_after`.
+    /// Takes the cost as soon as it is available, sleeping until then for at most `max_wait`. If that isn't enough, the
+    /// call is denied at once, with the wait in `retry_after`.
     ///
-    /// Where every limit of the rule can be reserved from (a token bucket, gcra or fixed window with a `max-debt`),
-    /// callers are served in the order in which they came, but for those who came while the key was blocked: one round trip, and
-    /// one more to cancel or after each block.
-    /// Otherwise each comes back after its `retry_after` and up to a tenth more, and whoever comes first is served.
+    /// If every limit of the rule supports reservations (a token bucket, gcra or fixed window with a `max-debt`),
+    /// callers are served in order of arrival, except those that arrived while the key was blocked. That takes one
+    /// round trip, plus one to cancel and one after each block. Otherwise each caller retries after its `retry_after`
+    /// and up to a tenth more, and the first to ask is served.
     ///
-    /// Dropping the future charges nothing while it sleeps: a reservation is cancelled by a task of its own. An acquire
+    /// Dropping the future while it sleeps charges nothing: a background task cancels the reservation. An acquire
     /// without reservation that is dropped while its answer is on the way may stay charged.
     ///
     /// # Errors
     ///
-    /// A request with an id; a rule with a `concurrency` limit, which [`hold_wait`](Self::hold_wait) is for; no decision
-    /// could be made, see [`Error`].
+    /// A request with an id. A rule with a `concurrency` limit: use [`hold_wait`](Self::hold_wait). No decision could
+    /// be made; see [`Error`].
     pub async fn acquire_wait<'a>(
         &self,
         rule: &Rule,
@@ -47,7 +47,7 @@ impl Limiter {
         decided
     }
 
-    /// The same, for a caller who counts what becomes of it.
+    /// The same, for a caller that counts the outcome.
     pub(crate) async fn wait_within(
         &self,
         rule: &Rule,
@@ -78,7 +78,7 @@ impl Limiter {
         blocks: Blocks,
     ) -> Result<Decision, Error> {
         let id = unique_id("wait");
-        // A reservation that nobody waits for any more must still be known when it is cancelled.
+        // An abandoned reservation must still be known when it is cancelled.
         let longest = rule.limits().map(|limit| limit.longest_reset()).max().unwrap_or_default();
         let request = request.id(&id).id_remembered_beyond(max_wait.min(longest));
         let runtime = runtime::with_timers()?;
@@ -115,7 +115,7 @@ impl Limiter {
             }
             _ if decision.allowed => {
                 let after = match self.cancel(rule, reservation.request).await {
-                    // Behind a block it may have been forgotten, and what it took is back by itself.
+                    // During a block the id may have expired; by then its units have refilled by themselves.
                     Err(error) if error.is_unknown_id() => decision.clone(),
                     after => after.map_err(Error::after_charging)?,
                 };
@@ -125,7 +125,7 @@ impl Limiter {
                 reservation.keep();
                 Ok(after.denied_instead(&decision))
             }
-            // Redis may have reserved what was then denied here.
+            // Redis may have reserved what the fallback then denied.
             _ if decision.error.is_some() => Ok(decision),
             _ => {
                 reservation.keep();
@@ -134,9 +134,9 @@ impl Limiter {
         }
     }
 
-    /// Waits until the key isn't blocked any more, or answers how things stand where that is too long.
+    /// Waits until the key is no longer blocked, or returns its present state if that takes too long.
     async fn after_blocks(&self, rule: &Rule, request: Request<'_>, until: Instant) -> Option<Decision> {
-        // If Redis is away, nobody knows of a block.
+        // While Redis is away, a block can't be known.
         while let Ok(now) = self.look(rule, &request.cost(0), Mode::Peek).await {
             let wait = now.retry_after.duration().filter(|_| now.blocked)?;
             if wait > until.saturating_duration_since(Instant::now()) {
@@ -153,7 +153,7 @@ impl Limiter {
         loop {
             let decision = self.look(rule, &request, Mode::Acquire).await?;
             let left = max_wait.saturating_sub(started.elapsed());
-            // What Redis took, or may have taken, is not asked of it again.
+            // What Redis took, or may have taken, isn't requested again.
             let charged = decision.error.as_ref().is_some_and(|error| error.charged() != Charged::No);
             match decision.retry_after {
                 RetryAfter::After(wait) if !decision.allowed && !charged && wait <= left => {
@@ -165,23 +165,23 @@ impl Limiter {
     }
 }
 
-/// What becomes of those whose turn comes while their key is blocked, which it wasn't when they came.
+/// What happens to callers whose turn comes while their key is blocked, if it wasn't when they arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blocks {
-    /// They go on: their units were taken before.
+    /// They proceed: their units were taken before.
     Outrun,
-    /// Callers wait for the end of the block, which takes one more round trip for each that has waited.
+    /// They wait for the end of the block, at one more round trip for each caller that has waited.
     #[allow(dead_code, reason = "asked for by the middleware, which is a feature")]
     Respected,
 }
 
-/// Cancels what was reserved unless it is kept.
+/// Cancels a reservation unless it is kept.
 struct Reservation<'a> {
     limiter: &'a Limiter,
     rule: &'a Rule,
     request: Request<'a>,
     kept: bool,
-    /// By which it is cancelled, wherever this is dropped.
+    /// The runtime that cancels it, wherever this is dropped.
     runtime: Handle,
 }
 
@@ -197,10 +197,10 @@ impl Drop for Reservation<'_> {
             return;
         }
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.into_owned());
-        // Once the runtime has ended there is nothing left to send it by: the reservation stays charged.
+        // Once the runtime has ended nothing is left to send the cancellation: the reservation stays charged.
         self.limiter.spawn(&self.runtime, move || {
             let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
-            // Nobody waits for this answer.
+            // Nobody reads this answer.
             async move { !persist(|| limiter.cancel(&rule, &request)).await.is_err_and(|error| error.is_input()) }
         });
     }

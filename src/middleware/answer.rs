@@ -1,4 +1,4 @@
-//! Answers in place of the service's own: to requests that are denied, and where no decision could be made.
+//! Responses in place of the service's own: to denied requests, and when no decision could be made.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use crate::error::Error;
 use crate::rules::{Reason, Verdict};
 use crate::telemetry;
 
-/// How the client expects an answer.
+/// The form in which the client expects a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     Http,
     Grpc,
 }
 
-/// RFC 9457, with the member of the draft of RateLimit.
+/// RFC 9457, with the member defined by the RateLimit draft.
 #[derive(Serialize)]
 struct Problem<'a> {
     r#type: &'static str,
@@ -43,17 +43,17 @@ const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#
 /// Why a request could not be decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// It says something about itself that can't be read: this.
+    /// The request contains something that can't be read: this.
     Request(&'static str),
-    /// The limiter can't decide by these rules.
+    /// The limiter can't decide with these rules.
     Configuration,
-    /// Nobody could be asked, or nobody answered.
+    /// Redis couldn't be asked, or didn't answer.
     Away,
 }
 
-/// The answer to a request whose handler decides by itself: a denial or an error as the [layer](super::RateLimitLayer) would
-/// answer it over HTTP, in the default style of header fields. `?` makes one of either, and with the feature `axum` a handler
-/// may return it.
+/// The response for a handler that decides by itself: a denial or an error as the [layer](super::RateLimitLayer) would
+/// answer it over HTTP, in the default style of header fields. `?` converts either into one, and with the feature
+/// `axum` a handler may return it.
 ///
 /// ```
 /// use tollgate::middleware::Rejection;
@@ -66,7 +66,7 @@ pub(super) enum Failure {
 /// ```
 #[derive(Debug)]
 pub struct Rejection {
-    // Boxed, since it is the error of handlers whose results are small.
+    // Boxed to keep handlers' results small.
     response: Box<Response<Bytes>>,
 }
 
@@ -97,7 +97,7 @@ impl axum::response::IntoResponse for Rejection {
 }
 
 impl Failure {
-    /// Of a decision that wasn't made.
+    /// For a decision that couldn't be made.
     pub(super) fn of(error: &Error) -> Self {
         if error.is_empty_key() {
             Self::Request("what this request is counted by is empty")
@@ -110,7 +110,7 @@ impl Failure {
 }
 
 impl Protocol {
-    /// A call of gRPC is a POST of this type over HTTP/2, with `+proto` or the like after it.
+    /// A gRPC call is a POST with this content type over HTTP/2, possibly followed by `+proto` or the like.
     pub(super) fn of(parts: &Parts) -> Self {
         let kind = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
         let after = kind.get(..16).filter(|kind| kind.eq_ignore_ascii_case(b"application/grpc")).map(|_| &kind[16..]);
@@ -118,7 +118,7 @@ impl Protocol {
         if grpc && parts.method == Method::POST && parts.version == Version::HTTP_2 { Self::Grpc } else { Self::Http }
     }
 
-    /// To a request that its rule denies. Why is in its extensions, for whoever answers in another form.
+    /// To a request that its rule denies. The extensions contain the verdict, for code that answers in another form.
     pub(super) fn denied(self, verdict: Verdict, style: HeaderStyle) -> Response<Bytes> {
         let decision = verdict.decision.as_ref();
         let response = verdict.response.as_ref();
@@ -157,7 +157,8 @@ impl Protocol {
         Response::from_parts(parts, body)
     }
 
-    /// To a request for which no decision could be made, with the error in its extensions. The body doesn't give the reason, unless the client's own request is at fault.
+    /// To a request for which no decision could be made, with the error in its extensions. The body doesn't give the
+    /// reason, unless the client's own request is at fault.
     pub(super) fn failed(self, failure: Failure, error: &Error) -> Response<Bytes> {
         if !matches!(failure, Failure::Request(_)) {
             telemetry::unanswered(error);
@@ -193,7 +194,7 @@ impl Protocol {
     }
 }
 
-/// To requests with API keys.
+/// Responses to requests with API keys.
 #[cfg(feature = "postgres")]
 impl Protocol {
     /// To a request without a valid key.
@@ -212,7 +213,7 @@ impl Protocol {
         answer
     }
 
-    /// To one whose key can't be looked up now.
+    /// To a request whose key can't be looked up now.
     pub(super) fn unavailable(self, retry_after: Duration) -> Response<Bytes> {
         let detail = "this API key can't be looked up now";
         match self {
@@ -233,8 +234,8 @@ impl Protocol {
     }
 }
 
-/// The fields that layers within have added to a response, which nobody else said: the last lines of `RateLimit`, and
-/// whether there are older ones.
+/// The fields that inner layers, and nothing else, have added to a response: the last lines of `RateLimit`, and whether
+/// there are older fields.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Added {
     pub(super) lines: usize,

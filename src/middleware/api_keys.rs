@@ -1,4 +1,4 @@
-//! The layer that lets requests with a valid API key through, and says whose they are.
+//! The layer that admits requests with a valid API key, and identifies the account.
 
 use std::future::Future;
 use std::mem;
@@ -21,9 +21,9 @@ use super::sources::{self, Read};
 use crate::postgres::{ApiKeyError, Configuration};
 use crate::rules::Account;
 
-/// Authenticates requests by API keys of the system of record. Around a [`RateLimitLayer`](super::RateLimitLayer), which
-/// then counts by the key's user, tier and id: the layer puts an [`Account`] into the request's extensions, where handlers
-/// find it, too.
+/// Authenticates requests by API keys from the system of record. Put it around a
+/// [`RateLimitLayer`](super::RateLimitLayer), which then counts by the key's user, tier and id: the layer puts an
+/// [`Account`] into the request's extensions, where handlers find it too.
 ///
 /// ```no_run
 /// # #[cfg(feature = "axum")]
@@ -54,14 +54,14 @@ use crate::rules::Account;
 /// | sent twice | 400 | 3 | |
 /// | can't be looked up now | 503 | 14 | `Retry-After` |
 ///
-/// Why it was refused is in the response's extensions, as an [`ApiKeyError`]; of a request without a key, nothing is. A key
-/// that this process has seen in the last ten minutes costs no round trip.
+/// The reason for a refusal is in the response's extensions, as an [`ApiKeyError`], unless the request had no key. A
+/// key that this process has seen in the last ten minutes costs no round trip.
 #[derive(Clone, Debug)]
 pub struct ApiKeyLayer {
     settings: Settings,
 }
 
-/// A service behind API keys, which an [`ApiKeyLayer`] makes.
+/// A service behind API keys, created by an [`ApiKeyLayer`].
 #[derive(Clone, Debug)]
 pub struct ApiKeys<S> {
     settings: Arc<Settings>,
@@ -77,14 +77,14 @@ struct Settings {
 }
 
 impl ApiKeyLayer {
-    /// Keys come as `Authorization: Bearer ...`.
+    /// Keys are sent as `Authorization: Bearer ...`.
     #[must_use]
     pub fn new(configuration: Configuration) -> Self {
         let challenge = HeaderValue::from_static("Bearer");
         Self { settings: Settings { configuration, read: sources::bearer(), challenge, is_optional: false } }
     }
 
-    /// Keys come in this header, such as `x-api-key`, and nowhere else.
+    /// Keys are sent in this header, such as `x-api-key`, and nowhere else.
     #[must_use]
     pub fn header(mut self, header: HeaderName) -> Self {
         let challenge = format!("ApiKey header=\"{header}\"");
@@ -93,7 +93,7 @@ impl ApiKeyLayer {
         self
     }
 
-    /// Lets requests without a key through, of nobody's account. One with a key that isn't valid is refused all the same.
+    /// Admits requests without a key, with no account. A request with an invalid key is still refused.
     #[must_use]
     pub fn optional(mut self) -> Self {
         self.settings.is_optional = true;
@@ -125,7 +125,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that is ready.
+        // Takes the instance that is ready.
         let again = self.service.clone();
         let mut service = mem::replace(&mut self.service, again);
         let settings = Arc::clone(&self.settings);
@@ -143,7 +143,7 @@ where
 }
 
 impl Settings {
-    /// Whose request it is; or the answer in place of the service's.
+    /// The account behind the request, or the response in place of the service's.
     async fn account(&self, parts: &Parts) -> Result<Option<Account>, Response<Bytes>> {
         let protocol = Protocol::of(parts);
         let twice = "the header of the API key was sent more than once";

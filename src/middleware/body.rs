@@ -1,4 +1,4 @@
-//! A response body. What its request holds is released when the body ends.
+//! A response body. When it ends, what its request holds is released.
 
 use std::fmt;
 use std::pin::Pin;
@@ -20,8 +20,8 @@ use crate::rule::Rule;
 use crate::telemetry;
 
 pin_project! {
-    /// The body of a response: the service's own, or the limiter's answer in its place. Permits are given back, and costs
-    /// settled, when it has ended or is dropped.
+    /// The body of a response: the service's own, or the limiter's in its place. When it ends or is dropped, permits
+    /// are given back and costs settled.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
@@ -39,28 +39,28 @@ pin_project! {
     }
 }
 
-/// The actual cost of a request, where it is known only afterwards. A layer that [settles](super::RateLimitLayer::settle)
-/// puts one into the extensions of each request; within another such layer, a value counts for both. The last value set
-/// before the response ends is charged.
+/// A request's actual cost, if it is known only afterwards. A layer that [settles](super::RateLimitLayer::settle) puts
+/// one into each request's extensions; inside another such layer, a value counts for both. The last value set before
+/// the response ends is charged.
 #[derive(Clone, Debug)]
 pub struct Usage {
     units: Arc<AtomicU64>,
-    /// That of the layer around.
+    /// The outer layer's.
     outer: Option<Box<Usage>>,
 }
 
-/// Nothing was said.
+/// No value was set.
 const UNSAID: u64 = u64::MAX;
 
-/// The permits of a request, in its extensions: for work that outlasts the response, such as that of a WebSocket. There are
-/// none where its rule has no `concurrency` limit.
+/// A request's permits, in its extensions: for work that outlasts the response, such as a WebSocket. Empty if the
+/// request's rule has no `concurrency` limit.
 #[derive(Clone, Debug, Default)]
 pub struct Permits {
-    // Weak, so that nothing is held by a request that somebody keeps.
+    // Weak, so that a request kept for longer doesn't hold permits.
     of_layers: Vec<Weak<Vec<Permit>>>,
 }
 
-/// Permits that are held until this is dropped, or their response has ended if that is later.
+/// Permits held until this is dropped, or until their response has ended if that is later.
 #[derive(Debug)]
 #[must_use = "permits are given back when this is dropped"]
 pub struct HeldPermits {
@@ -73,23 +73,23 @@ impl Permits {
         self.of_layers.extend(held.map(|ends| Arc::downgrade(&ends.permits)));
     }
 
-    /// Holds the permits from now on: call it before the response is returned, and move the value into the task that needs
-    /// them. None where there are none, or the response has ended and they are given back.
+    /// Holds the permits from now on: call it before the response is returned, and move the value into the task that
+    /// needs them. None if there are no permits, or the response has ended and they are given back.
     pub fn hold(&self) -> Option<HeldPermits> {
         let held: Vec<_> = self.of_layers.iter().filter_map(Weak::upgrade).collect();
         (!held.is_empty()).then_some(HeldPermits { _of_layers: held })
     }
 }
 
-/// How long a call is remembered that is to be settled.
+/// How long a call to be settled is remembered.
 pub(super) const SETTLED_WITHIN: Duration = Duration::from_secs(3600);
 
-/// And once it is settled, for an answer that was lost.
+/// How long it is remembered once settled, in case the answer was lost.
 const REMEMBERED_ONCE_SETTLED: Duration = Duration::from_secs(60);
 
-/// What ends with a response: permits are given back, and the cost is settled, as they are dropped.
+/// Ends with a response: when dropped, gives permits back and settles the cost.
 pub(super) struct Ends {
-    // Settled first: what is released is forgotten.
+    // Settled first: a released call is forgotten.
     pub(super) _settlement: Option<Box<Settlement>>,
     pub(super) permits: Arc<Vec<Permit>>,
 }
@@ -100,13 +100,13 @@ pub(super) struct Settlement {
     pub(super) rule: Rule,
     pub(super) request: OwnedRequest,
     pub(super) usage: Usage,
-    /// Held until it is settled: what is released is forgotten.
+    /// Held until the call is settled: a released call is forgotten.
     pub(super) permits: Arc<Vec<Permit>>,
     pub(super) runtime: Handle,
 }
 
 impl Usage {
-    /// Nothing said yet.
+    /// No value yet.
     #[must_use]
     pub fn new() -> Self {
         Self { units: Arc::new(AtomicU64::new(UNSAID)), outer: None }
@@ -116,7 +116,7 @@ impl Usage {
         Self { outer: outer.map(Box::new), ..Self::new() }
     }
 
-    /// So many units were taken in the end, at most 2^53.
+    /// Sets the final cost in units, at most 2^53.
     pub fn set(&self, units: u64) {
         self.units.store(units.min(EXACT), Ordering::Relaxed);
         if let Some(outer) = &self.outer {
@@ -144,7 +144,7 @@ impl Drop for Settlement {
             let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
             let permits = Arc::clone(&permits);
             async move {
-                // What was charged before stays charged otherwise.
+                // If this fails, what was charged before stays charged.
                 let request = Request::from(&request).cost(units).id_ttl(REMEMBERED_ONCE_SETTLED);
                 let settled = persist(|| limiter.settle(&rule, request)).await;
                 drop(permits);
@@ -174,7 +174,7 @@ impl<B> ResponseBody<B> {
     }
 }
 
-/// Empty, as layers ask for that answer by themselves.
+/// Empty, for layers that construct such a response themselves.
 impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
         Self::inner(B::default(), None)
@@ -196,7 +196,7 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
                 let polled = body.as_mut().poll_frame(context);
                 let ended = body.is_end_stream();
                 if matches!(polled, Poll::Ready(None | Some(Err(_)))) || (polled.is_ready() && ended) {
-                    // It may say what it took as it is dropped.
+                    // Dropping it may still set its cost.
                     kind.set(Kind::Answer { bytes: None });
                     *this.ends = None;
                 }

@@ -1,4 +1,4 @@
-//! Whose address a request counts by: never one that the client may choose.
+//! The client address that a request counts by: never one that the client may choose.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,8 +9,8 @@ use ipnet::IpNet;
 use crate::error::{Error, Kind};
 use crate::rules;
 
-/// Where a client's address comes from. By default from the connection; from a header only behind proxies that are named,
-/// since anybody can send one.
+/// Where a client's address comes from. By default from the connection; from a header only behind named proxies, since
+/// any client can send one.
 ///
 /// ```
 /// use tollgate::middleware::ClientAddress;
@@ -21,20 +21,21 @@ use crate::rules;
 #[derive(Clone, Debug, Default)]
 pub struct ClientAddress {
     proxies: Vec<IpNet>,
-    /// The header in which a proxy says who asked it. Default: `X-Forwarded-For`.
+    /// The header in which a proxy names its client. Default: `X-Forwarded-For`.
     header: Option<HeaderName>,
 }
 
 impl ClientAddress {
-    /// The other end of the connection, whatever headers say.
+    /// The connection's peer address, whatever headers say.
     #[must_use]
     pub fn of_connection() -> Self {
         Self::default()
     }
 
-    /// Behind these proxies, addresses or networks: on a connection from one of them, `X-Forwarded-For` is read from its end,
-    /// where the nearest proxy has written, and the first address that is none of theirs is the client's. What comes before
-    /// it, the client may have written itself. On any other connection, the other end's address counts.
+    /// The address behind these proxies, given as addresses or networks. On a connection from one of them,
+    /// `X-Forwarded-For` is read from its end, where the nearest proxy has written; the first address that isn't a
+    /// proxy's is the client's. The client may have written anything before that. On any other connection, the peer
+    /// address counts.
     ///
     /// # Errors
     ///
@@ -47,15 +48,15 @@ impl ClientAddress {
         Ok(Self { proxies: proxies.collect::<Result<_, _>>()?, header: None })
     }
 
-    /// Another header of the same form, such as `CF-Connecting-IP`, which holds one address. The standard `Forwarded` isn't
-    /// read.
+    /// Another header of the same form, or with a single address, such as `CF-Connecting-IP`. The standard `Forwarded`
+    /// isn't read.
     #[must_use]
     pub fn in_header(mut self, name: HeaderName) -> Self {
         self.header = Some(name);
         self
     }
 
-    /// Of a request whose connection has this other end. None where a proxy says nothing that can be read.
+    /// For a request whose connection has this peer. None if a proxy's header can't be read.
     pub(super) fn of(&self, parts: &Parts, peer: Option<IpAddr>) -> Option<IpAddr> {
         let peer = peer?.to_canonical();
         if !self.trusts(peer) {
@@ -70,7 +71,7 @@ impl ClientAddress {
             }
             last = Some(address);
         }
-        // All are proxies: the farthest of them asked for itself.
+        // All are proxies: the farthest of them sent its own request.
         Some(last.unwrap_or(peer))
     }
 
@@ -79,7 +80,7 @@ impl ClientAddress {
     }
 }
 
-/// The entries of all lines of a header, the last first: none for what is no address.
+/// The entries of all lines of a header, last first; none for an entry that isn't an address.
 fn entries_from_the_end(headers: &HeaderMap, name: &HeaderName) -> impl Iterator<Item = Option<IpAddr>> {
     let lines: Vec<_> = headers.get_all(name).iter().collect();
     lines.into_iter().rev().flat_map(|line| match line.to_str() {

@@ -1,4 +1,4 @@
-//! Answers to calls of gRPC, whose status is in header fields of its own.
+//! Responses to gRPC calls, whose status has its own header fields.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::Response;
 use http::header::{CONTENT_TYPE, HeaderValue};
 
-// Its status codes.
+// gRPC's status codes.
 pub(super) const INVALID_ARGUMENT: u8 = 3;
 pub(super) const PERMISSION_DENIED: u8 = 7;
 pub(super) const RESOURCE_EXHAUSTED: u8 = 8;
@@ -17,9 +17,9 @@ pub(super) const UNAVAILABLE: u8 = 14;
 #[cfg(feature = "postgres")]
 pub(super) const UNAUTHENTICATED: u8 = 16;
 
-/// An answer of headers alone. gRPC's status is in a header of its own; HTTP's is always 200.
+/// A response of headers only. gRPC's status is in its own header; the HTTP status is always 200.
 ///
-/// With a wait, clients may try again after it; without one they don't.
+/// With a wait, clients may retry after it; without one they don't.
 pub(super) fn answer(code: u8, message: &str, wait: Option<Duration>) -> Response<Bytes> {
     let mut answer = Response::new(Bytes::new());
     let headers = answer.headers_mut();
@@ -42,7 +42,7 @@ pub(super) fn answer(code: u8, message: &str, wait: Option<Duration>) -> Respons
     answer
 }
 
-/// As gRPC over HTTP/2 has it: what isn't printable ASCII, and the percent sign itself.
+/// As in gRPC over HTTP/2: encodes what isn't printable ASCII, and the percent sign itself.
 fn percent_encoded(message: &str) -> String {
     message.bytes().fold(String::with_capacity(message.len()), |mut text, byte| {
         match byte {
@@ -53,7 +53,7 @@ fn percent_encoded(message: &str) -> String {
     })
 }
 
-/// A `google.rpc.Status` whose one detail is a `google.rpc.RetryInfo`, in Protocol Buffers' wire format:
+/// A `google.rpc.Status` with a single detail, a `google.rpc.RetryInfo`, in Protocol Buffers' wire format:
 /// <https://github.com/googleapis/googleapis/blob/master/google/rpc/error_details.proto>.
 fn status_with_retry_info(code: u8, message: &str, seconds: u64, nanos: u32) -> Vec<u8> {
     let mut duration = Vec::new();
@@ -72,7 +72,7 @@ fn status_with_retry_info(code: u8, message: &str, seconds: u64, nanos: u32) -> 
 }
 
 fn number(out: &mut Vec<u8>, field: u64, value: u64) {
-    // Zero is left out.
+    // Zero is omitted.
     if value > 0 {
         varint(out, field << 3);
         varint(out, value);

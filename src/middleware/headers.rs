@@ -1,4 +1,4 @@
-//! What a decision tells an HTTP client, as header fields.
+//! A decision's header fields for HTTP clients.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::limit::Calendar;
 use crate::quota::Quota;
 use crate::rules::{Reason, Verdict};
 
-/// Which header fields an answer has.
+/// Which header fields a response has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderStyle {
@@ -17,41 +17,42 @@ pub enum HeaderStyle {
     /// [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/
     #[default]
     Draft,
-    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` (seconds to go), which older clients know. As in
-    /// the draft, the limit is the rate; what remains is bounded by the burst, which may be less or more.
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` (seconds from now), which older clients
+    /// know. As in the draft, the limit is the rate; what remains is bounded by the burst, which may be less or more.
     Legacy,
     /// All of these.
     Both,
-    /// None of these: `Retry-After` alone, of a denial.
+    /// None of these: only `Retry-After` on a denial.
     Off,
 }
 
 /// A header field: its name in lower case, and its value.
 type Field = (&'static str, String);
 
-/// How one limit stands.
+/// The state of one limit.
 struct Standing<'d> {
     quota: &'d Quota,
     remaining: u64,
-    /// Whole seconds until more can be taken, where that is known.
+    /// Whole seconds until more can be taken, if known.
     seconds: Option<u64>,
 }
 
-/// After which a client that found no permit may look again: permits are given back long before they expire.
+/// How soon a client that found no permit may retry: permits are usually given back long before they expire.
 const NEXT_LOOK: Duration = Duration::from_secs(1);
 
-/// The largest integer of structured fields.
+/// The largest integer in structured fields.
 const LARGEST: u64 = 999_999_999_999_999;
 
 impl Decision {
-    /// The header fields that tell an HTTP client how things stand, in any framework. `Retry-After` is the wait of a denial,
-    /// rounded up to whole seconds and at least 1; 1 where permits are all that is missing; none where waiting doesn't help. There are no other fields where Redis was
-    /// away and the rule's [policy](crate::OnError) or the engine in this process answered.
+    /// The header fields that report the decision to an HTTP client, in any framework. `Retry-After` is a denial's
+    /// wait, rounded up to whole seconds and at least 1; it is 1 if only permits are missing, and absent if waiting
+    /// doesn't help. There are no other fields if Redis was away and the rule's [policy](crate::OnError) or the engine
+    /// in this process answered.
     ///
-    /// In `RateLimit-Policy`, a limit has its rule's name, or `rule/limit` where the rule has several; `q` is its rate
-    /// (not its burst) and `w` its period in seconds, both multiplied where the period is no whole number of seconds.
-    /// In `RateLimit`, `r` is what remains, and `t` the seconds until there is more: of a limit that denies, until it would
-    /// allow the same request; of an allowed one, until the window ends, where the limit has fixed windows.
+    /// In `RateLimit-Policy`, a limit has its rule's name, or `rule/limit` if the rule has several; `q` is its rate
+    /// (not its burst) and `w` its period in seconds, both multiplied if the period is no whole number of seconds. In
+    /// `RateLimit`, `r` is what remains, and `t` the seconds until there is more: for a limit that denies, until it
+    /// would allow the same request; for one that allows, until the window ends, if the limit has fixed windows.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -81,7 +82,7 @@ impl Decision {
         self.fields(style, self.wait())
     }
 
-    /// What `Retry-After` says of a denial, if waiting helps.
+    /// A denial's `Retry-After`, if waiting helps.
     fn wait(&self) -> Option<Duration> {
         let wait = self.retry_after.duration().filter(|wait| !self.allowed && !wait.is_zero())?;
         if self.blocked {
@@ -101,7 +102,7 @@ impl Decision {
         }
     }
 
-    /// With this wait in place of the true one.
+    /// With this wait instead of the true one.
     fn fields(&self, style: HeaderStyle, wait: Option<Duration>) -> Vec<Field> {
         let mut fields = Vec::with_capacity(3);
         fields.extend(wait.map(retry_after));
@@ -156,8 +157,8 @@ impl Decision {
 }
 
 impl Verdict {
-    /// The header fields that tell an HTTP client how things stand: those of its [decision](Decision::headers), if limits
-    /// were asked, with the wait that the rule tells in place of the true one, if it does and waiting helps.
+    /// The header fields that report the verdict to an HTTP client: those of its [decision](Decision::headers), if
+    /// limits were asked, with the rule's `retry_after` instead of the true wait, if it has one and waiting helps.
     #[must_use]
     pub fn headers(&self, style: HeaderStyle) -> Vec<(&'static str, String)> {
         match &self.decision {
@@ -166,7 +167,8 @@ impl Verdict {
         }
     }
 
-    /// The wait that `Retry-After` gives: the rule's own, or the true one. None where it is allowed, or waiting doesn't help.
+    /// The wait that `Retry-After` gives: the rule's own, or the true one. None if the request is allowed, or waiting
+    /// doesn't help.
     #[must_use]
     pub fn wait(&self) -> Option<Duration> {
         let instead = self.response.as_ref().and_then(|response| response.retry_after);
@@ -182,22 +184,22 @@ fn retry_after(wait: Duration) -> Field {
     ("retry-after", whole_seconds(wait).max(1).to_string())
 }
 
-/// Until there is more, where that is known: none where it is now or never.
+/// The time until there is more, if known; none if that is now or never.
 fn seconds_left(quota: &Quota, allowed: bool, retry_after: RetryAfter, reset_after: Duration) -> Option<u64> {
     let wait = match (retry_after, quota.algorithm()) {
-        // Permits are given back long before they expire.
+        // Permits are usually given back long before they expire.
         (_, Algorithm::Concurrency) | (RetryAfter::Never, _) => return None,
         (RetryAfter::After(wait), _) if !allowed => wait,
         (_, Algorithm::CalendarWindow) => reset_after,
-        // A full one, or one without debts, may be several windows away: there is more when this one ends.
+        // It may be several windows until it is full, or free of debt: there is more when this window ends.
         (_, Algorithm::FixedWindow) if !reset_after.is_zero() => to_the_end_of_a_window(reset_after, quota.period()),
-        // What refills bit by bit has more sooner than all is back.
+        // A continuously refilling limit has more sooner than it is full.
         _ => return None,
     };
     Some(whole_seconds(wait)).filter(|seconds| *seconds > 0)
 }
 
-/// What is full after so long is full at the end of a window.
+/// A limit that is full after this time is full at the end of a window.
 fn to_the_end_of_a_window(reset_after: Duration, period: Duration) -> Duration {
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     match us(reset_after) % us(period).max(1) {
@@ -211,7 +213,7 @@ fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// A limit's name for clients, which stands in quotes: names have no character that would have to be escaped.
+/// A limit's name for clients, to be quoted: names contain no character that needs escaping.
 pub(super) fn policy_name(quota: &Quota, among_several: bool) -> String {
     match quota.rule() {
         Some(rule) if among_several => format!("{rule}/{}", quota.label()),
@@ -231,11 +233,11 @@ fn terms(quota: &Quota) -> String {
         Some(Calendar::Day | Calendar::Week) => {
             return format!(";q={rate};w={}", quota.period().as_secs());
         }
-        // Not all are equally long.
+        // Not all windows are equally long.
         Some(_) => return format!(";q={rate}"),
     }
     let us = u64::try_from(quota.period().as_micros()).unwrap_or(u64::MAX);
-    // The fewest periods that last whole seconds.
+    // The fewest periods that add up to whole seconds.
     let periods = 1_000_000 / gcd(us, 1_000_000);
     match (quota.rate().checked_mul(periods), us.checked_mul(periods)) {
         (Some(units), Some(us)) if units <= LARGEST => format!(";q={units};w={}", us / 1_000_000),

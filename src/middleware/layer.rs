@@ -1,4 +1,4 @@
-//! The layer: a decision before each request that the service behind it gets.
+//! The layer: a decision before each request reaches the inner service.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -36,18 +36,19 @@ pub(super) struct Settings {
     pub(super) skip: Option<Skip>,
     pub(super) max_wait: Option<Duration>,
     pub(super) settles: bool,
-    /// How long another may tell to hold back.
+    /// The longest pause that a response may cause.
     pub(super) heeds: Option<Duration>,
     #[cfg(feature = "postgres")]
     pub(super) history: Option<History>,
-    /// The set of rules that was looked at last, by its address. A router makes a layer's services again and again.
+    /// The address of the last checked set of rules. A router creates a layer's services again and again.
     pub(super) checked: Arc<AtomicUsize>,
 }
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
-/// The rules of a layer: [a set](RuleSet), [one that follows its file](WatchedRules) or, with the feature `postgres`, a
-/// configuration that follows the database. Then the layer also knows what sets users apart, and counts their requests.
+/// A layer's rules: [a set](RuleSet), [one that follows its file](WatchedRules) or, with the feature `postgres`, a
+/// configuration that follows the database. With the latter the layer also knows each user's own settings, and counts
+/// their requests.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "named by what they hold")]
@@ -89,9 +90,10 @@ impl Rules {
 }
 
 impl RateLimitLayer {
-    /// A service under these rules, by this limiter. Of each request they know its `method`, its `path` and the other end of
-    /// its connection as `ip`, if the server notes that: as `axum::extract::ConnectInfo<SocketAddr>` (feature `axum`), or a
-    /// [`SocketAddr`](std::net::SocketAddr) in the request's extensions.
+    /// Puts a service under these rules, decided by this limiter. The rules know each request's `method`, its `path`
+    /// and, as `ip`, its connection's peer address, if the server provides it: as
+    /// `axum::extract::ConnectInfo<SocketAddr>` (feature `axum`), or as a [`SocketAddr`](std::net::SocketAddr) in the
+    /// request's extensions.
     #[must_use]
     pub fn new(limiter: Limiter, rules: impl Into<Rules>) -> Self {
         let settings = Settings {
@@ -110,22 +112,22 @@ impl RateLimitLayer {
         Self { settings }
     }
 
-    /// The attribute `api_key` is what this header holds, such as `x-api-key`. A request in which it stands twice is refused.
-    /// It stands in Redis as it is, unless keys are [hashed](Limiter::key_secret).
+    /// Takes the attribute `api_key` from this header, such as `x-api-key`. A request with two such headers is refused.
+    /// Redis stores the value as given, unless keys are [hashed](Limiter::key_secret).
     #[must_use]
     pub fn api_key(self, header: HeaderName) -> Self {
         self.header("api_key", header)
     }
 
-    /// The attribute `api_key` is the token of `Authorization: Bearer ...`. It stands in Redis as it is, unless keys are
-    /// [hashed](Limiter::key_secret).
+    /// Takes the attribute `api_key` from the token of `Authorization: Bearer ...`. Redis stores it as given, unless
+    /// keys are [hashed](Limiter::key_secret).
     #[must_use]
     pub fn bearer_key(mut self) -> Self {
         self.settings.sources.attribute("api_key", sources::bearer());
         self
     }
 
-    /// An attribute is what this header holds, which the client writes as it likes. A request in which it stands twice is
+    /// Takes an attribute from this header, in which the client may write anything. A request with two such headers is
     /// refused.
     #[must_use]
     pub fn header(mut self, attribute: &str, header: HeaderName) -> Self {
@@ -133,7 +135,8 @@ impl RateLimitLayer {
         self
     }
 
-    /// An attribute is what this reads of the request, such as what a layer before this one has found out about the user.
+    /// Reads an attribute from the request with this function, such as what an earlier layer has found out about the
+    /// user.
     ///
     /// ```
     /// # use tollgate::middleware::RateLimitLayer;
@@ -153,46 +156,48 @@ impl RateLimitLayer {
         self
     }
 
-    /// Where the address of a client comes from. Default: the connection.
+    /// Where a client's address comes from. Default: the connection.
     #[must_use]
     pub fn client_address(mut self, address: ClientAddress) -> Self {
         self.settings.sources.address(address);
         self
     }
 
-    /// How the other end of a connection is known, of servers that note it in a way of their own.
+    /// Reads a connection's peer address, for servers that provide it in their own way.
     #[must_use]
     pub fn peer(mut self, read: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
         self.settings.sources.peer(Arc::new(read));
         self
     }
 
-    /// Which header fields answers have. Default: [`HeaderStyle::Draft`].
+    /// Which header fields responses have. Default: [`HeaderStyle::Draft`].
     #[must_use]
     pub fn header_style(mut self, style: HeaderStyle) -> Self {
         self.settings.style = style;
         self
     }
 
-    /// Passes such requests on undecided, such as those of health checks. Rules can say the same by `action = "allow"`.
+    /// Passes such requests on undecided, for example health checks. Rules can do the same with `action = "allow"`.
     #[must_use]
     pub fn skip(mut self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.settings.skip = Some(Arc::new(skip));
         self
     }
 
-    /// Waits for at most so long until a request is allowed, instead of denying it: in order where every limit of its rule
-    /// has a `max-debt`, else whoever comes back first, see [`Limiter::acquire_wait`]. The service behind it is kept ready
-    /// meanwhile. Such calls aren't settled.
+    /// Waits for at most this long until a request is allowed, instead of denying it. Requests are served in order if
+    /// every limit of the rule has a `max-debt`, otherwise whichever retries first; see [`Limiter::acquire_wait`]. The
+    /// inner service is kept ready meanwhile. Such calls aren't settled.
     #[must_use]
     pub fn wait(mut self, max_wait: Duration) -> Self {
         self.settings.max_wait = Some(max_wait);
         self
     }
 
-    /// Charges what a request turned out to take, as its handler says by the [`Usage`](super::Usage) in its extensions; at first what the
-    /// rule says, and where nothing is said that stays. One round trip more, when the response has ended, within an hour; and
-    /// each decision goes to Redis in a call of its own, since it is remembered by an id. Of a rule with permits, the other
+    /// Charges what a request actually cost, as its handler reports through the [`Usage`](super::Usage) in its
+    /// extensions. The rule's cost is charged first, and stays if nothing is reported. Takes one more round trip when
+    /// the response has ended, within an hour; and each decision goes to Redis in its own call, since it is remembered
+    /// by an id. In a rule with permits, the other limits are settled; the rule's cost is also its number of permits,
+    /// so it should be 1.
     /// limits are settled; what it says at first is permits too, so it says 1.
     #[must_use]
     pub fn settle(mut self) -> Self {
@@ -200,21 +205,22 @@ impl RateLimitLayer {
         self
     }
 
-    /// For calls that go out: where the other side says that it takes no more for a while, the key of the request is
-    /// [blocked](Limiter::block) for that time, up to `most`, for everyone who shares the key. It says so by `Retry-After`
-    /// (with 403, 429 or 503), by `RateLimit`, or by `X-RateLimit-Remaining: 0` and `X-RateLimit-Reset`. A longer block is
-    /// kept; if two responses arrive together, either may win. With [`wait`](Self::wait), the calls behind it wait for that
-    /// too, and go on together. Two round trips after such a response, and one for each that waits in order. If none of the rule's limits counts by the rule's own
-    /// key, nothing is blocked; that is logged, with the feature `tracing`.
+    /// For outgoing calls: when the other side says that it takes no more for a while, the request's key is
+    /// [blocked](Limiter::block) for that time, up to `most`, for everyone who shares the key. The signals are
+    /// `Retry-After` (with 403, 429 or 503), `RateLimit`, or `X-RateLimit-Remaining: 0` with `X-RateLimit-Reset`. A
+    /// longer block is kept; if two responses arrive together, either may win. With [`wait`](Self::wait), calls that
+    /// are waiting wait for the block too, and then proceed together. Takes two round trips after such a response, and
+    /// one for each call that waits in order. If none of the rule's limits counts by the rule's own key, nothing is
+    /// blocked; that is logged, with the feature `tracing`.
     #[must_use]
     pub fn heed(mut self, most: Duration) -> Self {
         self.settings.heeds = Some(most);
         self
     }
 
-    /// Records each decision, with the status of the answer. No request waits for that; where a client has gone before there
-    /// was an answer, there is no status. Requests that are [skipped](Self::skip), and those for which no decision could be
-    /// made, aren't recorded.
+    /// Records each decision, with the response's status. No request waits for that. If the client left before there
+    /// was a response, there is no status. Requests that are [skipped](Self::skip), and those for which no decision
+    /// could be made, aren't recorded.
     #[cfg(feature = "postgres")]
     #[must_use]
     pub fn history(mut self, history: History) -> Self {

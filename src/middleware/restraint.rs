@@ -1,4 +1,4 @@
-//! Holding back where the other side of an outgoing call says that it takes no more.
+//! Pauses outgoing calls when the other side says that it takes no more.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,10 +15,10 @@ use crate::rule::Rule;
 use crate::rules::Verdict;
 use crate::telemetry;
 
-/// A Redis that is away must not hold up the response for long.
+/// A Redis that is away must not delay the response for long.
 const DEADLINE: Duration = Duration::from_millis(100);
 
-/// Blocks the key for as long as a response asks to be left alone, at most so long, unless it is blocked for longer.
+/// Blocks the key for as long as a response asks for a pause, up to `most`, unless it is already blocked for longer.
 pub(super) async fn heed(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, most: Duration, response: &Parts) {
     let Some(time) = asked_for(response).map(|time| time.min(most)).filter(|time| !time.is_zero()) else { return };
     let time = time.min(Duration::from_micros(LONGEST_RESET_US));
@@ -31,7 +31,7 @@ pub(super) async fn heed(limiter: &Limiter, rule: &Rule, request: &OwnedRequest,
     }
 }
 
-/// How long the other side asks to be left alone. What layers of our own have said isn't its word.
+/// How long the other side asks for a pause. Fields from our own layers aren't its word.
 fn asked_for(response: &Parts) -> Option<Duration> {
     if response.extensions.get::<Verdict>().is_some() || response.extensions.get::<Error>().is_some() {
         return None;
@@ -42,7 +42,7 @@ fn asked_for(response: &Parts) -> Option<Duration> {
     [retry_after(response.status, headers), exhausted(headers, added.lines), older].into_iter().flatten().max()
 }
 
-/// Of a response that refuses: seconds, or a date.
+/// For a response that refuses: seconds, or a date.
 fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
     let refusals = [StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
     if !refusals.contains(&status) {
@@ -56,8 +56,8 @@ fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
     Some(date.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
-/// Of `RateLimit: "a";r=0;t=30, "b";r=7`: the longest `t` of those of which nothing remains, but for so many lines at the
-/// end.
+/// For `RateLimit: "a";r=0;t=30, "b";r=7`: the longest `t` among items with nothing remaining, except in this many
+/// lines at the end.
 fn exhausted(headers: &HeaderMap, added: usize) -> Option<Duration> {
     let lines = headers.get_all("ratelimit").iter().rev().skip(added);
     let items = lines.filter_map(|line| line.to_str().ok()).flat_map(items);
@@ -65,15 +65,15 @@ fn exhausted(headers: &HeaderMap, added: usize) -> Option<Duration> {
     empty.filter_map(|item| parameter(item, "t")).max().map(Duration::from_secs)
 }
 
-/// Of `X-RateLimit-Remaining: 0` and `X-RateLimit-Reset: 30`, or without the `X-`: seconds to go or, as GitHub and others
-/// have it, seconds or milliseconds since the epoch.
+/// For `X-RateLimit-Remaining: 0` and `X-RateLimit-Reset: 30`, or without the `X-`: seconds from now or, as with GitHub
+/// and others, seconds or milliseconds since the epoch.
 fn exhausted_by_older_fields(headers: &HeaderMap, with_x: bool) -> Option<Duration> {
     let number = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<u64>().ok();
     let of = |remaining: &str, reset: &str| number(reset).filter(|_| number(remaining) == Some(0));
     let with_x = of("x-ratelimit-remaining", "x-ratelimit-reset").filter(|_| with_x);
     let reset = with_x.or(of("ratelimit-remaining", "ratelimit-reset"))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    // Nobody waits for thirty years.
+    // No wait lasts thirty years: larger numbers are timestamps.
     Some(match reset {
         0..1_000_000_000 => Duration::from_secs(reset),
         1_000_000_000..100_000_000_000 => Duration::from_secs(reset.saturating_sub(now)),
@@ -81,7 +81,7 @@ fn exhausted_by_older_fields(headers: &HeaderMap, with_x: bool) -> Option<Durati
     })
 }
 
-/// The members of a list of structured fields: commas within quotes don't separate.
+/// The members of a structured-field list; commas within quotes don't separate.
 fn items(line: &str) -> Vec<&str> {
     let (mut items, mut start, mut quoted, mut escaped) = (Vec::new(), 0, false, false);
     for (at, byte) in line.bytes().enumerate() {
@@ -100,7 +100,7 @@ fn items(line: &str) -> Vec<&str> {
     items
 }
 
-/// What follows `"name"`, in which a backslash stands before what would end it.
+/// The text after `"name"`, in which a backslash escapes what would end it.
 fn after_the_name(item: &str) -> &str {
     let mut escaped = false;
     let mut ends = item.char_indices().skip_while(|(_, letter)| *letter != '"').skip(1);
@@ -112,7 +112,7 @@ fn after_the_name(item: &str) -> &str {
     end.map_or(item, |(at, _)| &item[at + 1..])
 }
 
-/// A parameter that is a whole number: what follows the item's name, which stands in quotes.
+/// A parameter that is a whole number, from the text after the item's quoted name.
 fn parameter(item: &str, name: &str) -> Option<u64> {
     let parameters = after_the_name(item);
     parameters.split(';').skip(1).find_map(|parameter| {

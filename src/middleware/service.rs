@@ -35,7 +35,7 @@ use crate::rules::{Account, Applies, Attributes, Effect, Reason, RuleSet, Verdic
 use crate::runtime;
 use crate::telemetry;
 
-/// A service under rules, which a [`RateLimitLayer`](super::RateLimitLayer) makes.
+/// A service under rules, created by a [`RateLimitLayer`](super::RateLimitLayer).
 #[derive(Clone, Debug)]
 pub struct RateLimit<S> {
     pub(super) settings: Arc<Settings>,
@@ -58,7 +58,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that is ready.
+        // Takes the instance that is ready.
         let again = self.service.clone();
         let service = mem::replace(&mut self.service, again);
         let (settings, rules) = (Arc::clone(&self.settings), self.settings.rules.current());
@@ -70,11 +70,11 @@ where
     }
 }
 
-/// A request that may go on, and what it holds.
+/// A request that may proceed, and what it holds.
 struct Admitted {
     verdict: Verdict,
     ends: Option<Ends>,
-    /// Whom it was charged to.
+    /// The rule and request that were charged.
     charged: Option<(Rule, OwnedRequest)>,
     #[cfg(feature = "postgres")]
     entry: Option<Entry>,
@@ -121,7 +121,7 @@ impl Settings {
         Ok(Response::from_parts(parts, ResponseBody::inner(body, ends)))
     }
 
-    /// What the rules make of a request; or the answer in place of the service's.
+    /// What the rules decide for a request, or the response in place of the service's.
     async fn decide(&self, rules: &RuleSet, parts: &Parts, usage: Option<Usage>) -> Result<Admitted, Response<Bytes>> {
         let protocol = Protocol::of(parts);
         let refused = |detail| move |error: Error| protocol.failed(Failure::Request(detail), &error);
@@ -143,7 +143,7 @@ impl Settings {
         let usage = usage.filter(|_| self.max_wait.is_none() && may_be_settled(&applies));
         let id = usage.as_ref().map(|_| unique_id("http"));
         let asking = match self.max_wait {
-            // What comes back may block the key while others wait.
+            // A response may block the key while others wait.
             Some(max_wait) if self.heeds.is_some() => Acquisition::Wait(max_wait, Blocks::Respected),
             Some(max_wait) => Acquisition::Wait(max_wait, Blocks::Outrun),
             None => Acquisition::Hold { id: id.as_ref().map(|id| (id.as_bytes(), SETTLED_WITHIN)) },
@@ -200,7 +200,7 @@ impl Settings {
 }
 
 impl Settings {
-    /// Whether user, tier and API key of requests may be known otherwise than by the layer's own sources.
+    /// Whether a request's user, tier and API key may come from elsewhere than the layer's own sources.
     #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_self, reason = "no configuration"))]
     fn knows_accounts<B>(&self, request: &Request<B>) -> bool {
         #[cfg(feature = "postgres")]
@@ -210,7 +210,7 @@ impl Settings {
         request.extensions().get::<Account>().is_some()
     }
 
-    /// Whose request it is: as a layer before this one has found out, and with what the configuration knows of the user.
+    /// The account behind the request: as an earlier layer found it, with what the configuration knows of the user.
     #[cfg_attr(not(feature = "postgres"), allow(unused_variables, clippy::unused_self, reason = "no configuration"))]
     fn account(&self, parts: &Parts, given: &Given<'_>) -> Option<Account> {
         let account = parts.extensions.get::<Account>().cloned();
@@ -227,7 +227,7 @@ impl Settings {
     }
 }
 
-/// Whether a limit of it counts what a request took.
+/// Whether one of its limits counts a request's cost.
 fn may_be_settled(applies: &Applies<'_>) -> bool {
     match &applies.effect {
         Effect::Limit(charge) => charge.rule().limits().any(|limit| !limit.algorithm().holds()),

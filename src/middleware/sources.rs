@@ -1,4 +1,4 @@
-//! What is known of an HTTP request, for rules to match and count.
+//! An HTTP request's attributes, for rules to match and count.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -23,10 +23,10 @@ pub(super) struct Sources {
     others: Vec<(Arc<str>, Read)>,
 }
 
-/// What they say of one request.
+/// The attributes of one request from these sources.
 pub(super) struct Given<'s> {
     ip: Option<IpAddr>,
-    /// Whether the request goes out, and isn't one that a router here has got.
+    /// Whether the request is outgoing, rather than received by a router here.
     outgoing: bool,
     others: Vec<(&'s str, Vec<u8>)>,
 }
@@ -44,13 +44,13 @@ impl Sources {
         self.peer = read;
     }
 
-    /// The last source of a name is the one that counts.
+    /// The last source for a name wins.
     pub(super) fn attribute(&mut self, name: &str, read: Read) {
         self.others.retain(|(other, _)| **other != *name);
         self.others.push((name.into(), read));
     }
 
-    /// Reports what rules ask for that no request has.
+    /// Reports attributes that rules use and no request has.
     pub(super) fn check(&self, rules: &RuleSet, knows_accounts: bool) {
         let known = |name: &str| {
             ["method", "path", "ip"].contains(&name)
@@ -61,14 +61,14 @@ impl Sources {
         rules.attributes().filter(|name| !known(name)).for_each(telemetry::unsourced);
     }
 
-    /// Whether the address could only be that of the connection's other end, which the server hasn't noted.
+    /// Whether the address could only be the connection's peer, which the server hasn't provided.
     pub(super) fn lack_a_peer(&self, parts: &Parts) -> bool {
         (self.peer)(parts).is_none() && self.others.iter().all(|(name, _)| **name != *"ip")
     }
 
     /// # Errors
     ///
-    /// A header that stands twice.
+    /// A header that appears twice.
     pub(super) fn of<'s>(&'s self, parts: &Parts, outgoing: bool) -> Result<Given<'s>, Error> {
         let mut others = Vec::with_capacity(self.others.len() + 1);
         others.extend(route(parts, outgoing).map(|route| ("route", route.as_bytes().to_vec())));
@@ -131,7 +131,7 @@ fn only(parts: &Parts, name: &HeaderName) -> Result<Option<Vec<u8>>, Error> {
     }
 }
 
-/// The path that was asked for: a router within another has cut off what led to it.
+/// The requested path: a nested router has cut off its prefix.
 #[cfg_attr(not(feature = "axum"), allow(unused_variables, reason = "no router is known"))]
 fn path(parts: &Parts, outgoing: bool) -> &str {
     #[cfg(feature = "axum")]
@@ -144,14 +144,14 @@ fn path(parts: &Parts, outgoing: bool) -> &str {
     parts.uri.path()
 }
 
-/// Whether a request that came in is sent on to another host, with all its extensions: routers keep the host.
+/// Whether a received request is forwarded to another host, with all its extensions: routers keep the host.
 #[cfg(feature = "axum")]
 fn goes_elsewhere(parts: &Parts) -> bool {
     let original: Option<&axum::extract::OriginalUri> = parts.extensions.get();
     original.is_some_and(|axum::extract::OriginalUri(original)| original.authority() != parts.uri.authority())
 }
 
-/// The route that a router has matched: `/users/{id}`.
+/// The route that a router matched: `/users/{id}`.
 #[cfg_attr(not(feature = "axum"), allow(unused_variables, reason = "no router is known"))]
 fn route(parts: &Parts, outgoing: bool) -> Option<&str> {
     #[cfg(feature = "axum")]
@@ -161,7 +161,7 @@ fn route(parts: &Parts, outgoing: bool) -> Option<&str> {
     None
 }
 
-/// The other end of the connection, as the server has noted it.
+/// The connection's peer, as provided by the server.
 fn peer(parts: &Parts) -> Option<IpAddr> {
     #[cfg(feature = "axum")]
     if let Some(axum::extract::ConnectInfo(address)) = parts.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>()

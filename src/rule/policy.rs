@@ -1,4 +1,4 @@
-//! Who answers where Redis can't.
+//! The policy that answers while Redis is away.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -6,52 +6,52 @@ use std::num::NonZeroU32;
 use super::{Rule, ScopedLimit};
 use crate::error::RuleError;
 
-/// What a rule answers where Redis is away, or its state can't be read.
+/// A rule's answer while Redis is away, or if its state can't be read.
 ///
-/// It answers acquires, peeks, reservations and at-mosts. `Open` and `Local` also answer what gives something back or
-/// forgets it (refund, settle, cancel, release, reset): nothing is given back, and that is no error, so that work that is
-/// done doesn't fail for it. Penalties, blocks and renewals are errors, and so is every call that Redis refuses for its
-/// user, its password or its version: those stay closed until somebody puts them right.
+/// It applies to acquires, peeks, reservations and at-mosts. `Open` and `Local` also answer calls that give something
+/// back or forget it (refund, settle, cancel, release, reset): nothing is given back, and that is no error, so that
+/// finished work doesn't fail for it. Penalties, blocks and renewals are errors. So are calls that Redis refuses
+/// because of the user, the password or the version: those stay closed until an operator fixes the cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnError {
-    /// The error, so that nothing goes on. Nothing is admitted beyond the rule.
+    /// The error, so that the call doesn't proceed. Nothing is admitted beyond the rule.
     #[default]
     Closed,
-    /// Allowed, by [`By::Policy`](crate::By::Policy). Nothing bounds what is admitted until Redis answers again. What
-    /// remains isn't known, and told as 0.
+    /// Allowed, with [`By::Policy`](crate::By::Policy). Nothing bounds what is admitted until Redis answers again. The
+    /// remaining units are unknown, and reported as 0.
     Open,
-    /// The engine in this process decides, by [`By::Local`](crate::By::Local), with the rule's share of one of so many
-    /// processes: an equal part of each limit's capacity and rate, rounded down. Together they admit no more than the
-    /// rule; with what Redis had admitted before, at most one capacity more in each outage.
+    /// The engine in this process decides, with [`By::Local`](crate::By::Local), by one process's share of the rule: an
+    /// equal part of each limit's capacity and rate, rounded down. Together the processes admit no more than the rule.
+    /// On top of what Redis had admitted before, that is at most one capacity more in each outage.
     ///
-    /// Clones of a limiter share what is decided here; limiters made apart each count as a process. Calls that miss their
-    /// deadline one at a time are decided here too, so a Redis that loses some of them for long may admit up to the rate
-    /// beside the share's.
+    /// Clones of a limiter share their local state; limiters created separately each count as a process. Single calls
+    /// that miss their deadline are decided here too, so a Redis that keeps losing some of them may lead to up to the
+    /// rate being admitted on top of the share's.
     ///
-    /// At most 100,000 keys are kept, in some 40 MB; more of a sliding log or of permits, which keep an entry for each.
-    /// Beyond that, keys are forgotten, first those that would be as if never used soonest.
+    /// At most 100,000 keys are kept, in some 40 MB; more for a sliding log or permits, which keep an entry for each
+    /// request or permit. Beyond that, keys are forgotten, those closest to never used first.
     ///
-    /// What is given back later goes to Redis, which did not take it, unless the request says
-    /// [after which decision](crate::Request::after) it comes. Permits are released where they were taken.
+    /// What is given back later goes to Redis, which did not take it, unless the request says [after which
+    /// decision](crate::Request::after) it comes. Permits are released where they were taken.
     Local {
-        /// How many processes decide by this rule.
+        /// How many processes share this rule.
         processes: NonZeroU32,
     },
 }
 
 impl Rule {
-    /// What is answered where Redis is away. Default: the [limiter's](crate::Limiter::on_error).
+    /// The answer while Redis is away. Default: the [limiter's](crate::Limiter::on_error).
     ///
     /// # Errors
     ///
-    /// `Local` for a limit with less than a unit for each process, or without the feature `embedded`.
+    /// `Local` for a limit with less than one unit for each process, or without the feature `embedded`.
     pub fn on_error(mut self, on_error: OnError) -> Result<Self, RuleError> {
         self.on_error = Some(on_error);
         self.checked()
     }
 
-    /// Itself, if its policy can be followed.
+    /// Returns the rule if it can follow its policy.
     pub(super) fn can_follow_policy(self) -> Result<Self, RuleError> {
         if let Some(policy) = self.on_error {
             policy.checked().map_err(|why| self.error(why))?;
@@ -62,17 +62,17 @@ impl Rule {
         Ok(self)
     }
 
-    /// The same, answered by an error where Redis is away.
+    /// The same rule with the policy `Closed`.
     pub(crate) fn closed(self) -> Self {
         Self { on_error: Some(OnError::Closed), ..self }
     }
 
-    /// Its policy, if it says one.
+    /// Its policy, if it sets one.
     pub(crate) fn policy(&self) -> Option<OnError> {
         self.on_error
     }
 
-    /// The same limits with the policy of another rule, or closed if they can't follow that.
+    /// The same limits with another rule's policy, or closed if they can't follow that.
     #[allow(dead_code, reason = "asked by sets of rules, which are a feature")]
     pub(crate) fn governed_as(&self, other: &Self) -> Self {
         match other.on_error {
@@ -81,7 +81,7 @@ impl Rule {
         }
     }
 
-    /// What one of so many processes may admit by itself. Its limits are called as this rule's are.
+    /// One process's share of the rule. The shares' limits have the same names as this rule's.
     pub(crate) fn share(&self, processes: NonZeroU32) -> Result<Self, RuleError> {
         let share = |scoped: &ScopedLimit| Ok(ScopedLimit { limit: scoped.limit.share(processes)?, ..scoped.clone() });
         let limits = self.limits.iter().map(share).collect::<Result<_, RuleError>>()?;
@@ -90,7 +90,7 @@ impl Rule {
 }
 
 impl OnError {
-    /// Why this build can't follow it, if so.
+    /// Why this build can't follow it, if it can't.
     pub(crate) fn checked(self) -> Result<(), &'static str> {
         match self {
             Self::Local { .. } if !cfg!(feature = "embedded") => {

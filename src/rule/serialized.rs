@@ -1,4 +1,4 @@
-//! A rule as a limit's line, or as the table that a rules file has: name, limits, tag, and what else it says.
+//! A rule as a limit's line, or as a table as in a rules file: name, limits, tag, and other fields.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -33,12 +33,12 @@ struct Table {
     hash_keys: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     on_error: Option<Policy>,
-    /// How many there are to share a `local` rule.
+    /// How many processes share a `local` rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     processes: Option<NonZeroU32>,
 }
 
-/// Who answers where Redis is away, as it is written; see [`OnError`].
+/// The policy while Redis is away, as written; see [`OnError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -48,12 +48,12 @@ pub enum Policy {
     Closed,
     /// Allowed.
     Open,
-    /// The engine in this process, by its share: beside it stands how many `processes` there are.
+    /// The engine in this process decides by its share; `processes` says how many there are.
     Local,
 }
 
 impl Policy {
-    /// As it is written.
+    /// The policy as written.
     pub(crate) fn parts(policy: Option<OnError>) -> (Option<Self>, Option<NonZeroU32>) {
         match policy {
             None => (None, None),
@@ -229,7 +229,7 @@ pub(crate) enum LineOrTable<T> {
     Table(T),
 }
 
-/// Reads a line or a table; each form tells its own mistakes.
+/// Reads a line or a table, with error messages for each form.
 pub(crate) struct LineOr<T> {
     expected: &'static str,
     table: PhantomData<T>,

@@ -1,5 +1,5 @@
-//! Who a request is from, as somebody else's records have it: the user, what that user pays for, and what applies to that
-//! user alone.
+//! The account behind a request, from another system's records: the user, the user's tier, and limits of that user's
+//! own.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -10,14 +10,14 @@ use super::attributes::{API_KEY, USER};
 use crate::error::RuleError;
 use crate::rule::Rule;
 
-/// The name of the rule that counts a user's own limits: the `rule` of their decisions, also in header fields.
+/// The rule name for a user's own limits: the `rule` of their decisions, also in header fields.
 const USER_LIMITS: &str = "user-quota";
-/// The same of an API key's own limits.
+/// The same for an API key's own limits.
 const KEY_LIMITS: &str = "key-quota";
 
-/// What is known of the user whose request it is, such as the system of record or a service's own authentication knows it.
-/// [`Attributes::account`](super::Attributes::account) puts a request under it, and the middleware reads one from the
-/// extensions of a request. Cheap to clone.
+/// What is known of the user behind a request, from the system of record or a service's own authentication.
+/// [`Attributes::account`](super::Attributes::account) adds it to a request, and the middleware reads it from a
+/// request's extensions. Cheap to clone.
 ///
 /// ```
 /// # #[cfg(feature = "embedded")]
@@ -58,20 +58,20 @@ pub struct Account {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct UserBlock {
-    /// For those who operate the service; clients don't see it.
+    /// For the service's operators; clients don't see it.
     pub reason: Option<String>,
     /// None: until it is lifted.
     pub until: Option<SystemTime>,
 }
 
 impl Account {
-    /// Of a user about whom nothing else is known.
+    /// For a user of whom nothing else is known.
     #[must_use]
     pub fn new(user: &str) -> Self {
         Self { user: user.into(), api_key: None, tier: None, limits: None, key_limits: None, block: None }
     }
 
-    /// The id of the API key that the request came with: the attribute `api_key`. Not the key itself.
+    /// The id of the request's API key: the attribute `api_key`. Not the key itself.
     #[must_use]
     pub fn api_key(mut self, id: &str) -> Self {
         self.api_key = Some(id.into());
@@ -85,12 +85,12 @@ impl Account {
         self
     }
 
-    /// Limits of this user's own. They replace all limits of rules that match by `tier` and count by `user` or `api_key`
-    /// alone, without permits, except where such a rule has an override for the user; shadow rules keep theirs. All requests
-    /// of the user count together, whichever of these rules applies, under the name `user-quota`: from none on, so a user who
-    /// is given limits may take one capacity more, once. What a request costs, and the policy while Redis is away, are those
-    /// of the rule that applies; a policy that these limits can't follow is `closed`. Keys are hashed if the limiter has a
-    /// [secret](crate::Limiter::key_secret), whatever that rule says.
+    /// This user's own limits. They replace all limits of rules that match by `tier` and count only by `user` or
+    /// `api_key`, without permits, unless such a rule has an override for the user; shadow rules keep theirs. All
+    /// requests of the user count together, whichever of these rules applies, under the name `user-quota`. The count
+    /// starts from zero, so a user who is given limits may take one capacity more, once. A request's cost, and the
+    /// policy while Redis is away, are those of the rule that applies; a policy that these limits can't follow is
+    /// `closed`. Keys are hashed if the limiter has a [secret](crate::Limiter::key_secret), whatever that rule says.
     ///
     /// # Errors
     ///
@@ -100,8 +100,8 @@ impl Account {
         Ok(self)
     }
 
-    /// Limits of the API key's own, which count by its id, under the name `key-quota`. They replace the same limits, and
-    /// those of the user.
+    /// The API key's own limits, which count by its id, under the name `key-quota`. They replace the same limits as the
+    /// user's own do, and the user's own.
     ///
     /// # Errors
     ///
@@ -111,14 +111,14 @@ impl Account {
         Ok(self)
     }
 
-    /// Denies everything, whichever rule applies: for this reason, until then or until it is lifted.
+    /// Denies everything, whichever rule applies, with this reason, until this time or until it is lifted.
     #[must_use]
     pub fn blocked(mut self, reason: Option<&str>, until: Option<SystemTime>) -> Self {
         self.block = Some(Arc::new(UserBlock { reason: reason.map(Into::into), until }));
         self
     }
 
-    /// Whose it is.
+    /// The user.
     #[must_use]
     pub fn user(&self) -> &str {
         &self.user
@@ -142,7 +142,7 @@ impl Account {
         self.block.as_ref().filter(|block| block.until.is_none_or(|until| until > SystemTime::now()))
     }
 
-    /// The limits that replace those of its tier, and the key that they count: the API key's or the user's.
+    /// The limits that replace those of the tier, and the key that they count by: the API key's or the user's.
     pub(super) fn own_limits(&self) -> Option<(&Rule, String)> {
         match (&self.key_limits, &self.limits, &self.api_key) {
             (Some(limits), _, Some(id)) => Some((limits, format!("{API_KEY}:{id}"))),
@@ -155,7 +155,7 @@ impl Account {
         self.limits.as_deref()
     }
 
-    /// The block, also one that has ended.
+    /// The block, even if it has ended.
     #[cfg(feature = "postgres")]
     pub(crate) fn any_block(&self) -> Option<&UserBlock> {
         self.block.as_deref()
@@ -172,7 +172,7 @@ impl Account {
 }
 
 impl UserBlock {
-    /// How long it is still in force; none if it has no end.
+    /// How long it remains in force; none if it has no end.
     #[must_use]
     pub fn left(&self) -> Option<Duration> {
         self.until.map(|until| until.duration_since(SystemTime::now()).unwrap_or_default())

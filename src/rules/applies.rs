@@ -1,4 +1,4 @@
-//! Which rule applies to a request, and what becomes of that.
+//! Which rule applies to a request, and with what effect.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -11,41 +11,42 @@ use crate::error::Error;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 
-/// Which rule applies to a request, and what that means.
+/// Which rule applies to a request, and with what effect.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Applies<'s> {
-    /// The rule's name; none where no rule applies.
+    /// The rule's name; none if no rule applies.
     pub rule: Option<&'s str>,
-    /// What becomes of the request.
+    /// What happens to the request.
     pub effect: Effect<'s>,
     /// How to answer if it is denied.
     pub response: Option<&'s Response>,
-    /// The key of the override that decides in place of the rule's own limits, if one does: `user:42`.
+    /// The key of the override that replaces the rule's own limits, if one does: `user:42`.
     pub overridden: Option<&'s str>,
-    /// The block of the user whose request it is, if that denies it.
+    /// The user's block, if that denies the request.
     pub user_block: Option<Arc<UserBlock>>,
     rule_name: Option<&'s Arc<str>>,
 }
 
-/// What a shadow rule of this name would do, if it can make sense of the request.
+/// What a shadow rule with this name would do, if it can interpret the request.
 pub(crate) type Shadow<'s> = (&'s Arc<str>, Result<Applies<'s>, Error>);
 
-/// What becomes of a request by the rule that applies to it.
+/// What the rule that applies does with a request.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Effect<'s> {
     /// Allowed, and nothing is counted: no rule applies, or one that allows.
     Allow,
-    /// Denied: by a rule that blocks, or a key that it blocks.
+    /// Denied by a rule that blocks, or because the rule blocks the key.
     Block,
     /// Denied: the rule counts by this attribute, which the request doesn't have.
     Missing(&'s str),
-    /// As these limits decide.
+    /// The limits decide.
     Limit(Charge<'s>),
 }
 
-/// What a request is charged by the limits of its rule: for [`Limiter::acquire`](crate::Limiter::acquire) or any other call.
+/// What a request is charged to the limits of its rule: for [`Limiter::acquire`](crate::Limiter::acquire) or any other
+/// call.
 #[derive(Debug)]
 pub struct Charge<'s> {
     rule: ChargedBy<'s>,
@@ -53,7 +54,7 @@ pub struct Charge<'s> {
 }
 
 impl Compiled {
-    /// What it makes of a request, whatever it asks of one.
+    /// What the rule makes of a request, ignoring its conditions.
     pub(super) fn effect(&self, request: &Attributes<'_>) -> Result<Applies<'_>, Error> {
         let (effect, overridden) = match &self.action {
             CompiledAction::Allow => (Effect::Allow, None),
@@ -80,7 +81,7 @@ impl Compiled {
 }
 
 impl Applies<'_> {
-    /// The rule's name, to be kept.
+    /// The rule's name, shared.
     pub(crate) fn name(&self) -> Option<&Arc<str>> {
         self.rule_name
     }
@@ -89,7 +90,7 @@ impl Applies<'_> {
         Self { rule: None, effect: Effect::Allow, response: None, overridden: None, user_block: None, rule_name: None }
     }
 
-    /// To whoever is blocked.
+    /// For a user who is blocked.
     pub(super) fn blocked(block: &Arc<UserBlock>) -> Self {
         const FORBIDDEN: Response =
             Response { status: NonZeroU16::new(403).unwrap(), message: None, retry_after: None };
@@ -104,19 +105,19 @@ impl Charge<'_> {
         &self.rule
     }
 
-    /// Whom they count, and what it takes. Other terms, such as an id, can be added.
+    /// What the limits count by, and the cost. Other settings, such as an id, can be added.
     #[must_use]
     pub fn request(&self) -> Request<'_> {
         Request::from(&self.request)
     }
 
-    /// What the limits count that don't count by a key of their own: `user:42`.
+    /// What the limits count that have no key of their own: `user:42`.
     #[must_use]
     pub fn key(&self) -> &[u8] {
         self.request.key()
     }
 
-    /// What the others count, and the hash tag: each by its name in the [rule](Rule::counted_parts).
+    /// What the other limits count, and the hash tag, each by its name in the [rule](Rule::counted_parts).
     pub fn parts(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.request.parts()
     }

@@ -1,5 +1,5 @@
-//! What a request has that rules can match and count: brought into one spelling once, so that no other spelling of the same
-//! request walks around a rule.
+//! A request's attributes that rules can match and count. Each is normalised once, so that no other spelling of the
+//! same request evades a rule.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv6Addr};
@@ -19,7 +19,7 @@ pub(super) const USER: &str = "user";
 pub(super) const API_KEY: &str = "api_key";
 pub(super) const TIER: &str = "tier";
 
-/// The name of an attribute. Those that tollgate knows take no memory of their own in each rule, so that looking at many
+/// The name of an attribute. Names known to tollgate take no memory of their own in each rule, so that checking many
 /// rules stays within the processor's caches.
 pub(super) type Name = Cow<'static, str>;
 
@@ -28,7 +28,7 @@ pub(super) fn name(text: &str) -> Name {
     known.map_or_else(|| Cow::Owned(text.to_owned()), Cow::Borrowed)
 }
 
-/// What is known of one request, for a [`RuleSet`](super::RuleSet) to find its rule by.
+/// What is known of one request, by which a [`RuleSet`](super::RuleSet) finds its rule.
 ///
 /// ```
 /// use std::net::IpAddr;
@@ -38,16 +38,16 @@ pub(super) fn name(text: &str) -> Name {
 /// let request = Attributes::new().user("42").ip(address).method("GET").path("/api/v1/items").set("org", "acme");
 /// ```
 ///
-/// Paths are compared as a server would understand them: without the query, percent-encoded characters decoded once (a
-/// slash too), double slashes, dot segments and a trailing slash gone. Methods are upper case, and IPv6 addresses that
-/// stand for an IPv4 address are that one. An attribute that is empty counts as one that isn't there.
+/// Paths are compared as a server would interpret them: without the query, percent-encoded characters decoded once
+/// (slashes too), without double slashes, dot segments and a trailing slash. Methods are upper case, and IPv6 addresses
+/// that stand for an IPv4 address become that one. An empty attribute counts as missing.
 #[derive(Clone, Debug, Default)]
 pub struct Attributes<'a> {
     pub(super) ip: Option<IpAddr>,
     pub(super) path: Option<Cow<'a, str>>,
-    /// As it is read by segments, where that differs.
+    /// The path as read by segments, if that differs.
     by_segments: Option<String>,
-    /// Whether servers disagree on what it is.
+    /// Whether servers disagree on the path.
     ambiguous: bool,
     pub(super) method: Option<Cow<'a, str>>,
     others: SmallVec<[(&'a str, &'a [u8]); 4]>,
@@ -55,19 +55,19 @@ pub struct Attributes<'a> {
 }
 
 impl<'a> Attributes<'a> {
-    /// None yet.
+    /// No attributes yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whose request it is.
+    /// The user behind the request.
     #[must_use]
     pub fn user(self, user: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         self.set(USER, user)
     }
 
-    /// The API key that it came with, or better its id, since it stands in Redis as it is unless keys are
+    /// The request's API key or, better, its id, since Redis stores it as given unless keys are
     /// [hashed](crate::Limiter::key_secret).
     #[must_use]
     pub fn api_key(self, key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
@@ -80,9 +80,9 @@ impl<'a> Attributes<'a> {
         self.set(TIER, tier)
     }
 
-    /// Who it is from: its `user` and, where the account has them, its `api_key` and `tier`, and nothing of what was set before
-    /// of these.
-    /// Limits of the account's own replace those of its tier, and a user who is blocked is denied whichever rule applies.
+    /// The account behind the request: sets its `user` and, if the account has them, its `api_key` and `tier`, and
+    /// discards earlier values of these. The account's own limits replace those of its tier, and a blocked user is
+    /// denied whichever rule applies.
     #[must_use]
     pub fn account(self, account: &'a Account) -> Self {
         let mut request = self;
@@ -94,15 +94,15 @@ impl<'a> Attributes<'a> {
         Self { account: Some(account), ..request }
     }
 
-    /// The client's address: of the connection, or from a header that a proxy of your own has written. One that the client
-    /// may write, such as `X-Forwarded-For`, lets it choose whom it counts as.
+    /// The client's address: from the connection, or from a header written by your own proxy. With a header that the
+    /// client may write, such as `X-Forwarded-For`, the client chooses whom it counts as.
     #[must_use]
     pub fn ip(mut self, address: IpAddr) -> Self {
         self.ip = Some(address.to_canonical());
         self
     }
 
-    /// The path of its URL, or the whole request target, as the client has sent it; an empty one is `/`.
+    /// The path of its URL, or the whole request target, as the client sent it; an empty one is `/`.
     #[must_use]
     pub fn path(mut self, target: &'a str) -> Self {
         let decoded = path::normalised(target);
@@ -122,8 +122,8 @@ impl<'a> Attributes<'a> {
         self
     }
 
-    /// An attribute of your own. `ip`, `path` and `method` are read as by their own methods; of those, what can't be read
-    /// counts as missing: [`try_set`](Self::try_set) says so instead.
+    /// An attribute of your own. `ip`, `path` and `method` are read as by their own methods. If one of those can't be
+    /// read, it counts as missing; [`try_set`](Self::try_set) returns an error instead.
     #[must_use]
     pub fn set(mut self, name: &'a str, value: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         let bytes = value.as_ref();
@@ -148,7 +148,7 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// The same, of names that aren't known beforehand.
+    /// The same, for names that aren't known in advance.
     ///
     /// # Errors
     ///
@@ -164,7 +164,7 @@ impl<'a> Attributes<'a> {
         Err(Error::new(Kind::Input, format!("{name}: expected {expected}, got {got:?}")))
     }
 
-    /// An attribute as rules see it: an address or a path in its one spelling. None if the request doesn't have it.
+    /// An attribute as rules see it, with address and path normalised. None if the request doesn't have it.
     ///
     /// ```
     /// use tollgate::rules::Attributes;
@@ -178,14 +178,14 @@ impl<'a> Attributes<'a> {
         self.counted(name, 128)
     }
 
-    /// The user, if that is text, and the API key that the request came with, if it is known whose it is.
+    /// The user, if that is text, and the request's API key, if its owner is known.
     #[cfg(feature = "postgres")]
     pub(crate) fn counted_for(&self) -> Option<(&str, Option<&str>)> {
         let user = std::str::from_utf8(self.text(USER)?).ok()?;
         Some((user, self.key_id()))
     }
 
-    /// The id of the API key that it came with, if it is known whose it is.
+    /// The id of the request's API key, if its owner is known.
     #[cfg(feature = "postgres")]
     pub(crate) fn key_id(&self) -> Option<&str> {
         self.account.and_then(Account::key_id)
@@ -196,13 +196,13 @@ impl<'a> Attributes<'a> {
         self.ip
     }
 
-    /// Whether servers disagree on what its path is.
+    /// Whether servers disagree on its path.
     #[cfg(feature = "http")]
     pub(super) fn reads_two_ways(&self) -> bool {
         self.ambiguous
     }
 
-    /// Those that are compared as they are: all but address and path.
+    /// The attributes that are compared as given: all but address and path.
     pub(super) fn texts(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let method = self.method.as_deref().map(|method| (METHOD, method.as_bytes()));
         self.others.iter().copied().filter(|(_, value)| !value.is_empty()).chain(method)
@@ -217,7 +217,7 @@ impl<'a> Attributes<'a> {
         found.map(|(_, value)| *value).filter(|value| !value.is_empty())
     }
 
-    /// What counts this request by an attribute: its text, an IPv6 address by its network of this length.
+    /// What an attribute is counted as: its text or, for an IPv6 address, its network with this prefix length.
     pub(super) fn counted(&self, name: &str, ipv6_prefix: u8) -> Option<Cow<'_, [u8]>> {
         match name {
             IP => self.ip.map(|address| Cow::Owned(network(address, ipv6_prefix).into_bytes())),
@@ -231,14 +231,14 @@ impl<'a> Attributes<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reading {
-    /// Whether the ASCII letters of paths and patterns are compared without their case. Default: false.
+    /// Whether the ASCII letters of paths and patterns are compared ignoring case. Default: false.
     pub ignore_case: bool,
     /// Whether a path is decoded before it is split, or after. Default: before, unless that makes a difference.
     pub paths: Paths,
 }
 
 impl Reading {
-    /// A request as it is read so.
+    /// The request, read in this way.
     pub(super) fn of<'r, 'a>(self, request: &'r Attributes<'a>) -> Cow<'r, Attributes<'a>> {
         let path = match &request.by_segments {
             Some(path) if self.paths == Paths::Segments => Cow::Borrowed(path.as_str()),
@@ -266,7 +266,7 @@ pub(super) fn upper_case(method: &str) -> Cow<'_, str> {
     }
 }
 
-/// An IPv4 address, or the network of an IPv6 address: whoever has one IPv6 address mostly has 2^64.
+/// An IPv4 address, or an IPv6 address's network: a client with one IPv6 address usually has 2^64.
 fn network(address: IpAddr, ipv6_prefix: u8) -> String {
     match address {
         IpAddr::V4(address) => address.to_string(),

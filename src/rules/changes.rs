@@ -1,27 +1,27 @@
-//! What makes one set of rules another.
+//! The differences between two sets of rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::RuleSet;
 
-/// What makes one set of rules another, by their names.
+/// The differences between two sets of rules, by the rules' names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RuleChanges {
-    /// Those that were not there.
+    /// Rules that are new.
     pub added: Vec<String>,
-    /// Those that say something else.
+    /// Rules that differ.
     pub changed: Vec<String>,
-    /// Those that are not there any more.
+    /// Rules that are gone.
     pub removed: Vec<String>,
-    /// Whether others stand in another order, which decides between rules of one priority.
+    /// Whether other rules changed places, which decides between rules of the same priority.
     pub reordered: bool,
-    /// Whether something that all rules share says otherwise, such as how paths are read.
+    /// Whether a setting shared by all rules differs, such as how paths are read.
     pub settings: bool,
 }
 
 impl RuleSet {
-    /// What makes the other set of this one.
+    /// The changes from this set to the other.
     #[must_use]
     pub fn changes_to(&self, after: &Self) -> RuleChanges {
         let named =
@@ -37,7 +37,7 @@ impl RuleChanges {
         *self == Self::default()
     }
 
-    /// Of rules in their order, each by its name.
+    /// The changes between rules, each with its name and in order.
     pub(crate) fn between<T: PartialEq>(before: &[(String, T)], after: &[(String, T)], settings: bool) -> Self {
         let said: BTreeMap<_, _> = before.iter().map(|(name, said)| (name, said)).collect();
         let still: BTreeSet<_> = after.iter().map(|(name, _)| name).collect();

@@ -1,4 +1,4 @@
-//! One rule of a set, checked and made ready to be applied.
+//! One rule of a set, validated and ready to be applied.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::error::Field;
 use super::throttle::Throttle;
 use crate::limit::Period;
 
-/// Of a key that isn't any attribute's.
+/// For a key that isn't based on an attribute.
 pub(super) const GLOBAL: &str = "global";
 
 #[derive(Debug)]
@@ -21,9 +21,9 @@ pub(super) struct Compiled {
     pub(super) shadow: bool,
     pub(super) action: CompiledAction,
     pub(super) response: Response,
-    /// Of a request that isn't only too many: by a rule that blocks, or a key that is blocked.
+    /// For a denial that isn't about the rate: by a rule that blocks, or of a key that is blocked.
     pub(super) response_if_blocked: Response,
-    /// Of a request that lacks what the rule counts by: trying again doesn't help.
+    /// For a request that lacks what the rule counts by: retrying doesn't help.
     pub(super) response_if_missing: Response,
 }
 
@@ -33,9 +33,9 @@ pub(super) struct Compiled {
 pub struct Response {
     /// The HTTP status.
     pub status: NonZeroU16,
-    /// What to say.
+    /// The message.
     pub message: Option<Arc<str>>,
-    /// The wait to tell in place of the true one.
+    /// The wait to report instead of the true one.
     pub retry_after: Option<Duration>,
 }
 
@@ -76,7 +76,7 @@ impl Compiled {
         Ok(Self { name: name.into(), conditions, shadow, action, response, response_if_blocked, response_if_missing })
     }
 
-    /// Why it doesn't apply to this request, if so.
+    /// Why it doesn't apply to this request, if it doesn't.
     pub(super) fn passes_over(&self, request: &Attributes<'_>) -> Option<String> {
         if let Some(condition) = self.conditions.iter().find(|condition| !condition.holds(request)) {
             let got = request.counted(condition.attribute(), 128);
@@ -91,14 +91,14 @@ impl Compiled {
         }
     }
 
-    /// Whether it applies to this request, of which this condition is known to hold.
+    /// Whether it applies to this request, for which this condition is known to hold.
     pub(super) fn applies(&self, request: &Attributes<'_>, known: Option<u8>) -> bool {
         let known = known.map(usize::from);
         let mut others = self.conditions.iter().enumerate().filter(|(at, _)| Some(*at) != known);
         others.all(|(_, condition)| condition.holds(request)) && !self.skips(request)
     }
 
-    /// Whether it applies only to requests that have all that it counts by.
+    /// Whether it applies only to requests that have everything that it counts by.
     pub(super) fn may_skip(&self) -> bool {
         matches!(&self.action, CompiledAction::Throttle(throttle) if throttle.skips)
     }
@@ -107,7 +107,7 @@ impl Compiled {
         matches!(&self.action, CompiledAction::Throttle(throttle) if throttle.skips && throttle.skipped(request).is_some())
     }
 
-    /// Whether nothing that it would apply to is left by the other, which goes before.
+    /// Whether the other rule, which comes first, leaves this one nothing to apply to.
     pub(super) fn is_hidden_by(&self, other: &Self) -> bool {
         !other.shadow
             && !other.may_skip()
@@ -135,7 +135,7 @@ pub(super) fn time(field: &'static str, text: Option<&str>) -> Result<Option<Dur
     }
 }
 
-/// A rule that blocks or allows has nothing to count.
+/// Rejects fields that only rules with limits may have.
 fn only_for_limits(definition: &Definition) -> Result<(), Fault> {
     let Definition { key, limits, tag, cost, overrides, block, allow, .. } = definition;
     let says = [

@@ -1,4 +1,4 @@
-//! What a rule asks of a request.
+//! A rule's conditions on a request.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::attributes::{Attributes, IP, METHOD, PATH, Reading, upper_case};
 use super::index::host;
 use super::path::{self, Pattern};
 
-/// One attribute, and the values of which it has to have one.
+/// An attribute, and the values of which it must have one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Condition {
     attribute: Box<str>,
@@ -19,17 +19,17 @@ pub(super) struct Condition {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Values {
-    /// `*`: whatever it is.
+    /// `*`: any value.
     Present,
     Paths(Vec<Pattern>),
-    /// Sorted, and none within another.
+    /// Sorted, and none contains another.
     Nets(Vec<IpNet>),
     /// Sorted.
     Texts(Vec<Box<[u8]>>),
 }
 
 impl Condition {
-    /// Of an attribute and what a rule says of it; or which of the values is wrong, and what was expected.
+    /// From an attribute and a rule's values for it; or which value is wrong, and what was expected.
     pub(super) fn new(attribute: &str, values: &[String], reading: Reading) -> Result<Self, (usize, String)> {
         if values.is_empty() {
             return Err((0, "expected at least one value, got none".into()));
@@ -58,7 +58,7 @@ impl Condition {
         self.values != Values::Present
     }
 
-    /// Each value, as what other rules may have in common with it.
+    /// Each value, as other rules may share it.
     pub(super) fn each_value(&self, mut each: impl FnMut(String)) {
         match &self.values {
             Values::Present => {}
@@ -70,7 +70,7 @@ impl Condition {
         }
     }
 
-    /// Whether a request has what is asked for.
+    /// Whether a request fulfils the condition.
     pub(super) fn holds(&self, request: &Attributes<'_>) -> bool {
         match &self.values {
             Values::Present => match &*self.attribute {
@@ -91,7 +91,7 @@ impl Condition {
         }
     }
 
-    /// Whether it holds wherever all of these do.
+    /// Whether it holds whenever all of these do.
     pub(super) fn follows_from(&self, others: &[Self]) -> bool {
         others.iter().filter(|other| other.attribute == self.attribute).any(|other| {
             match (&self.values, &other.values) {
@@ -123,7 +123,7 @@ impl fmt::Display for Condition {
     }
 }
 
-/// What GET is limited by, HEAD is too: most servers answer it by the same work.
+/// A limit on GET also applies to HEAD: most servers do the same work for it.
 fn methods(values: &[String]) -> Result<Vec<Box<[u8]>>, (usize, String)> {
     let methods = each(values, |text| {
         if !text.bytes().all(|byte| byte.is_ascii_graphic() && !b"()<>@,;:\\\"/[]?={}".contains(&byte)) {
@@ -135,7 +135,7 @@ fn methods(values: &[String]) -> Result<Vec<Box<[u8]>>, (usize, String)> {
     Ok(sorted(methods.into_iter().chain(head)))
 }
 
-/// All of these as they are compared, or which one is wrong.
+/// All of these in the form in which they are compared, or which one is wrong.
 fn each<T>(values: &[String], read: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, (usize, String)> {
     values.iter().enumerate().map(|(at, value)| read(value).map_err(|why| (at, why))).collect()
 }
@@ -147,20 +147,20 @@ fn sorted(values: impl IntoIterator<Item = Box<[u8]>>) -> Vec<Box<[u8]>> {
     values
 }
 
-/// Those that aren't within another.
+/// Those that no other contains.
 fn widest(mut nets: Vec<IpNet>) -> Vec<IpNet> {
     nets.sort_unstable_by_key(|net| (net.network(), net.prefix_len()));
     nets.dedup_by(|net, wider| wider.contains(&*net));
     nets
 }
 
-/// Among networks that are [`widest`], the only one that may hold an address: the last that begins at or before it.
+/// Among networks that are [`widest`], the only one that may contain an address: the last that begins at or before it.
 fn last_before(nets: &[IpNet], address: IpAddr) -> Option<&IpNet> {
     let after = nets.partition_point(|net| net.network() <= address);
     nets[..after].last()
 }
 
-/// An address or a network. Of IPv4 addresses within IPv6, those.
+/// An address or a network; IPv4-mapped IPv6 becomes IPv4.
 pub(crate) fn net(text: &str) -> Result<IpNet, String> {
     let bad = || format!("expected an address or a network, such as 192.0.2.1 or 10.0.0.0/8, got {text:?}");
     let net = match text.parse::<IpNet>() {

@@ -1,4 +1,4 @@
-//! A set of rules as it is written: in a file, in JSON, or in code.
+//! A set of rules as written: in a file, in JSON, or in code.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::rule::{Change, Rule};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Document {
-    /// Files with more rules, relative to this one; a final `*.toml` is each such file of a directory.
+    /// Files with more rules, relative to this one; a final `*.toml` means every such file in a directory.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) include: Vec<String>,
     #[serde(skip_serializing_if = "is_default")]
@@ -31,7 +31,7 @@ pub(super) struct Document {
 }
 
 impl Document {
-    /// Something beside rules that it says.
+    /// A setting in it other than rules.
     pub(super) fn setting(&self) -> Option<&'static str> {
         let settings = [
             ("include", !self.include.is_empty()),
@@ -44,7 +44,7 @@ impl Document {
     }
 }
 
-/// What a rule says that doesn't say otherwise.
+/// Values for what a rule leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Defaults {
@@ -74,8 +74,8 @@ pub(super) struct Defaults {
     pub(super) retry_after: Option<String>,
 }
 
-/// One rule of a set as it is written, field by field as in a [file](super#the-file). It is checked when a
-/// [`RuleSet`](super::RuleSet) is built of it.
+/// One rule of a set as written, field by field as in a [file](super#the-file). It is checked when a
+/// [`RuleSet`](super::RuleSet) is built from it.
 ///
 /// ```
 /// use tollgate::rules::{Definition, RuleSet};
@@ -91,83 +91,83 @@ pub(super) struct Defaults {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Definition {
-    /// Of 1 to 64 letters, digits, `-`, `_` or `.`; no two of a set alike. Its keys in Redis end with it.
+    /// 1 to 64 letters, digits, `-`, `_` or `.`, unique in a set. The rule's keys in Redis end with it.
     pub name: String,
-    /// Higher ones first; of those alike, the one that is written first. Default: 0.
+    /// Higher priorities first; among equals, the rule that is written first. Default: 0.
     #[serde(default, skip_serializing_if = "is_default")]
     pub priority: i64,
     /// What a request must have: all of these attributes, each with one of these values. `match` in a file.
     #[serde(default, rename = "match", skip_serializing_if = "BTreeMap::is_empty")]
     pub conditions: BTreeMap<String, OneOrMore>,
-    /// What it counts by: attributes, or `global` alone.
+    /// What it counts by: attributes, or only `global`.
     #[serde(default, skip_serializing_if = "OneOrMore::is_empty")]
     pub key: OneOrMore,
-    /// What it admits: all of them, or nothing is charged.
+    /// Its limits: a request is charged to all of them, or to none.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_more_limits")]
     pub limits: Vec<LimitDefinition>,
-    /// The attribute that all its keys share as hash tag, and within which they count, or `global`. Needed where limits
+    /// The attribute that all its keys share as hash tag, and within which they count, or `global`. Required if limits
     /// count by different attributes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
-    /// What a request takes: so many units, or what an attribute of it says. Default: 1.
+    /// A request's cost: a number of units, or the value of an attribute. Default: 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cost: Cost,
-    /// What becomes of a request that it applies to. Default: throttle.
+    /// What happens to a request that it applies to. Default: throttle.
     #[serde(default, skip_serializing_if = "is_default")]
     pub action: Action,
-    /// Decides and reports, and then the next rule that matches applies. Default: false.
+    /// Decides and reports only; the next rule that matches applies. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<bool>,
-    /// What becomes of a request without an attribute that it counts by. Default: it is denied.
+    /// What happens to a request that lacks an attribute that the rule counts by. Default: it is denied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<Missing>,
-    /// By which network IPv6 addresses count, in bits, 1 to 128. Default: 64.
+    /// The prefix length of the networks that IPv6 addresses count as, in bits, 1 to 128. Default: 64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6_prefix: Option<u8>,
-    /// How long a key is blocked that was denied, such as `15m`. Default: not at all.
+    /// How long a denied key is blocked, such as `15m`. Default: not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_for: Option<String>,
-    /// Other limits for single keys, such as `user:42`; `block` and `allow` are values too.
+    /// Other limits for single keys, such as `user:42`; values may also be `block` and `allow`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub overrides: BTreeMap<String, String>,
     /// Keys that are denied, such as `user:42`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub block: Vec<String>,
-    /// Keys that are allowed, whatever they take.
+    /// Keys that are always allowed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<String>,
-    /// Who answers where Redis is away. Default: as the limiter says.
+    /// The policy while Redis is away. Default: the limiter's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_error: Option<Policy>,
     /// How many processes share a rule whose `on_error` is local.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<NonZeroU32>,
-    /// What becomes of state when the limits' numbers have changed. Default: what was used stays used.
+    /// What happens to state when the limits' numbers have changed. Default: what was used stays used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_change: Option<Change>,
     /// Whether denied calls are counted. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overage: Option<bool>,
-    /// Whether its keys are hashed by the limiter's secret. Default: if the limiter has one.
+    /// Whether its keys are hashed with the limiter's secret. Default: they are if the limiter has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_keys: Option<bool>,
-    /// The HTTP status of a denial, 400 to 599. Default: 429; 403 of what is blocked, and 400 where the request lacks what
-    /// the rule counts by.
+    /// The HTTP status of a denial, 400 to 599. Default: 429; 403 if something is blocked, and 400 if the request lacks
+    /// what the rule counts by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// What a denial says.
+    /// A denial's message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// The wait that a denial tells, such as `1h`, in place of the true one.
+    /// The wait that a denial reports, such as `1h`, instead of the true one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after: Option<String>,
 }
 
-/// One limit of a rule: a line, or a table where it has a name or counts by something else than its rule.
+/// One limit of a rule: a line, or a table if it has a name or counts by something other than its rule.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct LimitDefinition {
-    /// What it is called in its key. Default: its algorithm and period.
+    /// Its name in its key. Default: its algorithm and period.
     pub name: Option<String>,
     /// Its text, such as `gcra 10/1s`, or `$name` of a variable.
     pub limit: String,
@@ -179,36 +179,36 @@ pub struct LimitDefinition {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OneOrMore(pub Vec<String>);
 
-/// How the service behind the rules reads a path, so that the rules read it alike.
+/// How the service behind the rules reads a path; the rules must read it in the same way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Paths {
-    /// As decoded; and the [middleware](crate::middleware) refuses a path that other servers would read differently, where a
-    /// rule looks at paths.
+    /// As `Decoded`, except that the [middleware](crate::middleware) refuses a path that other servers would read
+    /// differently, if a rule looks at paths.
     #[default]
     Unambiguous,
-    /// Decoded first and then split, as by proxies and file servers: `%2F` is a slash, and `..` leads out of a segment.
+    /// Decoded first and then split, as proxies and file servers do: `%2F` is a slash, and `..` leads out of a segment.
     Decoded,
-    /// Split first, and then each segment decoded, as by routers such as axum's: `%2F` and `..` are part of a segment.
+    /// Split first, then each segment decoded, as routers such as axum's do: `%2F` and `..` are part of a segment.
     Segments,
 }
 
-/// What a request takes.
+/// A request's cost.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cost {
-    /// So many units.
+    /// A number of units.
     Units(u64),
-    /// As many as this attribute of it says, a whole number.
+    /// The value of this attribute, a whole number.
     Attribute(String),
 }
 
-/// What becomes of a request that a rule applies to.
+/// What happens to a request that a rule applies to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Action {
-    /// As its limits decide.
+    /// Its limits decide.
     #[default]
     Throttle,
     /// Denied.
@@ -217,7 +217,7 @@ pub enum Action {
     Allow,
 }
 
-/// What becomes of a request without an attribute that its rule counts by.
+/// What happens to a request that lacks an attribute that its rule counts by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -230,13 +230,13 @@ pub enum Missing {
 }
 
 impl Definition {
-    /// A rule of this name that says nothing else yet.
+    /// A rule with this name and nothing else yet.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// A rule of these limits for all requests, by these attributes.
+    /// A rule with these limits for all requests, counting by these attributes.
     pub(super) fn of(rule: &Rule, key: impl Into<OneOrMore>) -> Self {
         let limits = rule.limits().zip(rule.counted_parts()).map(|(limit, part)| LimitDefinition {
             name: limit.name().map(str::to_owned),
@@ -270,7 +270,7 @@ impl Definition {
         names.map(String::as_str).filter(|name| *name != "global")
     }
 
-    /// With these defaults for what it doesn't say.
+    /// With these defaults for what it leaves out.
     pub(super) fn or(mut self, defaults: &Defaults) -> Self {
         let denies = self.action != Action::Allow;
         let throttles = self.action == Action::Throttle;

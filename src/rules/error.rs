@@ -1,21 +1,21 @@
-//! What is wrong with a set of rules, and where.
+//! Faults in a set of rules, and where they are.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// How many faults are worth reading at once.
+/// More faults than this aren't worth reading at once.
 pub(super) const MOST_FAULTS: usize = 100;
 
 /// A fault may show a value of any length.
 const LONGEST_MESSAGE: usize = 1000;
 
-/// A set of rules that can't be used. Shows the first of its [faults](Self::faults), in one line.
+/// A set of rules that can't be used. Displays the first of its [faults](Self::faults), in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSetError {
     faults: Vec<Fault>,
 }
 
-/// One thing that is wrong. Shown as `rules.toml:12:10: rule free: cost: expected ..., got ...`.
+/// One fault. Displayed as `rules.toml:12:10: rule free: cost: expected ..., got ...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     file: Option<PathBuf>,
@@ -42,13 +42,13 @@ impl Field {
         Self { name, within: Vec::new() }
     }
 
-    /// In a list.
+    /// An item of a list.
     pub(super) fn item(mut self, index: usize) -> Self {
         self.within.push(Step::Item(index));
         self
     }
 
-    /// In a table.
+    /// An entry of a table.
     pub(super) fn entry(mut self, key: &str) -> Self {
         self.within.push(Step::Entry(key.to_owned()));
         self
@@ -64,7 +64,7 @@ impl RuleSetError {
         self.faults
     }
 
-    /// What is wrong, of each rule the first, at most a hundred, in the order in which it stands.
+    /// The faults: the first of each rule, at most a hundred, in the order in which they occur.
     #[must_use]
     pub fn faults(&self) -> &[Fault] {
         &self.faults
@@ -92,19 +92,19 @@ impl Fault {
         self
     }
 
-    /// The file that it stands in, if it was read from one.
+    /// The file with the fault, if it was read from one.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
 
-    /// The line that it stands on, from 1, if it was read from a file.
+    /// The line of the fault, from 1, if it was read from a file.
     #[must_use]
     pub fn line(&self) -> Option<usize> {
         self.at.map(|(line, _)| line)
     }
 
-    /// What is wrong, without the place.
+    /// What is wrong, without the location.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message

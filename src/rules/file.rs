@@ -10,7 +10,7 @@ use super::snapshot::{Seen, Snapshot, including};
 use super::text::{Positions, Said, Source, bad_variable, with_variables};
 use super::{Fault, RuleSet, RuleSetError};
 
-/// Says where a field of a rule stands, if the rules are a file's.
+/// Finds where a field of a rule is, if the rules come from a file.
 pub(super) type Locate<'l> = dyn Fn(usize, &Field) -> Option<Located> + 'l;
 
 pub(super) struct Located {
@@ -25,7 +25,7 @@ struct Origin {
     rule: usize,
 }
 
-/// A file that changes again and again while it is read is looked at so often.
+/// How often a file that keeps changing while it is read is read again.
 const TRIES: u32 = 10;
 
 /// The set in a file.
@@ -33,7 +33,7 @@ pub(super) fn read(path: &Path) -> Result<RuleSet, RuleSetError> {
     compiled(&read_at_rest(path))
 }
 
-/// The files as they were at one moment, if they keep still for one.
+/// The files as they were at one moment, if they stop changing for long enough.
 pub(super) fn read_at_rest(path: &Path) -> Snapshot {
     let mut snapshot = Snapshot::of(path);
     for _ in 1..TRIES {
@@ -45,7 +45,7 @@ pub(super) fn read_at_rest(path: &Path) -> Snapshot {
     snapshot
 }
 
-/// The set. One without rules would allow everything: it is more likely a file that is still being written.
+/// The set. One without rules would allow everything, and is probably a file that is still being written.
 pub(super) fn compiled(snapshot: &Snapshot) -> Result<RuleSet, RuleSetError> {
     let sources = snapshot.sources.as_ref().map_err(RuleSetError::clone)?;
     let rules = of_sources(sources)?;
@@ -62,7 +62,7 @@ pub(super) fn parse(text: &str) -> Result<RuleSet, RuleSetError> {
     of_sources(&including(source, Path::new(""), &mut Seen::default())?)
 }
 
-/// A set that isn't a file's: it has nothing to include.
+/// A set that doesn't come from a file, so it can't include any.
 pub(super) fn of_document(mut document: Document) -> Result<RuleSet, RuleSetError> {
     if !document.include.is_empty() {
         return Err(Fault::new("include: expected none of rules that aren't read from a file, got some").into());
@@ -95,7 +95,7 @@ fn of_sources(sources: &[Source]) -> Result<RuleSet, RuleSetError> {
     of_rules(&settings, all, faults, sources)
 }
 
-/// With defaults and variables for what the rules don't say. Rules that have faults of their own hide none of others.
+/// Fills in defaults and variables. Faults in one rule don't hide those of others.
 fn of_rules(
     settings: &Document,
     rules: Vec<(Origin, Definition)>,
@@ -143,7 +143,7 @@ fn of_rules(
     Err(RuleSetError::new(faults))
 }
 
-/// A default that no rule could have, whether one takes it or not.
+/// A default that no rule could have, whether or not a rule uses it.
 fn bad_default(defaults: &Defaults) -> Option<(&'static str, String)> {
     let mut rule = Definition::new("defaults");
     (rule.key, rule.limits) = ("global".into(), vec!["gcra 1000000/1s".into()]);
@@ -151,7 +151,7 @@ fn bad_default(defaults: &Defaults) -> Option<(&'static str, String)> {
     Some((field.name, format!("defaults: {why}")))
 }
 
-/// A rule's fault, with its place if that is known.
+/// A rule's fault, with its location if known.
 pub(super) fn located(locate: &Locate<'_>, rule: usize, field: &Field, why: String) -> Fault {
     match locate(rule, field) {
         Some(Located { file, at }) => Fault::new(why).in_file(&file, at),

@@ -1,4 +1,4 @@
-//! Finds the rules that a request may be under without looking at each: every rule stands in one list, by that of its
+//! Finds the rules that may apply to a request without checking each: every rule is in one list, for the one of its
 //! conditions that the fewest rules share.
 
 use std::net::IpAddr;
@@ -12,18 +12,18 @@ use super::attributes::{Attributes, IP, PATH};
 use super::condition::{Condition, Values};
 use super::path::{self, Segment};
 
-/// Rules by their place in the set, ascending.
+/// Rules by their index in the set, ascending.
 type Places = SmallVec<[u32; 2]>;
 
-/// Short ones stand in the map itself.
+/// Short ones are stored inline.
 type Text = SmallVec<[u8; 24]>;
 
 type ByText = HashMap<Text, Places>;
 
-/// Up to so many attributes, comparing their names is faster than hashing them.
+/// Up to this many attributes, comparing their names is faster than hashing them.
 const FEW: usize = 8;
 
-/// The lists in which the rules of one request can stand.
+/// The lists that can contain the rules of one request.
 pub(super) type Lists<'i> = SmallVec<[&'i [u32]; 8]>;
 
 #[derive(Debug, Default)]
@@ -33,14 +33,14 @@ pub(super) struct Index {
     v6: PrefixMap<Ipv6Net, Places>,
     /// By attribute.
     texts: Vec<(Box<str>, ByText)>,
-    /// Where each attribute stands in them.
+    /// Each attribute's index in `texts`.
     names: HashMap<String, usize>,
-    /// Those without a condition that could be looked up.
+    /// Rules without a condition that can be looked up.
     any: Places,
 }
 
-/// Path patterns as a tree of segments. Unlike a router, which finds the one best pattern, it finds all that match, since
-/// priority chooses between rules.
+/// Path patterns as a tree of segments. A router finds the one best pattern; this finds all that match, since priority
+/// decides between rules.
 #[derive(Debug)]
 struct Paths {
     nodes: Vec<Node>,
@@ -52,11 +52,11 @@ struct Node {
     any: Option<u32>,
     /// Rules whose pattern ends here.
     here: Places,
-    /// Rules whose pattern goes on with whatever follows, if anything does.
+    /// Rules whose pattern matches any rest, or none.
     rest: Places,
 }
 
-/// What a lookup is by: what a request has, or the first values that a rule asks for.
+/// What a lookup is by: a request's values, or the first values in a rule's conditions.
 pub(super) struct Lookup<'a, 'r> {
     path: Option<SmallVec<[Segment<'a>; 8]>>,
     net: Option<IpNet>,
@@ -69,7 +69,7 @@ enum Texts<'a, 'r> {
 }
 
 impl Index {
-    /// Of the conditions of each rule, in the order of their places: and which of them it is found by.
+    /// From each rule's conditions, in the rules' order. Also returns the condition by which each is found.
     pub(super) fn new<'c>(rules: impl Iterator<Item = &'c [Condition]> + Clone) -> (Self, Vec<Option<usize>>) {
         let mut shared: HashMap<(&str, String), usize> = HashMap::new();
         for conditions in rules.clone() {
@@ -128,7 +128,7 @@ impl Index {
         &mut self.texts[at].1
     }
 
-    /// Lists of the rules whose condition by which they are found holds.
+    /// The lists of the rules whose indexed condition holds.
     pub(super) fn lists(&self, lookup: &Lookup<'_, '_>) -> Lists<'_> {
         let mut lists = Lists::new();
         if !self.any.is_empty() {
@@ -167,7 +167,7 @@ impl Index {
                     if let (Values::Texts(values), Some(at)) =
                         (&condition.values, self.names.get(condition.attribute()))
                     {
-                        // A rule that leaves this one nothing stands in the list of each of its values.
+                        // A rule that hides this one is in the list of each of its values.
                         let places = |value: &[u8]| self.texts[*at].1.get(value).map_or(&[][..], SmallVec::as_slice);
                         lists.extend(values.iter().map(|value| places(value)).min_by_key(|places| places.len()));
                     }
@@ -205,7 +205,7 @@ pub(super) fn host(address: IpAddr) -> IpNet {
     IpNet::from(address)
 }
 
-/// In order, and once: a rule may name a value twice.
+/// Keeps order and adds a rule once: it may name a value twice.
 fn add(list: &mut Places, place: u32) {
     if list.last() != Some(&place) {
         list.push(place);

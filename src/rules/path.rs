@@ -1,4 +1,4 @@
-//! Paths in one spelling, and patterns of them.
+//! Normalised paths, and their patterns.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,22 +14,23 @@ pub(super) enum Segment<'a> {
     Literal(&'a str),
     /// `*`: any segment.
     Any,
-    /// A final `*`: all that follows, if anything does.
+    /// A final `*`: everything that follows, if anything.
     Rest,
 }
 
-/// A path pattern: `/api/v1/*`, in which `*` is one segment, and a final `/*` the rest.
+/// A path pattern such as `/api/v1/*`: `*` is one segment, and a final `/*` is the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pattern {
-    /// As it is printed.
+    /// As written.
     text: String,
     segments: Vec<Option<String>>,
     /// Whether it ends with `/*`.
     open: bool,
 }
 
-/// A request target as servers understand its path: without scheme, authority, query and fragment; percent-encoded
-/// characters decoded once, slashes among them; a backslash is a slash; without empty and dot segments and a trailing slash.
+/// A request target's path as servers interpret it: without scheme, authority, query and fragment; percent-encoded
+/// characters decoded once, including slashes; backslashes as slashes; without empty and dot segments and a trailing
+/// slash.
 pub(super) fn normalised(target: &str) -> Cow<'_, str> {
     let path = path_of(target);
     if is_normal(path) {
@@ -55,8 +56,8 @@ pub(super) fn normalised(target: &str) -> Cow<'_, str> {
     Cow::Owned(normal)
 }
 
-/// A request target as routers understand its path that split it first: each segment is decoded by itself, so that a slash
-/// that was encoded, a backslash and dots are part of it.
+/// A request target's path as routers interpret it that split it first: each segment is decoded separately, so that an
+/// encoded slash, a backslash and dots are part of it.
 pub(super) fn by_segments(target: &str) -> String {
     let mut path = String::with_capacity(target.len() + 1);
     for segment in path_of(target).split('/').filter(|segment| !segment.is_empty()) {
@@ -69,8 +70,8 @@ pub(super) fn by_segments(target: &str) -> String {
     path
 }
 
-/// Whether servers disagree on what this path is: those that decode it before they split it, those that decode it after
-/// that, and those that compare it as it stands, for whom an empty segment and a letter that is encoded make another path.
+/// Whether servers disagree on this path: those that decode before they split, those that decode afterwards, and those
+/// that compare it as it is, for which an empty segment or an encoded letter makes another path.
 pub(super) fn is_ambiguous(target: &str) -> bool {
     let path = path_of(target);
     let encoded = |at: usize| {
@@ -86,18 +87,18 @@ pub(super) fn is_ambiguous(target: &str) -> bool {
 
 /// Without scheme, authority, query and fragment.
 fn path_of(target: &str) -> &str {
-    // Most begin with their path.
+    // Most targets start with their path.
     let path = if target.starts_with('/') { target } else { without_authority(target) };
     let end = path.bytes().position(|byte| byte == b'?' || byte == b'#');
     &path[..end.unwrap_or(path.len())]
 }
 
-/// The segments of a path in the one spelling.
+/// The segments of a normalised path.
 pub(super) fn segments(path: &str) -> impl Iterator<Item = Segment<'_>> {
     path.split('/').filter(|segment| !segment.is_empty()).map(Segment::Literal)
 }
 
-/// Of `http://host/path`, as a proxy is asked, the path.
+/// For `http://host/path`, as sent to a proxy, the path.
 fn without_authority(target: &str) -> &str {
     let scheme = target.find("://").filter(|at| {
         let scheme = &target[..*at];
@@ -109,7 +110,7 @@ fn without_authority(target: &str) -> &str {
     after.find(['/', '?', '#', '\\']).map_or("/", |path| &after[path..])
 }
 
-/// Most paths are as they should be.
+/// Most paths are normalised already.
 fn is_normal(path: &str) -> bool {
     let bytes = path.as_bytes();
     if bytes.len() < 2 || bytes[0] != b'/' {
@@ -117,7 +118,7 @@ fn is_normal(path: &str) -> bool {
     }
     let mut before = 0;
     for &byte in bytes {
-        // A dot at the beginning of a segment may be a dot segment.
+        // A dot at the start of a segment may be a dot segment.
         if byte == b'%' || byte == b'\\' || (before == b'/' && (byte == b'/' || byte == b'.')) {
             return false;
         }
@@ -126,8 +127,8 @@ fn is_normal(path: &str) -> bool {
     before != b'/'
 }
 
-/// Each `%2F` or the like decoded, once. What isn't UTF-8 then, and NUL, stays encoded, in upper case; a `%` that begins
-/// nothing stays.
+/// Decodes each `%2F` or the like, once. Anything that isn't UTF-8 then, and NUL, stays encoded, in upper case; a `%`
+/// that starts no escape stays.
 fn decoded(path: &str) -> Cow<'_, str> {
     if !path.contains('%') {
         return Cow::Borrowed(path);
@@ -182,7 +183,7 @@ impl Pattern {
         }
         let open = text.ends_with("/*");
         let fixed = if open { &text[..text.len() - 2] } else { text };
-        // Stars aside, a pattern is written as paths are: what is normalised is what stands between them.
+        // Apart from stars, a pattern is written as paths are: what is between stars is normalised.
         let mut segments = Vec::new();
         for segment in fixed.split('/').filter(|segment| !segment.is_empty()) {
             if segment == "*" {
@@ -218,7 +219,7 @@ impl Pattern {
         fixed.chain(self.open.then_some(Segment::Rest))
     }
 
-    /// Whether all that the other stands for, be it a path or a pattern, is of this one.
+    /// Whether this pattern covers everything that the other, a path or a pattern, stands for.
     pub(super) fn covers<'o>(&self, other: impl IntoIterator<Item = Segment<'o>>) -> bool {
         let mut others = other.into_iter();
         for own in self.segments() {
@@ -284,7 +285,7 @@ mod tests {
         ] {
             assert_eq!(normalised(target), expected, "{target}");
             let again = normalised(expected);
-            // A percent sign that was encoded is the exception: it is decoded once.
+            // An encoded percent sign is the exception: it is decoded once.
             assert!(again == expected || target.contains("%25"), "{target}: {again}");
         }
     }

@@ -1,4 +1,4 @@
-//! Rules that follow their file.
+//! Rules that follow changes of their file.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,11 +14,11 @@ use super::snapshot::{Seen, Snapshot};
 use super::{RuleSet, RuleSetError, file};
 use crate::telemetry;
 
-/// How often the file is looked at. A change is taken when it looks the same twice, so within twice this and what reading
-/// takes.
+/// How often the file is checked. A change is taken once it looks the same twice, so within twice this interval plus
+/// the time to read it.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// The rules of a file, as it is now: a changed file is taken within a second, as a whole, or not at all.
+/// The current rules of a file: a change is taken within a second, as a whole or not at all.
 ///
 /// ```no_run
 /// use tollgate::rules::{Attributes, WatchedRules};
@@ -35,11 +35,11 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// # }
 /// ```
 ///
-/// A thread of its own looks at the file, and at those that it includes, five times a second: so it follows files that are
-/// written in place, that editors replace, that are reached by symlinks (as Kubernetes mounts a ConfigMap), and that lie on
-/// a network, where events would be missed. A file that can't be used changes nothing: the last good rules stay, and
-/// [`error`](Self::error) says what is wrong until it is mended. So does one that has no rules, since it is more likely
-/// about to be written. The thread ends when the last clone is dropped.
+/// A separate thread checks the file and its includes five times a second. So it follows files that are written in
+/// place, replaced by editors, reached through symlinks (as Kubernetes mounts a ConfigMap), or on a network, where
+/// events would be missed. A file that can't be used changes nothing: the last good rules stay, and
+/// [`error`](Self::error) says what is wrong until it is fixed. The same goes for a file without rules, which is
+/// probably still being written. The thread ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct WatchedRules {
     shared: Arc<Watched>,
@@ -54,7 +54,7 @@ struct Watched {
 }
 
 impl WatchedRules {
-    /// The rules of this file, which are followed from now on.
+    /// The rules of this file, followed from now on.
     ///
     /// # Errors
     ///
@@ -63,9 +63,9 @@ impl WatchedRules {
         Self::open_and(path, |_| {})
     }
 
-    /// The same, and calls this after each change of the file: with the rules that are in force from now on, or with what
-    /// is wrong, once for each fault. It is called on the thread that looks, which waits for it; a panic is shown and goes no
-    /// further.
+    /// The same, and calls this after each change of the file: with the rules in force from now on, or with the error,
+    /// once for each fault. It runs on the checking thread, which waits for it; a panic in it is printed and otherwise
+    /// ignored.
     ///
     /// # Errors
     ///
@@ -96,14 +96,14 @@ impl WatchedRules {
         Ok(Self { shared })
     }
 
-    /// The rules that are in force. A request that is decided by them as they are now is decided by one set, whatever
-    /// happens to the file meanwhile.
+    /// The rules in force. A request decided by the returned set is decided by one set, whatever happens to the file
+    /// meanwhile.
     #[must_use]
     pub fn current(&self) -> RuleSet {
         self.shared.current.load().as_ref().clone()
     }
 
-    /// What is wrong with the file as it is now, if the rules in force are older than it.
+    /// The current fault in the file, if the rules in force are older than it.
     #[must_use]
     pub fn error(&self) -> Option<RuleSetError> {
         self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -131,7 +131,7 @@ impl fmt::Debug for WatchedRules {
 fn follow(watched: &Weak<Watched>, mut last: Last, reloaded: &dyn Fn(Result<&RuleSet, &RuleSetError>)) {
     loop {
         thread::sleep(INTERVAL);
-        // Nobody is left who could ask for the rules.
+        // All users of the rules are gone.
         let Some(shared) = watched.upgrade() else { return };
         let Some(snapshot) = last.changed_for_good(&shared.path) else { continue };
         last.taken = Some(last.digest);
@@ -140,7 +140,7 @@ fn follow(watched: &Weak<Watched>, mut last: Last, reloaded: &dyn Fn(Result<&Rul
         let read = read.unwrap_or_else(|_| Err(super::Fault::new("expected rules, got a panic").into()));
         match read {
             Ok(rules) => {
-                // Whoever sees the new rules sees what is said of them, too.
+                // Cleared first, so that a caller that sees the new rules doesn't see the old error.
                 *shared.error.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 shared.reloads.fetch_add(1, Ordering::Relaxed);
                 shared.current.store(Arc::new(rules.clone()));
@@ -155,22 +155,22 @@ fn follow(watched: &Weak<Watched>, mut last: Last, reloaded: &dyn Fn(Result<&Rul
     }
 }
 
-/// Whoever panics when it hears of a change hears of the next one all the same.
+/// After a panic in this call, the next change is reported all the same.
 fn tell(reloaded: &dyn Fn(Result<&RuleSet, &RuleSetError>), result: Result<&RuleSet, &RuleSetError>) {
     telemetry::reloaded(result.map_err(|error| error as &dyn std::error::Error));
     drop(catch_unwind(AssertUnwindSafe(|| reloaded(result))));
 }
 
-/// What was last read of the files.
+/// The last state of the files.
 struct Last {
     seen: Seen,
     digest: u64,
-    /// The content that was last taken, or refused.
+    /// The content that was last taken or refused.
     taken: Option<u64>,
 }
 
 impl Last {
-    /// The files, if they have another content than the one that was taken, and had it when they were read before.
+    /// The files, if their content differs from the one last taken and was the same in the previous check.
     fn changed_for_good(&mut self, path: &Path) -> Option<Snapshot> {
         if self.taken == Some(self.digest) && self.seen.is_unchanged_for_sure() {
             return None;

@@ -1,4 +1,4 @@
-//! A set's files as they are at one moment, and what a change of them would show on.
+//! A set's files at one moment, and the metadata that reveals a change.
 
 use std::collections::HashSet;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -10,10 +10,10 @@ use std::time::{Duration, SystemTime};
 use super::text::Source;
 use super::{Fault, RuleSetError};
 
-/// Some 100,000 rules. Nobody writes more into one file, and a file that grows without end is read no further.
+/// Enough for some 100,000 rules. A file that grows without end is read no further.
 const LONGEST_FILE: u64 = 64 << 20;
 
-/// A file that changed so recently may have changed again without its times telling.
+/// A file that changed within this time may have changed again without its timestamps showing it.
 const GRAIN: Duration = Duration::from_secs(2);
 
 /// A set's file, and those that it includes.
@@ -22,18 +22,18 @@ pub(super) struct Snapshot {
     seen: Seen,
 }
 
-/// How files and directories looked when they were read: none for what couldn't be.
+/// The metadata of files and directories when they were read; none if one couldn't be read.
 #[derive(Default)]
 pub(super) struct Seen(Vec<(PathBuf, Option<Look>)>);
 
-/// What a file looks like from outside.
+/// A file's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Look {
     modified: SystemTime,
-    /// Of its content, its name or its owner; where the system doesn't know, the same.
+    /// When its content, its name or its owner changed; always the same if the system doesn't know.
     changed: SystemTime,
     length: u64,
-    /// Which file it is, whatever links lead to it.
+    /// Identifies the file, whatever links lead to it.
     which: u64,
 }
 
@@ -44,12 +44,13 @@ impl Snapshot {
         Self { sources, seen }
     }
 
-    /// Whether no file was replaced or written while others were read: else it may be a mixture that never was.
+    /// Whether no file was replaced or written while others were read; otherwise the snapshot may be a mixture that
+    /// never existed.
     pub(super) fn is_of_one_moment(&self) -> bool {
         self.seen.is_unchanged()
     }
 
-    /// What tells these contents, or what kept them from being read, from others.
+    /// Identifies these contents, or the error that prevented reading them.
     pub(super) fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         match &self.sources {
@@ -65,7 +66,7 @@ impl Snapshot {
 }
 
 impl Seen {
-    /// Whether all looks now as it did, and so long ago that a change would show.
+    /// Whether all metadata is unchanged, and old enough that a change would show.
     pub(super) fn is_unchanged_for_sure(&self) -> bool {
         let now = SystemTime::now();
         self.0.iter().all(|(_, look)| look.is_some_and(|look| !look.is_young(now))) && self.is_unchanged()
@@ -123,7 +124,7 @@ pub(super) fn including(main: Source, directory: &Path, seen: &mut Seen) -> Resu
     let mut sources = vec![main];
     for pattern in include {
         let mut files = included(directory, &pattern, seen).map_err(|why| sources[0].fault_of_include(why))?;
-        // A pattern may match the file that it stands in, and files that another has included.
+        // A pattern may match its own file, and files already included.
         files.retain(|path| known.insert(canonical(path)));
         for path in files {
             let text = text_of(&path, seen)?;
@@ -133,19 +134,19 @@ pub(super) fn including(main: Source, directory: &Path, seen: &mut Seen) -> Resu
     Ok(sources)
 }
 
-/// One name of a file that has several.
+/// One canonical name for a file that has several.
 fn canonical(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// The text of a file: not of what only looks like one, which might have no end.
+/// A file's text. Refuses anything but a regular file, which might have no end.
 fn text_of(path: &Path, seen: &mut Seen) -> Result<String, Fault> {
     let fault = |why: String| Fault::new(why).in_file(path, None);
     let unreadable = |error: io::Error| match error.kind() {
         io::ErrorKind::InvalidData => fault("expected UTF-8, got bytes that aren't".into()),
         _ => fault(format!("expected a file of rules that can be read, got: {error}")),
     };
-    // Of the file that is read, whatever its name leads to by then.
+    // Of the opened file, whatever its name leads to by now.
     let opened = open(path).and_then(|file| Ok((file.metadata()?, file)));
     let (metadata, file) = opened.map_err(|error| {
         seen.note(path, Look::of(path));
@@ -164,7 +165,7 @@ fn text_of(path: &Path, seen: &mut Seen) -> Result<String, Fault> {
     Ok(text)
 }
 
-/// Opens a file, and doesn't wait for whoever writes into a pipe.
+/// Opens a file without waiting for a pipe's writer.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
@@ -193,7 +194,7 @@ fn included(directory: &Path, pattern: &str, seen: &mut Seen) -> Result<Vec<Path
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| entry.ok().map(|entry| within.join(entry.file_name())))
         .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
-        // What editors and mounts keep beside a file begins with a dot.
+        // Names of files that editors and mounts keep beside a file begin with a dot.
         .filter(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')))
         .collect();
     files.sort();

@@ -1,4 +1,4 @@
-//! The text of a rules file, as TOML: what it says, and where each thing stands.
+//! The text of a rules file, as TOML: its content, and where each value is.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -22,26 +22,26 @@ pub(super) struct Source {
     pub(super) text: String,
 }
 
-/// What a file says.
+/// A file's content.
 pub(super) struct Said {
-    /// All but its rules.
+    /// Everything but its rules.
     pub(super) settings: Document,
-    /// By their places in it.
+    /// With their indices in the file.
     pub(super) rules: Vec<(usize, Definition)>,
-    /// What has another type or name than expected: of each rule the first.
+    /// Values of another type or name than expected: the first of each rule.
     pub(super) faults: Vec<Fault>,
 }
 
-/// So many names are worth reading in a message.
+/// More names than this aren't worth reading in a message.
 const MOST_NAMES: usize = 8;
-/// Beyond this, nobody has mistyped a name.
+/// A longer name isn't a typo.
 const LONGEST_NAME: usize = 64;
 
 /// Line and column, from 1; columns in characters.
 type Position = (usize, usize);
 
 impl Source {
-    /// What it says, as far as it is TOML.
+    /// Its content, as far as it is TOML.
     pub(super) fn read(&self) -> Result<Said, Fault> {
         let lines = Lines::of(&self.text);
         let mut table = self.table()?;
@@ -82,7 +82,7 @@ impl Source {
         })
     }
 
-    /// The files that it includes, as they are written.
+    /// The files that it includes, as written.
     pub(super) fn include(&self) -> Result<Vec<String>, Fault> {
         let Some(include) = self.table()?.get_mut().remove("include") else { return Ok(Vec::new()) };
         Vec::deserialize(include.into_deserializer()).map_err(|error| {
@@ -113,7 +113,7 @@ impl Source {
     }
 }
 
-/// The key whose value this is, or is within: `status`, or `defaults.status` of a table with a header.
+/// The key whose value contains this span: `status`, or `defaults.status` in a table with a header.
 fn name_of_span(table: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
     table.iter().find_map(|(name, value)| {
         let (name, at) = (name.get_ref(), value.span());
@@ -132,14 +132,14 @@ fn kind(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// What a deserializer says, in the words of someone who writes the file.
+/// A deserializer's message, in the terms of the file's author.
 fn in_words(rule: Option<String>, field: Option<String>, message: &str) -> String {
     let mut words = String::new();
-    // A field that isn't known is all that is wrong.
+    // For an unknown field, the message already names it.
     for subject in rule.into_iter().chain(field.filter(|_| !message.starts_with("unknown field"))) {
         let _ = write!(words, "{subject}: ");
     }
-    // What was got may say the same.
+    // The value that was found may contain the same words.
     let (what, expected) = message.rsplit_once(", expected ").unwrap_or((message, ""));
     let kinds = ["invalid type: ", "invalid value: ", "invalid length "];
     if let Some(got) = kinds.iter().find_map(|kind| what.strip_prefix(kind)) {
@@ -165,7 +165,7 @@ fn in_words(rule: Option<String>, field: Option<String>, message: &str) -> Strin
 fn expected_in_words(expected: &str) -> &str {
     match expected {
         "i64" => "a whole number",
-        // Only lengths of networks and statuses are so small.
+        // Only prefix lengths and statuses are this small.
         "u8" => "a whole number from 1 to 128",
         "u16" => "a whole number from 400 to 599",
         "a nonzero u32" => "a whole number from 1 to 4294967295",
@@ -189,16 +189,16 @@ fn got_in_words(got: &str) -> &str {
     }
 }
 
-/// The name among these that was most likely meant.
+/// The one of these names that was probably meant.
 fn nearest<'n>(known: impl Iterator<Item = &'n str>, got: &str) -> Option<&'n str> {
-    // Of short names, nearly all are alike.
+    // Short names are nearly all alike.
     let most = (got.len() / 2).min(2);
     let alike = known.filter(|name| got.len() <= LONGEST_NAME && name.len().abs_diff(got.len()) <= most);
     let distances = alike.map(|name| (strsim::damerau_levenshtein(name, got), name));
     distances.filter(|(distance, _)| *distance <= most).min_by_key(|(distance, _)| *distance).map(|(_, name)| name)
 }
 
-/// A rule with variables' values for their names, or which name is no variable's.
+/// A rule with variables replaced by their values, or the name that is no variable.
 pub(super) fn with_variables(
     mut rule: Definition,
     variables: &BTreeMap<String, String>,
@@ -229,7 +229,7 @@ pub(super) fn with_variables(
     Ok(rule)
 }
 
-/// A variable that isn't a limit, whether a rule uses it or not.
+/// A variable that isn't a limit, whether or not a rule uses it.
 pub(super) fn bad_variable(variables: &BTreeMap<String, String>) -> Option<(&str, String)> {
     variables.iter().find_map(|(name, text)| {
         let error = text.parse::<Rule>().err()?;
@@ -237,7 +237,7 @@ pub(super) fn bad_variable(variables: &BTreeMap<String, String>) -> Option<(&str
     })
 }
 
-/// Where all values of the files stand. They are read a second time for it, and only if something is wrong.
+/// The positions of all values in the files. Parsed a second time, and only after an error.
 pub(super) struct Positions<'s> {
     files: Vec<(&'s Source, OnceCell<Option<Parsed<'s>>>)>,
 }
@@ -252,14 +252,14 @@ impl<'s> Positions<'s> {
         Self { files: sources.iter().map(|source| (source, OnceCell::new())).collect() }
     }
 
-    /// Of a variable or a default, all of which stand in the first file.
+    /// Of a variable or a default, which are all in the first file.
     pub(super) fn of_setting(&self, table: &str, name: &str) -> Option<Position> {
         let Parsed { table: settings, lines } = self.parsed(0)?;
         let setting = settings.get_ref().get(table)?.get_ref().as_table()?.get(name)?;
         Some(lines.position(setting.span().start))
     }
 
-    /// Of a rule's field, of what stands there, or of the rule.
+    /// Of a rule's field, a value in it, or the rule itself.
     pub(super) fn of_field(&self, source: usize, rule: usize, field: &Field) -> Option<Position> {
         let Parsed { table, lines } = self.parsed(source)?;
         let rule: &Spanned<DeValue<'_>> = table.get_ref().get("rule")?.get_ref().as_array()?.get(rule)?;
@@ -282,7 +282,7 @@ impl<'s> Positions<'s> {
     }
 }
 
-/// Where the lines of a text begin.
+/// The start of each line in a text.
 struct Lines<'s> {
     text: &'s str,
     starts: Vec<usize>,

@@ -1,4 +1,4 @@
-//! What a rule that throttles counts of a request, by which key, and for which keys it has other limits.
+//! What a rule that throttles counts for a request, by which key, and the keys with other limits.
 
 use std::borrow::Cow;
 use std::ops::Deref;
@@ -21,21 +21,21 @@ use crate::rule::serialized::Policy;
 /// The attributes of a key.
 type Names = SmallVec<[Name; 1]>;
 
-/// What stands between the attributes of a key that has several.
+/// The separator between the attributes of a composed key.
 const BETWEEN: u8 = b'|';
 
 #[derive(Debug)]
 pub(super) struct Throttle {
     pub(super) rule: Rule,
-    /// None of its own: everybody is counted together.
+    /// Empty: all requests count together.
     key: Names,
-    /// What its limits and its tag count by, where that isn't the key.
+    /// The attributes of limits and tag that differ from the key.
     parts: Vec<(String, Names)>,
-    /// The attribute that says what a request takes.
+    /// The attribute that holds a request's cost.
     cost: Option<Name>,
     ipv6_prefix: u8,
     pub(super) skips: bool,
-    /// Whether limits of an account's own replace its own: those of a tier for each user or key.
+    /// Whether an account's own limits replace its own: true for limits of a tier by user or API key.
     yields: bool,
     overrides: HashMap<Box<[u8]>, Override>,
 }
@@ -61,7 +61,7 @@ pub(super) enum Throttled<'s> {
 pub(super) enum ChargedBy<'s> {
     /// The rule's, or those of an override.
     Rule(&'s Rule),
-    /// The account's own.
+    /// The account's own limits.
     Own(Box<Rule>),
 }
 
@@ -154,7 +154,7 @@ impl Throttle {
         Ok(())
     }
 
-    /// A key of an override as requests are counted by it: one that no request could have would block nobody.
+    /// The key of an override in the form in which requests are counted: another form would never match.
     fn listed_key(&self, key: &str, reading: Reading) -> Result<Vec<u8>, String> {
         if self.key.is_empty() {
             return Err(format!("expected no overrides of a rule that counts all requests together, got {key:?}"));
@@ -172,7 +172,7 @@ impl Throttle {
         for (attribute, value) in self.key.iter().zip(&values) {
             let value =
                 value.strip_prefix(&**attribute).and_then(|rest| rest.strip_prefix(':')).ok_or_else(expected)?;
-            // An address may stand as it is counted, by its network.
+            // An address may also be written as it is counted, by its network.
             let own = format!("/{}", self.ipv6_prefix);
             let value =
                 if attribute == IP && value.contains(':') { value.strip_suffix(&own).unwrap_or(value) } else { value };
@@ -188,13 +188,13 @@ impl Throttle {
         Ok(self.key_of(&self.key, &request))
     }
 
-    /// The first attribute that it counts by and the request doesn't have.
+    /// The first attribute that it counts by and the request lacks.
     pub(super) fn missing(&self, request: &Attributes<'_>) -> Option<&str> {
         let counted = self.key.iter().chain(self.parts.iter().flat_map(|(_, part)| part)).chain(&self.cost);
         first_missing(counted, request)
     }
 
-    /// The same, unless its key is blocked or allowed, for which nothing else is needed.
+    /// The same, unless its key is blocked or allowed, which needs no other attribute.
     pub(super) fn skipped(&self, request: &Attributes<'_>) -> Option<&str> {
         let missing = self.missing(request)?;
         let listed = || {
@@ -205,11 +205,11 @@ impl Throttle {
         (!(counted && !self.overrides.is_empty() && listed())).then_some(missing)
     }
 
-    /// What it makes of this request, and the key of the override that says so, if one does.
+    /// What it makes of this request, and the key of the override that decides it, if one does.
     ///
     /// # Errors
     ///
-    /// What the request takes, as an attribute says, is no number.
+    /// The cost, taken from an attribute, is no number.
     pub(super) fn throttled(&self, request: &Attributes<'_>) -> Result<(Throttled<'_>, Option<&str>), Error> {
         if let Some(attribute) = first_missing(&self.key, request) {
             return Ok((Throttled::Missing(attribute), None));
@@ -240,7 +240,7 @@ impl Throttle {
         Ok((Throttled::Charge { rule: ChargedBy::Rule(rule), request: made.into_owned() }, overridden))
     }
 
-    /// What limits of the account's own make of this request, in place of the rule's.
+    /// What the account's own limits make of this request, in place of the rule's.
     fn charged_by(&self, account: &Account, request: &Attributes<'_>) -> Result<Throttled<'_>, Error> {
         let Some((own, key)) = account.own_limits() else { return Ok(Throttled::Allow) };
         let rule = own.governed_as(&self.rule);
@@ -257,7 +257,7 @@ impl Throttle {
         })
     }
 
-    /// What the request takes, as this attribute of it says.
+    /// The cost, taken from this attribute of the request.
     fn units(&self, attribute: &str, request: &Attributes<'_>) -> Result<u64, Error> {
         let value = request.text(attribute).unwrap_or_default();
         let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
@@ -269,7 +269,7 @@ impl Throttle {
         })
     }
 
-    /// `user:42`, or `user:42|path:/x` of several. No two requests that differ in them have the same.
+    /// `user:42`, or `user:42|path:/x` for several attributes. Requests that differ in them never share a key.
     fn key_of(&self, attributes: &[Name], request: &Attributes<'_>) -> Vec<u8> {
         if attributes.is_empty() {
             return GLOBAL.into();
@@ -282,7 +282,7 @@ impl Throttle {
             key.extend_from_slice(attribute.as_bytes());
             key.push(b':');
             let value = request.counted(attribute, self.ipv6_prefix).unwrap_or_default();
-            // As conditions have it.
+            // As in conditions.
             let value = if attribute == METHOD && *value == *b"HEAD" { Cow::Borrowed(&b"GET"[..]) } else { value };
             if attributes.len() == 1 {
                 key.extend_from_slice(&value);
@@ -299,7 +299,7 @@ impl Throttle {
     }
 }
 
-/// What stands between the attributes of a key that has several, without the backslashes that guard what is in them.
+/// A composed key's attributes, split and without the backslashes that escape them.
 fn unescaped(key: &str) -> Vec<String> {
     let (mut values, mut rest) = (vec![String::new()], key.chars());
     while let Some(character) = rest.next() {
@@ -313,7 +313,7 @@ fn unescaped(key: &str) -> Vec<String> {
     values
 }
 
-/// The first of these that the request doesn't have.
+/// The first of these that the request lacks.
 fn first_missing<'n>(names: impl IntoIterator<Item = &'n Name>, request: &Attributes<'_>) -> Option<&'n str> {
     let has = |name: &str| match name {
         IP => request.ip.is_some(),
@@ -322,7 +322,7 @@ fn first_missing<'n>(names: impl IntoIterator<Item = &'n Name>, request: &Attrib
     names.into_iter().map(|name| &**name).find(|name| !has(name))
 }
 
-/// A rule of these limits, with what else the definition says; and which parts of a request they count.
+/// A rule with these limits and the definition's other fields; also returns the parts of a request that they count.
 fn rule(definition: &Definition, limits: &[LimitDefinition], parts: &mut Vec<(String, Names)>) -> Result<Rule, Fault> {
     let whole = |error: crate::error::RuleError| (Field::named("limits"), error.to_string());
     let mut rule: Option<Rule> = None;
@@ -387,7 +387,7 @@ fn rule(definition: &Definition, limits: &[LimitDefinition], parts: &mut Vec<(St
     }
 }
 
-/// The attributes that a key is of: none of `global`, and no list where nothing is said.
+/// A key's attributes: an empty list for `global`, and none if the field is empty.
 fn names(field: &'static str, names: &[String]) -> Result<Option<Names>, Fault> {
     match names {
         [] => Ok(None),

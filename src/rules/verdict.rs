@@ -1,4 +1,4 @@
-//! What a set of rules says of one request.
+//! The verdict of a set of rules on one request.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use super::compiled::Response;
 use crate::decision::Decision;
 use crate::error::Error;
 
-/// What became of a request by a set of rules.
+/// The verdict of a set of rules on a request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Verdict {
-    /// Whether the request may go on.
+    /// Whether the request may proceed.
     pub allowed: bool,
-    /// The name of the rule that applied; none where no rule did.
+    /// The name of the rule that applied; none if no rule did.
     pub rule: Option<Arc<str>>,
     /// Why.
     pub reason: Reason,
@@ -21,7 +21,7 @@ pub struct Verdict {
     pub decision: Option<Decision>,
     /// How to answer, if it is denied.
     pub response: Option<Response>,
-    /// What shadow rules before that one decided, in their order.
+    /// What the shadow rules before that rule decided, in their order.
     pub shadows: Vec<ShadowVerdict>,
 }
 
@@ -33,18 +33,18 @@ pub enum Reason {
     NoRule,
     /// Allowed by a rule that allows, or a key that it allows.
     Allowed,
-    /// Denied by a rule that blocks, or a key that it blocks.
+    /// Denied by a rule that blocks, or because the rule blocks the key.
     Blocked,
-    /// Denied: the user whose request it is is blocked.
+    /// Denied: the user behind the request is blocked.
     UserBlocked(Arc<UserBlock>),
     /// Denied: the request doesn't have this attribute, which its rule counts by.
     Missing(String),
-    /// As the limits decided.
+    /// The limits decided.
     Limits,
 }
 
 impl Verdict {
-    /// Of a decision that was made without a set of rules.
+    /// For a decision made without a set of rules.
     #[cfg(feature = "http")]
     pub(crate) fn of(decision: Decision) -> Self {
         let (allowed, rule) = (decision.allowed, decision.rule().map(Into::into));
@@ -67,13 +67,13 @@ impl Reason {
     }
 }
 
-/// What a shadow rule decided: it has no consequence.
+/// What a shadow rule decided. It has no effect.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ShadowVerdict {
     /// Its name.
     pub rule: Arc<str>,
-    /// Whether it would have let the request go on. Where its limits gave no decision: true.
+    /// Whether it would have allowed the request; true if its limits made no decision.
     pub allowed: bool,
     /// What its limits decided, if they were asked.
     pub decision: Option<Result<Decision, Error>>,

@@ -1,4 +1,4 @@
-//! The callers: tasks that decide by a few rules, each with its own patience, and remember the answers.
+//! The callers: tasks that ask for decisions by a few rules, each with its own patience, and record the answers.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -19,23 +19,23 @@ pub(super) struct Told {
     pub(super) kind: Kind,
     pub(super) cost: u64,
     pub(super) deadline: Duration,
-    /// In milliseconds of the simulation.
+    /// In milliseconds of simulated time.
     pub(super) began: u64,
-    /// None while it is under way.
+    /// None while in flight.
     pub(super) ended: Option<u64>,
     pub(super) outcome: Outcome,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Of a key that no other call has.
+    /// On a key that no other call uses.
     Own,
-    /// The same, of two limits.
+    /// The same, by a rule of two limits.
     OwnOfTwo,
-    /// The same, sent again by the same id until it is known.
+    /// The same, resent with the same id until the outcome is known.
     OwnById,
     OwnPeek,
-    /// Of the rule of this place.
+    /// By the shared rule at this index.
     Shared(usize),
     AtMost(usize),
     Peek,
@@ -66,7 +66,7 @@ pub(super) enum Outcome {
 enum Patience {
     Awaits,
     GivesUpAfter(Duration),
-    /// After so many looks at the future.
+    /// After polling the future this many times.
     DropsAfter(u32),
 }
 
@@ -78,14 +78,14 @@ pub(super) struct Callers {
 }
 
 pub(super) struct Rules {
-    /// What a key can have at an instant, and what it gets back in a second.
+    /// Each rule, with a key's capacity and what it gets back per second.
     pub(super) shared: Vec<(Rule, u64, u64)>,
     own: Rule,
     own_of_two: Rule,
     permits: Rule,
 }
 
-/// Of the rules of one's own keys: more than any call takes.
+/// The capacity of callers' own keys: more than any call takes.
 pub(super) const OWN: u64 = 1000;
 
 impl Rules {
@@ -110,7 +110,7 @@ impl Callers {
         Arc::new(Self { told: Mutex::default(), rules: Rules::new(), network: Arc::clone(network), limiter })
     }
 
-    /// Asks once, before all others.
+    /// Asks once, before all other callers.
     pub(super) async fn first(&self) {
         let ask = |key| self.limiter.peek(&self.rules.own, key);
         self.ask(0, Patience::Awaits, Duration::from_secs(5), "first", Kind::Peek, 1, ask).await;
@@ -118,7 +118,7 @@ impl Callers {
 
     /// Asks now and then, until `end`.
     pub(super) async fn call(self: Arc<Self>, caller: usize, mut chance: Chance, pause: u64, end: Instant) {
-        // Some ask at the same instants as others.
+        // Some ask at the same instant as others.
         let together = chance.one_in(2);
         sleep(chance.ms(0, pause)).await;
         let mut number = 0;
@@ -180,7 +180,7 @@ impl Callers {
         }
     }
 
-    /// Asks for one decision, and notes what comes of it.
+    /// Asks for one decision, and records the outcome.
     #[expect(clippy::too_many_arguments, reason = "all that there is to a call")]
     async fn ask<'a, F>(
         &self,
@@ -248,7 +248,7 @@ impl Callers {
             if chance.one_in(2)
                 && let Some(permit) = held.permit
             {
-                // How it ends is of no interest; that it ends is.
+                // Its result doesn't matter, only that it ends.
                 let _ = permit.release().await;
             }
         }
@@ -284,14 +284,14 @@ impl Kind {
         matches!(self, Self::Own | Self::OwnOfTwo | Self::OwnById)
     }
 
-    /// Whether such a call has more than one key, which a slot on its way takes no new ones of.
+    /// Whether such a call has several keys, which a moving slot doesn't accept.
     pub(super) fn has_several_keys(self) -> bool {
         matches!(self, Self::OwnOfTwo | Self::OwnById | Self::Shared(3))
     }
 }
 
 impl Patience {
-    /// What comes of this, unless it is dropped before.
+    /// The future's result, unless it is dropped before.
     async fn wait<T>(self, future: impl Future<Output = T>) -> Option<T> {
         match self {
             Self::Awaits => Some(future.await),

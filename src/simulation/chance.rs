@@ -1,10 +1,10 @@
-//! What a seed draws.
+//! Random draws from a seed.
 
 use std::time::Duration;
 
 use crate::random::seeded::next;
 
-/// Each thing that is left to chance has a source of its own, so that more draws for one change nothing of the others.
+/// Each source of randomness is separate, so that more draws from one don't change the others.
 #[derive(Clone, Debug)]
 pub(super) struct Chance(u64);
 
@@ -19,7 +19,7 @@ impl Chance {
         next(&mut self.0)
     }
 
-    /// From 0 up to, without, `end`.
+    /// From 0 up to, but excluding, `end`.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.draw() % end.max(1)
     }

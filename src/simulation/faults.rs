@@ -1,4 +1,4 @@
-//! What goes wrong: a script of faults, drawn by the seed, and how each is played.
+//! The faults: a script drawn from the seed, and how each is played.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use super::slots::{DOWN, group_of};
 use super::wire::Direction::{ToClient, ToServer};
 use super::wire::{Direction, Hole};
 
-/// Something that goes wrong, from when on and for how long.
+/// A fault, when it begins, and how long it lasts.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     at: Duration,
     length: Duration,
-    /// Which server; of those that have a replica, whichever of the two is the primary then.
+    /// The server; if it has a replica, whichever of the two is the primary at the time.
     server: usize,
     what: What,
-    /// What it leaves to chance as it is played.
+    /// For random choices while it is played.
     chance: Chance,
 }
 
 #[derive(Clone, Debug)]
 enum What {
-    /// Of every message, in milliseconds.
+    /// Delays every message, in milliseconds.
     Delays(u64, u64),
-    /// Of the connections that there are, and of those that are made meanwhile too if `new`.
+    /// Affects existing connections, and with `new` also those made meanwhile.
     BlackHole {
         hole: Hole,
         directions: &'static [Direction],
@@ -57,7 +57,7 @@ enum What {
     },
     IsBusy,
     RefusesWrites(&'static str),
-    /// All of them, or every other one.
+    /// Refuses all of them, or every other one.
     RefusesScripts(&'static str, bool),
     PausesWrites,
     IsSlow(Duration),
@@ -67,41 +67,41 @@ enum What {
         crashes: bool,
         kills: bool,
     },
-    /// Keys of one call may be in two places meanwhile if `splits`.
+    /// With `splits`, keys of one call may be in two places meanwhile.
     MovesSlots {
         group: usize,
         splits: bool,
     },
 }
 
-/// What may be expected of a run, by what goes wrong in it.
+/// What a run must satisfy, given its faults.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected {
-    /// From when on every call succeeds that has time enough.
+    /// From then on every call with enough time succeeds.
     pub(super) well_from: Duration,
-    /// From then on connections fail, and new ones work throughout, so that it is a matter of how soon one is made.
+    /// From then on only existing connections fail, while new ones work, so recovery depends on how soon one is made.
     pub(super) only_connections_fail_from: Option<Duration>,
-    /// A cluster's nodes name each other only while slots move.
+    /// A cluster's nodes redirect to each other only while slots move.
     pub(super) nodes_agree: bool,
-    /// No call is told that Redis isn't asked.
+    /// No call fails because the breaker is open.
     pub(super) is_always_asked: bool,
-    /// Every call succeeds that has time enough.
+    /// Every call with enough time succeeds.
     pub(super) all_succeed: bool,
 }
 
-/// How soon after a connection fell silent another one is used.
+/// How soon after a connection falls silent another one is used.
 pub(super) const RECONNECTED: Duration = Duration::from_secs(1);
-/// Of the breaker, with its jitter.
+/// The breaker's, with its jitter.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2500);
 
 const BOTH: &[Direction] = &[ToServer, ToClient];
 
-/// The faults of this seed, in their order, and when all of them are over.
+/// This seed's faults, in order, and when all of them are over.
 pub(super) fn script(chance: &mut Chance, topology: Topology) -> (Vec<Fault>, Duration) {
-    // Now and then a single one, so that it is seen what becomes of that alone.
+    // Sometimes a single fault, to see its effect alone.
     let (count, last) = if chance.one_in(3) { (1, 800) } else { (chance.between(2, 7), chance.between(1500, 5000)) };
     let mut faults: Vec<_> = (0..count).map(|_| fault(chance, topology, last)).collect();
-    // Who crashed stays away for long enough that its successor must be found.
+    // A crashed server stays away long enough that its successor must be found.
     if let [Fault { length, what: What::FailsOver { .. }, .. }] = faults.as_mut_slice() {
         *length = Duration::from_secs(8);
     }
@@ -112,13 +112,13 @@ pub(super) fn script(chance: &mut Chance, topology: Topology) -> (Vec<Fault>, Du
 
 pub(super) fn expected(faults: &[Fault], end: Duration, confirmed: bool) -> Expected {
     let first = faults.iter().map(|fault| fault.at).min().unwrap_or_default();
-    // A pause of the breaker is about as long as the outage was.
+    // The breaker's pause is about as long as the outage was.
     let pauses = (end - first).min(LONGEST_PAUSE);
     let (well_from, only_connections_fail_from) = match faults {
         [Fault { at, what: What::BlackHole { new: false, everywhere: false, .. }, .. }] => {
             (end + RECONNECTED, Some(*at))
         }
-        // The one that crashed is still away by then, and all others know who is in its place.
+        // The crashed server is still away by then, and all others know its successor.
         [Fault { at, length, what: What::FailsOver { crashes: true, .. }, .. }] if !confirmed => {
             (*at + *length / 2 + RECONNECTED, None)
         }
@@ -145,7 +145,7 @@ fn fault(chance: &mut Chance, topology: Topology, last: u64) -> Fault {
     let length = if chance.one_in(3) { chance.ms(1, 100) } else { chance.ms(50, 2000) };
     let server = match topology {
         Topology::OneNode => 0,
-        // Some are the Sentinels'.
+        // Some are for the Sentinels.
         Topology::Sentinel if chance.one_in(4) => chance.between(2, 4) as usize,
         Topology::Sentinel => 0,
         Topology::Cluster => chance.below(3) as usize,
@@ -199,7 +199,7 @@ fn fault(chance: &mut Chance, topology: Topology, last: u64) -> Fault {
     Fault { at, length, server, what, chance: Chance::new(chance.draw(), 0) }
 }
 
-/// Plays all of them, and puts everything right at the end.
+/// Plays all of them, and repairs everything at the end.
 pub(super) async fn play(network: &Arc<Network>, faults: &[Fault], end: Duration) {
     let began = Instant::now();
     let each = faults.iter().map(|fault| {
@@ -225,7 +225,7 @@ fn heal(network: &Network) {
         network.set_reach(server.at, Reach::Open);
     }
     network.wires(None).iter().for_each(|wire| wire.climb_out());
-    // Whoever hadn't heard of it learns who has what.
+    // Servers that missed a change learn the slot map.
     let servers = network.servers();
     let primary = primary_of(network, 0).at;
     for server in &servers {
@@ -243,7 +243,7 @@ fn heal(network: &Network) {
         }
     }
     if let Some(mut owners) = owners {
-        // Who has been succeeded owns nothing.
+        // A replaced primary owns nothing.
         owners.iter_mut().for_each(|owner| *owner = primary_of(network, *owner).at);
         servers.iter().for_each(|server| server.state().slots.as_mut().expect("slots").owners = owners);
     }
@@ -281,7 +281,7 @@ impl Fault {
             What::Refuses => self.reached(network, &[at], Reach::Refused).await,
             What::ConnectsHang { everywhere } => {
                 let all: Vec<_> = network.servers().iter().map(|server| server.at).collect();
-                // What hangs is of interest to who has to connect.
+                // A hang matters only to clients that must connect.
                 server.drop_connections();
                 self.reached(network, if everywhere { &all } else { std::slice::from_ref(&at) }, Reach::Hangs).await;
             }
@@ -329,7 +329,7 @@ impl Fault {
             state.run
         };
         sleep(self.length).await;
-        // Another process has troubles of its own.
+        // Another process has its own faults.
         if server.is_run(run) {
             let frozen = server.state().trouble.frozen;
             server.state().trouble = Trouble { frozen, ..Trouble::default() };
@@ -342,7 +342,7 @@ impl Fault {
         servers.iter().for_each(|at| network.set_reach(*at, Reach::Open));
     }
 
-    /// The others take a while to find out; who has been succeeded learns it last.
+    /// The other servers notice after a while; the replaced primary learns of it last.
     async fn fail_over(&mut self, network: &Arc<Network>, old: &Arc<Server>, crashes: bool, kills: bool) {
         let Some(other) = old.state().other else { return };
         if old.state().role != Role::Primary || !network.server(other).is_up() {
@@ -373,7 +373,7 @@ impl Fault {
             }
         }
         sleep(self.length / 2).await;
-        // Unless its own replica has been succeeded by it meanwhile.
+        // Unless its own replica has replaced it meanwhile.
         let is_succeeded = replica.state().role == Role::Primary;
         if old.is_up() && is_succeeded {
             old.demote(kills);
@@ -385,7 +385,7 @@ impl Fault {
         }
     }
 
-    /// A few keys at a time.
+    /// Moves a few keys at a time.
     async fn move_slots(&mut self, network: &Arc<Network>, group: usize, splits: bool) {
         const STEPS: u32 = 4;
         let has = |server: &Arc<Server>| {
@@ -422,7 +422,7 @@ impl Fault {
             slots.importing.remove(&group);
         }
         if !moved {
-            // What has been carried over is forgotten.
+            // Keys carried over already are lost.
             network.ledger().emptied += 1;
             return;
         }
@@ -447,7 +447,7 @@ fn carry(from: &Server, to: &Server, which: impl Fn(&[u8]) -> bool) {
     to.network.ledger().carried += keys.len();
 }
 
-/// Of a server and its replica, the one that is the primary now.
+/// The current primary among a server and its replica.
 fn primary_of(network: &Network, at: usize) -> Arc<Server> {
     let server = network.server(at);
     let (role, other) = {

@@ -1,4 +1,4 @@
-//! What the servers did, whatever the callers were answered: which calls of scripts took how much, by key.
+//! What the servers did, whatever the callers were answered: which script calls took how much, by key.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,15 @@ use crate::engine::embedded::raw::Answer;
 pub(crate) struct Ledger {
     /// By the key of the request.
     pub(super) taken: BTreeMap<String, Taken>,
-    /// How often a server restarted empty, or what was being moved was lost.
+    /// How often a server restarted empty, or moving keys were lost.
     pub(super) emptied: u64,
-    /// Keys that went to another server, whose replica may not have them yet.
+    /// Keys moved to another server, whose replica may not have them yet.
     pub(super) carried: usize,
-    /// How often a replica took over, which may have lagged.
+    /// How often a replica took over, possibly lagging.
     pub(super) succeeded: u64,
-    /// Scripts that were sent to a replica over a connection that it never had as a primary.
+    /// Scripts sent to a replica over a connection on which it was never the primary.
     pub(super) misled: u64,
-    /// When a call was sent to who no longer has the slot, in milliseconds.
+    /// When calls were sent to a server that no longer has the slot, in milliseconds.
     pub(super) moved: Vec<u64>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Taken {
 }
 
 impl Ledger {
-    /// Notes a call that was answered so; `changed` says whether it changed anything of its keys.
+    /// Records a call and its answer; `changed` says whether it changed its keys.
     pub(super) fn enter(&mut self, keys: &[Vec<u8>], arguments: &[Vec<u8>], answer: &Answer, changed: bool) {
         match answer {
             Answer::Bytes(records) => {
@@ -54,7 +54,7 @@ impl Ledger {
         }
     }
 
-    /// How often state was forgotten.
+    /// How often state was lost.
     pub(super) fn forgotten(&self) -> u64 {
         self.emptied + self.succeeded
     }
@@ -70,14 +70,15 @@ impl Ledger {
     }
 }
 
-/// The key of the request, which is the tag of the key in Redis.
+/// The request's key, which is the tag of the key in Redis.
 pub(super) fn request_key(key: &[u8]) -> String {
     let text = String::from_utf8_lossy(key);
     let tag = text.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     tag.map_or_else(String::new, |(tag, _)| tag.to_owned())
 }
 
-/// How many of a key's calls were allowed: all where what remains comes first, else the fourth number says it.
+/// How many calls on a key were allowed: all of them if the first number is `remaining`, otherwise the fourth number
+/// says.
 fn allowed(numbers: &mut impl Iterator<Item = i64>, calls: u64) -> u64 {
     match (numbers.next(), numbers.next()) {
         (Some(0..), Some(_)) => calls,

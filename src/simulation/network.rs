@@ -1,4 +1,4 @@
-//! The network of one simulation: its servers, the connections to them, and the record of all that happens.
+//! A simulation's network: its servers, the connections to them, and the record of all events.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use super::resp::Requests;
 use super::server::Server;
 use super::wire::{ClientEnd, Direction, Hole, Wire};
 
-/// What every task of a simulation shares.
+/// The state that all tasks of a simulation share.
 pub(crate) struct Network {
     began: Instant,
     state: Mutex<State>,
@@ -27,31 +27,31 @@ struct State {
     wires: Vec<Arc<Wire>>,
     connections: u64,
     chance: Chance,
-    /// In milliseconds, from and to.
+    /// The range, in milliseconds.
     delay: (u64, u64),
     room: usize,
-    /// Everything that was written on each connection.
+    /// Everything written on each connection.
     written: Vec<Vec<u8>>,
 }
 
-/// What becomes of who connects.
+/// What happens to a client that connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
     Open,
     Refused,
     /// Nothing is answered.
     Hangs,
-    /// They connect, and then nothing comes through in these directions.
+    /// It connects, and then nothing gets through in these directions.
     Hole(Hole, &'static [Direction]),
 }
 
-/// A digest of all that happened, in order.
+/// A digest of all events, in order.
 struct Record {
     digest: u64,
     events: u64,
 }
 
-/// TCP asks again after a second, and then after twice as long each time.
+/// TCP retries after a second, and then after twice as long each time.
 const SYN_AGAIN: Duration = Duration::from_secs(1);
 
 impl Network {
@@ -128,11 +128,11 @@ impl Network {
         client
     }
 
-    /// When something that is sent now arrives, after what was sent before it.
+    /// When something sent now arrives: after everything sent before it.
     pub(super) fn arrival(&self, last: Option<Instant>) -> Instant {
         let mut state = self.state();
         let (first, end) = state.delay;
-        // Now and then something is lost and sent again.
+        // Sometimes a message is lost and sent again.
         let again = if state.chance.one_in(200) { 30 } else { 0 };
         let at = Instant::now() + state.chance.ms(first, end) + Duration::from_millis(again);
         last.map_or(at, |last| last.max(at))
@@ -146,14 +146,14 @@ impl Network {
         self.state().reach[server] = reach;
     }
 
-    /// The connections to this server, or all of them.
+    /// The connections to this server, or to all.
     pub(super) fn wires(&self, server: Option<usize>) -> Vec<Arc<Wire>> {
         let mut state = self.state();
         state.wires.retain(|wire| !wire.is_over());
         state.wires.iter().filter(|wire| server.is_none_or(|server| wire.server == server)).cloned().collect()
     }
 
-    /// Nothing refers to anything any more.
+    /// Drops all references, so that cycles are freed.
     pub(super) fn forget(&self) {
         let mut state = self.state();
         state.wires.clear();
@@ -164,7 +164,7 @@ impl Network {
         self.state().written[wire.number as usize].extend_from_slice(bytes);
     }
 
-    /// Each request that was written as a whole, and whether none was cut.
+    /// Each request that was written completely, and whether none was cut off.
     pub(super) fn requests(&self) -> (Vec<Vec<Vec<u8>>>, bool) {
         let (mut all, mut whole) = (Vec::new(), true);
         for written in &self.state().written {
@@ -203,7 +203,7 @@ impl Network {
         }
     }
 
-    /// Something that is told in words.
+    /// Records an event described in words.
     pub(super) fn note(&self, what: impl FnOnce() -> String) {
         let what = what();
         self.record(&[], what.as_bytes());
@@ -212,7 +212,7 @@ impl Network {
         }
     }
 
-    /// A digest of all that happened so far, and how much that was.
+    /// A digest of all events so far, and their number.
     pub(super) fn digest(&self) -> (u64, u64) {
         let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         (record.digest, record.events)

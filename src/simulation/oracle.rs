@@ -1,4 +1,4 @@
-//! What must hold of every simulation, whatever went wrong in it.
+//! What must hold in every simulation, whatever its faults.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,19 +12,19 @@ use crate::Charged;
 
 /// How late an answer may be.
 const GRAIN: Duration = Duration::from_millis(3);
-/// How soon after the last fault every call succeeds, whatever it was.
+/// How soon after the last fault every call succeeds, whatever the fault was.
 pub(super) const RECOVERY: Duration = Duration::from_millis(3500);
-/// Deadlines that are long enough for an answer where all is well.
+/// A deadline long enough for an answer if nothing is wrong.
 pub(super) const ENOUGH: Duration = Duration::from_millis(100);
-/// Whether a call of which nothing was written may be told that its charge isn't known.
+/// Whether a call of which nothing was written may be answered that its charge isn't known.
 const KNOWS_WHAT_WAS_WRITTEN: bool = true;
 
-/// What was found broken first, and the numbers of a run.
+/// The first violation, and a run's numbers.
 pub(super) struct Verdict {
     pub(super) broken: Vec<String>,
     pub(super) calls: usize,
     pub(super) failed: usize,
-    /// When the last call began after the last fault that failed all the same, in milliseconds after it.
+    /// When the last failing call after the last fault began, in milliseconds after that fault.
     pub(super) recovered: u64,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn judge(
     if confirmed {
         judge.confirmed_is_kept(&told);
     }
-    // Who has to wait for replicas waits for a quarter of the time at most.
+    // A call that must wait for replicas waits for at most a quarter of its time.
     let enough = if confirmed { 5 * ENOUGH } else { ENOUGH };
     let recovered = judge.recovers(&told, healed, enough, expected);
     if KNOWS_WHAT_WAS_WRITTEN {
@@ -77,7 +77,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Nobody is told of anything that the faults can't bring about.
+    /// No call returns an error that the faults can't cause.
     fn errors_are_explained(&mut self, all: &[Told], expected: Expected) {
         const CODES: [&str; 9] =
             ["OOM", "NOREPLICAS", "MISCONF", "MASTERDOWN", "CLUSTERDOWN", "LOADING", "BUSY", "READONLY", "TRYAGAIN"];
@@ -87,7 +87,7 @@ impl Judge<'_> {
             let explained = match class {
                 "unreachable" | "deadline" | "disconnected" | "unconfirmed" => true,
                 "not-now" => true,
-                // What is left of a reply that was cut short.
+                // The rest of a reply that was cut off.
                 "garbled" => said.contains("Unexpected end of input"),
                 "refused" => CODES.iter().any(|code| said.contains(code)),
                 _ => false,
@@ -101,7 +101,7 @@ impl Judge<'_> {
         }
     }
 
-    /// What was told of each key against what its server did.
+    /// Compares the answers for each key with what its server did.
     fn own_keys(&mut self, all: &[Told]) {
         let mut by_key: BTreeMap<&str, Vec<&Told>> = BTreeMap::new();
         for told in all.iter().filter(|told| told.kind.is_own() || told.kind == Kind::OwnPeek) {
@@ -113,7 +113,7 @@ impl Judge<'_> {
         };
         for ((key, all), taken) in by_key.into_iter().zip(taken) {
             let first = all[0];
-            // An id that is forgotten may be charged again.
+            // A forgotten id may be charged again.
             let most = if first.kind == Kind::OwnById && all.len() > 1 { 1 + forgotten } else { 1 };
             let peeks = first.kind == Kind::OwnPeek;
             let most = if peeks { 0 } else { most };
@@ -147,7 +147,7 @@ impl Judge<'_> {
             let (_, told_taken, perhaps) = sums.entry(&told.key).or_insert((rule, 0, 0));
             match &told.outcome {
                 Outcome::Allowed { granted, .. } => *told_taken += granted,
-                // Of what it could get, it isn't told how much that was.
+                // The answer doesn't say how much of the cost it got.
                 Outcome::Failed { charged: Charged::Yes, .. } if matches!(told.kind, Kind::AtMost(_)) => {
                     *perhaps += told.cost;
                 }
@@ -169,7 +169,7 @@ impl Judge<'_> {
             self.must(admitted <= taken, || what("admitted and not charged"));
             self.must(taken <= admitted + perhaps, || what("charged, and told it wasn't"));
             let (_, capacity, rate) = &self.callers.rules.shared[rule];
-            // While a replica takes over, both may decide.
+            // During a failover both servers may decide.
             let copies = if topology == Topology::OneNode { 1 } else { 1 + forgotten };
             let most = capacity * (2 + forgotten) + rate * end.div_ceil(1000) * copies;
             self.must(taken <= most, || what("more than the rule"));
@@ -178,13 +178,13 @@ impl Judge<'_> {
             let (Kind::Shared(rule) | Kind::AtMost(rule)) = told.kind else { continue };
             let (Outcome::Allowed { limit, .. } | Outcome::Denied { limit }) = told.outcome else { continue };
             let capacity = self.callers.rules.shared[rule].1;
-            // Of two limits, that with the least left is told.
+            // With two limits, the one with the least left is reported.
             self.must(limit == capacity || (rule == 3 && limit == 60), || format!("another's answer: {told:?}"));
         }
     }
 
-    /// Nobody decides by a server that says of itself that it is a replica; and whoever has learned that slots have
-    /// moved doesn't ask in the wrong place for long.
+    /// No call is decided by a server that reports being a replica; and once callers know that slots have moved, they
+    /// don't ask the wrong server for long.
     fn servers_are_told_apart(&mut self, healed: u64) {
         let (misled, moved) = {
             let ledger = self.callers.network.ledger();
@@ -197,7 +197,7 @@ impl Judge<'_> {
         self.must(long < 2000, || format!("for {long} ms, calls are sent to who says that the slot has moved"));
     }
 
-    /// What a replica has confirmed is there after any failover.
+    /// What a replica has confirmed survives any failover.
     fn confirmed_is_kept(&mut self, all: &[Told]) {
         let network = &self.callers.network;
         let (emptied, carried) = {
@@ -226,7 +226,7 @@ impl Judge<'_> {
         let enough = if expected.all_succeed { 5 * ENOUGH } else { enough };
         let well_from = match expected.only_connections_fail_from {
             _ if expected.all_succeed => Duration::ZERO,
-            // It is noticed by the first that isn't answered.
+            // The first call that isn't answered reveals it.
             Some(from) => {
                 let unanswered = |told: &&Told| {
                     matches!(told.outcome, Outcome::Failed { .. })
@@ -249,7 +249,7 @@ impl Judge<'_> {
         began.saturating_sub(healed)
     }
 
-    /// A connection that breaks before anything of a call is written leaves no doubt.
+    /// If a connection breaks before any of a call is written, its charge is known.
     fn unwritten_is_known(&mut self, all: &[Told]) {
         let (requests, whole) = self.callers.network.requests();
         if !whole {

@@ -1,4 +1,4 @@
-//! The protocol as a server speaks it: requests read, replies written.
+//! The protocol on the server's side: requests read, replies written.
 
 use crate::engine::embedded::raw::Answer;
 
@@ -15,7 +15,7 @@ impl Requests {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next one, once it is there as a whole.
+    /// The next request, once it is complete.
     pub(super) fn next(&mut self) -> Option<Vec<Vec<u8>>> {
         let mut at = self.at;
         let count = self.number(b'*', &mut at)?;
@@ -62,7 +62,7 @@ pub(super) fn write(answer: &Answer, resp3: bool, to: &mut Vec<u8>) {
     }
 }
 
-/// Names with what they have: a map in RESP3, and before it a list of both.
+/// Names with values: a map in RESP3, a flat list in RESP2.
 pub(super) fn write_map(pairs: &[(&str, Answer)], resp3: bool, to: &mut Vec<u8>) {
     let begins = if resp3 { format!("%{}\r\n", pairs.len()) } else { format!("*{}\r\n", 2 * pairs.len()) };
     to.extend_from_slice(begins.as_bytes());

@@ -21,15 +21,15 @@ use crate::{DenialCache, Engine, Limiter, OnError};
 
 pub(super) struct Run {
     pub(super) verdict: Verdict,
-    /// Of all that happened, and how much that was; none of the few runs that tokio's own chance has a part in.
+    /// The digest and the number of all events; none for the few runs that also depend on tokio's own randomness.
     pub(super) digest: Option<(u64, u64)>,
-    /// The seed, what it drew, and what broke, to be read.
+    /// The seed, what was drawn from it, and what broke, as text.
     pub(super) shown: String,
 }
 
-/// Calls in a run, about.
+/// Calls in a run, roughly.
 const CALLS: u64 = 220;
-/// After which everything has ended that anybody could wait for: the longest deadline, and the longest pause.
+/// After this, everything that anything could wait for has ended: the longest deadline, and the longest pause.
 const AFTER: Duration = Duration::from_secs(12);
 
 thread_local! {
@@ -73,8 +73,7 @@ async fn simulate(seed: u64, topology: Topology, faults: &[Fault], end: Duration
     }
     let before = Handle::current().metrics().num_alive_tasks();
 
-    // Of those who wait for the first look at a cluster's slots, tokio wakes some before others by chance of its own.
-    // Mostly one alone waits for it.
+    // Of several waiters for the first slot map, tokio wakes some before others at random. Usually there is only one.
     let repeats = topology != Topology::Cluster || !chance.one_in(8);
     let callers = Callers::new(limiter, &network);
     if repeats && topology == Topology::Cluster {
@@ -116,7 +115,7 @@ async fn simulate(seed: u64, topology: Topology, faults: &[Fault], end: Duration
     Run { verdict, digest: repeats.then_some(digest), shown: String::new() }
 }
 
-/// The servers, and the address of all of them.
+/// Creates the servers; returns the address of all of them.
 fn build(network: &Arc<Network>, topology: Topology) -> &'static str {
     let add = |at: usize, port: u16, role: Role| network.add(Server::new(at, port, role, network));
     let pair = |primary: usize, replica: usize| {
@@ -173,7 +172,7 @@ fn shown(seed: u64, topology: Topology, faults: &[Fault], verdict: &Verdict) -> 
     text + &format!("  again: bash tests/simulate.sh --seeds 1 --from {seed} --trace\n")
 }
 
-/// A task's panic is nobody's, unless it is counted.
+/// A panic in a task goes unnoticed unless it is counted.
 fn count_panics() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,4 +1,4 @@
-//! A server: what it keeps, what it is, and what is wrong with it at present.
+//! A server: its data, its role, and its current faults.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,26 +12,26 @@ use super::slots::Slots;
 use crate::engine::embedded::raw::Store;
 
 pub(super) struct Server {
-    /// Its place among the servers.
+    /// Its index among the servers.
     pub(super) at: usize,
     host: String,
     port: u16,
     pub(super) network: Arc<Network>,
     state: Mutex<State>,
-    /// One thread serves all connections, each in its turn.
+    /// One thread serves all connections in turn.
     pub(super) turn: tokio::sync::Mutex<()>,
     pub(super) thawed: Notify,
 }
 
 pub(super) struct State {
     pub(super) up: bool,
-    /// Which process it is.
+    /// Identifies the process.
     pub(super) run: u64,
     pub(super) store: Store,
-    /// Digests of the scripts that it has been sent.
+    /// Digests of the scripts loaded into it.
     pub(super) scripts: BTreeSet<String>,
     pub(super) role: Role,
-    /// Whose copy it has, or who has a copy of it; and what that one lacks, and since when it lacks nothing older.
+    /// Its primary or its replica; and what the replica lacks, and since when it lacks nothing older.
     pub(super) other: Option<usize>,
     pub(super) unsynced: Vec<Vec<u8>>,
     pub(super) synced_at: Instant,
@@ -43,7 +43,7 @@ pub(super) struct State {
 pub(super) enum Role {
     Primary,
     Replica,
-    /// A Sentinel, and which server it takes for the primary.
+    /// A Sentinel, and which server it believes is the primary.
     Sentinel(usize),
 }
 
@@ -52,22 +52,22 @@ pub(super) struct Trouble {
     pub(super) frozen: bool,
     pub(super) loading: bool,
     pub(super) busy: bool,
-    /// Writes wait until then.
+    /// Writes wait until this instant.
     pub(super) paused: Option<Instant>,
-    /// What each command takes.
+    /// How long each command takes.
     pub(super) slow: Option<Duration>,
-    /// What every write is refused by.
+    /// The error that refuses every write.
     pub(super) refusal: Option<&'static str>,
-    /// What every script is refused by.
+    /// The error that refuses every script.
     pub(super) refuses_scripts: Option<&'static str>,
-    /// Every other one is run all the same.
+    /// Every other script is run all the same.
     pub(super) spares_some: bool,
     pub(super) spared: bool,
-    /// After so many more commands it crashes.
+    /// It crashes after this many more commands.
     pub(super) crash_after: Option<u32>,
-    /// A connection without traffic for so long is closed.
+    /// A connection is closed after this long without traffic.
     pub(super) idle: Option<Duration>,
-    /// Its replica learns nothing.
+    /// Its replica receives nothing.
     pub(super) lags: bool,
 }
 
@@ -126,7 +126,7 @@ impl Server {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its process dies, with all connections.
+    /// Kills its process, with all connections.
     pub(super) fn crash(&self) {
         self.network.note(|| format!("server {} crashes", self.at));
         {
@@ -139,13 +139,13 @@ impl Server {
         self.drop_connections();
     }
 
-    /// Another process takes its place, which remembers nothing, or what was on disk.
+    /// Starts another process in its place, empty or with what was on disk.
     pub(super) fn start(&self, keeps: bool) {
         if self.is_up() {
             return;
         }
         self.network.note(|| format!("server {} starts", self.at));
-        // Others may have learned meanwhile that its replica took its place.
+        // Others may have learned meanwhile that its replica replaced it.
         let succeeded = self.state().other.filter(|other| self.network.server(*other).state().role == Role::Primary);
         if let Some(other) = succeeded.filter(|_| self.state().role == Role::Primary) {
             self.demote(false);
@@ -180,7 +180,7 @@ impl Server {
         self.thawed.notify_waiters();
     }
 
-    /// While it is stopped, nothing of it goes on.
+    /// Waits while it is stopped.
     pub(super) async fn awake(&self) {
         loop {
             let thawed = self.thawed.notified();
@@ -191,7 +191,7 @@ impl Server {
         }
     }
 
-    /// Its replica learns what changed.
+    /// Sends its changes to the replica.
     pub(super) fn replicate(&self) {
         let mut state = self.state();
         let Some(other) = state.other.filter(|_| state.role == Role::Primary && state.up && !state.trouble.lags) else {
@@ -216,7 +216,7 @@ impl Server {
         self.state().store = store;
     }
 
-    /// The replica takes its place, with what it has; this one is its replica from when it learns of it on.
+    /// The replica takes over with the data that it has; this server becomes its replica once it learns of that.
     pub(super) fn promote_replica(&self) -> Option<usize> {
         let other = self.state().other?;
         self.network.note(|| format!("server {other} takes the place of {}", self.at));
@@ -229,7 +229,7 @@ impl Server {
         Some(other)
     }
 
-    /// It learns that another is primary in its place.
+    /// It learns that another server is the primary in its place.
     pub(super) fn demote(&self, kills: bool) {
         let Some(other) = self.state().other else { return };
         self.network.note(|| format!("server {} is a replica now", self.at));

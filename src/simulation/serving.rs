@@ -1,4 +1,4 @@
-//! How a server answers what it is sent.
+//! How a server answers requests.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use super::slots;
 use super::wire::ServerEnd;
 use crate::engine::embedded::raw::{Answer, Runner};
 
-/// What a connection is to its server.
+/// A connection's state on the server.
 struct Session {
     run: u64,
     resp3: bool,
     asking: bool,
     wrote_at: Option<Instant>,
-    /// Whether it has been a replica's all the time.
+    /// Whether the server has been a replica for all of the connection's life.
     of_replica: bool,
 }
 
-/// What becomes of a request.
+/// What happens to a request.
 enum Step {
     Answered,
-    /// It waits until then, and is looked at again.
+    /// It waits until this instant, and is processed again.
     Paused(Instant, Vec<Vec<u8>>),
-    /// It is answered once so many replicas have what was written, or by then.
+    /// It is answered once this many replicas have the writes, or at this instant.
     Waits(i64, Instant),
     Crashes,
 }
@@ -48,7 +48,7 @@ impl Server {
         let mut session = Session { run, resp3: false, asking: false, wrote_at: None, of_replica };
         let mut requests = Requests::default();
         let mut paused: Option<Words> = None;
-        // Whether more of what was received may be waiting.
+        // Whether more of the received data may be waiting.
         let mut more = false;
         loop {
             if !std::mem::take(&mut more) {
@@ -86,7 +86,7 @@ impl Server {
                         waits = Some((replicas, until));
                         break;
                     }
-                    // What was answered so far is lost with it.
+                    // The answers so far are lost with it.
                     Step::Crashes => {
                         drop(turn);
                         return self.crash();
@@ -208,7 +208,7 @@ impl Server {
         Step::Answered
     }
 
-    /// Whether this script is run though others are refused.
+    /// Whether this script is run while others are refused.
     fn spares(&self) -> bool {
         let trouble = &mut self.state().trouble;
         trouble.spared = trouble.spares_some && !trouble.spared;

@@ -1,4 +1,4 @@
-//! Which server of a cluster has which keys, as each of them sees it.
+//! The slot map of a cluster, as each server sees it.
 //!
 //! Slots go together in groups, which keeps the maps short.
 
@@ -15,12 +15,12 @@ pub(super) const DOWN: &str = "CLUSTERDOWN The cluster is down";
 
 static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 
-/// As one server sees it.
+/// The map as one server sees it.
 #[derive(Clone, Debug)]
 pub(super) struct Slots {
-    /// Of each group, who has it.
+    /// The owner of each group.
     pub(super) owners: [usize; GROUPS],
-    /// Groups that are on their way from here, and those on their way here.
+    /// Groups moving away from here, and groups moving here.
     pub(super) migrating: BTreeMap<usize, usize>,
     pub(super) importing: BTreeMap<usize, usize>,
 }
@@ -30,7 +30,7 @@ impl Slots {
         Self { owners, migrating: BTreeMap::new(), importing: BTreeMap::new() }
     }
 
-    /// It learns that a server took another's place.
+    /// Learns that a server replaced another.
     pub(super) fn replace(&mut self, old: usize, new: usize) {
         self.owners.iter_mut().filter(|owner| **owner == old).for_each(|owner| *owner = new);
         let mut all = self.migrating.values_mut().chain(self.importing.values_mut());
@@ -48,7 +48,7 @@ pub(super) fn group_of(key: &[u8]) -> usize {
     slot_of(key) / SLOTS
 }
 
-/// What a server of a cluster answers who asks it for keys that it doesn't have.
+/// A cluster server's answer to a request for keys that it doesn't have.
 pub(super) fn elsewhere(server: &Server, keys: &[Vec<u8>], asking: bool) -> Option<String> {
     let mut state = server.state();
     let first = keys.first()?;
@@ -76,7 +76,7 @@ pub(super) fn elsewhere(server: &Server, keys: &[Vec<u8>], asking: bool) -> Opti
         let several = keys.len() > 1 && missing > 0;
         return several.then(|| "TRYAGAIN Multiple keys request during rehashing of slot".into());
     }
-    // A replica whose primary isn't known any better names that one.
+    // A replica whose primary isn't known to have changed names that primary.
     named("MOVED", owner)
 }
 

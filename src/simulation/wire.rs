@@ -1,4 +1,4 @@
-//! A connection in memory: two directions, each of which delays, loses, or cuts short what is written to it.
+//! A connection in memory: two directions, each of which delays, loses, or cuts off what is written to it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,10 +11,10 @@ use tokio::time::{Instant, Sleep};
 
 use super::network::Network;
 
-/// Between a client and a server.
+/// A connection between a client and a server.
 pub(super) struct Wire {
     pub(super) number: u64,
-    /// Which server it leads to.
+    /// The server that it leads to.
     pub(super) server: usize,
     network: Arc<Network>,
     state: Mutex<State>,
@@ -26,10 +26,10 @@ pub(super) enum Direction {
     ToClient,
 }
 
-/// What becomes of bytes in a black hole.
+/// What happens to bytes in a black hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hole {
-    /// They are delivered once it is gone, as TCP sends them again.
+    /// They are delivered once the hole is gone, as TCP resends them.
     Held,
     /// The connection is forgotten between here and there: nothing ever comes through.
     Lost,
@@ -37,9 +37,9 @@ pub(super) enum Hole {
 
 struct State {
     halves: [Half; 2],
-    /// Both sides see it at once.
+    /// Both sides see the reset at once.
     reset: bool,
-    /// How much a direction takes that hasn't been read.
+    /// How many unread bytes a direction can hold.
     room: usize,
     client_gone: bool,
     server_gone: bool,
@@ -47,15 +47,15 @@ struct State {
 
 #[derive(Default)]
 struct Half {
-    /// What is under way, and when it arrives; never, while a hole holds it.
+    /// Bytes in flight, and when they arrive; never, while a hole holds them.
     chunks: VecDeque<(Option<Instant>, Vec<u8>)>,
     queued: usize,
     /// The writer has closed it.
     ended: bool,
-    /// Its last arrival, since bytes don't overtake each other.
+    /// Its latest arrival, since bytes don't overtake each other.
     last: Option<Instant>,
     hole: Option<Hole>,
-    /// After so many more bytes nothing is delivered but the end.
+    /// After this many more bytes only the end is delivered.
     cut: Option<usize>,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -67,7 +67,7 @@ pub(crate) struct ClientEnd {
     timer: Pin<Box<Sleep>>,
 }
 
-/// The server's.
+/// The server's side.
 pub(super) struct ServerEnd {
     pub(super) wire: Arc<Wire>,
     timer: Pin<Box<Sleep>>,
@@ -99,7 +99,7 @@ impl Wire {
         }
     }
 
-    /// What a hole held goes on its way; what one lost stays lost.
+    /// Bytes held by a hole are sent on; lost ones stay lost.
     pub(super) fn climb_out(&self) {
         let mut state = self.state();
         for half in &mut state.halves {
@@ -115,12 +115,12 @@ impl Wire {
         }
     }
 
-    /// After so many more bytes to the client, the connection ends.
+    /// Ends the connection after this many more bytes to the client.
     pub(super) fn cut_after(&self, bytes: usize) {
         self.state().halves[Direction::ToClient as usize].cut = Some(bytes);
     }
 
-    /// Whether either side still holds it.
+    /// Whether either side still has it open.
     pub(super) fn is_open_at_server(&self) -> bool {
         !self.state().server_gone
     }
@@ -193,7 +193,7 @@ impl Wire {
         let half = &mut state.halves[direction as usize];
         half.ended = true;
         half.wake();
-        // Nobody will ever hear the other side again: the system ends what is left of it.
+        // Nothing will ever arrive from the other side again: the system closes what is left of the connection.
         if gone && half.hole == Some(Hole::Lost) {
             state.reset = true;
             state.halves.iter_mut().for_each(Half::wake);
@@ -220,7 +220,7 @@ impl Half {
         if !bytes.is_empty() && !self.ended {
             self.chunks.push_back((at, bytes));
         }
-        // What was delivered up to the cut is still read.
+        // What was delivered before the cut is still read.
         self.ended |= ends;
         self.wake();
     }
@@ -253,7 +253,7 @@ impl AsyncWrite for ClientEnd {
             return Poll::Pending;
         }
         let written = &bytes[..room.min(bytes.len())];
-        // A server that has gone reads nothing of it.
+        // A server that is gone reads none of it.
         if !dead {
             half.push(written, &self.wire.network);
         }
@@ -279,7 +279,7 @@ impl Drop for ClientEnd {
 }
 
 impl ServerEnd {
-    /// What arrives; none at the end, in whatever way that comes.
+    /// What arrives; none at the end, however it ends.
     pub(super) async fn receive(&mut self) -> Option<Vec<u8>> {
         let Self { wire, timer } = self;
         let taken = std::future::poll_fn(|cx| wire.poll_take(Direction::ToServer, usize::MAX, timer, cx)).await;

@@ -8,7 +8,8 @@ pub(super) const SLOTS: usize = 16_384;
 
 static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 
-/// The slot of this key: of what stands between its first brace and the next closing one, if anything does.
+/// The slot of this key: hashed from the text between its first `{` and the next `}`, if there is any, and otherwise
+/// from all of it.
 pub(super) fn slot_of(key: &[u8]) -> u16 {
     let tag = || {
         let open = key.iter().position(|byte| *byte == b'{')? + 1;
@@ -18,7 +19,8 @@ pub(super) fn slot_of(key: &[u8]) -> u16 {
     CRC.checksum(tag().unwrap_or(key)) % 16_384
 }
 
-/// A run of slots, and the nodes that have them. None for a primary whose address isn't known: no replica stands for it.
+/// A range of slots, and the nodes that have them. None for a primary whose address isn't known: no replica stands in
+/// for it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) first: u16,
@@ -33,7 +35,7 @@ pub(super) struct Address {
     pub(super) port: u16,
 }
 
-/// What CLUSTER SLOTS answers; `asked` is the host of who answered. None if it is nothing of the kind.
+/// Reads the answer to CLUSTER SLOTS; `asked` is the host that gave it. None if it is malformed.
 pub(super) fn read(answer: &Value, asked: &str) -> Option<Vec<Run>> {
     let Value::Array(runs) = answer else { return None };
     runs.iter().map(|run| read_run(run, asked)).collect()
@@ -52,7 +54,7 @@ fn read_run(run: &Value, asked: &str) -> Option<Run> {
     Some(Run { first, last, primary: address(primary), replicas: replicas.iter().filter_map(address).collect() })
 }
 
-/// None where it isn't known.
+/// None if the address isn't known.
 fn read_address(node: &Value, asked: &str) -> Option<Address> {
     let Value::Array(fields) = node else { return None };
     let [host, Value::Int(port), ..] = fields.as_slice() else { return None };
@@ -62,7 +64,7 @@ fn read_address(node: &Value, asked: &str) -> Option<Address> {
         Value::Nil => "",
         _ => return None,
     };
-    // A node that doesn't know how it is reached: as it was.
+    // A node that doesn't know its own host name: use the one it was reached by.
     let host = if host.is_empty() { asked } else { host }.to_owned();
     let port = u16::try_from(*port).ok().filter(|port| *port > 0)?;
     (host != "?").then_some(Address { host, port })
@@ -76,7 +78,7 @@ mod tests {
         Value::BulkString(text.into())
     }
 
-    /// The values are of a redis-server's CLUSTER KEYSLOT.
+    /// The values come from CLUSTER KEYSLOT on a redis-server.
     #[test]
     fn keys_are_in_the_slots_that_redis_says() {
         for (key, slot) in [

@@ -1,5 +1,4 @@
-//! Which nodes there are, which has which slot, and how that is found out: by one task at a time, however many callers
-//! notice that it has changed.
+//! Which nodes there are, and the slot map. One task at a time refreshes it, however many callers notice a change.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,17 +17,16 @@ use crate::engine::redis::{Confirm, Redis};
 use crate::error::{Error, Kind};
 use crate::random::{jittered, random};
 
-/// Between two looks, at first; twice as long after each that finds nothing new.
+/// The pause between refreshes, at first; it doubles after each one that finds nothing new.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Up to so many hundredths more, so that not all processes look at once.
+/// Jitter on the pause, in hundredths, so that processes don't all refresh at once.
 const JITTER: u8 = 50;
 /// How long one node may take to answer before another is asked.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long a look may take; and one that has taken as long without an end may belong to a runtime that nobody drives any
-/// more, so another begins.
+/// The longest refresh. One that has taken this long may be on a runtime that is no longer driven, so another begins.
 const LONGEST_LOOK: Duration = Duration::from_secs(2);
-/// Instead of a node, of a slot that none has.
+/// Stands for the owner of a slot that no node has.
 const NOBODY: u16 = u16::MAX;
 
 pub(super) struct Topology {
@@ -36,11 +34,11 @@ pub(super) struct Topology {
     known: watch::Sender<Known>,
     looking: Mutex<Looking>,
     looks: AtomicU64,
-    /// What every node's calls are confirmed by.
+    /// The confirmation that every node's calls need.
     pub(super) confirm: OnceLock<Confirm>,
 }
 
-/// A node, which keeps its connection and its breaker for as long as it is known.
+/// A node. It keeps its connection and its breaker while it is known.
 pub(super) struct Node {
     host: String,
     port: u16,
@@ -49,28 +47,28 @@ pub(super) struct Node {
 
 struct Known {
     map: Map,
-    /// Whether any node has said so; until then there are but the seeds.
+    /// Whether any node has given the map; until then only the seeds are known.
     said: bool,
-    /// Why the first look was in vain, and when the next one may begin.
+    /// Why the first refresh failed, and when the next one may begin.
     failed: Option<(Error, Instant)>,
 }
 
 struct Map {
-    /// Of each slot, its primary's place among the nodes.
+    /// For each slot, its primary's index in `nodes`.
     owners: Vec<u16>,
     nodes: Vec<Arc<Node>>,
 }
 
 #[derive(Default)]
 struct Looking {
-    /// Since when somebody looks.
+    /// When the running refresh began.
     since: Option<Instant>,
     number: u64,
     pause: Duration,
     next: Option<Instant>,
 }
 
-/// A look that is under way. Dropped, in whatever way, it leaves that to others.
+/// A running refresh. However it is dropped, another may begin.
 struct Look {
     topology: Arc<Topology>,
     number: u64,
@@ -84,12 +82,12 @@ impl Topology {
         Ok(Self { seeds, known, looking: Mutex::default(), looks: AtomicU64::new(0), confirm: OnceLock::new() })
     }
 
-    /// The node that has the slot, as far as is known.
+    /// The node that has the slot, as far as known.
     pub(super) fn owner(&self, slot: u16) -> Option<Arc<Node>> {
         self.known.borrow().map.owner(slot).cloned()
     }
 
-    /// The same, after the first look if there was none. Takes as long as that does.
+    /// The same, after the first refresh if there was none; waits as long as that takes.
     pub(super) async fn owner_at_last(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, Error> {
         let of_nobody = || Error::new(Kind::NotNow, format!("no node of the cluster has slot {slot} now"));
         let owner = self.at_last(|map| map.owner(slot).cloned()).await?;
@@ -111,7 +109,7 @@ impl Topology {
         self.looks.load(Ordering::Relaxed)
     }
 
-    /// Something of the map, once there is one.
+    /// Reads something from the map, once there is one.
     async fn at_last<T>(self: &Arc<Self>, of: impl Fn(&Map) -> T) -> Result<T, Error> {
         let mut known = self.known.subscribe();
         let read = |known: &Known| match &known.failed {
@@ -126,7 +124,7 @@ impl Topology {
         }
         loop {
             self.refresh_soon();
-            // It ends, or is given up, or nobody drives it.
+            // The refresh ends, is dropped, or is on a runtime that is no longer driven.
             let _ = tokio::time::timeout(LONGEST_LOOK / 4, known.changed()).await;
             match read(&known.borrow_and_update()) {
                 Some(Ok(found)) => return Ok(found),
@@ -136,7 +134,7 @@ impl Topology {
         }
     }
 
-    /// Notes that a node named another, for good if it named a slot, and who that is.
+    /// Notes a redirect, permanently if it names a slot, and returns the node it leads to.
     pub(super) fn learn(self: &Arc<Self>, named: &str, by: &Node, slot: Option<u16>) -> Result<Arc<Node>, Error> {
         let bad = || Error::new(Kind::Garbled, format!("expected another node's host:port from redis, got {named:?}"));
         let (host, port) = host_and_port(named).ok_or_else(bad)?;
@@ -149,7 +147,7 @@ impl Topology {
                 map.nodes.push(Arc::clone(&found));
                 map.nodes.len() - 1
             });
-            // Others may have learned of it meanwhile: a node has one connection.
+            // Another call may have added it meanwhile: a node has one connection.
             found = Arc::clone(&map.nodes[at]);
             if let (Some(slot), Ok(owner)) = (slot, u16::try_from(at)) {
                 map.owners[usize::from(slot)] = owner;
@@ -179,9 +177,9 @@ impl Topology {
         tokio::spawn(Look { topology: Arc::clone(self), number }.begin(at));
     }
 
-    /// Asks one node after the other until one answers with the slot map, first those that have answered of late; or all that were
-    /// named at once, as long as nobody has said so. One that finds the cluster down, as who is cut off from the others
-    /// does, is believed only if no other knows better.
+    /// Asks the nodes one by one until one returns the slot map, those with a closed breaker first. Until a first map
+    /// is known, asks all of them at once. A node that finds the cluster down, such as one cut off from the others, is
+    /// believed only if no other knows better.
     async fn look(&self) -> Result<Vec<Run>, Error> {
         let mut nodes: Vec<_> = self.nodes().collect();
         nodes.sort_by_cached_key(|node| (node.redis.breaker() != Breaker::Closed, random()));
@@ -211,7 +209,7 @@ impl Topology {
         }
     }
 
-    /// With the nodes that are known by then.
+    /// The map of these runs, reusing nodes already known.
     fn map_of(&self, runs: &[Run], before: &Map) -> Result<Map, Error> {
         let mut map = Map { owners: vec![NOBODY; SLOTS], nodes: Vec::new() };
         let mut places: HashMap<&Address, usize> = HashMap::new();
@@ -273,13 +271,13 @@ impl Drop for Look {
                 looking.since = None;
             }
         }
-        // A waiter may have to refresh it itself.
+        // A waiter may have to refresh the map itself.
         self.topology.known.send_modify(|_| ());
     }
 }
 
 impl Node {
-    /// Which runs of slots it says there are, and whether it finds the cluster well.
+    /// The runs of slots that this node reports, and whether it finds the cluster well.
     async fn says(&self) -> Result<(Vec<Run>, bool), Error> {
         let mut questions = pipe();
         questions.cmd("CLUSTER").arg("SLOTS").cmd("CLUSTER").arg("INFO");
@@ -331,7 +329,7 @@ fn node(endpoint: Endpoint) -> Result<Arc<Node>, Error> {
     Ok(Arc::new(Node { host, port, redis: Redis::at(endpoint)? }))
 }
 
-/// A Redis that isn't of a cluster refuses the question.
+/// A Redis that isn't part of a cluster rejects the command.
 fn said_of_a_cluster(error: Error, node: &Node) -> Error {
     if error.is_refused() && error.to_string().contains("cluster support disabled") {
         let got = node.redis.address();

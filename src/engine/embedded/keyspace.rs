@@ -6,14 +6,14 @@ use std::collections::HashMap;
 
 use super::sorted::SortedSet;
 
-/// Values by key. Time moves only by `set_time`, so it stands still within a script.
+/// Values by key. Time changes only in `set_time`, so it stands still within a script.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Keyspace {
     values: HashMap<Vec<u8>, Entry>,
     now_us: u64,
-    /// How many keys make the next sweep worth its while.
+    /// The number of keys that triggers the next sweep.
     sweep_at: usize,
-    /// No more keys than this are kept from one script to the next, if any number is said.
+    /// The most keys kept from one script to the next, if bounded.
     most: Option<usize>,
 }
 
@@ -43,7 +43,7 @@ pub(super) enum Outcome {
     Done,
     Integer(i64),
     Bytes(Vec<u8>),
-    /// Values, each of which may be missing.
+    /// Values, some of which may be missing.
     Values(Vec<Option<Vec<u8>>>),
     Array(Vec<Vec<u8>>),
     Time([String; 2]),
@@ -58,7 +58,7 @@ impl Keyspace {
         self.most = Some(keys);
     }
 
-    /// Before a script. Within one no key is forgotten, since scripts rely on what they have read.
+    /// Called before a script. Within one no key is forgotten, since scripts rely on what they have read.
     pub(super) fn set_time(&mut self, now_us: u64) {
         self.now_us = now_us;
         if let Some(most) = self.most.filter(|most| self.values.len() > *most) {
@@ -78,7 +78,7 @@ impl Keyspace {
                 self.bytes(key).map(|bytes| bytes.map_or(Outcome::Nothing, |bytes| Outcome::Bytes(bytes.to_vec())))
             }
             (b"MGET", keys) if !keys.is_empty() => {
-                // A value of another type is none, as in Redis.
+                // A value of another type counts as missing, as in Redis.
                 let values = keys.iter().map(|key| self.bytes(key).ok().flatten().map(<[u8]>::to_vec));
                 Ok(Outcome::Values(values.collect()))
             }
@@ -123,7 +123,7 @@ impl Keyspace {
         self.live(key).is_some()
     }
 
-    /// All that is kept of a key, as text.
+    /// A key's whole state, as text.
     #[cfg(test)]
     pub(super) fn shown(&mut self, key: &[u8]) -> String {
         self.live(key).map_or_else(String::new, |entry| format!("{:?}", entry.value))
@@ -144,7 +144,7 @@ impl Keyspace {
         }
     }
 
-    /// Moves the keys that match to another keyspace, and says which they are, in order.
+    /// Moves the matching keys to another keyspace, and returns them in order.
     #[cfg(test)]
     pub(super) fn move_to(&mut self, other: &mut Self, matches: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
         let moved: Vec<_> = self.values.extract_if(|key, _| matches(key)).collect();
@@ -167,7 +167,7 @@ impl Keyspace {
         self.values.get_mut(key)
     }
 
-    /// The key's value, which is this one if there was none.
+    /// The key's value, set to this one if there was none.
     fn live_or(&mut self, key: &[u8], value: Value) -> &mut Value {
         if self.live(key).is_none() {
             self.sweep();
@@ -237,7 +237,7 @@ impl Keyspace {
         }
     }
 
-    /// Drops what has expired whenever the keys have doubled, so that keys never seen again don't pile up.
+    /// Drops expired keys whenever the number of keys has doubled, so that keys never seen again don't pile up.
     fn sweep(&mut self) {
         if self.values.len() < self.sweep_at.max(LEAST_SWEPT) {
             return;
@@ -247,8 +247,8 @@ impl Keyspace {
         self.sweep_at = self.values.len() * 2;
     }
 
-    /// Of more than so many keys, those that have expired. If they were few, an eighth more, so that it is long until the
-    /// next time: those that expire soonest, which are nearest to being as if never used.
+    /// Beyond this many keys, forgets those that have expired. If they are few, forgets an eighth more, so that the
+    /// next time is far off: those that expire soonest, which are closest to never used.
     fn forget(&mut self, most: usize) {
         let now = self.now_ms();
         self.values.retain(|_, entry| !entry.expired(now));

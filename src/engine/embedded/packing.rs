@@ -2,14 +2,14 @@
 
 use mlua::{Lua, LuaString, MultiValue, Value, Variadic};
 
-/// One item of a format: an integer of so many bytes.
+/// One item of a format: an integer of this many bytes.
 #[derive(Clone, Copy)]
 struct Item {
     size: usize,
     signed: bool,
 }
 
-/// Puts `struct` into the globals.
+/// Adds `struct` to the globals.
 pub(super) fn install(lua: &Lua) -> mlua::Result<()> {
     let library = lua.create_table()?;
     library.set("pack", lua.create_function(pack)?)?;

@@ -1,4 +1,4 @@
-//! Scripts by their text, over a keyspace that the caller holds: what simulated servers run.
+//! Scripts by their text, over a keyspace that the caller keeps: for simulated servers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ pub(crate) struct Runner {
     lua: Lua,
     redis: Table,
     keyspace: Arc<Mutex<Keyspace>>,
-    /// What every command that writes is refused by.
+    /// The error that refuses every command that writes.
     refusal: Arc<Mutex<Option<String>>>,
     /// By digest.
     compiled: BTreeMap<String, Function>,
@@ -46,7 +46,7 @@ impl Store {
         self.0.has(key)
     }
 
-    /// All that is kept of a key, as text.
+    /// A key's whole state, as text.
     pub(crate) fn shown(&mut self, key: &[u8]) -> String {
         self.0.shown(key)
     }
@@ -56,12 +56,12 @@ impl Store {
         self.0.keys()
     }
 
-    /// Makes these keys there what they are here.
+    /// Makes these keys in the other store equal to those here.
     pub(crate) fn copy_to(&self, other: &mut Self, keys: &[Vec<u8>]) {
         keys.iter().for_each(|key| self.0.copy_to(&mut other.0, key));
     }
 
-    /// Moves the keys that match, and says which they are, in order.
+    /// Moves the matching keys, and returns them in order.
     pub(crate) fn move_to(&mut self, other: &mut Self, matches: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
         self.0.move_to(&mut other.0, matches)
     }
@@ -94,7 +94,7 @@ impl Runner {
         Self { lua, redis, keyspace, refusal, compiled: BTreeMap::new() }
     }
 
-    /// By which digest a text is called from here on; or what is wrong with it.
+    /// The digest by which this text is called from here on, or what is wrong with it.
     pub(crate) fn load(&mut self, text: &[u8]) -> Result<String, String> {
         let digest = sha1_smol::Sha1::from(text).digest().to_string();
         if !self.compiled.contains_key(&digest) {
@@ -106,7 +106,7 @@ impl Runner {
         Ok(digest)
     }
 
-    /// Runs the script of this digest, of which every write is refused by `refusal`, if there is one.
+    /// Runs the script of this digest; `refusal`, if set, refuses each of its writes.
     pub(crate) fn run(
         &mut self,
         digest: &str,
@@ -136,7 +136,7 @@ impl Runner {
     }
 }
 
-/// As Redis converts a reply: numbers are cut to integers, and an array ends at its first nil.
+/// Converts a reply as Redis does: numbers are truncated to integers, and an array ends at its first nil.
 fn converted(value: Value) -> mlua::Result<Answer> {
     Ok(match value {
         Value::Boolean(true) => Answer::Integer(1),
@@ -156,7 +156,7 @@ fn converted(value: Value) -> mlua::Result<Answer> {
     })
 }
 
-/// The error reply of a script: what the command said, then which script it was.
+/// A script's error reply: what the command said, then which script it was.
 fn thrown(error: &mlua::Error, digest: &str) -> String {
     match error {
         mlua::Error::CallbackError { cause, .. } => thrown(cause, digest),

@@ -11,7 +11,7 @@ pub(super) struct SortedSet {
     order: BTreeSet<(Score, Vec<u8>)>,
 }
 
-/// A number as an integer that is ordered alike, so that there is a next one.
+/// A number as an integer with the same order, so that each has a next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Score(i64);
 
@@ -41,7 +41,7 @@ impl SortedSet {
     }
 
     pub(super) fn range(&self, scores: Range<Score>) -> impl DoubleEndedIterator<Item = (&[u8], Score)> {
-        // The tree panics at a range that ends before it starts.
+        // The tree panics on a range that ends before it starts.
         let end = scores.end.max(scores.start);
         let keys = (scores.start, Vec::new())..(end, Vec::new());
         self.order.range(keys).map(|(score, member)| (member.as_slice(), *score))
@@ -53,7 +53,7 @@ impl SortedSet {
 }
 
 impl Score {
-    /// Of any number but NaN.
+    /// Of any number except NaN.
     pub(super) fn new(number: f64) -> Self {
         // -0 + 0 is 0.
         Self(in_order((number + 0.0).to_bits() as i64))
@@ -68,8 +68,8 @@ impl Score {
     }
 }
 
-/// As Redis writes it from 7.2 on, though it now and then misses the shortest digits; 7.0 has `%.17g`, which is the same
-/// for whole numbers below 10^17.
+/// As Redis writes it since 7.2, except that Redis sometimes misses the shortest digits; 7.0 writes `%.17g`, which is
+/// the same for whole numbers below 10^17.
 impl fmt::Display for Score {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = self.number();
@@ -92,7 +92,8 @@ fn is_plain(digits: &str, power: i64) -> bool {
     if decimals <= 0 { power < count + 7 } else { decimals < 7 || power.abs() < 4 }
 }
 
-/// A number's bits, or back: those of negative numbers descend, until all but the sign are inverted.
+/// Converts a number's bits to an integer in the same order, and back: negative numbers' bits descend, so all but the
+/// sign are inverted.
 fn in_order(bits: i64) -> i64 {
     if bits < 0 { bits ^ i64::MAX } else { bits }
 }
@@ -117,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_score_is_written_as_redis_does() {
-        // As answered by Valkey 9.1 to the same numbers.
+        // As Valkey 9.1 answers for the same numbers.
         for (number, text) in [
             (0.0, "0"),
             (-0.0, "0"),

@@ -10,7 +10,7 @@ use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisErr
 use super::tls::{self, Tls};
 use crate::error::{Error, Kind};
 
-/// After so long without traffic, the system looks whether the other side is still there.
+/// After this long without traffic, the system checks whether the other side is still there.
 const IDLE: Duration = Duration::from_secs(15);
 
 /// One server: where it is, and how to connect to it.
@@ -34,7 +34,7 @@ impl Endpoint {
         &self.info
     }
 
-    /// The same server by TLS, with this as what it trusts and shows.
+    /// The same server over TLS, with these trust settings and this certificate.
     #[cfg(feature = "tls")]
     pub(crate) fn by(self, tls: &Tls, url: &str) -> Result<Self, Error> {
         Ok(Self { info: tls.applied_to(self.info, url)?, tls: tls.clone() })
@@ -45,7 +45,7 @@ impl Endpoint {
         &self.tls
     }
 
-    /// A client of redis-rs to it.
+    /// A redis-rs client for it.
     pub(super) fn client(&self) -> Result<Client, RedisError> {
         #[cfg(feature = "tls")]
         if self.is_by_tls() {
@@ -54,7 +54,7 @@ impl Endpoint {
         Client::open(self.info.clone())
     }
 
-    /// Another server that is connected to alike: user, protocol, and whom to trust.
+    /// Another server, with the same user, protocol and trust settings.
     pub(crate) fn elsewhere(&self, host: &str, port: u16) -> Self {
         let host = host.to_owned();
         let there = match self.info.addr() {
@@ -95,12 +95,12 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Sentinels, and the name by which they know the primary.
+/// Sentinels, and the name under which they know the primary.
 #[derive(Clone)]
 pub(super) struct Watched {
     pub(super) sentinels: Vec<Endpoint>,
     pub(super) name: String,
-    /// How the primary is connected to, wherever it is.
+    /// How to connect to the primary, wherever it is.
     pub(super) primary: Endpoint,
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn is_of_cluster(url: &str) -> bool {
     url.split_once("://").is_some_and(|(scheme, _)| scheme.ends_with("-cluster"))
 }
 
-/// What an address says of one Redis, to be sent to at once.
+/// Parses the address of a single Redis, with TCP_NODELAY.
 pub(crate) fn address(url: &str) -> Result<Endpoint, Error> {
     let malformed = |why: &str| {
         let expected = "expected redis[s]://[user:password@]host[:port][/db] or unix:///path/of.sock \
@@ -131,21 +131,21 @@ pub(crate) fn address(url: &str) -> Result<Endpoint, Error> {
     let why = if lacking { ", which is TLS: this program was built without tollgate's feature \"tls\"" } else { "" };
     let info = url.into_connection_info().map_err(|error| match error.detail() {
         None => malformed(why).caused_by(error),
-        // It repeats a part of the address.
+        // The error's text repeats a part of the address.
         Some(_) => malformed(why),
     })?;
     if matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
         return Err(malformed(", whose #insecure would leave the server's certificate unchecked"));
     }
     let settings = info.tcp_settings().clone().set_nodelay(true);
-    // What the system finds out about a connection that nobody uses, or that carries nothing away.
+    // Lets the system detect that an idle connection, or one that delivers nothing, is dead.
     let settings = settings.set_keepalive(TcpKeepalive::new().with_time(IDLE).with_interval(IDLE / 3));
     #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
     let settings = settings.set_user_timeout(2 * IDLE);
     Ok(Endpoint::of(info.set_tcp_settings(settings)))
 }
 
-/// The nodes that are named of a cluster.
+/// The cluster nodes named in the address.
 pub(crate) fn cluster(url: &str) -> Result<Vec<Endpoint>, Error> {
     let expected = "expected redis[s]-cluster://[user:password@]host[:port][,host[:port]...][?protocol=resp3]";
     let parts = Parts::of(url, "cluster", &["protocol"]).ok_or_else(|| unusable(url, expected))?;
@@ -155,7 +155,7 @@ pub(crate) fn cluster(url: &str) -> Result<Vec<Endpoint>, Error> {
     parts.nodes(parts.user, 6379, "", parts.query).map_err(|()| unusable(url, expected))
 }
 
-/// The sentinels that are named, of which primary, and how to connect to it.
+/// The Sentinels and the primary named in the address, and how to connect to it.
 pub(super) fn sentinels(url: &str) -> Result<Watched, Error> {
     let expected = "expected redis[s]-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db], \
                     and of options protocol, sentinel-user and sentinel-password";
@@ -167,10 +167,10 @@ pub(super) fn sentinels(url: &str) -> Result<Watched, Error> {
     if name.is_empty() || !name.bytes().all(plain) {
         return Err(unusable(()));
     }
-    // Of the options, two are for the sentinels alone.
+    // Two of the options are for the Sentinels only.
     let option = |name: &str| parts.query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
     let (user, password) = (option("sentinel-user"), option("sentinel-password"));
-    // What would end it early must be encoded.
+    // Characters that would end it early must be encoded.
     let whole = |text: &&str| !text.contains(['/', '?', '#', '@']);
     if !user.iter().chain(&password).all(whole) || user.is_some_and(|user| user.contains(':')) {
         return Err(unusable(()));
@@ -207,7 +207,7 @@ impl<'a> Parts<'a> {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (user, hosts) = authority.rsplit_once('@').map_or((None, authority), |(user, hosts)| (Some(user), hosts));
-        // A host that looks like one of several users would be nobody's.
+        // With a user for each host, all hosts but the last would be read as part of the user.
         let clear = !query.contains('#') && !path.contains('#') && !user.is_some_and(|user| user.contains('@'));
         let known =
             query.split('&').all(|pair| pair.is_empty() || options.contains(&pair.split('=').next().unwrap_or(pair)));
@@ -236,19 +236,19 @@ fn unusable(url: &str, expected: &str) -> Error {
     Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
 }
 
-/// The host and the port of `host:port`, as a cluster's nodes name each other; no host is that of who answered.
+/// Host and port of `host:port`, as a cluster's nodes name each other. An empty host means the answering node's own.
 pub(crate) fn host_and_port(address: &str) -> Option<(&str, u16)> {
     let (host, port) = address.rsplit_once(':')?;
     Some((host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?))
 }
 
-/// The scheme, the hosts and their ports of an address, so far as they can't be part of a password.
+/// An address's scheme, hosts and ports, as far as they can't be part of a password.
 pub(super) fn without_password(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (scheme, rest));
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let (secret, shown) = match authority.rsplit_once('@') {
         Some((_, hosts)) => ("***@", hosts),
-        // Perhaps a password goes on for longer.
+        // A password may extend further than it seems.
         None if rest.contains('@') => ("", "***"),
         None => ("", authority),
     };

@@ -1,4 +1,4 @@
-//! Stops asking a Redis that doesn't answer, and looks again now and then.
+//! Stops asking a Redis that doesn't answer, and probes it now and then.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,24 +10,24 @@ use crate::error::Error;
 use crate::random::jittered;
 use crate::telemetry;
 
-/// Attempts that fail one after the other before the breaker opens.
+/// Consecutive failed attempts before the breaker opens.
 const FAILURES: u32 = 5;
-/// How long it is open at first; twice as long after each look in vain.
+/// How long it is open at first; doubled after each failed probe.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Up to so many hundredths more, so that not all processes look at once.
+/// Jitter on the pause, in hundredths, so that processes don't all probe at once.
 const JITTER: u8 = 25;
 
-/// Whether a [`Redis`](crate::Redis) is asked.
+/// Whether calls are sent to a [`Redis`](crate::Redis).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Breaker {
-    /// It is.
+    /// Calls are sent.
     Closed,
-    /// It isn't, for so long: five attempts have failed in a row, or nothing was answered for a while, not on a new
-    /// connection either. Calls are answered by policy at once.
+    /// Calls aren't sent for this long, and the policy answers at once: five attempts in a row have failed, or nothing
+    /// was answered for a while, not even on a new connection.
     Open(Duration),
-    /// One call is on its way to see whether it answers again.
+    /// One call is probing whether it answers again.
     Probing,
 }
 
@@ -35,40 +35,40 @@ pub enum Breaker {
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Entry {
-    /// Of the one that sees whether Redis answers again. When it ends, the next may, if the breaker is still open.
+    /// Set for the call that probes Redis. When it ends, the next may probe, if the breaker is still open.
     probes: Option<(Arc<Guard>, u64)>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Guard {
-    /// Whether there is anything to look at in the state: nearly never.
+    /// Whether the state needs a look: almost never.
     troubled: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// In a row.
+    /// Consecutive.
     failures: u32,
     pause: Duration,
     open: Option<Open>,
-    /// Which call sees whether it answers again, and since when.
+    /// The call that is probing, and since when.
     probing: Option<(u64, Instant)>,
-    /// How many calls have seen to that so far.
+    /// How many calls have probed so far.
     probes: u64,
 }
 
 #[derive(Debug)]
 struct Open {
     until: Instant,
-    /// The error of calls that are refused until then, and while one call probes Redis. Made once:
-    /// there may be many.
+    /// The error of calls refused until then and, as `probed`, while one call probes Redis. Made once: there may be
+    /// many.
     unsent: Error,
     probed: Error,
 }
 
 impl Guard {
-    /// Whether to ask, or why not to.
+    /// Admits a call, or says why not.
     pub(super) fn enter(self: &Arc<Self>) -> Result<Entry, Error> {
         if !self.troubled.load(Ordering::Relaxed) {
             return Ok(Entry { probes: None });
@@ -79,7 +79,7 @@ impl Guard {
         if now < open.until {
             return Err(open.unsent.clone().with_wait(open.until - now));
         }
-        // A call whose future nobody polls any more must not keep all others from looking.
+        // A call whose future is no longer polled must not keep all others from probing.
         if state.probing.is_some_and(|(_, since)| now < since + LONGEST_PAUSE) {
             return Err(open.probed.clone());
         }
@@ -88,7 +88,7 @@ impl Guard {
         Ok(Entry { probes: Some((Arc::clone(self), state.probes)) })
     }
 
-    /// The same for who was let in, before it connects.
+    /// The same check for an admitted call, before it connects.
     pub(super) fn check(&self) -> Result<(), Error> {
         if !self.troubled.load(Ordering::Relaxed) {
             return Ok(());
@@ -112,14 +112,14 @@ impl Guard {
         }
     }
 
-    /// One attempt failed: to connect, or to have anything answered over a connection; or a connection broke. If the
-    /// breaker opened by it, by what those fail who wait to be sent.
+    /// One attempt failed: connecting failed, a connection answered nothing, or it broke. If that opened the breaker,
+    /// returns the error for calls waiting to be sent.
     pub(super) fn failed(&self, error: &Error) -> Option<Error> {
         let mut state = self.state();
         self.troubled.store(true, Ordering::Relaxed);
         state.failures = state.failures.saturating_add(1);
         let counts = match &state.open {
-            // What was on its way as the breaker opened says nothing new.
+            // Failures of calls in flight when the breaker opened say nothing new.
             Some(open) => state.probing.is_some() || open.until <= Instant::now(),
             None => state.failures >= FAILURES,
         };
@@ -149,7 +149,7 @@ impl Guard {
 }
 
 impl State {
-    /// For twice as long as before, if it was open.
+    /// Twice as long as before, if it was open.
     fn open(&mut self, error: &Error) -> Error {
         self.pause = if self.open.is_some() { (self.pause * 2).min(LONGEST_PAUSE) } else { FIRST_PAUSE };
         if self.open.is_none() {

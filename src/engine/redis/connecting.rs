@@ -1,4 +1,4 @@
-//! The one connection that calls go over: made, kept, and replaced.
+//! The connection that calls go over: making, keeping and replacing it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -18,18 +18,18 @@ use super::{Connector, LONGEST_DEADLINE, Redis};
 use crate::error::{Error, Kind};
 use crate::runtime;
 
-/// How long one attempt to connect may take, whatever the deadlines of those who wait for it.
+/// How long one attempt to connect may take, whatever its waiters' deadlines.
 const LONGEST_CONNECT: Duration = Duration::from_secs(5);
-/// After so long Redis counts as away, though the attempt goes on.
+/// After this long Redis counts as away, though the attempt goes on.
 const SLOW_CONNECT: Duration = Duration::from_secs(1);
 
-/// One attempt to connect at a time, however many wait for what it gets.
+/// An attempt to connect. One runs at a time, however many callers wait for it.
 struct Attempt {
     local: Arc<Local>,
 }
 
 impl Attempt {
-    /// None while another is under way.
+    /// None while another one is running.
     fn begin(local: &Arc<Local>) -> Option<Self> {
         let begins = !local.connecting.swap(true, Ordering::AcqRel);
         begins.then(|| Self { local: Arc::clone(local) })
@@ -53,8 +53,8 @@ impl Redis {
             held.lose();
         }
         let attempt = loop {
-            // From here on, no end of an attempt is missed. Nobody is handed the turn: it might be somebody whose future
-            // isn't polled any more.
+            // From here on, no end of an attempt is missed. The turn isn't handed to a particular waiter, whose future
+            // may no longer be polled.
             let ended = local.attempted.notified();
             let attempt = Attempt::begin(local);
             if let Some(held) = local.held() {
@@ -64,14 +64,14 @@ impl Redis {
                 break attempt;
             }
             ended.await;
-            // It may have been in vain.
+            // The attempt may have failed.
             if let Some(held) = local.held() {
                 return Ok(held);
             }
             local.guard.check()?;
         };
-        // A task of its own, so that a caller whose deadline is shorter than a connect takes leaves a connection to the
-        // next one.
+        // A separate task, so that callers with deadlines shorter than connecting takes still leave a connection for
+        // the next one.
         let (this, local) = (self.clone(), Arc::clone(local));
         let connect = tokio::spawn(async move {
             let made = this.make_at_last(&local).await;
@@ -91,8 +91,8 @@ impl Redis {
         })
     }
 
-    /// The first of several attempts, of which another is begun for each second that the others take: what one waits for
-    /// may never come, and the next be answered at once.
+    /// The first of several attempts to succeed. Another starts for each second that the others take: one attempt may
+    /// never be answered, and the next at once.
     async fn make_at_last(&self, local: &Local) -> Result<Link, Error> {
         let late = |after| Error::deadline(after, false).at_connecting();
         let (began, mut failed) = (Instant::now(), None);
@@ -101,7 +101,7 @@ impl Redis {
         loop {
             match tokio::time::timeout(SLOW_CONNECT, attempts.next()).await {
                 Ok(Some(Ok(link))) => return Ok(link),
-                // What refuses will do so again.
+                // A refusal will be repeated.
                 Ok(Some(Err(error))) if attempts.is_empty() || !error.goes_to_policy() => return Err(error),
                 Ok(Some(Err(error))) => failed = Some(error),
                 Ok(None) => return Err(late(began.elapsed())),
@@ -113,7 +113,7 @@ impl Redis {
                     });
                 }
                 Err(_) => {
-                    // Whoever comes from now on needn't wait for it.
+                    // Callers from now on needn't wait for it.
                     local.is_away(&late(SLOW_CONNECT));
                     attempts.push(self.make());
                 }
@@ -121,7 +121,7 @@ impl Redis {
         }
     }
 
-    /// Another connection, which nobody uses yet.
+    /// Another connection, not yet used by any caller.
     pub(super) async fn make(&self) -> Result<Link, Error> {
         let began = Instant::now();
         let (mut connection, wire) = self.connect().await.map_err(Error::at_connecting)?;
@@ -158,7 +158,7 @@ impl Redis {
     }
 
     async fn notice_restart(&self, connection: &mut MultiplexedConnection) {
-        // A user without that permission doesn't learn of it.
+        // A user without that permission doesn't learn of restarts.
         let Ok(info) = redis::cmd("INFO").arg("server").query_async::<String>(connection).await else { return };
         let Some(process) = info.lines().find_map(|line| line.strip_prefix("run_id:")) else { return };
         let mut last = self.shared.process.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,7 +168,7 @@ impl Redis {
     }
 }
 
-/// Redis 7.0 brought EVALSHA_RO and error codes out of scripts. Where the user may not ask, nothing is known.
+/// Redis 7.0 introduced EVALSHA_RO and error codes from scripts. If the user may not ask, the version isn't known.
 async fn check_version(connection: &mut MultiplexedConnection, address: &str) -> Result<(), Error> {
     let answer = redis::cmd("HELLO").query_async::<std::collections::HashMap<String, Value>>(connection).await;
     let too_old = |version: &str| {
@@ -190,7 +190,7 @@ async fn check_version(connection: &mut MultiplexedConnection, address: &str) ->
             if major.is_none_or(|major| major >= 7) {
                 return Ok(());
             }
-            // A proxy answers for itself.
+            // A proxy reports its own version.
             match text("server").filter(|server| server != "redis") {
                 Some(server) => Err(too_old(&format!("{server} {version}"))),
                 None => Err(too_old(&version)),

@@ -1,4 +1,4 @@
-//! Sends what is queued, for as long as anything is. Sending is a task's, so that no caller who gives up holds up another.
+//! Sends queued calls while there are any. A task does the sending, so that no caller that gives up holds up another.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,34 +19,34 @@ use crate::error::Error;
 use crate::script::Reply;
 use crate::telemetry;
 
-/// One of those that may be in flight. In whatever way it ends, what is queued by then is sent.
+/// One of the dispatches that may run at once. However it ends, what is queued by then is sent.
 #[derive(Debug)]
 struct Dispatch {
     redis: Redis,
     local: Arc<Local>,
     generation: u64,
-    /// Whether it is about to send what waits, which nobody else will. Not while a batch of its own is in flight.
+    /// Whether this one is responsible for sending what waits. False while its own batch is in flight.
     sends: bool,
 }
 
-/// An ask that waits with others.
+/// An ask that is queued with others.
 #[derive(Debug)]
 pub(crate) struct Queued {
     waiting: Waiting,
     _entry: Entry,
 }
 
-/// The asks of one caller who waits for all of them.
+/// The asks of one caller that waits for all of them.
 #[derive(Debug)]
 pub(crate) struct Many {
     waiting: std::vec::IntoIter<Waiting>,
     _entry: Option<Entry>,
-    /// Why so many were not queued.
+    /// The error for those that weren't queued, and how many they are.
     failed: Option<(Error, usize)>,
 }
 
 impl Redis {
-    /// Begins to decide this ask, alone or with others, for the task whose waker this is.
+    /// Begins to decide this ask, alone or with others, for the task that owns this waker.
     pub(in crate::engine) fn acquire<'a>(
         &'a self,
         ask: Ask<'a>,
@@ -73,7 +73,7 @@ impl Redis {
         self.apart(&dispatch.local, Asking::No, &ask, until).await
     }
 
-    /// Decides this ask by a call of its own.
+    /// Decides this ask in a call of its own.
     pub(in crate::engine) async fn acquire_apart(
         &self,
         asking: Asking,
@@ -92,13 +92,13 @@ impl Redis {
         replies.only()
     }
 
-    /// Decides all of these together, each by itself and by its deadline. They are queued at once.
+    /// Decides all of these together, each independently and by its own deadline. They are queued at once.
     pub(in crate::engine) fn acquire_all<'r>(&self, asks: impl Iterator<Item = (Ask<'r>, Duration)>) -> Many {
         match self.local().and_then(|local| Ok((local.guard.enter()?, local))) {
             Ok((entry, local)) => {
                 let (waiting, begin) = local.queue.enter_all(&local, asks);
                 self.begin(&local, &begin);
-                // A call without asks doesn't probe Redis: it leaves that to others.
+                // A call without asks leaves probing to others.
                 let entry = (!waiting.is_empty()).then_some(entry);
                 Many { waiting: waiting.into_iter(), _entry: entry, failed: None }
             }
@@ -113,7 +113,8 @@ impl Redis {
         }
     }
 
-    /// Sends a batch, and again what didn't run of it, for those who still wait. Each call is answered as its reply arrives.
+    /// Sends a batch, and resends what didn't run, for callers still waiting. Each call is answered as its reply
+    /// arrives.
     async fn send(&self, local: &Arc<Local>, mut link: Link, mut batch: InFlight<'_>) {
         let options = CallOptions { asking: Asking::No, confirmed: Some(batch.last) };
         let mut retries = Retries::new();
@@ -184,11 +185,11 @@ impl Dispatch {
         self.local.runtime.clone().spawn(self.run());
     }
 
-    /// Sends one batch after the other.
+    /// Sends one batch after another.
     async fn run(mut self) {
         let generation = self.generation;
         while self.sends {
-            // Whoever is about to ask, as those who were just answered may be, comes along.
+            // Lets callers that are about to ask join the batch, such as those that were just answered.
             tokio::task::yield_now().await;
             let queue = &self.local.queue;
             self.sends = queue.has_more(generation);
@@ -217,7 +218,7 @@ impl Dispatch {
 
 impl Drop for Dispatch {
     fn drop(&mut self) {
-        // A task that is dropped before it has sent what waits: its runtime has ended, and another would get no further.
+        // If dropped before it has sent what waits, its runtime has ended, and another dispatch would get no further.
         if let Some(generation) = self.local.queue.leave(self.generation, self.sends) {
             Self::new(&self.redis, &self.local, generation, true).spawn();
         }

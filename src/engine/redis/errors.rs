@@ -1,4 +1,4 @@
-//! What redis-rs says went wrong, as what that means for a decision.
+//! Translates redis-rs's errors into what they mean for a decision.
 
 use std::borrow::Cow;
 
@@ -13,10 +13,10 @@ pub(super) fn from_connecting(error: &RedisError, address: &str) -> Error {
         (ErrorKind::AuthenticationFailed, _) | (_, Some("NOAUTH" | "WRONGPASS")) => Kind::Authentication,
         (ErrorKind::RESP3NotSupported, _) => Kind::Unsupported,
         (ErrorKind::Server(ServerErrorKind::NoPerm), _) => Kind::Permission,
-        // Of SELECT, redis-rs hands on the text alone.
+        // For SELECT, redis-rs returns the text only.
         _ if error.to_string().contains("Authentication required") => Kind::Authentication,
         _ if error.to_string().contains("no permissions to run") => Kind::Permission,
-        // Of a database that isn't there, or a server that has one alone.
+        // From a database that doesn't exist, or a server that has only one.
         _ if ["DB index is out of range", "SELECT is not allowed", "unknown command"]
             .iter()
             .any(|said| error.to_string().contains(said)) =>
@@ -34,11 +34,11 @@ pub(super) fn from_connecting(error: &RedisError, address: &str) -> Error {
     Error::new(kind, format!("{what} at {address}: {}", described(error)))
 }
 
-/// What was called, where that was a script.
+/// What was called, if it was a script.
 #[derive(Clone, Copy)]
 pub(super) struct Called {
     pub(super) script: &'static Script,
-    /// Whether it writes more than one key, so that it may have written some when it met an error.
+    /// Whether it writes several keys, so that it may have written some before an error.
     pub(super) writes_several: bool,
 }
 
@@ -62,7 +62,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         (ErrorKind::Io, _) => Kind::Disconnected,
         (ErrorKind::Parse, _) if is_cut_short(error) => Kind::Disconnected,
         (ErrorKind::Parse, _) if repeats_what_was_sent(error) => Kind::Unsupported,
-        // A cluster's node, of which the cluster engine follows the detour.
+        // From a cluster's node; the cluster engine follows the redirect.
         (_, "MOVED" | "ASK") => Kind::Unsupported,
         (_, "WRONGTYPE" | "BADSTATE") => Kind::Unreadable,
         (_, "NOAUTH" | "WRONGPASS") => Kind::Authentication,
@@ -74,7 +74,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         (_, "CLUSTERDOWN") if of_a_slot(error) => Kind::Refused,
         (_, "LOADING" | "BUSY" | "MASTERDOWN" | "READONLY" | "CLUSTERDOWN" | "TRYAGAIN") => Kind::NotNow,
         (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
-            // Within a script neither has a code of its own.
+            // Within a script these errors have no code of their own.
             if is_unknown_command(error) || is_forbidden_to_scripts(error) {
                 Kind::Unsupported
             } else if says(error, &FORBIDDEN_IN_SCRIPT) {
@@ -120,7 +120,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     };
     let told = Error::new(kind, format!("{what}: {}", described(error))).by(detour(error));
     let begun = error.detail().is_some_and(|detail| detail.contains(" script: ") || detail.contains(" command: "));
-    // A script reads, and finds what it can't read, before it writes.
+    // A script reads all it needs, and finds what it can't read, before it writes.
     let writing = matches!(kind, Kind::Permission | Kind::Unsupported | Kind::Refused);
     let charged = |called: Called| {
         called.writes_several || command().is_some_and(|command| called.script.calls_after_charging(&command))
@@ -128,25 +128,26 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     if begun && writing && called.is_some_and(charged) { told.half_way() } else { told }
 }
 
-/// How Redis 7.0, and newer ones and Valkey, begin to say that a user may not do what a script calls.
+/// How Redis 7.0, and newer versions and Valkey, begin the error that a user may not run a command that a script calls.
 const FORBIDDEN_IN_SCRIPT: [&str; 2] = ["The user executing the script can't", "ACL failure in script"];
 
-/// Whether no script may do what this one does, whoever calls it: `This Redis command is not allowed from script`, with the
-/// product's name or none, as Amazon ElastiCache Serverless says of TIME; `bad lua script`, as Alibaba Tair says of keys
-/// that it can't see; and Valkey without its module of Lua.
+/// Whether no script may run this command, whoever calls it: `This Redis command is not allowed from script`, with the
+/// product's name or none, as Amazon ElastiCache Serverless says of TIME; `bad lua script`, as Alibaba Tair says of
+/// keys that it can't see; and Valkey without its Lua module.
 fn is_forbidden_to_scripts(error: &RedisError) -> bool {
     let within = |detail: &str| detail.starts_with("This ") && detail.contains("command is not allowed from script");
     says(error, &["bad lua script", "Could not find scripting engine"]) || error.detail().is_some_and(within)
 }
 
-/// `unknown command 'X'`; within a script `Unknown Redis command called from script`, with the product's name or none.
+/// `unknown command 'X'`, or within a script `Unknown Redis command called from script`, with the product's name or
+/// none.
 fn is_unknown_command(error: &RedisError) -> bool {
     let within = |detail: &str| detail.starts_with("Unknown ") && detail.contains("command called from script");
     says(error, &["unknown command"]) || error.detail().is_some_and(within) || repeats_what_was_sent(error)
 }
 
-/// A server says what it was sent along with a command that it doesn't know, and redis-rs reads no such line with bytes that
-/// are no text, as a script's packed numbers may be. No other answer has such a line.
+/// For an unknown command, a server repeats what it was sent, and redis-rs can't read such a line if it isn't text, as
+/// a script's packed numbers may not be. No other answer has such a line.
 fn repeats_what_was_sent(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Parse && error.to_string().contains("utf-8")
 }
@@ -155,14 +156,14 @@ fn says(error: &RedisError, beginnings: &[&str]) -> bool {
     error.detail().is_some_and(|detail| beginnings.iter().any(|beginning| detail.starts_with(beginning)))
 }
 
-/// Whether it is a key that the user may not have, rather than a command.
+/// Whether the refusal is about a key rather than a command.
 fn is_of_a_key(error: &RedisError) -> bool {
     let refused = ["access a key", "access one of the keys", "access at least one of the keys"];
     error.detail().is_some_and(|detail| refused.iter().any(|refused| detail.contains(refused)))
 }
 
-/// The command that a user may not run, or that the server doesn't have: as the error names it, or as the script calls it
-/// on the line that the error names.
+/// The command that a user may not run, or that the server doesn't have: named by the error, or found in the script on
+/// the line that the error names.
 fn named_by(error: &RedisError, script: Option<&Script>) -> Option<String> {
     if repeats_what_was_sent(error) {
         return Some("evalsha".into());
@@ -185,7 +186,7 @@ fn is_cut_short(error: &RedisError) -> bool {
     error.to_string().contains("nexpected end of input")
 }
 
-/// Whether a node that finds the cluster well says that nobody has a slot: `CLUSTERDOWN Hash slot not served`.
+/// Whether a node of an otherwise well cluster says that a slot has no owner: `CLUSTERDOWN Hash slot not served`.
 fn of_a_slot(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.starts_with("Hash slot"))
 }
@@ -201,7 +202,7 @@ fn detour(error: &RedisError) -> Option<Detour> {
     }
 }
 
-/// What the server or the system said. redis-rs puts no password into its errors.
+/// The server's or system's message. redis-rs puts no password into its errors.
 fn described(error: &RedisError) -> String {
     match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
@@ -218,12 +219,12 @@ mod tests {
 
     static SCRIPT: Script = Script::algorithm("gcra", include_str!("../../../lua/gcra.lua"));
 
-    /// What a server said, as redis-rs hands it on.
+    /// A server's message, as redis-rs passes it on.
     fn said(text: &str) -> RedisError {
         parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap().extract_error().unwrap_err()
     }
 
-    /// In the words of Redis 7.0.15 and 8.2.3, of Valkey 8.1.8 and 9.1.2, and of Redict 7.3.6.
+    /// The messages are those of Redis 7.0.15 and 8.2.3, of Valkey 8.1.8 and 9.1.2, and of Redict 7.3.6.
     #[test]
     fn what_a_user_may_not_do_and_what_a_server_lacks_is_named_on_every_version() {
         let script = &SCRIPT;

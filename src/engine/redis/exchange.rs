@@ -1,6 +1,7 @@
-//! Calls of scripts, asked together in one pipeline, and again for as long as that is safe: by its text what the server
-//! has no script of, over another connection what was never written, and after a wait what the server doesn't run now.
-//! The caller decides the last two, so that no call is sent again whose caller was answered meanwhile that nothing was charged.
+//! Script calls, sent together in one pipeline, and again as long as that is safe: by text if the server doesn't have
+//! the script, over another connection if nothing was written, and after a wait if the server refuses for now. The code
+//! that calls this decides the last two, so that no call is resent once its caller has been answered that nothing was
+//! charged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +21,10 @@ use crate::error::{Error, Kind};
 use crate::random::jittered;
 use crate::script::{Call, Reply};
 
-/// What certainly didn't run is asked again after these waits, and up to half as long again.
+/// The waits before calls that certainly didn't run are retried, each up to half as long again.
 const WAITS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(60)];
 
-/// A call of a script.
+/// A script call.
 pub(super) trait ScriptCall {
     type Answer;
 
@@ -31,32 +32,32 @@ pub(super) trait ScriptCall {
 
     fn called(&self) -> Called;
 
-    /// Whether it is asked again here in a moment, after it certainly didn't run for this.
+    /// Whether to retry it here shortly, after this error, with which it certainly didn't run.
     fn is_asked_again_after(&self, error: &Error) -> bool;
 
-    /// What the script answered, and what the replicas lack of what it took.
+    /// Reads the script's answer, given what the replicas lack of what it took.
     fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Self::Answer, Error>;
 }
 
-/// What has become of a call that was asked.
+/// The outcome of a call.
 #[derive(Debug)]
 pub(super) enum Outcome<T> {
-    /// Nothing of it was written, nor will be.
+    /// None of it was written, nor will be.
     Unsent,
-    /// It didn't run for this, and may be asked again in a moment.
+    /// It was refused with this error and didn't run; it may be retried shortly.
     Refused(Error),
     Answered(Result<T, Error>),
 }
 
-/// How calls are asked.
+/// How calls are sent.
 #[derive(Clone, Copy)]
 pub(super) struct CallOptions {
     pub(super) asking: Asking,
-    /// By when replicas must confirm, if they must.
+    /// When replicas must have confirmed, if they must.
     pub(super) confirmed: Option<Instant>,
 }
 
-/// How often what didn't run is asked again, and with which waits between.
+/// The retries left for calls that didn't run, and the waits between them.
 pub(super) struct Retries {
     waits: std::array::IntoIter<Duration, 3>,
 }
@@ -66,12 +67,12 @@ impl Retries {
         Self { waits: WAITS.into_iter() }
     }
 
-    /// Whether one is left of what the server refuses for now.
+    /// Whether a retry is left for a call that the server refuses for now.
     fn are_left(&self) -> bool {
         self.waits.len() > 0
     }
 
-    /// A connection to ask again on: at once, or after a wait if the server refused for now.
+    /// A connection to retry on: at once, or after a wait if the server refused for now.
     pub(super) async fn next(&mut self, redis: &Redis, local: &Arc<Local>, refused: bool) -> Result<Link, Error> {
         if refused {
             tokio::time::sleep(jittered(self.waits.next().unwrap_or_default(), 50)).await;
@@ -81,7 +82,7 @@ impl Retries {
 }
 
 impl Redis {
-    /// Asks one call, and ends by the deadline.
+    /// Sends one call, and ends by the deadline.
     pub(super) async fn ask_one<Q: ScriptCall>(
         &self,
         local: &Arc<Local>,
@@ -113,7 +114,7 @@ impl Redis {
         }
     }
 
-    /// Asks these calls once, and those of which the server has no script once more.
+    /// Sends these calls once, and again those whose script the server doesn't have.
     pub(super) async fn exchange<Q: ScriptCall>(
         &self,
         local: &Arc<Local>,
@@ -156,7 +157,7 @@ impl Redis {
                             _ => answered = true,
                         }
                         if answer.as_ref().is_err_and(Error::is_garbled) {
-                            // It may be another call's: nothing that comes on this connection can be trusted any more.
+                            // It may be another call's answer: nothing more on this connection can be trusted.
                             local.drop_link(link.number);
                             link.lose();
                         }
@@ -164,7 +165,7 @@ impl Redis {
                     }
                 };
             }
-            // They are one attempt: Redis is away if it answered none of them.
+            // Together they are one attempt: Redis is away if it answered none of them.
             if answered || failed.is_some() {
                 local.outcome(failed.filter(|_| !answered).as_ref());
             }
@@ -188,7 +189,8 @@ impl ScriptCall for Call<'_> {
         Called::of(self)
     }
 
-    /// Also where a node of a cluster says so: of several keys some may have moved and some not, until all have.
+    /// Also retried when a cluster's node asks for it: of several keys some may have moved and some not, until all
+    /// have.
     fn is_asked_again_after(&self, error: &Error) -> bool {
         error.is_not_now() && (self.key_count() > 1 || error.detour().is_none())
     }
@@ -217,7 +219,7 @@ impl ScriptCall for Packed<'_> {
         Called::of_packed(*self)
     }
 
-    /// A call that a cluster's node redirects is sent alone, so that no other waits for it.
+    /// A call that a cluster's node redirects is sent on alone, so that no other waits for it.
     fn is_asked_again_after(&self, error: &Error) -> bool {
         error.is_not_now() && error.detour().is_none()
     }

@@ -1,9 +1,8 @@
 //! A connection that calls go over, and whether it still answers.
 //!
-//! Callers give up whenever they like, so what becomes of their calls says little about Redis. A connection is watched by
-//! itself: for as long as something is unanswered there, a task looks whether anything is answered at all. Where nothing is
-//! for a while, another connection is tried, which tells a dead connection from a Redis that is away, and from one that
-//! runs no script now and will.
+//! Callers may give up at any time, so the outcome of their calls says little about Redis. Instead, a task watches the
+//! connection while anything on it is unanswered. If nothing is answered for a while, it tries another connection, to
+//! distinguish a dead connection from a Redis that is away, and from one that runs no script for now.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -22,24 +21,24 @@ use super::transport::Wire;
 use super::{Redis, Shared};
 use crate::error::{Error, Kind};
 
-/// How often it is looked whether something was answered.
+/// How often to check whether anything was answered.
 const TICK: Duration = Duration::from_millis(50);
-/// Silent for so long, or for four times as long as connecting took, a connection is doubted.
+/// A connection is suspect once silent for this long, or for four times as long as connecting took.
 const SILENCE: Duration = Duration::from_millis(250);
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
-/// However long it was asked to wait for replicas.
+/// The cap on the extra silence while waiting for replicas, whatever wait was asked for.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// Out of a pool, a connection that was idle for so long is asked whether it still is one.
+/// A connection from a pool that was idle for this long is checked before use.
 const IDLE: Duration = Duration::from_secs(1);
-/// How often a new connection is tried while Redis is away, for callers that wait on the silent one.
+/// How often a new connection is tried while Redis is away, for callers waiting on the silent one.
 const AWAY: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub(super) struct Link {
-    /// A caller who saw it break must not drop its successor.
+    /// So that a caller that saw it break doesn't drop its successor.
     pub(super) number: u64,
     connection: MultiplexedConnection,
-    /// None of a connection out of a pool.
+    /// None for a connection from a pool.
     wire: Option<Arc<Wire>>,
     health: Arc<Health>,
 }
@@ -49,17 +48,17 @@ struct Health {
     owner: Weak<Shared>,
     /// How long it may be silent.
     silence: Duration,
-    /// How many milliseconds longer because it waits for replicas.
+    /// Milliseconds added to that because it waits for replicas.
     waits: AtomicU64,
     began: Instant,
-    /// Requests handed over, and the latest of them that was answered: answers come in the order of the requests.
+    /// Requests sent, and the latest of them that was answered: answers come in the order of the requests.
     sent: AtomicU64,
     answered: AtomicU64,
-    /// When anything was answered last, in milliseconds since it began, of a connection out of a pool.
+    /// For a connection from a pool: when anything was last answered, in milliseconds since it was opened.
     heard: AtomicU64,
-    /// Callers who still wait.
+    /// Callers still waiting.
     waiting: AtomicUsize,
-    /// When its watch last looked, in milliseconds since it began, and one more; 0 while nobody watches.
+    /// When its watch last ran, in milliseconds since it was opened, plus one; 0 while there is no watch.
     watched: AtomicU64,
     lost: AtomicBool,
     losing: Notify,
@@ -68,22 +67,22 @@ struct Health {
 /// What the silence of a connection means.
 #[derive(PartialEq, Eq)]
 enum Doubt {
-    /// It answers after all, or nothing can be said.
+    /// It answers after all, or the cause is unknown.
     Unresolved,
     /// Another connection is answered.
     Dead,
-    /// No connection is, or no script runs now on any.
+    /// No connection is answered, or none runs scripts for now.
     Waits,
 }
 
-/// A request that is under way.
+/// A request in flight.
 struct Request<'a> {
     number: u64,
     health: &'a Health,
 }
 
 impl Link {
-    /// To a Redis to which connecting took so long.
+    /// A link to a Redis, given how long connecting took.
     pub(super) fn new(
         owner: Weak<Shared>,
         number: u64,
@@ -117,13 +116,13 @@ impl Link {
         self.answered(connection.req_packed_command(command)).await?.extract_error()
     }
 
-    /// For replicas, which keeps all that is sent behind it waiting.
+    /// Allows for a wait for replicas, which holds up everything sent after it.
     pub(super) fn may_wait(&self, time: Duration) {
         let ms = u64::try_from(time.min(LONGEST_WAIT).as_millis()).unwrap_or(u64::MAX);
         self.health.waits.fetch_max(ms, Ordering::Relaxed);
     }
 
-    /// What is answered, unless the connection is given up before.
+    /// The answer, unless the connection is given up first.
     async fn answered<T>(&self, answer: impl Future<Output = Result<T, RedisError>>) -> Result<T, RedisError> {
         let request = self.request();
         let losing = pin!(self.health.losing.notified());
@@ -132,7 +131,7 @@ impl Link {
         }
         match select(pin!(answer), losing).await {
             Either::Left((answer, _)) => {
-                // An error of the server's is an answer as well.
+                // A server error is an answer as well.
                 if answer.as_ref().err().is_none_or(|error| !error.is_io_error()) {
                     self.health.answered.fetch_max(request.number, Ordering::Relaxed);
                     if self.wire.is_none() {
@@ -155,7 +154,7 @@ impl Link {
         Request { number, health }
     }
 
-    /// Ends all calls that wait on it, as if it had broken.
+    /// Ends all calls waiting on it, as if it had broken.
     pub(super) fn lose(&self) {
         self.health.lost.store(true, Ordering::Release);
         if let Some(wire) = &self.wire {
@@ -169,25 +168,25 @@ impl Link {
         self.health.lost.load(Ordering::Acquire) || self.wire.as_ref().is_some_and(|wire| wire.is_closed())
     }
 
-    /// Whether a call may go over it. Of a connection out of a pool it isn't known what was written before it broke, so one
-    /// that others may have closed while it was idle is asked first.
+    /// Whether a call may go over it. For a connection from a pool it isn't known what was written before it broke, so
+    /// one that may have been closed while idle is checked first.
     pub(super) async fn is_there(&self) -> bool {
         let heard = Duration::from_millis(self.health.heard.load(Ordering::Relaxed));
         if self.wire.is_some() || self.health.began.elapsed().saturating_sub(heard) < IDLE {
             return true;
         }
-        // Any answer will do, a refusal too. Where none comes, the watch gives the connection up.
+        // Any answer will do, even a refusal. If none comes, the watch gives the connection up.
         let answer = self.command(&redis::cmd("PING")).await;
         answer.err().is_none_or(|error| !error.is_io_error())
     }
 
-    /// How much has been written so far, where that is counted.
+    /// Bytes written so far, if they are counted.
     pub(super) fn written(&self) -> Option<u64> {
         self.wire.as_ref().map(|wire| wire.written())
     }
 
-    /// Of a connection that is lost: whether nothing was written since so much was, so that no call since then can have
-    /// reached the server, or will.
+    /// Whether a lost connection has written nothing since this count, so that no later call can have reached the
+    /// server, or will.
     pub(super) fn wrote_nothing_since(&self, written: Option<u64>) -> bool {
         let closed = |wire: &Arc<Wire>| {
             wire.close();
@@ -196,7 +195,7 @@ impl Link {
         written.is_some() && self.wire.as_ref().map(closed) == written
     }
 
-    /// For as long as something is unanswered.
+    /// Runs while anything is unanswered.
     async fn watch(self) {
         let (health, mut broke) = (&*self.health, false);
         while !self.is_lost() {
@@ -206,7 +205,7 @@ impl Link {
             health.look();
             if health.is_quiet() {
                 health.watched.store(0, Ordering::SeqCst);
-                // Whoever asked just now may have seen this watch.
+                // A caller that sent just now may have seen this watch running.
                 if health.is_quiet() {
                     return;
                 }
@@ -214,7 +213,8 @@ impl Link {
             if health.last_answered() != answered {
                 continue;
             }
-            // Its answer comes after all others, those of callers who gave up included. Any will do, a refusal too.
+            // Answered after all other requests, including those of callers that gave up. Any answer will do, even a
+            // refusal.
             let hello = redis::cmd("HELLO");
             match tokio::time::timeout(health.patience() - TICK, self.command(&hello)).await {
                 Ok(Err(error)) if error.is_io_error() => {
@@ -224,7 +224,7 @@ impl Link {
                 Ok(_) => continue,
                 Err(_) => {}
             }
-            // A runtime that stood still has seen nothing.
+            // If this runtime stalled, the silence proves nothing.
             if health.last_answered() != answered || began.elapsed() > 2 * health.patience() {
                 continue;
             }
@@ -257,7 +257,7 @@ impl Link {
 }
 
 impl Redis {
-    /// Finds out by another connection what the silence of this one means.
+    /// Finds out through another connection what this one's silence means.
     async fn doubt(&self, local: &Local, link: &Link, answered: u64) -> Doubt {
         let (patience, began) = (link.health.patience(), Instant::now());
         let other = match local.held().filter(|other| other.number != link.number) {
@@ -268,7 +268,7 @@ impl Redis {
             }),
         };
         if let Ok(other) = &other {
-            // Whatever may write is held up where Redis pauses writes: then neither connection is to blame.
+            // EVAL may write, so it is held up while Redis pauses writes; then neither connection is to blame.
             let mut nothing = redis::cmd("EVAL");
             nothing.arg("return 1").arg(0);
             match tokio::time::timeout(patience, other.command(&nothing)).await {
@@ -276,10 +276,10 @@ impl Redis {
                 Ok(_) => {}
                 Err(_) => return Doubt::Waits,
             }
-            // Much may be under way on the one, and nothing on the other.
+            // The old connection may have much in flight, and the new one nothing.
             tokio::time::sleep(patience).await;
         }
-        // A runtime that stood still has seen nothing.
+        // If this runtime stalled, the silence proves nothing.
         if link.health.last_answered() != answered || began.elapsed() > 4 * patience {
             return Doubt::Unresolved;
         }
@@ -292,7 +292,7 @@ impl Redis {
                 local.is_away(&error);
                 return Doubt::Waits;
             }
-            // What refuses tells the next caller why.
+            // A refusal: the next caller connects, and gets its reason.
             Err(_) => _ = local.drop_link(link.number),
         }
         link.lose();
@@ -318,7 +318,7 @@ impl Health {
         self.watched.store(self.now(), Ordering::SeqCst);
     }
 
-    /// Whether whoever asks is to watch: nobody does, or it is a runtime that nobody drives any more.
+    /// Whether the caller must start a watch: none is running, or it is on a runtime that is no longer driven.
     fn begins_a_watch(&self) -> bool {
         let (last, now) = (self.watched.load(Ordering::SeqCst), self.now());
         let longest = 4 * TICK + 4 * self.patience();

@@ -1,7 +1,7 @@
 //! What the callers of one runtime share.
 //!
-//! A connection is driven by the runtime that made it, so one that several runtimes shared would stand still whenever that
-//! one is blocked, isn't driven, or has ended. And what one runtime can't reach, another may be connected to.
+//! A connection is driven by the runtime that made it. If several runtimes shared one, it would stall whenever that
+//! runtime is blocked, isn't driven, or has ended. And what one runtime can't reach, another may be connected to.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
@@ -23,23 +23,23 @@ use crate::runtime;
 pub(super) struct Local {
     pub(super) runtime: Handle,
     current: RwLock<Option<Link>>,
-    /// Whether an attempt to connect is under way, and that one has ended.
+    /// Whether an attempt to connect is running, and the signal that one has ended.
     pub(super) connecting: AtomicBool,
     pub(super) attempted: Notify,
     pub(super) queue: Queue,
     pub(super) guard: Arc<Guard>,
-    /// A task that lasts as long as the runtime does, and this.
+    /// A task that lives as long as both the runtime and this.
     lasts: AbortHandle,
     over: Arc<Notify>,
 }
 
 impl Redis {
-    /// That of the runtime that this is called on.
+    /// The state of the runtime that this is called on.
     pub(super) fn local(&self) -> Result<Arc<Local>, Error> {
         self.with_local(Arc::clone)
     }
 
-    /// The same, without cloning the Arc, whose count all threads would write to.
+    /// The same, without cloning the Arc, whose count all threads would contend for.
     pub(super) fn with_local<T>(&self, with: impl FnOnce(&Arc<Local>) -> T) -> Result<T, Error> {
         let runtime = runtime::current()?;
         if let Some(local) = of_runtime(&self.shared.locals.load(), &runtime) {
@@ -60,7 +60,7 @@ impl Redis {
         Ok(with(of_runtime(&locals, &runtime).unwrap_or(&made)))
     }
 
-    /// Of the runtimes that haven't ended.
+    /// Those of runtimes that haven't ended.
     pub(super) fn locals(&self) -> Vec<Arc<Local>> {
         self.shared.locals.load().iter().filter(|local| !local.lasts.is_finished()).cloned().collect()
     }
@@ -80,7 +80,7 @@ impl Local {
         Self { runtime: runtime.clone(), current, connecting, attempted, queue, guard, lasts, over }
     }
 
-    /// Unless the other side has closed it, as some do with a connection that is idle.
+    /// The connection, unless the other side has closed it, as some do when it is idle.
     pub(super) fn held(&self) -> Option<Link> {
         let held = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
         held.filter(|link| !link.is_lost())
@@ -94,12 +94,12 @@ impl Local {
         self.held().is_some_and(|held| held.number == link.number)
     }
 
-    /// Whether it was the one that calls go over.
+    /// Whether it was the current connection.
     pub(super) fn drop_link(&self, number: u64) -> bool {
         self.current().take_if(|held| held.number == number).is_some()
     }
 
-    /// Unless another has taken its place meanwhile.
+    /// Replaces the connection, unless that has already happened.
     pub(super) fn replace(&self, link: &Link, by: Link) {
         let mut current = self.current();
         if current.as_ref().is_none_or(|held| held.number == link.number) {
@@ -113,8 +113,9 @@ impl Local {
 }
 
 impl Local {
-    /// What was answered to those who were sent together: nothing, or an error. Connections that can't be made, that break
-    /// or that fall silent are reported where that is seen, once each; and a deadline says something about its caller.
+    /// Notes how calls that were sent together ended: with answers, or with an error. Connections that can't be made,
+    /// that break or that fall silent are reported where that is noticed, once each; and a missed deadline says more
+    /// about its caller.
     pub(super) fn outcome(&self, error: Option<&Error>) {
         match error {
             Some(error) if error.is_disconnected() => {}
@@ -123,14 +124,14 @@ impl Local {
         }
     }
 
-    /// An attempt failed that stands for all who share it.
+    /// An attempt failed, on behalf of all callers that share it.
     pub(super) fn failed(&self, error: &Error) {
         if error.is_outage() && !error.is_unsent() {
             self.stop_asking(self.guard.failed(error));
         }
     }
 
-    /// Nothing is answered on a connection, and another one is answered.
+    /// Nothing is answered on a connection, while another one is answered.
     pub(super) fn fell_silent(&self, error: &Error) {
         match self.guard.look() {
             Breaker::Closed => self.failed(error),
@@ -138,12 +139,12 @@ impl Local {
         }
     }
 
-    /// Nothing is answered, on no connection.
+    /// Nothing is answered on any connection.
     pub(super) fn is_away(&self, error: &Error) {
         self.stop_asking(self.guard.away(error));
     }
 
-    /// Where the breaker opened: gives up the connection, and fails the calls that wait to be sent by this error.
+    /// If the breaker opened: gives up the connection, and fails the calls waiting to be sent with this error.
     fn stop_asking(&self, opened: Option<Error>) {
         if let Some(unsent) = opened {
             self.current().take();
@@ -151,18 +152,18 @@ impl Local {
         }
     }
 
-    /// What went wrong on this connection, which is dropped if it is of no more use.
+    /// Interprets an error on this connection, and drops the connection if it is no longer of use.
     pub(super) fn told(&self, error: &RedisError, number: u64) -> Error {
         self.seen(error, number, from_answer(error))
     }
 
-    /// The same of a script's call.
+    /// The same for a script's call.
     pub(super) fn told_of(&self, called: Called, error: &RedisError, number: u64) -> Error {
         self.seen(error, number, from_call(error, Some(called)))
     }
 
     fn seen(&self, said: &RedisError, number: u64, error: Error) -> Error {
-        // What has become a replica may have a successor at the same address.
+        // A server that has become a replica may have a successor at the same address.
         let replica = said.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
         let useless = said.is_unrecoverable_error() || said.is_io_error() || replica;
         if useless && self.drop_link(number) && error.is_disconnected() {

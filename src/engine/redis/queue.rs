@@ -1,8 +1,9 @@
-//! Callers who ask while others are under way are queued, and leave together: in one pipeline of as few calls as will do.
+//! A lone call is sent at once; concurrent calls are queued and sent together, in one pipeline of as few script calls
+//! as possible.
 //!
-//! A caller who finds nobody under way asks at once: nothing waits for company. All others merge into the batch that is
-//! being filled, and share its answer. A caller that gives up before the batch is sent is taken out of it; one that gives
-//! up later changes nothing for the others, and no caller's deadline is another's.
+//! Callers that arrive while a call is in flight join the batch that is being filled, and share its answer. A caller
+//! that gives up before the batch is sent is taken out of it. One that gives up later changes nothing for the others,
+//! and each keeps its own deadline.
 
 mod in_flight;
 
@@ -24,45 +25,45 @@ use crate::script::Reply;
 use in_flight::{BatchState, Sent, Waiter};
 pub(super) use in_flight::{InFlight, Stage};
 
-/// Batches in flight at once: while one's answer travels, the server works on another. More would only be smaller.
+/// Batches in flight at once: while one's answer travels, the server works on the other. More would only be smaller.
 const IN_FLIGHT: usize = 2;
-/// Callers in one batch, so that one whose callers have all given up is soon forgotten.
+/// Callers in one batch; bounded so that a batch whose callers have all given up is soon freed.
 const MOST_WAITERS: usize = 16_384;
-/// How late a caller may be woken after its deadline. Callers with deadlines this close are woken at once, since to look at each by
-/// itself would take the square of their number.
+/// How late a caller may be woken after its deadline. Callers with deadlines this close are woken together: checking
+/// for each by itself would take quadratic time.
 const GRAIN: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
-    /// Wakes the watch of deadlines: there is an earlier one, or the queue is being dropped.
+    /// Wakes the deadline watch: there is an earlier deadline, or the queue is being dropped.
     earlier: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Batches that wait to be sent. The last one takes those who come.
+    /// Batches waiting to be sent. The last one takes new callers.
     filling: VecDeque<Filling>,
-    /// Batches whose answers are awaited, those that were given up included.
+    /// Batches awaiting answers, including those given up.
     in_flight: Vec<Arc<BatchState>>,
-    /// How many batches are in flight or about to be sent, of this generation.
+    /// How many batches of this generation are in flight or about to be sent.
     sending: usize,
-    /// How often those in flight were given up: what is left of them changes nothing any more.
+    /// How often the batches in flight were given up; those of an earlier generation no longer change the state.
     generation: u64,
     /// Whether a task is about to send what waits.
     dispatching: bool,
-    /// When deadlines are next looked at.
+    /// When deadlines are checked next.
     watched: Option<Instant>,
-    /// Memory of batches before.
+    /// Memory of earlier batches, for reuse.
     spare: Vec<(Batch, Vec<Waiter>)>,
 }
 
-/// A batch that takes callers.
+/// A batch that still takes callers.
 #[derive(Debug)]
 struct Filling {
     batch: Batch,
     waiters: Vec<Waiter>,
-    /// Those who haven't given up.
+    /// Callers that haven't given up.
     waiting: usize,
     shared: Arc<BatchState>,
 }
@@ -73,30 +74,31 @@ pub(super) struct Waiting {
     shared: Arc<BatchState>,
     slot: usize,
     until: Deadline,
-    /// Whether the first poll has nothing to do: as it entered, a moment ago in the same poll of its task, it registered.
+    /// Whether the first poll has nothing to do: the caller registered as it entered, a moment ago in the same poll of
+    /// its task.
     registered: bool,
     ended: bool,
 }
 
-/// What is to be begun for those who were just queued. Not under the lock: a runtime that has ended drops it at once.
+/// What to start for callers just queued. Not under the lock: a runtime that has ended drops it at once.
 #[derive(Debug, Default)]
 #[must_use]
 pub(super) struct ToBegin {
     watch: bool,
-    /// In which generation to send what waits.
+    /// The generation in which to send what waits.
     pub(super) dispatch: Option<u64>,
 }
 
-/// Where a caller finds itself.
+/// The result of entering the queue.
 #[derive(Debug)]
 pub(super) enum Entered {
-    /// Nobody else is under way, in this generation.
+    /// No other call is in flight, in this generation.
     Alone(u64),
     Queued(Waiting, ToBegin),
 }
 
 impl Queue {
-    /// Enters with this ask: alone, or to be woken when there is an answer.
+    /// Enters with this ask: alone, or queued to be woken when there is an answer.
     pub(super) fn enter(&self, local: &Arc<Local>, ask: &Ask<'_>, until: Deadline, waker: &Waker) -> Entered {
         let (hash, waker) = (ask.hash(), waker.clone());
         let mut state = self.state();
@@ -110,7 +112,7 @@ impl Queue {
         Entered::Queued(Waiting::new(shared, slot, until, true), begin)
     }
 
-    /// Enters with many, who wait one after the other.
+    /// Enters with many asks, whose caller waits for one after another.
     pub(super) fn enter_all<'r>(
         &self,
         local: &Arc<Local>,
@@ -120,15 +122,15 @@ impl Queue {
         let mut waiting = Vec::with_capacity(asks.size_hint().1.unwrap_or_default());
         for (ask, deadline) in asks {
             let (hash, until) = (ask.hash(), Deadline::counted_from(now, deadline));
-            // Others get their turn between.
+            // Releases the lock in between, so that others get their turn.
             let (shared, slot) = self.state().add(local, &ask, hash, until.at, None);
             waiting.push(Waiting::new(shared, slot, until, false));
         }
         (waiting, ToBegin { watch: false, dispatch: self.state().dispatches() })
     }
 
-    /// What waits, once all who are ready to ask have done so; none if there is nothing, or another generation sends it.
-    /// And in which generation to send still more at the same time, if there is more.
+    /// The next batch to send, once every caller that is ready has been queued; none if nothing waits, or a newer
+    /// generation sends it. Also the generation in which to send another batch at the same time, if more waits.
     pub(super) fn next(&self, generation: u64) -> Option<(InFlight<'_>, Option<u64>)> {
         let mut state = self.state();
         if state.generation != generation {
@@ -136,14 +138,14 @@ impl Queue {
         }
         state.dispatching = false;
         let Filling { mut batch, waiters, shared, .. } = state.filling.pop_front()?;
-        // Who looks for it from now on finds it here.
+        // From now on the batch is found here.
         let own = Arc::clone(&shared);
         let mut in_flight = own.waiters();
         state.in_flight.push(Arc::clone(&shared));
         let more = state.dispatches();
         drop(state);
         let now = Instant::now();
-        // A caller that its deadline wakes only now isn't sent.
+        // A caller whose deadline has just passed isn't sent.
         let positions = batch.positions(waiters.iter().map(|waiter| waiter.place.filter(|_| now < waiter.until)));
         let last = waiters.iter().filter(|waiter| waiter.place.is_some()).map(|waiter| waiter.until).max();
         *in_flight = waiters;
@@ -152,17 +154,17 @@ impl Queue {
         Some((InFlight { batch, last: last.unwrap_or(now), shared, queue: self }, more))
     }
 
-    /// Whether anybody waits to be sent, of this generation.
+    /// Whether anything of this generation waits to be sent.
     pub(super) fn has_more(&self, generation: u64) -> bool {
         let mut state = self.state();
         let more = state.generation == generation && !state.filling.is_empty();
-        // Whoever comes first from now on sees to it.
+        // If nothing does, the next caller to arrive starts a dispatch.
         state.dispatching &= more || state.generation != generation;
         more
     }
 
-    /// Ends one of those that may be in flight, and says whether another is to be sent. `stranded` of one that could not
-    /// send what waits, which nobody else will.
+    /// Ends one of the dispatches, and says whether to start another. `stranded`: it could not send what waits, and no
+    /// other will.
     pub(super) fn leave(&self, generation: u64, stranded: bool) -> Option<u64> {
         let mut state = self.state();
         if state.generation != generation {
@@ -179,7 +181,7 @@ impl Queue {
         state.dispatches()
     }
 
-    /// Whether to look for more to send, unless another generation does.
+    /// Whether to go on sending; not if a newer generation does.
     pub(super) fn goes_on(&self, generation: u64) -> bool {
         let mut state = self.state();
         let goes_on = state.generation == generation;
@@ -187,7 +189,7 @@ impl Queue {
         goes_on
     }
 
-    /// Fails all who wait to be sent.
+    /// Fails all callers waiting to be sent.
     pub(super) fn fail_waiting(&self, generation: u64, error: &Error) {
         let mut state = self.state();
         if state.generation == generation {
@@ -197,8 +199,8 @@ impl Queue {
         }
     }
 
-    /// Gives up those in flight, whose connection has fallen silent, so that they hold up nobody else; and fails those who
-    /// wait to be sent, who would have to wait for the breaker.
+    /// Gives up the batches in flight, whose connection has fallen silent, so that they hold up no others; and fails
+    /// the callers waiting to be sent, which would have to wait for the breaker.
     pub(super) fn abandon(&self, unsent: &Error) {
         let failed = {
             let mut state = self.state();
@@ -209,7 +211,7 @@ impl Queue {
         failed.into_iter().for_each(Filling::wake);
     }
 
-    /// Whether a watch is to be begun, so that whoever wants an answer by then is woken.
+    /// Whether to start a watch, so that a caller with this deadline is woken.
     fn watches(&self, state: &mut State, until: Instant) -> bool {
         if state.watched.is_some_and(|watched| watched <= until) {
             return false;
@@ -237,7 +239,7 @@ impl ToBegin {
         if self.watch {
             let mut ends = WatchEnds { local: Arc::downgrade(local), over: false };
             let earlier = Arc::clone(&local.queue.earlier);
-            // Whoever registers may be polled elsewhere.
+            // The caller may be polled on another runtime.
             local.runtime.spawn(async move { watch(&mut ends, &earlier).await });
         }
     }
@@ -265,7 +267,7 @@ impl State {
         (Arc::clone(shared), waiters.len() - 1)
     }
 
-    /// Whether what waits is to be sent: nobody is about to, and another batch may be in flight.
+    /// Whether to send what waits: no task is about to, and another batch may be in flight.
     fn dispatches(&mut self) -> Option<u64> {
         let dispatches = self.sending < IN_FLIGHT && !self.dispatching && !self.filling.is_empty();
         self.sending += usize::from(dispatches);
@@ -273,12 +275,13 @@ impl State {
         dispatches.then_some(self.generation)
     }
 
-    /// Which of those that are being filled this is.
+    /// The index of this batch among those being filled.
     fn filling_of(&self, shared: &Arc<BatchState>) -> Option<usize> {
         self.filling.iter().position(|filling| Arc::ptr_eq(&filling.shared, shared))
     }
 
-    /// Takes all callers that wait to be sent. They are marked under the lock, so that whoever registers later sees it.
+    /// Takes out all callers waiting to be sent. They are marked under the lock, so that a caller that registers later
+    /// sees it.
     fn fail_waiting(&mut self, error: &Error) -> VecDeque<Filling> {
         self.dispatching = false;
         let filling = std::mem::take(&mut self.filling);
@@ -287,8 +290,8 @@ impl State {
     }
 }
 
-/// Wakes those whose deadline passes, who then see that they have no answer. One timer for all of them: a timer each would
-/// cost more than the rest of what a caller does.
+/// Wakes callers whose deadline passes, which then find no answer. One timer serves all: a timer each would cost more
+/// than the rest of a caller's work.
 async fn watch(ends: &mut WatchEnds, earlier: &Notify) {
     loop {
         let at = ends.local.upgrade().and_then(|local| local.queue.state().watched);
@@ -312,7 +315,7 @@ async fn watch(ends: &mut WatchEnds, earlier: &Notify) {
             state.filling.iter_mut().for_each(|filling| look(&mut filling.waiters));
             state.in_flight.iter().for_each(|shared| look(&mut shared.waiters()));
             state.watched = next;
-            // Whoever comes from now on begins another watch.
+            // The next caller starts another watch.
             ends.over = next.is_none();
             ends.over
         };
@@ -323,7 +326,7 @@ async fn watch(ends: &mut WatchEnds, earlier: &Notify) {
     }
 }
 
-/// Lets another watch begin, should this one end before its time: with the runtime of whoever began it.
+/// Lets another watch begin if this one ends early, with the runtime it runs on.
 #[derive(Debug)]
 struct WatchEnds {
     local: Weak<Local>,
@@ -343,7 +346,7 @@ impl Waiting {
         Self { shared, slot, until, registered, ended: false }
     }
 
-    /// To be woken when there is an answer, or the deadline has passed. False if there is one now.
+    /// Registers to be woken at an answer or at the deadline. False if either is already there.
     fn register(&self, waker: &Waker) -> bool {
         let local = &self.shared.local;
         let queue = &local.queue;
@@ -357,16 +360,16 @@ impl Waiting {
             before = self.shared.waiters().get_mut(self.slot).and_then(|waiter| waiter.waker.replace(waker));
             state = queue.state();
         }
-        // Only now: a watch that has just ended didn't see it.
+        // After registering: a watch that has just ended didn't see this caller.
         let begin = ToBegin { watch: queue.watches(&mut state, self.until.at), dispatch: None };
         drop(state);
         drop(before);
         begin.begin_watch(local);
-        // It may have been answered meanwhile, or left out of what was sent, which nobody wakes it for.
+        // It may have been answered meanwhile, or left out of the batch that was sent, for which nothing wakes it.
         self.shared.answer(self.slot).is_none() && Instant::now() < self.until.at
     }
 
-    /// Is taken out of the batch if it isn't sent yet. How far it has come.
+    /// Takes the caller out of its batch if that isn't sent yet. Returns how far the call has come.
     fn give_up(&mut self) -> Stage {
         self.ended = true;
         let mut state = self.shared.local.queue.state();
@@ -375,7 +378,7 @@ impl Waiting {
             let waiter = &mut waiters[self.slot];
             let waker = waiter.waker.take();
             *waiting -= usize::from(waiter.place.take().is_some());
-            // While Redis pauses, others come and give up.
+            // While Redis pauses, more callers arrive and give up.
             let forgotten = if *waiting == 0 { state.filling.remove(at) } else { None };
             drop(state);
             drop((waker, forgotten));
@@ -436,7 +439,7 @@ mod tests {
 
     static SCRIPT: Script = Script::algorithm("gcra", include_str!("../../../lua/gcra.lua"));
 
-    /// Between two looks at whether there is an answer, its batch ends, of which nobody was sent.
+    /// The batch ends between two checks for an answer, without any of its callers having been sent.
     #[tokio::test(start_paused = true)]
     async fn whoever_registers_as_its_batch_ends_unsent_does_not_wait() {
         let redis = Redis::open("redis://127.0.0.1:1/").unwrap();

@@ -1,4 +1,4 @@
-//! How calls go over the connection: as commands, alone or in a pipeline.
+//! How calls are sent over the connection: as commands, alone or in a pipeline.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::batch::Packed;
 use crate::error::Error;
 use crate::script::{Call, Script};
 
-/// How often Redis checks whether a WAIT has lasted long enough, by its default `hz`.
+/// How often Redis checks whether a WAIT has timed out, with its default `hz`.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Whether a call is sent behind an ASKING, which lets it into a slot that is on its way to this node.
+/// Whether a call is sent after ASKING, which lets it use a slot that is moving to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Asking {
     No,
@@ -38,22 +38,22 @@ impl Confirm {
         (replicas > 0).then_some(Self { replicas, within })
     }
 
-    /// The same, for a call that has so much time left: it may have to wait twice, since a server that has lost the script
-    /// makes it wait for what others wrote before. Replicas that are there get a quarter of it, however short it is.
+    /// Limits the wait for a call with this much time left. The call may have to wait twice: a server that has lost the
+    /// script makes it wait for earlier writes as well. The limit is never below a quarter of the time left.
     pub(super) fn before(self, left: Duration) -> Self {
         let most = (left / 2).saturating_sub(TICK).max(left / 4);
         Self { within: self.within.min(most), ..self }
     }
 
     fn command(self) -> Cmd {
-        // 0 would be for ever.
+        // 0 would mean no limit.
         let ms = u64::try_from(self.within.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 31);
         let mut command = redis::cmd("WAIT");
         command.arg(self.replicas).arg(ms);
         command
     }
 
-    /// What is lacking, by what WAIT answered.
+    /// What is lacking, by WAIT's answer.
     fn lacking(self, answer: Option<Value>) -> Option<Error> {
         let replicas = self.replicas;
         match answer.unwrap_or(Value::Nil).extract_error() {
@@ -66,7 +66,7 @@ impl Confirm {
                 let refused = from_answer(&error);
                 Some(match refused.goes_to_policy() {
                     true => Error::unconfirmed(&format!("redis doesn't say how many replicas have it: {error}")),
-                    // Somebody has to put right who may WAIT.
+                    // The permission to WAIT must be fixed by an operator.
                     false => refused.after_charging(),
                 })
             }
@@ -74,8 +74,8 @@ impl Confirm {
     }
 }
 
-/// Sends all of these in one pipeline, each behind an ASKING of its own where that is said: it holds for one command.
-/// Besides their answers, what the replicas lack of what they wrote.
+/// Sends all of these in one pipeline, each after an ASKING of its own if needed: it applies to one command. Returns
+/// their answers, and what the replicas lack of what they wrote.
 pub(super) async fn send(
     link: &Link,
     commands: Vec<Cmd>,
@@ -145,7 +145,7 @@ pub(super) fn of_packed(call: Packed<'_>, how: How) -> Cmd {
     command
 }
 
-/// A call of a script as far as its keys, with room for them and the arguments.
+/// The start of a script call, up to its keys, with room for them and the arguments.
 fn opened(script: &Script, how: How, reads_only: bool, keys: usize, arguments: usize, bytes: usize) -> Cmd {
     let verb = match (how, reads_only) {
         (How::ByDigest, false) => "EVALSHA",

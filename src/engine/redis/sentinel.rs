@@ -1,4 +1,4 @@
-//! The primary that Sentinels know of.
+//! Finds the primary through Sentinels.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,10 +12,11 @@ use super::transport::{self, Opened};
 use super::unusable;
 use crate::error::{Error, Kind};
 
-/// How long a Sentinel may take to answer. The others' answers are used by then.
+/// How long a Sentinel may take to answer. By then the others' answers are used.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// All Sentinels are asked at once, so that a dead one delays nobody, and each by a connection of its own: one that was kept
+/// All Sentinels are asked at once, so that a dead one delays no caller. Each is asked over a new connection: a kept
+/// one would be driven by the runtime that made it.
 /// would be driven by the runtime that made it.
 pub(super) struct Sentinels {
     watched: Watched,
@@ -35,9 +36,9 @@ impl Sentinels {
         Ok(Self { watched })
     }
 
-    /// The primary, and a connection to it: where the first Sentinel to answer says, if who is there says the same of
-    /// itself. If none does and one was refused, that is why: nobody takes a wrong password for an outage because another
-    /// Sentinel is down.
+    /// The primary, and a connection to it: at the address of the first Sentinel to answer, if the server there reports
+    /// being a primary. If none works and one was refused, the refusal is returned, so that a wrong password isn't
+    /// mistaken for an outage because another Sentinel is down.
     pub(super) async fn primary(&self) -> Result<(Endpoint, Opened), Error> {
         let count = self.watched.sentinels.len();
         let mut lookups = stream::iter((0..count).map(|at| self.lookup(at))).buffer_unordered(count);
@@ -77,7 +78,7 @@ impl Sentinels {
         }
     }
 
-    /// Where this Sentinel says that the primary is, if it knows one by this name.
+    /// Where this Sentinel locates the primary, if it knows one by this name.
     async fn ask(&self, sentinel: &Endpoint) -> Result<Option<(String, u16)>, RedisError> {
         let mut opened = transport::open(sentinel).await?;
         let mut question = cmd("SENTINEL");

@@ -1,4 +1,4 @@
-//! Removing keys in small steps, by SCAN and UNLINK.
+//! Removes keys in small steps, using SCAN and UNLINK.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ impl Redis {
         Ok(size)
     }
 
-    /// Two round trips, and no more than a step's keys at a time, so that nobody else is held up.
+    /// Takes two round trips, and one step's keys at most, so that no other client is held up.
     pub(crate) async fn sweep(&self, from: u64, which: &Which<'_>, deadline: Duration) -> Result<Swept, Error> {
         const STEP: u64 = 500;
         let mut scan = redis::pipe();
@@ -23,14 +23,14 @@ impl Redis {
         let keys: Vec<_> = keys.into_iter().filter(|key| (which.exactly)(which, key)).collect();
         let (mut removed, elsewhere) = self.remove(Asking::No, keys, deadline).await?;
         if !elsewhere.is_empty() {
-            // On their way to this node. Any others have gone from it.
+            // Keys that are moving to this node. Any others have left it.
             removed += self.remove(Asking::Yes, elsewhere, deadline).await?.0;
         }
         Ok(Swept { next, looked_at: STEP, removed })
     }
 
-    /// How many of these keys it removed, and those that are another node's. Each by itself, since a cluster's node removes
-    /// no keys of two slots at once.
+    /// How many of these keys it removed, and those that another node has. One key per command, since a cluster's node
+    /// rejects an UNLINK across slots.
     async fn remove(
         &self,
         asking: Asking,

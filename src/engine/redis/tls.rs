@@ -1,4 +1,4 @@
-//! What a connection by TLS trusts, and the certificate that it shows.
+//! What a TLS connection trusts, and the certificate it presents.
 
 use std::fmt;
 use std::io;
@@ -14,13 +14,13 @@ use rustls::{ClientConfig, RootCertStore};
 use super::address::without_password;
 use crate::error::{Error, Kind};
 
-/// Which authorities to trust for a `rediss://` address, and which certificate to show: see
+/// The authorities to trust for a `rediss://` address, and the certificate to present: see
 /// [`Redis::open_with_tls`](crate::Redis::open_with_tls). The same for PostgreSQL, with the feature `postgres`:
 /// `Postgres::open_with_tls`.
 ///
-/// As it begins, the platform's authorities are trusted (or those in the file that the environment variable
-/// `SSL_CERT_FILE` names), and no certificate is shown. TLS 1.2 and 1.3. The server's certificate is always checked,
-/// its names included.
+/// By default the platform's authorities are trusted (or those in the file that the environment variable
+/// `SSL_CERT_FILE` names), and no certificate is presented. TLS 1.2 and 1.3. The server's certificate is always
+/// checked, its names included.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,22 +36,22 @@ use crate::error::{Error, Kind};
 pub struct Tls {
     authority: Option<Vec<u8>>,
     certificate: Option<(Vec<u8>, Vec<u8>)>,
-    /// What comes of it, made at the first connection: by then the program has chosen its provider.
+    /// The resulting configuration, made at the first connection: by then the program has chosen its provider.
     config: Arc<OnceLock<Arc<ClientConfig>>>,
 }
 
 impl Tls {
-    /// The platform's authorities, and no certificate to show.
+    /// The platform's authorities, and no certificate to present.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Trusts the authorities of this PEM text, one or several, and not the platform's.
+    /// Trusts the authorities in this PEM text, one or several, instead of the platform's.
     ///
     /// # Errors
     ///
-    /// A text without a certificate, or with one that can't be read.
+    /// A text without a certificate, or with an unreadable one.
     pub fn authority(self, pem: &[u8]) -> Result<Self, Error> {
         let mut roots = RootCertStore::empty();
         for certificate in certificates("authority", pem)? {
@@ -60,8 +60,8 @@ impl Tls {
         Ok(Self { authority: Some(pem.to_vec()), config: Arc::default(), ..self })
     }
 
-    /// Shows this certificate to a server that asks for one: PEM texts of it, with those between it and an authority
-    /// behind it, and of its private key (PKCS #8, PKCS #1 or SEC 1, not encrypted).
+    /// Presents this certificate to a server that asks for one: PEM texts of the certificate, followed by any
+    /// intermediates, and of its private key (PKCS #8, PKCS #1 or SEC 1, not encrypted).
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl Tls {
         Ok(Self { certificate: Some((pem.to_vec(), key.to_vec())), config: Arc::default(), ..self })
     }
 
-    /// The same address, which must be one of TLS, with this as what it trusts and shows.
+    /// The same address, which must be a TLS address, with this configuration.
     pub(crate) fn applied_to(&self, info: ConnectionInfo, url: &str) -> Result<ConnectionInfo, Error> {
         if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
             let message = format!("url: expected rediss://... for TLS, got {:?}", without_password(url));
@@ -88,7 +88,7 @@ impl Tls {
         info.map_err(|error| Error::new(Kind::Input, format!("tls: {error}")))
     }
 
-    /// How rustls connects.
+    /// The rustls configuration.
     pub(crate) fn config(&self) -> io::Result<Arc<ClientConfig>> {
         match self.config.get() {
             Some(config) => Ok(Arc::clone(config)),
@@ -109,7 +109,7 @@ impl Tls {
             }
             None => {
                 let platform = rustls_native_certs::load_native_certs();
-                // Of some hundred, one may be past reading.
+                // Of some hundred certificates, one may be unreadable.
                 if let (true, Some(error)) = (platform.certs.is_empty(), platform.errors.into_iter().next()) {
                     return Err(error.into());
                 }
@@ -142,16 +142,16 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// The process's, or aws-lc-rs.
+/// The process's provider, or aws-lc-rs.
 fn provider() -> Arc<CryptoProvider> {
     CryptoProvider::get_default().cloned().unwrap_or_else(|| Arc::new(aws_lc_rs::default_provider()))
 }
 
-/// redis-rs takes the process's provider, and rustls panics where none is set and the program was built with several.
-/// Called as late as can be, so that a program which sets its own comes first.
+/// redis-rs takes the process's provider, and rustls panics if none is set and the program was built with several.
+/// Called as late as possible, so that a program that sets its own comes first.
 pub(super) fn have_a_provider() {
     if CryptoProvider::get_default().is_none() {
-        // Another thread was faster.
+        // Another thread came first.
         let _ = aws_lc_rs::default_provider().install_default();
     }
 }
@@ -165,7 +165,7 @@ fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     }
 }
 
-/// What isn't PEM. Some of the parser's errors quote what they found, which may be of a key.
+/// The error for text that isn't PEM. Some of the parser's errors quote what they found, which may be part of a key.
 fn unread(what: &str, expected: &str, error: &pem::Error) -> Error {
     match error {
         pem::Error::NoItemsFound => input(what, expected, &"none"),

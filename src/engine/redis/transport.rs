@@ -1,7 +1,7 @@
-//! The bytes between here and a server: by TCP, by TLS, or by a Unix socket.
+//! The bytes between here and a server: over TCP, TLS, or a Unix socket.
 //!
-//! It counts what was written. Of a call that fails because its connection is lost, that tells whether the server can have
-//! read any of it.
+//! It counts the bytes written. When a call fails because its connection is lost, the count shows whether the server
+//! can have read any of it.
 
 use std::io;
 use std::pin::Pin;
@@ -19,13 +19,13 @@ use tokio::task::AbortHandle;
 
 use super::address::Endpoint;
 
-/// A connection, and what is known of its bytes.
+/// A connection, and what is known about its bytes.
 pub(super) struct Opened {
     pub(super) connection: MultiplexedConnection,
     pub(super) wire: Arc<Wire>,
 }
 
-/// What is known of a connection's bytes. Dropped, it closes the connection.
+/// What is known about a connection's bytes. Dropping it closes the connection.
 #[derive(Debug)]
 pub(super) struct Wire {
     traffic: Arc<Mutex<Traffic>>,
@@ -35,11 +35,11 @@ pub(super) struct Wire {
 #[derive(Debug, Default)]
 struct Traffic {
     written: u64,
-    /// Whether nothing more is written.
+    /// Whether no more is written.
     closed: bool,
 }
 
-/// A stream that counts what is written.
+/// A stream that counts the bytes written.
 struct Counted {
     stream: Box<dyn Stream>,
     traffic: Arc<Mutex<Traffic>>,
@@ -49,11 +49,11 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// Connects and authenticates. Takes as long as both do.
+/// Connects and authenticates, taking as long as both need.
 pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened, RedisError> {
     let traffic = Arc::default();
     let stream = connect(endpoint, &traffic).await?;
-    // The deadline of each decision bounds what a connection may take.
+    // Each decision's deadline bounds how long a connection may take.
     let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
     let settings = endpoint.info().redis_settings();
     let (connection, driver) = MultiplexedConnection::new_with_config(settings, stream, patient).await?;
@@ -61,7 +61,7 @@ pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened, RedisError> {
     Ok(Opened { connection, wire: Arc::new(Wire { traffic, driver }) })
 }
 
-/// What is counted is what the system takes: beneath TLS, which may have written a part of what it failed to write.
+/// Counts what the system accepts: below TLS, which may have written a part of what it failed to write.
 async fn connect(endpoint: &Endpoint, traffic: &Arc<Mutex<Traffic>>) -> io::Result<Box<dyn Stream>> {
     let counted = |stream: Box<dyn Stream>| Counted { stream, traffic: Arc::clone(traffic) };
     #[cfg(all(test, feature = "embedded"))]
@@ -84,7 +84,7 @@ async fn connect(endpoint: &Endpoint, traffic: &Arc<Mutex<Traffic>>) -> io::Resu
     }
 }
 
-/// To whichever of the host's addresses answers first.
+/// Connects to whichever of the host's addresses answers first.
 async fn tcp_stream(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStream> {
     let attempts: Vec<_> = tokio::net::lookup_host((host, port)).await?.map(TcpStream::connect).map(Box::pin).collect();
     if attempts.is_empty() {
@@ -102,7 +102,7 @@ async fn tcp_stream(host: &str, port: u16, settings: &TcpSettings) -> io::Result
 }
 
 impl Wire {
-    /// Bytes so far.
+    /// Bytes written so far.
     pub(super) fn written(&self) -> u64 {
         locked(&self.traffic).written
     }
@@ -111,7 +111,7 @@ impl Wire {
         locked(&self.traffic).closed
     }
 
-    /// From here on nothing more is written.
+    /// From here on no more is written.
     pub(super) fn close(&self) {
         locked(&self.traffic).closed = true;
         self.driver.abort();
@@ -125,7 +125,7 @@ impl Drop for Wire {
 }
 
 impl Counted {
-    /// Writes while nobody closes it, and counts.
+    /// Writes unless closed, and counts.
     fn write(
         &mut self,
         write: impl FnOnce(Pin<&mut dyn Stream>) -> Poll<io::Result<usize>>,

@@ -1,4 +1,4 @@
-//! What a lease holds, and what it knows of its limit: data and times, no calls.
+//! What a lease holds and knows of its limit: data and times, no calls.
 
 use std::time::Duration;
 
@@ -6,53 +6,53 @@ use tokio::time::Instant;
 
 use crate::decision::{Decision, RetryAfter};
 
-/// Units are spent within this time of being taken, or go back.
+/// Units are spent or returned within this time of being taken.
 const LONGEST_HOLD: Duration = Duration::from_secs(1);
 /// A batch that must be spent sooner isn't worth its calls.
 const SHORTEST: Duration = Duration::from_millis(10);
-/// A return is sent only if it has this long to arrive: one that came late would give units twice.
+/// A return is sent only if it has this long to arrive: a late one would give units twice.
 const RETURN_MARGIN: Duration = Duration::from_millis(100);
 
-/// Where even a single unit lasted too long, calls come too seldom for a lease, and it tries again after this.
+/// If even a single unit lasts longer than this, calls are too rare for a lease, which tries again after this time.
 const QUIET: Duration = Duration::from_secs(10);
 
 const FIRST_BATCH: u64 = 8;
-/// A batch that was used up this fast was too small, one that lasted this long too large.
+/// A batch used up this fast was too small, and one that lasted this long was too large.
 const FAST: Duration = Duration::from_millis(50);
 const SLOW: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub(super) struct Stock {
-    /// The most units that may be here.
+    /// The most units that may be held here.
     pub(super) share: u64,
     /// The level below which the limit is hot.
     pub(super) hot_below: u64,
     units: u64,
     /// Units are spent before this,
     spent_until: Instant,
-    /// and can be returned before this: so long the limit's level and all that is out can't add up to more than its
-    /// capacity.
+    /// and can be returned before this: until then the limit's level and all units that are out can't add up to more
+    /// than its capacity.
     sound_until: Instant,
-    /// Batches are taken on the strength of the last look before this.
+    /// Until this, batches may be taken on the basis of the last peek.
     looked_until: Instant,
-    /// Whether the limit was hot when it was asked last. It isn't worth a look before.
+    /// Whether the limit was hot at the last answer; if it wasn't, a peek isn't worth its call.
     hot: bool,
-    /// Redis has nothing to take before this.
+    /// Redis has nothing to give before this.
     dry_until: Instant,
-    /// Nobody would use what is taken before this.
+    /// Calls are too rare before this for a batch to be used.
     quiet_until: Instant,
     batch: u64,
     last_taken: u64,
-    /// When it was taken, until the next batch's size has been decided by it.
+    /// When the batch was taken, until it has decided the next batch's size.
     taken_at: Option<Instant>,
     reset_at: Instant,
-    /// Refills that ended.
+    /// Refills that have ended.
     pub(super) refills: u64,
-    /// Whether there is a task that sees to what expires.
+    /// Whether a task returns expiring units.
     pub(super) kept: bool,
 }
 
-/// Units that go back, and how long that may take.
+/// Units to return, and how long the return may take.
 pub(super) struct Unused {
     pub(super) units: u64,
     pub(super) within: Duration,
@@ -83,7 +83,7 @@ impl Stock {
         self.units
     }
 
-    /// Spends this many, if they are here and haven't expired.
+    /// Spends this many units, if they are held here and haven't expired.
     pub(super) fn spend(&mut self, cost: u64, now: Instant) -> bool {
         let enough = now < self.spent_until && cost <= self.units;
         if enough {
@@ -92,7 +92,7 @@ impl Stock {
         enough
     }
 
-    /// How long until the key is as if never used, as Redis said with the last batch.
+    /// How long until the key is as if never used, by Redis's answer to the last batch.
     pub(super) fn reset_after(&self, now: Instant) -> Duration {
         self.reset_at.saturating_duration_since(now)
     }
@@ -102,12 +102,12 @@ impl Stock {
         self.hot && now >= self.dry_until && now >= self.quiet_until
     }
 
-    /// Whether it is time for the next batch, so that nobody has to wait for it.
+    /// Whether it is time for the next batch, so that no caller has to wait for it.
     pub(super) fn runs_low(&self, now: Instant) -> bool {
         self.last_taken > 1 && self.units <= self.last_taken / 4 && self.may_refill(now)
     }
 
-    /// What Redis answered to somebody who asked it directly.
+    /// Notes Redis's answer to a call that asked it directly.
     pub(super) fn answered(&mut self, decision: &Decision, now: Instant) {
         self.hot = !decision.blocked && decision.remaining < self.hot_below;
         if decision.allowed {
@@ -124,11 +124,11 @@ impl Stock {
         now >= self.looked_until
     }
 
-    /// What a peek answered to the level below which the limit is hot; whether units may be taken now.
+    /// Notes a peek's answer at the level below which the limit is hot, and says whether units may be taken now.
     pub(super) fn looked(&mut self, peek: &Decision, sent: Instant, now: Instant) -> bool {
-        // A blocked key waits for the block's end, whatever its level.
+        // The wait on a blocked key is until the block's end, whatever its level.
         let RetryAfter::After(sound) = peek.retry_after else { return self.cold() };
-        // The last quarter is for returns, and for clocks of different speeds.
+        // The last quarter is for returns, and for clock drift.
         let spent = (sound * 3 / 4).min(LONGEST_HOLD);
         if peek.allowed || peek.blocked || spent < SHORTEST {
             return self.cold();
@@ -136,7 +136,7 @@ impl Stock {
         if self.has_expired(now) {
             return false;
         }
-        // What an earlier look said still holds: the later one counts, for all that is here.
+        // An earlier peek's bound still holds; of the two, the later bound applies to all units held here.
         self.spent_until = self.spent_until.max(sent + spent);
         self.sound_until = self.sound_until.max(sent + sound);
         self.looked_until = sent + spent / 2;
@@ -148,9 +148,9 @@ impl Stock {
         false
     }
 
-    /// How many units to take for someone who wants this many; none if there is no room for them.
+    /// How many units to take for a caller that wants this many; none if there is no room for them.
     pub(super) fn next_batch(&mut self, cost: u64, now: Instant) -> u64 {
-        // A batch from before it was quiet says nothing of how often calls come now.
+        // A batch from before the quiet time doesn't show how often calls arrive now.
         let taken_at = self.taken_at.take().filter(|taken| *taken >= self.quiet_until);
         match taken_at.map(|taken| now - taken) {
             Some(lasted) if lasted <= FAST => self.batch = (self.batch * 2).min(self.share),
@@ -161,7 +161,7 @@ impl Stock {
         if cost > self.units + room { 0 } else { self.batch.max(cost.saturating_sub(self.units)).min(room) }
     }
 
-    /// Puts in what was taken.
+    /// Adds what was taken.
     pub(super) fn put(&mut self, answer: &Decision, now: Instant) {
         self.reset_at = now + answer.reset_after;
         match answer.retry_after {
@@ -178,12 +178,12 @@ impl Stock {
         self.units > 0 && now >= self.spent_until
     }
 
-    /// Until when units are here; none if there are none.
+    /// Until when units are held here; none if there are none.
     pub(super) fn held_until(&self) -> Option<Instant> {
         (self.units > 0).then_some(self.spent_until)
     }
 
-    /// Takes out what is here. None if that is nothing, or if it is too late to give it back.
+    /// Takes out the units held here. None if there are none, or if it is too late to give them back.
     pub(super) fn unused(&mut self, now: Instant) -> Option<Unused> {
         let units = std::mem::take(&mut self.units);
         if units == 0 {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::super::sorted::{Score, SortedSet};
 use super::{Keyspace, Outcome, Value, count, integer, wrong_type};
 
-/// What ZRANGE answers of the members between its bounds.
+/// What ZRANGE returns of the members between its bounds.
 struct Selection {
     reversed: bool,
     skip: usize,
@@ -16,7 +16,7 @@ struct Selection {
 impl Keyspace {
     pub(super) fn z_add(&mut self, key: &[u8], pairs: &[&[u8]]) -> Result<Outcome, String> {
         let (pairs, []) = pairs.as_chunks::<2>() else { return Err("ERR syntax error".into()) };
-        // All of them first: one that is no score leaves nothing written.
+        // Parses all of them first: if one is no score, nothing is written.
         let pairs = pairs.iter().map(|[score, member]| Some((exact_score(score)?, *member)));
         let pairs: Vec<_> = pairs.collect::<Option<_>>().ok_or("ERR value is not a valid float")?;
         let Value::Sorted(set) = self.live_or(key, Value::Sorted(SortedSet::default())) else {
@@ -60,7 +60,7 @@ impl Keyspace {
         }
     }
 
-    /// Removes members, and with the last one the key.
+    /// Removes members, and the key with the last one.
     fn thin_out(&mut self, key: &[u8], remove: impl FnOnce(&mut SortedSet) -> usize) -> Result<Outcome, String> {
         let Some(set) = self.sorted(key)? else { return Ok(Outcome::Integer(0)) };
         let removed = remove(set);
@@ -124,7 +124,7 @@ fn between(min: &[u8], max: &[u8]) -> Result<Range<Score>, String> {
     let bound = |text: &[u8]| {
         let excluded = text.strip_prefix(b"(");
         let number = match excluded.unwrap_or(text) {
-            // Redis takes it so: strtod finds no number, but no other character either.
+            // Redis accepts it: strtod finds no number, but no other character either.
             b"" => 0.0,
             text => number(text).ok_or("ERR min or max is not a float")?,
         };
@@ -134,7 +134,7 @@ fn between(min: &[u8], max: &[u8]) -> Result<Range<Score>, String> {
     Ok(if after_min { min.next() } else { min }..if before_max { max } else { max.next() })
 }
 
-/// The score of a member, unless it is a number that is rounded to infinity or zero.
+/// A member's score, unless it would be rounded to infinity or zero.
 fn exact_score(text: &[u8]) -> Option<Score> {
     let number = number(text)?;
     let mut digits = text.iter().take_while(|byte| !byte.eq_ignore_ascii_case(&b'e'));
@@ -173,7 +173,7 @@ mod tests {
     const NO_INTEGER: &str = "ERR value is not an integer or out of range";
     const SYNTAX: &str = "ERR syntax error";
 
-    /// Each command, after those before it, with what Redis 7.0 and Valkey 9.1 answer to it within EVAL.
+    /// Commands, run in order, each with what Redis 7.0 and Valkey 9.1 answer to it within EVAL.
     const ANSWERS: &[(&str, &str)] = &[
         // Members and scores.
         ("ZADD z 1 a 2 c 2 B 2 b 3 d", "5"),
@@ -239,7 +239,7 @@ mod tests {
         ("ZCOUNT z 4 2", "0"),
         ("ZCOUNT none 1 2", "0"),
         ("ZCOUNT none 1 x", NO_BOUND),
-        // Removal, and the key's with the last member.
+        // Removal of members, and of the key with the last one.
         ("ZREM z b none b", "1"),
         ("ZREM none a", "0"),
         ("ZREMRANGEBYSCORE z 2 (4", "2"),

@@ -1,4 +1,4 @@
-//! What all who wait for one batch look at: whether it was sent, which place each has in it, and what was answered.
+//! What a batch's waiters share: whether it was sent, each waiter's position in it, and the answers.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
@@ -12,7 +12,7 @@ use crate::engine::redis::local::Local;
 use crate::error::{Error, Kind};
 use crate::script::Reply;
 
-/// The callers that wait for a batch.
+/// A caller waiting for a batch.
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) waker: Option<Waker>,
@@ -21,23 +21,23 @@ pub(super) struct Waiter {
     pub(super) place: Option<GroupId>,
 }
 
-/// What all who wait for a batch look at.
+/// The state that a batch's waiters share.
 #[derive(Debug)]
 pub(super) struct BatchState {
     pub(super) local: Arc<Local>,
     /// Its waiters, from when it is sent until it is answered.
     waiters: Mutex<Vec<Waiter>>,
     pub(super) sent: OnceLock<Sent>,
-    /// Why it isn't answered, nor will be.
+    /// Why it isn't answered, and never will be.
     pub(super) failed: OnceLock<Error>,
 }
 
 #[derive(Debug)]
 pub(super) struct Sent {
-    /// Of each waiter, if it was sent.
+    /// Each waiter's position, if it was sent.
     positions: Vec<Option<Position>>,
     calls: Vec<SentCall>,
-    /// What didn't run, of those who still waited as it was sent again.
+    /// The second sending: what didn't run, for callers that were still waiting.
     again: OnceLock<Box<Sent>>,
 }
 
@@ -47,21 +47,21 @@ struct SentCall {
     stage: Mutex<Stage>,
 }
 
-/// How far a call has come that isn't answered.
+/// How far an unanswered call has come.
 #[derive(Clone, Debug, Default)]
 pub(in crate::engine::redis) enum Stage {
     #[default]
     Sent,
     Unsent,
-    /// It didn't run for this, and is asked again in a moment.
+    /// It was refused with this error, and is retried shortly.
     Refused(Error),
 }
 
-/// A batch that is sent. However it ends, its waiters are answered.
+/// A batch being sent. However it ends, its waiters are answered.
 #[derive(Debug)]
 pub(in crate::engine::redis) struct InFlight<'a> {
     pub(in crate::engine::redis) batch: Batch,
-    /// The last deadline of those who wait.
+    /// The latest deadline of its waiters.
     pub(in crate::engine::redis) last: Instant,
     pub(super) shared: Arc<BatchState>,
     pub(super) queue: &'a Queue,
@@ -85,7 +85,7 @@ impl BatchState {
         Arc::new(Self { local: Arc::clone(local), waiters, sent, failed })
     }
 
-    /// Each time that it was sent, the latest last.
+    /// Each time it was sent, the latest last.
     fn sent(&self) -> impl Iterator<Item = &Sent> {
         std::iter::successors(self.sent.get(), |sent| sent.again.get().map(Box::as_ref))
     }
@@ -95,19 +95,19 @@ impl BatchState {
     }
 
     pub(super) fn answer(&self, slot: usize) -> Option<Result<Reply, Error>> {
-        // Looked at first: once it is set, whatever was answered is there.
+        // Read first: once it is set, every answer there will be is there.
         let failed = self.failed.get();
         for (call, position) in self.sent().filter_map(|sent| sent.call_of(slot)) {
             if let Some(answer) = call.answer.get() {
                 return Some(answer.as_ref().map_err(Error::clone).and_then(|records| records.reply(position)));
             }
         }
-        // A caller that was left out since its deadline had passed sees that itself, and returns that error.
+        // A caller left out because its deadline had passed notices that itself, and returns that error.
         let left_out = self.latest().is_some_and(|sent| sent.positions[slot].is_none());
         failed.filter(|_| !left_out).map(|error| Err(error.clone()))
     }
 
-    /// The stage of the callers that aren't answered yet.
+    /// The stage of callers that aren't answered yet.
     pub(super) fn stage(&self, slot: usize) -> Stage {
         let latest = self.sent().filter_map(|sent| sent.call_of(slot)).last();
         latest.map_or(Stage::Unsent, |(call, _)| call.stage.lock().unwrap_or_else(PoisonError::into_inner).clone())
@@ -131,14 +131,14 @@ impl InFlight<'_> {
         }
     }
 
-    /// Fails all calls that aren't answered.
+    /// Fails all unanswered calls.
     pub(in crate::engine::redis) fn answer_all(&self, error: &Error) {
         for call in self.shared.latest().iter().flat_map(|sent| &sent.calls) {
             let _ = call.answer.set(Err(error.clone()));
         }
     }
 
-    /// Wakes those who are answered.
+    /// Wakes the answered callers.
     pub(in crate::engine::redis) fn wake(&self) {
         let mut woken = Vec::new();
         if let Some(sent) = self.shared.latest() {
@@ -150,8 +150,8 @@ impl InFlight<'_> {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Prepares to send what isn't answered once more, for those who still wait. Who gave up got the answer that nothing was
-    /// charged. False if nobody waits.
+    /// Prepares to resend what isn't answered, for callers still waiting. Callers that gave up were answered that
+    /// nothing was charged. False if nobody waits.
     pub(in crate::engine::redis) fn is_sent_again(&mut self) -> bool {
         let waiters = self.shared.waiters();
         let now = Instant::now();
@@ -167,7 +167,7 @@ impl InFlight<'_> {
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        // Of those that aren't answered: the task that sent them was dropped.
+        // For those that aren't answered: the task that sent them was dropped.
         let ended = "the call to redis was given up before its answer";
         let _ = self.shared.failed.set(Error::new(Kind::Disconnected, ended));
         let mut waiters = std::mem::take(&mut *self.shared.waiters());
@@ -182,12 +182,12 @@ impl Drop for InFlight<'_> {
 }
 
 impl Stage {
-    /// The error of a caller whose deadline passes at this stage.
+    /// The error for a caller whose deadline passes at this stage.
     pub(in crate::engine::redis) fn missed(self, until: Deadline) -> Error {
         match self {
             Self::Sent => until.missed(true),
             Self::Unsent => until.missed(false),
-            // It says more than that there was no time to ask again.
+            // More specific than that there was no time for a retry.
             Self::Refused(error) => error,
         }
     }
