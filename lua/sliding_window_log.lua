@@ -41,20 +41,11 @@ local longest = period
 local valid = (packed and layout == 6 or not packed and #ARGV == 5 and limit % 1 + period % 1 == 0)
   and limit >= 1 and limit <= 2^39 and period >= 1 and longest <= 2^51
 
-<<<<<<< HEAD
--- The state: a header of 54 bytes, then `slots` entries of 12. `head` is the slot after the newest entry. Of more
--- than 17 slots, copies of 8 entries stand between, after the first one's slot, from 1, or 0: they save reading the
--- ring for each entry that expires. They hold while the oldest entry's is among them. Only a key that is blocked, whose
--- denials are counted, or that was last written after its newest entry, by a refund, has a tail; its layout is 7 then.
-=======
-fast = false
-
 -- The state: a header of 54 bytes, then `slots` entries of 12. `head` is the slot after the newest entry. With more
 -- than 17 slots, copies of 8 entries lie in between, after the number of the first one's slot, from 1, or 0: they save
 -- reading the ring for each entry that expires. They are valid while they include the oldest entry. Only a key that is
 -- blocked, whose denials are counted, or that a refund last wrote after its newest entry, has a tail; its layout is 7
 -- then.
->>>>>>> 227e56a43996654d9e39ebe2480d541dc453919c
 local HEADER, ENTRY, COPIES, TAIL, MODULUS = 54, 12, 96, 25, 2^40
 local SMALL, WIDE = 17, HEADER + 4 + COPIES
 
@@ -82,7 +73,7 @@ for index = 1, fast and given or 0 do
     if not known then
       local slot, place, stop = (head - count) % slots, nil, nil
       if wide then
-        local copied = struct.unpack('<I4', state, HEADER + 1) - 1
+        local copied = #state == 264 and struct.unpack('<I4', state, HEADER + 1) - 1 or -1
         place, stop = copied < 0 and 0 or HEADER + 4 + (slot - copied) * ENTRY, WIDE
       else
         place, stop = HEADER + slot * ENTRY, #state
@@ -136,13 +127,8 @@ local newest, total, head, count, base, oldest, armed, slots
 -- The decision is made at `time`; a state that is put back to now is written as of `moment`.
 local time, moment, ring, copies, written
 local changed, rebased, lump, unsure, noted
-<<<<<<< HEAD
--- Of what counts: how many have expired before it, how much it is, and how many entries.
-local first, used, live, change
-=======
 -- Of what counts: how many entries have expired before it, how many units it is, and how many entries.
-local first, cutoff, used, live, change
->>>>>>> 227e56a43996654d9e39ebe2480d541dc453919c
+local first, used, live, change
 
 -- Of the ring's entries from `first` on, finds the first that is younger than `cutoff` and by which `enough` units have
 -- been taken since `base`; the last one is known to be. Searches by doubling steps, then by bisection; `text` is what

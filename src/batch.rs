@@ -1,6 +1,8 @@
 //! Batched decisions: keys of one limit share one call of its script, in packed form, and identical asks on one key
 //! form one group of that call.
 
+mod records;
+
 use std::borrow::Cow;
 use std::hash::BuildHasher;
 use std::sync::{Arc, LazyLock};
@@ -10,7 +12,9 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::error::{Error, Kind};
 use crate::key::Key;
-use crate::script::{Reply, Script};
+use crate::script::Script;
+use records::Record;
+pub(crate) use records::{Records, packed_number};
 
 /// The largest cost that matters: above every limit.
 const LARGEST_COST: u64 = 1 << 53;
@@ -88,30 +92,6 @@ pub(crate) struct GroupId {
 pub(crate) struct Position {
     pub(crate) place: GroupId,
     before: u32,
-}
-
-/// A call's answer: one record for each group.
-#[derive(Debug)]
-pub(crate) struct Records {
-    records: Vec<Record>,
-    script: &'static Script,
-    limit: i64,
-    at: SystemTime,
-    /// What the replicas lack of what was taken.
-    lacking: Option<Error>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Record {
-    /// How many of the asks are allowed; -1 if the key is blocked, -2 if its state can't be read, -3 if the script got
-    /// windows that don't contain the time `retry_after_us`.
-    allowed: i64,
-    remaining: i64,
-    /// The wait of the first ask that isn't allowed.
-    retry_after_us: i64,
-    reset_after_us: i64,
-    /// Whether the ask has a cost.
-    costs: bool,
 }
 
 /// One call of a script in its packed form, as it is sent.
@@ -353,68 +333,10 @@ impl<'a> Packed<'a> {
     }
 }
 
-impl Record {
-    /// Reads a key's record: remaining and reset or, if not all of its asks are allowed, -1 - remaining, reset, wait,
-    /// and how many are allowed. None if it is malformed.
-    fn read(numbers: &mut impl Iterator<Item = i64>, least: i64, asks: u32, costs: bool) -> Option<Self> {
-        let (first, reset_after_us) = (numbers.next()?, numbers.next()?);
-        let record = match first {
-            0.. => Self { allowed: asks.into(), remaining: first, retry_after_us: 0, reset_after_us, costs },
-            _ => {
-                let (retry_after_us, allowed) = (numbers.next()?, numbers.next()?);
-                Self { allowed, remaining: -1 - first, retry_after_us, reset_after_us, costs }
-            }
-        };
-        (least..=i64::from(asks)).contains(&record.allowed).then_some(record)
-    }
-}
-
-/// Reads struct's i7.
-pub(crate) fn packed_number(number: [u8; 7]) -> i64 {
-    let [a, b, c, d, e, f, g] = number;
-    // The sign is the highest bit of the highest byte.
-    i64::from_le_bytes([0, a, b, c, d, e, f, g]) >> 8
-}
-
 /// Writes struct's I7.
 fn packed_cost(cost: u64) -> [u8; 7] {
     let [packed @ .., _] = cost.min(LARGEST_COST).to_le_bytes();
     packed
-}
-
-impl Records {
-    /// The reply to the only ask.
-    pub(crate) fn only(&self) -> Result<Reply, Error> {
-        self.reply(Position { place: GroupId { call: 0, group: 0 }, before: 0 })
-    }
-
-    /// The reply to the ask at this position.
-    pub(crate) fn reply(&self, position: Position) -> Result<Reply, Error> {
-        let Record { allowed, remaining, retry_after_us, reset_after_us, costs } =
-            self.records[position.place.group as usize];
-        let reply = |allowed: bool, appended| {
-            let wait = if allowed { 0 } else { retry_after_us };
-            Reply { decision: [allowed.into(), self.limit, remaining, wait, reset_after_us], appended, at: self.at }
-        };
-        match allowed {
-            0.. => {
-                let allowed = i64::from(position.before) < allowed;
-                match &self.lacking {
-                    Some(lacking) if allowed && costs => Err(lacking.clone()),
-                    _ => Ok(reply(allowed, Vec::new())),
-                }
-            }
-            // Blocked, and no denials counted.
-            -1 => Ok(reply(false, vec![1, 0])),
-            -3 => Err(Error::stale(retry_after_us.unsigned_abs())),
-            _ => {
-                let what = "expected the limit's state, which a reset would restore";
-                let name = self.script.name();
-                let why = format!("BADSTATE {name}: the key holds something else than this limit's state");
-                Err(Error::new(Kind::Unreadable, format!("{what}: {why}")))
-            }
-        }
-    }
 }
 
 #[cfg(test)]
