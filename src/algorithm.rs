@@ -17,7 +17,7 @@ pub enum Algorithm {
     /// `rate` units per window; unused ones roll over up to the capacity.
     FixedWindow,
     /// `rate` units in each day, week, month or year of the calendar. Also written `fixed-window` in the text form;
-    /// built with [`Limit::calendar`].
+    /// built with [`Limit::calendar`](crate::Limit::calendar).
     CalendarWindow,
     /// The previous window's count weighted by its overlap, plus the current window's.
     SlidingWindow,
