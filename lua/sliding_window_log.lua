@@ -49,9 +49,9 @@ local valid = (packed and layout == 6 or not packed and #ARGV == 5 and limit % 1
 local HEADER, ENTRY, COPIES, TAIL, MODULUS = 54, 12, 96, 25, 2^40
 local SMALL, WIDE = 17, HEADER + 4 + COPIES
 
--- The fast path: most calls find a log under these numbers of which at most one entry has expired, and it and the next
--- are at hand; they add an entry in place, or are denied until the oldest expires. It does the arithmetic of the
--- functions below in fewer steps, and before any is defined: with all that they share, that costs as much as a decision.
+-- The fast path: most calls find a log under these numbers whose expired entries are at hand; they add an entry in
+-- place, or are denied until the oldest expires. It does the arithmetic of the functions below in fewer steps, and
+-- before any is defined: with all that they share, that costs as much as a decision.
 fast = fast and valid and cost > 0 and cost % 1 == 0
 if fast and given > 1 then states, answers = {}, {} end
 local numbers, cutoff = valid and struct.pack('<BI5I7', 6, limit, period), now_us - period
@@ -69,29 +69,34 @@ for index = 1, fast and given or 0 do
     local newest, total, head, count, base, oldest, armed, slots = struct.unpack('<I7I5I4I4I5I7I5I4', state)
     local wide, expires = slots > SMALL, armed * 1000000
     local ring = wide and WIDE or HEADER
-    local room, known = ring + slots * ENTRY, oldest > cutoff
-    if not known then
-      local slot, place, stop = (head - count) % slots, nil, nil
-      if wide then
-        local copied = #state == 264 and struct.unpack('<I4', state, HEADER + 1) - 1 or -1
-        place, stop = copied < 0 and 0 or HEADER + 4 + (slot - copied) * ENTRY, WIDE
-      else
-        place, stop = HEADER + slot * ENTRY, #state
-      end
-      if place >= HEADER and place + 2 * ENTRY <= stop and slot + 1 < slots and count > 1 then
-        local at, sum, next_at = struct.unpack('<I7I5I7', state, place + 1)
-        if at == oldest and next_at > cutoff and next_at <= newest then
-          base, oldest, count, known = sum, next_at, count - 1, true
+    local room, used = ring + slots * ENTRY, (total - base) % MODULUS
+    local sound = count >= 1 and count <= slots and head < slots and oldest <= newest and newest <= now_us
+      and used <= 2^39
+    if sound and newest <= cutoff then
+      count, base, total, oldest = 0, 0, 0, now_us
+    elseif sound and oldest <= cutoff then
+      -- Entries are dropped as far as they are at hand: all of a small ring, or those copied.
+      local slot, copied = (head - count) % slots, 0
+      if wide then copied = #state == 264 and struct.unpack('<I4', state, HEADER + 1) - 1 or slots end
+      local from, stop = ring == WIDE and HEADER + 4 or HEADER, ring == WIDE and WIDE or room
+      while oldest <= cutoff and count > 1 do
+        local place, following = from + (slot - copied) * ENTRY, (slot + 1) % slots
+        local next_place = from + (following - copied) * ENTRY
+        if place < from or next_place < from or place + ENTRY > stop or next_place + ENTRY > stop or stop > #state then
+          break
         end
+        local at, sum = struct.unpack('<I7I5', state, place + 1)
+        if at ~= oldest then break end
+        base, oldest, count, slot = sum, struct.unpack('<I7', state, next_place + 1), count - 1, following
       end
     end
-    local used = (total - base) % MODULUS
+    used = (total - base) % MODULUS
     -- Packed, how long a long log is shows where it is written.
-    if known and count >= 1 and count <= slots and head < slots and oldest <= newest and newest <= now_us
-      and used <= limit and (#state == room or wide and #state == 264
+    if sound and oldest > cutoff and (oldest <= newest or count == 0) and used <= limit
+      and (#state == room or wide and #state == 264
         and (packed or redis.call('STRLEN', KEYS[index]) == room)) then
       local left, reset_after = limit - used, newest + period - now_us
-      if cost == left + 1 and cost <= limit then
+      if cost == left + 1 and count > 0 and cost <= limit then
         local retry_after = oldest + period - now_us
         answer = packed and struct.pack('<i7i7i7i7', -1 - left, reset_after, retry_after, 0)
           or { 0, limit, left, retry_after, reset_after }
