@@ -2,7 +2,8 @@
 -- of lua/NAME.lua and of lua/frame.lua.
 --
 -- KEYS
---   KEYS[1]  the limit's state; packed, up to 7999 keys, as many as Lua unpacks, each for itself
+--   KEYS[1]  the limit's state; packed, up to 7999 keys, as many as Lua unpacks, each
+--            decided by itself; otherwise further keys are ignored
 --
 -- ARGV
 --   the algorithm's own arguments, which its file lists, and then
@@ -10,27 +11,27 @@
 --   mode    -      acquire | peek | at-most | refund | penalty | block | reset | inspect, reserve where its file says so
 --                  and options: +as-is or +reset, +overage, +block=us with 1 .. 2^51 us
 --   now_us  us     0 .. 2^52, or -1 for the server's time
---   packed, to acquire for each of the keys by itself, with less work for the server:
+--   packed, which fewer than five arguments are, to acquire for each of the keys with less work for the server:
 --   [1] numbers  by struct's format in the algorithm's file: its layout, its own arguments, the cost
 --   [2] now_us   us     the server's time unless given
---   [3] several  for each key, where they differ or a key stands twice, struct's I7I3: the cost, and how many calls
---                of it, of which as many are allowed as fit one after the other; without it no key may stand twice: more
---                than the limit would be admitted
+--   [3] several  needed if keys differ in cost or number of calls, or if one occurs twice: for each key, struct's I7I3,
+--                its cost and its calls, of which as many are allowed as fit one after the other. Without it, a key that
+--                occurs twice admits more than the limit
 
 -- `a` to `e` are the algorithm's own arguments, as its file lists them; the first is the limit. An argument that is
 -- missing or no number is `nan`, which is in no range. A packed call is an acquire; its file unpacks its numbers.
-local packed, given, nan = #ARGV < 5 and ARGV[1], #KEYS, 0 / 0
+local packed, key_count, nan = #ARGV < 5 and ARGV[1], #KEYS, 0 / 0
 local a, b, c, d, e, cost, mode, at_us = nan, nan, nan, nan, nan, nan, 'acquire', -1
 -- Packed: the numbers' layout, each key's cost and calls, and which keys occurred earlier.
-local layout, several, again
+local layout, several, repeated
 if packed then
   if ARGV[2] then at_us = tonumber(ARGV[2]) or nan end
   several = ARGV[3]
   if several then
     local seen = {}
-    again = {}
+    repeated = {}
     for index, key in ipairs(KEYS) do
-      again[index], seen[key] = seen[key], true
+      repeated[index], seen[key] = seen[key], true
     end
   end
 else
@@ -38,7 +39,7 @@ else
   a, b, c = number(first) or nan, number(second) or nan, number(third) or nan
   d, e, cost = number(fourth) or nan, number(fifth) or nan, number(ARGV[at]) or nan
   mode, at_us = ARGV[at + 1], number(ARGV[at + 2]) or nan
-  if given > 1 then given = 1 end
+  if key_count > 1 then key_count = 1 end
 end
 
 local now_us = at_us
@@ -47,8 +48,8 @@ if at_us == -1 then
   now_us = clock[1] * 1000000 + clock[2]
 end
 -- Whether the algorithm's fast path may decide, and what it has read and answered so far.
-local fast = mode == 'acquire' and at_us == -1 and given > 0 and given <= 7999
-  and (not several or #several == 10 * given)
+local fast = mode == 'acquire' and at_us == -1 and key_count > 0 and key_count <= 7999
+  and (not several or #several == 10 * key_count)
 local state, states, answers, missed
--- Set by some algorithms only; the frame explains each.
+-- Set by some algorithms only; lua/README.md explains them.
 local decide, window_of, read, write, save

@@ -57,14 +57,14 @@ end
 -- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
 -- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
 fast = fast and valid and cost > 0 and cost % 1 == 0 and here
-if fast and given > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
+if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
 local numbers, calls, answer = fast and struct.pack('<BI7i7', 8, limit, here), 1, nil
 local latest = fast and hence + math.min(hence - here, 3600000000) + 1000000
-for index = 1, fast and given or 0 do
+for index = 1, fast and key_count or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
   if state and #state == 34 and string.find(state, numbers, 20, true)
-    and (not several or calls == 1 and cost > 0 and not again[index]) then
+    and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local time, used, armed = struct.unpack('<I7I7I5', state)
     local expires, reset_after = armed * 1000000, hence - now_us
     -- Windows that start together may end apart: a day's state isn't kept until the week's end.

@@ -12,7 +12,7 @@
 --   inspect appends:
 --   [6] ttl_ms          ms     PTTL: -2 without a key
 --   [7] ...             the state, as the algorithm's file lists it
---   then, as of a blocked key, also where this call blocked it, and with +overage:
+--   then, if the key is blocked, even by this call, or with +overage:
 --   blocked_us          us     until the block ends, 0 if not blocked
 --   overage             denied calls in the time of a longest reset from the first of them
 --   packed, one string; for each key struct's i7i7: remaining and reset_after_us, if all of its calls are allowed, else
@@ -27,15 +27,16 @@
 --                numbers stay exact
 --   block      : denies every call until it ends; a refund or a penalty changes the state beneath it. +block: a denial
 --                starts one, unless the key is blocked already or the cost could never be allowed
---   +as-is and +reset: if the state's numbers differ from the call's, what was left stays, or nothing was used;
---                 otherwise what was used stays used
+--   numbers that differ from the state's: what was used stays used; with +as-is, what was left stays left; with
+--                +reset, the key is as if never used
 --
 -- Commands
---   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and a refund of all: DEL; inspect: PTTL
+--   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and what leaves
+--   the key as if never used, such as a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
---   SET arms it for twice the longest reset, or this one if a penalty or a block made it longer, and up to a second;
---   SETRANGE keeps it while that covers this reset. A peek doesn't extend it after a change of numbers.
+--   SET sets it to twice the longest reset, or to this reset if a penalty or a block made it longer, plus up to a
+--   second; SETRANGE keeps it while it covers this reset. A peek doesn't extend it after a change of numbers.
 --
 -- A deny writes
 --   nothing, except in four cases: the state's time lay too far ahead and is brought back to now; the numbers have
@@ -47,7 +48,7 @@ if fast and not missed then return table.concat(answers) end
 
 -- Missing, malformed and extra arguments are reported by name.
 local fault, expected = nil, ARGUMENTS .. ', cost, mode, now_us'
-if not valid or not mode or cost ~= cost or at_us ~= at_us or given == 0 then
+if not valid or not mode or cost ~= cost or at_us ~= at_us or key_count == 0 then
   local at = 0
   for name in string.gmatch(expected, '[%a_]+') do
     at = at + 1
@@ -61,7 +62,7 @@ if not valid or not mode or cost ~= cost or at_us ~= at_us or given == 0 then
     if at_us ~= at_us then fault = 'now_us is no number' end
     if #packed ~= LENGTH then fault = 'numbers are not ' .. LENGTH .. ' bytes' end
   end
-  if given == 0 then fault = 'missing KEYS[1]' end
+  if key_count == 0 then fault = 'missing KEYS[1]' end
   if fault then return redis.error_reply('BADARG ' .. NAME .. ': expected ' .. expected .. '; ' .. fault) end
 end
 
@@ -81,7 +82,7 @@ end
 if decide then return decide(mode, overage, block_for) end
 local known = mode == 'acquire' or mode == 'peek' or mode == 'at-most' or mode == 'refund' or mode == 'penalty'
   or mode == 'reset' or mode == 'inspect' or (mode == 'reserve' and RESERVES) or (mode == 'block' and cost <= 2^51)
-if not (valid and known and cost >= 0 and cost % 1 == 0 and given <= 7999 and (not several or #several == 10 * given)
+if not (valid and known and cost >= 0 and cost % 1 == 0 and key_count <= 7999 and (not several or #several == 10 * key_count)
   and (at_us == -1 or at_us >= 0 and at_us <= 2^52 and at_us % 1 == 0)) then
   return redis.error_reply('BADARG ' .. NAME .. ': expected whole numbers in the ranges of its header and a mode, got '
     .. string.gsub(table.concat(ARGV, ' '), '[^ -~]', '?'))
@@ -93,9 +94,9 @@ if mode == 'reset' then
 end
 
 -- What the fast path hasn't read.
-if not read and given > 1 and not states then
+if not read and key_count > 1 and not states then
   states = redis.call('MGET', unpack(KEYS))
-elseif not read and given == 1 and state == nil then
+elseif not read and key_count == 1 and state == nil then
   state = redis.call('GET', KEYS[1])
 end
 answers = answers or {}
@@ -134,7 +135,7 @@ if window_of then
 end
 local debt, calls = mode == 'reserve' and e or 0, 1
 local most, writes = limit + debt, mode ~= 'peek' and mode ~= 'inspect'
-for index = 1, given do if not answers[index] then repeat
+for index = 1, key_count do if not answers[index] then repeat
   -- The answer if the loop breaks early: the state is unreadable.
   fault = 'BADSTATE ' .. NAME .. ': the key holds something else than this limit\'s state'
   answers[index] = struct.pack('<i7i7i7i7', -1, 0, 0, -2)
@@ -145,9 +146,9 @@ for index = 1, given do if not answers[index] then repeat
   local noted, blocked_until, denied_since, denials = false, 0, 0, 0
   if read then
     -- What the fast path has read, unless this call has written since.
-    local known = not (again and again[index]) and state
-    state, noted, blocked_until, denied_since, denials = read(key, given > 1, known)
-  elseif given > 1 and (not state or again and again[index]) then
+    local known = not (repeated and repeated[index]) and state
+    state, noted, blocked_until, denied_since, denials = read(key, key_count > 1, known)
+  elseif key_count > 1 and (not state or repeated and repeated[index]) then
     -- MGET returns nothing for a key of another type, nor what this call has written since.
     state = redis.pcall('GET', key)
   end
@@ -277,5 +278,5 @@ for index = 1, given do if not answers[index] then repeat
     return answer
   end
 until true end end
-if packed and (given > 1 or not fault) then return table.concat(answers) end
+if packed and (key_count > 1 or not fault) then return table.concat(answers) end
 return redis.error_reply(fault)

@@ -46,13 +46,13 @@ local numbers = valid and (packed and string.sub(packed, 1, 18) or struct.pack('
 -- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
 -- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
 fast = fast and valid and cost > 0 and cost % 1 == 0 and tick == 1
-if fast and given > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
+if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
 local calls, answer, begun, latest = 1, nil, now_us - now_us % period, now_us + 2 * longest + 1000000
-for index = 1, fast and given or 0 do
+for index = 1, fast and key_count or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
   if state and #state == 44 and string.find(state, numbers, 27, true)
-    and (not several or calls == 1 and cost > 0 and not again[index]) then
+    and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local time, previous, current, armed = struct.unpack('<I7I7I7I5', state)
     if time <= now_us and previous * period <= 2^53 and current * period <= 2^53 then
       if time < begun then previous, current = time >= begun - period and current or 0, 0 end

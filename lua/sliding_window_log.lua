@@ -53,10 +53,10 @@ local SMALL, WIDE = 17, HEADER + 4 + COPIES
 -- place, or are denied until the oldest expires. It does the arithmetic of the functions below in fewer steps, and
 -- before any is defined: with all that they share, that costs as much as a decision.
 fast = fast and valid and cost > 0 and cost % 1 == 0
-if fast and given > 1 then states, answers = {}, {} end
+if fast and key_count > 1 then states, answers = {}, {} end
 local numbers, cutoff = valid and struct.pack('<BI5I7', 6, limit, period), now_us - period
 local latest, calls, answer = now_us + 2 * period + 1000000, 1, nil
-for index = 1, fast and given or 0 do
+for index = 1, fast and key_count or 0 do
   if states then
     state = redis.pcall('GETRANGE', KEYS[index], '0', '263')
     states[index] = state
@@ -65,7 +65,7 @@ for index = 1, fast and given or 0 do
   end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
   if #state > HEADER and string.find(state, numbers, 42, true) == 42
-    and (not several or calls == 1 and cost > 0 and not again[index]) then
+    and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local newest, total, head, count, base, oldest, armed, slots = struct.unpack('<I7I5I4I4I5I7I5I4', state)
     local wide, expires = slots > SMALL, armed * 1000000
     local ring = wide and WIDE or HEADER

@@ -49,13 +49,13 @@ local numbers = valid and packed and string.sub(packed, 1, 25)
 -- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
 -- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
 fast = fast and valid and cost > 0 and cost % 1 == 0 and tick == 1
-if fast and given > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
+if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
 local calls, latest, answer = 1, now_us + 2 * longest + 1000000, nil
-for index = 1, fast and given or 0 do
+for index = 1, fast and key_count or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
   if state and #state == 44 and string.find(state, numbers, 20, true)
-    and (not several or calls == 1 and cost > 0 and not again[index]) then
+    and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local time, level, armed = struct.unpack('<I7i7I5', state)
     if time <= now_us and level >= 0 and level <= full then
       local refill = (now_us - time) * rate

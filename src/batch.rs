@@ -21,7 +21,7 @@ const LARGEST_COST: u64 = 1 << 53;
 /// Keys in a batch; bounded so that it doesn't hold up Redis for long.
 const MOST_KEYS: usize = 1024;
 
-/// Calls whose memory a batch keeps: as many as are full in one batch.
+/// Calls whose memory a batch keeps: more than most batches have.
 const MOST_SPARE: usize = 16;
 
 /// Seeded randomly for this process, so that nobody can send keys that all collide.

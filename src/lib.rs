@@ -46,14 +46,15 @@
 //!
 //! # Invariants
 //!
-//! - The core (everything but `engine`, `limiter`, `denials`, `rules`, `middleware`, `postgres`, `history`, `archive` and
-//!   `telemetry`) does no I/O, knows no async runtime, and names no feature but `serde`, and `embedded` where a rule's
-//!   policy needs that engine.
+//! - The core (`algorithm`, `batch`, `decision`, `error`, `key`, `limit`, `quota`, `request`, `rule`, `script`) does no
+//!   I/O, knows no async runtime, and names no feature but `serde`, and `embedded` where a rule's policy needs that
+//!   engine.
 //! - Dependencies point to the core: engines know scripts, never rules, and never each other, except that each node of
 //!   a cluster is a `Redis`.
 //! - A decision is one round trip.
 //! - The limiter arithmetic is Lua's alone. Rust prepares a rule's arguments and reads replies.
-//! - An algorithm is one script, one row of `algorithm`, one vectors file and one section of the guide.
+//! - An algorithm is one script, one row of `algorithm`, one vectors file and one section of the guide; `lua/README.md`
+//!   lists what else a new one touches.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -170,7 +170,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// No decision could be made; see [`Error`]. A sliding window or log can't reserve.
+    /// No decision could be made; see [`Error`]. Only a token bucket, gcra or a fixed window of a period can reserve.
     pub async fn reserve<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         if let Some(limit) = rule.limits().find(|limit| !limit.algorithm().reserves()) {
             let why = "expected a token bucket, gcra or fixed window of a period, which can owe units";
@@ -194,7 +194,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// No answer; see [`Error`].
+    /// A rule with permits beside other limits; permits without the [id](Request::id) that holds them; no answer, see
+    /// [`Error`].
     pub async fn refund<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         let permits = rule.limits().filter(|limit| limit.algorithm().holds()).count();
         if permits > 0 && permits < rule.limits().len() {
@@ -252,7 +253,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`Error::is_unknown_id`] if none is held: released or expired. No answer; see [`Error`].
+    /// A request without an id; [`Error::is_unknown_id`] if none is held: released or expired; no answer, see [`Error`].
     pub async fn renew<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.of_holder("renew", rule, request.into(), Mode::Renew).await
     }
@@ -261,7 +262,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// No answer; see [`Error`].
+    /// A request without an id; no answer, see [`Error`].
     pub async fn release<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.of_holder("release", rule, request.into(), Mode::Release).await
     }
@@ -285,7 +286,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`Error::is_unknown_id`] if nothing is remembered of the id; no answer, see [`Error`].
+    /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id; no
+    /// answer, see [`Error`].
     pub async fn settle<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.of_call("settle", rule, request.into(), Mode::Settle).await
     }
@@ -294,7 +296,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`Error::is_unknown_id`] if nothing is remembered of the id; no answer, see [`Error`].
+    /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id; no
+    /// answer, see [`Error`].
     pub async fn cancel<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.of_call("cancel", rule, request.into(), Mode::Cancel).await
     }

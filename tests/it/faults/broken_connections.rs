@@ -90,7 +90,7 @@ async fn a_connection_of_a_pool_that_is_closed_while_idle_costs_no_answer() {
 
 /// Wherever a reply is cut short, every answer that arrives is the caller's own.
 #[tokio::test]
-async fn a_truncated_reply_answers_no_call() {
+async fn a_truncated_reply_reaches_no_other_caller() {
     let server = Server::start();
     let proxy = Proxy::to(server.port()).await;
     let rules: Vec<_> = (1..=20).map(|burst| rule(&format!("gcra 1/1d burst {burst}"), OnError::Closed)).collect();
