@@ -424,6 +424,7 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let (others, rest) = reply.appended.split_at_checked(5 * (targets.len() - 1)).ok_or_else(garbled)?;
         let fives = std::iter::once(&reply.decision).chain(others.as_chunks::<5>().0);
+        // An odd count begins with `granted`; then come `blocked_us` and `overage` of each limit.
         let (appended, notes) = rest.split_at(rest.len() % 2);
         let notes = notes.as_chunks::<2>().0;
         if !notes.is_empty() && notes.len() != targets.len() {
