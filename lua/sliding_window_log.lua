@@ -49,74 +49,132 @@ local valid = (packed and layout == 6 or not packed and #ARGV == 5 and limit % 1
 local HEADER, ENTRY, COPIES, TAIL, MODULUS = 54, 12, 96, 25, 2^40
 local SMALL, WIDE = 17, HEADER + 4 + COPIES
 
--- The fast path: most calls find a log under these numbers whose expired entries are at hand; they add an entry in
--- place, or are denied until the oldest expires. It does the arithmetic of the functions below in fewer steps, and
--- before any is defined: with all that they share, that costs as much as a decision.
+-- The functions that the fast path shares with the rest take all that they need as arguments: variables of the script
+-- that a function uses cost each call of the script, used or not.
+
+-- Of a ring's entries from `first` on, finds the first that is younger than `cutoff` and by which `enough` units have
+-- been taken since `base`; the last one is known to be. Searches by doubling steps, then by bisection; `text` is what
+-- has been read, from `offset` on. Returns its index, its time, the total before it, and what was read last. Returns
+-- nothing if that can't be an entry of a log, such as one younger than the newest.
+local function find(key, text, offset, ring, slots, head, count, newest, cutoff, first, base, enough)
+  local below, step, above, before, start, found = first - 1, 1, count - 1, base, head - count, newest
+  while above - below > 1 do
+    local probe = below + step
+    if probe >= above then probe = (above + below - (above + below) % 2) / 2 end
+    local place = ring + (start + probe) % slots * 12
+    if place < offset or place + 12 > offset + #text then
+      -- Reads a few at once: the next one is usually needed next.
+      offset = place
+      text = redis.call('GETRANGE', key, string.format('%d', place), string.format('%d', place + 95))
+      if #text < 12 then return end
+    end
+    local at, sum = struct.unpack('<I7I5', text, place - offset + 1)
+    if at > cutoff and (sum - base) % 2^40 >= enough then
+      above, found, step = probe, at, count - 1
+    else
+      if below >= first then step = step * 2 end
+      below, before = probe, sum
+    end
+  end
+  if found > newest then return end
+  return above, found, before, text, offset
+end
+
+-- Drops the entries that have expired, one at least, but not the newest. Returns how many, the time of the oldest that
+-- stays, the total before it, and the copies of entries to write, if these are new.
+local function drop(key, near, ring, slots, head, count, newest, oldest, base, cutoff)
+  -- Usually one entry has expired, and it and the next have been read already.
+  local first, slot, copied, text, offset = 0, (head - count) % slots, 0, near, 0
+  local place, stop = 54 + slot * 12, #near
+  if ring > 54 then
+    copied, text = struct.unpack('<I4', near, 55) - 1, ''
+    place, stop = 58 + (slot - copied) * 12, ring
+  end
+  if copied >= 0 and place >= 54 and place + 24 <= stop and slot + 1 < slots then
+    local at, sum, following = struct.unpack('<I7I5I7', near, place + 1)
+    if at == oldest then
+      if following > cutoff and following <= newest then return 1, following, sum, '' end
+      first, base = 1, sum
+      if ring > 54 then text, offset = string.sub(near, 59, ring), ring + copied * 12 end
+    end
+  end
+  local known, copies = offset, ''
+  first, oldest, base, text, offset = find(key, text, offset, ring, slots, head, count, newest, cutoff, first, base, 0)
+  if first and offset ~= known and #text == 96 then
+    -- All of them in the ring, including the oldest, and not yet the newest, which may change.
+    copied = (offset - ring) / 12
+    local from = (copied - slot) % slots
+    if copied + 8 <= slots and from <= first and first < from + 8 and from + 8 < count then
+      copies = struct.pack('<I4', copied + 1) .. text
+    end
+  end
+  return first, oldest, base, copies
+end
+
+-- The fast path: most calls find a log under these numbers, which they extend in place, or are denied. It does the
+-- arithmetic of the functions below in fewer steps, and before most are defined: with all that they share, that costs as
+-- much as a decision.
 fast = fast and valid and cost > 0 and cost % 1 == 0
 if fast and key_count > 1 then states, answers = {}, {} end
-local numbers, cutoff = valid and struct.pack('<BI5I7', 6, limit, period), now_us - period
-local latest, calls, answer = now_us + 2 * period + 1000000, 1, nil
+local numbers, calls, answer = valid and struct.pack('<BI5I7', 6, limit, period), 1, nil
+-- The latest that an expiry may be set to.
+local latest = now_us + 2 * period + 1000000
+local cutoff = now_us - period
 for index = 1, fast and key_count or 0 do
-  if states then
-    state = redis.pcall('GETRANGE', KEYS[index], '0', '263')
-    states[index] = state
-  else
-    state = redis.call('GETRANGE', KEYS[index], '0', '263')
-  end
+  local key = KEYS[index]
+  local near = states and redis.pcall('GETRANGE', key, '0', '263') or redis.call('GETRANGE', key, '0', '263')
+  if states then states[index] = near else state = near end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-  if #state > HEADER and string.find(state, numbers, 42, true) == 42
+  if #near > HEADER and string.find(near, numbers, 42, true) == 42
     and (not several or calls == 1 and cost > 0 and not repeated[index]) then
-    local newest, total, head, count, base, oldest, armed, slots = struct.unpack('<I7I5I4I4I5I7I5I4', state)
-    local wide, expires = slots > SMALL, armed * 1000000
-    local ring = wide and WIDE or HEADER
-    local room, used = ring + slots * ENTRY, (total - base) % MODULUS
-    local sound = count >= 1 and count <= slots and head < slots and oldest <= newest and newest <= now_us
-      and used <= 2^39
-    if sound and newest <= cutoff then
-      count, base, total, oldest = 0, 0, 0, now_us
-    elseif sound and oldest <= cutoff then
-      -- Entries are dropped as far as they are at hand: all of a small ring, or those copied.
-      local slot, copied = (head - count) % slots, 0
-      if wide then copied = #state == 264 and struct.unpack('<I4', state, HEADER + 1) - 1 or slots end
-      local from, stop = ring == WIDE and HEADER + 4 or HEADER, ring == WIDE and WIDE or room
-      while oldest <= cutoff and count > 1 do
-        local place, following = from + (slot - copied) * ENTRY, (slot + 1) % slots
-        local next_place = from + (following - copied) * ENTRY
-        if place < from or next_place < from or place + ENTRY > stop or next_place + ENTRY > stop or stop > #state then
-          break
-        end
-        local at, sum = struct.unpack('<I7I5', state, place + 1)
-        if at ~= oldest then break end
-        base, oldest, count, slot = sum, struct.unpack('<I7', state, next_place + 1), count - 1, following
-      end
-    end
-    used = (total - base) % MODULUS
+    local newest, total, head, count, base, oldest, armed, slots = struct.unpack('<I7I5I4I4I5I7I5I4', near)
+    local wide = slots > SMALL
+    local ring, first, copies = wide and WIDE or HEADER, 0, ''
+    local room = ring + slots * ENTRY
     -- Packed, how long a long log is shows where it is written.
-    if sound and oldest > cutoff and (oldest <= newest or count == 0) and used <= limit
-      and (#state == room or wide and #state == 264
-        and (packed or redis.call('STRLEN', KEYS[index]) == room)) then
-      local left, reset_after = limit - used, newest + period - now_us
-      if cost == left + 1 and count > 0 and cost <= limit then
-        local retry_after = oldest + period - now_us
-        answer = packed and struct.pack('<i7i7i7i7', -1 - left, reset_after, retry_after, 0)
-          or { 0, limit, left, retry_after, reset_after }
-      elseif cost <= left and expires >= now_us + period and expires <= latest
-        and (newest == now_us or count < slots) then
+    if count >= 1 and count <= slots and head < slots and oldest <= newest and newest <= now_us
+      and (total - base) % MODULUS <= 2^39
+      and (#near == room or wide and #near == 264 and (packed or redis.call('STRLEN', key) == room)) then
+      if newest <= cutoff then
+        first, base = count, total
+      elseif oldest <= cutoff then
+        first, oldest, base, copies = drop(key, near, ring, slots, head, count, newest, oldest, base, cutoff)
+      end
+      local live, left = first and count - first, first and limit - (total - base) % MODULUS or -1
+      local arms = armed * 1000000 < now_us + period or armed * 1000000 > latest
+      if cost > left and cost <= limit and left >= 0 then
+        local found, leaves = true, oldest
+        if cost > left + 1 then
+          found, leaves = find(key, near, 0, ring, slots, head, count, newest, cutoff, first, base, cost - left)
+        end
+        if found then
+          local reset_after, retry_after = newest + period - now_us, leaves + period - now_us
+          answer = packed and struct.pack('<i7i7i7i7', -1 - left, reset_after, retry_after, 0)
+            or { 0, limit, left, retry_after, reset_after }
+        end
+      elseif cost <= left and (newest == now_us or live < slots)
+        and not (arms and (wide or live * 4 + 16 < slots)) then
+        if live == 0 then base, total, oldest = 0, 0, now_us end
         local slot, length = newest == now_us and (head - 1) % slots or head, room
-        if newest < now_us then head, count = (head + 1) % slots, count + 1 end
+        if newest < now_us then head, live = (head + 1) % slots, live + 1 end
         total = (total + cost) % MODULUS
         local place, entry = ring + slot * ENTRY, struct.pack('<I7I5', now_us, total)
-        local start = struct.pack('<I7I5I4I4I5I7', now_us, total, head, count, base, oldest)
+        local start = struct.pack('<I7I5I4I4I5I7', now_us, total, head, live, base, oldest)
         if wide then
-          length = redis.call('SETRANGE', KEYS[index], '0', start)
+          if copies ~= '' then start = start .. string.sub(near, 33, HEADER) .. copies end
+          length = redis.call('SETRANGE', key, '0', start)
           if not packed or length == room then
-            redis.call('SETRANGE', KEYS[index], string.format('%d', place), entry)
+            redis.call('SETRANGE', key, string.format('%d', place), entry)
           else
             -- The log has been cut. The header is put back.
-            redis.call('SETRANGE', KEYS[index], '0', string.sub(state, 1, 32))
+            redis.call('SETRANGE', key, '0', string.sub(near, 1, #start))
           end
+        elseif arms then
+          local again = (latest - latest % 1000000) / 1000000
+          redis.call('SET', key, start .. struct.pack('<I5', again) .. string.sub(near, 38, place) .. entry
+            .. string.sub(near, place + ENTRY + 1), 'PXAT', string.format('%d', again * 1000))
         else
-          redis.call('SETRANGE', KEYS[index], '0', start .. string.sub(state, 33, place) .. entry)
+          redis.call('SETRANGE', key, '0', start .. string.sub(near, 33, place) .. entry)
         end
         if not packed or length == room then
           answer = packed and struct.pack('<i7i7', left - cost, period) or { 1, limit, left - cost, 0, period }
@@ -127,41 +185,18 @@ for index = 1, fast and key_count or 0 do
   if not answer then missed = true elseif states then answers[index], answer = answer, nil else return answer end
 end
 
-local key, near
+local key, near, cutoff
 local newest, total, head, count, base, oldest, armed, slots
+local ring, copies
 -- The decision is made at `time`; a state that is put back to now is written as of `moment`.
-local time, moment, ring, copies, written
+local time, moment, written
 local changed, rebased, lump, unsure, noted
 -- Of what counts: how many entries have expired before it, how many units it is, and how many entries.
 local first, used, live, change
 
--- Of the ring's entries from `first` on, finds the first that is younger than `cutoff` and by which `enough` units have
--- been taken since `base`; the last one is known to be. Searches by doubling steps, then by bisection; `text` is what
--- has been read, from `offset` on. Returns its index, its time, the total before it, and what was read last. Returns
--- nothing if that can't be an entry of a log, such as one younger than the newest.
-local function find(text, offset, first, enough)
-  local below, step, above, before, start = first - 1, 1, count - 1, base, head - count
-  local found = newest
-  while above - below > 1 do
-    local probe = below + step
-    if probe >= above then probe = (above + below - (above + below) % 2) / 2 end
-    local place = ring + (start + probe) % slots * ENTRY
-    if place < offset or place + ENTRY > offset + #text then
-      -- Reads a few at once: the next one is usually needed next.
-      offset = place
-      text = redis.call('GETRANGE', key, string.format('%d', place), string.format('%d', place + 95))
-      if #text < ENTRY then return end
-    end
-    local at, sum = struct.unpack('<I7I5', text, place - offset + 1)
-    if at > cutoff and (sum - base) % MODULUS >= enough then
-      above, found, step = probe, at, count - 1
-    else
-      if below >= first then step = step * 2 end
-      below, before = probe, sum
-    end
-  end
-  if found > newest then return end
-  return above, found, before, text, offset
+-- Finds the entry by which `enough` of the units that count had been taken.
+local function search(enough)
+  return find(key, near, 0, ring, slots, head, count, newest, cutoff, first, base, enough)
 end
 
 -- What can be taken now, and how long until the key is as if never used.
@@ -240,50 +275,19 @@ local function load(state, blocked, as_is, afresh)
     newest, oldest = now_us, now_us
   end
 
-  -- Drop the `first` entries that no longer count.
+  -- Drop what no longer counts.
   cutoff = time - period
-  if count > 0 and oldest <= cutoff then
-    if newest <= cutoff then
-      first, base = count, total
-    else
-      -- Usually one entry has expired, and it and the next have been read already.
-      local slot, copied, text, offset = (head - count) % slots, 0, near, 0
-      local place, stop = HEADER + slot * ENTRY, #near
-      if ring == WIDE then
-        copied, text = struct.unpack('<I4', near, HEADER + 1) - 1, ''
-        place, stop = HEADER + 4 + (slot - copied) * ENTRY, WIDE
-      end
-      local following = 0
-      if copied >= 0 and place >= HEADER and place + 2 * ENTRY <= stop and slot + 1 < slots then
-        local at, sum, next_at = struct.unpack('<I7I5I7', near, place + 1)
-        if at == oldest then
-          first, base, following = 1, sum, next_at
-          if ring == WIDE then offset = ring + copied * ENTRY end
-        end
-      end
-      local known = offset
-      if following > cutoff and following <= newest then
-        oldest = following
-      else
-        if offset > 0 then text = string.sub(near, HEADER + 5, WIDE) end
-        first, oldest, base, text, offset = find(text, offset, first, 0)
-        if not first then return end
-      end
-      if offset ~= known and #text == COPIES then
-        -- All of them in the ring, including the oldest, and not yet the newest, which may change.
-        copied = (offset - ring) / ENTRY
-        local from = (copied - slot) % slots
-        if copied + 8 <= slots and from <= first and first < from + 8 and from + 8 < count then
-          copies = struct.pack('<I4', copied + 1) .. text
-        end
-      end
-    end
+  if count > 0 and newest <= cutoff then
+    first, base = count, total
+  elseif count > 0 and oldest <= cutoff then
+    first, oldest, base, copies = drop(key, near, ring, slots, head, count, newest, oldest, base, cutoff)
+    if not first then return end
   end
   used = (total - base) % MODULUS
   if used > 2^39 then return end
   if changed and used > limit then
     -- Of what was used before the limit was lowered, the newest units stay, up to the new limit.
-    first, oldest = find(near, 0, first, used - limit + 1)
+    first, oldest = search(used - limit + 1)
     if not first then return end
     base, used = (total - limit) % MODULUS, limit
   end
@@ -299,7 +303,7 @@ local function wait(units)
   elseif enough > used - change then
     leaves = time
   elseif enough > 1 then
-    found, leaves = find(near, 0, first, enough)
+    found, leaves = search(enough)
   end
   return found and leaves + period - now_us
 end
@@ -315,7 +319,7 @@ local function move(units, mode)
   if change < 0 and used > 0 then
     -- The newest entry that stays.
     local last
-    last, newest = find(near, 0, first, used)
+    last, newest = search(used)
     if not last then return end
     head, live = (head - (count - 1 - last)) % slots, last - first + 1
     time = newest
