@@ -18,8 +18,8 @@ pub(crate) use records::{Records, packed_number};
 
 /// The largest cost that matters: above every limit.
 const LARGEST_COST: u64 = 1 << 53;
-/// Keys in a batch; bounded so that it doesn't hold up Redis for long.
-const MOST_KEYS: usize = 1024;
+/// Groups in a batch, over all its calls; bounded so that it doesn't hold up Redis for long.
+const MOST_GROUPS: usize = 1024;
 
 /// Calls whose memory a batch keeps: more than most batches have.
 const MOST_SPARE: usize = 16;
@@ -47,7 +47,7 @@ pub(crate) struct Ask<'a> {
 /// order.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
-    calls: Vec<PackedCall>,
+    calls: Vec<BatchCall>,
     /// The bytes of all keys.
     keys: Vec<u8>,
     groups: usize,
@@ -59,9 +59,9 @@ pub(crate) struct Batch {
     spare: Vec<Vec<Group>>,
 }
 
-/// One call of a script in its packed form.
+/// A call of a script in a batch that is being filled.
 #[derive(Debug)]
-struct PackedCall {
+struct BatchCall {
     script: &'static Script,
     numbers: Arc<[u8]>,
     now_us: Option<u64>,
@@ -90,13 +90,13 @@ pub(crate) struct GroupId {
 /// An ask that is sent: its group, and how many asks of the group come before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Position {
-    pub(crate) place: GroupId,
+    pub(crate) group: GroupId,
     before: u32,
 }
 
-/// One call of a script in its packed form, as it is sent.
+/// A call of a script in its packed form, as it is sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Packed<'a> {
+pub(crate) struct PackedCall<'a> {
     script: &'static Script,
     numbers: &'a Arc<[u8]>,
     now_us: Option<u64>,
@@ -127,29 +127,29 @@ impl Ask<'_> {
 }
 
 impl Alone<'_> {
-    pub(crate) fn call(&self) -> Packed<'_> {
+    pub(crate) fn call(&self) -> PackedCall<'_> {
         let Ask { script, ref numbers, now_us, .. } = *self.ask;
-        Packed { script, numbers, now_us, groups: std::slice::from_ref(&self.group), keys: &self.ask.key }
+        PackedCall { script, numbers, now_us, groups: std::slice::from_ref(&self.group), keys: &self.ask.key }
     }
 }
 
 impl Batch {
     /// Whether this ask, whose hash this is, joins a group or there is room for another one.
     pub(crate) fn has_room(&self, ask: &Ask<'_>, hash: u64) -> bool {
-        self.groups < MOST_KEYS || self.latest(ask, hash).is_some_and(|place| self.group(place).cost == ask.cost)
+        self.groups < MOST_GROUPS || self.latest(ask, hash).is_some_and(|id| self.group(id).cost == ask.cost)
     }
 
     pub(crate) fn add(&mut self, ask: &Ask<'_>, hash: u64) -> GroupId {
         let latest = self.latest(ask, hash);
         // Only the latest group is joined: joining an earlier one would overtake it.
-        if let Some(place) = latest.filter(|place| self.group(*place).cost == ask.cost) {
-            return place;
+        if let Some(id) = latest.filter(|id| self.group(*id).cost == ask.cost) {
+            return id;
         }
         let call = self.call_for(ask);
         let key = self.keys.len()..self.keys.len() + ask.key.len();
         self.keys.extend_from_slice(&ask.key);
         let groups = &mut self.calls[call as usize].groups;
-        let place = GroupId { call, group: as_u32(groups.len()) };
+        let id = GroupId { call, group: as_u32(groups.len()) };
         groups.push(Group { key, hash, cost: ask.cost, asks: 0 });
         self.groups += 1;
         match latest {
@@ -158,31 +158,31 @@ impl Batch {
                 let found =
                     self.by_key.find_mut(hash, |found| found.call == before.call && found.group == before.group);
                 if let Some(found) = found {
-                    *found = place;
+                    *found = id;
                 }
             }
             None => {
-                let hash_of = |place: &GroupId| self.calls[place.call as usize].groups[place.group as usize].hash;
-                self.by_key.insert_unique(hash, place, hash_of);
+                let hash_of = |id: &GroupId| self.calls[id.call as usize].groups[id.group as usize].hash;
+                self.by_key.insert_unique(hash, id, hash_of);
             }
         }
-        place
+        id
     }
 
     /// Positions of the asks that are sent, given their groups in the order in which they were added. No ask is added
     /// after this.
-    pub(crate) fn positions(&mut self, places: impl Iterator<Item = Option<GroupId>>) -> Vec<Option<Position>> {
+    pub(crate) fn positions(&mut self, ids: impl Iterator<Item = Option<GroupId>>) -> Vec<Option<Position>> {
         self.calls.iter_mut().flat_map(|call| &mut call.groups).for_each(|group| group.asks = 0);
-        let mut position = |place: GroupId| {
-            let group = &mut self.calls[place.call as usize].groups[place.group as usize];
+        let mut position = |id: GroupId| {
+            let group = &mut self.calls[id.call as usize].groups[id.group as usize];
             group.asks += 1;
-            Position { place, before: group.asks - 1 }
+            Position { group: id, before: group.asks - 1 }
         };
-        places.map(|place| place.map(&mut position)).collect()
+        ids.map(|id| id.map(&mut position)).collect()
     }
 
     /// Its calls, with their indices as in [`GroupId`]. Calls whose asks were all given up are left out.
-    pub(crate) fn calls(&self) -> impl Iterator<Item = (usize, Packed<'_>)> {
+    pub(crate) fn calls(&self) -> impl Iterator<Item = (usize, PackedCall<'_>)> {
         let all = self.calls.iter().enumerate();
         let asked = all.filter(|(_, call)| call.groups.iter().any(|group| group.asks > 0));
         asked.map(|(at, call)| (at, call.packed(&self.keys)))
@@ -194,7 +194,7 @@ impl Batch {
 
     /// Empties it, and keeps its memory for reuse.
     pub(crate) fn clear(&mut self) {
-        for PackedCall { mut groups, .. } in self.calls.drain(..) {
+        for BatchCall { mut groups, .. } in self.calls.drain(..) {
             if self.spare.len() < MOST_SPARE {
                 groups.clear();
                 self.spare.push(groups);
@@ -207,21 +207,21 @@ impl Batch {
     }
 
     fn latest(&self, ask: &Ask<'_>, hash: u64) -> Option<GroupId> {
-        let is_its = |place: &GroupId| {
-            let call = &self.calls[place.call as usize];
-            let group = &call.groups[place.group as usize];
+        let is_its = |id: &GroupId| {
+            let call = &self.calls[id.call as usize];
+            let group = &call.groups[id.group as usize];
             group.hash == hash && self.keys[group.key.clone()] == *ask.key && call.is_for(ask)
         };
         self.by_key.find(hash, is_its).copied()
     }
 
-    fn group(&self, place: GroupId) -> &Group {
-        &self.calls[place.call as usize].groups[place.group as usize]
+    fn group(&self, id: GroupId) -> &Group {
+        &self.calls[id.call as usize].groups[id.group as usize]
     }
 
     /// The call that takes another key for this ask, mostly the last one.
     fn call_for(&mut self, ask: &Ask<'_>) -> u32 {
-        let takes = |call: &PackedCall| call.is_for(ask) && call.groups.len() < ask.most_keys;
+        let takes = |call: &BatchCall| call.is_for(ask) && call.groups.len() < ask.most_keys;
         if self.calls.last().is_some_and(takes) {
             return as_u32(self.calls.len() - 1);
         }
@@ -239,7 +239,7 @@ impl Batch {
         }
         let Ask { script, ref numbers, now_us, partition, .. } = *ask;
         let groups = self.spare.pop().unwrap_or_default();
-        self.calls.push(PackedCall { script, numbers: Arc::clone(numbers), now_us, partition, groups });
+        self.calls.push(BatchCall { script, numbers: Arc::clone(numbers), now_us, partition, groups });
         new
     }
 }
@@ -252,7 +252,7 @@ fn terms_hash(script: &'static Script, numbers: &[u8], now_us: Option<u64>, part
     HASHER.hash_one((std::ptr::from_ref(script), numbers, now_us, partition))
 }
 
-impl PackedCall {
+impl BatchCall {
     fn is_for(&self, ask: &Ask<'_>) -> bool {
         let same_numbers = Arc::ptr_eq(&self.numbers, &ask.numbers) || self.numbers == *ask.numbers;
         same_numbers
@@ -265,13 +265,13 @@ impl PackedCall {
         terms_hash(self.script, &self.numbers, self.now_us, self.partition)
     }
 
-    fn packed<'a>(&'a self, keys: &'a [u8]) -> Packed<'a> {
+    fn packed<'a>(&'a self, keys: &'a [u8]) -> PackedCall<'a> {
         let Self { script, numbers, now_us, groups, .. } = self;
-        Packed { script, numbers, now_us: *now_us, groups, keys }
+        PackedCall { script, numbers, now_us: *now_us, groups, keys }
     }
 }
 
-impl<'a> Packed<'a> {
+impl<'a> PackedCall<'a> {
     pub(crate) fn script(self) -> &'static Script {
         self.script
     }
@@ -354,19 +354,19 @@ mod tests {
     /// A batch of these asks, and the positions of those that are sent.
     fn batch(asks: &[Ask<'_>], are_sent: impl Fn(usize) -> bool) -> (Batch, Vec<Position>) {
         let mut batch = Batch::default();
-        let places: Vec<_> = asks.iter().map(|ask| batch.add(ask, ask.hash())).collect();
-        let sent = places.into_iter().enumerate().map(|(at, place)| Some(place).filter(|_| are_sent(at)));
+        let ids: Vec<_> = asks.iter().map(|ask| batch.add(ask, ask.hash())).collect();
+        let sent = ids.into_iter().enumerate().map(|(at, id)| Some(id).filter(|_| are_sent(at)));
         let positions = batch.positions(sent);
         (batch, positions.into_iter().flatten().collect())
     }
 
-    fn arguments(call: Packed<'_>) -> Vec<Vec<u8>> {
+    fn arguments(call: PackedCall<'_>) -> Vec<Vec<u8>> {
         let mut arguments = Vec::new();
         call.each_argument(|argument| arguments.push(argument.to_vec()));
         arguments
     }
 
-    fn call(batch: &Batch, at: usize) -> Packed<'_> {
+    fn call(batch: &Batch, at: usize) -> PackedCall<'_> {
         batch.calls().find(|(number, _)| *number == at).expect("it is asked for").1
     }
 
@@ -386,7 +386,7 @@ mod tests {
         let (batch, positions) = batch(&asks, |_| true);
         let keys: Vec<Vec<_>> = batch.calls().map(|(_, call)| call.keys().collect()).collect();
         assert_eq!(keys, [vec![b"a", b"b", b"a", b"a"], vec![b"a"]]);
-        let of = |position: &Position| (position.place.call, position.place.group, position.before);
+        let of = |position: &Position| (position.group.call, position.group.group, position.before);
         let positions: Vec<_> = positions.iter().map(of).collect();
         assert_eq!(positions, [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 2, 0), (0, 3, 0), (0, 3, 1)]);
         let several: Vec<u8> = [(1, 2), (1, 1), (2, 1), (1, 2)]
@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn a_full_batch_has_room_for_asks_alike_alone() {
         let numbers: Arc<[u8]> = Arc::from([1]);
-        let asks: Vec<_> = (0..MOST_KEYS).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
+        let asks: Vec<_> = (0..MOST_GROUPS).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
         let (batch, _) = batch(&asks, |_| true);
         let has_room = |key: &str, cost| {
             let ask = ask(&numbers, key, cost);

@@ -63,7 +63,7 @@ mod algorithm;
 pub mod archive;
 mod batch;
 mod decision;
-mod denials;
+mod denial_cache;
 mod engine;
 mod error;
 #[cfg(feature = "postgres")]
@@ -107,7 +107,7 @@ pub use redis;
 
 pub use algorithm::Algorithm;
 pub use decision::{By, Decision, Denied, LimitDecision, RetryAfter};
-pub use denials::DenialCache;
+pub use denial_cache::DenialCache;
 pub use engine::Engine;
 pub use engine::cluster::Cluster;
 #[cfg(feature = "embedded")]

@@ -1,7 +1,7 @@
 //! One limit: an algorithm and its numbers, validated, with its script's arguments.
 
 mod calendar;
-mod parts;
+mod division;
 mod text;
 
 use std::borrow::Cow;
@@ -14,7 +14,7 @@ use crate::algorithm::{Algorithm, Setting};
 use crate::error::RuleError;
 pub use calendar::Calendar;
 pub(crate) use calendar::Windows;
-pub(crate) use parts::Shards;
+pub(crate) use division::Shards;
 pub(crate) use text::Period;
 
 /// The largest limit of a log, whose running totals are modulo 2^40.
@@ -164,7 +164,7 @@ impl Limit {
     }
 
     /// Its parts, if it has shards.
-    pub(crate) fn parts(&self) -> Option<&Shards> {
+    pub(crate) fn shard_limits(&self) -> Option<&Shards> {
         self.shards.as_ref()
     }
 

@@ -3,18 +3,18 @@
 mod background;
 #[cfg(feature = "rules")]
 mod by_rules;
-mod denied_before;
+mod cached_denials;
+mod fallback;
+mod give_back;
 pub(crate) mod hold;
 pub(crate) mod lease;
 #[cfg(feature = "embedded")]
 mod local;
+mod maintenance;
 mod many;
-mod on_error;
 mod prepare;
 mod run;
 mod sharded;
-mod undo;
-mod upkeep;
 pub(crate) mod wait;
 
 use std::future::poll_fn;
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::algorithm::numbers::LONGEST_RESET_US;
 use crate::decision::{Decision, LimitAnswer, LimitDecision, count};
-use crate::denials::DenialCache;
+use crate::denial_cache::DenialCache;
 use crate::engine::Engine;
 #[cfg(feature = "embedded")]
 use crate::engine::embedded::Embedded;
@@ -44,8 +44,8 @@ pub(crate) use by_rules::Acquisition;
 #[cfg(feature = "rules")]
 #[allow(unreachable_pub, reason = "exported with sets of rules, which are a feature of their own")]
 pub use by_rules::HeldVerdict;
+pub use maintenance::{Progress, State};
 use prepare::concerned;
-pub use upkeep::{Progress, State};
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
 ///
@@ -206,9 +206,9 @@ impl Limiter {
         match request.earlier() {
             Some(earlier) => {
                 let cost = request.units(rule).min(earlier.granted);
-                self.undo(rule, &request.cost(cost), Mode::Refund).await
+                self.give_back(rule, &request.cost(cost), Mode::Refund).await
             }
-            None => self.undo(rule, &request, Mode::Refund).await,
+            None => self.give_back(rule, &request, Mode::Refund).await,
         }
     }
 
@@ -255,7 +255,7 @@ impl Limiter {
     ///
     /// A request without an id; [`Error::is_unknown_id`] if none is held: released or expired; no answer, see [`Error`].
     pub async fn renew<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.of_holder("renew", rule, request.into(), Mode::Renew).await
+        self.change_permits("renew", rule, request.into(), Mode::Renew).await
     }
 
     /// Gives back the permits held by this [id](Request::id), if any are left, and forgets the id.
@@ -264,21 +264,27 @@ impl Limiter {
     ///
     /// A request without an id; no answer, see [`Error`].
     pub async fn release<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.of_holder("release", rule, request.into(), Mode::Release).await
+        self.change_permits("release", rule, request.into(), Mode::Release).await
     }
 
-    async fn of_holder(&self, what: &str, rule: &Rule, request: Request<'_>, mode: Mode) -> Result<Decision, Error> {
+    async fn change_permits(
+        &self,
+        what: &str,
+        rule: &Rule,
+        request: Request<'_>,
+        mode: Mode,
+    ) -> Result<Decision, Error> {
         if request.id.is_none() {
             return Err(Error::new(Kind::Input, format!("{what}: expected the id that holds the permits, got none")));
         }
         // Unless the request says where they were taken, look in this process first.
         #[cfg(feature = "embedded")]
         if request.earlier().is_none()
-            && let Some(decision) = Box::pin(self.of_local_permit(rule, &request, mode)).await
+            && let Some(decision) = Box::pin(self.change_local_permits(rule, &request, mode)).await
         {
             return Ok(decision);
         }
-        self.undo(rule, &request, mode).await
+        self.give_back(rule, &request, mode).await
     }
 
     /// Replaces the cost taken by the call of this [id](Request::id) with this one, once. More is charged, available or
@@ -289,7 +295,7 @@ impl Limiter {
     /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id; no
     /// answer, see [`Error`].
     pub async fn settle<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.of_call("settle", rule, request.into(), Mode::Settle).await
+        self.change_charge("settle", rule, request.into(), Mode::Settle).await
     }
 
     /// Gives back what the call of this [id](Request::id) took, and forgets the id.
@@ -299,10 +305,16 @@ impl Limiter {
     /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id; no
     /// answer, see [`Error`].
     pub async fn cancel<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.of_call("cancel", rule, request.into(), Mode::Cancel).await
+        self.change_charge("cancel", rule, request.into(), Mode::Cancel).await
     }
 
-    async fn of_call(&self, what: &str, rule: &Rule, request: Request<'_>, mode: Mode) -> Result<Decision, Error> {
+    async fn change_charge(
+        &self,
+        what: &str,
+        rule: &Rule,
+        request: Request<'_>,
+        mode: Mode,
+    ) -> Result<Decision, Error> {
         if request.id.is_none() {
             return Err(Error::new(Kind::Input, format!("{what}: expected the id of the call to {what}, got none")));
         }
@@ -310,7 +322,7 @@ impl Limiter {
             let why = format!("expected a limit that isn't concurrency, whose permits are released, got {rule}");
             return Err(Error::new(Kind::Input, format!("{what}: {why}")));
         }
-        self.undo(rule, &request, mode).await
+        self.give_back(rule, &request, mode).await
     }
 
     /// Forgets what each limit of the rule counts for this request, and the request's id if it has one. A limit that
@@ -321,7 +333,7 @@ impl Limiter {
     ///
     /// No answer; see [`Error`].
     pub async fn reset<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.undo(rule, &request.into(), Mode::Reset).await
+        self.give_back(rule, &request.into(), Mode::Reset).await
     }
 
     /// The policy while Redis is away.
@@ -330,25 +342,30 @@ impl Limiter {
     }
 
     async fn decide(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
-        let decided = self.look(rule, request, mode).await;
+        let decided = self.decide_uncounted(rule, request, mode).await;
         if matches!(mode, Mode::Acquire | Mode::Reserve | Mode::AtMost) {
             telemetry::decided(rule, decided.as_ref());
         }
         decided
     }
 
-    /// The same for one of several calls that make up one decision; the caller counts the decision once.
-    pub(crate) async fn look(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+    /// Decides, but leaves it to the caller to count the decision: it may take several calls.
+    pub(crate) async fn decide_uncounted(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> Result<Decision, Error> {
         let observed = Observed::begin(rule, mode);
-        let decided = observed.around(self.decide_by_policy(rule, request, mode)).await;
+        let decided = observed.around(self.decide_or_fall_back(rule, request, mode)).await;
         observed.end(&decided);
         decided
     }
 
     /// Decides by Redis or, while it is away, by the rule's policy.
-    async fn decide_by_policy(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+    async fn decide_or_fall_back(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         let decided = match &self.denials {
-            None => self.decide_exactly(rule, request, mode).await,
+            None => self.decide_by_engine(rule, request, mode).await,
             Some(cache) => Box::pin(self.decide_or_recall(cache, rule, request, mode)).await,
         };
         let decision = match decided {
@@ -358,14 +375,14 @@ impl Limiter {
         Ok(decision.jittered(request.wait_jitter()))
     }
 
-    async fn decide_exactly(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+    async fn decide_by_engine(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         // Boxed to keep the common path's future small: there may be thousands of callers.
         match rule.scoped_limits() {
-            [count] if count.limit.shards() > 1 => {
-                let place = self.place(rule, count, request, mode);
-                Box::pin(self.decide_sharded(rule, count, request, mode, place)).await
+            [scoped] if scoped.limit.shards() > 1 => {
+                let choice = self.choose_shard(rule, scoped, request, mode);
+                Box::pin(self.decide_sharded(rule, scoped, request, mode, choice)).await
             }
-            [count] if mode == Mode::Acquire => self.decide_one(rule, count.whole(), request, mode).await,
+            [scoped] if mode == Mode::Acquire => self.decide_one(rule, scoped.whole(), request, mode).await,
             _ => Box::pin(self.decide_in_full(rule, &concerned(rule, mode, request)?, request, mode)).await,
         }
     }
@@ -404,12 +421,12 @@ impl Limiter {
         mode: Mode,
     ) -> Result<Decision, Error> {
         let marker = self.marker(rule, targets, request, mode)?;
-        let parts = self.limit_calls(rule, targets, request, mode)?;
-        let script = match (parts.as_slice(), &marker) {
-            ([part], None) => part.script,
+        let calls = self.limit_calls(rule, targets, request, mode)?;
+        let script = match (calls.as_slice(), &marker) {
+            ([call], None) => call.script,
             _ => &ALL_OR_NOTHING,
         };
-        let reply = self.run(rule, script, &parts, marker.as_ref(), request, mode).await?;
+        let reply = self.run(rule, script, &calls, marker.as_ref(), request, mode).await?;
         self.decision(rule, targets, request, mode, &reply)
     }
 

@@ -1,6 +1,6 @@
 //! A rule: a named limit, or several that are decided together.
 
-mod policy;
+mod on_error;
 #[cfg(feature = "serde")]
 pub(crate) mod serialized;
 
@@ -16,7 +16,7 @@ use crate::key;
 use crate::limit::{Limit, Period};
 use crate::quota::Quota;
 
-pub use policy::OnError;
+pub use on_error::OnError;
 
 /// A named limit, or several that are charged all or none. The name keeps the rule's keys in Redis apart from those of
 /// other rules, so a rule without a name decides nothing.
@@ -114,8 +114,8 @@ impl Rule {
     /// The same as [`Rule::new`].
     pub fn named(mut self, name: &str) -> Result<Self, RuleError> {
         let name = key::checked_name(name)?;
-        for count in &mut self.limits {
-            *count = ScopedLimit::new(name, count.limit.clone(), count.by.take());
+        for scoped in &mut self.limits {
+            *scoped = ScopedLimit::new(name, scoped.limit.clone(), scoped.by.take());
         }
         self.name = Some(name.to_owned());
         Ok(self)
@@ -278,7 +278,7 @@ impl Rule {
 
     /// Its limits.
     pub fn limits(&self) -> impl ExactSizeIterator<Item = &Limit> {
-        self.limits.iter().map(|count| &count.limit)
+        self.limits.iter().map(|scoped| &scoped.limit)
     }
 
     /// The most units that it could ever admit at one instant.
@@ -293,7 +293,7 @@ impl Rule {
     /// The only limit, if it has shards.
     pub(crate) fn sharded(&self) -> Option<&ScopedLimit> {
         match self.limits.as_slice() {
-            [count] if count.limit.shards() > 1 => Some(count),
+            [scoped] if scoped.limit.shards() > 1 => Some(scoped),
             _ => None,
         }
     }
@@ -357,12 +357,12 @@ impl Rule {
     }
 
     fn with(mut self, limit: Limit, by: Option<String>) -> Result<Self, RuleError> {
-        let count = ScopedLimit::new(self.name.as_deref().unwrap_or_default(), limit, by);
-        if self.limits.iter().any(|other| other.suffix == count.suffix) {
-            let (label, why) = (count.limit.label(), "the two would share their state; name one");
+        let scoped = ScopedLimit::new(self.name.as_deref().unwrap_or_default(), limit, by);
+        if self.limits.iter().any(|other| other.suffix == scoped.suffix) {
+            let (label, why) = (scoped.limit.label(), "the two would share their state; name one");
             return Err(self.error(&format!("expected limits of different names, got {label} twice: {why}")));
         }
-        self.limits.push(count);
+        self.limits.push(scoped);
         self.checked()
     }
 
@@ -411,8 +411,8 @@ impl ScopedLimit {
 
     /// The shard of this number; the whole limit if it has none.
     pub(crate) fn shard(&self, number: u32) -> Target<'_> {
-        match self.limit.parts() {
-            Some(parts) => Target { scoped: self, limit: parts.part(number), shard: Some(number) },
+        match self.limit.shard_limits() {
+            Some(parts) => Target { scoped: self, limit: parts.shard(number), shard: Some(number) },
             None => self.whole(),
         }
     }

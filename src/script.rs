@@ -192,7 +192,7 @@ impl Mode {
 impl Call<'_> {
     /// KEYS in order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        let limits = self.limits.iter().map(|part| part.key.as_slice());
+        let limits = self.limits.iter().map(|call| call.key.as_slice());
         limits.chain(self.marker.map(|marker| marker.key.as_slice()))
     }
 
@@ -203,20 +203,20 @@ impl Call<'_> {
 
     /// Whether it is a composed script, which is given the names and arguments of others.
     fn decides_for_others(&self) -> bool {
-        self.limits.first().is_none_or(|part| !std::ptr::eq(part.script, self.script))
+        self.limits.first().is_none_or(|call| !std::ptr::eq(call.script, self.script))
     }
 
     /// Hands over ARGV in order: the script's own arguments, or each limit's script name and arguments followed, if
     /// calls are remembered, by the id's time to live; then cost, mode and now.
     pub(crate) fn each_argument(&self, mut give: impl FnMut(&[u8])) {
         let for_others = self.decides_for_others();
-        for part in self.limits {
+        for call in self.limits {
             if for_others {
-                give(part.script.name().as_bytes());
-                give(part.arguments.len().to_string().as_bytes());
+                give(call.script.name().as_bytes());
+                give(call.arguments.len().to_string().as_bytes());
             }
-            for (index, argument) in part.arguments.iter().enumerate() {
-                match &part.replaced {
+            for (index, argument) in call.arguments.iter().enumerate() {
+                match &call.replaced {
                     Some((at, value)) if *at == index => give(value),
                     _ => give(argument.as_bytes()),
                 }
@@ -238,7 +238,7 @@ impl Call<'_> {
 
     /// The most arguments that `each_argument` hands over.
     pub(crate) fn argument_count(&self) -> usize {
-        self.limits.iter().map(|part| part.arguments.len() + 2).sum::<usize>() + 4
+        self.limits.iter().map(|call| call.arguments.len() + 2).sum::<usize>() + 4
     }
 }
 

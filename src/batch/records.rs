@@ -33,13 +33,13 @@ pub(super) struct Record {
 impl Records {
     /// The reply to the only ask.
     pub(crate) fn only(&self) -> Result<Reply, Error> {
-        self.reply(Position { place: GroupId { call: 0, group: 0 }, before: 0 })
+        self.reply(Position { group: GroupId { call: 0, group: 0 }, before: 0 })
     }
 
     /// The reply to the ask at this position.
     pub(crate) fn reply(&self, position: Position) -> Result<Reply, Error> {
         let Record { allowed, remaining, retry_after_us, reset_after_us, costs } =
-            self.records[position.place.group as usize];
+            self.records[position.group.group as usize];
         let reply = |allowed: bool, appended| {
             let wait = if allowed { 0 } else { retry_after_us };
             Reply { decision: [allowed.into(), self.limit, remaining, wait, reset_after_us], appended, at: self.at }

@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use mlua::{BString, Function, Lua, MultiValue, Table, Value};
 
 use super::{Swept, Which};
-use crate::batch::{Ask, Batch, Packed, Position, Records};
+use crate::batch::{Ask, Batch, PackedCall, Position, Records};
 use crate::error::{Error, Kind};
 use crate::script::{Call, Reply, Script};
 use keyspace::{Argument, Keyspace, Outcome};
@@ -88,14 +88,14 @@ impl Embedded {
         let mut replies = Vec::with_capacity(asks.size_hint().0);
         while asks.peek().is_some() {
             let mut batch = Batch::default();
-            let mut places = Vec::new();
+            let mut groups = Vec::new();
             while let Some(ask) = asks.next_if(|ask| batch.has_room(ask, ask.hash())) {
-                places.push(Some(batch.add(&ask, ask.hash())));
+                groups.push(Some(batch.add(&ask, ask.hash())));
             }
-            let positions = batch.positions(places.into_iter());
+            let positions = batch.positions(groups.into_iter());
             let records: Vec<_> = batch.calls().map(|(_, call)| self.records(call)).collect();
             let reply = |position: Position| {
-                let answer = records[position.place.call as usize].as_ref();
+                let answer = records[position.group.call as usize].as_ref();
                 answer.map_err(Error::clone)?.reply(position)
             };
             replies.extend(positions.into_iter().flatten().map(reply));
@@ -103,7 +103,7 @@ impl Embedded {
         replies
     }
 
-    fn records(&self, call: Packed<'_>) -> Result<Records, Error> {
+    fn records(&self, call: PackedCall<'_>) -> Result<Records, Error> {
         let mut interpreter = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         call.read(&interpreter.run_packed(call)?, None)
     }
@@ -200,7 +200,7 @@ impl Interpreter {
         }
     }
 
-    fn run_packed(&mut self, call: Packed<'_>) -> Result<Vec<u8>, Error> {
+    fn run_packed(&mut self, call: PackedCall<'_>) -> Result<Vec<u8>, Error> {
         match self.answer(call.script(), call.keys(), |give| call.each_argument(give))? {
             Value::String(records) => Ok(records.as_bytes().to_vec()),
             other => Err(Error::new(Kind::Garbled, format!("the script replied a {}", other.type_name()))),

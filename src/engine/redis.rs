@@ -7,13 +7,13 @@ pub(crate) mod address;
 pub(crate) mod breaker;
 mod commands;
 mod connecting;
+mod connection;
 mod dispatch;
 mod errors;
 mod exchange;
-mod link;
-mod local;
+mod pipeline;
 mod queue;
-mod sending;
+mod runtime_local;
 mod sentinel;
 mod sweep;
 #[cfg(feature = "tls")]
@@ -35,8 +35,8 @@ use crate::script::{Call, Reply};
 use address::{Endpoint, address};
 use breaker::Breaker;
 pub(crate) use dispatch::{Many, Queued};
-use local::Local;
-pub(super) use sending::{Asking, Confirm};
+pub(super) use pipeline::{Asking, Confirm};
+use runtime_local::RuntimeLocal;
 use sentinel::Sentinels;
 #[cfg(feature = "tls")]
 use tls::Tls;
@@ -54,7 +54,7 @@ struct Shared {
     /// The address, for messages.
     address: String,
     /// Read by every call, so lock-free.
-    locals: ArcSwap<Vec<Arc<Local>>>,
+    locals: ArcSwap<Vec<Arc<RuntimeLocal>>>,
     made: AtomicU64,
     /// The server process that answered last, by its own run id.
     process: Mutex<Option<String>>,
@@ -223,7 +223,7 @@ impl Redis {
     /// isn't either.
     #[must_use]
     pub fn breaker(&self) -> Breaker {
-        let mut breakers = self.locals().into_iter().map(|local| local.guard.look());
+        let mut breakers = self.locals().into_iter().map(|local| local.breaker.current());
         breakers.find(|breaker| *breaker != Breaker::Closed).unwrap_or(Breaker::Closed)
     }
 
@@ -248,7 +248,7 @@ impl Redis {
     /// The same for a slot that is moving to this node, or that it has.
     pub(super) async fn run_as(&self, asking: Asking, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         let local = self.local()?;
-        let _entry = local.guard.enter()?;
+        let _entry = local.breaker.enter()?;
         let confirmed = call.mode.takes() && call.cost > 0;
         self.ask_one(&local, call, asking, confirmed, Deadline::after(deadline)).await
     }

@@ -198,7 +198,7 @@ impl Limiter {
             Acquisition::Wait(max_wait, blocks) => {
                 return Ok((Box::pin(self.wait_within(rule, request, max_wait, blocks)).await?, None));
             }
-            _ => return Ok((self.look(rule, &request, Mode::Acquire).await?, None)),
+            _ => return Ok((self.decide_uncounted(rule, &request, Mode::Acquire).await?, None)),
         };
         Ok((held.decision, held.permit))
     }

@@ -100,7 +100,7 @@ impl Limiter {
         let (limiter, rule, owned) = (self.clone(), rule.clone(), request.into_owned());
         let runtime = runtime::current()?;
         let mut permit = Permit { limiter, rule, request: owned, own_id, held: true, renewing: None, runtime };
-        let decision = self.look(&permit.rule, &request, Mode::Acquire).await?;
+        let decision = self.decide_uncounted(&permit.rule, &request, Mode::Acquire).await?;
         // Redis may have charged for the call, even if a policy answered.
         permit.held = decision.allowed || decision.error.is_some();
         permit.request = request.after(&decision).into_owned();

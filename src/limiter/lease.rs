@@ -121,8 +121,8 @@ impl Limiter {
     ) -> Result<Lease, Error> {
         let request = request.into();
         let bad = |expected: &str| Error::new(Kind::Input, format!("lease: expected {expected}, got {rule}"));
-        let [count] = rule.scoped_limits() else { return Err(bad("a rule of one limit")) };
-        let limit = &count.limit;
+        let [scoped] = rule.scoped_limits() else { return Err(bad("a rule of one limit")) };
+        let limit = &scoped.limit;
         if !matches!(
             limit.algorithm(),
             Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::FixedWindow | Algorithm::CalendarWindow
@@ -307,7 +307,7 @@ impl Shared {
         }
         let batch = self.stock().next_batch(cost, Instant::now());
         if batch > 0 {
-            let answer = self.limiter.look(&self.closed, &self.request().cost(batch), Mode::AtMost).await?;
+            let answer = self.limiter.decide_uncounted(&self.closed, &self.request().cost(batch), Mode::AtMost).await?;
             self.stock().put(&answer, Instant::now());
         }
         Ok(())

@@ -27,13 +27,13 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let share = rule.share(processes).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
         let engine = self.local.get_or_init(|| Embedded::of_at_most(MOST_KEYS)).clone().into();
-        let mut decision = Self { engine, ..self.clone() }.decide_exactly(&share, request, mode).await?;
+        let mut decision = Self { engine, ..self.clone() }.decide_by_engine(&share, request, mode).await?;
         decision.by = By::Local;
         Ok(decision)
     }
 
     /// Gives back, keeps or forgets what was taken in this process.
-    pub(super) async fn undo_locally(
+    pub(super) async fn give_back_locally(
         &self,
         rule: &Rule,
         request: &Request<'_>,
@@ -41,8 +41,8 @@ impl Limiter {
         charged: Charged,
     ) -> Result<Decision, Error> {
         match self.policy(rule) {
-            OnError::Local { processes } if super::undo::redis_is_asked(mode, charged) => {
-                self.give_back(rule, processes, request, mode).await
+            OnError::Local { processes } if super::give_back::redis_is_asked(mode, charged) => {
+                self.give_back_everywhere(rule, processes, request, mode).await
             }
             OnError::Local { processes } => self.decide_locally(rule, processes, request, mode).await,
             // The rule's policy has changed since.
@@ -51,18 +51,24 @@ impl Limiter {
     }
 
     /// The outcome for a permit that was taken in this process; none if it wasn't.
-    pub(super) async fn of_local_permit(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Option<Decision> {
+    pub(super) async fn change_local_permits(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> Option<Decision> {
         let OnError::Local { processes } = self.policy(rule) else { return None };
         self.local.get()?;
         let renewed = self.decide_locally(rule, processes, request, Mode::Renew).await.ok()?;
         match mode {
             Mode::Renew => Some(renewed),
-            _ => self.give_back(rule, processes, request, mode).await.ok(),
+            _ => self.give_back_everywhere(rule, processes, request, mode).await.ok(),
         }
     }
 
-    /// Here and to Redis: it may have been asked too, and may have given the permit after the caller stopped waiting.
-    async fn give_back(
+    /// Gives back here and in Redis, which may have been asked too, and may have given the permit after the caller stopped
+    /// waiting.
+    async fn give_back_everywhere(
         &self,
         rule: &Rule,
         processes: NonZeroU32,

@@ -9,7 +9,7 @@ use super::sharded::ShardChoice;
 use super::{Limiter, garbled};
 use crate::batch::Ask;
 use crate::decision::Decision;
-use crate::denials::Sighting;
+use crate::denial_cache::Sighting;
 use crate::engine::AcquiringAll;
 use crate::error::Error;
 use crate::request::Request;
@@ -206,11 +206,11 @@ impl Limiter {
 
     /// The limit, or the shard of one, by which such a request is decided together with others, if it can be.
     fn together<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Option<Target<'r>> {
-        let [count] = rule.scoped_limits() else { return None };
-        match count.limit.shards() {
-            1 => Some(count.whole()),
-            _ => match self.place(rule, count, request, Mode::Acquire) {
-                ShardChoice::One(number) => Some(count.shard(number)),
+        let [scoped] = rule.scoped_limits() else { return None };
+        match scoped.limit.shards() {
+            1 => Some(scoped.whole()),
+            _ => match self.choose_shard(rule, scoped, request, Mode::Acquire) {
+                ShardChoice::One(number) => Some(scoped.shard(number)),
                 ShardChoice::OneOf(..) | ShardChoice::All => None,
             },
         }

@@ -27,7 +27,13 @@ pub(super) enum ShardChoice {
 
 impl Limiter {
     /// Where such a call is decided.
-    pub(super) fn place(&self, rule: &Rule, scoped: &ScopedLimit, request: &Request<'_>, mode: Mode) -> ShardChoice {
+    pub(super) fn choose_shard(
+        &self,
+        rule: &Rule,
+        scoped: &ScopedLimit,
+        request: &Request<'_>,
+        mode: Mode,
+    ) -> ShardChoice {
         let cost = request.units(rule);
         let never = match mode {
             Mode::Acquire | Mode::Peek => cost > scoped.limit.largest_cost(false),
@@ -52,16 +58,16 @@ impl Limiter {
         scoped: &ScopedLimit,
         request: &Request<'_>,
         mode: Mode,
-        place: ShardChoice,
+        choice: ShardChoice,
     ) -> Result<Decision, Error> {
         // Calls that don't apply, such as a renewal of what isn't held, are rejected as usual.
         concerned(rule, mode, request)?;
-        match place {
+        match choice {
             ShardChoice::One(number) => self.decide_one(rule, scoped.shard(number), request, mode).await,
             ShardChoice::OneOf(one, other) => {
                 let targets = [scoped.shard(one), scoped.shard(other)];
-                let parts = self.limit_calls(rule, &targets, request, mode)?;
-                let reply = self.run(rule, &TWO_CHOICES, &parts, None, request, mode).await?;
+                let calls = self.limit_calls(rule, &targets, request, mode)?;
+                let reply = self.run(rule, &TWO_CHOICES, &calls, None, request, mode).await?;
                 self.decision(rule, &targets[..1], request, mode, &reply)
             }
             ShardChoice::All => {
@@ -152,12 +158,12 @@ mod tests {
     async fn price(text: &str, shards: u32, choices: u32, traffic: &[(u64, u64)]) -> Price {
         let (limiter, after, alone) = (limiter(), limiter(), limiter());
         let (sharded, whole) = (rule(&format!("{text} shards {shards}")), rule(text));
-        let count = sharded.sharded().unwrap();
+        let scoped = sharded.sharded().unwrap();
         let (mut found, mut admitted, mut of_one) = (0, 0, 0);
         for &(now, cost) in traffic {
             let request = Request::new("key").cost(cost).at(UNIX_EPOCH + Duration::from_micros(now));
-            let place = if choices == 2 { two_of(shards) } else { ShardChoice::One(one_of(shards)) };
-            let decision = limiter.decide_sharded(&sharded, count, &request, Mode::Acquire, place).await.unwrap();
+            let choice = if choices == 2 { two_of(shards) } else { ShardChoice::One(one_of(shards)) };
+            let decision = limiter.decide_sharded(&sharded, scoped, &request, Mode::Acquire, choice).await.unwrap();
             let would = if decision.allowed {
                 after.acquire(&whole, request).await.unwrap()
             } else {

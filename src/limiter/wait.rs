@@ -83,7 +83,7 @@ impl Limiter {
         let request = request.id(&id).id_remembered_beyond(max_wait.min(longest));
         let runtime = runtime::with_timers()?;
         let mut reservation = Reservation { limiter: self, rule, request, kept: false, runtime };
-        let mut decision = self.look(rule, &request, Mode::Reserve).await?;
+        let mut decision = self.decide_uncounted(rule, &request, Mode::Reserve).await?;
         // Nobody can queue while the key is blocked.
         let started = Instant::now();
         while let (false, true, RetryAfter::After(blocked)) = (decision.allowed, decision.blocked, decision.retry_after)
@@ -92,7 +92,7 @@ impl Limiter {
                 break;
             }
             tokio::time::sleep(blocked).await;
-            decision = self.look(rule, &request, Mode::Reserve).await?;
+            decision = self.decide_uncounted(rule, &request, Mode::Reserve).await?;
         }
         reservation.request = request.after(&decision);
         let max_wait = max_wait.saturating_sub(started.elapsed());
@@ -137,7 +137,7 @@ impl Limiter {
     /// Waits until the key is no longer blocked, or returns its present state if that takes too long.
     async fn after_blocks(&self, rule: &Rule, request: Request<'_>, until: Instant) -> Option<Decision> {
         // While Redis is away, a block can't be known.
-        while let Ok(now) = self.look(rule, &request.cost(0), Mode::Peek).await {
+        while let Ok(now) = self.decide_uncounted(rule, &request.cost(0), Mode::Peek).await {
             let wait = now.retry_after.duration().filter(|_| now.blocked)?;
             if wait > until.saturating_duration_since(Instant::now()) {
                 return Some(now);
@@ -151,7 +151,7 @@ impl Limiter {
         runtime::with_timers()?;
         let started = Instant::now();
         loop {
-            let decision = self.look(rule, &request, Mode::Acquire).await?;
+            let decision = self.decide_uncounted(rule, &request, Mode::Acquire).await?;
             let left = max_wait.saturating_sub(started.elapsed());
             // What Redis took, or may have taken, isn't requested again.
             let charged = decision.error.as_ref().is_some_and(|error| error.charged() != Charged::No);

@@ -183,12 +183,12 @@ impl<'de> Deserialize<'de> for Change {
 }
 
 impl Entry {
-    fn of(count: &ScopedLimit) -> Self {
-        match (count.limit.name(), &count.by) {
-            (None, None) => Self::Line(count.limit.to_string()),
+    fn of(scoped: &ScopedLimit) -> Self {
+        match (scoped.limit.name(), &scoped.by) {
+            (None, None) => Self::Line(scoped.limit.to_string()),
             (name, by) => Self::Table(EntryTable {
                 name: name.map(str::to_owned),
-                limit: count.limit.to_string(),
+                limit: scoped.limit.to_string(),
                 key: by.clone(),
             }),
         }

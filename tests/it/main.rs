@@ -8,8 +8,8 @@ mod calendar_windows;
 mod chaos;
 mod cluster_and_sentinels;
 mod combined_limits;
-mod concurrency;
 mod concurrent_operations;
+mod contention;
 mod corrupted_state;
 #[cfg(feature = "postgres")]
 mod database;

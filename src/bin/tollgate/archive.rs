@@ -13,14 +13,14 @@ use tollgate::archive::{
     Progress, Step,
 };
 
+use crate::database_output::{Fields, print_all, time};
 use crate::db::Database;
 use crate::found;
 use crate::messages;
-use crate::moment::moment;
 use crate::options::{self, Shape, shape};
 use crate::output::{counted, timestamp};
 use crate::replay::interrupted;
-use crate::stored::{Fields, print_all, time};
+use crate::time_options::moment;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]

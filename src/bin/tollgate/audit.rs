@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use tollgate::RetryAfter;
 use tollgate::history::{AuditQuery, AuditRecord};
 
+use crate::database_output::{Fields, print_all};
 use crate::db::Database;
 use crate::found;
 use crate::messages::note;
-use crate::moment::{moment, span, times};
 use crate::options::{Shape, from_one, shape};
 use crate::output::{human, micros};
-use crate::stored::{Fields, print_all};
+use crate::time_options::{moment, span, times};
 
 #[derive(Debug, Args)]
 pub(crate) struct Audit {

@@ -11,7 +11,7 @@ use crate::options::{self, Options};
 use crate::output::{Line, Printer};
 use crate::probe::{decide, warn_of_a_fresh_key};
 use crate::records::Op;
-use crate::subject::{About, GRAMMAR, RulesAndKey};
+use crate::rule_arguments::{GRAMMAR, RuleOptions, RulesAndKey};
 
 #[derive(Debug, Args)]
 #[command(after_long_help = GRAMMAR)]
@@ -26,7 +26,7 @@ pub(crate) struct Block {
     #[arg(long)]
     lift: bool,
     #[command(flatten)]
-    about: About,
+    about: RuleOptions,
     #[command(flatten)]
     options: Options,
 }

@@ -14,7 +14,7 @@ use tollgate::{Change, Limit, RetryAfter, State};
 use crate::escape::shown;
 use crate::options::{Options, Shape};
 use crate::output::{counted, facts, json, micros};
-use crate::subject::{About, GRAMMAR, RulesAndKey, Subject};
+use crate::rule_arguments::{GRAMMAR, RuleOptions, RulesAndKey, Subject};
 use explained::explained;
 
 #[derive(Debug, Args)]
@@ -27,7 +27,7 @@ pub(crate) struct Inspect {
     #[arg(long, value_name = "HOW")]
     on_change: Option<Change>,
     #[command(flatten)]
-    about: About,
+    about: RuleOptions,
     #[command(flatten)]
     options: Options,
 }

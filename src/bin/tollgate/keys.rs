@@ -9,11 +9,11 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use tollgate::postgres::{KeyTerms, NewKey, OwnLimits, StoredKey};
 
+use crate::database_output::{Fields, limits, print, print_all, time};
 use crate::db::{Author, Database};
 use crate::found;
 use crate::messages::note;
 use crate::options::{self, Shape, shape};
-use crate::stored::{Fields, limits, print, print_all, time};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Keys {

@@ -21,7 +21,7 @@ use tollgate::{Limiter, Request};
 
 use crate::options::{self, Options};
 use crate::replay::interrupted;
-use crate::subject::{About, GRAMMAR, Subject};
+use crate::rule_arguments::{GRAMMAR, RuleOptions, Subject};
 use crate::{failed, found};
 use audit::{Audit, SLACK, Standard};
 use clock::Timeline;
@@ -78,7 +78,7 @@ pub(crate) struct Load {
     #[arg(long)]
     remote: bool,
     #[command(flatten)]
-    about: About,
+    about: RuleOptions,
     #[command(flatten)]
     options: Options,
 }
@@ -163,7 +163,7 @@ impl Load {
     }
 
     fn subject(&self) -> Result<Subject> {
-        let Some(service) = self.about.service()? else { return self.about.subject(&self.rules) };
+        let Some(service) = self.about.rules_file()? else { return self.about.subject(&self.rules) };
         let [name] = self.rules.as_slice() else {
             let got = self.rules.len();
             bail!("rule: expected the name of one with --rules, got {got} words");

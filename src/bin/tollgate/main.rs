@@ -10,6 +10,8 @@ mod attributes;
 mod audit;
 mod block;
 #[cfg(feature = "postgres")]
+mod database_output;
+#[cfg(feature = "postgres")]
 mod db;
 mod doctor;
 mod escape;
@@ -18,22 +20,20 @@ mod inspect;
 mod keys;
 mod load;
 mod messages;
-#[cfg(feature = "postgres")]
-mod moment;
 mod options;
 mod output;
 mod probe;
 mod records;
 mod replay;
 mod reset;
+mod rule_arguments;
 mod rules;
+mod rules_file;
 mod script;
-mod service;
 #[cfg(feature = "postgres")]
 mod stats;
 #[cfg(feature = "postgres")]
-mod stored;
-mod subject;
+mod time_options;
 #[cfg(feature = "postgres")]
 mod users;
 mod verdict;
@@ -47,7 +47,7 @@ use clap::{Parser, Subcommand};
 /// A rate limiter: every decision is one atomic Lua script on Redis.
 #[derive(Debug, Parser)]
 #[command(name = "tollgate", version, max_term_width = 100, arg_required_else_help = true)]
-#[command(after_long_help = subject::GRAMMAR)]
+#[command(after_long_help = rule_arguments::GRAMMAR)]
 struct Tollgate {
     #[command(subcommand)]
     command: Command,

@@ -11,7 +11,7 @@ use tollgate::{Decision, LimitDecision, RetryAfter};
 use crate::escape::shown;
 use crate::options::Shape;
 use crate::records::Op;
-use crate::subject::Subject;
+use crate::rule_arguments::Subject;
 use crate::verdict::VerdictLine;
 
 pub(crate) const RIGHT: Style = AnsiColor::Green.on_default();

@@ -12,8 +12,8 @@ use crate::escape::shown;
 use crate::options::{self, Options};
 use crate::output::{Line, Printer};
 use crate::records::Op;
-use crate::service::Whom;
-use crate::subject::{About, GRAMMAR, RulesAndKey, Subject};
+use crate::rule_arguments::{GRAMMAR, RuleOptions, RulesAndKey, Subject};
+use crate::rules_file::Whom;
 use crate::verdict::VerdictLine;
 use crate::{found, messages};
 
@@ -49,7 +49,7 @@ pub(crate) struct Probe {
     #[arg(long)]
     overage: bool,
     #[command(flatten)]
-    about: About,
+    about: RuleOptions,
     #[command(flatten)]
     options: Options,
 }

@@ -1,7 +1,7 @@
 //! `tollgate replay`: recorded traffic through a rule, on a clock taken from the records.
 
+mod by_rules;
 mod player;
-mod set;
 mod source;
 mod summary;
 mod unreadable;
@@ -19,12 +19,12 @@ use tollgate::Rule;
 use crate::options::Options;
 use crate::output::Printer;
 use crate::records::{Format, KeyField, Record, Unreadable, Whom};
-use crate::service::Service;
-use crate::subject::{About, GRAMMAR, Subject};
+use crate::rule_arguments::{GRAMMAR, RuleOptions, Subject};
+use crate::rules_file::RulesFile;
 use crate::{messages, reader_is_gone};
+use by_rules::ByRules;
 pub(crate) use player::unplayable;
 use player::{Player, Plays};
-use set::Set;
 pub(crate) use source::Source;
 use summary::Order;
 pub(crate) use unreadable::Warnings;
@@ -57,7 +57,7 @@ pub(crate) struct Replay {
     /// The records; - for standard input, whose clock is kept from stepping back.
     file: PathBuf,
     #[command(flatten)]
-    about: About,
+    about: RuleOptions,
     #[command(flatten)]
     options: Options,
 }
@@ -67,10 +67,10 @@ const LONG: usize = 2000;
 
 impl Replay {
     pub(crate) async fn run(self) -> Result<ExitCode> {
-        let service = self.about.service()?;
+        let service = self.about.rules_file()?;
         let plays = match &service {
             None => Plays::Rule(Box::new(self.subject()?), HashSet::new()),
-            Some(service) => Plays::Set(self.set(service)?),
+            Some(service) => Plays::ByRules(self.set(service)?),
         };
         let prefix = self.about.own_prefix("replay");
         let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
@@ -105,7 +105,7 @@ impl Replay {
         Ok(subject)
     }
 
-    fn set<'s>(&'s self, service: &'s Service) -> Result<Set<'s>> {
+    fn set<'s>(&'s self, service: &'s RulesFile) -> Result<ByRules<'s>> {
         let only = match self.rule.as_slice() {
             [] => None,
             [name] => Some(service.definition(name)?.name.as_str()),
@@ -126,7 +126,7 @@ impl Replay {
         };
         let adapted = Box::new(adapted);
         let (rules, given) = (&service.rules, self.about.attributes()?);
-        Ok(Set { rules, only, given, adapted, touched: self.options.url().map(|_| HashMap::new()) })
+        Ok(ByRules { rules, only, given, adapted, touched: self.options.url().map(|_| HashMap::new()) })
     }
 
     async fn play(&self, player: &mut Player<'_, impl Write>) -> Result<()> {

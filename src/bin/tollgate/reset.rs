@@ -16,8 +16,8 @@ use crate::options::{Options, Shape};
 use crate::output::{Line, Printer, counted, json};
 use crate::probe::warn_of_a_fresh_key;
 use crate::records::Op;
-use crate::service::Service;
-use crate::subject::{KeyOptions, name_of};
+use crate::rule_arguments::{KeyOptions, name_of};
+use crate::rules_file::RulesFile;
 
 #[derive(Debug, Args)]
 pub(crate) struct Reset {
@@ -49,7 +49,7 @@ struct Report<'a> {
 impl Reset {
     pub(crate) async fn run(self) -> Result<ExitCode> {
         let names = self.rules.iter().map(|rule| name_of(rule)).collect::<Result<Vec<_>, _>>()?;
-        let service = self.file.as_deref().map(Service::read).transpose()?;
+        let service = self.file.as_deref().map(RulesFile::read).transpose()?;
         if let Some(service) = &service {
             names.iter().try_for_each(|name| service.with_limits(name).map(|_| ()))?;
             if self.key.is_some() || !self.attributes.is_empty() {
@@ -75,7 +75,7 @@ impl Reset {
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn reset_one(&self, service: &Service, names: &[String]) -> Result<ExitCode> {
+    async fn reset_one(&self, service: &RulesFile, names: &[String]) -> Result<ExitCode> {
         let given = pairs("--attr", &self.attributes)?;
         attributes::check(&given).map_err(|why| anyhow!("--attr: {why}"))?;
         let key = self.key.as_deref().map(OsStr::as_encoded_bytes);

@@ -10,14 +10,14 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use tollgate::history::{Stats as Counted, StatsQuery, Width};
 
+use crate::database_output::time;
 use crate::db::Database;
 use crate::escape::shown;
 use crate::found;
 use crate::messages::note;
-use crate::moment::{span, times};
 use crate::options::{self, Shape, shape};
 use crate::output::{QUIET, RIGHT, WRONG, counted, human, json as print_json, micros, width};
-use crate::stored::time;
+use crate::time_options::{span, times};
 
 #[derive(Debug, Args)]
 pub(crate) struct Stats {

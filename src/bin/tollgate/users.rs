@@ -8,12 +8,12 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tollgate::postgres::{OwnLimits, Postgres, StoredUser};
 
+use crate::database_output::{Fields, limits, print, print_all, time};
 use crate::db::{Author, Database};
 use crate::escape::shown;
 use crate::found;
 use crate::messages::note;
 use crate::options::{self, Shape, shape};
-use crate::stored::{Fields, limits, print, print_all, time};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Users {

@@ -12,8 +12,8 @@ use crate::escape::shown;
 use crate::output::{LimitLine, QUIET, WRONG, micros, numbers, time, verdict};
 use crate::probe::decide;
 use crate::records::{Op, Record};
-use crate::service::Listed;
-use crate::subject::title;
+use crate::rule_arguments::title;
+use crate::rules_file::Listed;
 
 /// A rule that applies to a record, or would if it weren't a shadow rule, and the outcome.
 #[derive(Debug)]

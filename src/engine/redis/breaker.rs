@@ -36,11 +36,11 @@ pub enum Breaker {
 #[must_use]
 pub(super) struct Entry {
     /// Set for the call that probes Redis. When it ends, the next may probe, if the breaker is still open.
-    probes: Option<(Arc<Guard>, u64)>,
+    probes: Option<(Arc<CircuitBreaker>, u64)>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Guard {
+pub(super) struct CircuitBreaker {
     /// Whether the state needs a look: almost never.
     troubled: AtomicBool,
     state: Mutex<State>,
@@ -67,7 +67,7 @@ struct Open {
     probed: Error,
 }
 
-impl Guard {
+impl CircuitBreaker {
     /// Admits a call, or says why not.
     pub(super) fn enter(self: &Arc<Self>) -> Result<Entry, Error> {
         if !self.troubled.load(Ordering::Relaxed) {
@@ -134,7 +134,7 @@ impl Guard {
         over.then(|| state.open(error))
     }
 
-    pub(super) fn look(&self) -> Breaker {
+    pub(super) fn current(&self) -> Breaker {
         let state = self.state();
         match &state.open {
             None => Breaker::Closed,
@@ -163,7 +163,7 @@ impl State {
     }
 }
 
-impl Drop for Guard {
+impl Drop for CircuitBreaker {
     fn drop(&mut self) {
         if self.state.get_mut().is_ok_and(|state| state.open.is_some()) {
             telemetry::breaker_gone();
@@ -173,8 +173,8 @@ impl Drop for Guard {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if let Some((guard, number)) = &self.probes {
-            guard.state().probing.take_if(|(probing, _)| probing == number);
+        if let Some((breaker, number)) = &self.probes {
+            breaker.state().probing.take_if(|(probing, _)| probing == number);
         }
     }
 }
@@ -188,72 +188,74 @@ mod tests {
         Error::new(Kind::Unreachable, "no connection")
     }
 
-    fn fail(guard: &Guard, times: u32) {
-        (0..times).for_each(|_| _ = guard.failed(&outage()));
+    fn fail(breaker: &CircuitBreaker, times: u32) {
+        (0..times).for_each(|_| _ = breaker.failed(&outage()));
     }
 
     #[tokio::test(start_paused = true)]
     async fn it_opens_after_failures_in_a_row_and_lets_one_look() {
-        let guard = Arc::new(Guard::default());
-        fail(&guard, FAILURES - 1);
-        guard.answered();
-        fail(&guard, FAILURES - 1);
-        assert!(guard.enter().is_ok() && guard.look() == Breaker::Closed);
-        fail(&guard, 1);
-        let error = guard.enter().unwrap_err();
+        let breaker = Arc::new(CircuitBreaker::default());
+        fail(&breaker, FAILURES - 1);
+        breaker.answered();
+        fail(&breaker, FAILURES - 1);
+        assert!(breaker.enter().is_ok() && breaker.current() == Breaker::Closed);
+        fail(&breaker, 1);
+        let error = breaker.enter().unwrap_err();
         assert!(error.is_unreachable() && error.to_string().ends_with("after: no connection"), "{error}");
-        assert!(matches!(guard.look(), Breaker::Open(pause) if (FIRST_PAUSE..FIRST_PAUSE * 5 / 4).contains(&pause)));
+        assert!(
+            matches!(breaker.current(), Breaker::Open(pause) if (FIRST_PAUSE..FIRST_PAUSE * 5 / 4).contains(&pause))
+        );
         tokio::time::advance(FIRST_PAUSE * 5 / 4).await;
-        let looks = guard.enter().unwrap();
-        assert!(guard.enter().is_err() && guard.look() == Breaker::Probing);
-        guard.answered();
+        let looks = breaker.enter().unwrap();
+        assert!(breaker.enter().is_err() && breaker.current() == Breaker::Probing);
+        breaker.answered();
         drop(looks);
-        assert!(guard.enter().is_ok() && guard.look() == Breaker::Closed);
+        assert!(breaker.enter().is_ok() && breaker.current() == Breaker::Closed);
     }
 
     #[tokio::test(start_paused = true)]
     async fn each_look_in_vain_doubles_the_pause_up_to_its_longest() {
-        let guard = Arc::new(Guard::default());
-        fail(&guard, FAILURES);
+        let breaker = Arc::new(CircuitBreaker::default());
+        fail(&breaker, FAILURES);
         let mut expected = FIRST_PAUSE;
         for _ in 0..8 {
-            let Breaker::Open(pause) = guard.look() else { panic!("{:?}", guard.look()) };
+            let Breaker::Open(pause) = breaker.current() else { panic!("{:?}", breaker.current()) };
             assert!((expected..=expected * 5 / 4).contains(&pause), "{pause:?}, expected {expected:?}");
             tokio::time::advance(pause).await;
-            let _looks = guard.enter().unwrap();
-            fail(&guard, 1);
+            let _looks = breaker.enter().unwrap();
+            fail(&breaker, 1);
             expected = (expected * 2).min(LONGEST_PAUSE);
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_was_on_its_way_as_it_opened_changes_nothing() {
-        let guard = Arc::new(Guard::default());
-        fail(&guard, 1000);
-        assert!(matches!(guard.look(), Breaker::Open(pause) if pause <= FIRST_PAUSE * 5 / 4));
+        let breaker = Arc::new(CircuitBreaker::default());
+        fail(&breaker, 1000);
+        assert!(matches!(breaker.current(), Breaker::Open(pause) if pause <= FIRST_PAUSE * 5 / 4));
         tokio::time::advance(FIRST_PAUSE * 5 / 4).await;
-        drop(guard.enter().expect("one may look"));
+        drop(breaker.enter().expect("one may look"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn silence_opens_it_at_once_and_again_once_its_pause_is_over() {
-        let guard = Arc::new(Guard::default());
-        assert!(guard.away(&outage()).is_some());
-        assert!(guard.enter().is_err() && guard.away(&outage()).is_none());
+        let breaker = Arc::new(CircuitBreaker::default());
+        assert!(breaker.away(&outage()).is_some());
+        assert!(breaker.enter().is_err() && breaker.away(&outage()).is_none());
         tokio::time::advance(FIRST_PAUSE * 5 / 4).await;
-        drop(guard.enter().expect("one may look"));
-        assert!(guard.away(&outage()).is_some());
-        assert!(matches!(guard.look(), Breaker::Open(pause) if pause >= FIRST_PAUSE * 2));
+        drop(breaker.enter().expect("one may look"));
+        assert!(breaker.away(&outage()).is_some());
+        assert!(matches!(breaker.current(), Breaker::Open(pause) if pause >= FIRST_PAUSE * 2));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_look_that_is_given_up_is_taken_up_by_another() {
-        let guard = Arc::new(Guard::default());
-        fail(&guard, FAILURES);
+        let breaker = Arc::new(CircuitBreaker::default());
+        fail(&breaker, FAILURES);
         tokio::time::advance(LONGEST_PAUSE).await;
-        let looks = guard.enter().unwrap();
-        guard.enter().unwrap_err();
+        let looks = breaker.enter().unwrap();
+        breaker.enter().unwrap_err();
         drop(looks);
-        assert!(guard.enter().is_ok());
+        assert!(breaker.enter().is_ok());
     }
 }

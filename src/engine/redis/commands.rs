@@ -25,16 +25,16 @@ impl Redis {
             return Ok(Vec::new());
         }
         let local = &self.local()?;
-        let _entry = local.guard.enter()?;
+        let _entry = local.breaker.enter()?;
         let mut sent = false;
         let answer = tokio::time::timeout(deadline, async {
-            let link = self.connection(local).await?;
+            let connection = self.connection(local).await?;
             sent = true;
-            let answers = link.pipeline(commands, commands.len()).await;
-            let answers = answers.map_err(|error| local.told(&error, link.number))?;
+            let answers = connection.pipeline(commands, commands.len()).await;
+            let answers = answers.map_err(|error| local.told(&error, connection.number))?;
             let answers: Vec<_> = answers.into_iter().map(Value::extract_error).collect();
             let answers = match answers.first() {
-                Some(Err(error)) if answers.iter().all(Result::is_err) => Err(local.told(error, link.number)),
+                Some(Err(error)) if answers.iter().all(Result::is_err) => Err(local.told(error, connection.number)),
                 _ => Ok(answers),
             };
             local.outcome(answers.as_ref().err());

@@ -4,15 +4,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use deadpool_redis::{Connection, PoolError};
+use deadpool_redis::{Connection as PoolConnection, PoolError};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, ServerErrorKind, Value};
 use tokio::time::Instant;
 
+use super::connection::Connection;
 use super::errors::from_connecting;
-use super::link::Link;
-use super::local::Local;
+use super::runtime_local::RuntimeLocal;
 use super::transport::{self, Opened, Wire};
 use super::{Connector, LONGEST_DEADLINE, Redis};
 use crate::error::{Error, Kind};
@@ -25,12 +25,12 @@ const SLOW_CONNECT: Duration = Duration::from_secs(1);
 
 /// An attempt to connect. One runs at a time, however many callers wait for it.
 struct Attempt {
-    local: Arc<Local>,
+    local: Arc<RuntimeLocal>,
 }
 
 impl Attempt {
     /// None while another one is running.
-    fn begin(local: &Arc<Local>) -> Option<Self> {
+    fn begin(local: &Arc<RuntimeLocal>) -> Option<Self> {
         let begins = !local.connecting.swap(true, Ordering::AcqRel);
         begins.then(|| Self { local: Arc::clone(local) })
     }
@@ -44,12 +44,12 @@ impl Drop for Attempt {
 }
 
 impl Redis {
-    pub(super) async fn connection(&self, local: &Arc<Local>) -> Result<Link, Error> {
+    pub(super) async fn connection(&self, local: &Arc<RuntimeLocal>) -> Result<Connection, Error> {
         if let Some(held) = local.held() {
             if held.is_there().await {
                 return Ok(held);
             }
-            local.drop_link(held.number);
+            local.drop_connection(held.number);
             held.lose();
         }
         let attempt = loop {
@@ -68,7 +68,7 @@ impl Redis {
             if let Some(held) = local.held() {
                 return Ok(held);
             }
-            local.guard.check()?;
+            local.breaker.check()?;
         };
         // A separate task, so that callers with deadlines shorter than connecting takes still leave a connection for
         // the next one.
@@ -76,7 +76,7 @@ impl Redis {
         let connect = tokio::spawn(async move {
             let made = this.make_at_last(&local).await;
             match &made {
-                Ok(link) => local.hold(link.clone()),
+                Ok(connection) => local.hold(connection.clone()),
                 Err(error) => local.failed(error),
             }
             drop(attempt);
@@ -93,14 +93,14 @@ impl Redis {
 
     /// The first of several attempts to succeed. Another starts for each second that the others take: one attempt may
     /// never be answered, and the next at once.
-    async fn make_at_last(&self, local: &Local) -> Result<Link, Error> {
+    async fn make_at_last(&self, local: &RuntimeLocal) -> Result<Connection, Error> {
         let late = |after| Error::deadline(after, false).at_connecting();
         let (began, mut failed) = (Instant::now(), None);
         let mut attempts = FuturesUnordered::new();
         attempts.push(self.make());
         loop {
             match tokio::time::timeout(SLOW_CONNECT, attempts.next()).await {
-                Ok(Some(Ok(link))) => return Ok(link),
+                Ok(Some(Ok(connection))) => return Ok(connection),
                 // A refusal will be repeated.
                 Ok(Some(Err(error))) if attempts.is_empty() || !error.goes_to_policy() => return Err(error),
                 Ok(Some(Err(error))) => failed = Some(error),
@@ -122,13 +122,13 @@ impl Redis {
     }
 
     /// Another connection, not yet used by any caller.
-    pub(super) async fn make(&self) -> Result<Link, Error> {
+    pub(super) async fn make(&self) -> Result<Connection, Error> {
         let began = Instant::now();
         let (mut connection, wire) = self.connect().await.map_err(Error::at_connecting)?;
         let took = began.elapsed();
         self.notice_restart(&mut connection).await;
         let number = self.shared.made.fetch_add(1, Ordering::Relaxed);
-        Ok(Link::new(Arc::downgrade(&self.shared), number, (connection, wire), took))
+        Ok(Connection::new(Arc::downgrade(&self.shared), number, (connection, wire), took))
     }
 
     async fn connect(&self) -> Result<(MultiplexedConnection, Option<Arc<Wire>>), Error> {
@@ -140,7 +140,7 @@ impl Redis {
                 (connection, Some(wire))
             }
             Connector::Pool(pool) => {
-                let mut connection = Connection::take(pool.get().await.map_err(|error| match error {
+                let mut connection = PoolConnection::take(pool.get().await.map_err(|error| match error {
                     PoolError::Backend(error) => from_connecting(&error, address),
                     other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
                 })?);

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use super::Redis;
 use super::breaker::Entry;
+use super::connection::Connection;
 use super::exchange::{CallOptions, Outcome, Retries};
-use super::link::Link;
-use super::local::Local;
+use super::pipeline::Asking;
 use super::queue::{Entered, InFlight, Stage, ToBegin, Waiting};
-use super::sending::Asking;
+use super::runtime_local::RuntimeLocal;
 use crate::batch::Ask;
 use crate::engine::Acquiring;
 use crate::engine::deadline::Deadline;
@@ -19,11 +19,12 @@ use crate::error::Error;
 use crate::script::Reply;
 use crate::telemetry;
 
-/// One of the dispatches that may run at once. However it ends, what is queued by then is sent.
+/// A task that sends batches, or a lone caller that sends its own ask; two may run at once. However one ends, what is
+/// queued by then is sent.
 #[derive(Debug)]
 struct Dispatch {
     redis: Redis,
-    local: Arc<Local>,
+    local: Arc<RuntimeLocal>,
     generation: u64,
     /// Whether this one is responsible for sending what waits. False while its own batch is in flight.
     sends: bool,
@@ -54,7 +55,7 @@ impl Redis {
         waker: &Waker,
     ) -> Result<Acquiring<'a>, Error> {
         self.with_local(|local| {
-            let entry = local.guard.enter()?;
+            let entry = local.breaker.enter()?;
             let until = Deadline::after(deadline);
             Ok(match local.queue.enter(local, &ask, until, waker) {
                 Entered::Alone(generation) => {
@@ -81,11 +82,17 @@ impl Redis {
         deadline: Duration,
     ) -> Result<Reply, Error> {
         let local = self.local()?;
-        let _entry = local.guard.enter()?;
+        let _entry = local.breaker.enter()?;
         self.apart(&local, asking, ask, Deadline::after(deadline)).await
     }
 
-    async fn apart(&self, local: &Arc<Local>, asking: Asking, ask: &Ask<'_>, until: Deadline) -> Result<Reply, Error> {
+    async fn apart(
+        &self,
+        local: &Arc<RuntimeLocal>,
+        asking: Asking,
+        ask: &Ask<'_>,
+        until: Deadline,
+    ) -> Result<Reply, Error> {
         let alone = ask.alone();
         let replies = self.ask_one(local, &alone.call(), asking, ask.cost > 0, until).await?;
         telemetry::sent_together(|| 1);
@@ -94,7 +101,7 @@ impl Redis {
 
     /// Decides all of these together, each independently and by its own deadline. They are queued at once.
     pub(in crate::engine) fn acquire_all<'r>(&self, asks: impl Iterator<Item = (Ask<'r>, Duration)>) -> Many {
-        match self.local().and_then(|local| Ok((local.guard.enter()?, local))) {
+        match self.local().and_then(|local| Ok((local.breaker.enter()?, local))) {
             Ok((entry, local)) => {
                 let (waiting, begin) = local.queue.enter_all(&local, asks);
                 self.begin(&local, &begin);
@@ -106,7 +113,7 @@ impl Redis {
         }
     }
 
-    fn begin(&self, local: &Arc<Local>, begin: &ToBegin) {
+    fn begin(&self, local: &Arc<RuntimeLocal>, begin: &ToBegin) {
         begin.begin_watch(local);
         if let Some(generation) = begin.dispatch {
             Dispatch::new(self, local, generation, true).spawn();
@@ -115,7 +122,7 @@ impl Redis {
 
     /// Sends a batch, and resends what didn't run, for callers still waiting. Each call is answered as its reply
     /// arrives.
-    async fn send(&self, local: &Arc<Local>, mut link: Link, mut batch: InFlight<'_>) {
+    async fn send(&self, local: &Arc<RuntimeLocal>, mut connection: Connection, mut batch: InFlight<'_>) {
         let options = CallOptions { asking: Asking::No, confirmed: Some(batch.last) };
         let mut retries = Retries::new();
         loop {
@@ -125,7 +132,7 @@ impl Redis {
                 return;
             }
             telemetry::sent_together(|| calls.iter().map(|call| call.key_count()).sum());
-            let outcomes = self.exchange(local, &link, &calls, options, &retries).await;
+            let outcomes = self.exchange(local, &connection, &calls, options, &retries).await;
             let (mut unsent, mut refused) = (false, false);
             for (call, outcome) in numbers.into_iter().zip(outcomes) {
                 match outcome {
@@ -145,10 +152,10 @@ impl Redis {
             }
             batch.wake();
             match retries.next(self, local, refused).await {
-                Ok(connected) => link = connected,
+                Ok(connected) => connection = connected,
                 Err(error) => return batch.answer_all(&error),
             }
-            if !batch.is_sent_again() {
+            if !batch.prepare_resend() {
                 return;
             }
         }
@@ -177,7 +184,7 @@ impl Many {
 }
 
 impl Dispatch {
-    fn new(redis: &Redis, local: &Arc<Local>, generation: u64, sends: bool) -> Self {
+    fn new(redis: &Redis, local: &Arc<RuntimeLocal>, generation: u64, sends: bool) -> Self {
         Self { redis: redis.clone(), local: Arc::clone(local), generation, sends }
     }
 
@@ -192,12 +199,12 @@ impl Dispatch {
             // Lets callers that are about to ask join the batch, such as those that were just answered.
             tokio::task::yield_now().await;
             let queue = &self.local.queue;
-            self.sends = queue.has_more(generation);
+            self.sends = queue.keep_dispatch(generation);
             if !self.sends {
                 return;
             }
-            let link = match self.redis.connection(&self.local).await {
-                Ok(link) => link,
+            let connection = match self.redis.connection(&self.local).await {
+                Ok(connection) => connection,
                 Err(error) => {
                     self.sends = false;
                     return queue.fail_waiting(generation, &error);
@@ -209,9 +216,9 @@ impl Dispatch {
                 if let Some(generation) = more {
                     Self::new(&self.redis, &self.local, generation, true).spawn();
                 }
-                self.redis.send(&self.local, link, batch).await;
+                self.redis.send(&self.local, connection, batch).await;
             }
-            self.sends = queue.goes_on(generation);
+            self.sends = queue.resume_dispatch(generation);
         }
     }
 }

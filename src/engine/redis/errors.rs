@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use crate::batch::Packed;
+use crate::batch::PackedCall;
 use crate::error::{Detour, Error, Kind};
 use crate::script::{Call, Script};
 
@@ -47,7 +47,7 @@ impl Called {
         Self { script: call.script, writes_several: call.key_count() > 1 }
     }
 
-    pub(super) fn of_packed(call: Packed<'_>) -> Self {
+    pub(super) fn of_packed(call: PackedCall<'_>) -> Self {
         Self { script: call.script(), writes_several: call.key_count() > 1 }
     }
 }

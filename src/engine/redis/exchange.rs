@@ -10,12 +10,12 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::Instant;
 
 use super::Redis;
+use super::connection::Connection;
 use super::errors::Called;
-use super::link::Link;
-use super::local::Local;
+use super::pipeline::{Asking, Eval, call_command, packed_command, send};
 use super::queue::Stage;
-use super::sending::{Asking, How, of_call, of_packed, send};
-use crate::batch::{Packed, Records};
+use super::runtime_local::RuntimeLocal;
+use crate::batch::{PackedCall, Records};
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
 use crate::random::jittered;
@@ -28,7 +28,7 @@ const WAITS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20
 pub(super) trait ScriptCall {
     type Answer;
 
-    fn command(&self, how: How) -> Cmd;
+    fn command(&self, eval: Eval) -> Cmd;
 
     fn called(&self) -> Called;
 
@@ -73,7 +73,12 @@ impl Retries {
     }
 
     /// A connection to retry on: at once, or after a wait if the server refused for now.
-    pub(super) async fn next(&mut self, redis: &Redis, local: &Arc<Local>, refused: bool) -> Result<Link, Error> {
+    pub(super) async fn next(
+        &mut self,
+        redis: &Redis,
+        local: &Arc<RuntimeLocal>,
+        refused: bool,
+    ) -> Result<Connection, Error> {
         if refused {
             tokio::time::sleep(jittered(self.waits.next().unwrap_or_default(), 50)).await;
         }
@@ -85,7 +90,7 @@ impl Redis {
     /// Sends one call, and ends by the deadline.
     pub(super) async fn ask_one<Q: ScriptCall>(
         &self,
-        local: &Arc<Local>,
+        local: &Arc<RuntimeLocal>,
         call: &Q,
         asking: Asking,
         confirmed: bool,
@@ -95,17 +100,17 @@ impl Redis {
         let mut stage = Stage::Unsent;
         let asked = async {
             let mut retries = Retries::new();
-            let mut link = self.connection(local).await?;
+            let mut connection = self.connection(local).await?;
             loop {
                 stage = Stage::Sent;
                 let calls = std::slice::from_ref(call);
-                let mut outcomes = self.exchange(local, &link, calls, options, &retries).await;
+                let mut outcomes = self.exchange(local, &connection, calls, options, &retries).await;
                 stage = match outcomes.pop() {
                     Some(Outcome::Answered(answer)) => return answer,
                     Some(Outcome::Refused(error)) => Stage::Refused(error),
                     Some(Outcome::Unsent) | None => Stage::Unsent,
                 };
-                link = retries.next(self, local, matches!(stage, Stage::Refused(_))).await?;
+                connection = retries.next(self, local, matches!(stage, Stage::Refused(_))).await?;
             }
         };
         match tokio::time::timeout_at(until.at, asked).await {
@@ -117,36 +122,36 @@ impl Redis {
     /// Sends these calls once, and again those whose script the server doesn't have.
     pub(super) async fn exchange<Q: ScriptCall>(
         &self,
-        local: &Arc<Local>,
-        link: &Link,
+        local: &Arc<RuntimeLocal>,
+        connection: &Connection,
         calls: &[Q],
         options: CallOptions,
         retries: &Retries,
     ) -> Vec<Outcome<Q::Answer>> {
         let mut outcomes: Vec<_> = calls.iter().map(|_| Outcome::Unsent).collect();
         let mut asked: Vec<_> = (0..calls.len()).collect();
-        for how in [How::ByDigest, How::ByText] {
-            let written = link.written();
+        for eval in [Eval::ByDigest, Eval::ByText] {
+            let written = connection.written();
             let confirm = options.confirmed.and_then(|by| self.confirms(by.saturating_duration_since(Instant::now())));
-            let commands = asked.iter().map(|at| calls[*at].command(how)).collect();
-            let (answers, lacking) = send(link, commands, options.asking, confirm).await;
+            let commands = asked.iter().map(|at| calls[*at].command(eval)).collect();
+            let (answers, lacking) = send(connection, commands, options.asking, confirm).await;
             let lost = answers.iter().find_map(|answer| answer.as_ref().err().filter(|error| error.is_io_error()));
             if let Some(error) = lost
-                && link.wrote_nothing_since(written)
+                && connection.wrote_nothing_since(written)
             {
-                local.told(error, link.number);
+                local.told(error, connection.number);
                 break;
             }
             let (mut missing, mut answered, mut failed) = (Vec::new(), false, None);
             for (at, answer) in asked.into_iter().zip(answers) {
                 let call = &calls[at];
                 let answer = match answer {
-                    Err(error) if how == How::ByDigest && is_noscript(&error) => {
+                    Err(error) if eval == Eval::ByDigest && is_noscript(&error) => {
                         missing.push(at);
                         answered = true;
                         continue;
                     }
-                    Err(error) => Err(local.told_of(call.called(), &error, link.number)),
+                    Err(error) => Err(local.told_of(call.called(), &error, connection.number)),
                     Ok(value) => call.read(value, lacking.clone()),
                 };
                 outcomes[at] = match answer {
@@ -158,8 +163,8 @@ impl Redis {
                         }
                         if answer.as_ref().is_err_and(Error::is_garbled) {
                             // It may be another call's answer: nothing more on this connection can be trusted.
-                            local.drop_link(link.number);
-                            link.lose();
+                            local.drop_connection(connection.number);
+                            connection.lose();
                         }
                         Outcome::Answered(answer)
                     }
@@ -181,8 +186,8 @@ impl Redis {
 impl ScriptCall for Call<'_> {
     type Answer = Reply;
 
-    fn command(&self, how: How) -> Cmd {
-        of_call(self, how)
+    fn command(&self, eval: Eval) -> Cmd {
+        call_command(self, eval)
     }
 
     fn called(&self) -> Called {
@@ -208,11 +213,11 @@ impl ScriptCall for Call<'_> {
     }
 }
 
-impl ScriptCall for Packed<'_> {
+impl ScriptCall for PackedCall<'_> {
     type Answer = Records;
 
-    fn command(&self, how: How) -> Cmd {
-        of_packed(*self, how)
+    fn command(&self, eval: Eval) -> Cmd {
+        packed_command(*self, eval)
     }
 
     fn called(&self) -> Called {
@@ -226,7 +231,7 @@ impl ScriptCall for Packed<'_> {
 
     fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Records, Error> {
         match answer {
-            Value::BulkString(answer) => Packed::read(*self, &answer, lacking),
+            Value::BulkString(answer) => PackedCall::read(*self, &answer, lacking),
             _ => {
                 let expected = "redis: expected a string of decisions from the script, got something else";
                 Err(Error::new(Kind::Garbled, expected))

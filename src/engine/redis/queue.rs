@@ -17,7 +17,7 @@ use futures_util::future::{Either, select};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::local::Local;
+use super::runtime_local::RuntimeLocal;
 use crate::batch::{Ask, Batch};
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
@@ -25,7 +25,8 @@ use crate::script::Reply;
 use in_flight::{BatchState, Sent, Waiter};
 pub(super) use in_flight::{InFlight, Stage};
 
-/// Batches in flight at once: while one's answer travels, the server works on the other. More would only be smaller.
+/// Batches in flight at once: while one's answer travels, the server works on the other. With more of them, each would
+/// only be smaller.
 const IN_FLIGHT: usize = 2;
 /// Callers in one batch; bounded so that a batch whose callers have all given up is soon freed.
 const MOST_WAITERS: usize = 16_384;
@@ -46,13 +47,14 @@ struct State {
     filling: VecDeque<Filling>,
     /// Batches awaiting answers, including those given up.
     in_flight: Vec<Arc<BatchState>>,
-    /// How many batches of this generation are in flight or about to be sent.
+    /// How many dispatches of this generation run: each has a batch in flight, or is about to send one.
     sending: usize,
-    /// How often the batches in flight were given up; those of an earlier generation no longer change the state.
+    /// Goes up when the batches in flight are given up. From then on their dispatches, of an earlier generation, change
+    /// nothing here.
     generation: u64,
-    /// Whether a task is about to send what waits.
+    /// Whether one of the dispatches is responsible for the batches that wait to be sent.
     dispatching: bool,
-    /// When deadlines are checked next.
+    /// When the watch checks deadlines next; none if no watch runs.
     watched: Option<Instant>,
     /// Memory of earlier batches, for reuse.
     spare: Vec<(Batch, Vec<Waiter>)>,
@@ -72,15 +74,16 @@ struct Filling {
 #[derive(Debug)]
 pub(super) struct Waiting {
     shared: Arc<BatchState>,
-    slot: usize,
+    index: usize,
     until: Deadline,
-    /// Whether the first poll has nothing to do: the caller registered as it entered, a moment ago in the same poll of
-    /// its task.
+    /// Whether the caller's waker was registered on entering. The first poll, which follows in the same poll of its
+    /// task, then has nothing to do.
     registered: bool,
     ended: bool,
 }
 
-/// What to start for callers just queued. Not under the lock: a runtime that has ended drops it at once.
+/// The tasks to start for callers just queued, once the lock is released: a runtime that has ended drops a new task at
+/// once, and a task that is dropped takes the lock.
 #[derive(Debug, Default)]
 #[must_use]
 pub(super) struct ToBegin {
@@ -99,23 +102,23 @@ pub(super) enum Entered {
 
 impl Queue {
     /// Enters with this ask: alone, or queued to be woken when there is an answer.
-    pub(super) fn enter(&self, local: &Arc<Local>, ask: &Ask<'_>, until: Deadline, waker: &Waker) -> Entered {
+    pub(super) fn enter(&self, local: &Arc<RuntimeLocal>, ask: &Ask<'_>, until: Deadline, waker: &Waker) -> Entered {
         let (hash, waker) = (ask.hash(), waker.clone());
         let mut state = self.state();
         if state.sending == 0 {
             state.sending = 1;
             return Entered::Alone(state.generation);
         }
-        let (shared, slot) = state.add(local, ask, hash, until.at, Some(waker));
-        let begin = ToBegin { watch: self.watches(&mut state, until.at), dispatch: state.dispatches() };
+        let (shared, index) = state.add(local, ask, hash, until.at, Some(waker));
+        let begin = ToBegin { watch: self.claim_watch(&mut state, until.at), dispatch: state.claim_dispatch() };
         drop(state);
-        Entered::Queued(Waiting::new(shared, slot, until, true), begin)
+        Entered::Queued(Waiting::new(shared, index, until, true), begin)
     }
 
     /// Enters with many asks, whose caller waits for one after another.
     pub(super) fn enter_all<'r>(
         &self,
-        local: &Arc<Local>,
+        local: &Arc<RuntimeLocal>,
         asks: impl Iterator<Item = (Ask<'r>, Duration)>,
     ) -> (Vec<Waiting>, ToBegin) {
         let now = Instant::now();
@@ -123,10 +126,10 @@ impl Queue {
         for (ask, deadline) in asks {
             let (hash, until) = (ask.hash(), Deadline::counted_from(now, deadline));
             // Releases the lock in between, so that others get their turn.
-            let (shared, slot) = self.state().add(local, &ask, hash, until.at, None);
-            waiting.push(Waiting::new(shared, slot, until, false));
+            let (shared, index) = self.state().add(local, &ask, hash, until.at, None);
+            waiting.push(Waiting::new(shared, index, until, false));
         }
-        (waiting, ToBegin { watch: false, dispatch: self.state().dispatches() })
+        (waiting, ToBegin { watch: false, dispatch: self.state().claim_dispatch() })
     }
 
     /// The next batch to send, once every caller that is ready has been queued; none if nothing waits, or a newer
@@ -142,29 +145,30 @@ impl Queue {
         let own = Arc::clone(&shared);
         let mut in_flight = own.waiters();
         state.in_flight.push(Arc::clone(&shared));
-        let more = state.dispatches();
+        let more = state.claim_dispatch();
         drop(state);
         let now = Instant::now();
         // A caller whose deadline has just passed isn't sent.
-        let positions = batch.positions(waiters.iter().map(|waiter| waiter.place.filter(|_| now < waiter.until)));
-        let last = waiters.iter().filter(|waiter| waiter.place.is_some()).map(|waiter| waiter.until).max();
+        let positions = batch.positions(waiters.iter().map(|waiter| waiter.group.filter(|_| now < waiter.until)));
+        let last = waiters.iter().filter(|waiter| waiter.group.is_some()).map(|waiter| waiter.until).max();
         *in_flight = waiters;
         let _ = shared.sent.set(Sent::new(positions, &batch));
         drop(in_flight);
         Some((InFlight { batch, last: last.unwrap_or(now), shared, queue: self }, more))
     }
 
-    /// Whether anything of this generation waits to be sent.
-    pub(super) fn has_more(&self, generation: u64) -> bool {
+    /// Whether a batch of this generation waits to be sent. If none does, the caller is no longer responsible for those
+    /// to come.
+    pub(super) fn keep_dispatch(&self, generation: u64) -> bool {
         let mut state = self.state();
         let more = state.generation == generation && !state.filling.is_empty();
-        // If nothing does, the next caller to arrive starts a dispatch.
+        // The next caller to arrive then starts another dispatch.
         state.dispatching &= more || state.generation != generation;
         more
     }
 
-    /// Ends one of the dispatches, and says whether to start another. `stranded`: it could not send what waits, and no
-    /// other will.
+    /// Ends one of the dispatches; returns the generation of another to start, if there is work for one. `stranded`: the
+    /// batches that wait can't be sent any more, since the runtime is shutting down.
     pub(super) fn leave(&self, generation: u64, stranded: bool) -> Option<u64> {
         let mut state = self.state();
         if state.generation != generation {
@@ -178,15 +182,15 @@ impl Queue {
             failed.into_iter().for_each(Filling::wake);
             return None;
         }
-        state.dispatches()
+        state.claim_dispatch()
     }
 
-    /// Whether to go on sending; not if a newer generation does.
-    pub(super) fn goes_on(&self, generation: u64) -> bool {
+    /// Makes the caller responsible for the batches that wait to be sent. False if a newer generation sends them.
+    pub(super) fn resume_dispatch(&self, generation: u64) -> bool {
         let mut state = self.state();
-        let goes_on = state.generation == generation;
-        state.dispatching |= goes_on;
-        goes_on
+        let is_current = state.generation == generation;
+        state.dispatching |= is_current;
+        is_current
     }
 
     /// Fails all callers waiting to be sent.
@@ -211,8 +215,9 @@ impl Queue {
         failed.into_iter().for_each(Filling::wake);
     }
 
-    /// Whether to start a watch, so that a caller with this deadline is woken.
-    fn watches(&self, state: &mut State, until: Instant) -> bool {
+    /// Ensures that a caller with this deadline is woken: by the watch that runs or, if true, by one that the caller of
+    /// this starts.
+    fn claim_watch(&self, state: &mut State, until: Instant) -> bool {
         if state.watched.is_some_and(|watched| watched <= until) {
             return false;
         }
@@ -235,7 +240,7 @@ impl Drop for Queue {
 }
 
 impl ToBegin {
-    pub(super) fn begin_watch(&self, local: &Arc<Local>) {
+    pub(super) fn begin_watch(&self, local: &Arc<RuntimeLocal>) {
         if self.watch {
             let mut ends = WatchEnds { local: Arc::downgrade(local), over: false };
             let earlier = Arc::clone(&local.queue.earlier);
@@ -248,7 +253,7 @@ impl ToBegin {
 impl State {
     fn add(
         &mut self,
-        local: &Arc<Local>,
+        local: &Arc<RuntimeLocal>,
         ask: &Ask<'_>,
         hash: u64,
         until: Instant,
@@ -261,18 +266,19 @@ impl State {
         }
         let last = self.filling.len() - 1;
         let Filling { batch, waiters, waiting, shared } = &mut self.filling[last];
-        let place = batch.add(ask, hash);
+        let group = batch.add(ask, hash);
         *waiting += 1;
-        waiters.push(Waiter { waker, until, place: Some(place) });
+        waiters.push(Waiter { waker, until, group: Some(group) });
         (Arc::clone(shared), waiters.len() - 1)
     }
 
-    /// Whether to send what waits: no task is about to, and another batch may be in flight.
-    fn dispatches(&mut self) -> Option<u64> {
-        let dispatches = self.sending < IN_FLIGHT && !self.dispatching && !self.filling.is_empty();
-        self.sending += usize::from(dispatches);
-        self.dispatching |= dispatches;
-        dispatches.then_some(self.generation)
+    /// Makes the caller responsible for sending what waits, in this generation, if nobody is and another batch may be in
+    /// flight.
+    fn claim_dispatch(&mut self) -> Option<u64> {
+        let claimed = self.sending < IN_FLIGHT && !self.dispatching && !self.filling.is_empty();
+        self.sending += usize::from(claimed);
+        self.dispatching |= claimed;
+        claimed.then_some(self.generation)
     }
 
     /// The index of this batch among those being filled.
@@ -329,7 +335,7 @@ async fn watch(ends: &mut WatchEnds, earlier: &Notify) {
 /// Lets another watch begin if this one ends early, with the runtime it runs on.
 #[derive(Debug)]
 struct WatchEnds {
-    local: Weak<Local>,
+    local: Weak<RuntimeLocal>,
     over: bool,
 }
 
@@ -342,8 +348,8 @@ impl Drop for WatchEnds {
 }
 
 impl Waiting {
-    fn new(shared: Arc<BatchState>, slot: usize, until: Deadline, registered: bool) -> Self {
-        Self { shared, slot, until, registered, ended: false }
+    fn new(shared: Arc<BatchState>, index: usize, until: Deadline, registered: bool) -> Self {
+        Self { shared, index, until, registered, ended: false }
     }
 
     /// Registers to be woken at an answer or at the deadline. False if either is already there.
@@ -354,19 +360,19 @@ impl Waiting {
         // Dropped once no lock is held: a waker may own its task.
         let before;
         if let Some(at) = state.filling_of(&self.shared) {
-            before = state.filling[at].waiters[self.slot].waker.replace(waker);
+            before = state.filling[at].waiters[self.index].waker.replace(waker);
         } else {
             drop(state);
-            before = self.shared.waiters().get_mut(self.slot).and_then(|waiter| waiter.waker.replace(waker));
+            before = self.shared.waiters().get_mut(self.index).and_then(|waiter| waiter.waker.replace(waker));
             state = queue.state();
         }
         // After registering: a watch that has just ended didn't see this caller.
-        let begin = ToBegin { watch: queue.watches(&mut state, self.until.at), dispatch: None };
+        let begin = ToBegin { watch: queue.claim_watch(&mut state, self.until.at), dispatch: None };
         drop(state);
         drop(before);
         begin.begin_watch(local);
         // It may have been answered meanwhile, or left out of the batch that was sent, for which nothing wakes it.
-        self.shared.answer(self.slot).is_none() && Instant::now() < self.until.at
+        self.shared.answer(self.index).is_none() && Instant::now() < self.until.at
     }
 
     /// Takes the caller out of its batch if that isn't sent yet. Returns how far the call has come.
@@ -375,22 +381,22 @@ impl Waiting {
         let mut state = self.shared.local.queue.state();
         if let Some(at) = state.filling_of(&self.shared) {
             let Filling { waiters, waiting, .. } = &mut state.filling[at];
-            let waiter = &mut waiters[self.slot];
+            let waiter = &mut waiters[self.index];
             let waker = waiter.waker.take();
-            *waiting -= usize::from(waiter.place.take().is_some());
-            // While Redis pauses, more callers arrive and give up.
+            *waiting -= usize::from(waiter.group.take().is_some());
+            // Batches that nobody waits for would pile up while Redis pauses.
             let forgotten = if *waiting == 0 { state.filling.remove(at) } else { None };
             drop(state);
             drop((waker, forgotten));
             return Stage::Unsent;
         }
         drop(state);
-        let waker = self.shared.waiters().get_mut(self.slot).and_then(|waiter| {
-            waiter.place = None;
+        let waker = self.shared.waiters().get_mut(self.index).and_then(|waiter| {
+            waiter.group = None;
             waiter.waker.take()
         });
         drop(waker);
-        self.shared.stage(self.slot)
+        self.shared.stage(self.index)
     }
 }
 
@@ -402,7 +408,7 @@ impl Future for Waiting {
             return Poll::Pending;
         }
         loop {
-            if let Some(answer) = self.shared.answer(self.slot) {
+            if let Some(answer) = self.shared.answer(self.index) {
                 self.ended = true;
                 return Poll::Ready(answer);
             }
@@ -463,7 +469,7 @@ mod tests {
         let asks = [(ask("b"), Duration::from_millis(5))];
         let (mut waiting, begin) = local.queue.enter_all(&local, asks.into_iter());
         let waiting = waiting.pop().unwrap();
-        assert!(waiting.shared.answer(waiting.slot).is_none());
+        assert!(waiting.shared.answer(waiting.index).is_none());
         tokio::time::advance(Duration::from_millis(5)).await;
         let (batch, _) = local.queue.next(begin.dispatch.unwrap()).unwrap();
         assert_eq!(batch.batch.calls().count(), 0);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Redis;
 use super::errors::from_answer;
-use super::sending::Asking;
+use super::pipeline::Asking;
 use crate::engine::{Swept, Which};
 use crate::error::Error;
 

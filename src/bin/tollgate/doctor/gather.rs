@@ -15,7 +15,7 @@ use tollgate::{Algorithm, Limiter, Redis, Request, Rule};
 use super::commands;
 use super::facts::{Clock, Facts, Fields, Known, Latency, Missing, Refusal, Trial, Why};
 use crate::output::micros;
-use crate::subject::{from_lines, own_prefix};
+use crate::rule_arguments::{from_lines, own_prefix};
 
 /// Settings that affect decisions.
 const SETTINGS: [&str; 19] = [

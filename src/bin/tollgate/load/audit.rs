@@ -28,7 +28,7 @@ use tollgate::{Clock, Decision, Embedded, Error, Limiter, Request, RetryAfter, R
 use super::ledger::{Call, Verdict};
 use crate::attributes::Pairs;
 use crate::output::micros;
-use crate::subject::Subject;
+use crate::rule_arguments::Subject;
 
 /// How far a decision may lie outside its call's bounds: the most that Redis's clock may differ from this process's. On
 /// one machine both are the same clock, but each reads it in its own way. If the two are found further apart, the run

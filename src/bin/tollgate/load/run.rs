@@ -13,7 +13,7 @@ use super::clock::Timeline;
 use super::keys::Keys;
 use super::pace::Pace;
 use super::tally::{Tally, Times};
-use crate::subject::Subject;
+use crate::rule_arguments::Subject;
 
 /// The most calls that await their replies at once: further ones are counted as unsent.
 const OUTSTANDING: usize = 100_000;

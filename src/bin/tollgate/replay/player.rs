@@ -7,12 +7,12 @@ use std::time::{Duration, UNIX_EPOCH};
 use anyhow::Result;
 use tollgate::{Error, Limiter, Request};
 
-use super::set::Set;
+use super::by_rules::ByRules;
 use super::summary::Summary;
 use crate::output::{Line, Printer};
 use crate::probe::decide;
 use crate::records::{Record, Unreadable};
-use crate::subject::Subject;
+use crate::rule_arguments::Subject;
 use crate::verdict::VerdictLine;
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) enum Plays<'s> {
     /// One rule, on keys; and the ids that were given, with their keys.
     Rule(Box<Subject>, HashSet<(Vec<u8>, Vec<u8>)>),
     /// A set of rules, on attributes.
-    Set(Set<'s>),
+    ByRules(ByRules<'s>),
 }
 
 /// How many records are decided between checks for a signal.
@@ -44,7 +44,7 @@ impl<'s, W: Write> Player<'s, W> {
     }
 
     pub(super) fn plays_a_set(&self) -> bool {
-        matches!(self.plays, Plays::Set(_))
+        matches!(self.plays, Plays::ByRules(_))
     }
 
     /// Decides the record; returns it as unreadable if it asks for something impossible.
@@ -55,7 +55,7 @@ impl<'s, W: Write> Player<'s, W> {
             tokio::task::yield_now().await;
         }
         match &mut self.plays {
-            Plays::Set(set) => {
+            Plays::ByRules(set) => {
                 let record = set.completed(record);
                 let (judged, shadows) = match set.play(&self.limiter, &record).await {
                     Ok(judged) => judged,
@@ -108,7 +108,7 @@ impl<'s, W: Write> Player<'s, W> {
     /// Removes the keys that the replay wrote.
     pub(super) async fn forget_keys(&mut self) -> Result<(), Error> {
         let (subject, ids) = match &self.plays {
-            Plays::Set(set) => return set.forget_keys(&self.limiter).await,
+            Plays::ByRules(set) => return set.forget_keys(&self.limiter).await,
             Plays::Rule(subject, ids) => (subject, ids),
         };
         let (rule, parts) = (&subject.rule, subject.parts());

@@ -21,7 +21,7 @@ use crate::options::{Shape, from_zero, shape};
 use crate::output::{QUIET, counted, facts, json};
 use crate::records::{Format, Record, Whom};
 use crate::replay::{Source, Warnings, unplayable};
-use crate::service::Service;
+use crate::rules_file::RulesFile;
 use crate::verdict::Judged;
 
 #[derive(Debug, Args)]
@@ -217,7 +217,7 @@ impl Set {
             let postgres = tollgate::postgres::Postgres::open(url)?;
             return Ok(Self { name: postgres.address().to_owned(), rules: postgres.rules().await?.rules });
         }
-        Ok(Self { name: from.display().to_string(), rules: Service::read(from)?.rules })
+        Ok(Self { name: from.display().to_string(), rules: RulesFile::read(from)?.rules })
     }
 }
 

@@ -11,8 +11,8 @@ use super::explained::Explained;
 use crate::attributes::{self, Described};
 use crate::options::{Shape, shape};
 use crate::output::json;
-use crate::service::Service;
-use crate::subject::KeyOptions;
+use crate::rule_arguments::KeyOptions;
+use crate::rules_file::RulesFile;
 
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
@@ -32,7 +32,7 @@ pub(crate) struct Explain {
 
 impl Explain {
     pub(super) fn run(self) -> Result<ExitCode> {
-        let service = Service::read(&self.file)?;
+        let service = RulesFile::read(&self.file)?;
         let given = self.request.pairs()?;
         // Decides nothing: it is only needed to spell keys.
         let limiter = self.place.of_service(Limiter::new(Embedded::new()))?;

@@ -13,7 +13,7 @@ use tollgate::{Error, Limit, Limiter, Request, Rule};
 use crate::attributes::Pairs;
 use crate::escape::shown;
 use crate::output::{QUIET, counted, human, micros, width, wrapped};
-use crate::subject::title;
+use crate::rule_arguments::title;
 use crate::verdict::{self, reason};
 
 /// The most rules shown that didn't apply, unless all are asked for.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{IN_FLIGHT, Queue};
 use crate::batch::{Batch, GroupId, Position, Records};
 use crate::engine::deadline::Deadline;
-use crate::engine::redis::local::Local;
+use crate::engine::redis::runtime_local::RuntimeLocal;
 use crate::error::{Error, Kind};
 use crate::script::Reply;
 
@@ -18,13 +18,13 @@ pub(super) struct Waiter {
     pub(super) waker: Option<Waker>,
     pub(super) until: Instant,
     /// None once the caller has given up.
-    pub(super) place: Option<GroupId>,
+    pub(super) group: Option<GroupId>,
 }
 
 /// The state that a batch's waiters share.
 #[derive(Debug)]
 pub(super) struct BatchState {
-    pub(super) local: Arc<Local>,
+    pub(super) local: Arc<RuntimeLocal>,
     /// Its waiters, from when it is sent until it is answered.
     waiters: Mutex<Vec<Waiter>>,
     pub(super) sent: OnceLock<Sent>,
@@ -73,14 +73,14 @@ impl Sent {
         Self { positions, calls, again: OnceLock::new() }
     }
 
-    fn call_of(&self, slot: usize) -> Option<(&SentCall, Position)> {
-        let position = self.positions[slot]?;
-        Some((&self.calls[position.place.call as usize], position))
+    fn call_of(&self, index: usize) -> Option<(&SentCall, Position)> {
+        let position = self.positions[index]?;
+        Some((&self.calls[position.group.call as usize], position))
     }
 }
 
 impl BatchState {
-    pub(super) fn of(local: &Arc<Local>) -> Arc<Self> {
+    pub(super) fn of(local: &Arc<RuntimeLocal>) -> Arc<Self> {
         let (waiters, sent, failed) = Default::default();
         Arc::new(Self { local: Arc::clone(local), waiters, sent, failed })
     }
@@ -94,22 +94,22 @@ impl BatchState {
         self.sent().last()
     }
 
-    pub(super) fn answer(&self, slot: usize) -> Option<Result<Reply, Error>> {
+    pub(super) fn answer(&self, index: usize) -> Option<Result<Reply, Error>> {
         // Read first: once it is set, every answer there will be is there.
         let failed = self.failed.get();
-        for (call, position) in self.sent().filter_map(|sent| sent.call_of(slot)) {
+        for (call, position) in self.sent().filter_map(|sent| sent.call_of(index)) {
             if let Some(answer) = call.answer.get() {
                 return Some(answer.as_ref().map_err(Error::clone).and_then(|records| records.reply(position)));
             }
         }
         // A caller left out because its deadline had passed notices that itself, and returns that error.
-        let left_out = self.latest().is_some_and(|sent| sent.positions[slot].is_none());
+        let left_out = self.latest().is_some_and(|sent| sent.positions[index].is_none());
         failed.filter(|_| !left_out).map(|error| Err(error.clone()))
     }
 
     /// The stage of callers that aren't answered yet.
-    pub(super) fn stage(&self, slot: usize) -> Stage {
-        let latest = self.sent().filter_map(|sent| sent.call_of(slot)).last();
+    pub(super) fn stage(&self, index: usize) -> Stage {
+        let latest = self.sent().filter_map(|sent| sent.call_of(index)).last();
         latest.map_or(Stage::Unsent, |(call, _)| call.stage.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
@@ -142,22 +142,23 @@ impl InFlight<'_> {
     pub(in crate::engine::redis) fn wake(&self) {
         let mut woken = Vec::new();
         if let Some(sent) = self.shared.latest() {
-            let answered = |slot| sent.call_of(slot).is_some_and(|(call, _)| call.answer.get().is_some());
+            let answered = |index| sent.call_of(index).is_some_and(|(call, _)| call.answer.get().is_some());
             let mut waiters = self.shared.waiters();
-            let waiters = waiters.iter_mut().enumerate().filter(|(slot, _)| answered(*slot));
+            let waiters = waiters.iter_mut().enumerate().filter(|(index, _)| answered(*index));
             woken.extend(waiters.filter_map(|(_, waiter)| waiter.waker.take()));
         }
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Prepares to resend what isn't answered, for callers still waiting. Callers that gave up were answered that
+    /// Prepares to resend the asks without an answer whose callers still wait. Callers that gave up were answered that
     /// nothing was charged. False if nobody waits.
-    pub(in crate::engine::redis) fn is_sent_again(&mut self) -> bool {
+    pub(in crate::engine::redis) fn prepare_resend(&mut self) -> bool {
         let waiters = self.shared.waiters();
         let now = Instant::now();
         let Some(latest) = self.shared.latest() else { return false };
-        let unanswered = |slot| latest.call_of(slot).is_some_and(|(call, _)| call.answer.get().is_none());
-        let waits = |(slot, waiter): (usize, &Waiter)| waiter.place.filter(|_| now < waiter.until && unanswered(slot));
+        let unanswered = |index| latest.call_of(index).is_some_and(|(call, _)| call.answer.get().is_none());
+        let waits =
+            |(index, waiter): (usize, &Waiter)| waiter.group.filter(|_| now < waiter.until && unanswered(index));
         let positions = self.batch.positions(waiters.iter().enumerate().map(waits));
         let waits = positions.iter().any(Option::is_some);
         let _ = latest.again.set(Box::new(Sent::new(positions, &self.batch)));

@@ -9,7 +9,7 @@ use crate::script::Mode;
 
 impl Limiter {
     /// Gives back, keeps or forgets what an earlier call took, wherever it was taken.
-    pub(super) async fn undo(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+    pub(super) async fn give_back(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         match request.earlier() {
             Some(Earlier { by: By::Policy, charged, .. }) => {
                 if redis_is_asked(mode, charged) {
@@ -22,7 +22,7 @@ impl Limiter {
             }
             #[cfg(feature = "embedded")]
             Some(Earlier { by: By::Local, charged, .. }) => {
-                Box::pin(self.undo_locally(rule, request, mode, charged)).await
+                Box::pin(self.give_back_locally(rule, request, mode, charged)).await
             }
             _ => self.decide(rule, request, mode).await,
         }

@@ -2,7 +2,7 @@
 
 use super::Limiter;
 use crate::decision::Decision;
-use crate::denials::{DenialCache, Sighting};
+use crate::denial_cache::{DenialCache, Sighting};
 use crate::error::Error;
 use crate::request::Request;
 use crate::rule::Rule;
@@ -18,20 +18,20 @@ impl Limiter {
         mode: Mode,
     ) -> Result<Decision, Error> {
         if matches!(mode, Mode::Peek | Mode::Inspect) {
-            return self.decide_exactly(rule, request, mode).await;
+            return self.decide_by_engine(rule, request, mode).await;
         }
         if mode != Mode::Acquire {
             // However the call ends, it may have given something back.
             let _changing = cache.changing(self.state_keys(rule, request)?);
-            return self.decide_exactly(rule, request, mode).await;
+            return self.decide_by_engine(rule, request, mode).await;
         }
         let Some(sighting) = self.sight(cache, rule, request)? else {
-            return self.decide_exactly(rule, request, mode).await;
+            return self.decide_by_engine(rule, request, mode).await;
         };
         if let Some(denial) = cache.recall(&sighting, request.units(rule)) {
             return Ok(denial);
         }
-        let decision = self.decide_exactly(rule, request, mode).await?;
+        let decision = self.decide_by_engine(rule, request, mode).await?;
         cache.remember(sighting, request.units(rule), &decision);
         Ok(decision)
     }
@@ -54,8 +54,8 @@ impl Limiter {
     /// The keys of all limits' states, each ended by a newline, which no key contains.
     fn state_keys(&self, rule: &Rule, request: &Request<'_>) -> Result<Vec<u8>, Error> {
         let mut keys = Vec::new();
-        for count in rule.scoped_limits() {
-            keys.extend_from_slice(&self.state_key(rule, count.whole(), request)?);
+        for scoped in rule.scoped_limits() {
+            keys.extend_from_slice(&self.state_key(rule, scoped.whole(), request)?);
             keys.push(b'\n');
         }
         Ok(keys)

@@ -1,4 +1,4 @@
-//! What the callers of one runtime share.
+//! What the callers of one tokio runtime share.
 //!
 //! A connection is driven by the runtime that made it. If several runtimes shared one, it would stall whenever that
 //! runtime is blocked, isn't driven, or has ended. And what one runtime can't reach, another may be connected to.
@@ -12,22 +12,22 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::Redis;
-use super::breaker::{Breaker, Guard};
+use super::breaker::{Breaker, CircuitBreaker};
+use super::connection::Connection;
 use super::errors::{Called, from_answer, from_call};
-use super::link::Link;
 use super::queue::Queue;
 use crate::error::Error;
 use crate::runtime;
 
 #[derive(Debug)]
-pub(super) struct Local {
+pub(super) struct RuntimeLocal {
     pub(super) runtime: Handle,
-    current: RwLock<Option<Link>>,
+    current: RwLock<Option<Connection>>,
     /// Whether an attempt to connect is running, and the signal that one has ended.
     pub(super) connecting: AtomicBool,
     pub(super) attempted: Notify,
     pub(super) queue: Queue,
-    pub(super) guard: Arc<Guard>,
+    pub(super) breaker: Arc<CircuitBreaker>,
     /// A task that lives as long as both the runtime and this.
     lasts: AbortHandle,
     over: Arc<Notify>,
@@ -35,18 +35,18 @@ pub(super) struct Local {
 
 impl Redis {
     /// The state of the runtime that this is called on.
-    pub(super) fn local(&self) -> Result<Arc<Local>, Error> {
+    pub(super) fn local(&self) -> Result<Arc<RuntimeLocal>, Error> {
         self.with_local(Arc::clone)
     }
 
     /// The same, without cloning the Arc, whose count all threads would contend for.
-    pub(super) fn with_local<T>(&self, with: impl FnOnce(&Arc<Local>) -> T) -> Result<T, Error> {
+    pub(super) fn with_local<T>(&self, with: impl FnOnce(&Arc<RuntimeLocal>) -> T) -> Result<T, Error> {
         let runtime = runtime::current()?;
         if let Some(local) = of_runtime(&self.shared.locals.load(), &runtime) {
             return Ok(with(local));
         }
         let runtime = runtime::with_timers()?;
-        let made = Arc::new(Local::of(&runtime));
+        let made = Arc::new(RuntimeLocal::of(&runtime));
         self.shared.locals.rcu(|locals| {
             let lasting = locals.iter().filter(|local| !local.lasts.is_finished());
             let mut locals: Vec<_> = lasting.cloned().collect();
@@ -61,58 +61,58 @@ impl Redis {
     }
 
     /// Those of runtimes that haven't ended.
-    pub(super) fn locals(&self) -> Vec<Arc<Local>> {
+    pub(super) fn locals(&self) -> Vec<Arc<RuntimeLocal>> {
         self.shared.locals.load().iter().filter(|local| !local.lasts.is_finished()).cloned().collect()
     }
 }
 
-fn of_runtime<'a>(locals: &'a [Arc<Local>], runtime: &Handle) -> Option<&'a Arc<Local>> {
+fn of_runtime<'a>(locals: &'a [Arc<RuntimeLocal>], runtime: &Handle) -> Option<&'a Arc<RuntimeLocal>> {
     locals.iter().find(|local| local.runtime.id() == runtime.id())
 }
 
-impl Local {
+impl RuntimeLocal {
     fn of(runtime: &Handle) -> Self {
         let over = Arc::new(Notify::new());
         let until = Arc::clone(&over);
         let lasts = runtime.spawn(async move { until.notified().await }).abort_handle();
-        let (current, queue, guard) = (RwLock::default(), Queue::default(), Arc::default());
+        let (current, queue, breaker) = (RwLock::default(), Queue::default(), Arc::default());
         let (connecting, attempted) = (AtomicBool::new(false), Notify::new());
-        Self { runtime: runtime.clone(), current, connecting, attempted, queue, guard, lasts, over }
+        Self { runtime: runtime.clone(), current, connecting, attempted, queue, breaker, lasts, over }
     }
 
     /// The connection, unless the other side has closed it, as some do when it is idle.
-    pub(super) fn held(&self) -> Option<Link> {
+    pub(super) fn held(&self) -> Option<Connection> {
         let held = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
-        held.filter(|link| !link.is_lost())
+        held.filter(|connection| !connection.is_lost())
     }
 
-    pub(super) fn hold(&self, link: Link) {
-        *self.current() = Some(link);
+    pub(super) fn hold(&self, connection: Connection) {
+        *self.current() = Some(connection);
     }
 
-    pub(super) fn is_current(&self, link: &Link) -> bool {
-        self.held().is_some_and(|held| held.number == link.number)
+    pub(super) fn is_current(&self, connection: &Connection) -> bool {
+        self.held().is_some_and(|held| held.number == connection.number)
     }
 
     /// Whether it was the current connection.
-    pub(super) fn drop_link(&self, number: u64) -> bool {
+    pub(super) fn drop_connection(&self, number: u64) -> bool {
         self.current().take_if(|held| held.number == number).is_some()
     }
 
     /// Replaces the connection, unless that has already happened.
-    pub(super) fn replace(&self, link: &Link, by: Link) {
+    pub(super) fn replace(&self, connection: &Connection, by: Connection) {
         let mut current = self.current();
-        if current.as_ref().is_none_or(|held| held.number == link.number) {
+        if current.as_ref().is_none_or(|held| held.number == connection.number) {
             *current = Some(by);
         }
     }
 
-    pub(super) fn current(&self) -> RwLockWriteGuard<'_, Option<Link>> {
+    pub(super) fn current(&self) -> RwLockWriteGuard<'_, Option<Connection>> {
         self.current.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Local {
+impl RuntimeLocal {
     /// Notes how calls that were sent together ended: with answers, or with an error. Connections that can't be made,
     /// that break or that fall silent are reported where that is noticed, once each; and a missed deadline says more
     /// about its caller.
@@ -120,28 +120,28 @@ impl Local {
         match error {
             Some(error) if error.is_disconnected() => {}
             Some(error) if error.is_outage() => self.failed(error),
-            _ => self.guard.answered(),
+            _ => self.breaker.answered(),
         }
     }
 
     /// An attempt failed, on behalf of all callers that share it.
     pub(super) fn failed(&self, error: &Error) {
         if error.is_outage() && !error.is_unsent() {
-            self.stop_asking(self.guard.failed(error));
+            self.stop_asking(self.breaker.failed(error));
         }
     }
 
     /// Nothing is answered on a connection, while another one is answered.
     pub(super) fn fell_silent(&self, error: &Error) {
-        match self.guard.look() {
+        match self.breaker.current() {
             Breaker::Closed => self.failed(error),
-            Breaker::Open(_) | Breaker::Probing => self.guard.answered(),
+            Breaker::Open(_) | Breaker::Probing => self.breaker.answered(),
         }
     }
 
     /// Nothing is answered on any connection.
     pub(super) fn is_away(&self, error: &Error) {
-        self.stop_asking(self.guard.away(error));
+        self.stop_asking(self.breaker.away(error));
     }
 
     /// If the breaker opened: gives up the connection, and fails the calls waiting to be sent with this error.
@@ -166,14 +166,14 @@ impl Local {
         // A server that has become a replica may have a successor at the same address.
         let replica = said.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
         let useless = said.is_unrecoverable_error() || said.is_io_error() || replica;
-        if useless && self.drop_link(number) && error.is_disconnected() {
+        if useless && self.drop_connection(number) && error.is_disconnected() {
             self.failed(&error);
         }
         error
     }
 }
 
-impl Drop for Local {
+impl Drop for RuntimeLocal {
     fn drop(&mut self) {
         self.over.notify_one();
     }

@@ -13,7 +13,7 @@ use crate::attributes::{self, Pairs, pairs};
 use crate::escape::shown;
 use crate::messages;
 use crate::options::{self, Options};
-use crate::service::{Drawn, Service, Whom};
+use crate::rules_file::{Drawn, RulesFile, Whom};
 
 /// The name of a rule that is given without one.
 pub(crate) const UNNAMED: &str = "cli";
@@ -102,7 +102,7 @@ impl RulesAndKey {
 
 /// The options that say whose keys a command is about, and what denials do to them.
 #[derive(Debug, Args)]
-pub(crate) struct About {
+pub(crate) struct RuleOptions {
     /// The rule's name, which is part of its keys. Default: cli, or the name in its JSON.
     #[arg(long, value_name = "NAME", conflicts_with = "set")]
     name: Option<String>,
@@ -150,7 +150,7 @@ pub(crate) struct Subject {
     drawn: Option<Drawn>,
 }
 
-impl About {
+impl RuleOptions {
     /// The rule written in these arguments, with the parts that its limits count.
     pub(crate) fn subject(&self, rules: &[String]) -> Result<Subject> {
         let rule = match rules {
@@ -163,7 +163,7 @@ impl About {
 
     /// The rule, and the key that it counts. If `costs` is false, the rule's cost needn't be known.
     pub(crate) fn whom(&self, whom: &RulesAndKey, costs: bool) -> Result<Whom> {
-        let Some(service) = self.service()? else {
+        let Some(service) = self.rules_file()? else {
             let (rules, key) = whom.split()?;
             return Ok(Whom::Limits(Box::new(self.subject(&rules)?), key.to_vec()));
         };
@@ -184,8 +184,8 @@ impl About {
     }
 
     /// The service's set of rules, if it was given.
-    pub(crate) fn service(&self) -> Result<Option<Service>> {
-        self.set.as_deref().map(Service::read).transpose()
+    pub(crate) fn rules_file(&self) -> Result<Option<RulesFile>> {
+        self.set.as_deref().map(RulesFile::read).transpose()
     }
 
     /// The request's attributes as given, for a set of rules.

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 
+use super::connection::Connection;
 use super::errors::from_answer;
-use super::link::Link;
-use crate::batch::Packed;
+use crate::batch::PackedCall;
 use crate::error::Error;
 use crate::script::{Call, Script};
 
@@ -28,7 +28,7 @@ pub(in crate::engine) struct Confirm {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum How {
+pub(super) enum Eval {
     ByDigest,
     ByText,
 }
@@ -77,14 +77,14 @@ impl Confirm {
 /// Sends all of these in one pipeline, each after an ASKING of its own if needed: it applies to one command. Returns
 /// their answers, and what the replicas lack of what they wrote.
 pub(super) async fn send(
-    link: &Link,
+    connection: &Connection,
     commands: Vec<Cmd>,
     asking: Asking,
     confirm: Option<Confirm>,
 ) -> (Vec<Result<Value, RedisError>>, Option<Error>) {
     let count = commands.len();
     if let ([only], Asking::No, None) = (commands.as_slice(), asking, confirm) {
-        return (vec![link.command(only).await], None);
+        return (vec![connection.command(only).await], None);
     }
     let each = if asking == Asking::Yes { 2 } else { 1 };
     let all = each * count + usize::from(confirm.is_some());
@@ -97,9 +97,9 @@ pub(super) async fn send(
     }
     if let Some(confirm) = confirm {
         pipeline.add_command(confirm.command());
-        link.may_wait(confirm.within.saturating_add(TICK));
+        connection.may_wait(confirm.within.saturating_add(TICK));
     }
-    match link.pipeline(&pipeline, all).await {
+    match connection.pipeline(&pipeline, all).await {
         Ok(mut values) => {
             values.resize(all, Value::Nil);
             let lacking = confirm.and_then(|confirm| confirm.lacking(values.pop()));
@@ -119,10 +119,10 @@ pub(super) async fn send(
     }
 }
 
-pub(super) fn of_call(call: &Call<'_>, how: How) -> Cmd {
+pub(super) fn call_command(call: &Call<'_>, eval: Eval) -> Cmd {
     let keys = call.key_count();
     let bytes = call.keys().map(<[u8]>::len).sum::<usize>() + 96 * keys;
-    let mut command = opened(call.script, how, call.mode.reads_only(), keys, call.argument_count(), bytes);
+    let mut command = eval_command(call.script, eval, call.mode.reads_only(), keys, call.argument_count(), bytes);
     for key in call.keys() {
         command.arg(key);
     }
@@ -132,10 +132,10 @@ pub(super) fn of_call(call: &Call<'_>, how: How) -> Cmd {
     command
 }
 
-pub(super) fn of_packed(call: Packed<'_>, how: How) -> Cmd {
+pub(super) fn packed_command(call: PackedCall<'_>, eval: Eval) -> Cmd {
     let keys = call.key_count();
     let bytes = call.keys().map(<[u8]>::len).sum::<usize>() + 32 * keys + 64;
-    let mut command = opened(call.script(), how, false, keys, 4, bytes);
+    let mut command = eval_command(call.script(), eval, false, keys, 4, bytes);
     for key in call.keys() {
         command.arg(key);
     }
@@ -146,16 +146,16 @@ pub(super) fn of_packed(call: Packed<'_>, how: How) -> Cmd {
 }
 
 /// The start of a script call, up to its keys, with room for them and the arguments.
-fn opened(script: &Script, how: How, reads_only: bool, keys: usize, arguments: usize, bytes: usize) -> Cmd {
-    let verb = match (how, reads_only) {
-        (How::ByDigest, false) => "EVALSHA",
-        (How::ByDigest, true) => "EVALSHA_RO",
-        (How::ByText, false) => "EVAL",
-        (How::ByText, true) => "EVAL_RO",
+fn eval_command(script: &Script, eval: Eval, reads_only: bool, keys: usize, arguments: usize, bytes: usize) -> Cmd {
+    let verb = match (eval, reads_only) {
+        (Eval::ByDigest, false) => "EVALSHA",
+        (Eval::ByDigest, true) => "EVALSHA_RO",
+        (Eval::ByText, false) => "EVAL",
+        (Eval::ByText, true) => "EVAL_RO",
     };
-    let script = match how {
-        How::ByDigest => script.digest(),
-        How::ByText => script.text(),
+    let script = match eval {
+        Eval::ByDigest => script.digest(),
+        Eval::ByText => script.text(),
     };
     let mut command = Cmd::with_capacity(3 + keys + arguments, script.len() + 16 + bytes);
     command.arg(verb).arg(script).arg(keys);

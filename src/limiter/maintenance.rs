@@ -6,7 +6,7 @@ use futures_util::future::try_join_all;
 
 use super::{Limiter, decided_at};
 use crate::decision::{Decision, LimitAnswer};
-use crate::denials::DenialCache;
+use crate::denial_cache::DenialCache;
 use crate::engine::{Swept, Which};
 use crate::error::{Error, Kind};
 use crate::key;
@@ -58,16 +58,16 @@ impl Limiter {
         let glob = key::glob_of_rule(prefix, rule);
         let which =
             Which { glob: &glob, exactly: |which, key| key::is_of_rule(key, which.prefix, which.rule), prefix, rule };
-        let parts = self.engine.keyspaces(self.deadline).await?;
-        let sizes = parts.iter().map(|part| part.size(self.deadline));
+        let keyspaces = self.engine.keyspaces(self.deadline).await?;
+        let sizes = keyspaces.iter().map(|keyspace| keyspace.size(self.deadline));
         let sizes = try_join_all(sizes).await?;
         let mut so_far = Progress { keys: sizes.iter().sum(), looked_at: 0, forgotten: 0 };
         let mut before = 0;
-        for (part, size) in parts.iter().zip(sizes) {
+        for (keyspace, size) in keyspaces.iter().zip(sizes) {
             let mut from = 0;
             loop {
                 let _changing = self.denials.as_ref().map(DenialCache::changing_any);
-                let Swept { next, looked_at, removed } = part.sweep(from, &which, self.deadline).await?;
+                let Swept { next, looked_at, removed } = keyspace.sweep(from, &which, self.deadline).await?;
                 so_far.looked_at =
                     before + if next == 0 { size } else { (so_far.looked_at - before + looked_at).min(size) };
                 so_far.forgotten += removed;
@@ -120,9 +120,9 @@ impl Limiter {
         let request = request.into();
         let mut states = Vec::new();
         for target in rule.scoped_limits().iter().flat_map(ScopedLimit::targets) {
-            let (count, part) = (target.scoped, self.limit_call(rule, target, &request, b"")?);
-            let reply = self.run(rule, part.script, std::slice::from_ref(&part), None, &request, Mode::Inspect).await?;
-            let names = count.limit.algorithm().state_fields();
+            let (scoped, call) = (target.scoped, self.limit_call(rule, target, &request, b"")?);
+            let reply = self.run(rule, call.script, std::slice::from_ref(&call), None, &request, Mode::Inspect).await?;
+            let names = scoped.limit.algorithm().state_fields();
             let read = match reply.appended.as_slice() {
                 [ttl_ms, fields @ .., blocked_us, overage] if fields.len() + 2 == names.len() => {
                     LimitAnswer::new(reply.decision, [*blocked_us, *overage], rule.counts_denials())
@@ -132,9 +132,10 @@ impl Limiter {
             };
             let (ttl_ms, fields, answered) =
                 read.ok_or_else(|| Error::new(Kind::Garbled, "inspect: expected a reply with the state appended"))?;
-            let decision = Decision::of_one(&count.quota, &answered, 0, self.engine.by(), decided_at(&request, &reply));
+            let decision =
+                Decision::of_one(&scoped.quota, &answered, 0, self.engine.by(), decided_at(&request, &reply));
             states.push(State {
-                key: String::from_utf8_lossy(&part.key).into_owned(),
+                key: String::from_utf8_lossy(&call.key).into_owned(),
                 decision,
                 exists: *ttl_ms != -2,
                 expires_after: u64::try_from(*ttl_ms).ok().map(Duration::from_millis),

@@ -7,14 +7,14 @@ use tollgate::rules::{Action, Cost, Definition, Effect, RuleSet};
 
 use crate::attributes::{self, Pairs, of_key};
 use crate::escape::shown;
-use crate::subject::Subject;
+use crate::rule_arguments::Subject;
 
 /// The most names to list in a message.
 const NAMED: usize = 12;
 
 /// A set of rules, and where it was read.
 #[derive(Debug)]
-pub(crate) struct Service {
+pub(crate) struct RulesFile {
     file: PathBuf,
     pub(crate) rules: RuleSet,
 }
@@ -58,7 +58,7 @@ impl Whom {
     }
 }
 
-impl Service {
+impl RulesFile {
     pub(crate) fn read(file: &Path) -> Result<Self> {
         if file.to_string_lossy().contains("://") {
             // The address isn't repeated: it may contain a password.

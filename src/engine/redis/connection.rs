@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::errors::from_answer;
-use super::local::Local;
+use super::runtime_local::RuntimeLocal;
 use super::transport::Wire;
 use super::{Redis, Shared};
 use crate::error::{Error, Kind};
@@ -34,10 +34,10 @@ const IDLE: Duration = Duration::from_secs(1);
 const AWAY: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
-pub(super) struct Link {
+pub(super) struct Connection {
     /// So that a caller that saw it break doesn't drop its successor.
     pub(super) number: u64,
-    connection: MultiplexedConnection,
+    multiplexed: MultiplexedConnection,
     /// None for a connection from a pool.
     wire: Option<Arc<Wire>>,
     health: Arc<Health>,
@@ -81,12 +81,12 @@ struct Request<'a> {
     health: &'a Health,
 }
 
-impl Link {
-    /// A link to a Redis, given how long connecting took.
+impl Connection {
+    /// A connection to a Redis, given how long connecting took.
     pub(super) fn new(
         owner: Weak<Shared>,
         number: u64,
-        (connection, wire): (MultiplexedConnection, Option<Arc<Wire>>),
+        (multiplexed, wire): (MultiplexedConnection, Option<Arc<Wire>>),
         took: Duration,
     ) -> Self {
         let health = Health {
@@ -102,17 +102,17 @@ impl Link {
             lost: AtomicBool::new(false),
             losing: Notify::new(),
         };
-        Self { number, connection, wire, health: Arc::new(health) }
+        Self { number, multiplexed, wire, health: Arc::new(health) }
     }
 
     /// The answer of each command, in one round trip.
     pub(super) async fn pipeline(&self, commands: &Pipeline, count: usize) -> Result<Vec<Value>, RedisError> {
-        let mut connection = self.connection.clone();
+        let mut connection = self.multiplexed.clone();
         self.answered(connection.req_packed_commands(commands, 0, count)).await
     }
 
     pub(super) async fn command(&self, command: &Cmd) -> Result<Value, RedisError> {
-        let mut connection = self.connection.clone();
+        let mut connection = self.multiplexed.clone();
         self.answered(connection.req_packed_command(command)).await?.extract_error()
     }
 
@@ -248,7 +248,7 @@ impl Link {
         if let Some(shared) = health.owner.upgrade()
             && let Ok(local) = (Redis { shared }).local()
         {
-            let was_current = local.drop_link(self.number);
+            let was_current = local.drop_connection(self.number);
             if was_current && broke {
                 local.failed(&from_answer(&lost()));
             }
@@ -258,9 +258,9 @@ impl Link {
 
 impl Redis {
     /// Finds out through another connection what this one's silence means.
-    async fn doubt(&self, local: &Local, link: &Link, answered: u64) -> Doubt {
-        let (patience, began) = (link.health.patience(), Instant::now());
-        let other = match local.held().filter(|other| other.number != link.number) {
+    async fn doubt(&self, local: &RuntimeLocal, connection: &Connection, answered: u64) -> Doubt {
+        let (patience, began) = (connection.health.patience(), Instant::now());
+        let other = match local.held().filter(|other| other.number != connection.number) {
             Some(other) => Ok(other),
             None => tokio::time::timeout(patience, self.make()).await.unwrap_or_else(|_| {
                 let why = "redis answers nothing, nor does another connection to it";
@@ -280,22 +280,22 @@ impl Redis {
             tokio::time::sleep(patience).await;
         }
         // If this runtime stalled, the silence proves nothing.
-        if link.health.last_answered() != answered || began.elapsed() > 4 * patience {
+        if connection.health.last_answered() != answered || began.elapsed() > 4 * patience {
             return Doubt::Unresolved;
         }
         match other {
             Ok(other) => {
                 local.fell_silent(&from_answer(&lost()));
-                local.replace(link, other);
+                local.replace(connection, other);
             }
             Err(error) if error.is_outage() => {
                 local.is_away(&error);
                 return Doubt::Waits;
             }
             // A refusal: the next caller connects, and gets its reason.
-            Err(_) => _ = local.drop_link(link.number),
+            Err(_) => _ = local.drop_connection(connection.number),
         }
-        link.lose();
+        connection.lose();
         Doubt::Dead
     }
 }

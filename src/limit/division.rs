@@ -1,4 +1,4 @@
-//! Parts of a limit: the equal share of each of several processes, and its shards.
+//! How a limit is divided: into equal shares for several processes, and into shards.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -22,18 +22,18 @@ impl Shards {
         self.count
     }
 
-    /// The part of this number, from 0.
-    pub(crate) fn part(&self, number: u32) -> &Limit {
+    /// The shard of this number, from 0.
+    pub(crate) fn shard(&self, number: u32) -> &Limit {
         let after = self.runs.partition_point(|(first, _)| *first <= number);
         &self.runs[after.max(1) - 1].1
     }
 
-    /// The last part; no other has less.
+    /// The last shard; no other has less.
     pub(crate) fn smallest(&self) -> &Limit {
-        self.part(self.count - 1)
+        self.shard(self.count - 1)
     }
 
-    /// The sum over all parts.
+    /// The sum over all shards.
     pub(super) fn sum(&self, units: impl Fn(&Limit) -> u64) -> u64 {
         let ends = self.runs.iter().skip(1).map(|(first, _)| *first).chain([self.count]);
         self.runs.iter().zip(ends).map(|((first, part), end)| u64::from(end - first) * units(part)).sum()
@@ -214,8 +214,8 @@ mod tests {
 
     fn shards(text: &str) -> Result<Vec<String>, String> {
         let limit: Limit = text.parse().map_err(|error: RuleError| error.to_string())?;
-        let parts = limit.parts().unwrap();
-        Ok((0..limit.shards()).map(|number| parts.part(number).to_string()).collect())
+        let parts = limit.shard_limits().unwrap();
+        Ok((0..limit.shards()).map(|number| parts.shard(number).to_string()).collect())
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
                     }
                     let kept_back = if estimates { u64::from(count) - 1 } else { 0 };
                     let limit: Limit = format!("{text} shards {count}").parse().unwrap();
-                    let parts: Vec<_> = (0..count).map(|number| limit.parts().unwrap().part(number)).collect();
+                    let parts: Vec<_> = (0..count).map(|number| limit.shard_limits().unwrap().shard(number)).collect();
                     let sum = |units: fn(&Limit) -> u64| parts.iter().map(|part| units(part)).sum::<u64>();
                     assert_eq!(
                         (sum(Limit::capacity), sum(Limit::max_debt)),
@@ -295,7 +295,7 @@ mod tests {
                     let product = |rate: u64, period: Duration| u128::from(rate) * period.as_micros();
                     let whole = product(limit.rate() - kept_back, period);
                     assert_eq!(product(sum(Limit::rate), limit.period()), whole, "{limit}");
-                    let smallest = limit.parts().unwrap().smallest();
+                    let smallest = limit.shard_limits().unwrap().smallest();
                     let of = |part: &Limit| [part.rate(), part.capacity(), part.largest_cost(true)];
                     assert!(
                         parts

@@ -12,7 +12,7 @@ use crate::records::Record;
 use crate::verdict::Judged;
 
 /// A set, or one rule of it for all records.
-pub(super) struct Set<'s> {
+pub(super) struct ByRules<'s> {
     pub(super) rules: &'s RuleSet,
     pub(super) only: Option<&'s str>,
     /// Attributes of records that don't have their own.
@@ -23,13 +23,13 @@ pub(super) struct Set<'s> {
     pub(super) touched: Option<HashMap<Vec<u8>, (Rule, OwnedRequest)>>,
 }
 
-impl fmt::Debug for Set<'_> {
+impl fmt::Debug for ByRules<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Set").field("only", &self.only).finish_non_exhaustive()
+        f.debug_struct("ByRules").field("only", &self.only).finish_non_exhaustive()
     }
 }
 
-impl<'s> Set<'s> {
+impl<'s> ByRules<'s> {
     /// Adds the attributes that all records have.
     pub(super) fn completed<'r>(&self, record: &'r Record) -> Cow<'r, Record> {
         let has = |name: &String| record.attributes.iter().any(|(own, _)| own == name);
