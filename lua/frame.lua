@@ -182,13 +182,13 @@ for index = 1, key_count do if not answers[index] then repeat
       allowed = (remaining - remaining % wanted) / wanted
     end
   end
-  local takes = writes
+  local may_move = writes
   local blocked, counted, blocks, tail = false, false, false, ''
   if noted or not plain then
     if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
     blocked = blocked_until > now_us
     if mode == 'refund' or mode == 'penalty' or mode == 'block' then
-      allowed, retry_after, takes = 1, 0, mode ~= 'block'
+      allowed, retry_after, may_move = 1, 0, mode ~= 'block'
     elseif blocked then
       allowed, retry_after = 0, 0
     end
@@ -208,7 +208,7 @@ for index = 1, key_count do if not answers[index] then repeat
   end
 
   local moved = false
-  if takes and allowed * wanted > 0 then moved, remaining, reset_after = move(allowed * wanted, mode) end
+  if may_move and allowed * wanted > 0 then moved, remaining, reset_after = move(allowed * wanted, mode) end
   if allowed < calls and wanted > 0 then retry_after = wanted > most and -1 or wait(wanted, debt) end
   if not (remaining and retry_after) then break end
   if blocked then
@@ -216,9 +216,9 @@ for index = 1, key_count do if not answers[index] then repeat
     if allowed == 0 and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
   end
 
-  local settles, rebased = moved or mode == 'block' or blocks, ahead > 0
+  local alters, rebased = moved or mode == 'block' or blocks, ahead > 0
   local front, numbers, kept_until
-  if writes and (settles or changed or rebased or counted) then
+  if writes and (alters or changed or rebased or counted) then
     if write then front, numbers, kept_until = write() end
     -- Whether the key's expiry is at least what it must outlive, this reset and the time of counted denials, and at
     -- most what it may be armed for.
@@ -230,10 +230,10 @@ for index = 1, key_count do if not answers[index] then repeat
     if not server_time then again, expiry, at = 0, 'PX', math.max(3600000, (keep + -keep % 1000) / 1000) end
     at = string.format('%d', at or again * 1000)
     if save then
-      if not save(settles or rebased, counted, covered, again, last, expiry, at, tail, server_time) then break end
-    elseif settles and tail == '' and reset_after == 0 then
+      if not save(alters or rebased, counted, covered, again, last, expiry, at, tail, server_time) then break end
+    elseif alters and tail == '' and reset_after == 0 then
       redis.call('DEL', key)
-    elseif settles or rebased or (counted and not state) then
+    elseif alters or rebased or (counted and not state) then
       if covered and not (changed or rebased or noted or tail ~= '') and armed * 1000000 <= last + 1000000 then
         redis.call('SETRANGE', key, '0', front)
       else

@@ -2,7 +2,7 @@
 --
 -- ARGV, before cost, mode and now_us
 --   ARGV[1] capacity  units  0 .. 2^53  the burst: the most that can be taken at one instant
---   ARGV[2] rate      units  1 .. 2^53  that conform in each period
+--   ARGV[2] rate      units  1 .. 2^53  admitted in each period
 --   ARGV[3] period    ticks  1 .. 2^53
 --   ARGV[4] tick      us     1 .. 10^6  1 unless the products below don't fit
 --   ARGV[5] max_debt  units  0 .. 2^53  how far a reservation may go beyond the burst
@@ -12,16 +12,16 @@
 --
 -- Reply of inspect
 --   [7] time_us         us     when the state was written
---   [8] lead            1/rate of a tick, from that time to the theoretical arrival time
+--   [8] lead            from time_us to the theoretical arrival time, in 1/rate of a tick
 --   [9] state_capacity  units  the numbers it was written under
 --   [10] state_rate     units
 --   [11] state_period   ticks
 --   [12] state_tick     us
 --
 -- Formula
---   The theoretical arrival time is kept exactly, as its lead over the time written, in 1/rate of a tick:
---   one unit's emission interval is then `period`, and the burst tolerance `capacity * period`.
---   lead(now)  = max(0, lead - ticks since time * rate)
+--   The theoretical arrival time is stored as its lead over `time`, in 1/rate of a tick, which makes it exact:
+--   a unit's emission interval is then `period`, and the burst tolerance `capacity * period`.
+--   lead(now)  = max(0, lead - (ticks since `time`) * rate)
 --   allowed    : cost * period <= capacity * period - lead
 --   retry_after: ceil((cost * period - (capacity * period - lead)) / rate) ticks
 --   reserve    : cost * period <= (capacity + max_debt) * period - lead
@@ -142,7 +142,8 @@ local function move(units, mode)
   elseif mode == 'penalty' then
     change = math.min(change, furthest() - lead)
   end
-  -- Within a coarse tick an idle key was not catching up: the time is rounded up, not down.
+  -- `time` is now_us rounded down to a tick. What an idle key takes counts from the tick's end instead: counted from its
+  -- start, it would be back up to a tick too early.
   if change > 0 and time < now_us and lead <= rate then time = time + tick end
   lead = lead + change
   return change ~= 0, levels()

@@ -121,9 +121,14 @@ local numbers, calls, answer = valid and struct.pack('<BI5I7', 6, limit, period)
 local latest = now_us + 2 * period + 1000000
 local cutoff = now_us - period
 for index = 1, fast and key_count or 0 do
-  local key = KEYS[index]
-  local near = states and redis.pcall('GETRANGE', key, '0', '263') or redis.call('GETRANGE', key, '0', '263')
-  if states then states[index] = near else state = near end
+  local key, near = KEYS[index], nil
+  if states then
+    near = redis.pcall('GETRANGE', key, '0', '263')
+    states[index] = near
+  else
+    near = redis.call('GETRANGE', key, '0', '263')
+    state = near
+  end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
   if #near > HEADER and string.find(near, numbers, 42, true) == 42
     and (not several or calls == 1 and cost > 0 and not repeated[index]) then
@@ -338,16 +343,16 @@ local function arm(at, server_time)
 end
 
 -- What must be written, or at least counted or extended; false if the log is truncated.
-function save(settles, counted, covered, again, last, expiry, at, tail, server_time)
-  if settles then written = moment end
+function save(alters, counted, covered, again, last, expiry, at, tail, server_time)
+  if alters then written = moment end
   if tail ~= '' or (used > 0 and written > (change > 0 and time or newest)) then
     tail = (tail ~= '' and tail or string.rep('\0', 18)) .. struct.pack('<I7', written)
   end
   local room = ring + slots * ENTRY
-  if settles and used == 0 and tail == '' then
+  if alters and used == 0 and tail == '' then
     redis.call('DEL', key)
     return true
-  elseif not (settles or (counted and near == '')) then
+  elseif not (alters or (counted and near == '')) then
     if counted then
       redis.call('SETRANGE', key, string.format('%d', room), tail)
       redis.call('SETRANGE', key, '41', '\7')

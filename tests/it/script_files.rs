@@ -320,14 +320,16 @@ fn the_tool_prints_a_script_its_digest_and_writes_all_of_them() {
     );
     assert_eq!(code(&tollgate(&["script"])), 2);
     let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().to_str().expect("text");
-    assert_eq!(code(&tollgate(&["script", "--out", path])), 0);
+    let made = directory.path().join("made/when missing");
+    assert_eq!(code(&tollgate(&["script", "--out", made.to_str().expect("text")])), 0);
     for script in Script::all() {
-        let file = directory.path().join(format!("{}.lua", script.name()));
+        let file = made.join(format!("{}.lua", script.name()));
         assert_eq!(std::fs::read_to_string(file).expect("a file"), script.text());
     }
-    let nowhere = tollgate(&["script", "--out", "/nowhere/at/all"]);
-    assert!(code(&nowhere) == 2 && stderr(&nowhere).starts_with("error: --out: /nowhere/at/all/"), "{nowhere:?}");
+    let file = made.join("gcra.lua");
+    let refused = tollgate(&["script", "--out", file.to_str().expect("text")]);
+    let expected = format!("error: --out: {}", file.display());
+    assert!(code(&refused) == 2 && stderr(&refused).starts_with(&expected), "{refused:?}");
 }
 
 /// The programs of the scripts' README, as they stand there, and what it says that they print.
@@ -336,7 +338,6 @@ fn python_programs_print_what_the_readme_shows() {
     let server = Server::start();
     let directory = tempfile::tempdir().expect("a directory");
     let scripts = directory.path().join("scripts");
-    std::fs::create_dir(&scripts).expect("a directory");
     assert_eq!(code(&tollgate(&["script", "--out", scripts.to_str().expect("text")])), 0);
     let readme = read("lua/README.md");
     let mut parts = readme.split("```python\n").skip(1).map(|part| part.split_once("```").expect("an end"));

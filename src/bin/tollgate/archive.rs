@@ -73,7 +73,7 @@ enum Command {
     Query(Query),
 }
 
-/// Where archives are.
+/// The storage of archives.
 #[derive(Debug, Args)]
 struct Store {
     /// An existing directory, such as file:///var/lib/tollgate, or s3://bucket/prefix. S3 is configured through the

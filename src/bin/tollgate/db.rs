@@ -45,7 +45,7 @@ pub(crate) struct Database {
     database_tls_key: Option<OsString>,
 }
 
-/// Whoever changes what is in the database.
+/// The database, and who changes it.
 #[derive(Debug, Args)]
 pub(crate) struct Author {
     /// Who makes the change; stored with it.

@@ -68,7 +68,7 @@ Keys:
   \\n or \\u{1b} for a character that can't be printed, and \\\\ for a backslash.
 ";
 
-/// Rules, and whose key it is.
+/// Rules and a key, as positional arguments.
 #[derive(Debug, Args)]
 pub(crate) struct RulesAndKey {
     /// The rule, such as "token-bucket 5/10s"; several are decided together, all or nothing. Last, the key: who is
@@ -100,7 +100,7 @@ impl RulesAndKey {
     }
 }
 
-/// The options that say whose keys a command is about, and what denials do to them.
+/// The options of a rule: its name, the file it is in, what its limits count, and what its denials do.
 #[derive(Debug, Args)]
 pub(crate) struct RuleOptions {
     /// The rule's name, which is part of its keys. Default: cli, or the name in its JSON.

@@ -18,7 +18,8 @@ pub(crate) struct ScriptCommand {
     /// Print the script's SHA-1, for EVALSHA, instead of its text.
     #[arg(long)]
     digest: bool,
-    /// Write all scripts, or the named one, to files in this directory: gcra.lua and so on.
+    /// Write all scripts, or the named one, to files in this directory, which is created if it is missing: gcra.lua
+    /// and so on.
     #[arg(long, value_name = "DIR", conflicts_with = "digest")]
     out: Option<PathBuf>,
 }
@@ -39,6 +40,7 @@ impl ScriptCommand {
                 if self.digest { writeln!(out, "{}", first.digest()) } else { write!(out, "{}", first.text()) };
             return found(ExitCode::SUCCESS, printed);
         };
+        std::fs::create_dir_all(directory).with_context(|| format!("--out: {}", directory.display()))?;
         for script in scripts {
             let file = directory.join(format!("{}.lua", script.name()));
             std::fs::write(&file, script.text()).with_context(|| format!("--out: {}", file.display()))?;
