@@ -31,13 +31,15 @@ impl Redis {
             let connection = self.connection(local).await?;
             sent = true;
             let answers = connection.pipeline(commands, commands.len()).await;
-            let answers = answers.map_err(|error| local.told(&error, connection.number))?;
+            let answers = answers.map_err(|error| local.interpret(&error, connection.number))?;
             let answers: Vec<_> = answers.into_iter().map(Value::extract_error).collect();
             let answers = match answers.first() {
-                Some(Err(error)) if answers.iter().all(Result::is_err) => Err(local.told(error, connection.number)),
+                Some(Err(error)) if answers.iter().all(Result::is_err) => {
+                    Err(local.interpret(error, connection.number))
+                }
                 _ => Ok(answers),
             };
-            local.outcome(answers.as_ref().err());
+            local.report_outcome(answers.as_ref().err());
             answers
         });
         answer.await.unwrap_or_else(|_| Err(Error::deadline(deadline, sent)))

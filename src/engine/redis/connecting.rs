@@ -45,7 +45,7 @@ impl Drop for Attempt {
 
 impl Redis {
     pub(super) async fn connection(&self, local: &Arc<RuntimeLocal>) -> Result<Connection, Error> {
-        if let Some(held) = local.held() {
+        if let Some(held) = local.connected() {
             if held.is_there().await {
                 return Ok(held);
             }
@@ -57,7 +57,7 @@ impl Redis {
             // may no longer be polled.
             let ended = local.attempted.notified();
             let attempt = Attempt::begin(local);
-            if let Some(held) = local.held() {
+            if let Some(held) = local.connected() {
                 return Ok(held);
             }
             if let Some(attempt) = attempt {
@@ -65,7 +65,7 @@ impl Redis {
             }
             ended.await;
             // The attempt may have failed.
-            if let Some(held) = local.held() {
+            if let Some(held) = local.connected() {
                 return Ok(held);
             }
             local.breaker.check()?;
@@ -76,8 +76,8 @@ impl Redis {
         let connect = tokio::spawn(async move {
             let made = this.make_at_last(&local).await;
             match &made {
-                Ok(connection) => local.hold(connection.clone()),
-                Err(error) => local.failed(error),
+                Ok(connection) => local.connect_by(connection.clone()),
+                Err(error) => local.report_failure(error),
             }
             drop(attempt);
             made
@@ -114,7 +114,7 @@ impl Redis {
                 }
                 Err(_) => {
                     // Callers from now on needn't wait for it.
-                    local.is_away(&late(SLOW_CONNECT));
+                    local.report_away(&late(SLOW_CONNECT));
                     attempts.push(self.make());
                 }
             }

@@ -250,7 +250,7 @@ impl Connection {
         {
             let was_current = local.drop_connection(self.number);
             if was_current && broke {
-                local.failed(&from_answer(&lost()));
+                local.report_failure(&from_answer(&lost()));
             }
         }
     }
@@ -260,7 +260,7 @@ impl Redis {
     /// Finds out through another connection what this one's silence means.
     async fn doubt(&self, local: &RuntimeLocal, connection: &Connection, answered: u64) -> Doubt {
         let (patience, began) = (connection.health.patience(), Instant::now());
-        let other = match local.held().filter(|other| other.number != connection.number) {
+        let other = match local.connected().filter(|other| other.number != connection.number) {
             Some(other) => Ok(other),
             None => tokio::time::timeout(patience, self.make()).await.unwrap_or_else(|_| {
                 let why = "redis answers nothing, nor does another connection to it";
@@ -285,11 +285,11 @@ impl Redis {
         }
         match other {
             Ok(other) => {
-                local.fell_silent(&from_answer(&lost()));
+                local.report_silence(&from_answer(&lost()));
                 local.replace(connection, other);
             }
             Err(error) if error.is_outage() => {
-                local.is_away(&error);
+                local.report_away(&error);
                 return Doubt::Waits;
             }
             // A refusal: the next caller connects, and gets its reason.

@@ -139,7 +139,7 @@ impl Redis {
             if let Some(error) = lost
                 && connection.wrote_nothing_since(written)
             {
-                local.told(error, connection.number);
+                local.interpret(error, connection.number);
                 break;
             }
             let (mut missing, mut answered, mut failed) = (Vec::new(), false, None);
@@ -151,7 +151,7 @@ impl Redis {
                         answered = true;
                         continue;
                     }
-                    Err(error) => Err(local.told_of(call.called(), &error, connection.number)),
+                    Err(error) => Err(local.interpret_call(call.called(), &error, connection.number)),
                     Ok(value) => call.read(value, lacking.clone()),
                 };
                 outcomes[at] = match answer {
@@ -172,7 +172,7 @@ impl Redis {
             }
             // Together they are one attempt: Redis is away if it answered none of them.
             if answered || failed.is_some() {
-                local.outcome(failed.filter(|_| !answered).as_ref());
+                local.report_outcome(failed.filter(|_| !answered).as_ref());
             }
             asked = missing;
             if asked.is_empty() {

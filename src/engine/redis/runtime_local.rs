@@ -81,17 +81,17 @@ impl RuntimeLocal {
     }
 
     /// The connection, unless the other side has closed it, as some do when it is idle.
-    pub(super) fn held(&self) -> Option<Connection> {
+    pub(super) fn connected(&self) -> Option<Connection> {
         let held = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
         held.filter(|connection| !connection.is_lost())
     }
 
-    pub(super) fn hold(&self, connection: Connection) {
+    pub(super) fn connect_by(&self, connection: Connection) {
         *self.current() = Some(connection);
     }
 
     pub(super) fn is_current(&self, connection: &Connection) -> bool {
-        self.held().is_some_and(|held| held.number == connection.number)
+        self.connected().is_some_and(|held| held.number == connection.number)
     }
 
     /// Whether it was the current connection.
@@ -116,31 +116,31 @@ impl RuntimeLocal {
     /// Notes how calls that were sent together ended: with answers, or with an error. Connections that can't be made,
     /// that break or that fall silent are reported where that is noticed, once each; and a missed deadline says more
     /// about its caller.
-    pub(super) fn outcome(&self, error: Option<&Error>) {
+    pub(super) fn report_outcome(&self, error: Option<&Error>) {
         match error {
             Some(error) if error.is_disconnected() => {}
-            Some(error) if error.is_outage() => self.failed(error),
+            Some(error) if error.is_outage() => self.report_failure(error),
             _ => self.breaker.answered(),
         }
     }
 
     /// An attempt failed, on behalf of all callers that share it.
-    pub(super) fn failed(&self, error: &Error) {
+    pub(super) fn report_failure(&self, error: &Error) {
         if error.is_outage() && !error.is_unsent() {
             self.stop_asking(self.breaker.failed(error));
         }
     }
 
     /// Nothing is answered on a connection, while another one is answered.
-    pub(super) fn fell_silent(&self, error: &Error) {
+    pub(super) fn report_silence(&self, error: &Error) {
         match self.breaker.current() {
-            Breaker::Closed => self.failed(error),
+            Breaker::Closed => self.report_failure(error),
             Breaker::Open(_) | Breaker::Probing => self.breaker.answered(),
         }
     }
 
     /// Nothing is answered on any connection.
-    pub(super) fn is_away(&self, error: &Error) {
+    pub(super) fn report_away(&self, error: &Error) {
         self.stop_asking(self.breaker.away(error));
     }
 
@@ -153,21 +153,22 @@ impl RuntimeLocal {
     }
 
     /// Interprets an error on this connection, and drops the connection if it is no longer of use.
-    pub(super) fn told(&self, error: &RedisError, number: u64) -> Error {
-        self.seen(error, number, from_answer(error))
+    pub(super) fn interpret(&self, error: &RedisError, number: u64) -> Error {
+        self.drop_if_useless(error, number, from_answer(error))
     }
 
     /// The same for a script's call.
-    pub(super) fn told_of(&self, called: Called, error: &RedisError, number: u64) -> Error {
-        self.seen(error, number, from_call(error, Some(called)))
+    pub(super) fn interpret_call(&self, called: Called, error: &RedisError, number: u64) -> Error {
+        self.drop_if_useless(error, number, from_call(error, Some(called)))
     }
 
-    fn seen(&self, said: &RedisError, number: u64, error: Error) -> Error {
+    /// Drops the connection if this error shows that it is no longer of use.
+    fn drop_if_useless(&self, said: &RedisError, number: u64, error: Error) -> Error {
         // A server that has become a replica may have a successor at the same address.
         let replica = said.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
         let useless = said.is_unrecoverable_error() || said.is_io_error() || replica;
         if useless && self.drop_connection(number) && error.is_disconnected() {
-            self.failed(&error);
+            self.report_failure(&error);
         }
         error
     }
