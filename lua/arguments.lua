@@ -11,7 +11,7 @@
 --   mode    -      acquire | peek | at-most | refund | penalty | block | reset | inspect, reserve where its file says so
 --                  and options: +as-is or +reset, +overage, +block=us with 1 .. 2^51 us
 --   now_us  us     0 .. 2^52, or -1 for the server's time
---   packed, which fewer than five arguments are, to acquire for each of the keys with less work for the server:
+--   packed, which fewer than four arguments are, to acquire for each of the keys with less work for the server:
 --   [1] numbers  by struct's format in the algorithm's file: its layout, its own arguments, the cost
 --   [2] now_us   us     the server's time unless given
 --   [3] several  needed if keys differ in cost or number of calls, or if one occurs twice: for each key, struct's I7I3,
@@ -20,7 +20,7 @@
 
 -- `a` to `e` are the algorithm's own arguments, as its file lists them; the first is the limit. An argument that is
 -- missing or no number is `nan`, which is in no range. A packed call is an acquire; its file unpacks its numbers.
-local packed, key_count, nan = #ARGV < 5 and ARGV[1], #KEYS, 0 / 0
+local packed, key_count, nan = #ARGV < 4 and ARGV[1], #KEYS, 0 / 0
 local a, b, c, d, e, cost, mode, at_us = nan, nan, nan, nan, nan, nan, 'acquire', -1
 -- Packed: the numbers' layout, each key's cost and calls, and which keys occurred earlier.
 local layout, several, repeated
