@@ -16,9 +16,9 @@ use futures_util::future::BoxFuture;
 
 use self::redis::address;
 use crate::batch::Ask;
+use crate::call::{Call, Reply};
 use crate::decision::By;
 use crate::error::Error;
-use crate::script::{Call, Reply};
 
 /// The engine that runs the scripts.
 #[derive(Clone, Debug)]

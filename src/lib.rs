@@ -32,23 +32,23 @@
 //! - [`Decision`]: the answer. [`Quota`]: what a limit admits, as its decisions report it. [`Error`]: why there is no
 //!   answer.
 //! - `key`: the format of keys in Redis.
-//! - [`Script`]: a script's text and digest, and one call of it.
+//! - [`Script`]: a script's text and digest; `call`: one call of it, with its mode and its reply.
 //! - [`Limiter`]: one call: rule + key + cost -> decision; and what extends it: many calls, shards, waiting (`wait`),
 //!   permits for as long as a value lives (`hold`), units of a hot limit that are spent in the process (`lease`).
 //! - `rules`: which rule applies to a request, from a file that is reloaded as it changes.
 //! - `middleware`: HTTP services and clients under rules, and a decision's header fields.
 //! - `postgres`: the system of record on PostgreSQL; no decision waits for it. `history`: the decisions recorded there.
 //! - `archive`: old months of the audit log as Parquet files on disk or on S3.
-//! - `batch`: decisions that are made together. `denials`: denials that are remembered in the process.
+//! - `batch`: decisions that are made together. `denial_cache`: denials that are remembered in the process.
 //! - `random`: jitter and random names. `telemetry`: metrics and traces.
 //! - `engine`: the interface that runs a script, and its implementations: [`Redis`] (`Tls`: whom it trusts), a
 //!   [`Cluster`] of them, and the embedded engine.
 //!
 //! # Invariants
 //!
-//! - The core (`algorithm`, `batch`, `decision`, `error`, `key`, `limit`, `quota`, `request`, `rule`, `script`) does no
-//!   I/O, knows no async runtime, and names no feature but `serde`, and `embedded` where a rule's policy needs that
-//!   engine.
+//! - The core (`algorithm`, `batch`, `call`, `decision`, `error`, `key`, `limit`, `quota`, `request`, `rule`, `script`)
+//!   does no I/O, knows no async runtime, and names no feature but `serde`, and `embedded` where a rule's policy needs
+//!   that engine.
 //! - Dependencies point to the core: engines know scripts, never rules, and never each other, except that each node of
 //!   a cluster is a `Redis`.
 //! - A decision is one round trip.
@@ -62,6 +62,7 @@ mod algorithm;
 #[cfg(feature = "archive")]
 pub mod archive;
 mod batch;
+mod call;
 mod decision;
 mod denial_cache;
 mod engine;

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::algorithm::numbers::LONGEST_RESET_US;
+use crate::call::{Mode, Reply};
 use crate::decision::{Decision, LimitAnswer, LimitDecision, count};
 use crate::denial_cache::DenialCache;
 use crate::engine::Engine;
@@ -34,7 +35,6 @@ use crate::error::{Error, Kind};
 use crate::key::{self, KeySecret};
 use crate::request::Request;
 use crate::rule::{OnError, Rule, Target};
-use crate::script::{Mode, Reply};
 use crate::telemetry::{self, Observed};
 
 use background::Background;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 #[cfg(feature = "metrics")]
 use std::time::Instant;
 
+use crate::call::Mode;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::rule::{OnError, Rule};
-use crate::script::Mode;
 
 /// Names of metrics, with their units and meanings.
 #[cfg(feature = "metrics")]

@@ -3,8 +3,9 @@
 use std::time::SystemTime;
 
 use super::{GroupId, Position};
+use crate::call::Reply;
 use crate::error::{Error, Kind};
-use crate::script::{Reply, Script};
+use crate::script::Script;
 
 /// A call's answer: one record for each group.
 #[derive(Debug)]

@@ -26,10 +26,10 @@ use super::redis::breaker::Breaker;
 use super::redis::tls::Tls;
 use super::redis::{Asking, Confirm, Redis};
 use crate::batch::Ask;
+use crate::call::{Call, Reply};
 use crate::error::{Detour, Error, Kind};
 use crate::random::jittered;
 use crate::runtime;
-use crate::script::{Call, Reply};
 use slots::slot_of;
 use topology::{Node, Topology};
 

@@ -18,8 +18,9 @@ use mlua::{BString, Function, Lua, MultiValue, Table, Value};
 
 use super::{Swept, Which};
 use crate::batch::{Ask, Batch, PackedCall, Position, Records};
+use crate::call::{Call, Reply};
 use crate::error::{Error, Kind};
-use crate::script::{Call, Reply, Script};
+use crate::script::Script;
 use keyspace::{Argument, Keyspace, Outcome};
 
 /// The engine that runs in this process. Clones share their state.

@@ -30,8 +30,8 @@ use deadpool_redis::Pool;
 use redis::Client;
 
 use super::deadline::{Deadline, LONGEST_DEADLINE};
+use crate::call::{Call, Reply};
 use crate::error::{Error, Kind};
-use crate::script::{Call, Reply};
 use address::{Endpoint, address};
 use breaker::Breaker;
 pub(crate) use dispatch::{Many, Queued};

@@ -9,10 +9,10 @@ use super::Limiter;
 use super::hold::Permit;
 #[cfg(feature = "http")]
 use super::wait::Blocks;
+use crate::call::Mode;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::rules::{Applies, Attributes, Charge, Effect, Reason, RuleSet, Shadow, ShadowVerdict, Verdict};
-use crate::script::Mode;
 use crate::telemetry;
 
 /// A verdict, and the permits that the request took.

@@ -1,12 +1,12 @@
 //! Denials remembered in this process, which save asking again.
 
 use super::Limiter;
+use crate::call::Mode;
 use crate::decision::Decision;
 use crate::denial_cache::{DenialCache, Sighting};
 use crate::error::Error;
 use crate::request::Request;
 use crate::rule::Rule;
-use crate::script::Mode;
 
 impl Limiter {
     /// Decides by the engine, or by a denial that the engine has just given.

@@ -3,13 +3,13 @@
 use super::Limiter;
 #[cfg(feature = "embedded")]
 use crate::algorithm::numbers::EXACT;
+use crate::call::Mode;
 use crate::decision::Decision;
 #[cfg(feature = "embedded")]
 use crate::decision::RetryAfter;
 use crate::error::Error;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
-use crate::script::Mode;
 use crate::telemetry;
 
 impl Limiter {

@@ -1,11 +1,11 @@
 //! Gives back what an earlier call took, wherever it was taken: in Redis, in this process, or nowhere.
 
 use super::Limiter;
+use crate::call::Mode;
 use crate::decision::{By, Decision};
 use crate::error::{Charged, Error};
 use crate::request::{Earlier, Request};
 use crate::rule::Rule;
-use crate::script::Mode;
 
 impl Limiter {
     /// Gives back, keeps or forgets what an earlier call took, wherever it was taken.

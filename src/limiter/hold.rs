@@ -8,13 +8,13 @@ use tokio::task::JoinHandle;
 
 use super::wait::LONGEST_WAIT;
 use super::{Limiter, persist};
+use crate::call::Mode;
 use crate::decision::{Decision, Denied};
 use crate::error::{Error, Kind};
 use crate::random::{jittered, unique_id};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::runtime;
-use crate::script::Mode;
 use crate::telemetry;
 
 /// The result of [`Limiter::hold`]: a permit, or the state without one.

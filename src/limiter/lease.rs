@@ -26,6 +26,7 @@ use tokio::sync::{Mutex as Turns, OwnedMutexGuard as Turn};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::algorithm::Algorithm;
+use crate::call::Mode;
 use crate::decision::Decision;
 use crate::error::{Error, Kind};
 use crate::limit::Start;
@@ -33,7 +34,6 @@ use crate::limiter::Limiter;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::runtime;
-use crate::script::Mode;
 use crate::telemetry;
 use stock::{Stock, Unused};
 

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use futures_util::future::join;
 
 use super::Limiter;
+use crate::call::Mode;
 use crate::decision::{By, Decision};
 use crate::engine::embedded::Embedded;
 use crate::error::{Charged, Error, Kind};
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
-use crate::script::Mode;
 
 /// A bound on memory, however many keys are used during an outage.
 const MOST_KEYS: usize = 100_000;

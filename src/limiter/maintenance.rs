@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 
 use super::{Limiter, decided_at};
+use crate::call::Mode;
 use crate::decision::{Decision, LimitAnswer};
 use crate::denial_cache::DenialCache;
 use crate::engine::{Swept, Which};
@@ -12,7 +13,6 @@ use crate::error::{Error, Kind};
 use crate::key;
 use crate::request::Request;
 use crate::rule::{Rule, ScopedLimit};
-use crate::script::Mode;
 
 /// A key's state: what it means and what it consists of.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,13 +8,13 @@ use super::run::left_of;
 use super::sharded::ShardChoice;
 use super::{Limiter, garbled};
 use crate::batch::Ask;
+use crate::call::{Mode, Reply};
 use crate::decision::Decision;
 use crate::denial_cache::Sighting;
 use crate::engine::AcquiringAll;
 use crate::error::Error;
 use crate::request::Request;
 use crate::rule::{Rule, Target};
-use crate::script::{Mode, Reply};
 use crate::telemetry;
 
 /// How many requests are prepared before the first of them are sent.

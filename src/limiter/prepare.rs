@@ -3,11 +3,11 @@
 use super::Limiter;
 use crate::algorithm::numbers::EXACT;
 use crate::batch::Ask;
+use crate::call::{LimitCall, Marker, Mode};
 use crate::error::{Error, Kind};
 use crate::key::{self, Key, Name};
 use crate::request::Request;
 use crate::rule::{Rule, ScopedLimit, Target};
-use crate::script::{LimitCall, Marker, Mode};
 
 impl Limiter {
     /// An acquire in the script's packed form, which is decided together with others, if that form can express the

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use super::Limiter;
 use crate::batch::Ask;
+use crate::call::{Call, LimitCall, Marker, Mode, Reply};
 use crate::engine::Acquiring;
 use crate::error::Error;
 use crate::request::Request;
 use crate::rule::{Rule, Target};
-use crate::script::{Call, LimitCall, Marker, Mode, Reply, Script};
+use crate::script::Script;
 
 impl Limiter {
     /// Begins an acquire in the script's packed form, if that form can express the request.

@@ -8,13 +8,13 @@ use futures_util::future::join_all;
 use super::Limiter;
 use super::prepare::concerned;
 use crate::algorithm::TWO_CHOICES;
+use crate::call::Mode;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::key;
 use crate::random::random;
 use crate::request::Request;
 use crate::rule::{Rule, ScopedLimit};
-use crate::script::Mode;
 
 /// The shards that a call applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

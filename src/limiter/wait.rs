@@ -6,13 +6,13 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::{Limiter, persist};
+use crate::call::Mode;
 use crate::decision::{Decision, RetryAfter};
 use crate::error::{Charged, Error, Kind};
 use crate::random::{jittered, unique_id};
 use crate::request::Request;
 use crate::rule::Rule;
 use crate::runtime;
-use crate::script::Mode;
 use crate::telemetry;
 
 /// Jitter on a denied caller's wait, in hundredths, so that callers don't all come back at once.

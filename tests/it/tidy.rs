@@ -4,7 +4,9 @@ use crate::support::repository::{read, root, rust_files, stems};
 
 #[test]
 fn the_core_does_no_io_and_names_no_feature_but_serde() {
-    for name in ["algorithm", "batch", "decision", "error", "key", "limit", "quota", "request", "rule", "script"] {
+    let core =
+        ["algorithm", "batch", "call", "decision", "error", "key", "limit", "quota", "request", "rule", "script"];
+    for name in core {
         for file in rust_files(&format!("src/{name}")) {
             let text = read(&file);
             for word in
@@ -17,6 +19,20 @@ fn the_core_does_no_io_and_names_no_feature_but_serde() {
                 |feature: &str| feature == "serde" || (feature == "embedded" && file == "src/rule/on_error.rs");
             let features = text.split("feature = \"").skip(1).filter_map(|rest| rest.split('"').next());
             assert!(features.clone().all(may_name), "{file}: {:?}", features.collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn scripts_know_no_algorithms_and_these_no_limits() {
+    let knows_not: [(&str, &[&str]); 3] =
+        [("script", &["algorithm", "limit", "rule", "call"]), ("algorithm", &["limit", "rule"]), ("limit", &["rule"])];
+    for (name, others) in knows_not {
+        for file in rust_files(&format!("src/{name}")) {
+            let text = read(&file);
+            for other in others {
+                assert!(!text.contains(&format!("crate::{other}::")), "{file}: {other}");
+            }
         }
     }
 }

@@ -13,10 +13,10 @@ use super::pipeline::Asking;
 use super::queue::{Entered, InFlight, Stage, ToBegin, Waiting};
 use super::runtime_local::RuntimeLocal;
 use crate::batch::Ask;
+use crate::call::Reply;
 use crate::engine::Acquiring;
 use crate::engine::deadline::Deadline;
 use crate::error::Error;
-use crate::script::Reply;
 use crate::telemetry;
 
 /// A task that sends batches, or a lone caller that sends its own ask; two may run at once. However one ends, what is

@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::batch::PackedCall;
+use crate::call::Call;
 use crate::error::{Detour, Error, Kind};
-use crate::script::{Call, Script};
+use crate::script::Script;
 
 pub(super) fn from_connecting(error: &RedisError, address: &str) -> Error {
     let kind = match (error.kind(), error.code()) {

@@ -16,10 +16,10 @@ use super::pipeline::{Asking, Eval, call_command, packed_command, send};
 use super::queue::Stage;
 use super::runtime_local::RuntimeLocal;
 use crate::batch::{PackedCall, Records};
+use crate::call::{Call, Reply};
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
 use crate::random::jittered;
-use crate::script::{Call, Reply};
 
 /// The waits before calls that certainly didn't run are retried, each up to half as long again.
 const WAITS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(60)];

@@ -7,8 +7,9 @@ use redis::{Cmd, RedisError, Value};
 use super::connection::Connection;
 use super::errors::from_answer;
 use crate::batch::PackedCall;
+use crate::call::Call;
 use crate::error::Error;
-use crate::script::{Call, Script};
+use crate::script::Script;
 
 /// How often Redis checks whether a WAIT has timed out, with its default `hz`.
 const TICK: Duration = Duration::from_millis(100);

@@ -19,9 +19,9 @@ use tokio::time::Instant;
 
 use super::runtime_local::RuntimeLocal;
 use crate::batch::{Ask, Batch};
+use crate::call::Reply;
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
-use crate::script::Reply;
 use in_flight::{BatchState, Sent, Waiter};
 pub(super) use in_flight::{InFlight, Stage};
 

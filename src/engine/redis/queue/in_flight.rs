@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use super::{IN_FLIGHT, Queue};
 use crate::batch::{Batch, GroupId, Position, Records};
+use crate::call::Reply;
 use crate::engine::deadline::Deadline;
 use crate::engine::redis::runtime_local::RuntimeLocal;
 use crate::error::{Error, Kind};
-use crate::script::Reply;
 
 /// A caller waiting for a batch.
 #[derive(Debug)]
