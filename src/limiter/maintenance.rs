@@ -1,4 +1,4 @@
-//! Upkeep of a rule's keys: inspecting them, and forgetting all of them.
+//! Maintenance of a rule's keys: inspecting them, and forgetting all of them.
 
 use std::time::Duration;
 
