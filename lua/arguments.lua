@@ -8,15 +8,15 @@
 -- ARGV
 --   the algorithm's own arguments, which its file lists, and then
 --   cost    units  0 ..  0 takes nothing; of a block, its length in us, up to 2^51, 0 to lift it
---   mode    -      acquire | peek | at-most | refund | penalty | block | reset | inspect, reserve where its file says so
---                  and options: +as-is or +reset, +overage, +block=us with 1 .. 2^51 us
+--   mode    -      acquire | peek | at-most | refund | penalty | block | reset | inspect; reserve where its file says
+--                  so; and options: +as-is or +reset, +overage, +block=us with 1 .. 2^51 us
 --   now_us  us     0 .. 2^52, or -1 for the server's time
 --   packed, which fewer than four arguments are, to acquire for each of the keys with less work for the server:
 --   [1] numbers  by struct's format in the algorithm's file: its layout, its own arguments, the cost
 --   [2] now_us   us     the server's time unless given
 --   [3] several  needed if keys differ in cost or number of calls, or if one occurs twice: for each key, struct's I7I3,
---                its cost and its calls, of which as many are allowed as fit one after the other. Without it, a key that
---                occurs twice admits more than the limit
+--                its cost and its calls, of which as many are allowed as fit one after the other. Without it, a key
+--                that occurs twice admits more than the limit
 
 -- `a` to `e` are the algorithm's own arguments, as its file lists them; the first is the limit. An argument that is
 -- missing or no number is `nan`, which is in no range. A packed call is an acquire; its file unpacks its numbers.

@@ -82,8 +82,8 @@ end
 if decide then return decide(mode, overage, block_for) end
 local known = mode == 'acquire' or mode == 'peek' or mode == 'at-most' or mode == 'refund' or mode == 'penalty'
   or mode == 'reset' or mode == 'inspect' or (mode == 'reserve' and RESERVES) or (mode == 'block' and cost <= 2^51)
-if not (valid and known and cost >= 0 and cost % 1 == 0 and key_count <= 7999 and (not several or #several == 10 * key_count)
-  and (at_us == -1 or at_us >= 0 and at_us <= 2^52 and at_us % 1 == 0)) then
+if not (valid and known and cost >= 0 and cost % 1 == 0 and key_count <= 7999
+  and (not several or #several == 10 * key_count) and (at_us == -1 or at_us >= 0 and at_us <= 2^52 and at_us % 1 == 0)) then
   return redis.error_reply('BADARG ' .. NAME .. ': expected whole numbers in the ranges of its header and a mode, got '
     .. string.gsub(table.concat(ARGV, ' '), '[^ -~]', '?'))
 end
@@ -241,8 +241,8 @@ for index = 1, key_count do if not answers[index] then repeat
       end
     elseif counted and not server_time then
       -- The state as it was written, kept as long as others that are decided at such a time.
-      redis.call('SET', key, string.sub(state, 1, #front) .. '\0\0\0\0\0' .. string.sub(state, #front + 6, STATE) .. tail,
-        expiry, at)
+      redis.call('SET', key, string.sub(state, 1, #front) .. '\0\0\0\0\0' .. string.sub(state, #front + 6, STATE)
+        .. tail, expiry, at)
     else
       if counted then redis.call('SETRANGE', key, string.format('%d', STATE), tail) end
       if (changed or counted) and not covered and server_time then

@@ -109,7 +109,8 @@ local function load(state, blocked, as_is, afresh, scaled)
   end
   if was_period ~= period or was_capacity ~= capacity or was_rate ~= rate or was_tick ~= tick then
     -- What was used stays used, as of the state's own time. That puts no key into debt.
-    local most, rest = lead > was_capacity * was_period and tolerance + max_debt * period or tolerance, lead % was_period
+    local most = lead > was_capacity * was_period and tolerance + max_debt * period or tolerance
+    local rest = lead % was_period
     local units = (lead - rest) / was_period
     if as_is and lead > 0 then units = capacity - was_capacity + units end
     lead = (afresh or units < 0) and 0 or math.min(units * period + scaled(rest, period, was_period), most)
@@ -142,8 +143,8 @@ local function move(units, mode)
   elseif mode == 'penalty' then
     change = math.min(change, furthest() - lead)
   end
-  -- `time` is now_us rounded down to a tick. What an idle key takes counts from the tick's end instead: counted from its
-  -- start, it would be back up to a tick too early.
+  -- `time` is now_us rounded down to a tick. What an idle key takes counts from the tick's end instead: counted from
+  -- its start, it would be back up to a tick too early.
   if change > 0 and time < now_us and lead <= rate then time = time + tick end
   lead = lead + change
   return change ~= 0, levels()

@@ -22,7 +22,7 @@
 --   refund     : of the newest entries; penalty: an entry of this cost, up to 2^39 units in all
 --   reset_after: newest + period - now
 --   changed numbers keep what was used, of more than the limit the newest units
---   Reads O(1) entries where few have expired since the last write, else O(log n); writes one.
+--   Reads O(1) entries where few have expired since the last write, else O(log n); writes one, or a small log whole.
 --
 -- Source
 --   The sliding log of Figma, "An alternative approach to rate limiting", 2017, with costs.
@@ -32,7 +32,7 @@
 --   all: DEL; inspect: PTTL
 --
 -- Expiry
---   PEXPIREAT arms it, too.
+--   PEXPIREAT arms a long log's, too.
 
 local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'sliding_window_log', 'limit, period', 22, false, 54
 if packed and #packed == LENGTH then layout, a, b, cost = struct.unpack('<BI7I7I7', packed) end
@@ -49,11 +49,12 @@ local valid = (packed and layout == 6 or not packed and #ARGV == 5 and limit % 1
 local HEADER, ENTRY, COPIES, TAIL, MODULUS = 54, 12, 96, 25, 2^40
 local SMALL, WIDE = 17, HEADER + 4 + COPIES
 
--- The functions that the fast path shares with the rest take all that they need as arguments: variables of the script
--- that a function uses cost each call of the script, used or not.
+-- The functions that the fast path shares with the rest take all that they need as arguments, and write HEADER, ENTRY,
+-- COPIES and MODULUS as numbers: a variable of the script that a function uses costs each call of the script, even one
+-- that doesn't call the function.
 
 -- Of a ring's entries from `first` on, finds the first that is younger than `cutoff` and by which `enough` units have
--- been taken since `base`; the last one is known to be. Searches by doubling steps, then by bisection; `text` is what
+-- been taken since `base`; the newest is known to be one. Searches by doubling steps, then by bisection; `text` is what
 -- has been read, from `offset` on. Returns its index, its time, the total before it, and what was read last. Returns
 -- nothing if that can't be an entry of a log, such as one younger than the newest.
 local function find(key, text, offset, ring, slots, head, count, newest, cutoff, first, base, enough)
@@ -70,6 +71,7 @@ local function find(key, text, offset, ring, slots, head, count, newest, cutoff,
     end
     local at, sum = struct.unpack('<I7I5', text, place - offset + 1)
     if at > cutoff and (sum - base) % 2^40 >= enough then
+      -- From here on, bisect.
       above, found, step = probe, at, count - 1
     else
       if below >= first then step = step * 2 end
@@ -80,40 +82,44 @@ local function find(key, text, offset, ring, slots, head, count, newest, cutoff,
   return above, found, before, text, offset
 end
 
--- Drops the entries that have expired, one at least, but not the newest. Returns how many, the time of the oldest that
--- stays, the total before it, and the copies of entries to write, if these are new.
+-- Drops the entries that have expired; the newest hasn't. Returns how many, the time of the oldest that stays, the
+-- total before it, and the copies of entries to write, if these are new. Returns nothing if the log can't be read.
 local function drop(key, near, ring, slots, head, count, newest, oldest, base, cutoff)
-  -- Usually one entry has expired, and it and the next have been read already.
+  -- Usually few have expired, and they and the next one have been read already.
   local first, slot, copied, text, offset = 0, (head - count) % slots, 0, near, 0
   local place, stop = 54 + slot * 12, #near
   if ring > 54 then
-    copied, text = struct.unpack('<I4', near, 55) - 1, ''
+    -- The slot of the first copy, or -1.
+    copied = struct.unpack('<I4', near, 55) - 1
     place, stop = 58 + (slot - copied) * 12, ring
+    text, offset = '', 0
   end
-  if copied >= 0 and place >= 54 and place + 24 <= stop and slot + 1 < slots then
+  local from, expired = slot, oldest
+  while copied >= 0 and place >= 54 and place + 24 <= stop and slot + 1 < slots and first + 1 < count do
     local at, sum, following = struct.unpack('<I7I5I7', near, place + 1)
-    if at == oldest then
-      if following > cutoff and following <= newest then return 1, following, sum, '' end
-      first, base = 1, sum
-      if ring > 54 then text, offset = string.sub(near, 59, ring), ring + copied * 12 end
-    end
+    if at ~= expired then break end
+    first, base, expired = first + 1, sum, following
+    if following > cutoff and following <= newest then return first, following, sum, '' end
+    place, slot = place + 12, slot + 1
   end
-  local known, copies = offset, ''
+  if first > 0 and ring > 54 then text, offset = string.sub(near, 59, ring), ring + copied * 12 end
+  local read_before, copies = offset, ''
   first, oldest, base, text, offset = find(key, text, offset, ring, slots, head, count, newest, cutoff, first, base, 0)
-  if first and offset ~= known and #text == 96 then
-    -- All of them in the ring, including the oldest, and not yet the newest, which may change.
+  if first and offset ~= read_before and #text == 96 then
+    -- New copies are written if all eight are entries of the ring, if they include the oldest that stays, and if they
+    -- don't yet include the newest, which may change.
     copied = (offset - ring) / 12
-    local from = (copied - slot) % slots
-    if copied + 8 <= slots and from <= first and first < from + 8 and from + 8 < count then
+    local skipped = (copied - from) % slots
+    if copied + 8 <= slots and skipped <= first and first < skipped + 8 and skipped + 8 < count then
       copies = struct.pack('<I4', copied + 1) .. text
     end
   end
   return first, oldest, base, copies
 end
 
--- The fast path: most calls find a log under these numbers, which they extend in place, or are denied. It does the
--- arithmetic of the functions below in fewer steps, and before most are defined: with all that they share, that costs as
--- much as a decision.
+-- The fast path: most calls find a log under these numbers, which they extend, or are denied. A small log's expiry is
+-- set anew here, too. It does the arithmetic of the functions below in fewer steps, and before most are defined: with
+-- all that they share, that costs as much as a decision.
 fast = fast and valid and cost > 0 and cost % 1 == 0
 if fast and key_count > 1 then states, answers = {}, {} end
 local numbers, calls, answer = valid and struct.pack('<BI5I7', 6, limit, period), 1, nil
@@ -121,6 +127,7 @@ local numbers, calls, answer = valid and struct.pack('<BI5I7', 6, limit, period)
 local latest = now_us + 2 * period + 1000000
 local cutoff = now_us - period
 for index = 1, fast and key_count or 0 do
+  -- One read brings the header and, of a small log, all its entries.
   local key, near = KEYS[index], nil
   if states then
     near = redis.pcall('GETRANGE', key, '0', '263')
@@ -136,7 +143,7 @@ for index = 1, fast and key_count or 0 do
     local wide = slots > SMALL
     local ring, first, copies = wide and WIDE or HEADER, 0, ''
     local room = ring + slots * ENTRY
-    -- Packed, how long a long log is shows where it is written.
+    -- In a packed call a long log's length isn't known until it is written.
     if count >= 1 and count <= slots and head < slots and oldest <= newest and newest <= now_us
       and (total - base) % MODULUS <= 2^39
       and (#near == room or wide and #near == 264 and (packed or redis.call('STRLEN', key) == room)) then
@@ -145,6 +152,7 @@ for index = 1, fast and key_count or 0 do
       elseif oldest <= cutoff then
         first, oldest, base, copies = drop(key, near, ring, slots, head, count, newest, oldest, base, cutoff)
       end
+      -- A log that can't be read, or above the limit after a penalty, is left to the functions below.
       local live, left = first and count - first, first and limit - (total - base) % MODULUS or -1
       local arms = armed * 1000000 < now_us + period or armed * 1000000 > latest
       if cost > left and cost <= limit and left >= 0 then
@@ -171,13 +179,13 @@ for index = 1, fast and key_count or 0 do
           if not packed or length == room then
             redis.call('SETRANGE', key, string.format('%d', place), entry)
           else
-            -- The log has been cut. The header is put back.
+            -- The log is truncated. The header is put back.
             redis.call('SETRANGE', key, '0', string.sub(near, 1, #start))
           end
         elseif arms then
-          local again = (latest - latest % 1000000) / 1000000
-          redis.call('SET', key, start .. struct.pack('<I5', again) .. string.sub(near, 38, place) .. entry
-            .. string.sub(near, place + ENTRY + 1), 'PXAT', string.format('%d', again * 1000))
+          local seconds = (latest - latest % 1000000) / 1000000
+          redis.call('SET', key, start .. struct.pack('<I5', seconds) .. string.sub(near, 38, place) .. entry
+            .. string.sub(near, place + ENTRY + 1), 'PXAT', string.format('%d', seconds * 1000))
         else
           redis.call('SETRANGE', key, '0', start .. string.sub(near, 33, place) .. entry)
         end
