@@ -71,9 +71,9 @@ impl Redis {
             local.breaker.check()?;
         };
         // A separate task, so that callers with deadlines shorter than connecting takes still leave a connection for
-        // the next one.
+        // the next one. The caller may be polled on another runtime than the one that the connection is for.
         let (this, local) = (self.clone(), Arc::clone(local));
-        let connect = tokio::spawn(async move {
+        let connect = local.runtime.clone().spawn(async move {
             let made = this.make_at_last(&local).await;
             match &made {
                 Ok(connection) => local.connect_by(connection.clone()),

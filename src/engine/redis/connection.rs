@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, Value};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -46,6 +47,8 @@ pub(super) struct Connection {
 #[derive(Debug)]
 struct Health {
     owner: Weak<Shared>,
+    /// The runtime that drives the connection.
+    runtime: Handle,
     /// How long it may be silent.
     silence: Duration,
     /// Milliseconds added to that because it waits for replicas.
@@ -82,7 +85,7 @@ struct Request<'a> {
 }
 
 impl Connection {
-    /// A connection to a Redis, given how long connecting took.
+    /// A connection to a Redis that the current runtime drives, given how long connecting took.
     pub(super) fn new(
         owner: Weak<Shared>,
         number: u64,
@@ -91,6 +94,7 @@ impl Connection {
     ) -> Self {
         let health = Health {
             owner,
+            runtime: Handle::current(),
             silence: SILENCE.max(took * 4).min(LONGEST_SILENCE),
             waits: AtomicU64::new(0),
             began: Instant::now(),
@@ -149,7 +153,8 @@ impl Connection {
         health.waiting.fetch_add(1, Ordering::Relaxed);
         let number = health.sent.fetch_add(1, Ordering::SeqCst) + 1;
         if health.begins_a_watch() {
-            tokio::spawn(self.clone().watch());
+            // The caller may be polled on another runtime.
+            health.runtime.spawn(self.clone().watch());
         }
         Request { number, health }
     }

@@ -80,7 +80,7 @@ impl Retries {
         refused: bool,
     ) -> Result<Connection, Error> {
         if refused {
-            tokio::time::sleep(jittered(self.waits.next().unwrap_or_default(), 50)).await;
+            local.sleep(jittered(self.waits.next().unwrap_or_default(), 50)).await;
         }
         redis.connection(local).await
     }

@@ -5,6 +5,7 @@
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::runtime::Handle;
@@ -78,6 +79,17 @@ impl RuntimeLocal {
         let (current, queue, breaker) = (RwLock::default(), Queue::default(), Arc::default());
         let (connecting, attempted) = (AtomicBool::new(false), Notify::new());
         Self { runtime: runtime.clone(), current, connecting, attempted, queue, breaker, lasts, over }
+    }
+
+    /// Sleeps by this runtime's timer, wherever the caller is polled. Doesn't sleep once the runtime has ended.
+    pub(super) async fn sleep(&self, time: Duration) {
+        if !self.lasts.is_finished() {
+            let sleep = {
+                let _entered = self.runtime.enter();
+                tokio::time::sleep(time)
+            };
+            sleep.await;
+        }
     }
 
     /// The connection, unless the other side has closed it, as some do when it is idle.

@@ -96,8 +96,7 @@ fn on_this_thread<T>(future: impl Future<Output = T>) -> T {
 #[test]
 fn a_caller_polled_outside_a_runtime_is_answered_or_ends_by_its_deadline() {
     let server = Server::start();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let runtime = runtime();
     let limiter = Limiter::new(redis(&server.tcp_url())).deadline(Duration::from_millis(300));
     let rule = rule("gcra 1000/1d", OnError::Closed);
     runtime.block_on(answered_again(&limiter, &rule, "key"));
@@ -116,4 +115,55 @@ fn a_caller_polled_outside_a_runtime_is_answered_or_ends_by_its_deadline() {
         assert_eq!(answer.is_ok(), !frozen, "{answer:?}");
     }
     server.signal("-CONT");
+}
+
+/// Also if Redis refuses the call at first, so that it is retried after a wait.
+#[test]
+fn a_caller_polled_outside_a_runtime_retries() {
+    let server = Server::with(&["--busy-reply-threshold", "20"]);
+    let runtime = runtime();
+    let limiter = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
+    let rule = rule("gcra 1000/1d", OnError::Closed);
+    runtime.block_on(answered_again(&limiter, &rule, "key"));
+    let busy = "local from, now = redis.call('TIME')
+                repeat now = redis.call('TIME') until (now[1] - from[1]) * 1e6 + now[2] - from[2] > 100000";
+    let mut connection = server.connection();
+    let script = std::thread::spawn(move || redis::cmd("EVAL").arg(busy).arg(0).exec(&mut connection));
+    std::thread::sleep(Duration::from_millis(50));
+    let begun = begun(&runtime, limiter.acquire(&rule, "key"));
+    assert!(on_this_thread(begun).expect("retried until the script has ended").allowed);
+    script.join().expect("a thread").expect("the script has ended");
+}
+
+/// The runtime that a call was begun on may end before the call does.
+#[test]
+fn a_caller_whose_runtime_has_ended_gets_an_error_wherever_it_is_polled() {
+    let server = Server::start();
+    let rule = rule("gcra 1000/1d", OnError::Closed);
+    for connected in [false, true] {
+        let limiter = Limiter::new(redis(&server.tcp_url())).deadline(Duration::from_millis(300));
+        let (ended, other) = (runtime(), runtime());
+        if connected {
+            ended.block_on(answered_again(&limiter, &rule, "key"));
+        }
+        server.signal("-STOP");
+        let [here, there] = [(), ()].map(|()| begun(&ended, limiter.peek(&rule, "key")));
+        drop(ended);
+        on_this_thread(here).expect_err("nothing drives it");
+        other.block_on(there).expect_err("nothing drives it");
+        server.signal("-CONT");
+        other.block_on(answered_again(&limiter, &rule, "key"));
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+/// The future after its first poll, on this runtime.
+fn begun<F: Future>(runtime: &tokio::runtime::Runtime, future: F) -> std::pin::Pin<Box<F>> {
+    let mut begun = Box::pin(future);
+    let is_pending = runtime.block_on(poll_fn(|context| Poll::Ready(begun.as_mut().poll(context).is_pending())));
+    assert!(is_pending);
+    begun
 }
