@@ -212,8 +212,8 @@ impl Limiter {
         }
     }
 
-    /// Takes the cost whether or not it is available. [`refund`](Self::refund) forgives it; in a calendar window, so
-    /// does the window's end.
+    /// Takes the cost whether or not it is available. [`refund`](Self::refund) forgives it; in a calendar window, the end
+    /// of the window does too.
     ///
     /// # Errors
     ///
