@@ -11,7 +11,7 @@
 --   mode    -      acquire | peek | at-most | refund | penalty | block | reset | inspect; reserve where its file says
 --                  so; and options: +as-is or +reset, +overage, +block=us with 1 .. 2^51 us
 --   now_us  us     0 .. 2^52, or -1 for the server's time
---   packed, which fewer than four arguments are, to acquire for each of the keys with less work for the server:
+--   packed (fewer than four arguments): an acquire for each of the keys, with less work for the server:
 --   [1] numbers  by struct's format in the algorithm's file: its layout, its own arguments, the cost
 --   [2] now_us   us     the server's time unless given
 --   [3] several  needed if keys differ in cost or number of calls, or if one occurs twice: for each key, struct's I7I3,

@@ -27,7 +27,7 @@
 --                2^51 us below capacity at most
 --   reset_after: to the start of the window ceil((capacity - level) / rate) later
 --   changed numbers keep what was used: at most capacity, or capacity + max_debt if the key is in debt. What a penalty
---                took beyond that is forgiven. max_debt alone is no changed number
+--                took beyond that is forgiven. a change of max_debt alone doesn't count
 --   A window from the first hit is followed by others of its length until the level is at capacity.
 --
 -- Source

@@ -14,7 +14,7 @@
 --   [7] ...             the state, as the algorithm's file lists it
 --   then, if the key is blocked, even by this call, or with +overage:
 --   blocked_us          us     until the block ends, 0 if not blocked
---   overage             denied calls in the time of a longest reset from the first of them
+--   overage             denied calls within one longest reset of the first of them
 --   packed, one string; for each key struct's i7i7: remaining and reset_after_us, if all of its calls are allowed, else
 --   i7i7i7i7: -1 - remaining, reset_after_us, retry_after_us of the first call that isn't allowed, and how many are
 --   allowed (-1: blocked; -2, among several keys: it holds something else than this limit's state)
@@ -83,7 +83,8 @@ if decide then return decide(mode, overage, block_for) end
 local known = mode == 'acquire' or mode == 'peek' or mode == 'at-most' or mode == 'refund' or mode == 'penalty'
   or mode == 'reset' or mode == 'inspect' or (mode == 'reserve' and RESERVES) or (mode == 'block' and cost <= 2^51)
 if not (valid and known and cost >= 0 and cost % 1 == 0 and key_count <= 7999
-  and (not several or #several == 10 * key_count) and (at_us == -1 or at_us >= 0 and at_us <= 2^52 and at_us % 1 == 0)) then
+  and (not several or #several == 10 * key_count)
+  and (at_us == -1 or at_us >= 0 and at_us <= 2^52 and at_us % 1 == 0)) then
   return redis.error_reply('BADARG ' .. NAME .. ': expected whole numbers in the ranges of its header and a mode, got '
     .. string.gsub(table.concat(ARGV, ' '), '[^ -~]', '?'))
 end
@@ -142,7 +143,7 @@ for index = 1, key_count do if not answers[index] then repeat
   local key, state = KEYS[index], state
   if states then state = states[index] end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-  -- Only a key that is blocked, or whose denials are counted, has a tail.
+  -- Only a key that is blocked, or whose denials are counted, has a tail; and a log that a refund wrote last.
   local noted, blocked_until, denied_since, denials = false, 0, 0, 0
   if read then
     -- What the fast path has read, unless this call has written since.
@@ -220,36 +221,37 @@ for index = 1, key_count do if not answers[index] then repeat
   local front, numbers, kept_until
   if writes and (alters or changed or rebased or counted) then
     if write then front, numbers, kept_until = write() end
-    -- Whether the key's expiry is at least what it must outlive, this reset and the time of counted denials, and at
-    -- most what it may be armed for.
+    -- Whether the key outlives this reset and the time of counted denials; and, less a second, the latest that its
+    -- expiry may be set to.
     local least, last = now_us + reset_after, math.max(kept_until or now_us + 2 * longest, now_us + reset_after)
     if denials > 0 then least = math.max(least, counted_until or denied_since + longest) end
     local covered, keep = server_time and armed * 1000000 >= least, last - now_us
     -- At a time that isn't the server's: at least an hour, and the next call in server time arms it anew.
-    local again, expiry, at = (last + 1000000 - last % 1000000) / 1000000, 'PXAT', nil
-    if not server_time then again, expiry, at = 0, 'PX', math.max(3600000, (keep + -keep % 1000) / 1000) end
-    at = string.format('%d', at or again * 1000)
+    local armed_until, option, expires = (last + 1000000 - last % 1000000) / 1000000, 'PXAT', nil
+    if not server_time then armed_until, option, expires = 0, 'PX', math.max(3600000, (keep + -keep % 1000) / 1000) end
+    expires = string.format('%d', expires or armed_until * 1000)
     if save then
-      if not save(alters or rebased, counted, covered, again, last, expiry, at, tail, server_time) then break end
+      alters = alters or rebased
+      if not save(alters, counted, covered, armed_until, last, option, expires, tail, server_time) then break end
     elseif alters and tail == '' and reset_after == 0 then
       redis.call('DEL', key)
     elseif alters or rebased or (counted and not state) then
       if covered and not (changed or rebased or noted or tail ~= '') and armed * 1000000 <= last + 1000000 then
         redis.call('SETRANGE', key, '0', front)
       else
-        redis.call('SET', key, front .. struct.pack('<I5', again) .. numbers .. tail, expiry, at)
+        redis.call('SET', key, front .. struct.pack('<I5', armed_until) .. numbers .. tail, option, expires)
       end
     elseif counted and not server_time then
-      -- The state as it was written, kept as long as others that are decided at such a time.
+      -- The state as it was written, kept as long as others that are decided at a caller's time.
       redis.call('SET', key, string.sub(state, 1, #front) .. '\0\0\0\0\0' .. string.sub(state, #front + 6, STATE)
-        .. tail, expiry, at)
+        .. tail, option, expires)
     else
       if counted then redis.call('SETRANGE', key, string.format('%d', STATE), tail) end
       if (changed or counted) and not covered and server_time then
         -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
         -- In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.
-        redis.call('SETRANGE', key, string.format('%d', #front), struct.pack('<I5', again))
-        redis.call('PEXPIREAT', key, at)
+        redis.call('SETRANGE', key, string.format('%d', #front), struct.pack('<I5', armed_until))
+        redis.call('PEXPIREAT', key, expires)
       end
     end
   end

@@ -28,7 +28,7 @@
 --   refund     : lead - cost * period, 0 at least; penalty: lead + cost * period, 2^53 or 2^51 us at most
 --   reset_after: ceil(lead / rate) ticks
 --   changed numbers keep what was used: at most capacity, or capacity + max_debt if the key is in debt. What a penalty
---                took beyond that is forgiven. max_debt alone is no changed number
+--                took beyond that is forgiven. A change of max_debt alone doesn't count
 --
 -- Source
 --   ITU-T I.371, Generic Cell Rate Algorithm, virtual scheduling.
@@ -90,7 +90,7 @@ local function levels()
     lead > 0 and time + (lead / rate + -lead / rate % 1) * tick - now_us or 0
 end
 
--- The highest lead at which it and the time to catch up with it are still exact.
+-- The largest lead for which the lead and the time until it has passed are exact.
 local function furthest()
   local rest = 2^51 % tick
   local lead = math.min(2^53, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick))

@@ -32,7 +32,7 @@
 --   all: DEL; inspect: PTTL
 --
 -- Expiry
---   PEXPIREAT arms a long log's, too.
+--   PEXPIREAT also sets a long log's.
 
 local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'sliding_window_log', 'limit, period', 22, false, 54
 if packed and #packed == LENGTH then layout, a, b, cost = struct.unpack('<BI7I7I7', packed) end
@@ -42,10 +42,10 @@ local valid = (packed and layout == 6 or not packed and #ARGV == 5 and limit % 1
   and limit >= 1 and limit <= 2^39 and period >= 1 and longest <= 2^51
 
 -- The state: a header of 54 bytes, then `slots` entries of 12. `head` is the slot after the newest entry. With more
--- than 17 slots, copies of 8 entries lie in between, after the number of the first one's slot, from 1, or 0: they save
--- reading the ring for each entry that expires. They are valid while they include the oldest entry. Only a key that is
--- blocked, whose denials are counted, or that a refund last wrote after its newest entry, has a tail; its layout is 7
--- then.
+-- than 17 slots, 4 bytes and copies of 8 entries lie in between: the slot of the first copied entry plus 1, or 0 if
+-- there are none. They save reading the ring for each entry that expires, and are valid while they include the oldest
+-- entry. A key that is blocked, whose denials are counted, or that a refund last wrote after its newest entry, has a
+-- tail; its layout is 7 then. A long log keeps its tail, zeroed, until its expiry is next set.
 local HEADER, ENTRY, COPIES, TAIL, MODULUS = 54, 12, 96, 25, 2^40
 local SMALL, WIDE = 17, HEADER + 4 + COPIES
 
@@ -179,7 +179,7 @@ for index = 1, fast and key_count or 0 do
           if not packed or length == room then
             redis.call('SETRANGE', key, string.format('%d', place), entry)
           else
-            -- The log is truncated. The header is put back.
+            -- The log turned out to be truncated: put the header back.
             redis.call('SETRANGE', key, '0', string.sub(near, 1, #start))
           end
         elseif arms then
@@ -351,7 +351,7 @@ local function arm(at, server_time)
 end
 
 -- What must be written, or at least counted or extended; false if the log is truncated.
-function save(alters, counted, covered, again, last, expiry, at, tail, server_time)
+function save(alters, counted, covered, armed_until, last, option, expires, tail, server_time)
   if alters then written = moment end
   if tail ~= '' or (used > 0 and written > (change > 0 and time or newest)) then
     tail = (tail ~= '' and tail or string.rep('\0', 18)) .. struct.pack('<I7', written)
@@ -368,8 +368,8 @@ function save(alters, counted, covered, again, last, expiry, at, tail, server_ti
     if (counted or (changed and server_time)) and not covered then
       -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
       -- In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.
-      redis.call('SETRANGE', key, '32', struct.pack('<I5', again))
-      arm(at, server_time)
+      redis.call('SETRANGE', key, '32', struct.pack('<I5', armed_until))
+      arm(expires, server_time)
     end
     return true
   end
@@ -378,7 +378,7 @@ function save(alters, counted, covered, again, last, expiry, at, tail, server_ti
   total = (total + change) % MODULUS
   if live == 0 then base, total, oldest = 0, used, time end
   local arms = not server_time or changed or rebased or not covered or armed * 1000000 > last + 1000000
-  if arms then armed = again end
+  if arms then armed = armed_until end
   local wasteful = arms and live * 4 + 16 < slots
   -- A long log's tail is written in place too, and goes when the expiry is next armed.
   local ends = noted or tail ~= ''
@@ -398,7 +398,7 @@ function save(alters, counted, covered, again, last, expiry, at, tail, server_ti
         -- it is out of memory.
         if unsure and redis.call('STRLEN', key) ~= room then return false end
         redis.call('SETRANGE', key, at_place, entry)
-        arm(at, server_time)
+        arm(expires, server_time)
         start = start .. struct.pack('<I5I4BI5I7', armed, slots, ends and 7 or 6, limit, period) .. copies
         redis.call('SETRANGE', key, '0', start)
       else
@@ -441,8 +441,8 @@ function save(alters, counted, covered, again, last, expiry, at, tail, server_ti
   slots = math.max(live, 1, math.min(limit, live + math.max(4, (live - live % 5) / 5)))
   redis.call('SET', key, struct.pack('<I7I5I4I4I5I7I5I4BI5I7', time, total, live % slots, live, base, oldest, armed,
     slots, tail == '' and 6 or 7, limit, period) .. string.rep('\0', slots > SMALL and WIDE - HEADER or 0) .. entries
-    .. string.rep('\0', (slots - live) * ENTRY) .. tail, arms and expiry or 'PXAT',
-    arms and at or string.format('%d', armed * 1000))
+    .. string.rep('\0', (slots - live) * ENTRY) .. tail, arms and option or 'PXAT',
+    arms and expires or string.format('%d', armed * 1000))
   return true
 end
 

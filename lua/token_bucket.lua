@@ -27,7 +27,7 @@
 --   refund     : level + cost * period, full at most; penalty: level - cost * period, 2^53 or 2^51 us below full at most
 --   reset_after: ceil((capacity * period - level) / rate) ticks
 --   changed numbers keep what was used: at most capacity, or capacity + max_debt if the key is in debt. What a penalty
---                took beyond that is forgiven. max_debt alone is no changed number
+--                took beyond that is forgiven. a change of max_debt alone doesn't count
 --
 -- Source
 --   Turner, "New directions in communications", IEEE Communications Magazine 24(10), 1986;

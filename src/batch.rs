@@ -1,5 +1,5 @@
-//! Batched decisions: keys of one limit share one call of its script, in packed form, and identical asks on one key
-//! form one group of that call.
+//! Batched decisions: keys of limits with the same numbers share one call of their script, in packed form, and identical
+//! asks on one key form one group of that call.
 
 mod records;
 
@@ -10,14 +10,13 @@ use std::time::SystemTime;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
+use crate::algorithm::numbers::cost_sent;
 use crate::error::{Error, Kind};
 use crate::key::Key;
 use crate::script::Script;
 use records::Record;
 pub(crate) use records::{Records, packed_number};
 
-/// The largest cost that matters: above every limit.
-const LARGEST_COST: u64 = 1 << 53;
 /// Groups in a batch, over all its calls; bounded so that it doesn't hold up Redis for long.
 const MOST_GROUPS: usize = 1024;
 
@@ -43,15 +42,15 @@ pub(crate) struct Ask<'a> {
     pub(crate) partition: u16,
 }
 
-/// Asks that go to Redis together, in as few script calls as possible. Asks of one key with the same numbers keep their
-/// order.
+/// Asks that go to Redis together, in as few script calls as possible. Asks of one key with the same numbers and
+/// time keep their order.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     calls: Vec<BatchCall>,
     /// The bytes of all keys.
     keys: Vec<u8>,
     groups: usize,
-    /// The latest group of each key in its call.
+    /// The latest group of each key, for each script, numbers, time and partition.
     by_key: HashTable<GroupId>,
     /// The call that takes more keys, for each script, numbers, time and partition.
     by_terms: HashTable<u32>,
@@ -169,9 +168,9 @@ impl Batch {
         id
     }
 
-    /// Positions of the asks that are sent, given their groups in the order in which they were added. No ask is added
-    /// after this.
-    pub(crate) fn positions(&mut self, ids: impl Iterator<Item = Option<GroupId>>) -> Vec<Option<Position>> {
+    /// Marks the asks that are to be sent, and returns their positions. Takes the groups of all asks, in the order in
+    /// which they were added; none for an ask that isn't sent. No ask is added after this.
+    pub(crate) fn mark_sent(&mut self, ids: impl Iterator<Item = Option<GroupId>>) -> Vec<Option<Position>> {
         self.calls.iter_mut().flat_map(|call| &mut call.groups).for_each(|group| group.asks = 0);
         let mut position = |id: GroupId| {
             let group = &mut self.calls[id.call as usize].groups[id.group as usize];
@@ -291,7 +290,7 @@ impl<'a> PackedCall<'a> {
     }
 
     /// Hands over ARGV in order: the numbers and the cost; `now`, if it is given or another argument follows; and, if
-    /// the groups differ or a key has several asks, the cost and the number of asks of each.
+    /// the groups differ, a key has several asks or an ask was given up, the cost and the number of asks of each.
     pub(crate) fn each_argument(self, mut give: impl FnMut(&[u8])) {
         let first = self.asked().next().map_or(0, |group| group.cost);
         // Groups at one cost have different keys, unless a group between two of them was given up.
@@ -316,7 +315,7 @@ impl<'a> PackedCall<'a> {
         self.numbers.get(1..8).and_then(|limit| limit.try_into().ok()).map_or(0, packed_number)
     }
 
-    /// Reads the script's answer, given what the replicas lack of it.
+    /// Reads the script's answer, given the error if too few replicas confirmed it.
     pub(crate) fn read(self, answer: &[u8], lacking: Option<Error>) -> Result<Records, Error> {
         let mut numbers = answer.as_chunks::<7>().0.iter().map(|number| packed_number(*number));
         let least = if self.script.takes_windows() { -3 } else { -2 };
@@ -335,7 +334,7 @@ impl<'a> PackedCall<'a> {
 
 /// Writes struct's I7.
 fn packed_cost(cost: u64) -> [u8; 7] {
-    let [packed @ .., _] = cost.min(LARGEST_COST).to_le_bytes();
+    let [packed @ .., _] = cost_sent(cost).to_le_bytes();
     packed
 }
 
@@ -356,7 +355,7 @@ mod tests {
         let mut batch = Batch::default();
         let ids: Vec<_> = asks.iter().map(|ask| batch.add(ask, ask.hash())).collect();
         let sent = ids.into_iter().enumerate().map(|(at, id)| Some(id).filter(|_| are_sent(at)));
-        let positions = batch.positions(sent);
+        let positions = batch.mark_sent(sent);
         (batch, positions.into_iter().flatten().collect())
     }
 
@@ -407,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_batch_has_room_for_asks_alike_alone() {
+    fn a_full_batch_has_room_for_identical_asks_only() {
         let numbers: Arc<[u8]> = Arc::from([1]);
         let asks: Vec<_> = (0..MOST_GROUPS).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
         let (batch, _) = batch(&asks, |_| true);

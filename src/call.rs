@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::time::SystemTime;
 
+use crate::algorithm::numbers::cost_sent;
 use crate::error::Error;
 use crate::key::Key;
 use crate::limit::Windows;
@@ -31,7 +32,7 @@ pub(crate) enum Mode {
 pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
     /// One limit, several that `script` decides together, or shards from which it chooses one.
-    pub(crate) limits: &'a [LimitCall<'a>],
+    pub(crate) limits: &'a [LimitInput<'a>],
     /// The marker that remembers the call.
     pub(crate) marker: Option<&'a Marker>,
     pub(crate) cost: u64,
@@ -45,7 +46,7 @@ pub(crate) struct Call<'a> {
 
 /// One limit of a call: the key of its state, and its own script's arguments.
 #[derive(Clone, Debug)]
-pub(crate) struct LimitCall<'a> {
+pub(crate) struct LimitInput<'a> {
     pub(crate) key: Key,
     pub(crate) script: &'static Script,
     /// The script's own arguments, as decimal text.
@@ -105,7 +106,7 @@ impl Mode {
 impl Call<'_> {
     /// KEYS in order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        let limits = self.limits.iter().map(|call| call.key.as_slice());
+        let limits = self.limits.iter().map(|input| input.key.as_slice());
         limits.chain(self.marker.map(|marker| marker.key.as_slice()))
     }
 
@@ -116,20 +117,20 @@ impl Call<'_> {
 
     /// Whether it is a composed script, which is given the names and arguments of others.
     fn decides_for_others(&self) -> bool {
-        self.limits.first().is_none_or(|call| !std::ptr::eq(call.script, self.script))
+        self.limits.first().is_none_or(|input| !std::ptr::eq(input.script, self.script))
     }
 
-    /// Hands over ARGV in order: the script's own arguments, or each limit's script name and arguments followed, if
-    /// calls are remembered, by the id's time to live; then cost, mode and now.
+    /// Hands over ARGV in order: the script's own arguments, or each limit's script name, number of arguments and
+    /// arguments, followed by the id's time to live if calls are remembered; then cost, mode and now.
     pub(crate) fn each_argument(&self, mut give: impl FnMut(&[u8])) {
         let for_others = self.decides_for_others();
-        for call in self.limits {
+        for input in self.limits {
             if for_others {
-                give(call.script.name().as_bytes());
-                give(call.arguments.len().to_string().as_bytes());
+                give(input.script.name().as_bytes());
+                give(input.arguments.len().to_string().as_bytes());
             }
-            for (index, argument) in call.arguments.iter().enumerate() {
-                match &call.replaced {
+            for (index, argument) in input.arguments.iter().enumerate() {
+                match &input.replaced {
                     Some((at, value)) if *at == index => give(value),
                     _ => give(argument.as_bytes()),
                 }
@@ -138,7 +139,7 @@ impl Call<'_> {
         if self.script.remembers_calls() {
             give(self.marker.map_or(0, |marker| marker.ttl_ms).to_string().as_bytes());
         }
-        give(self.cost.to_string().as_bytes());
+        give(cost_sent(self.cost).to_string().as_bytes());
         match self.options {
             "" => give(self.mode.text().as_bytes()),
             options => give(format!("{}{options}", self.mode.text()).as_bytes()),
@@ -151,13 +152,13 @@ impl Call<'_> {
 
     /// The most arguments that `each_argument` hands over.
     pub(crate) fn argument_count(&self) -> usize {
-        self.limits.iter().map(|call| call.arguments.len() + 2).sum::<usize>() + 4
+        self.limits.iter().map(|input| input.arguments.len() + 2).sum::<usize>() + 4
     }
 }
 
 impl Reply {
-    /// The reply, unless the replicas lack something of what it took.
-    pub(crate) fn unless(self, lacking: Option<Error>) -> Result<Self, Error> {
+    /// The reply, or the error if it took something that too few replicas confirmed.
+    pub(crate) fn if_confirmed(self, lacking: Option<Error>) -> Result<Self, Error> {
         match lacking {
             Some(error) if self.decision[0] == 1 => Err(error),
             _ => Ok(self),

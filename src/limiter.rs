@@ -5,7 +5,7 @@ mod background;
 mod by_rules;
 mod cached_denials;
 mod fallback;
-mod give_back;
+mod follow_up;
 pub(crate) mod hold;
 pub(crate) mod lease;
 #[cfg(feature = "embedded")]
@@ -206,14 +206,14 @@ impl Limiter {
         match request.earlier() {
             Some(earlier) => {
                 let cost = request.units(rule).min(earlier.granted);
-                self.give_back(rule, &request.cost(cost), Mode::Refund).await
+                self.follow_up(rule, &request.cost(cost), Mode::Refund).await
             }
-            None => self.give_back(rule, &request, Mode::Refund).await,
+            None => self.follow_up(rule, &request, Mode::Refund).await,
         }
     }
 
-    /// Takes the cost whether or not it is available. [`refund`](Self::refund) forgives it; in a calendar window, the end
-    /// of the window does too.
+    /// Takes the cost whether or not it is available. [`refund`](Self::refund) forgives it; in a calendar window, the
+    /// end of the window does too.
     ///
     /// # Errors
     ///
@@ -284,7 +284,7 @@ impl Limiter {
         {
             return Ok(decision);
         }
-        self.give_back(rule, &request, mode).await
+        self.follow_up(rule, &request, mode).await
     }
 
     /// Replaces the cost taken by the call of this [id](Request::id) with this one, once. More is charged, available or
@@ -322,7 +322,7 @@ impl Limiter {
             let why = format!("expected a limit that isn't concurrency, whose permits are released, got {rule}");
             return Err(Error::new(Kind::Input, format!("{what}: {why}")));
         }
-        self.give_back(rule, &request, mode).await
+        self.follow_up(rule, &request, mode).await
     }
 
     /// Forgets what each limit of the rule counts for this request, and the request's id if it has one. A limit that
@@ -333,7 +333,7 @@ impl Limiter {
     ///
     /// No answer; see [`Error`].
     pub async fn reset<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.give_back(rule, &request.into(), Mode::Reset).await
+        self.follow_up(rule, &request.into(), Mode::Reset).await
     }
 
     /// The policy while Redis is away.
@@ -421,12 +421,12 @@ impl Limiter {
         mode: Mode,
     ) -> Result<Decision, Error> {
         let marker = self.marker(rule, targets, request, mode)?;
-        let calls = self.limit_calls(rule, targets, request, mode)?;
-        let script = match (calls.as_slice(), &marker) {
-            ([call], None) => call.script,
+        let inputs = self.limit_inputs(rule, targets, request, mode)?;
+        let script = match (inputs.as_slice(), &marker) {
+            ([input], None) => input.script,
             _ => &ALL_OR_NOTHING,
         };
-        let reply = self.run(rule, script, &calls, marker.as_ref(), request, mode).await?;
+        let reply = self.run(rule, script, &inputs, marker.as_ref(), request, mode).await?;
         self.decision(rule, targets, request, mode, &reply)
     }
 

@@ -51,7 +51,7 @@ impl Script {
         Self { name, source, after_charging: &[], text: OnceLock::new(), digest: OnceLock::new() }
     }
 
-    pub(crate) fn calls_after_charging(&self, command: &str) -> bool {
+    pub(crate) fn runs_after_charging(&self, command: &str) -> bool {
         self.after_charging.contains(&command)
     }
 

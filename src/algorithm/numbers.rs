@@ -5,6 +5,8 @@ use std::time::Duration;
 
 /// The largest count and the largest product in the scripts: doubles are exact up to here.
 pub(crate) const EXACT: u64 = 1 << 53;
+/// Above every limit, and the least such number that is a double.
+pub(crate) const ABOVE_ALL: u64 = EXACT + 2;
 /// The longest reset of a rule, in microseconds (71 years): that far ahead of any time that a script accepts (2^52 us,
 /// the year 2112), times are still exact.
 pub(crate) const LONGEST_RESET_US: u64 = 1 << 51;
@@ -223,4 +225,9 @@ pub(crate) fn gcd(mut a: u64, mut b: u64) -> u64 {
         (a, b) = (b, a % b);
     }
     a
+}
+
+/// A cost as scripts get it. One above every limit might be rounded to a limit, or not fit the packed form.
+pub(crate) fn cost_sent(cost: u64) -> u64 {
+    if cost > EXACT { ABOVE_ALL } else { cost }
 }

@@ -14,7 +14,7 @@ pub(crate) struct Records {
     pub(super) script: &'static Script,
     pub(super) limit: i64,
     pub(super) at: SystemTime,
-    /// What the replicas lack of what was taken.
+    /// The error if too few replicas confirmed what was taken.
     pub(super) lacking: Option<Error>,
 }
 

@@ -317,7 +317,7 @@ impl NodeCall<'_> {
             Self::Ask(ask) if routing == Routing::Batched => {
                 poll_fn(|context| Poll::Ready(node.redis.acquire(ask.clone(), left, context.waker()))).await?.await
             }
-            Self::Ask(ask) => node.redis.acquire_apart(asking, ask, left).await,
+            Self::Ask(ask) => node.redis.acquire_by_itself(asking, ask, left).await,
         }
     }
 }

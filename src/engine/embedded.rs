@@ -93,7 +93,7 @@ impl Embedded {
             while let Some(ask) = asks.next_if(|ask| batch.has_room(ask, ask.hash())) {
                 groups.push(Some(batch.add(&ask, ask.hash())));
             }
-            let positions = batch.positions(groups.into_iter());
+            let positions = batch.mark_sent(groups.into_iter());
             let records: Vec<_> = batch.calls().map(|(_, call)| self.records(call)).collect();
             let reply = |position: Position| {
                 let answer = records[position.group.call as usize].as_ref();

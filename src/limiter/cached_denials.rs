@@ -21,7 +21,7 @@ impl Limiter {
             return self.decide_by_engine(rule, request, mode).await;
         }
         if mode != Mode::Acquire {
-            // However the call ends, it may have given something back.
+            // However the call ends, it may have changed the state.
             let _changing = cache.changing(self.state_keys(rule, request)?);
             return self.decide_by_engine(rule, request, mode).await;
         }

@@ -1,8 +1,8 @@
-//! Answers by the rule's policy while Redis is away.
+//! Answers by the rule's policy when Redis gives none: it is away, refuses for now, or its answer can't be used.
 
 use super::Limiter;
 #[cfg(feature = "embedded")]
-use crate::algorithm::numbers::EXACT;
+use crate::algorithm::numbers::ABOVE_ALL;
 use crate::call::Mode;
 use crate::decision::Decision;
 #[cfg(feature = "embedded")]
@@ -45,7 +45,7 @@ impl Limiter {
             }
             #[cfg(feature = "embedded")]
             OnError::Local { processes } => match self
-                .decide_locally(rule, processes, &refused_or_not(rule, request, mode), mode)
+                .decide_locally(rule, processes, &raised_if_never_admitted(rule, request, mode), mode)
                 .await
             {
                 // The share could never admit what the rule may.
@@ -58,11 +58,12 @@ impl Limiter {
     }
 }
 
-/// What the whole rule could never admit, its local share must not admit either, whatever the rounding.
+/// The request, at a cost above every share if the whole rule could never admit it: its local share must not admit it
+/// either, whatever the rounding.
 #[cfg(feature = "embedded")]
-fn refused_or_not<'a>(rule: &Rule, request: &Request<'a>, mode: Mode) -> Request<'a> {
+fn raised_if_never_admitted<'a>(rule: &Rule, request: &Request<'a>, mode: Mode) -> Request<'a> {
     let refused = mode != Mode::AtMost && !may_fit(rule, request, mode);
-    if refused { request.cost(request.units(rule).max(EXACT)) } else { *request }
+    if refused { request.cost(request.units(rule).max(ABOVE_ALL)) } else { *request }
 }
 
 /// Whether the rule could ever admit this.

@@ -33,7 +33,7 @@ impl Limiter {
     }
 
     /// Gives back, keeps or forgets what was taken in this process.
-    pub(super) async fn give_back_locally(
+    pub(super) async fn follow_up_locally(
         &self,
         rule: &Rule,
         request: &Request<'_>,
@@ -41,8 +41,8 @@ impl Limiter {
         charged: Charged,
     ) -> Result<Decision, Error> {
         match self.policy(rule) {
-            OnError::Local { processes } if super::give_back::redis_is_asked(mode, charged) => {
-                self.give_back_everywhere(rule, processes, request, mode).await
+            OnError::Local { processes } if super::follow_up::must_ask_redis(mode, charged) => {
+                self.follow_up_everywhere(rule, processes, request, mode).await
             }
             OnError::Local { processes } => self.decide_locally(rule, processes, request, mode).await,
             // The rule's policy has changed since.
@@ -62,13 +62,13 @@ impl Limiter {
         let renewed = self.decide_locally(rule, processes, request, Mode::Renew).await.ok()?;
         match mode {
             Mode::Renew => Some(renewed),
-            _ => self.give_back_everywhere(rule, processes, request, mode).await.ok(),
+            _ => self.follow_up_everywhere(rule, processes, request, mode).await.ok(),
         }
     }
 
-    /// Gives back here and in Redis, which may have been asked too, and may have given the permit after the caller stopped
+    /// Follows up here and in Redis, which may have been asked too, and may have given the permit after the caller stopped
     /// waiting.
-    async fn give_back_everywhere(
+    async fn follow_up_everywhere(
         &self,
         rule: &Rule,
         processes: NonZeroU32,

@@ -120,8 +120,9 @@ impl Limiter {
         let request = request.into();
         let mut states = Vec::new();
         for target in rule.scoped_limits().iter().flat_map(ScopedLimit::targets) {
-            let (scoped, call) = (target.scoped, self.limit_call(rule, target, &request, b"")?);
-            let reply = self.run(rule, call.script, std::slice::from_ref(&call), None, &request, Mode::Inspect).await?;
+            let (scoped, input) = (target.scoped, self.limit_input(rule, target, &request, b"")?);
+            let reply =
+                self.run(rule, input.script, std::slice::from_ref(&input), None, &request, Mode::Inspect).await?;
             let names = scoped.limit.algorithm().state_fields();
             let read = match reply.appended.as_slice() {
                 [ttl_ms, fields @ .., blocked_us, overage] if fields.len() + 2 == names.len() => {
@@ -135,7 +136,7 @@ impl Limiter {
             let decision =
                 Decision::of_one(&scoped.quota, &answered, 0, self.engine.by(), decided_at(&request, &reply));
             states.push(State {
-                key: String::from_utf8_lossy(&call.key).into_owned(),
+                key: String::from_utf8_lossy(&input.key).into_owned(),
                 decision,
                 exists: *ttl_ms != -2,
                 expires_after: u64::try_from(*ttl_ms).ok().map(Duration::from_millis),

@@ -3,7 +3,7 @@
 use super::Limiter;
 use crate::algorithm::numbers::EXACT;
 use crate::batch::Ask;
-use crate::call::{LimitCall, Marker, Mode};
+use crate::call::{LimitInput, Marker, Mode};
 use crate::error::{Error, Kind};
 use crate::key::{self, Key, Name};
 use crate::request::Request;
@@ -57,28 +57,28 @@ impl Limiter {
         Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()? }))
     }
 
-    /// The script calls of the rule's limits for this request.
-    pub(super) fn limit_calls<'r>(
+    /// What a call takes of the rule's limits for this request.
+    pub(super) fn limit_inputs<'r>(
         &self,
         rule: &Rule,
         targets: &[Target<'r>],
         request: &Request<'_>,
         mode: Mode,
-    ) -> Result<Vec<LimitCall<'r>>, Error> {
+    ) -> Result<Vec<LimitInput<'r>>, Error> {
         let holder = holder(targets, request, mode)?;
-        targets.iter().map(|target| self.limit_call(rule, *target, request, &holder)).collect()
+        targets.iter().map(|target| self.limit_input(rule, *target, request, &holder)).collect()
     }
 
-    /// The script call of one limit of a rule for this request.
-    pub(super) fn limit_call<'r>(
+    /// What a call takes of one limit of a rule for this request.
+    pub(super) fn limit_input<'r>(
         &self,
         rule: &Rule,
         target: Target<'r>,
         request: &Request<'_>,
         holder: &[u8],
-    ) -> Result<LimitCall<'r>, Error> {
+    ) -> Result<LimitInput<'r>, Error> {
         let limit = target.limit;
-        Ok(LimitCall {
+        Ok(LimitInput {
             key: self.state_key(rule, target, request)?,
             script: limit.algorithm().script(),
             arguments: limit.arguments(request.now_us()?),
@@ -126,7 +126,7 @@ impl Limiter {
 /// The limits that such a call applies to.
 pub(super) fn concerned<'r>(rule: &'r Rule, mode: Mode, request: &Request<'_>) -> Result<Vec<Target<'r>>, Error> {
     let (which, expected): (fn(&ScopedLimit) -> bool, _) = match mode {
-        // A denial may have blocked the keys of other limits too.
+        // Lifts the blocks of all limits, since a denial may have blocked their keys too.
         Mode::Block if request.units(rule) == 0 => (|_| true, "a limit"),
         Mode::Block => (|scoped| scoped.by.is_none(), "a limit that counts the request's key"),
         Mode::Renew | Mode::Release => (|scoped| scoped.limit.algorithm().holds(), "a concurrency limit"),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::Limiter;
 use crate::batch::Ask;
-use crate::call::{Call, LimitCall, Marker, Mode, Reply};
+use crate::call::{Call, LimitInput, Marker, Mode, Reply};
 use crate::engine::Acquiring;
 use crate::error::Error;
 use crate::request::Request;
@@ -68,7 +68,7 @@ impl Limiter {
         &self,
         rule: &Rule,
         script: &'static Script,
-        limits: &[LimitCall<'_>],
+        limits: &[LimitInput<'_>],
         marker: Option<&Marker>,
         request: &Request<'_>,
         mode: Mode,
@@ -76,7 +76,7 @@ impl Limiter {
         let (cost, options, now_us) = (request.units(rule), rule.options(), request.now_us()?);
         let call = Call { script, limits, marker, cost, mode, options, now_us };
         let deadline = request.deadline_or(self.deadline);
-        let began = limits.iter().any(|call| call.windows.is_some()).then(Instant::now);
+        let began = limits.iter().any(|input| input.windows.is_some()).then(Instant::now);
         match (self.engine.run(&call, deadline).await, began) {
             (Err(stale), Some(began)) => match stale.stale_at() {
                 Some(server_us) => Box::pin(self.run_again(&call, server_us, left_of(deadline, began)?)).await,
@@ -88,9 +88,9 @@ impl Limiter {
 
     async fn run_again(&self, call: &Call<'_>, server_us: u64, deadline: Duration) -> Result<Reply, Error> {
         let mut limits = call.limits.to_vec();
-        for call in &mut limits {
-            if let Some(windows) = call.windows {
-                call.arguments = windows.around_server_time(server_us).arguments.clone().into();
+        for input in &mut limits {
+            if let Some(windows) = input.windows {
+                input.arguments = windows.around_server_time(server_us).arguments.clone().into();
             }
         }
         self.engine.run(&Call { limits: &limits, ..*call }, deadline).await

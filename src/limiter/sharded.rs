@@ -66,8 +66,8 @@ impl Limiter {
             ShardChoice::One(number) => self.decide_one(rule, scoped.shard(number), request, mode).await,
             ShardChoice::OneOf(one, other) => {
                 let targets = [scoped.shard(one), scoped.shard(other)];
-                let calls = self.limit_calls(rule, &targets, request, mode)?;
-                let reply = self.run(rule, &TWO_CHOICES, &calls, None, request, mode).await?;
+                let inputs = self.limit_inputs(rule, &targets, request, mode)?;
+                let reply = self.run(rule, &TWO_CHOICES, &inputs, None, request, mode).await?;
                 self.decision(rule, &targets[..1], request, mode, &reply)
             }
             ShardChoice::All => {

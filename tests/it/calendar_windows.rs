@@ -342,6 +342,25 @@ fn a_calendar_limit_reports_its_unit_zone_and_numbers() {
     assert_eq!((shares.shards(), shares.rate()), (3, 10));
 }
 
+/// 2^53 + 1 is no double: rounded, it would be the limit.
+#[tokio::test]
+async fn a_cost_just_above_the_largest_limit_is_denied_for_good() {
+    let server = Server::start();
+    let most: u64 = 1 << 53;
+    let rule = rule(&format!("fixed-window {most}/day"));
+    for limiter in [warm(&server).await, Limiter::new(Embedded::new())] {
+        for cost in [most + 1, most + 2, u64::MAX] {
+            for request in [Request::new("key").cost(cost), Request::new("key").cost(cost).at(SystemTime::now())] {
+                let decision = limiter.acquire(&rule, request).await.expect("a decision");
+                assert!(!decision.allowed && decision.retry_after == RetryAfter::Never, "{cost}: {decision:?}");
+            }
+            let looked = limiter.peek(&rule, Request::new("key").cost(cost)).await.expect("a decision");
+            assert!(!looked.allowed, "{cost}: {looked:?}");
+        }
+        assert!(limiter.acquire(&rule, Request::new("key").cost(most)).await.expect("a decision").allowed);
+    }
+}
+
 #[tokio::test]
 async fn operations_that_calendar_windows_do_not_support_are_refused_in_one_line() {
     for (text, expected) in [

@@ -27,7 +27,7 @@ pub enum Breaker {
     /// Calls aren't sent for this long, and the policy answers at once: five attempts in a row have failed, or nothing
     /// was answered for a while, not even on a new connection.
     Open(Duration),
-    /// One call is probing whether it answers again.
+    /// One call is testing whether Redis answers again.
     Probing,
 }
 
@@ -112,7 +112,8 @@ impl CircuitBreaker {
         }
     }
 
-    /// One attempt failed: connecting failed, a connection answered nothing, or it broke. If that opened the breaker,
+    /// One attempt failed: connecting failed, a connection broke or answered nothing, or all calls that were sent
+    /// together got errors of an outage. If that opened the breaker,
     /// returns the error for calls waiting to be sent.
     pub(super) fn failed(&self, error: &Error) -> Option<Error> {
         let mut state = self.state();
@@ -149,7 +150,7 @@ impl CircuitBreaker {
 }
 
 impl State {
-    /// Twice as long as before, if it was open.
+    /// Opens it; for twice as long as before, if it was open.
     fn open(&mut self, error: &Error) -> Error {
         self.pause = if self.open.is_some() { (self.pause * 2).min(LONGEST_PAUSE) } else { FIRST_PAUSE };
         if self.open.is_none() {

@@ -1,4 +1,4 @@
-//! The connection that calls go over: making, keeping and replacing it.
+//! Makes the connection that a runtime's calls go over, keeps it, and replaces it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -45,8 +45,8 @@ impl Drop for Attempt {
 
 impl Redis {
     pub(super) async fn connection(&self, local: &Arc<RuntimeLocal>) -> Result<Connection, Error> {
-        if let Some(held) = local.connected() {
-            if held.is_there().await {
+        if let Some(held) = local.current_connection() {
+            if held.is_usable().await {
                 return Ok(held);
             }
             local.drop_connection(held.number);
@@ -57,7 +57,7 @@ impl Redis {
             // may no longer be polled.
             let ended = local.attempted.notified();
             let attempt = Attempt::begin(local);
-            if let Some(held) = local.connected() {
+            if let Some(held) = local.current_connection() {
                 return Ok(held);
             }
             if let Some(attempt) = attempt {
@@ -65,7 +65,7 @@ impl Redis {
             }
             ended.await;
             // The attempt may have failed.
-            if let Some(held) = local.connected() {
+            if let Some(held) = local.current_connection() {
                 return Ok(held);
             }
             local.breaker.check()?;
@@ -76,7 +76,7 @@ impl Redis {
         let connect = local.runtime.clone().spawn(async move {
             let made = this.make_at_last(&local).await;
             match &made {
-                Ok(connection) => local.connect_by(connection.clone()),
+                Ok(connection) => local.set_connection(connection.clone()),
                 Err(error) => local.report_failure(error),
             }
             drop(attempt);

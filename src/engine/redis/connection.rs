@@ -1,4 +1,4 @@
-//! A connection that calls go over, and whether it still answers.
+//! One connection, and the task that watches whether it still answers.
 //!
 //! Callers may give up at any time, so the outcome of their calls says little about Redis. Instead, a task watches the
 //! connection while anything on it is unanswered. If nothing is answered for a while, it tries another connection, to
@@ -61,18 +61,18 @@ struct Health {
     heard: AtomicU64,
     /// Callers still waiting.
     waiting: AtomicUsize,
-    /// When its watch last ran, in milliseconds since it was opened, plus one; 0 while there is no watch.
-    watched: AtomicU64,
+    /// When its watch last showed that it runs, in milliseconds since it was opened, plus one; 0 while there is no watch.
+    last_beat: AtomicU64,
     lost: AtomicBool,
     losing: Notify,
 }
 
-/// What the silence of a connection means.
+/// What the silence of a connection was found to mean.
 #[derive(PartialEq, Eq)]
-enum Doubt {
+enum Diagnosis {
     /// It answers after all, or the cause is unknown.
     Unresolved,
-    /// Another connection is answered.
+    /// Another connection answers.
     Dead,
     /// No connection is answered, or none runs scripts for now.
     Waits,
@@ -102,7 +102,7 @@ impl Connection {
             answered: AtomicU64::new(0),
             heard: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
-            watched: AtomicU64::new(0),
+            last_beat: AtomicU64::new(0),
             lost: AtomicBool::new(false),
             losing: Notify::new(),
         };
@@ -175,7 +175,7 @@ impl Connection {
 
     /// Whether a call may go over it. For a connection from a pool it isn't known what was written before it broke, so
     /// one that may have been closed while idle is checked first.
-    pub(super) async fn is_there(&self) -> bool {
+    pub(super) async fn is_usable(&self) -> bool {
         let heard = Duration::from_millis(self.health.heard.load(Ordering::Relaxed));
         if self.wire.is_some() || self.health.began.elapsed().saturating_sub(heard) < IDLE {
             return true;
@@ -204,14 +204,14 @@ impl Connection {
     async fn watch(self) {
         let (health, mut broke) = (&*self.health, false);
         while !self.is_lost() {
-            health.look();
+            health.beat();
             let (began, answered) = (Instant::now(), health.last_answered());
             tokio::time::sleep(TICK).await;
-            health.look();
-            if health.is_quiet() {
-                health.watched.store(0, Ordering::SeqCst);
+            health.beat();
+            if health.is_idle() {
+                health.last_beat.store(0, Ordering::SeqCst);
                 // A caller that sent just now may have seen this watch running.
-                if health.is_quiet() {
+                if health.is_idle() {
                     return;
                 }
             }
@@ -239,13 +239,13 @@ impl Connection {
             if !local.is_current(&self) && health.waiting.load(Ordering::Relaxed) == 0 {
                 break;
             }
-            health.look();
-            if redis.doubt(&local, &self, answered).await == Doubt::Waits {
+            health.beat();
+            if redis.diagnose_silence(&local, &self, answered).await == Diagnosis::Waits {
                 drop((redis, local));
                 let until = Instant::now() + AWAY;
                 while Instant::now() < until {
                     tokio::time::sleep(TICK).await;
-                    health.look();
+                    health.beat();
                 }
             }
         }
@@ -263,9 +263,9 @@ impl Connection {
 
 impl Redis {
     /// Finds out through another connection what this one's silence means.
-    async fn doubt(&self, local: &RuntimeLocal, connection: &Connection, answered: u64) -> Doubt {
+    async fn diagnose_silence(&self, local: &RuntimeLocal, connection: &Connection, answered: u64) -> Diagnosis {
         let (patience, began) = (connection.health.patience(), Instant::now());
-        let other = match local.connected().filter(|other| other.number != connection.number) {
+        let other = match local.current_connection().filter(|other| other.number != connection.number) {
             Some(other) => Ok(other),
             None => tokio::time::timeout(patience, self.make()).await.unwrap_or_else(|_| {
                 let why = "redis answers nothing, nor does another connection to it";
@@ -277,16 +277,16 @@ impl Redis {
             let mut nothing = redis::cmd("EVAL");
             nothing.arg("return 1").arg(0);
             match tokio::time::timeout(patience, other.command(&nothing)).await {
-                Ok(Err(error)) if error.is_io_error() => return Doubt::Unresolved,
+                Ok(Err(error)) if error.is_io_error() => return Diagnosis::Unresolved,
                 Ok(_) => {}
-                Err(_) => return Doubt::Waits,
+                Err(_) => return Diagnosis::Waits,
             }
             // The old connection may have much in flight, and the new one nothing.
             tokio::time::sleep(patience).await;
         }
         // If this runtime stalled, the silence proves nothing.
         if connection.health.last_answered() != answered || began.elapsed() > 4 * patience {
-            return Doubt::Unresolved;
+            return Diagnosis::Unresolved;
         }
         match other {
             Ok(other) => {
@@ -295,13 +295,13 @@ impl Redis {
             }
             Err(error) if error.is_outage() => {
                 local.report_away(&error);
-                return Doubt::Waits;
+                return Diagnosis::Waits;
             }
             // A refusal: the next caller connects, and gets its reason.
             Err(_) => _ = local.drop_connection(connection.number),
         }
         connection.lose();
-        Doubt::Dead
+        Diagnosis::Dead
     }
 }
 
@@ -311,7 +311,7 @@ impl Health {
     }
 
     /// Whether everything is answered.
-    fn is_quiet(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.last_answered() >= self.sent.load(Ordering::SeqCst)
     }
 
@@ -319,16 +319,16 @@ impl Health {
         self.silence + Duration::from_millis(self.waits.load(Ordering::Relaxed))
     }
 
-    fn look(&self) {
-        self.watched.store(self.now(), Ordering::SeqCst);
+    fn beat(&self) {
+        self.last_beat.store(self.now(), Ordering::SeqCst);
     }
 
     /// Whether the caller must start a watch: none is running, or it is on a runtime that is no longer driven.
     fn begins_a_watch(&self) -> bool {
-        let (last, now) = (self.watched.load(Ordering::SeqCst), self.now());
+        let (last, now) = (self.last_beat.load(Ordering::SeqCst), self.now());
         let longest = 4 * TICK + 4 * self.patience();
         let stale = u128::from(now.saturating_sub(last)) > longest.as_millis();
-        (last == 0 || stale) && self.watched.compare_exchange(last, now, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        (last == 0 || stale) && self.last_beat.compare_exchange(last, now, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     fn now(&self) -> u64 {
@@ -343,6 +343,6 @@ impl Drop for Request<'_> {
 }
 
 fn lost() -> RedisError {
-    let why = "nothing is answered on it any more, and another one is";
+    let why = "it was given up, since it answers nothing or can't be trusted any more";
     std::io::Error::new(std::io::ErrorKind::ConnectionAborted, why).into()
 }

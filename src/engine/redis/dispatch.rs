@@ -1,4 +1,5 @@
-//! Sends queued calls while there are any. A task does the sending, so that no caller that gives up holds up another.
+//! Sends queued calls while there are any, in a task, so that no caller that gives up holds up another. Only a lone
+//! caller sends its own ask.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,14 +21,14 @@ use crate::error::Error;
 use crate::telemetry;
 
 /// A task that sends batches, or a lone caller that sends its own ask; two may run at once. However one ends, what is
-/// queued by then is sent.
+/// queued by then is sent, or failed if the runtime is shutting down.
 #[derive(Debug)]
 struct Dispatch {
     redis: Redis,
     local: Arc<RuntimeLocal>,
     generation: u64,
-    /// Whether this one is responsible for sending what waits. False while its own batch is in flight.
-    sends: bool,
+    /// Whether this one is responsible for the batches that wait to be sent. False while its own batch is in flight.
+    is_responsible: bool,
 }
 
 /// An ask that is queued with others.
@@ -60,7 +61,7 @@ impl Redis {
             Ok(match local.queue.enter(local, &ask, until, waker) {
                 Entered::Alone(generation) => {
                     let dispatch = Dispatch::new(self, local, generation, false);
-                    Acquiring::Otherwise(Box::pin(self.alone(entry, dispatch, ask, until)))
+                    Acquiring::Otherwise(Box::pin(self.acquire_alone(entry, dispatch, ask, until)))
                 }
                 Entered::Queued(waiting, begin) => {
                     self.begin(local, &begin);
@@ -70,12 +71,18 @@ impl Redis {
         })?
     }
 
-    async fn alone(&self, _entry: Entry, dispatch: Dispatch, ask: Ask<'_>, until: Deadline) -> Result<Reply, Error> {
-        self.apart(&dispatch.local, Asking::No, &ask, until).await
+    async fn acquire_alone(
+        &self,
+        _entry: Entry,
+        dispatch: Dispatch,
+        ask: Ask<'_>,
+        until: Deadline,
+    ) -> Result<Reply, Error> {
+        self.by_itself(&dispatch.local, Asking::No, &ask, until).await
     }
 
     /// Decides this ask in a call of its own.
-    pub(in crate::engine) async fn acquire_apart(
+    pub(in crate::engine) async fn acquire_by_itself(
         &self,
         asking: Asking,
         ask: &Ask<'_>,
@@ -83,10 +90,10 @@ impl Redis {
     ) -> Result<Reply, Error> {
         let local = self.local()?;
         let _entry = local.breaker.enter()?;
-        self.apart(&local, asking, ask, Deadline::after(deadline)).await
+        self.by_itself(&local, asking, ask, Deadline::after(deadline)).await
     }
 
-    async fn apart(
+    async fn by_itself(
         &self,
         local: &Arc<RuntimeLocal>,
         asking: Asking,
@@ -122,11 +129,11 @@ impl Redis {
 
     /// Sends a batch, and resends what didn't run, for callers still waiting. Each call is answered as its reply
     /// arrives.
-    async fn send(&self, local: &Arc<RuntimeLocal>, mut connection: Connection, mut batch: InFlight<'_>) {
-        let options = CallOptions { asking: Asking::No, confirmed: Some(batch.last) };
+    async fn send(&self, local: &Arc<RuntimeLocal>, mut connection: Connection, mut in_flight: InFlight<'_>) {
+        let options = CallOptions { asking: Asking::No, confirm_by: Some(in_flight.last) };
         let mut retries = Retries::new();
         loop {
-            let (numbers, calls): (Vec<_>, Vec<_>) = batch.batch.calls().unzip();
+            let (numbers, calls): (Vec<_>, Vec<_>) = in_flight.batch.calls().unzip();
             if calls.is_empty() {
                 // All have given up.
                 return;
@@ -136,26 +143,26 @@ impl Redis {
             let (mut unsent, mut refused) = (false, false);
             for (call, outcome) in numbers.into_iter().zip(outcomes) {
                 match outcome {
-                    Outcome::Answered(answer) => batch.answer(call, answer),
+                    Outcome::Answered(answer) => in_flight.answer(call, answer),
                     Outcome::Unsent => {
                         unsent = true;
-                        batch.set_stage(call, Stage::Unsent);
+                        in_flight.set_stage(call, Stage::Unsent);
                     }
                     Outcome::Refused(error) => {
                         refused = true;
-                        batch.set_stage(call, Stage::Refused(error));
+                        in_flight.set_stage(call, Stage::Refused(error));
                     }
                 }
             }
             if !unsent && !refused {
                 return;
             }
-            batch.wake();
+            in_flight.wake();
             match retries.next(self, local, refused).await {
                 Ok(connected) => connection = connected,
-                Err(error) => return batch.answer_all(&error),
+                Err(error) => return in_flight.answer_all(&error),
             }
-            if !batch.prepare_resend() {
+            if !in_flight.prepare_resend() {
                 return;
             }
         }
@@ -184,8 +191,8 @@ impl Many {
 }
 
 impl Dispatch {
-    fn new(redis: &Redis, local: &Arc<RuntimeLocal>, generation: u64, sends: bool) -> Self {
-        Self { redis: redis.clone(), local: Arc::clone(local), generation, sends }
+    fn new(redis: &Redis, local: &Arc<RuntimeLocal>, generation: u64, is_responsible: bool) -> Self {
+        Self { redis: redis.clone(), local: Arc::clone(local), generation, is_responsible }
     }
 
     fn spawn(self) {
@@ -195,30 +202,30 @@ impl Dispatch {
     /// Sends one batch after another.
     async fn run(mut self) {
         let generation = self.generation;
-        while self.sends {
+        while self.is_responsible {
             // Lets callers that are about to ask join the batch, such as those that were just answered.
             tokio::task::yield_now().await;
             let queue = &self.local.queue;
-            self.sends = queue.keep_dispatch(generation);
-            if !self.sends {
+            self.is_responsible = queue.keep_dispatch(generation);
+            if !self.is_responsible {
                 return;
             }
             let connection = match self.redis.connection(&self.local).await {
                 Ok(connection) => connection,
                 Err(error) => {
-                    self.sends = false;
+                    self.is_responsible = false;
                     return queue.fail_waiting(generation, &error);
                 }
             };
             let next = queue.next(generation);
-            self.sends = false;
+            self.is_responsible = false;
             if let Some((batch, more)) = next {
                 if let Some(generation) = more {
                     Self::new(&self.redis, &self.local, generation, true).spawn();
                 }
                 self.redis.send(&self.local, connection, batch).await;
             }
-            self.sends = queue.resume_dispatch(generation);
+            self.is_responsible = queue.resume_dispatch(generation);
         }
     }
 }
@@ -226,7 +233,7 @@ impl Dispatch {
 impl Drop for Dispatch {
     fn drop(&mut self) {
         // If dropped before it has sent what waits, its runtime has ended, and another dispatch would get no further.
-        if let Some(generation) = self.local.queue.leave(self.generation, self.sends) {
+        if let Some(generation) = self.local.queue.leave(self.generation, self.is_responsible) {
             Self::new(&self.redis, &self.local, generation, true).spawn();
         }
     }

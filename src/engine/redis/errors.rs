@@ -124,7 +124,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     // A script reads all it needs, and finds what it can't read, before it writes.
     let writing = matches!(kind, Kind::Permission | Kind::Unsupported | Kind::Refused);
     let charged = |called: Called| {
-        called.writes_several || command().is_some_and(|command| called.script.calls_after_charging(&command))
+        called.writes_several || command().is_some_and(|command| called.script.runs_after_charging(&command))
     };
     if begun && writing && called.is_some_and(charged) { told.half_way() } else { told }
 }

@@ -35,7 +35,7 @@ pub(super) trait ScriptCall {
     /// Whether to retry it here shortly, after this error, with which it certainly didn't run.
     fn is_asked_again_after(&self, error: &Error) -> bool;
 
-    /// Reads the script's answer, given what the replicas lack of what it took.
+    /// Reads the script's answer, given the error if too few replicas confirmed what it took.
     fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Self::Answer, Error>;
 }
 
@@ -53,8 +53,8 @@ pub(super) enum Outcome<T> {
 #[derive(Clone, Copy)]
 pub(super) struct CallOptions {
     pub(super) asking: Asking,
-    /// When replicas must have confirmed, if they must.
-    pub(super) confirmed: Option<Instant>,
+    /// By when replicas must have confirmed what was taken; none if they needn't.
+    pub(super) confirm_by: Option<Instant>,
 }
 
 /// The retries left for calls that didn't run, and the waits between them.
@@ -93,10 +93,10 @@ impl Redis {
         local: &Arc<RuntimeLocal>,
         call: &Q,
         asking: Asking,
-        confirmed: bool,
+        must_confirm: bool,
         until: Deadline,
     ) -> Result<Q::Answer, Error> {
-        let options = CallOptions { asking, confirmed: confirmed.then_some(until.at) };
+        let options = CallOptions { asking, confirm_by: must_confirm.then_some(until.at) };
         let mut stage = Stage::Unsent;
         let asked = async {
             let mut retries = Retries::new();
@@ -132,7 +132,7 @@ impl Redis {
         let mut asked: Vec<_> = (0..calls.len()).collect();
         for eval in [Eval::ByDigest, Eval::ByText] {
             let written = connection.written();
-            let confirm = options.confirmed.and_then(|by| self.confirms(by.saturating_duration_since(Instant::now())));
+            let confirm = options.confirm_by.and_then(|by| self.confirms(by.saturating_duration_since(Instant::now())));
             let commands = asked.iter().map(|at| calls[*at].command(eval)).collect();
             let (answers, lacking) = send(connection, commands, options.asking, confirm).await;
             let lost = answers.iter().find_map(|answer| answer.as_ref().err().filter(|error| error.is_io_error()));
@@ -209,7 +209,7 @@ impl ScriptCall for Call<'_> {
             _ => None,
         };
         let expected = "redis: expected five or more integers from the script, got something else";
-        reply.ok_or_else(|| Error::new(Kind::Garbled, expected))?.unless(lacking)
+        reply.ok_or_else(|| Error::new(Kind::Garbled, expected))?.if_confirmed(lacking)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::script::Script;
 
 /// How often Redis checks whether a WAIT has timed out, with its default `hz`.
-const TICK: Duration = Duration::from_millis(100);
+const WAIT_CHECK: Duration = Duration::from_millis(100);
 
 /// Whether a call is sent after ASKING, which lets it use a slot that is moving to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,10 +39,10 @@ impl Confirm {
         (replicas > 0).then_some(Self { replicas, within })
     }
 
-    /// Limits the wait for a call with this much time left. The call may have to wait twice: a server that has lost the
-    /// script makes it wait for earlier writes as well. The limit is never below a quarter of the time left.
+    /// Limits the wait for a call with this much time left, to a quarter of that or more. The call may have to wait
+    /// twice: a server that has lost the script makes it wait for earlier writes as well.
     pub(super) fn before(self, left: Duration) -> Self {
-        let most = (left / 2).saturating_sub(TICK).max(left / 4);
+        let most = (left / 2).saturating_sub(WAIT_CHECK).max(left / 4);
         Self { within: self.within.min(most), ..self }
     }
 
@@ -54,7 +54,7 @@ impl Confirm {
         command
     }
 
-    /// What is lacking, by WAIT's answer.
+    /// The error if too few replicas confirmed, by WAIT's answer.
     fn lacking(self, answer: Option<Value>) -> Option<Error> {
         let replicas = self.replicas;
         match answer.unwrap_or(Value::Nil).extract_error() {
@@ -76,7 +76,7 @@ impl Confirm {
 }
 
 /// Sends all of these in one pipeline, each after an ASKING of its own if needed: it applies to one command. Returns
-/// their answers, and what the replicas lack of what they wrote.
+/// their answers, and the error if too few replicas confirmed what they wrote.
 pub(super) async fn send(
     connection: &Connection,
     commands: Vec<Cmd>,
@@ -98,7 +98,7 @@ pub(super) async fn send(
     }
     if let Some(confirm) = confirm {
         pipeline.add_command(confirm.command());
-        connection.may_wait(confirm.within.saturating_add(TICK));
+        connection.may_wait(confirm.within.saturating_add(WAIT_CHECK));
     }
     match connection.pipeline(&pipeline, all).await {
         Ok(mut values) => {

@@ -48,19 +48,19 @@ struct State {
     /// Batches awaiting answers, including those given up.
     in_flight: Vec<Arc<BatchState>>,
     /// How many dispatches of this generation run: each has a batch in flight, or is about to send one.
-    sending: usize,
+    dispatches: usize,
     /// Goes up when the batches in flight are given up. From then on their dispatches, of an earlier generation, change
     /// nothing here.
     generation: u64,
     /// Whether one of the dispatches is responsible for the batches that wait to be sent.
-    dispatching: bool,
+    claimed: bool,
     /// When the watch checks deadlines next; none if no watch runs.
-    watched: Option<Instant>,
+    next_check: Option<Instant>,
     /// Memory of earlier batches, for reuse.
     spare: Vec<(Batch, Vec<Waiter>)>,
 }
 
-/// A batch that still takes callers.
+/// A batch that isn't sent yet.
 #[derive(Debug)]
 struct Filling {
     batch: Batch,
@@ -105,8 +105,8 @@ impl Queue {
     pub(super) fn enter(&self, local: &Arc<RuntimeLocal>, ask: &Ask<'_>, until: Deadline, waker: &Waker) -> Entered {
         let (hash, waker) = (ask.hash(), waker.clone());
         let mut state = self.state();
-        if state.sending == 0 {
-            state.sending = 1;
+        if state.dispatches == 0 {
+            state.dispatches = 1;
             return Entered::Alone(state.generation);
         }
         let (shared, index) = state.add(local, ask, hash, until.at, Some(waker));
@@ -132,16 +132,16 @@ impl Queue {
         (waiting, ToBegin { watch: false, dispatch: self.state().claim_dispatch() })
     }
 
-    /// The next batch to send, once every caller that is ready has been queued; none if nothing waits, or a newer
-    /// generation sends it. Also the generation in which to send another batch at the same time, if more waits.
+    /// The next batch to send; none if nothing waits, or a newer generation sends it. Also the generation in which to
+    /// send another batch at the same time, if more waits.
     pub(super) fn next(&self, generation: u64) -> Option<(InFlight<'_>, Option<u64>)> {
         let mut state = self.state();
         if state.generation != generation {
             return None;
         }
-        state.dispatching = false;
+        state.claimed = false;
         let Filling { mut batch, waiters, shared, .. } = state.filling.pop_front()?;
-        // From now on the batch is found here.
+        // From now on the batch is found in `in_flight`.
         let own = Arc::clone(&shared);
         let mut in_flight = own.waiters();
         state.in_flight.push(Arc::clone(&shared));
@@ -149,7 +149,7 @@ impl Queue {
         drop(state);
         let now = Instant::now();
         // A caller whose deadline has just passed isn't sent.
-        let positions = batch.positions(waiters.iter().map(|waiter| waiter.group.filter(|_| now < waiter.until)));
+        let positions = batch.mark_sent(waiters.iter().map(|waiter| waiter.group.filter(|_| now < waiter.until)));
         let last = waiters.iter().filter(|waiter| waiter.group.is_some()).map(|waiter| waiter.until).max();
         *in_flight = waiters;
         let _ = shared.sent.set(Sent::new(positions, &batch));
@@ -163,7 +163,7 @@ impl Queue {
         let mut state = self.state();
         let more = state.generation == generation && !state.filling.is_empty();
         // The next caller to arrive then starts another dispatch.
-        state.dispatching &= more || state.generation != generation;
+        state.claimed &= more || state.generation != generation;
         more
     }
 
@@ -174,7 +174,7 @@ impl Queue {
         if state.generation != generation {
             return None;
         }
-        state.sending -= 1;
+        state.dispatches -= 1;
         if stranded {
             let error = Error::new(Kind::Unreachable, "redis was not asked: the runtime is shutting down");
             let failed = state.fail_waiting(&error);
@@ -189,7 +189,7 @@ impl Queue {
     pub(super) fn resume_dispatch(&self, generation: u64) -> bool {
         let mut state = self.state();
         let is_current = state.generation == generation;
-        state.dispatching |= is_current;
+        state.claimed |= is_current;
         is_current
     }
 
@@ -209,23 +209,22 @@ impl Queue {
         let failed = {
             let mut state = self.state();
             state.generation += 1;
-            state.sending = 0;
+            state.dispatches = 0;
             state.fail_waiting(unsent)
         };
         failed.into_iter().for_each(Filling::wake);
     }
 
-    /// Ensures that a caller with this deadline is woken: by the watch that runs or, if true, by one that the caller of
-    /// this starts.
+    /// Ensures that a caller with this deadline is woken. Returns whether a watch must be started for that.
     fn claim_watch(&self, state: &mut State, until: Instant) -> bool {
-        if state.watched.is_some_and(|watched| watched <= until) {
+        if state.next_check.is_some_and(|at| at <= until) {
             return false;
         }
-        let watched = state.watched.replace(until).is_some();
-        if watched {
+        let is_watched = state.next_check.replace(until).is_some();
+        if is_watched {
             self.earlier.notify_one();
         }
-        !watched
+        !is_watched
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -275,10 +274,10 @@ impl State {
     /// Makes the caller responsible for sending what waits, in this generation, if nobody is and another batch may be in
     /// flight.
     fn claim_dispatch(&mut self) -> Option<u64> {
-        let claimed = self.sending < IN_FLIGHT && !self.dispatching && !self.filling.is_empty();
-        self.sending += usize::from(claimed);
-        self.dispatching |= claimed;
-        claimed.then_some(self.generation)
+        let claims = self.dispatches < IN_FLIGHT && !self.claimed && !self.filling.is_empty();
+        self.dispatches += usize::from(claims);
+        self.claimed |= claims;
+        claims.then_some(self.generation)
     }
 
     /// The index of this batch among those being filled.
@@ -289,7 +288,7 @@ impl State {
     /// Takes out all callers waiting to be sent. They are marked under the lock, so that a caller that registers later
     /// sees it.
     fn fail_waiting(&mut self, error: &Error) -> VecDeque<Filling> {
-        self.dispatching = false;
+        self.claimed = false;
         let filling = std::mem::take(&mut self.filling);
         filling.iter().for_each(|filling| _ = filling.shared.failed.set(error.clone()));
         filling
@@ -300,7 +299,7 @@ impl State {
 /// than the rest of a caller's work.
 async fn watch(ends: &mut WatchEnds, earlier: &Notify) {
     loop {
-        let at = ends.local.upgrade().and_then(|local| local.queue.state().watched);
+        let at = ends.local.upgrade().and_then(|local| local.queue.state().next_check);
         let Some(at) = at else { return };
         if let Either::Right(_) = select(pin!(tokio::time::sleep_until(at + GRAIN)), pin!(earlier.notified())).await {
             continue;
@@ -320,7 +319,7 @@ async fn watch(ends: &mut WatchEnds, earlier: &Notify) {
             };
             state.filling.iter_mut().for_each(|filling| look(&mut filling.waiters));
             state.in_flight.iter().for_each(|shared| look(&mut shared.waiters()));
-            state.watched = next;
+            state.next_check = next;
             // The next caller starts another watch.
             ends.over = next.is_none();
             ends.over
@@ -342,7 +341,7 @@ struct WatchEnds {
 impl Drop for WatchEnds {
     fn drop(&mut self) {
         if let Some(local) = self.local.upgrade().filter(|_| !self.over) {
-            local.queue.state().watched = None;
+            local.queue.state().next_check = None;
         }
     }
 }

@@ -30,8 +30,8 @@ pub(super) struct RuntimeLocal {
     pub(super) queue: Queue,
     pub(super) breaker: Arc<CircuitBreaker>,
     /// A task that lives as long as both the runtime and this.
-    lasts: AbortHandle,
-    over: Arc<Notify>,
+    lifetime: AbortHandle,
+    dropped: Arc<Notify>,
 }
 
 impl Redis {
@@ -49,7 +49,7 @@ impl Redis {
         let runtime = runtime::with_timers()?;
         let made = Arc::new(RuntimeLocal::of(&runtime));
         self.shared.locals.rcu(|locals| {
-            let lasting = locals.iter().filter(|local| !local.lasts.is_finished());
+            let lasting = locals.iter().filter(|local| !local.lifetime.is_finished());
             let mut locals: Vec<_> = lasting.cloned().collect();
             // Another thread of the runtime may have been faster.
             if of_runtime(&locals, &runtime).is_none() {
@@ -63,7 +63,7 @@ impl Redis {
 
     /// Those of runtimes that haven't ended.
     pub(super) fn locals(&self) -> Vec<Arc<RuntimeLocal>> {
-        self.shared.locals.load().iter().filter(|local| !local.lasts.is_finished()).cloned().collect()
+        self.shared.locals.load().iter().filter(|local| !local.lifetime.is_finished()).cloned().collect()
     }
 }
 
@@ -73,17 +73,17 @@ fn of_runtime<'a>(locals: &'a [Arc<RuntimeLocal>], runtime: &Handle) -> Option<&
 
 impl RuntimeLocal {
     fn of(runtime: &Handle) -> Self {
-        let over = Arc::new(Notify::new());
-        let until = Arc::clone(&over);
-        let lasts = runtime.spawn(async move { until.notified().await }).abort_handle();
+        let dropped = Arc::new(Notify::new());
+        let until = Arc::clone(&dropped);
+        let lifetime = runtime.spawn(async move { until.notified().await }).abort_handle();
         let (current, queue, breaker) = (RwLock::default(), Queue::default(), Arc::default());
         let (connecting, attempted) = (AtomicBool::new(false), Notify::new());
-        Self { runtime: runtime.clone(), current, connecting, attempted, queue, breaker, lasts, over }
+        Self { runtime: runtime.clone(), current, connecting, attempted, queue, breaker, lifetime, dropped }
     }
 
     /// Sleeps by this runtime's timer, wherever the caller is polled. Doesn't sleep once the runtime has ended.
     pub(super) async fn sleep(&self, time: Duration) {
-        if !self.lasts.is_finished() {
+        if !self.lifetime.is_finished() {
             let sleep = {
                 let _entered = self.runtime.enter();
                 tokio::time::sleep(time)
@@ -93,33 +93,33 @@ impl RuntimeLocal {
     }
 
     /// The connection, unless the other side has closed it, as some do when it is idle.
-    pub(super) fn connected(&self) -> Option<Connection> {
+    pub(super) fn current_connection(&self) -> Option<Connection> {
         let held = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
         held.filter(|connection| !connection.is_lost())
     }
 
-    pub(super) fn connect_by(&self, connection: Connection) {
-        *self.current() = Some(connection);
+    pub(super) fn set_connection(&self, connection: Connection) {
+        *self.current_mut() = Some(connection);
     }
 
     pub(super) fn is_current(&self, connection: &Connection) -> bool {
-        self.connected().is_some_and(|held| held.number == connection.number)
+        self.current_connection().is_some_and(|held| held.number == connection.number)
     }
 
     /// Whether it was the current connection.
     pub(super) fn drop_connection(&self, number: u64) -> bool {
-        self.current().take_if(|held| held.number == number).is_some()
+        self.current_mut().take_if(|held| held.number == number).is_some()
     }
 
     /// Replaces the connection, unless that has already happened.
     pub(super) fn replace(&self, connection: &Connection, by: Connection) {
-        let mut current = self.current();
+        let mut current = self.current_mut();
         if current.as_ref().is_none_or(|held| held.number == connection.number) {
             *current = Some(by);
         }
     }
 
-    pub(super) fn current(&self) -> RwLockWriteGuard<'_, Option<Connection>> {
+    pub(super) fn current_mut(&self) -> RwLockWriteGuard<'_, Option<Connection>> {
         self.current.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -127,7 +127,7 @@ impl RuntimeLocal {
 impl RuntimeLocal {
     /// Notes how calls that were sent together ended: with answers, or with an error. Connections that can't be made,
     /// that break or that fall silent are reported where that is noticed, once each; and a missed deadline says more
-    /// about its caller.
+    /// about its caller than about Redis.
     pub(super) fn report_outcome(&self, error: Option<&Error>) {
         match error {
             Some(error) if error.is_disconnected() => {}
@@ -159,7 +159,7 @@ impl RuntimeLocal {
     /// If the breaker opened: gives up the connection, and fails the calls waiting to be sent with this error.
     fn stop_asking(&self, opened: Option<Error>) {
         if let Some(unsent) = opened {
-            self.current().take();
+            self.current_mut().take();
             self.queue.abandon(&unsent);
         }
     }
@@ -188,6 +188,6 @@ impl RuntimeLocal {
 
 impl Drop for RuntimeLocal {
     fn drop(&mut self) {
-        self.over.notify_one();
+        self.dropped.notify_one();
     }
 }

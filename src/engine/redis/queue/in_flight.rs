@@ -95,7 +95,7 @@ impl BatchState {
     }
 
     pub(super) fn answer(&self, index: usize) -> Option<Result<Reply, Error>> {
-        // Read first: once it is set, every answer there will be is there.
+        // Read first: once it is set, no more answers arrive.
         let failed = self.failed.get();
         for (call, position) in self.sent().filter_map(|sent| sent.call_of(index)) {
             if let Some(answer) = call.answer.get() {
@@ -107,7 +107,7 @@ impl BatchState {
         failed.filter(|_| !left_out).map(|error| Err(error.clone()))
     }
 
-    /// The stage of callers that aren't answered yet.
+    /// The stage of this caller, which isn't answered yet.
     pub(super) fn stage(&self, index: usize) -> Stage {
         let latest = self.sent().filter_map(|sent| sent.call_of(index)).last();
         latest.map_or(Stage::Unsent, |(call, _)| call.stage.lock().unwrap_or_else(PoisonError::into_inner).clone())
@@ -150,8 +150,8 @@ impl InFlight<'_> {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Prepares to resend the asks without an answer whose callers still wait. Callers that gave up were answered that
-    /// nothing was charged. False if nobody waits.
+    /// Prepares to resend the asks without an answer whose callers still wait. Callers that gave up
+    /// before were told whether they may have been charged. False if nobody waits.
     pub(in crate::engine::redis) fn prepare_resend(&mut self) -> bool {
         let waiters = self.shared.waiters();
         let now = Instant::now();
@@ -159,7 +159,7 @@ impl InFlight<'_> {
         let unanswered = |index| latest.call_of(index).is_some_and(|(call, _)| call.answer.get().is_none());
         let waits =
             |(index, waiter): (usize, &Waiter)| waiter.group.filter(|_| now < waiter.until && unanswered(index));
-        let positions = self.batch.positions(waiters.iter().enumerate().map(waits));
+        let positions = self.batch.mark_sent(waiters.iter().enumerate().map(waits));
         let waits = positions.iter().any(Option::is_some);
         let _ = latest.again.set(Box::new(Sent::new(positions, &self.batch)));
         waits

@@ -1,4 +1,5 @@
-//! Gives back what an earlier call took, wherever it was taken: in Redis, in this process, or nowhere.
+//! Calls about what an earlier call took: they give it back, keep it or forget it, wherever it was taken: in Redis, in
+//! this process, or nowhere.
 
 use super::Limiter;
 use crate::call::Mode;
@@ -9,10 +10,10 @@ use crate::rule::Rule;
 
 impl Limiter {
     /// Gives back, keeps or forgets what an earlier call took, wherever it was taken.
-    pub(super) async fn give_back(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+    pub(super) async fn follow_up(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
         match request.earlier() {
             Some(Earlier { by: By::Policy, charged, .. }) => {
-                if redis_is_asked(mode, charged) {
+                if must_ask_redis(mode, charged) {
                     match self.decide(rule, request, mode).await {
                         Err(error) if error.goes_to_policy() || error.is_unknown_id() => {}
                         answer => return answer,
@@ -22,16 +23,16 @@ impl Limiter {
             }
             #[cfg(feature = "embedded")]
             Some(Earlier { by: By::Local, charged, .. }) => {
-                Box::pin(self.give_back_locally(rule, request, mode, charged)).await
+                Box::pin(self.follow_up_locally(rule, request, mode, charged)).await
             }
             _ => self.decide(rule, request, mode).await,
         }
     }
 }
 
-/// Whether to ask Redis to undo a call that a fallback answered. Redis may have taken the units although its answer was
+/// Whether to ask Redis about a call that a fallback answered. Redis may have taken the units although its answer was
 /// lost. It can settle, cancel or release them by the id, whereas a refund could give back what it never took.
-pub(super) fn redis_is_asked(mode: Mode, charged: Charged) -> bool {
+pub(super) fn must_ask_redis(mode: Mode, charged: Charged) -> bool {
     match charged {
         Charged::No => false,
         Charged::Yes => true,
