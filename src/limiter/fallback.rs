@@ -2,7 +2,7 @@
 
 use super::Limiter;
 #[cfg(feature = "embedded")]
-use crate::algorithm::numbers::ABOVE_ALL;
+use crate::algorithm::numbers::EXACT;
 use crate::call::Mode;
 use crate::decision::Decision;
 #[cfg(feature = "embedded")]
@@ -63,7 +63,7 @@ impl Limiter {
 #[cfg(feature = "embedded")]
 fn raised_if_never_admitted<'a>(rule: &Rule, request: &Request<'a>, mode: Mode) -> Request<'a> {
     let refused = mode != Mode::AtMost && !may_fit(rule, request, mode);
-    if refused { request.cost(request.units(rule).max(ABOVE_ALL)) } else { *request }
+    if refused { request.cost(request.units(rule).max(EXACT)) } else { *request }
 }
 
 /// Whether the rule could ever admit this.
