@@ -27,6 +27,7 @@
 --   all have allowed. All see one time.
 --   An allowed call with an id leaves the marker with its answer; the same id gets that answer again, charged once, for
 --   as long as the permits that it took are held.
+--   +within: each limit denies a reserve that would wait longer for it, and then nothing is taken.
 --   settle makes `cost` the final cost of the call with this id, once: more is charged, available or not; less is given
 --   back. The number of permits held doesn't change. cancel gives all of it back and forgets the id. An id for which
 --   nothing taken is remembered is the error BADID. reset and release forget the id too.
@@ -49,9 +50,10 @@ local count = #limits
 local id_ttl, cost, mode, now_us = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), ARGV[at + 2], tonumber(ARGV[at + 3])
 
 -- The marker: the operation that it remembers and whether that was settled, the units it took, the caller's time plus a
--- microsecond or 0 if none was given, and the answer.
+-- microsecond or 0 if none was given, and for each limit the answer and what the limit's script needs to know how much
+-- of the units is still owed when they are given back.
 local OPERATIONS = { acquire = 1, reserve = 2, ['at-most'] = 3, refund = 4, penalty = 5 }
-local REMEMBERED, SETTLED, HEADER = 96, 112, 15
+local REMEMBERED, SETTLED, HEADER, ENTRY = 96, 112, 15, 63
 local operation, took, marker, options, forgets, ends
 local fault = fault_of('id_ttl', 'cost', 'mode', 'now_us')
 if not fault then
@@ -96,24 +98,26 @@ local function write_all()
   end
 end
 
-local remembered
+local remembered, memory
 if marker and not forgets then
-  local memory = redis.pcall('GET', marker)
+  memory = redis.pcall('GET', marker)
   if type(memory) == 'table' then return refusal(memory.err, 'GET') end
   local settled = false
   if memory then
     local time
-    local good = #memory == HEADER + count * 35
+    local good = #memory == HEADER + count * ENTRY
     if good then
       operation, took, time = struct.unpack('<BI7I7', memory)
       settled = operation >= SETTLED
       operation = operation - (settled and SETTLED or REMEMBERED)
       good = operation >= 1 and operation <= 5 and took <= 2^53 and time <= 2^52 + 1
       -- Only what was allowed is remembered.
-      for at = HEADER + 1, #memory, 35 do
+      for at = HEADER + 1, #memory, ENTRY do
         local allowed, limit, remaining, retry_after, reset_after = struct.unpack('<i7i7i7i7i7', memory, at)
+        local _, missing, parts, refunded = struct.unpack('<i7I7I7I7', memory, at + 35)
         good = good and allowed == 1 and limit <= 2^53 and remaining >= 0 and remaining <= limit
           and retry_after >= 0 and retry_after <= 2^53 and reset_after >= 0 and reset_after <= 2^53
+          and missing <= 2^54 and parts >= 1 and parts <= 2^53 and refunded <= 2^53
       end
     end
     if not good then
@@ -128,7 +132,11 @@ if marker and not forgets then
     return redis.error_reply('BADARG all_or_nothing: expected an id of its own for each operation, got one of another')
   elseif operation and (not ends or (settled and mode == 'settle')) then
     remembered = {}
-    for field = 1, count * 5 do remembered[field] = struct.unpack('<i7', memory, HEADER + 1 + (field - 1) * 7) end
+    for index = 1, count do
+      for field = 0, 4 do
+        remembered[#remembered + 1] = struct.unpack('<i7', memory, HEADER + 1 + (index - 1) * ENTRY + field * 7)
+      end
+    end
     remembered[#remembered + 1] = took
   end
 end
@@ -154,9 +162,24 @@ elseif mode == 'cancel' then
   as, units, cost = 'refund', took, 0
 end
 
+-- Of what the id's call took, a limit gives back no more than is still owed.
+local entries = {}
+if ends then
+  for index = 1, count do
+    local since, missing, parts, refunded = struct.unpack('<i7I7I7I7', memory, HEADER + 36 + (index - 1) * ENTRY)
+    entries[index] = { since = since, missing = missing, parts = parts, refunded = refunded }
+  end
+end
+
 local replies, allowed, granted = {}, true, cost
 for index, limit in ipairs(limits) do
-  local mode_of, units_of = as, units
+  local mode_of, units_of, entry = as, units, entries[index]
+  if as == 'refund' and entry then
+    mode_of = string.format('refund+owed=%.0f,%.0f,%.0f,%.0f,%.0f', entry.since, took, entry.missing, entry.parts,
+      entry.refunded)
+  elseif marker and OPERATIONS[as] then
+    mode_of = as .. '+remembered'
+  end
   if limit.script == 'concurrency' then
     -- Permits are released, not settled: their number stays as it is until then.
     if mode == 'settle' then mode_of, units_of = 'peek', 0 end
@@ -184,7 +207,7 @@ end
 if allowed and mode == 'at-most' then
   for index, limit in ipairs(limits) do
     if replies[index][6] > granted then
-      replies[index] = ask(limit, granted, mode)
+      replies[index] = ask(limit, granted, marker and mode .. '+remembered' or mode)
     end
   end
 end
@@ -219,7 +242,13 @@ if marker and (forgets or mode == 'cancel') then
 elseif marker and allowed then
   local kind = mode == 'settle' and SETTLED + operation or REMEMBERED + OPERATIONS[mode]
   local memory = struct.pack('<BI7I7', kind, granted, virtual and now_us + 1 or 0)
-  for at = 1, #answer, 5 do memory = memory .. struct.pack('<i7i7i7i7i7', unpack(answer, at, at + 4)) end
+  for index, reply in ipairs(replies) do
+    local entry = entries[index] or reply
+    local missing, parts = entry.missing or 0, entry.parts or 1
+    if ends and as == 'penalty' then missing = math.min(missing + units * parts, 2^54) end
+    memory = memory .. struct.pack('<i7i7i7i7i7', unpack(answer, index * 5 - 4, index * 5))
+      .. struct.pack('<i7I7I7I7', entry.since or 0, missing, parts, entry.refunded or 0)
+  end
   local keep = virtual and math.max(id_ttl, 3600000) or id_ttl
   local reply = redis.pcall('SET', marker, memory, 'PX', string.format('%d', keep))
   if reply.err then return refusal(reply.err, 'SET') end

@@ -9,7 +9,8 @@
 --   the algorithm's own arguments, which its file lists, and then
 --   cost    units  0 ..  0 takes nothing; of a block, its length in us, up to 2^51, 0 to lift it
 --   mode    -      acquire | peek | at-most | refund | penalty | block | reset | inspect; reserve where its file says
---                  so; and options: +as-is or +reset, +overage, +block=us with 1 .. 2^51 us
+--                  so; and options: +as-is or +reset, +overage, +block=us with 1 .. 2^51 us,
+--                  +within=us with 0 .. 2^51 us
 --   now_us  us     0 .. 2^52, or -1 for the server's time
 --   packed (fewer than four arguments): an acquire for each of the keys, with less work for the server:
 --   [1] numbers  by struct's format in the algorithm's file: its layout, its own arguments, the cost
@@ -52,4 +53,4 @@ local fast = mode == 'acquire' and at_us == -1 and key_count > 0 and key_count <
   and (not several or #several == 10 * key_count)
 local state, states, answers, missed
 -- Set by some algorithms only; lua/README.md explains them.
-local decide, window_of, read, write, save
+local decide, window_of, read, write, save, under, owed, taken

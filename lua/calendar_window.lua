@@ -1,7 +1,7 @@
 -- calendar_window: admits `limit` units in each window of the calendar, such as a month; nothing carries over.
 --
 -- ARGV, before cost, mode and now_us
---   ARGV[1] limit   units  1 .. 2^53  in each window
+--   ARGV[1] limit   units  1 .. 2^53 - 1  in each window
 --   ARGV[2] first   us     -2^53 ..   where a window starts: us since the epoch, negative before 1970
 --   ARGV[3] second  us     above first: where it ends, and the next one starts
 --   ARGV[4] stop    us     above second, .. 2^53: where that one ends
@@ -45,7 +45,7 @@ local limit, first, second, stop = a, b, c, d
 local longest = 0
 local whole = packed or limit % 1 + first % 1 + second % 1 + stop % 1 == 0
 local valid = whole and (layout or 8) == 8 and (packed or #ARGV == 7)
-  and limit >= 1 and limit <= 2^53 and first >= -2^53 and first < second and second < stop and stop <= 2^53
+  and limit >= 1 and limit < 2^53 and first >= -2^53 and first < second and second < stop and stop <= 2^53
 -- The window that contains now, and its end; none if now is in neither.
 local here, hence
 if now_us >= first and now_us < second then
@@ -135,6 +135,9 @@ local function move(units, mode)
   used = used + units
   return units ~= 0, levels()
 end
+
+-- What is owed of these units, which were taken at `since`: nothing once their window has ended.
+function owed(units, since) return since >= start and math.min(units, used) or 0 end
 
 function write()
   return struct.pack('<I7I7', time, used), struct.pack('<BI7i7', 8, limit, start),

@@ -81,6 +81,26 @@ end
 
 -- The decision is made at `time`: now, or the state's own time if now lies before it.
 local time, window, level
+-- Whether the key is in debt under the call's numbers, where another version is charged.
+local owes
+
+-- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many bytes
+-- of a state come before its expiry, the most units at one instant, and units per microsecond.
+function under(state)
+  capacity, rate, period, start, max_debt = a, b, c, d, e
+  if state then
+    owes = level < 0
+    capacity, rate, period = struct.unpack('<I7I7I7', state, 28)
+    -- A state doesn't say how much debt was allowed: the call's, as far as the sums fit. Its windows begin as they did.
+    max_debt = math.min(e, 2^53 - rate - capacity)
+    if aligned then start = struct.unpack('<i7', state, 8) % period end
+  end
+  numbers = struct.pack('<BI7I7I7', 3, capacity, rate, period)
+  span = capacity + max_debt
+  longest = (span + -span % rate) / rate * period
+  current = aligned and now_us - (now_us - start) % period or now_us
+  return longest, 21, capacity, rate / period
+end
 
 -- Until the start of the window by which this many units have been added.
 local function until_added(units) return window + (units + -units % rate) / rate * period - now_us end
@@ -140,10 +160,23 @@ local function move(units, mode)
     units = -math.min(units, capacity - level)
   elseif mode == 'penalty' then
     units = math.min(units, level - lowest())
+  elseif mode == 'other' then
+    units = math.min(units, level - lowest(), math.max(level + (owes and max_debt or 0), 0))
   end
   level = level - units
   return units ~= 0, levels()
 end
+
+-- What is owed of these units, which left so many missing in the window that began at `since`: what has been added is not.
+function owed(units, since, missed, _, resets)
+  local begun = math.max(window - since, 0)
+  local left = missed - (begun - begun % period) / period * rate
+  if resets then left = (resets - window + -(resets - window) % period) / period * rate end
+  return math.max(math.min(units, left), 0)
+end
+
+-- What `owed` asks for, of a call that has just been allowed.
+function taken() return window, capacity - level, 1 end
 
 function write() return struct.pack('<I7i7i7', time, window, level), numbers end
 

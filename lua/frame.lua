@@ -23,20 +23,23 @@
 --   acquire    : takes the cost if it is there
 --   reserve    : also takes units that aren't available yet, up to max_debt; retry_after is the wait until they are
 --   at-most    : as acquire, for min(cost, remaining) units, or for one if none remains
---   refund     : gives the cost back, up to what is used; penalty: takes it, whether it is there or not, as far as
---                numbers stay exact
+--   refund     : gives the cost back, up to what is used; +taken: at most what is still owed of units taken then; penalty:
+--                takes it, whether it is there or not, as far as numbers stay exact
 --   block      : denies every call until it ends; a refund or a penalty changes the state beneath it. +block: a denial
 --                starts one, unless the key is blocked already or the cost could never be allowed
---   numbers that differ from the state's: what was used stays used; with +as-is, what was left stays left; with
---                +reset, the key is as if never used
+--   +within    : a reserve that would wait longer than these us is denied, and retry_after is that wait. A reserve or
+--                peek of cost 0 answers how long until no units are owed
+--   numbers that differ from the state's: what was used stays used, and both versions' levels are charged from then on,
+--                until the other is forgotten; with +as-is, what was left stays left; with +reset, the key is as if never
+--                used
 --
 -- Commands
 --   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and what leaves
 --   the key as if never used, such as a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
---   SET sets it to twice the longest reset, or to this reset if a penalty or a block made it longer, plus up to a
---   second; SETRANGE keeps it while it covers this reset. A peek doesn't extend it after a change of numbers.
+--   SET sets it to twice the longest reset, or to this reset if a penalty, a block or another version made it longer, plus
+--   up to a second; SETRANGE keeps it while it covers this reset. A peek doesn't extend it after a change of numbers.
 --
 -- A deny writes
 --   nothing, except in four cases: the state's time lay too far ahead and is brought back to now; the numbers have
@@ -66,17 +69,37 @@ if not valid or not mode or cost ~= cost or at_us ~= at_us or key_count == 0 the
   if fault then return redis.error_reply('BADARG ' .. NAME .. ': expected ' .. expected .. '; ' .. fault) end
 end
 
--- A mode may carry options: how changed numbers are treated, that denials are counted, and that they block.
-local as_is, afresh, overage, block_for = false, false, false, false
+-- A mode may carry options: how changed numbers are treated, that denials are counted, that they block, how long a
+-- reservation may wait, and whether what is taken may be given back by its id.
+local as_is, afresh, overage, block_for, within, remembered = false, false, false, false, nil, false
+-- Of a refund: when the units were taken, how many, what was missing then, or when the key was to reset.
+local since, took, missing, parts, refunded_before, resets
 if mode ~= 'acquire' then
-  mode = string.gsub(mode, '%+[%a-]+=?%d*', function(option)
+  mode = string.gsub(mode, '%+[%a-]+=?[%d,-]*', function(option)
     as_is, afresh, overage = as_is or option == '+as-is', afresh or option == '+reset', overage or option == '+overage'
     local us = tonumber(string.match(option, '^%+block=(%d+)$'))
     if us and us >= 1 and us <= 2^51 and not block_for then
       block_for = us
       return ''
     end
-    return (option == '+as-is' or option == '+reset' or option == '+overage') and '' or nil
+    us = tonumber(string.match(option, '^%+within=(%d+)$'))
+    if us and us <= 2^51 and not within then
+      within = us
+      return ''
+    end
+    local ago, reset_after = string.match(option, '^%+taken=(%d+),(%d+)$')
+    if ago and ago + 0 <= 2^52 and reset_after + 0 <= 2^52 then
+      since, missing, parts, resets = math.max(now_us - ago, 0), 0, 1, now_us - ago + reset_after
+      return ''
+    end
+    local owes = { string.match(option, '^%+owed=(%-?%d+),(%d+),(%d+),(%d+),(%d+)$') }
+    if owes[1] then
+      since, took, missing, parts = owes[1] + 0, owes[2] + 0, owes[3] + 0, owes[4] + 0
+      refunded_before = owes[5] + 0
+      return ''
+    end
+    remembered = remembered or option == '+remembered'
+    return (option == '+as-is' or option == '+reset' or option == '+overage' or option == '+remembered') and '' or nil
   end)
 end
 if decide then return decide(mode, overage, block_for) end
@@ -126,6 +149,66 @@ local function scaled(a, b, c)
   return remainder > 0 and quotient + 1 or quotient
 end
 
+-- Whether another version's state says more about this key than the state that was written last: if that version is the
+-- larger one, and more is used of it.
+local function says_more(other, last)
+  local _, _, most, pace = under(last)
+  local _, _, its_most, its_pace = under(other)
+  local more = its_most > most and its_pace >= pace
+  if more then
+    local _, _, _, its_free, its_reset = load(other, false)
+    local _, _, _, free, reset = load(last, false, false, false, scaled)
+    more = its_reset and reset and (its_reset > reset or its_free < free)
+  end
+  under()
+  return more
+end
+
+-- Two versions of a rule may be in force at once. Each has a level of its own, which both charge. That of the version that
+-- didn't write last has the second until which it is in force in any case in place of its expiry: the longest reset of
+-- both after it was last written. Returns the state that this call starts from, the other version's, if any, and whether
+-- the former is to be loaded again.
+local function versions_of(last, other, changed, blocked)
+  local _, front = under()
+  local own, reloads = last, false
+  if other and now_us >= struct.unpack('<I5', other, front + 1) * 1000000 then
+    reloads = true
+    if not says_more(other, last) then other = nil end
+  end
+  if not changed then return own, other, reloads end
+  if as_is or afresh then return own, nil, reloads end
+  local its_longest = under(last)
+  under()
+  local until_us = struct.unpack('<I7', last) + math.max(longest, its_longest)
+  until_us = until_us + -until_us % 1000000
+  local before = now_us < until_us and string.sub(last, 1, front)
+    .. struct.pack('<I5', math.min(until_us / 1000000, 2^40 - 1)) .. string.sub(last, front + 6) or nil
+  if other then
+    reloads = true
+    local intact, differs = load(other, blocked, false, false, scaled)
+    if intact and not differs then
+      -- Back under these numbers.
+      own = other
+    elseif struct.unpack('<I7', other, front + 7) > struct.unpack('<I7', last, front + 7) then
+      -- A third version begins with what the larger of the others has used.
+      own, before = other, other
+    end
+  end
+  return own, before, reloads
+end
+
+-- Of a state under other numbers: the same with these units given back too, or taken, and until it resets. What exceeds a
+-- level is forgiven, as by a change to its numbers.
+local function also_charged(text, units, mode)
+  under(text)
+  local intact, _, _, _, reset_after = load(text, false)
+  if intact and units > 0 then _, _, reset_after = move(units, mode == 'refund' and mode or 'other') end
+  local front = intact and write()
+  under()
+  if not intact then return text, 0 end
+  return front .. string.sub(text, #front + 1), reset_after
+end
+
 -- Since when denials are counted, and until when this count lasts.
 local counted_since, counted_until = now_us - longest + 1, nil
 local stale
@@ -145,6 +228,8 @@ for index = 1, key_count do if not answers[index] then repeat
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
   -- Only a key that is blocked, or whose denials are counted, has a tail; and a log that a refund wrote last.
   local noted, blocked_until, denied_since, denials = false, 0, 0, 0
+  -- The same key's state under other numbers in force, and what was refunded of late.
+  local other, refunded, refunded_at = nil, 0, nil
   if read then
     -- What the fast path has read, unless this call has written since.
     local known = not (repeated and repeated[index]) and state
@@ -158,10 +243,25 @@ for index = 1, key_count do if not answers[index] then repeat
     if string.find(state.err, '^WRONGTYPE') then break end
     return redis.error_reply(state.err .. (read and ' command: getrange' or ' command: get'))
   end
-  if state and not read and #state == STATE + 18 then
-    noted, blocked_until, denied_since, denials = true, struct.unpack('<I7I7I4', state, STATE + 1)
+  local last = state
+  if state and not read and #state ~= STATE then
+    if #state < STATE then break end
+    local at = STATE + 1
+    if under and #state >= 2 * STATE then
+      other, at = string.sub(state, at, at + STATE - 1), at + STATE
+    end
+    if under and (#state - at + 1) % 18 == 14 then
+      refunded, refunded_at = struct.unpack('<I7I7', state, at)
+      at = at + 14
+    end
+    if #state - at + 1 == 18 then
+      noted, blocked_until, denied_since, denials = true, struct.unpack('<I7I7I4', state, at)
+    elseif #state >= at then
+      break
+    end
+    last = string.sub(state, 1, STATE)
   end
-  if state == nil or (state and not read and #state ~= STATE and not noted) or blocked_until > 2^53 then break end
+  if state == nil or blocked_until > 2^53 then break end
   -- When the key's expiry is armed for, whether its numbers have changed, and how far ahead of now its time was.
   local armed, changed, ahead, remaining, reset_after = load(state, blocked_until > now_us, as_is, afresh, scaled, mode)
   if not armed then
@@ -171,6 +271,16 @@ for index = 1, key_count do if not answers[index] then repeat
     end
     break
   end
+  local rewrites = changed or other or refunded_at
+  if under and (changed or other) and last then
+    local own, reloads
+    own, other, reloads = versions_of(last, other, changed, blocked_until > now_us)
+    if reloads then
+      local _
+      _, _, ahead, remaining, reset_after = load(own, blocked_until > now_us, as_is, afresh, scaled, mode)
+      if not reset_after then break end
+    end
+  end
   blocked_until = blocked_until - ahead
 
   local wanted = mode == 'at-most' and math.min(cost, math.max(remaining, 1)) or cost
@@ -179,9 +289,13 @@ for index = 1, key_count do if not answers[index] then repeat
   if wanted * calls > remaining then
     if debt > 0 and wanted <= most and wait(wanted, debt) == 0 then
       retry_after = wait(wanted, 0)
+      -- Its own wait is what a denial answers.
+      if within and retry_after > within then allowed, debt = 0, 0 end
     else
       allowed = (remaining - remaining % wanted) / wanted
     end
+  elseif within and wanted == 0 and RESERVES and (mode == 'reserve' or mode == 'peek') then
+    retry_after = wait(0, 0)
   end
   local may_move = writes
   local blocked, counted, blocks, tail = false, false, false, ''
@@ -208,8 +322,22 @@ for index = 1, key_count do if not answers[index] then repeat
     end
   end
 
-  local moved = false
-  if may_move and allowed * wanted > 0 then moved, remaining, reset_after = move(allowed * wanted, mode) end
+  local moved, units, units_of_other = false, may_move and allowed * wanted or 0, nil
+  local kept_refunds = refunded_at and now_us < refunded_at + longest
+  if not kept_refunds then refunded, refunded_at = 0, nil end
+  if since and mode == 'refund' then
+    -- What others gave back since was taken before or after these units. At most all that was missing before them.
+    local others = math.max(refunded - (refunded_before or refunded), 0)
+    missing = math.max(missing - others * parts, math.min((took or units) * parts, missing))
+    local given, of_a_unit = owed(units, since, missing, parts, resets)
+    local rest = given % (of_a_unit or 1)
+    units_of_other = (given - rest) / (of_a_unit or 1)
+    units = rest > 0 and units_of_other + 1 or units_of_other
+  end
+  if units > 0 then moved, remaining, reset_after = move(units, mode) end
+  if moved and mode == 'refund' and RESERVES and (since or refunded_at) then
+    refunded, refunded_at = math.min(refunded + units, 2^53), now_us
+  end
   if allowed < calls and wanted > 0 then retry_after = wanted > most and -1 or wait(wanted, debt) end
   if not (remaining and retry_after) then break end
   if blocked then
@@ -219,11 +347,23 @@ for index = 1, key_count do if not answers[index] then repeat
 
   local alters, rebased = moved or mode == 'block' or blocks, ahead > 0
   local front, numbers, kept_until
+  local since_now, missing_now, parts_now
+  if remembered then
+    since_now, missing_now, parts_now = now_us, 0, 1
+    if taken then since_now, missing_now, parts_now = taken() end
+  end
   if writes and (alters or changed or rebased or counted) then
     if write then front, numbers, kept_until = write() end
+    local keeps_for, others = reset_after, ''
+    if (alters or rebased) and other then
+      local resets
+      others, resets = also_charged(other, moved and (units_of_other or units) or 0, mode)
+      keeps_for = math.max(reset_after, math.min(resets, 2^51))
+    end
+    if refunded_at then others = others .. struct.pack('<I7I7', refunded, refunded_at) end
     -- Whether the key outlives this reset and the time of counted denials; and, less a second, the latest that its
     -- expiry may be set to.
-    local least, last = now_us + reset_after, math.max(kept_until or now_us + 2 * longest, now_us + reset_after)
+    local least, last = now_us + keeps_for, math.max(kept_until or now_us + 2 * longest, now_us + keeps_for)
     if denials > 0 then least = math.max(least, counted_until or denied_since + longest) end
     local covered, keep = server_time and armed * 1000000 >= least, last - now_us
     -- At a time that isn't the server's: at least an hour, and the next call in server time arms it anew.
@@ -233,20 +373,21 @@ for index = 1, key_count do if not answers[index] then repeat
     if save then
       alters = alters or rebased
       if not save(alters, counted, covered, armed_until, last, option, expires, tail, server_time) then break end
-    elseif alters and tail == '' and reset_after == 0 then
+    elseif alters and tail == '' and keeps_for == 0 and not kept_refunds then
       redis.call('DEL', key)
     elseif alters or rebased or (counted and not state) then
-      if covered and not (changed or rebased or noted or tail ~= '') and armed * 1000000 <= last + 1000000 then
+      if covered and not (rewrites or rebased or noted or others .. tail ~= '')
+        and armed * 1000000 <= last + 1000000 then
         redis.call('SETRANGE', key, '0', front)
       else
-        redis.call('SET', key, front .. struct.pack('<I5', armed_until) .. numbers .. tail, option, expires)
+        redis.call('SET', key, front .. struct.pack('<I5', armed_until) .. numbers .. others .. tail, option, expires)
       end
     elseif counted and not server_time then
       -- The state as it was written, kept as long as others that are decided at a caller's time.
-      redis.call('SET', key, string.sub(state, 1, #front) .. '\0\0\0\0\0' .. string.sub(state, #front + 6, STATE)
-        .. tail, option, expires)
+      redis.call('SET', key, string.sub(state, 1, #front) .. '\0\0\0\0\0'
+        .. string.sub(state, #front + 6, noted and -19 or -1) .. tail, option, expires)
     else
-      if counted then redis.call('SETRANGE', key, string.format('%d', STATE), tail) end
+      if counted then redis.call('SETRANGE', key, string.format('%d', #state - (noted and 18 or 0)), tail) end
       if (changed or counted) and not covered and server_time then
         -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
         -- In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.
@@ -273,6 +414,7 @@ for index = 1, key_count do if not answers[index] then repeat
       answer[6] = redis.call('PTTL', key)
       for at, field in ipairs(inspect(state)) do answer[6 + at] = field end
     end
+    answer.since, answer.missing, answer.parts, answer.refunded = since_now, missing_now, parts_now, refunded
     if blocked or overage or mode == 'inspect' then
       answer[#answer + 1] = blocked and blocked_until - now_us or 0
       answer[#answer + 1] = denials

@@ -81,7 +81,26 @@ for index = 1, fast and key_count or 0 do
 end
 
 -- The decision is made at `time`: the tick of now, or the state's own time if now lies before it.
-local time, lead
+-- Where another version is charged: whether the key is in debt under the call's numbers. Of a refund: the most of the lead
+-- that it takes away, if that is known.
+local time, lead, owes, still
+
+-- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many bytes
+-- of a state come before its expiry, the most units at one instant, and units per microsecond.
+function under(state)
+  if state then
+    owes = lead > tolerance
+    capacity, rate, period, tick = struct.unpack('<I7I7I7I3', state, 21)
+    -- A state doesn't say how much debt was allowed: the call's, as far as the products fit.
+    max_debt = math.min(e, (2^53 - rate - (2^53 - rate) % period) / period - 1 - capacity)
+  else
+    capacity, rate, period, tick, max_debt = a, b, c, d, e
+  end
+  numbers = struct.pack('<BI7I7I7I3', 2, capacity, rate, period, tick)
+  tolerance, span = capacity * period, (capacity + max_debt) * period
+  longest = (span + -span % rate) / rate * tick
+  return longest, 14, capacity, rate / (period * tick)
+end
 
 -- What can be taken now, and how long until the key is as if never used.
 local function levels()
@@ -99,7 +118,7 @@ end
 
 local function load(state, blocked, as_is, afresh, scaled)
   local now, changed, ahead, armed = now_us - now_us % tick, false, 0, 0
-  time, lead = now, 0
+  time, lead, still = now, 0, nil
   if not state then return 0, false, 0, levels() end
   local version, was_capacity, was_rate, was_period, was_tick
   time, lead, armed, version, was_capacity, was_rate, was_period, was_tick = struct.unpack('<I7I7I5BI7I7I7I3', state)
@@ -139,9 +158,11 @@ end
 local function move(units, mode)
   local change = units * period
   if mode == 'refund' then
-    change = -math.min(change, lead)
+    change = -math.min(change, lead, still or lead)
   elseif mode == 'penalty' then
     change = math.min(change, furthest() - lead)
+  elseif mode == 'other' then
+    change = math.min(change, furthest() - lead, math.max((owes and span or tolerance) - lead, 0))
   end
   -- `time` is now_us rounded down to a tick. What an idle key takes counts from the tick's end instead: counted from
   -- its start, it would be back up to a tick too early.
@@ -149,6 +170,18 @@ local function move(units, mode)
   lead = lead + change
   return change ~= 0, levels()
 end
+
+-- What is owed of these units, which left this lead at `since`, in parts of a unit: what has passed of it is not.
+function owed(units, since, led, parts, resets)
+  if parts ~= period then led = math.floor(led / parts) * period end
+  local left = led - math.max(time - since, 0) / tick * rate
+  if resets then left = (resets - time + -(resets - time) % tick) / tick * rate end
+  still = math.max(math.min(units * period, left), 0)
+  return still, period
+end
+
+-- What `owed` asks for, of a call that has just been allowed.
+function taken() return time, lead, period end
 
 function write() return struct.pack('<I7I7', time, lead), numbers end
 

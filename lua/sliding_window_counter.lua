@@ -86,6 +86,19 @@ end
 -- The decision is made at `time`, in the window that begins at `window`: the tick of now, or the state's own time if
 -- now lies before it.
 local time, window, previous, current
+-- Whether a refund is of units taken in the previous window.
+local older
+
+-- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many bytes
+-- of a state come before its expiry, the most units at one instant, and units per microsecond.
+function under(state)
+  limit, period, tick = a, b, c
+  if state then limit, period, tick = struct.unpack('<I7I7I3', state, 28) end
+  numbers = struct.pack('<BI7I7I3', 4, limit, period, tick)
+  length = period * tick
+  longest = 2 * length
+  return longest, 21, limit, limit / length
+end
 
 -- A window's weighted count at a time, relative to the start of the next window.
 local function weight(count, time, period, tick)
@@ -114,7 +127,7 @@ end
 
 local function load(state, blocked, as_is, afresh, _, mode)
   local now, changed, ahead, armed = now_us - now_us % tick, false, 0, 0
-  time, previous, current, window = now, 0, 0, now - now % length
+  time, previous, current, window, older = now, 0, 0, now - now % length, false
   if not state then return 0, false, 0, limit, 0 end
   local version, was_limit, was_period, was_tick
   time, previous, current, armed, version, was_limit, was_period, was_tick = struct.unpack('<I7I7I7I5BI7I7I3', state)
@@ -163,10 +176,20 @@ local function wait(units)
   return stay >= 0 and until_left(previous, 1, stay) or until_left(current, 2, limit - units)
 end
 
+-- What is owed of these units, which were taken at `since`: nothing once the window after theirs has ended.
+function owed(units, since)
+  if since >= window then return math.min(units, current) end
+  older = since >= window - length
+  return older and math.min(units, previous) or 0
+end
+
 local function move(units, mode)
-  if mode == 'refund' then
+  if older then
+    previous = previous - units
+    return true, levels()
+  elseif mode == 'refund' then
     units = -math.min(units, previous + current)
-  elseif mode == 'penalty' then
+  elseif mode == 'penalty' or mode == 'other' then
     units = math.min(units, math.max(0, math.floor(2^53 / period) - 1 - current))
   end
   current = current + units

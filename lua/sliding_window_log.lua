@@ -19,7 +19,8 @@
 --   used       = total - total at the last entry that no longer counts
 --   allowed    : used + cost <= limit
 --   retry_after: until enough of the oldest entries have left, found by their running totals
---   refund     : of the newest entries; penalty: an entry of this cost, up to 2^39 units in all
+--   refund     : of the newest entries, or of the oldest where the units are known to be older than the newest; penalty:
+--                an entry of this cost, up to 2^39 units in all
 --   reset_after: newest + period - now
 --   changed numbers keep what was used, of more than the limit the newest units
 --   Reads O(1) entries where few have expired since the last write, else O(log n); writes one, or a small log whole.
@@ -204,6 +205,8 @@ local ring, copies
 -- The decision is made at `time`; a state that is put back to now is written as of `moment`.
 local time, moment, written
 local changed, rebased, lump, unsure, noted
+-- Whether a refund is of units taken before the newest entry.
+local older
 -- Of what counts: how many entries have expired before it, how many units it is, and how many entries.
 local first, used, live, change
 
@@ -258,7 +261,7 @@ end
 local function load(state, blocked, as_is, afresh)
   local ahead = 0
   time, moment, change, first = now_us, now_us, 0, 0
-  changed, rebased, lump = false, false, false
+  changed, rebased, lump, older = false, false, false, false
   if state then
     local was_limit, was_period = struct.unpack('<I5I7', near, 43)
     changed = was_limit ~= limit or was_period ~= period
@@ -321,7 +324,22 @@ local function wait(units)
   return found and leaves + period - now_us
 end
 
+-- What is owed of these units, which were taken at `since`: nothing once they are `period` old.
+function owed(units, since)
+  older = since < newest
+  return since > cutoff and math.min(units, used) or 0
+end
+
 local function move(units, mode)
+  if older then
+    -- Not the newest, which others took: they count for longer. The oldest are no younger than these.
+    if units < used then
+      first, oldest = search(units + 1)
+      if not first then return end
+    end
+    base, used, live = (base + units) % MODULUS, used - units, count - first
+    return true, levels()
+  end
   change = units
   if mode == 'refund' then
     change = -math.min(units, used)

@@ -83,6 +83,26 @@ end
 
 -- The level is as of `time`: the tick of now, or the state's own time if now lies before it.
 local time, level
+-- Whether the key is in debt under the call's numbers, where another version is charged; and what a refund gives back at
+-- most, if that is known.
+local owes, still
+
+-- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many bytes
+-- of a state come before its expiry, the most units at one instant, and units per microsecond.
+function under(state)
+  capacity, rate, period, tick, max_debt = a, b, c, d, e
+  if state then
+    owes = level < 0
+    capacity, rate, period, tick = struct.unpack('<I7I7I7I3', state, 21)
+    -- A state doesn't say how much debt was allowed: the call's, as far as the products fit.
+    local most = 2^53 - rate
+    max_debt = math.min(e, (most - most % period) / period - 1 - capacity)
+  end
+  numbers = struct.pack('<BI7I7I7I3', 1, capacity, rate, period, tick)
+  full, deepest = capacity * period, (capacity + max_debt) * period
+  longest = (deepest + -deepest % rate) / rate * tick
+  return longest, 14, capacity, rate / (period * tick)
+end
 
 -- What can be taken now, and how long until the key is as if never used.
 local function levels()
@@ -100,7 +120,7 @@ end
 
 local function load(state, blocked, as_is, afresh, scaled)
   local now, changed, ahead, armed = now_us - now_us % tick, false, 0, 0
-  time, level = now, full
+  time, level, still = now, full, nil
   if not state then return 0, false, 0, levels() end
   local version, was_capacity, was_rate, was_period, was_tick
   time, level, armed, version, was_capacity, was_rate, was_period, was_tick = struct.unpack('<I7i7I5BI7I7I7I3', state)
@@ -140,15 +160,33 @@ end
 local function move(units, mode)
   local taken = units * period
   if mode == 'refund' then
-    taken = -math.min(taken, full - level)
+    taken = -math.min(taken, full - level, still or taken)
   elseif mode == 'penalty' then
     taken = math.min(taken, level - lowest())
+  elseif mode == 'other' then
+    taken = math.min(taken, level - lowest(), math.max(level + (owes and max_debt * period or 0), 0))
   end
   -- Within a coarse tick a full bucket was not refilling: the time is rounded up, not down.
   if taken > 0 and time < now_us and full - level <= rate then time = time + tick end
   level = level - taken
   return taken ~= 0, levels()
 end
+
+-- What is owed of these units, which left so much missing at `since`, in parts of a unit: what has been refilled is not.
+function owed(units, since, missed, parts, resets)
+  local left
+  if resets then
+    left = (resets - time + -(resets - time) % tick) / tick * rate
+  else
+    if parts ~= period then missed = math.floor(missed / parts) * period end
+    left = missed - math.max(time - since, 0) / tick * rate
+  end
+  still = math.max(math.min(units * period, left), 0)
+  return still, period
+end
+
+-- What `owed` asks for, of a call that has just been allowed.
+function taken() return time, full - level, period end
 
 function write() return struct.pack('<I7i7', time, level), numbers end
 

@@ -62,6 +62,8 @@ pub(crate) struct Row {
     pub(crate) options: &'static [Setting],
     /// Converts numbers to those the script computes with, or says why they don't fit.
     pub(crate) fit: fn(&Numbers) -> Result<Exact, String>,
+    /// The most units that a key can have taken or owe, whatever penalties it got: as its script bounds them.
+    pub(crate) most_counted: fn(&Exact) -> u64,
     /// The script's own arguments, before cost, mode and now.
     pub(crate) arguments: fn(&Numbers, &Exact) -> Vec<i64>,
     /// How these arguments are packed; none if the script has no packed form.
@@ -77,6 +79,7 @@ static ROWS: [Row; 7] = [
         script: Script::algorithm("token_bucket", include_str!("../lua/token_bucket.lua")),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Shards],
         fit: numbers::fit_bucket,
+        most_counted: numbers::most_of_bucket,
         arguments: numbers::bucket_arguments,
         packing: Some(Packing { layout: 1, widths: &[7, 7, 7, 3, 7], most_keys: 80 }),
         state: &[
@@ -96,6 +99,7 @@ static ROWS: [Row; 7] = [
         script: Script::algorithm("fixed_window", include_str!("../lua/fixed_window.lua")),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Start, Setting::Shards],
         fit: numbers::fit_window,
+        most_counted: numbers::most_of_window,
         arguments: numbers::window_arguments,
         packing: Some(Packing { layout: 3, widths: &[7, 7, 7, 7, 7], most_keys: 80 }),
         state: &[
@@ -115,6 +119,7 @@ static ROWS: [Row; 7] = [
         script: Script::algorithm("calendar_window", include_str!("../lua/calendar_window.lua")),
         options: &[Setting::Tz, Setting::Shards],
         fit: numbers::fit_calendar,
+        most_counted: numbers::most_of_calendar,
         arguments: numbers::calendar_arguments,
         packing: Some(Packing { layout: 8, widths: &[7, 7, 7, 7], most_keys: 80 }),
         state: &["time_us", "window_us", "used", "state_limit", "blocked_us", "overage"],
@@ -125,6 +130,7 @@ static ROWS: [Row; 7] = [
         script: Script::algorithm("sliding_window_counter", include_str!("../lua/sliding_window_counter.lua")),
         options: &[Setting::Shards],
         fit: numbers::fit_counter,
+        most_counted: numbers::most_of_counter,
         arguments: numbers::counter_arguments,
         packing: Some(Packing { layout: 4, widths: &[7, 7, 3], most_keys: 80 }),
         state: &[
@@ -144,6 +150,7 @@ static ROWS: [Row; 7] = [
         script: Script::algorithm("sliding_window_log", include_str!("../lua/sliding_window_log.lua")),
         options: &[Setting::Max, Setting::Shards],
         fit: numbers::fit_log,
+        most_counted: numbers::most_of_log,
         arguments: numbers::log_arguments,
         packing: Some(Packing { layout: 6, widths: &[7, 7], most_keys: 35 }),
         state: &["time_us", "entries", "used", "oldest_us", "state_limit", "state_period", "blocked_us", "overage"],
@@ -154,6 +161,7 @@ static ROWS: [Row; 7] = [
         script: Script::algorithm("gcra", include_str!("../lua/gcra.lua")),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Shards],
         fit: numbers::fit_bucket,
+        most_counted: numbers::most_of_bucket,
         arguments: numbers::bucket_arguments,
         packing: Some(Packing { layout: 2, widths: &[7, 7, 7, 3, 7], most_keys: 80 }),
         state: &[
@@ -177,6 +185,7 @@ static ROWS: [Row; 7] = [
         ),
         options: &[Setting::Ttl, Setting::Shards],
         fit: numbers::fit_permits,
+        most_counted: numbers::most_of_permits,
         arguments: numbers::permits_arguments,
         packing: None,
         state: &["time_us", "held", "first_us", "last_us", "blocked_us", "overage"],
@@ -199,7 +208,7 @@ pub(crate) static TWO_CHOICES: Script = Script::composed(
 
 /// The variables that lua/arguments.lua sets.
 const READ: &str = "packed, key_count, a, b, c, d, e, cost, mode, at_us, now_us, layout, several, repeated, fast, state, states, answers, missed, \
-    decide, window_of, read, write, save";
+    decide, window_of, read, write, save, under, owed, taken";
 /// What an algorithm's file defines.
 const DEFINED: &str = "NAME, ARGUMENTS, LENGTH, RESERVES, STATE, valid, longest, load, wait, move, inspect";
 

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::SystemTime;
 
 use crate::algorithm::numbers::cost_sent;
+use crate::decision::count;
 use crate::error::Error;
 use crate::key::Key;
 use crate::limit::Windows;
@@ -40,6 +41,8 @@ pub(crate) struct Call<'a> {
     /// The options after the mode: how changed numbers are treated, whether denials are counted, and how long they
     /// block.
     pub(crate) options: &'a str,
+    /// How long a reservation may wait, in microseconds.
+    pub(crate) within_us: Option<u64>,
     /// Microseconds since the epoch; the server's time if none.
     pub(crate) now_us: Option<u64>,
 }
@@ -140,9 +143,10 @@ impl Call<'_> {
             give(self.marker.map_or(0, |marker| marker.ttl_ms).to_string().as_bytes());
         }
         give(cost_sent(self.cost).to_string().as_bytes());
-        match self.options {
-            "" => give(self.mode.text().as_bytes()),
-            options => give(format!("{}{options}", self.mode.text()).as_bytes()),
+        match (self.options, self.within_us) {
+            ("", None) => give(self.mode.text().as_bytes()),
+            (options, None) => give(format!("{}{options}", self.mode.text()).as_bytes()),
+            (options, Some(us)) => give(format!("{}{options}+within={us}", self.mode.text()).as_bytes()),
         }
         match self.now_us {
             Some(now_us) => give(now_us.to_string().as_bytes()),
@@ -174,5 +178,16 @@ impl Reply {
         }
         let appended = integers.collect::<Option<Vec<_>>>()?;
         Some(Self { decision, appended, at: SystemTime::now() })
+    }
+}
+
+/// Units that a call took: the number appended by the script, otherwise the whole cost or nothing. None if no call can
+/// have taken that many.
+pub(crate) fn granted(cost: u64, mode: Mode, allowed: bool, appended: Option<&i64>) -> Option<u64> {
+    match (mode, appended) {
+        (Mode::Refund | Mode::Block | Mode::Renew | Mode::Release | Mode::Reset | Mode::Cancel, _) => Some(0),
+        (_, Some(granted)) => count(*granted),
+        (Mode::Acquire | Mode::Reserve | Mode::Penalty, None) if allowed => Some(cost),
+        _ => Some(0),
     }
 }

@@ -178,6 +178,11 @@ impl Decision {
         quota.rule_name().map(|name| &**name)
     }
 
+    /// When it was made, by this machine's clock or, if the caller gave the time, by that.
+    pub(crate) fn decided_at(&self) -> SystemTime {
+        self.decided_at
+    }
+
     /// The time since it was made, by this machine's clock.
     pub(crate) fn age(&self) -> Duration {
         self.decided_at.elapsed().unwrap_or_default()

@@ -163,6 +163,11 @@ impl Limit {
         smallest.capacity + if reserved { smallest.max_debt() } else { 0 }
     }
 
+    /// The most units that a key can have taken or owe.
+    pub(crate) fn most_counted(&self) -> u64 {
+        (self.algorithm.row().most_counted)(&self.exact)
+    }
+
     /// Its parts, if it has shards.
     pub(crate) fn shard_limits(&self) -> Option<&Shards> {
         self.shards.as_ref()
@@ -320,7 +325,7 @@ impl LimitBuilder {
     ///
     /// # Errors
     ///
-    /// Zero; more than 2^53; an option that the algorithm doesn't have; an unknown time zone; numbers that fit at no
+    /// Zero; more than 2^53, or 2^53 - 1 in a calendar window; an option that the algorithm doesn't have; an unknown time zone; numbers that fit at no
     /// useful tick; shards that would not each have a unit; shards of windows that start at the first hit, since each
     /// shard would have its own.
     pub fn build(self) -> Result<Limit, RuleError> {
@@ -344,8 +349,12 @@ impl LimitBuilder {
             let why = "expected a day, week, month or year (Limit::calendar)";
             return Err(RuleError::new(format!("{algorithm}: {why}, got {:?}", self.period)));
         }
-        let (units, time, most) =
-            if algorithm.holds() { ("permits", "ttl", MOST_PERMITS) } else { ("rate", "period", EXACT) };
+        let (units, time, most) = match algorithm {
+            Algorithm::Concurrency => ("permits", "ttl", MOST_PERMITS),
+            // What is used and a cost above all limits must be told apart.
+            Algorithm::CalendarWindow => ("rate", "period", EXACT - 1),
+            _ => ("rate", "period", EXACT),
+        };
         within(units, rate, 1, most)?;
         let sub_microsecond = period.subsec_nanos() % 1000 != 0;
         let period = u64::try_from(period.as_micros()).unwrap_or(u64::MAX);
@@ -433,6 +442,10 @@ fn within(name: &str, value: u64, least: u64, most: u64) -> Result<(), RuleError
     if (least..=most).contains(&value) {
         return Ok(());
     }
-    let most = if most == EXACT { "2^53".to_owned() } else { most.to_string() };
+    let most = match most {
+        EXACT => "2^53".to_owned(),
+        most if most == EXACT - 1 => "2^53 - 1".to_owned(),
+        most => most.to_string(),
+    };
     Err(RuleError::new(format!("{name}: expected a whole number from {least} to {most}, got {value}")))
 }

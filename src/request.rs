@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::algorithm::numbers::LONGEST_RESET_US;
 use crate::decision::{By, Decision};
 use crate::error::{Charged, Error, Kind};
 use crate::rule::Rule;
@@ -65,6 +66,8 @@ struct Terms {
     deadline: Option<Duration>,
     jitter: u8,
     after: Option<Earlier>,
+    /// How long a reservation may wait; of a cost of 0, that the wait for what is owed is asked for.
+    within: Option<Duration>,
 }
 
 /// The facts about an earlier call that matter to a call that gives back what it took.
@@ -75,6 +78,17 @@ pub(crate) struct Earlier {
     pub(crate) granted: u64,
     /// Whether Redis took the units as well, if a policy answered in its place.
     pub(crate) charged: Charged,
+    /// When it took them, in microseconds since the epoch, and how long until the key was as if never used.
+    taken_us: u64,
+    reset_us: u64,
+}
+
+impl Earlier {
+    /// The option that limits a refund at this time to what is still owed.
+    pub(crate) fn owed_at(&self, time: Option<SystemTime>) -> String {
+        let now_us = microseconds(time.unwrap_or_else(SystemTime::now)).unwrap_or_default();
+        format!("+taken={},{}", now_us.saturating_sub(self.taken_us), self.reset_us)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +101,8 @@ impl<'a> Request<'a> {
     /// A request for this key, at the rule's cost. Any bytes except an empty key.
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        let terms = Terms { id_ttl: ID_TTL, cost: None, at: None, deadline: None, jitter: 0, after: None };
+        let terms =
+            Terms { id_ttl: ID_TTL, cost: None, at: None, deadline: None, jitter: 0, after: None, within: None };
         Self { key: key.as_ref(), parts: Parts::Borrowed(&[]), id: None, terms }
     }
 
@@ -154,7 +169,10 @@ impl<'a> Request<'a> {
     /// [`settle`](crate::Limiter::settle), [`cancel`](crate::Limiter::cancel), [`release`](crate::Limiter::release),
     /// [`renew`](crate::Limiter::renew) and [`reset`](crate::Limiter::reset). Other calls ignore it.
     ///
-    /// A refund gives back no more than was granted, so nothing for a call that was denied.
+    /// A refund gives back no more than was granted, so nothing for a call that was denied; and no more than is still
+    /// owed: what has refilled or left its window since then is gone. It reckons from the two answers' times on this
+    /// machine, so to within a round trip; [`cancel`](crate::Limiter::cancel) and [`settle`](crate::Limiter::settle)
+    /// reckon exactly, in Redis.
     ///
     /// If a [policy](crate::OnError) answered that call, nothing was taken, so nothing is given back. That is no error:
     /// the answer is [`By::Policy`](crate::By::Policy). If the engine in this process answered
@@ -173,7 +191,9 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn after(mut self, decision: &Decision) -> Self {
         let charged = decision.error.as_ref().map_or(Charged::No, |error| error.charged());
-        self.terms.after = Some(Earlier { by: decision.by, granted: decision.granted, charged });
+        let taken_us = microseconds(decision.decided_at()).unwrap_or_default();
+        let reset_us = u64::try_from(decision.reset_after.as_micros()).unwrap_or(LAST_TIME).min(LAST_TIME);
+        self.terms.after = Some(Earlier { by: decision.by, granted: decision.granted, charged, taken_us, reset_us });
         self
     }
 
@@ -220,6 +240,18 @@ impl Request<'_> {
     /// By how many hundredths a denial's wait may be lengthened.
     pub(crate) fn wait_jitter(&self) -> u8 {
         self.terms.jitter
+    }
+
+    /// A reservation that is denied if it would have to wait longer.
+    pub(crate) fn within(mut self, wait: Duration) -> Self {
+        self.terms.within = Some(wait);
+        self
+    }
+
+    /// The same in microseconds, as far as scripts take it.
+    pub(crate) fn within_us(&self) -> Option<u64> {
+        let us = self.terms.within?.as_micros();
+        Some(u64::try_from(us).map_or(LONGEST_RESET_US, |us| us.min(LONGEST_RESET_US)))
     }
 
     /// The call whose units it gives back.

@@ -137,6 +137,34 @@ pub(crate) fn fit_permits(numbers: &Numbers) -> Result<Exact, String> {
     fit_log(numbers)
 }
 
+/// As far as the level and the time to refill it are exact.
+pub(crate) fn most_of_bucket(exact: &Exact) -> u64 {
+    let by_reset = u128::from(LONGEST_RESET_US) * u128::from(exact.rate) / u128::from(exact.tick);
+    u64::try_from(by_reset).unwrap_or(EXACT).min(EXACT) / exact.period
+}
+
+pub(crate) fn most_of_window(exact: &Exact) -> u64 {
+    let by_reset = u128::from(LONGEST_RESET_US / exact.period) * u128::from(exact.rate);
+    u64::try_from(by_reset).unwrap_or(EXACT).min(EXACT - exact.rate)
+}
+
+pub(crate) fn most_of_calendar(_: &Exact) -> u64 {
+    EXACT
+}
+
+/// A count times the window is exact.
+pub(crate) fn most_of_counter(exact: &Exact) -> u64 {
+    EXACT / exact.period - 1
+}
+
+pub(crate) fn most_of_log(_: &Exact) -> u64 {
+    1 << 39
+}
+
+pub(crate) fn most_of_permits(_: &Exact) -> u64 {
+    20_000
+}
+
 /// The index of a fixed window's start among its script's own arguments.
 pub(crate) const START: usize = 3;
 /// The index of the permits' holder among its script's own arguments.

@@ -137,6 +137,13 @@ impl Windows {
         &self.name
     }
 
+    /// Whether all windows from now on are equally long: days and weeks where clocks don't change.
+    pub(crate) fn are_even(&self) -> bool {
+        let later =
+            || Timestamp::from_microsecond(system_us()).ok().map(|now| self.zone.following(now).next().is_none());
+        matches!(self.unit, Calendar::Day | Calendar::Week) && later() == Some(true)
+    }
+
     /// The windows for a decision at this time, or at the server's if none. Then it is the last pair used, until that
     /// nears its end by the server's clock, as far as known, or is refused; see
     /// [`around_server_time`](Self::around_server_time).

@@ -346,8 +346,10 @@ fn a_calendar_limit_reports_its_unit_zone_and_numbers() {
 #[tokio::test]
 async fn a_cost_just_above_the_largest_limit_is_denied_for_good() {
     let server = Server::start();
-    let most: u64 = 1 << 53;
+    let most: u64 = (1 << 53) - 1;
     let rule = rule(&format!("fixed-window {most}/day"));
+    // Together 2^53 + 1.
+    let many = [Request::new("many").cost(28_059_810_762_433); 321];
     for limiter in [warm(&server).await, Limiter::new(Embedded::new())] {
         for cost in [most + 1, most + 2, u64::MAX] {
             for request in [Request::new("key").cost(cost), Request::new("key").cost(cost).at(SystemTime::now())] {
@@ -358,6 +360,9 @@ async fn a_cost_just_above_the_largest_limit_is_denied_for_good() {
             assert!(!looked.allowed, "{cost}: {looked:?}");
         }
         assert!(limiter.acquire(&rule, Request::new("key").cost(most)).await.expect("a decision").allowed);
+        let allowed =
+            limiter.acquire_many(&rule, many).await.into_iter().filter(|one| one.as_ref().is_ok_and(|one| one.allowed));
+        assert_eq!(allowed.count(), 320);
     }
 }
 
@@ -383,7 +388,7 @@ async fn operations_that_calendar_windows_do_not_support_are_refused_in_one_line
              calendar, such as 10/day)",
         ),
         ("gcra 9/1h tz Europe/Zurich", "option: expected burst, max-debt, shards after gcra, got \"tz\""),
-        ("fixed-window 0/day", "rate: expected a whole number from 1 to 2^53, got 0"),
+        ("fixed-window 0/day", "rate: expected a whole number from 1 to 2^53 - 1, got 0"),
         (
             "fixed-window 2/day shards 3",
             "shards: expected a whole number from 1 to 2, a unit of the rate for each, got 3",

@@ -5,6 +5,7 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::redis::{Connection, cmd};
 use tollgate::{Charged, Decision, Error, Request, Rule};
 
+use crate::support::effort;
 use crate::support::engines::{Engine, Micros, micros, time};
 use crate::support::histories::Operation;
 use crate::support::rules::by_own_id;
@@ -331,9 +332,8 @@ fn permits_that_were_harmed_are_unreadable_or_decide_within_bounds() {
     let entries = proptest::collection::vec((member, signed), 0..=8);
     let stamp = proptest::option::weighted(0.8, proptest::sample::select(vec![0.0, 0.5, -3e6, 5e6, 3e7]));
     let operation = proptest::sample::select(PERMITS.to_vec());
-    let result = TestRunner::new(Config { cases: 600, failure_persistence: None, ..Config::default() }).run(
-        &(entries, stamp, operation),
-        |(entries, stamp, operation)| {
+    let result = TestRunner::new(Config { cases: effort::cases(120), failure_persistence: None, ..Config::default() })
+        .run(&(entries, stamp, operation), |(entries, stamp, operation)| {
             survive(&engine, &mut redis.borrow_mut(), &rule, &[operation], Some(NOW), |redis| {
                 cmd("FLUSHALL").exec(redis).expect("flushed");
                 for (member, score) in &entries {
@@ -343,8 +343,7 @@ fn permits_that_were_harmed_are_unreadable_or_decide_within_bounds() {
                     cmd("ZADD").arg(&name).arg(-(now + offset)).arg("time").exec(redis).expect("stamped");
                 }
             })
-        },
-    );
+        });
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 

@@ -1,12 +1,15 @@
 //! Every operation among acquires, peeks and changed rules: every answer is the oracle's, on both engines.
 
+use std::time::{Duration, UNIX_EPOCH};
+
 use proptest::prelude::*;
+use tollgate::{Embedded, Limiter, Request};
 
 use crate::support::engines::{Engine, micros, on_both_engines};
 use crate::support::histories::{Compared, Operation, any_change, beginning, steps_with};
 use crate::support::limits::two_limits;
 use crate::support::oracle::Retry;
-use crate::support::rules::limit;
+use crate::support::rules::{FIVE, limit, rule};
 
 /// None changes the rule's numbers.
 const OPERATIONS: [(u32, Option<Operation>); 9] = [
@@ -96,4 +99,23 @@ fn only_algorithms_with_debt_can_reserve() {
     let rule = crate::support::rules::rule("sliding-log 5/1s");
     let error = engine.runtime.block_on(engine.limiter.reserve(&rule, "key")).expect_err("a log can't owe");
     assert!(error.is_input() && error.to_string().contains("got sliding-log 5/1s"), "{error}");
+}
+
+/// Of an unused key that is all that the script can take.
+#[tokio::test]
+async fn a_penalty_reports_no_more_than_can_be_taken() {
+    let limiter = Limiter::new(Embedded::new());
+    for text in FIVE.into_iter().chain(["fixed-window 5/month", "gcra 3/7s burst 9 max-debt 8", "gcra 1/1d"]) {
+        for cost in [u64::MAX, 1 << 53, 1 << 20] {
+            let rule = rule(text);
+            limiter.reset(&rule, "key").await.expect("an answer");
+            let at = Request::new("key").at(UNIX_EPOCH + Duration::from_secs(1_000_000));
+            let taken = limiter.penalty(&rule, at.cost(cost)).await.expect("an answer").granted;
+            assert!(taken <= cost && taken >= 1 << 14, "{text}: {taken}");
+            let left = limiter.refund(&rule, at.cost(taken - 1)).await.expect("an answer");
+            assert_eq!(left.remaining, left.limit - 1, "{text}: {taken} of {cost}");
+            let left = limiter.refund(&rule, at.cost(1)).await.expect("an answer");
+            assert_eq!((left.remaining, left.reset_after), (left.limit, Duration::ZERO), "{text}: {taken} of {cost}");
+        }
+    }
 }

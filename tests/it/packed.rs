@@ -8,6 +8,7 @@ use proptest::test_runner::{Config, TestRunner};
 use tollgate::Algorithm;
 use tollgate::redis::{Cmd, Connection, cmd, pipe};
 
+use crate::support::effort::cases;
 use crate::support::redis_server::Server;
 use crate::support::scripts::{Record, records};
 
@@ -203,9 +204,9 @@ fn a_packed_call_decides_as_calls_of_the_text_form_do() {
             let some = Numbers { capacity: other.capacity, rate: other.rate, ..numbers };
             [numbers, if whole { other } else { some }]
         });
-        let config = Config { cases: 300, failure_persistence: None, ..Config::default() };
-        let cases = (pairs, proptest::collection::vec(step(), 1..=40));
-        let outcome = TestRunner::new(config).run(&cases, |case| play(&mut server.connection(), &form, case));
+        let config = Config { cases: cases(60), failure_persistence: None, ..Config::default() };
+        let all = (pairs, proptest::collection::vec(step(), 1..=40));
+        let outcome = TestRunner::new(config).run(&all, |case| play(&mut server.connection(), &form, case));
         outcome.unwrap_or_else(|failure| panic!("{}: {failure}", form.algorithm));
     }
 }

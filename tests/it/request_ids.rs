@@ -8,7 +8,7 @@ use tollgate::{Charged, Decision, Error, Request};
 use crate::support::engines::{Engine, Subject, answer, on_both_engines, time};
 use crate::support::histories::{Operation, Step, beginning, steps_with};
 use crate::support::limits::any_limit;
-use crate::support::oracle::Answer;
+use crate::support::oracle::{Answer, Taken};
 use crate::support::oracle_spec::oracle;
 use crate::support::rules::limit;
 
@@ -34,8 +34,9 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
     on_both_engines((limits, beginning(), calls()), |engine, (limit, begin, calls)| {
         let subject = engine.subject(limit.clone());
         let mut oracle = oracle(&limit);
-        // What is remembered of an id: the operation, the answer, the units, and whether they are settled.
-        let mut remembered: HashMap<usize, (Operation, Answer, u64, bool)> = HashMap::new();
+        // What is remembered of an id: the operation, the answer, the units, whether they are settled, and how the key
+        // was left.
+        let mut remembered: HashMap<usize, (Operation, Answer, u64, bool, Taken)> = HashMap::new();
         let mut now = begin;
         for (id, (operation, step)) in calls {
             if operation == Operation::Reserve && !limit.algorithm().reserves() {
@@ -54,25 +55,25 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
                     prop_assert!(error.is_unknown_id() && error.charged() == Charged::No);
                     continue;
                 }
-                (Operation::Cancel, Some((_, _, took, _))) => {
+                (Operation::Cancel, Some((_, _, took, _, taken))) => {
                     remembered.remove(&id);
-                    (oracle.refund(took, now), 0)
+                    (oracle.refund_of(taken, took, now), 0)
                 }
-                (Operation::Settle, Some((was, _, took, false))) => {
-                    let answer = match cost.checked_sub(took) {
-                        Some(more) if more > 0 => oracle.penalty(more, now),
-                        _ => oracle.refund(took - cost, now),
+                (Operation::Settle, Some((was, _, took, false, taken))) => {
+                    let (answer, taken) = match cost.checked_sub(took) {
+                        Some(more) if more > 0 => (oracle.penalty(more, now), taken.and(more)),
+                        _ => (oracle.refund_of(taken, took - cost, now), taken.less(took - cost)),
                     };
-                    remembered.insert(id, (was, answer, cost, true));
+                    remembered.insert(id, (was, answer, cost, true, taken));
                     (answer, cost)
                 }
-                (Operation::Settle, Some((_, answer, took, true))) => (answer, took),
-                (_, Some((was, _, _, _))) if was != operation => {
+                (Operation::Settle, Some((_, answer, took, true, _))) => (answer, took),
+                (_, Some((was, ..))) if was != operation => {
                     let error = told.expect_err("an id of another operation");
                     prop_assert!(error.is_input() && error.charged() == Charged::No, "{}", error);
                     continue;
                 }
-                (_, Some((_, answer, took, _))) => (answer, took),
+                (_, Some((_, answer, took, ..))) => (answer, took),
                 (_, None) => {
                     let (answer, took) = match operation {
                         Operation::AtMost => oracle.at_most(cost, now),
@@ -81,7 +82,7 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
                     };
                     let took = if answer.allowed { took } else { 0 };
                     if answer.allowed {
-                        remembered.insert(id, (operation, answer, took, false));
+                        remembered.insert(id, (operation, answer, took, false, oracle.taken(took, now)));
                     }
                     (answer, took)
                 }

@@ -473,12 +473,20 @@ fn scripts_refuse_an_option_that_is_malformed() {
                 "+block =5",
                 "+blocks=5",
                 "+block=5+block=6",
+                "+within=2251799813685249",
+                "+within=5+within=5",
                 "+overage=5",
             ] {
                 let error = call(&format!("acquire{option}")).expect_err(option).to_string();
                 assert!(error.contains("BADARG") && error.contains(script), "{name} {option}: {error}");
             }
-            for option in ["+block=1", "+block=2251799813685248", "+overage+block=7", "+block=7+as-is"] {
+            for option in [
+                "+block=1",
+                "+block=2251799813685248",
+                "+overage+block=7",
+                "+within=2251799813685248",
+                "+within=0+as-is",
+            ] {
                 let peeked = call(&format!("peek{option}")).unwrap_or_else(|error| panic!("{name} {option}: {error}"));
                 assert_eq!(peeked[0], 1, "{name} {option}");
             }

@@ -7,6 +7,7 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tokio::runtime::Runtime;
 use tollgate::{Change, Decision, Embedded, Error, Limit, Limiter, Redis, Request, RetryAfter, Rule};
 
+use crate::support::effort::{cases, on_redis_alone};
 use crate::support::oracle::{Answer, Retry};
 use crate::support::redis_server::Server;
 use crate::support::rules::by_own_id;
@@ -202,14 +203,15 @@ pub(crate) fn micros(duration: Duration) -> Micros {
 }
 
 /// Checks a property on many cases in the process, and on some with a real server.
-pub(crate) fn on_both_engines<S: Strategy>(cases: S, property: impl Fn(&Engine, S::Value) -> Result<(), TestCaseError>)
+pub(crate) fn on_both_engines<S: Strategy>(of: S, property: impl Fn(&Engine, S::Value) -> Result<(), TestCaseError>)
 where
     S::Value: Clone,
 {
-    for (engine, count) in [(Engine::embedded(), 1500), (Engine::redis(), 150)] {
+    let embedded = (!on_redis_alone()).then(|| (Engine::embedded(), cases(300)));
+    for (engine, count) in embedded.into_iter().chain([(Engine::redis(), 150)]) {
         let config =
             Config { cases: count, failure_persistence: None, max_global_rejects: 100_000, ..Config::default() };
-        let outcome = TestRunner::new(config).run(&cases, |case| property(&engine, case));
+        let outcome = TestRunner::new(config).run(&of, |case| property(&engine, case));
         outcome.unwrap_or_else(|failure| panic!("{failure}"));
     }
 }

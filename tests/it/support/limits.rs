@@ -76,7 +76,7 @@ fn start() -> impl Strategy<Value = Start> {
 }
 
 /// Small and large numbers alike.
-pub(super) fn logarithmic(range: RangeInclusive<u64>) -> impl Strategy<Value = u64> {
+pub(crate) fn logarithmic(range: RangeInclusive<u64>) -> impl Strategy<Value = u64> {
     let (least, most) = range.into_inner();
     let bits = most.ilog2() + 1;
     (0..=bits, any::<u64>()).prop_map(move |(bits, noise)| (noise & ((1 << bits) - 1)).clamp(least, most))

@@ -15,15 +15,20 @@
 mod block;
 pub mod calendar;
 mod change;
+mod owed;
 mod permits;
 mod rule;
 #[rustfmt::skip]
 mod tests;
+mod versions;
 
 pub use change::Change;
+pub use owed::Taken;
 
 use calendar::Window;
+use owed::Refunds;
 use rule::{Kind, Rule, State, floor_to, u64_of};
+use versions::Other;
 
 /// Where a fixed window begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +96,16 @@ struct Written {
     state: State,
     /// The block's end, in microseconds whatever the tick. Without a block it is past: 0.
     until: i128,
+    /// The same key under other numbers in force.
+    other: Option<Other>,
+    refunds: Refunds,
+}
+
+#[cfg(test)]
+impl Written {
+    fn of(spec: Spec, state: State) -> Self {
+        Self { spec, state, until: 0, other: None, refunds: Refunds::default() }
+    }
 }
 
 /// The key as one call finds it: the rule's change applied, the clock settled.
@@ -102,6 +117,10 @@ struct Found {
     until: i128,
     /// Not what is written: the state lay too far ahead and was moved to now, or the call altered it.
     altered: bool,
+    /// Units taken by the call or, below 0, given back.
+    moved: i128,
+    other: Option<Other>,
+    refunds: Refunds,
 }
 
 #[rustfmt::skip]
@@ -124,6 +143,7 @@ impl Oracle {
         let retry = self.wait_or_block(&mut found, retry, now_us);
         if retry == Retry::Now {
             rule.charge(&mut found, rule.in_parts(cost), now_us);
+            found.moved = cost.into();
         }
         self.close(&found, retry == Retry::Now, retry, now_us)
     }
@@ -139,19 +159,28 @@ impl Oracle {
     /// Takes `cost` now, on credit if need be: up to `max_debt` more than there is. If allowed,
     /// retry is the wait until the debt is paid, else until the same reservation is allowed.
     pub fn reserve(&mut self, cost: u64, now_us: u64) -> Answer {
+        self.reserve_within(cost, None, now_us)
+    }
+
+    /// The same, but a wait longer than `within` is a denial with that wait; and with it, a cost of 0
+    /// answers how long until nothing is owed.
+    pub fn reserve_within(&mut self, cost: u64, within: Option<u64>, now_us: u64) -> Answer {
         let rule = Rule::of(self.spec);
         assert!(matches!(rule.kind, Kind::Bucket | Kind::Window), "counts and permits know no debt");
         let mut found = self.find(now_us);
-        let retry = rule.retry(&found, cost, rule.capacity + rule.debt, now_us);
-        let mut retry = self.wait_or_block(&mut found, retry, now_us);
-        let allowed = retry == Retry::Now;
-        if allowed && cost > 0 {
+        let mut own = rule.retry(&found, cost, rule.capacity + rule.debt, now_us);
+        let mut wait = Retry::Now;
+        if own == Retry::Now && (cost > 0 || within.is_some()) {
             // As taken at `at` itself, so that a wait is that of an acquire of the same cost.
             let owed = rule.take(&found.state, rule.in_parts(cost), found.at, found.at);
-            retry = rule.wait(&found, now_us, |t| rule.used(&owed, t) <= rule.capacity * rule.parts());
-            rule.charge(&mut found, rule.in_parts(cost), now_us);
+            wait = rule.wait(&found, now_us, |t| rule.used(&owed, t) <= rule.capacity * rule.parts());
         }
-        self.close(&found, allowed, retry, now_us)
+        if cost > 0 && matches!((within, wait), (Some(within), Retry::AfterUs(us)) if us > within) { own = wait }
+        let denied = self.wait_or_block(&mut found, own, now_us);
+        if denied != Retry::Now { return self.close(&found, false, denied, now_us) }
+        rule.charge(&mut found, rule.in_parts(cost), now_us);
+        found.moved = cost.into();
+        self.close(&found, true, wait, now_us)
     }
 
     /// Takes what there is of `cost`, and says how much. If there is nothing, one unit is denied.
@@ -167,6 +196,8 @@ impl Oracle {
         let mut found = self.find(now_us);
         if let Some(state) = rule.give(&found.state, rule.in_parts(cost), found.at) {
             (found.state, found.altered) = (state, true);
+            found.moved = -i128::from(cost);
+            found.refunds.add(cost, now_us, false);
             if found.is_blocked(now_us) {
                 found.touch(&rule);
             }
@@ -180,6 +211,7 @@ impl Oracle {
         let mut found = self.find(now_us);
         let parts = rule.in_parts(cost).min(rule.room(&found));
         rule.charge(&mut found, parts, now_us);
+        found.moved = cost.into();
         self.close(&found, true, Retry::Now, now_us)
     }
 
@@ -204,11 +236,27 @@ impl Oracle {
             if self.denials(now_us) == 0 { self.denied.clear() }
             // A block that is over isn't written again.
             let until = if found.is_blocked(now_us) { found.until } else { 0 };
-            self.written = Some(Written { spec: self.spec, state: found.state.clone(), until });
+            let rule = Rule::of(self.spec);
+            let owes = rule.used(&found.state, found.at) > rule.capacity * rule.parts();
+            let other = found.other.as_ref().map(|other| other.also_charged(&rule, found.moved, owes, now_us));
+            // A key as if never used is forgotten.
+            let forgotten = rule.used(&found.state, found.at) == 0
+                && until == 0
+                && self.denials(now_us) == 0
+                && !found.refunds.are_kept()
+                && other.as_ref().is_none_or(Other::is_unused);
+            let refunds = found.refunds;
+            self.written =
+                (!forgotten).then(|| Written { spec: self.spec, state: found.state.clone(), until, other, refunds });
         }
         if self.counts_denials && !allowed {
             if self.denials(now_us) == 0 { self.denied.clear() }
             self.denied.push(now_us);
+            if self.written.is_none() {
+                // Counted in a state in which nothing is used.
+                let (spec, state, refunds) = (self.spec, found.state.clone(), Refunds::default());
+                self.written = Some(Written { spec, state, until: 0, other: None, refunds });
+            }
             // Counting writes beside the state, where a block that is over is left out too.
             if let (false, Some(written)) = (found.is_blocked(now_us), &mut self.written) {
                 written.until = 0;
@@ -257,20 +305,21 @@ impl Oracle {
     fn find(&self, now_us: u64) -> Found {
         let rule = Rule::of(self.spec);
         let at = floor_to(now_us.into(), rule.tick);
-        let unused = Found { state: rule.place(0, at), at, until: 0, altered: false };
-        let Some(Written { spec, state, until }) = &self.written else { return unused };
-        let old = Rule::of(*spec);
-        let is_known = !rule.is_beyond_the_windows(&old, state.time(), at);
-        let state = if is_known { rule.convert(&old, state, self.on_change) } else { state.clone() };
-        let (time, until) = (state.time(), *until);
+        let (other, refunds) = (None, Refunds::default());
+        let unused = Found { state: rule.place(0, at), at, until: 0, altered: false, moved: 0, other, refunds };
+        let Some(written) = &self.written else { return unused };
+        let (state, other) = self.version(&rule, written, at, now_us);
+        let refunds = written.refunds.of_late(&rule, now_us);
+        let (time, until) = (state.time(), written.until);
         if rule.used(&state, time) == 0 && until <= now_us.into() {
             // The same as no state: its time must not bind anybody.
-            unused
+            Found { other, refunds, ..unused }
         } else if rule.is_far_ahead(time, at) {
             let gap = time - at;
-            Found { state: rule.rebased(&state, at), at, until: until - gap, altered: true }
+            let state = rule.rebased(&state, at);
+            Found { state, at, until: until - gap, altered: true, moved: 0, other, refunds }
         } else {
-            Found { state, at: at.max(time), until, altered: false }
+            Found { state, at: at.max(time), until, altered: false, moved: 0, other, refunds }
         }
     }
 }

@@ -150,7 +150,7 @@ mod tests {
         // Of thirds, 2.3 units left are 6, and 0.3 owed are 1.
         for (used, capacity, remaining, reset) in [(7, 4, 2, 13), (33, 4, 0, 27)] {
             let mut o = as_is(gcra(3, 1));
-            o.written = Some(Written { spec: o.spec, state: State::Bucket { used, time: 101 }, until: 0 });
+            o.written = Some(Written::of(o.spec, State::Bucket { used, time: 101 }));
             o.change(Spec::Gcra { rate: 1, period_us: 6, capacity, max_debt: 1, tick_us: 2 });
             table(&mut o, &[(0, 101, Now, remaining, reset)]);
         }

@@ -107,7 +107,7 @@ impl Found {
     fn without(&self, id: &str) -> Self {
         let State::Permits { held, time } = &self.state else { panic!("only permits have ids") };
         let held = held.iter().filter(|permit| !permit.is_of(id)).cloned().collect();
-        Self { state: State::Permits { held, time: *time }, ..*self }
+        Self { state: State::Permits { held, time: *time }, other: None, ..*self }
     }
 
     fn holds(&self, id: &str, t: i128) -> bool {

@@ -72,14 +72,14 @@ fn changes_by_hand() {
     table(&mut o, &[(1, 103, AfterUs(17), 0, 17)]);
     // A debt stays a debt, within the new bound: 5 of 3 used become 4, of 2 and 2.
     let mut o = Oracle::new(Spec::Gcra { rate: 1, period_us: 10, capacity: 3, max_debt: 2, tick_us: 1 });
-    o.written = Some(Written { spec: o.spec, state: State::Bucket { used: 50, time: 100 }, until: 0 });
+    o.written = Some(Written::of(o.spec, State::Bucket { used: 50, time: 100 }));
     table(&mut o, &[(0, 100, Now, 0, 50), (1, 100, AfterUs(30), 0, 50)]);
     o.change(Spec::Gcra { rate: 1, period_us: 10, capacity: 2, max_debt: 2, tick_us: 1 });
     table(&mut o, &[(1, 100, AfterUs(30), 0, 40)]);
     // 7 tenths used are 2.1 thirds, counted as 3; 101 is ceiled to 102.
     let mut o = Oracle::new(bucket(1, 10, 3, 1));
     table(&mut o, &[(1, 98, Now, 2, 10)]);
-    o.written = Some(Written { spec: o.spec, state: State::Bucket { used: 7, time: 101 }, until: 0 });
+    o.written = Some(Written::of(o.spec, State::Bucket { used: 7, time: 101 }));
     o.change(bucket(1, 6, 3, 2));
     table(&mut o, &[(0, 102, Now, 2, 6)]);
 

@@ -122,6 +122,8 @@ fn answers_keep_their_word() {
                 // Counts may be too old to weigh anything, and still be given back.
                 // Counting a denial drops a block that is over.
                 let over = before.counts_denials && before.written.as_ref().is_some_and(|w| (1..=now.into()).contains(&w.until));
+                // It is counted in a state, if there is none yet in one in which nothing is used.
+                let over = over || (before.counts_denials && before.written.is_none() && !a.allowed);
                 let raw = call == Refund && matches!(found.state, State::Counter { .. });
                 assert!(found.altered || raw || over || o.written == before.written, "{context}");
             }

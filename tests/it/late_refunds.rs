@@ -1,0 +1,130 @@
+//! Units given back late: never more than is still owed, so the rule's bound holds whatever comes in between.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use tollgate::{Embedded, Limiter, Redis, Request, Rule};
+
+use crate::support::effort::cases;
+use crate::support::engines::time;
+use crate::support::oracle_spec::oracle;
+use crate::support::redis_server::Server;
+use crate::support::rules::rule;
+
+/// Ten sleepers each reserve 100 units; Redis is away, they are dropped, and their cancellations arrive one by one,
+/// between the calls of others. All of it may have at most the capacity and what refills.
+#[tokio::test]
+async fn reservations_cancelled_after_an_outage_give_back_what_is_still_owed() {
+    let server = Server::start();
+    let redis = Limiter::new(Redis::open(&server.url()).expect("an address")).deadline(Duration::from_secs(10));
+    for (engine, limiter) in [("redis", redis), ("embedded", Limiter::new(Embedded::new()))] {
+        for text in ["token-bucket 100/1s burst 100 max-debt 1000", "gcra 100/1s burst 100 max-debt 1000"] {
+            for outage in [250, 1_000, 2_500, 6_000, 9_900, 11_000, 30_000_u64] {
+                let (rule, begin) = (rule(text), 1_u64 << 50);
+                let key = format!("{engine} {text} {outage}");
+                let ids: Vec<_> = (0..10).map(|n| format!("sleeper {n}")).collect();
+                let at = |ms: u64| Request::new(&key).at(time(begin + ms * 1000));
+                assert!(limiter.acquire(&rule, at(0).cost(100)).await.expect("a decision").allowed);
+                for id in &ids {
+                    assert!(limiter.reserve(&rule, at(0).cost(100).id(id)).await.expect("a decision").allowed);
+                }
+                // Each cancellation a while after the one before, and before it a caller who takes what there is.
+                let mut taken = 100;
+                for (n, id) in ids.iter().enumerate() {
+                    let now = outage + 150 * n as u64;
+                    taken += limiter.at_most(&rule, at(now).cost(100)).await.expect("a decision").granted;
+                    limiter.cancel(&rule, at(now).id(id)).await.expect("an answer");
+                }
+                let last = outage + 150 * 9;
+                taken += limiter.at_most(&rule, at(last).cost(100)).await.expect("a decision").granted;
+                let most = 100 + 100 * last / 1000;
+                assert!(taken <= most, "{key}: {taken} of {most}");
+                // What nobody used and nobody owes is there again.
+                let rested = limiter.peek(&rule, at(last + 12_000).cost(100)).await.expect("a decision");
+                assert!(rested.allowed, "{key}: {rested:?}");
+            }
+        }
+    }
+}
+
+/// A call of a history: who, when, and what.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Reserves under an id of its own, and keeps it.
+    Keeps(u64),
+    /// Reserves under an id of its own, to be cancelled by a later step.
+    Drops(u64),
+    /// Takes what there is, up to this.
+    Takes(u64),
+    /// Cancels one of those that are to be cancelled.
+    Cancels(usize),
+    /// Lets so many milliseconds pass.
+    Passes(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => (1_u64..=100).prop_map(Step::Keeps),
+        3 => (1_u64..=100).prop_map(Step::Drops),
+        3 => (1_u64..=100).prop_map(Step::Takes),
+        3 => any::<usize>().prop_map(Step::Cancels),
+        4 => (1_u64..=1500).prop_map(Step::Passes),
+    ]
+}
+
+/// Whatever is cancelled, and whenever: the key never has more than if the cancelled calls had never been.
+#[test]
+fn however_late_a_cancellation_comes_the_key_has_no_more_than_without_its_call() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let config = Config { cases: cases(1_000), failure_persistence: None, ..Config::default() };
+    let texts = [
+        "token-bucket 100/1s burst 100 max-debt 300",
+        "gcra 100/1s burst 100 max-debt 300",
+        "fixed-window 100/1s burst 200 max-debt 300",
+        "fixed-window 100/1s",
+        "sliding-window 100/1s",
+        "sliding-log 100/1s",
+    ];
+    let histories = (proptest::sample::select(texts.to_vec()), proptest::collection::vec(step(), 1..=60));
+    let outcome = TestRunner::new(config).run(&histories, |(text, steps)| {
+        let rule: Rule = rule(text);
+        let limit = rule.limits().next().expect("a limit");
+        let limiter = Limiter::new(Embedded::new());
+        let mut without = oracle(limit);
+        let (mut now, mut dropped) = (1_u64 << 50, Vec::new());
+        for (n, step) in steps.into_iter().enumerate() {
+            let at = Request::new("key").at(time(now));
+            match step {
+                Step::Keeps(cost) | Step::Drops(cost) => {
+                    let (id, reserves) = (format!("call {n}"), limit.max_debt() > 0);
+                    let request = at.cost(cost).id(&id);
+                    let decision = match reserves {
+                        true => runtime.block_on(limiter.reserve(&rule, request)),
+                        false => runtime.block_on(limiter.acquire(&rule, request)),
+                    };
+                    match step {
+                        _ if !decision.expect("a decision").allowed => {}
+                        Step::Drops(_) => dropped.push(id),
+                        _ => drop(without.penalty(cost, now)),
+                    }
+                }
+                Step::Takes(most) => {
+                    let decision = runtime.block_on(limiter.at_most(&rule, at.cost(most))).expect("a decision");
+                    without.penalty(decision.granted, now);
+                }
+                Step::Cancels(which) if !dropped.is_empty() => {
+                    let id = dropped.swap_remove(which % dropped.len());
+                    runtime.block_on(limiter.cancel(&rule, at.id(&id))).expect("an answer");
+                }
+                Step::Cancels(_) => {}
+                Step::Passes(ms) => now += ms * 1000,
+            }
+            let has = runtime.block_on(limiter.peek(&rule, Request::new("key").at(time(now)).cost(0)));
+            let (has, most) = (has.expect("a decision"), without.peek(0, now));
+            prop_assert!(has.remaining <= most.remaining, "{}: {:?}, without {:?}", text, has, most);
+        }
+        Ok(())
+    });
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}

@@ -1,0 +1,128 @@
+//! Two versions of a rule in force at once: each has a level of its own, and both take what either admits.
+
+use super::rule::{Kind, Rule, State, ceil_div, floor_to};
+use super::{Change, Found, Oracle, Refunds, Spec, Start, Written};
+
+/// A key under other numbers than those it was last written under.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Other {
+    spec: Spec,
+    state: State,
+    /// Until when it is in force in any case, in whole seconds.
+    until: i128,
+}
+
+const SECOND: i128 = 1_000_000;
+
+impl Oracle {
+    /// The state under this rule, and that under the other version in force.
+    pub(super) fn version(&self, rule: &Rule, written: &Written, at: i128, now_us: u64) -> (State, Option<Other>) {
+        let (now, old, state) = (i128::from(now_us), Rule::of(written.spec), &written.state);
+        if !matches!(rule.kind, Kind::Bucket | Kind::Window | Kind::Counter) {
+            let is_known = !rule.is_beyond_the_windows(&old, state.time(), at);
+            return (if is_known { rule.convert(&old, state, self.on_change) } else { state.clone() }, None);
+        }
+        let other = written.other.as_ref();
+        let other = other.filter(|other| now < other.until || other.says_more_than(written, rule, now_us));
+        let same = rule.wrote(&old, state);
+        if self.on_change != Change::KeepUsed {
+            return (rule.convert(&old, state, self.on_change), other.filter(|_| same).cloned());
+        }
+        if same {
+            return (state.clone(), other.cloned());
+        }
+        let until = state.time() + rule.longest().max(old.with_debt_of(rule).longest());
+        let until = ceil_div(until, SECOND) * SECOND;
+        let mut before = Some(Other { spec: written.spec, state: state.clone(), until }).filter(|_| now < until);
+        let own = match other {
+            Some(other) if rule.wrote(&Rule::of(other.spec), &other.state) => other.state.clone(),
+            Some(other) if Rule::of(other.spec).capacity > old.capacity => {
+                before = Some(other.clone());
+                // Charged under a rule whose windows start at the first hit, its own may start anywhere.
+                let from = Rule { start: Start::FirstHit, ..Rule::of(other.spec) };
+                rule.convert(&from, &other.state, self.on_change)
+            }
+            _ => rule.convert(&old, state, self.on_change),
+        };
+        (own, before)
+    }
+}
+
+impl Other {
+    /// Whether nothing is used under these numbers.
+    pub(super) fn is_unused(&self) -> bool {
+        Rule::of(self.spec).used(&self.state, self.state.time()) == 0
+    }
+
+    /// Whether it is a larger version than the one that was written last, and more is used of it.
+    fn says_more_than(&self, written: &Written, caller: &Rule, now_us: u64) -> bool {
+        let (old, pace) = (Rule::of(written.spec), |rule: &Rule| rule.rate as f64 / rule.period as f64);
+        let (its, found) = self.found(&self.state, caller, now_us);
+        let (_, last) = self.found(&its.convert(&old, &written.state, Change::KeepUsed), caller, now_us);
+        let [(its_free, its_reset), (free, reset)] = [found, last]
+            .map(|Found { state, at, .. }| (its.free(&state, at), its.first(at, |t| its.used(&state, t) == 0)));
+        its.capacity > old.capacity && pace(&its) >= pace(&old) && (its_reset > reset || its_free < free)
+    }
+
+    /// How a call under the caller's rule finds this state under its numbers, as far as it says them.
+    fn found(&self, state: &State, caller: &Rule, now_us: u64) -> (Rule, Found) {
+        let mut rule = Rule::of(self.spec).with_debt_of(caller);
+        if let State::Window { start, .. } = self.state {
+            rule.start = match caller.start {
+                Start::At(_) => Start::At(u64::try_from(start.rem_euclid(rule.period)).expect("not negative")),
+                Start::FirstHit => Start::FirstHit,
+            };
+        }
+        let (at, time) = (floor_to(now_us.into(), rule.tick), state.time());
+        let (state, at) = if rule.used(state, time) == 0 {
+            (rule.place(0, at), at)
+        } else if rule.is_far_ahead(time, at) {
+            (rule.rebased(state, at), at)
+        } else {
+            (state.clone(), at.max(time))
+        };
+        let refunds = Refunds::default();
+        (rule, Found { state, at, until: 0, altered: false, moved: 0, other: None, refunds })
+    }
+
+    /// The same after the call took these units too or, below 0, gave them back.
+    pub(super) fn also_charged(&self, caller: &Rule, moved: i128, owes: bool, now_us: u64) -> Self {
+        let (rule, mut found) = self.found(&self.state, caller, now_us);
+        if moved > 0 {
+            // What exceeds a level is forgiven, as by a change to its numbers; only who is in debt stays in debt. Counts
+            // count all.
+            let most = (rule.capacity + if owes { rule.debt } else { 0 }) * rule.parts();
+            let room = match rule.kind {
+                Kind::Counter => rule.room(&found),
+                _ => (most - rule.used(&found.state, found.at)).clamp(0, rule.room(&found)),
+            };
+            rule.charge(&mut found, room.min(moved * rule.parts()), now_us);
+        } else if let Some(state) = rule.give(&found.state, -moved * rule.parts(), found.at) {
+            found.state = state;
+        }
+        Self { state: rule.settled(&found.state, found.at), ..self.clone() }
+    }
+}
+
+impl Rule {
+    /// Whether this state was written under these numbers. It doesn't say how much debt was allowed, nor where windows
+    /// start but for its own.
+    fn wrote(&self, old: &Rule, state: &State) -> bool {
+        let aligned = match (self.start, state) {
+            (Start::At(_), State::Window { start, .. }) => self.window_at(*start) == *start,
+            _ => true,
+        };
+        aligned && *self == (Rule { debt: self.debt, start: self.start, ..*old })
+    }
+
+    /// With as much debt as the other rule allows and fits beside these numbers.
+    fn with_debt_of(&self, other: &Rule) -> Rule {
+        let exact = 1 << 53;
+        let fits = match self.kind {
+            Kind::Bucket => (exact - self.rate) / self.parts() - 1 - self.capacity,
+            Kind::Window => exact - self.rate - self.capacity,
+            _ => 0,
+        };
+        Rule { debt: if self == other { self.debt } else { other.debt.min(fits) }, ..*self }
+    }
+}
