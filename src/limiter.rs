@@ -13,8 +13,10 @@ mod local;
 mod maintenance;
 mod many;
 mod prepare;
+mod releases;
 mod run;
 mod sharded;
+mod turns;
 pub(crate) mod wait;
 
 use std::future::poll_fn;
@@ -25,8 +27,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::algorithm::numbers::LONGEST_RESET_US;
-use crate::call::{Mode, Reply};
-use crate::decision::{Decision, LimitAnswer, LimitDecision, count};
+use crate::call::{Mode, Reply, granted};
+use crate::decision::{Decision, LimitAnswer, LimitDecision};
 use crate::denial_cache::DenialCache;
 use crate::engine::Engine;
 #[cfg(feature = "embedded")]
@@ -38,6 +40,7 @@ use crate::rule::{OnError, Rule, Target};
 use crate::telemetry::{self, Observed};
 
 use background::Background;
+#[cfg(feature = "http")]
 pub(crate) use background::persist;
 #[cfg(feature = "http")]
 pub(crate) use by_rules::Acquisition;
@@ -212,8 +215,8 @@ impl Limiter {
         }
     }
 
-    /// Takes the cost whether or not it is available. [`refund`](Self::refund) forgives it; in a calendar window, the
-    /// end of the window does too.
+    /// Takes the cost whether or not it is available, as far as the rule's arithmetic stays exact; `granted` is never
+    /// more than that. [`refund`](Self::refund) forgives it; in a calendar window, the end of the window does too.
     ///
     /// # Errors
     ///
@@ -451,7 +454,10 @@ impl Limiter {
         let answers = fives.zip(notes).map(|(reply, notes)| LimitAnswer::new(*reply, notes, rule.counts_denials()));
         let answers = answers.collect::<Option<Vec<_>>>().ok_or_else(garbled)?;
         let allowed = answers.iter().all(|answered| answered.allowed);
-        let granted = granted(request.units(rule), mode, allowed, appended.first()).ok_or_else(garbled)?;
+        let mut granted = granted(request.units(rule), mode, allowed, appended.first()).ok_or_else(garbled)?;
+        if mode == Mode::Penalty {
+            granted = targets.iter().map(|target| target.limit.most_counted()).fold(granted, u64::min);
+        }
         let mut limits = targets.iter().map(|target| &target.scoped.quota).zip(&answers);
         let (by, at) = (self.engine.by(), decided_at(request, reply));
         match targets.len() {
@@ -475,17 +481,6 @@ impl Limiter {
         let answered = LimitAnswer::new(reply.decision, notes, false).ok_or_else(garbled)?;
         let granted = if answered.allowed { request.units(rule) } else { 0 };
         Ok(Decision::of_one(&target.scoped.quota, &answered, granted, self.engine.by(), decided_at(request, reply)))
-    }
-}
-
-/// Units that a call took: the number appended by the script, otherwise the whole cost or nothing. None if no call can
-/// have taken that many.
-fn granted(cost: u64, mode: Mode, allowed: bool, appended: Option<&i64>) -> Option<u64> {
-    match (mode, appended) {
-        (Mode::Refund | Mode::Block | Mode::Renew | Mode::Release | Mode::Reset | Mode::Cancel, _) => Some(0),
-        (_, Some(granted)) => count(*granted),
-        (Mode::Acquire | Mode::Reserve | Mode::Penalty, None) if allowed => Some(cost),
-        _ => Some(0),
     }
 }
 

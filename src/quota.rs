@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::algorithm::Algorithm;
-use crate::limit::{Calendar, Limit};
+use crate::limit::{Calendar, Limit, Windows};
 
 /// One limit of a rule, as reported in a [`Decision`](crate::Decision): its units per period, and names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +17,7 @@ pub struct Quota {
     period: Duration,
     capacity: u64,
     window: Option<Calendar>,
+    is_even: bool,
 }
 
 impl Quota {
@@ -31,6 +32,7 @@ impl Quota {
             period: limit.period(),
             capacity: limit.capacity(),
             window: limit.window(),
+            is_even: limit.windows().is_none_or(Windows::are_even),
         }
     }
 
@@ -84,6 +86,12 @@ impl Quota {
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.capacity
+    }
+
+    /// Whether its periods are all equally long.
+    #[allow(dead_code, reason = "asked by header fields, which are a feature")]
+    pub(crate) fn has_even_periods(&self) -> bool {
+        self.is_even
     }
 
     /// The unit of its calendar windows, if it has any: day, week, month or year.

@@ -51,7 +51,7 @@ pub(crate) fn network() -> Option<Arc<Network>> {
 }
 
 /// Seeds that every test run tries, in each of its parts.
-const SEEDS: u64 = 250;
+const SEEDS: u64 = 100;
 
 /// A part of the seeds: every fourth, from this one on.
 fn seeds(part: u64) {

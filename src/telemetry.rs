@@ -25,6 +25,8 @@ pub(crate) mod names {
     pub(crate) const BATCH: &str = "tollgate_batch_keys";
     /// Open breakers: at most one for each Redis and tokio runtime.
     pub(crate) const BREAKERS: &str = "tollgate_breakers_open";
+    /// Releases, cancellations and the like that were never sent, since too many were waiting.
+    pub(crate) const UNSENT: &str = "tollgate_background_dropped_total";
     /// Rule reloads, from files or a database, by outcome: taken or refused.
     #[cfg(feature = "rules")]
     pub(crate) const RELOADS: &str = "tollgate_rules_reloads_total";
@@ -64,6 +66,7 @@ pub fn describe_metrics() {
     describe_counter!(names::ERRORS, "Calls without a decision, by class");
     describe_histogram!(names::BATCH, "Keys that went to Redis together");
     describe_gauge!(names::BREAKERS, "How many Redis are not asked for a while, since they did not answer");
+    describe_counter!(names::UNSENT, "Releases, cancellations and the like never sent: too many were waiting");
     #[cfg(feature = "postgres")]
     {
         describe_counter!(names::API_KEYS, "API keys that came with requests, by outcome");
@@ -219,12 +222,39 @@ pub(crate) fn permit_lost(rule: &Rule) {
     tracing::warn!(target: "tollgate", rule = rule.name(), "a permit that is in use has expired: others may hold it too");
 }
 
+/// A permit in use was given back because its rule's longest hold is over.
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn permit_overdue(rule: &Rule) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", rule = rule.name(), "a permit in use was held for longest: it is given back");
+}
+
+/// A release, a cancellation or the like isn't sent: too many are waiting.
+pub(crate) fn background_full() {
+    #[cfg(feature = "metrics")]
+    metrics::counter!(names::UNSENT).increment(1);
+    #[cfg(feature = "tracing")]
+    tracing::debug!(target: "tollgate", "what was taken is not given back: too much waits to be");
+}
+
 /// Rules use an attribute that the middleware never sets.
 #[cfg(feature = "http")]
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
 pub(crate) fn unsourced(attribute: &str) {
     #[cfg(feature = "tracing")]
     tracing::warn!(target: "tollgate", attribute, "rules ask for an attribute that no request has");
+}
+
+/// Rules use the client's address, and the server doesn't provide it. This is a mistake in the service's own code, so it
+/// is said even if nobody traces, once.
+#[cfg(feature = "http")]
+pub(crate) fn no_peer(why: &str) {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    SAID.call_once(|| {
+        eprintln!("tollgate: {why}");
+        #[cfg(feature = "tracing")]
+        tracing::error!(target: "tollgate", why, "rules use an address that no request has");
+    });
 }
 
 /// A request was refused because no decision could be made.
@@ -258,6 +288,14 @@ pub(crate) fn unsettled(error: &Error) {
 pub(crate) fn unheeded(error: &Error) {
     #[cfg(feature = "tracing")]
     tracing::warn!(target: "tollgate", %error, "the other side asks to be left alone, and its key is not blocked");
+}
+
+/// A file of rules that can be used has a value that probably doesn't match as meant.
+#[cfg(feature = "rules")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn doubtful_rule(warning: &crate::rules::Fault) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", %warning, "a rule probably does not match as meant");
 }
 
 /// Changed rules, from a file or a database, were taken or, with the error, refused.

@@ -123,8 +123,8 @@ impl Cluster {
     pub async fn primaries(&self, deadline: Duration) -> Result<Vec<Redis>, Error> {
         let until = Deadline::after(deadline);
         runtime::with_timers()?;
-        let known = tokio::time::timeout_at(until.at, self.topology.primaries()).await;
-        known.unwrap_or_else(|_| Err(Error::deadline(deadline, false)))
+        let known = runtime::timeout_at(until.at, self.topology.primaries()).await;
+        known.unwrap_or_else(|| Err(Error::deadline(deadline, false)))
     }
 
     /// The breaker of each known node, by address.
@@ -245,8 +245,8 @@ impl Cluster {
             return Ok(node);
         }
         runtime::with_timers()?;
-        let known = tokio::time::timeout_at(until.at, self.topology.owner_at_last(slot)).await;
-        known.unwrap_or_else(|_| Err(until.missed(false)))
+        let known = runtime::timeout_at(until.at, self.topology.owner_at_last(slot)).await;
+        known.unwrap_or_else(|| Err(until.missed(false)))
     }
 
     /// What to do with a call that this node answered with this error: send it elsewhere, if it certainly didn't run
@@ -296,7 +296,7 @@ impl Cluster {
                 }
                 if detours > 1 {
                     let wait = jittered(DISAGREEMENT * (detours - 1), 50);
-                    tokio::time::sleep_until((Instant::now() + wait).min(until.at)).await;
+                    runtime::sleep_until((Instant::now() + wait).min(until.at)).await?;
                 }
             }
             was_moving = moving;

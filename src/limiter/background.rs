@@ -1,17 +1,29 @@
 //! Work done after callers have gone: giving back permits, settling costs, cancelling reservations.
+//!
+//! One task on each runtime does it for all that have gone there, so many at a time. What waits for its turn is bounded:
+//! beyond that, permits expire by their ttl, reservations and costs stay charged, and it is counted.
 
+use std::collections::VecDeque;
 use std::future::Future;
-use std::sync::Arc;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use tokio::runtime::Handle;
+use futures_util::future::{BoxFuture, Either, select};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::Limiter;
+use super::releases::Releases;
+use super::turns::Turns;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::random::jittered;
+use crate::runtime;
+use crate::telemetry;
 
 /// The pause before the second try. It doubles with each try, up to the longest; jitter makes it up to twice as long,
 /// so that clients don't all come back at once.
@@ -20,55 +32,97 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// A failure later than this after the first one isn't retried.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// The tasks of a limiter and its clones.
+/// Calls in progress on one runtime.
+const AT_ONCE: usize = 512;
+/// Calls in progress or waiting of a limiter and its clones.
+const MOST: usize = 8192;
+
+/// What a limiter and its clones share beside their engine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Background {
     running: Arc<Running>,
+    pub(super) releases: Arc<Releases>,
+    pub(super) turns: Arc<Turns>,
 }
 
 #[derive(Debug, Default)]
 struct Running {
     tasks: AtomicUsize,
     none_left: Notify,
+    /// Those that have something to do.
+    workers: Mutex<Vec<Arc<Worker>>>,
 }
 
-/// One task, until it has ended or no runtime is left to run it.
-struct Task<W: Work> {
+/// What waits to be done on one runtime.
+#[derive(Debug)]
+struct Worker {
+    runtime: Handle,
+    waiting: Mutex<VecDeque<Task>>,
+    more: Notify,
+}
+
+/// Does a worker's work; when its runtime ends, that moves on.
+struct AtWork {
     running: Arc<Running>,
-    work: Option<W>,
-    /// Where to restart it if its own runtime ends first.
+    worker: Arc<Worker>,
+}
+
+/// One call, until it has ended or no runtime is left to make it.
+struct Task {
+    /// None once it is done.
+    work: Option<Box<dyn Fn() -> BoxFuture<'static, bool> + Send>>,
+    counted: Option<Counted>,
+    /// Where to restart it if its runtime ends first; then the library's own.
     otherwise: Option<Handle>,
+    is_last: bool,
+}
+
+struct Counted {
+    running: Arc<Running>,
 }
 
 /// Work that can be restarted. Its result says whether the runtime was able to run it.
 pub(crate) trait Work: Fn() -> Self::Doing + Send + 'static {
-    type Doing: Future<Output = bool> + Send;
+    type Doing: Future<Output = bool> + Send + 'static;
 }
 
 impl<W, D> Work for W
 where
     W: Fn() -> D + Send + 'static,
-    D: Future<Output = bool> + Send,
+    D: Future<Output = bool> + Send + 'static,
 {
     type Doing = D;
 }
 
 impl Limiter {
-    /// Runs this on the current runtime; if there is none, or it ends too early, on this one.
+    /// Runs this on the current runtime; if there is none, or it ends too early, on this one; and if that has ended, or
+    /// nobody may be driving it, on the library's own. Dropped if too much is waiting.
     pub(crate) fn spawn(&self, runtime: &Handle, work: impl Work) {
-        let running = Arc::clone(&self.background.running);
-        running.tasks.fetch_add(1, Ordering::AcqRel);
-        let work = Some(work);
-        match Handle::try_current() {
-            Ok(current) => Task { running, work, otherwise: Some(runtime.clone()) }.start(&current),
-            Err(_) => Task { running, work, otherwise: None }.start(runtime),
+        let running = &self.background.running;
+        if running.tasks.fetch_add(1, Ordering::AcqRel) >= MOST {
+            running.tasks.fetch_sub(1, Ordering::AcqRel);
+            telemetry::background_full();
+            return;
         }
+        let work: Box<dyn Fn() -> BoxFuture<'static, bool> + Send> = Box::new(move || Box::pin(work()));
+        let (work, counted) = (Some(work), Some(Counted { running: Arc::clone(running) }));
+        let (at, otherwise) = match Handle::try_current() {
+            Ok(current) => (current, Some(runtime.clone())),
+            // One that has a single thread is perhaps not driven.
+            Err(_) if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread => {
+                (runtime::own().unwrap_or_else(|| runtime.clone()), None)
+            }
+            Err(_) => (runtime.clone(), None),
+        };
+        running.give(&at, Task { work, counted, otherwise, is_last: false });
     }
 
     /// Waits until this limiter and its clones have finished their background work: giving back dropped permits,
-    /// settling costs, cancelling reservations, returning leased units. A runtime that ends drops what is left of it,
-    /// so call this after a server has shut down gracefully, and before `main` returns. While Redis is away, that work
-    /// is retried for some seconds; put a timeout around this call to bound the wait.
+    /// settling costs, cancelling reservations, returning leased units. When its runtime ends, a thread of the library's
+    /// own goes on with it, over a connection of its own; the end of the process drops what is left, so call this
+    /// before `main` returns. While Redis is away, that work is retried for some seconds; put a timeout around this call
+    /// to bound the wait. At most 8,192 calls wait or run at a time for a limiter and its clones: beyond that none is
+    /// made, permits expire by their ttl, and what was charged stays charged.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -100,27 +154,107 @@ impl Limiter {
     }
 }
 
-impl<W: Work> Task<W> {
-    fn start(mut self, runtime: &Handle) {
-        runtime.spawn(async move {
-            let fits = match &self.work {
-                Some(work) => work().await,
-                None => true,
-            };
-            if fits {
-                drop(self.work.take());
-            }
-        });
+impl Running {
+    fn workers(&self) -> MutexGuard<'_, Vec<Arc<Worker>>> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give(self: &Arc<Self>, runtime: &Handle, task: Task) {
+        let mut workers = self.workers();
+        if let Some(worker) = workers.iter().find(|worker| worker.runtime.id() == runtime.id()) {
+            // Under the lock: it isn't about to leave.
+            worker.waiting().push_back(task);
+            worker.more.notify_one();
+            return;
+        }
+        let waiting = Mutex::new(VecDeque::from([task]));
+        let worker = Arc::new(Worker { runtime: runtime.clone(), waiting, more: Notify::new() });
+        workers.push(Arc::clone(&worker));
+        drop(workers);
+        // A runtime that has ended drops it at once.
+        runtime.spawn(AtWork { running: Arc::clone(self), worker }.run());
+    }
+
+    /// Takes out a worker that has nothing left to do.
+    fn leave(&self, worker: &Arc<Worker>) -> bool {
+        let mut workers = self.workers();
+        let leaves = worker.waiting().is_empty();
+        if leaves {
+            workers.retain(|other| !Arc::ptr_eq(other, worker));
+        }
+        leaves
     }
 }
 
-impl<W: Work> Drop for Task<W> {
-    fn drop(&mut self) {
-        if let (Some(work), Some(runtime)) = (self.work.take(), self.otherwise.take()) {
-            let running = Arc::clone(&self.running);
-            running.tasks.fetch_add(1, Ordering::AcqRel);
-            Self { running, work: Some(work), otherwise: None }.start(&runtime);
+impl Worker {
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Task>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AtWork {
+    async fn run(self) {
+        let mut active = FuturesUnordered::new();
+        loop {
+            while active.len() < AT_ONCE {
+                let Some(task) = self.worker.waiting().pop_front() else { break };
+                active.push(task.run());
+            }
+            if active.is_empty() {
+                if self.running.leave(&self.worker) {
+                    return;
+                }
+                continue;
+            }
+            match select(active.next(), pin!(self.worker.more.notified())).await {
+                Either::Left(_) | Either::Right(_) => {}
+            }
         }
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.running.workers().retain(|other| !Arc::ptr_eq(other, &self.worker));
+        // Each moves on as it is dropped.
+        let left = std::mem::take(&mut *self.worker.waiting());
+        drop(left);
+    }
+}
+
+impl Task {
+    async fn run(mut self) {
+        let working = self.work.as_ref().map(|work| work());
+        let fits = match working {
+            Some(working) => working.await,
+            None => true,
+        };
+        if fits {
+            drop(self.work.take());
+        }
+    }
+}
+
+impl std::fmt::Debug for Task {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Task").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let (Some(work), Some(counted), false) = (self.work.take(), self.counted.take(), self.is_last) else { return };
+        let otherwise = self.otherwise.take();
+        let is_last = otherwise.is_none();
+        if let Some(runtime) = otherwise.or_else(runtime::own) {
+            let running = Arc::clone(&counted.running);
+            running.give(&runtime, Self { work: Some(work), counted: Some(counted), otherwise: None, is_last });
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
         if self.running.tasks.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.running.none_left.notify_waiters();
         }
@@ -128,18 +262,30 @@ impl<W: Work> Drop for Task<W> {
 }
 
 /// Retries an idempotent call for a while, as long as Redis is away.
+#[cfg(feature = "http")]
 pub(crate) async fn persist<F: Future<Output = Result<Decision, Error>>>(attempt: impl Fn() -> F) -> Result<(), Error> {
+    persist_until(None, attempt).await.map(|_| ())
+}
+
+/// Retries an idempotent call for a while, as long as Redis is away and while there is something to give back: false if that time was over before an answer came.
+pub(super) async fn persist_until<F: Future<Output = Result<Decision, Error>>>(
+    due: Option<Instant>,
+    attempt: impl Fn() -> F,
+) -> Result<bool, Error> {
     let (mut pause, mut began) = (FIRST_PAUSE, None);
     loop {
+        if due.is_some_and(|due| due <= Instant::now()) {
+            return Ok(false);
+        }
         let failure = match attempt().await {
-            Ok(Decision { error: None, .. }) => return Ok(()),
+            Ok(Decision { error: None, .. }) => return Ok(true),
             Ok(Decision { error: Some(error), .. }) => Error::clone(&error),
             Err(error) => error,
         };
         if !failure.goes_to_policy() || began.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
             return Err(failure);
         }
-        tokio::time::sleep(jittered(pause, 100)).await;
+        runtime::sleep(jittered(pause, 100)).await?;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }

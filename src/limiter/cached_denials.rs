@@ -1,6 +1,7 @@
 //! Denials remembered in this process, which save asking again.
 
 use super::Limiter;
+use super::fallback::may_fit;
 use crate::call::Mode;
 use crate::decision::Decision;
 use crate::denial_cache::{DenialCache, Sighting};
@@ -48,11 +49,15 @@ impl Limiter {
         if holds || rule.sharded().is_some() || rule.counts_denials() || request.has_id() || request.time().is_some() {
             return Ok(None);
         }
+        // A denial of a lower cost has a wait.
+        if !may_fit(rule, request, Mode::Acquire) {
+            return Ok(None);
+        }
         Ok(Some(cache.sight(self.state_keys(rule, request)?, rule.fingerprint())))
     }
 
     /// The keys of all limits' states, each ended by a newline, which no key contains.
-    fn state_keys(&self, rule: &Rule, request: &Request<'_>) -> Result<Vec<u8>, Error> {
+    pub(super) fn state_keys(&self, rule: &Rule, request: &Request<'_>) -> Result<Vec<u8>, Error> {
         let mut keys = Vec::new();
         for scoped in rule.scoped_limits() {
             keys.extend_from_slice(&self.state_key(rule, scoped.whole(), request)?);

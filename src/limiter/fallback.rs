@@ -67,7 +67,7 @@ fn raised_if_never_admitted<'a>(rule: &Rule, request: &Request<'a>, mode: Mode) 
 }
 
 /// Whether the rule could ever admit this.
-fn may_fit(rule: &Rule, request: &Request<'_>, mode: Mode) -> bool {
+pub(super) fn may_fit(rule: &Rule, request: &Request<'_>, mode: Mode) -> bool {
     let cost = request.units(rule);
     rule.limits().all(|limit| cost <= limit.largest_cost(mode == Mode::Reserve))
 }

@@ -1,16 +1,22 @@
 //! Permits of a concurrency limit, held for as long as a value lives.
 
 use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::{Either, pending, select};
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
+use tokio::sync::Notify;
+use tokio::time::Instant;
 
-use super::wait::LONGEST_WAIT;
-use super::{Limiter, persist};
+use super::Limiter;
+use super::background::persist_until;
+use super::wait::{JITTER, LONGEST_WAIT};
 use crate::call::Mode;
-use crate::decision::{Decision, Denied};
-use crate::error::{Error, Kind};
+use crate::decision::{By, Decision, Denied, RetryAfter};
+use crate::error::{Charged, Error, Kind};
 use crate::random::{jittered, unique_id};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
@@ -28,9 +34,10 @@ pub struct Held {
 }
 
 /// Permits that are given back on drop, by a task on the runtime that the drop happens on, otherwise on the one in
-/// which they were taken. While Redis is away that is retried for some 15 seconds, unless the id is the caller's own,
-/// since another holder may use it by then. If the runtime or the process has ended, the permits expire after the
-/// limit's ttl. [`Limiter::finish`] waits for releases in progress.
+/// which they were taken, and if that has ended or has a single thread, by a thread of the library's own. While Redis is
+/// away that is retried for some 15 seconds, at most for the limit's ttl, unless the id is the caller's own, since another
+/// holder may use it by then. If the process has ended, the permits expire after the ttl. [`Limiter::finish`] waits for
+/// releases in progress.
 #[must_use = "a permit that is dropped is given back"]
 pub struct Permit {
     limiter: Limiter,
@@ -38,16 +45,33 @@ pub struct Permit {
     request: OwnedRequest,
     /// Whether no other caller knows the id that it is held by.
     own_id: bool,
+    /// Whether there is anything to give back.
     held: bool,
-    renewing: Option<JoinHandle<()>>,
-    /// The runtime to give it back on, wherever it is dropped.
+    renewing: Option<Arc<Renewing>>,
+    /// The runtime to give it back on, if it is dropped outside one.
     runtime: Handle,
+}
+
+/// What a permit shares with the task that renews it.
+#[derive(Debug, Default)]
+struct Renewing {
+    /// Whether a renewal has begun before, on a runtime that has ended.
+    begun: AtomicBool,
+    over: AtomicBool,
+    ended: Notify,
+    /// When the rule's longest hold is over.
+    until: Option<Instant>,
+    /// Whether it was over, and the task gives the permit back.
+    overdue: AtomicBool,
 }
 
 /// The first pause between a waiter's tries for a permit. It grows by half each time. Tries don't wait for expiry,
 /// since permits are usually released before.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 const LAST_LOOK: Duration = Duration::from_millis(250);
+/// Renewals are no closer than this, nor is their deadline shorter; and after a failure they pause no longer than this.
+const SHORTEST: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl Limiter {
     /// Takes as many permits of the rule's concurrency limits as the cost, and the cost from its other limits, all or
@@ -55,7 +79,8 @@ impl Limiter {
     ///
     /// A dropped future gives back the permits that it may have taken; what it took from other limits stays taken. With
     /// an [id](Request::id) of the caller's own, everyone holding by that id shares its permits, and the first to
-    /// release gives them back.
+    /// release gives them back. A hold by the id of a permit that was just dropped comes after its release, which may
+    /// cost a round trip more.
     ///
     /// A call that reaches Redis after its caller gave up may hold a permit until it expires.
     ///
@@ -100,15 +125,27 @@ impl Limiter {
         let (limiter, rule, owned) = (self.clone(), rule.clone(), request.into_owned());
         let runtime = runtime::current()?;
         let mut permit = Permit { limiter, rule, request: owned, own_id, held: true, renewing: None, runtime };
-        let decision = self.decide_uncounted(&permit.rule, &request, Mode::Acquire).await?;
+        let decided = match self.if_released(&permit, &request).await {
+            Ok(()) => self.decide_uncounted(&permit.rule, &request, Mode::Acquire).await,
+            Err(error) => Box::pin(self.answer_instead(error, &permit.rule, &request, Mode::Acquire)).await,
+        };
+        let decision = decided.inspect_err(|error| permit.held = error.charged() != Charged::No)?;
         // Redis may have charged for the call, even if a policy answered.
-        permit.held = decision.allowed || decision.error.is_some();
+        permit.held = match &decision.error {
+            None => decision.allowed,
+            Some(error) => error.charged() != Charged::No || (decision.allowed && decision.by == By::Local),
+        };
         permit.request = request.after(&decision).into_owned();
         Ok(Held { permit: decision.allowed.then_some(permit), decision })
     }
 
+    async fn if_released(&self, permit: &Permit, request: &Request<'_>) -> Result<(), Error> {
+        if permit.own_id { Ok(()) } else { Box::pin(self.after_releases(&permit.rule, request)).await }
+    }
+
     /// The same as [`hold`](Self::hold), but waits for a permit for at most this long. The first caller to ask is
-    /// served. Each try is a call, and a denial that counts if the rule counts denials.
+    /// served. Each try is a call, and a denial that counts if the rule counts denials. What another limit of the rule
+    /// denies, or a block, is waited for until its `retry_after`, and denied at once if that is too long.
     ///
     /// # Errors
     ///
@@ -132,18 +169,52 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Held, Error> {
         runtime::with_timers()?;
-        let until = tokio::time::Instant::now() + max_wait.min(LONGEST_WAIT);
-        let mut look = FIRST_LOOK;
+        let (started, jitter, mut look) = (Instant::now(), request.wait_jitter(), FIRST_LOOK);
         loop {
-            let held = self.hold_once(rule, request, !request.has_id()).await?;
-            let left = until.saturating_duration_since(tokio::time::Instant::now());
-            let Some(expires) = held.decision.retry_after.duration() else { return Ok(held) };
-            if held.permit.is_some() || left.is_zero() {
-                return Ok(held);
-            }
-            tokio::time::sleep(jittered(look.min(expires), 50).min(left)).await;
+            let mut held = self.hold_once(rule, request.jitter(0), !request.has_id()).await?;
+            let left = max_wait.min(LONGEST_WAIT).saturating_sub(started.elapsed());
+            let waits = Waits::of(rule, &held.decision);
+            let wait = match waits {
+                Some(Waits { certain, permit }) if held.permit.is_none() && certain <= left && !left.is_zero() => {
+                    let looked = permit.map_or(Duration::ZERO, |expires| jittered(look.min(expires), 50));
+                    jittered(certain, JITTER).max(looked).min(left)
+                }
+                _ => {
+                    held.decision = held.decision.jittered(jitter);
+                    return Ok(held);
+                }
+            };
+            runtime::sleep(wait).await?;
             look = (look * 3 / 2).min(LAST_LOOK);
         }
+    }
+}
+
+/// What a denied caller waits for.
+struct Waits {
+    /// Until then no other caller's release can help.
+    certain: Duration,
+    /// Until a permit expires, if one is missing: it may be released before.
+    permit: Option<Duration>,
+}
+
+impl Waits {
+    /// None if the request is allowed, or could never be.
+    fn of(rule: &Rule, decision: &Decision) -> Option<Self> {
+        let mut waits = Self { certain: Duration::ZERO, permit: None };
+        let RetryAfter::After(wait) = decision.retry_after else { return None };
+        if decision.limits.is_empty() {
+            if decision.blocked { waits.certain = wait } else { waits.permit = Some(wait) }
+        }
+        for (limit, decided) in rule.limits().zip(&decision.limits).filter(|(_, decided)| !decided.allowed) {
+            let wait = decided.retry_after.duration()?;
+            if limit.algorithm().holds() && !decided.blocked {
+                waits.permit = waits.permit.max(Some(wait));
+            } else {
+                waits.certain = waits.certain.max(wait);
+            }
+        }
+        Some(waits)
     }
 }
 
@@ -169,22 +240,25 @@ impl Permit {
     }
 
     /// Renews the permit every third of the limit's ttl while it is held, in a task of its own, which ends when the
-    /// permit is lost. For work of unknown length; [`renew`](Self::renew) tells whether it is still held.
+    /// permit is lost. A renewal that fails, or isn't answered within a sixth of the ttl, is soon tried again. If the
+    /// task's runtime ends, a thread of the library's own goes on with it. While Redis can't be reached for two thirds
+    /// of the ttl, or while the runtime is blocked that long, the permit may expire: [`renew`](Self::renew) tells
+    /// whether it is still held. When the rule's [longest hold](Rule::max_hold) is over, the task gives the permit back.
+    /// For work of unknown length.
     pub fn renewed(mut self) -> Self {
         self.stop_renewing();
-        let permits = self.rule.limits().filter(|limit| limit.algorithm().holds());
-        let every = permits.map(|limit| limit.period() / 3).min().unwrap_or_default().max(Duration::from_millis(1));
+        if !self.held {
+            return self;
+        }
+        let until = self.rule.holds_for().map(|time| Instant::now() + time.min(LONGEST_WAIT));
+        let renewing = Arc::new(Renewing { until, ..Renewing::default() });
+        self.renewing = Some(Arc::clone(&renewing));
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
-        self.renewing = Some(self.runtime.spawn(async move {
-            loop {
-                tokio::time::sleep(every).await;
-                let renewal = limiter.renew(&rule, &request).await;
-                if renewal.is_err_and(|error| error.is_unknown_id()) {
-                    telemetry::permit_lost(&rule);
-                    return;
-                }
-            }
-        }));
+        let runtime = runtime::current().unwrap_or_else(|_| self.runtime.clone());
+        runtime::spawn_lasting(&runtime, move || {
+            let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
+            Arc::clone(&renewing).renew(limiter, rule, request)
+        });
         self
     }
 
@@ -201,9 +275,53 @@ impl Permit {
         answer
     }
 
-    fn stop_renewing(&mut self) {
-        if let Some(task) = self.renewing.take() {
-            task.abort();
+    /// Whether the permit is this one's to give back.
+    fn stop_renewing(&mut self) -> bool {
+        let Some(renewing) = self.renewing.take() else { return true };
+        let over = renewing.over.swap(true, Ordering::AcqRel);
+        renewing.ended.notify_one();
+        !over || !renewing.overdue.load(Ordering::Acquire)
+    }
+}
+
+impl Renewing {
+    /// Renews until the permit is given up or lost, or has been held for longest.
+    async fn renew(self: Arc<Self>, limiter: Limiter, rule: Rule, request: OwnedRequest) {
+        let permits = rule.limits().filter(|limit| limit.algorithm().holds());
+        let ttl = permits.map(|limit| limit.period()).min().unwrap_or_default();
+        let every = (ttl / 3).max(SHORTEST);
+        // Leaves room for further tries within the ttl.
+        let request = Request::from(&request);
+        let request = request.deadline(request.deadline_or(limiter.deadline).min(ttl / 6).max(SHORTEST));
+        let again = (ttl / 24).clamp(SHORTEST, LONGEST_PAUSE);
+        let mut wait = if self.begun.swap(true, Ordering::AcqRel) { Duration::ZERO } else { every };
+        let renewals = async {
+            while runtime::sleep(wait).await.is_ok() {
+                wait = match limiter.renew(&rule, request).await {
+                    Ok(Decision { error: None, .. }) => every,
+                    Err(error) if error.is_unknown_id() => return telemetry::permit_lost(&rule),
+                    _ => jittered(again, 50),
+                };
+            }
+        };
+        let longest = async {
+            match self.until {
+                Some(until) => drop(runtime::sleep(until.saturating_duration_since(Instant::now())).await),
+                None => pending().await,
+            }
+        };
+        if self.over.load(Ordering::Acquire) {
+            return;
+        }
+        let (renewals, longest, ended) = (pin!(renewals), pin!(longest), pin!(self.ended.notified()));
+        if !matches!(select(select(renewals, longest), ended).await, Either::Left((Either::Right(_), _))) {
+            return;
+        }
+        // Whoever says first that it is over gives it back.
+        self.overdue.store(true, Ordering::Release);
+        if !self.over.swap(true, Ordering::AcqRel) {
+            telemetry::permit_overdue(&rule);
+            let _ = persist_until(None, || limiter.release(&rule, request)).await;
         }
     }
 }
@@ -217,19 +335,25 @@ impl fmt::Debug for Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.stop_renewing();
-        if !self.held {
+        if !self.stop_renewing() || !self.held {
             return;
         }
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
-        let own = self.own_id;
-        // Once the runtime has ended nothing is left to send the release: the permit expires.
+        if !self.own_id {
+            let Some(release) = self.limiter.pending_release(&self.rule, &self.request).map(Arc::new) else { return };
+            self.limiter.spawn(&self.runtime, move || {
+                let (limiter, release) = (limiter.clone(), Arc::clone(&release));
+                // Made once: another holder may soon have the permit.
+                async move { !release.make(&limiter).await.is_some_and(|made| made.is_err_and(|error| error.is_input())) }
+            });
+            return;
+        }
+        let ttl = self.rule.limits().filter(|limit| limit.algorithm().holds()).map(|limit| limit.period()).max();
+        let expires = Instant::now() + ttl.unwrap_or_default().min(LONGEST_WAIT);
         self.limiter.spawn(&self.runtime, move || {
             let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
             async move {
-                let release = || limiter.release(&rule, &request);
-                // With the caller's own id, another holder may soon have the permit.
-                let released = if own { persist(release).await } else { release().await.map(|_| ()) };
+                let released = persist_until(Some(expires), || limiter.release(&rule, &request)).await;
                 // Nobody reads this answer.
                 !released.is_err_and(|error| error.is_input())
             }

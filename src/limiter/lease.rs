@@ -13,17 +13,18 @@
 //! - Units taken on the basis of that peek are spent and returned before r has passed since it was sent. A later peek
 //!   covers all units that haven't expired when it is answered.
 //!
-//! One task at a time takes units or returns them. Units being returned count as out until Redis has answered.
+//! One task at a time takes units or returns them. Units asked for or being returned count as out until Redis has
+//! answered. A task that is stuck, since its runtime is blocked, loses its turn; what it gets later goes back.
 
 mod stock;
+mod turn;
 
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::{Mutex as Turns, OwnedMutexGuard as Turn};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::Instant;
 
 use crate::algorithm::Algorithm;
 use crate::call::Mode;
@@ -31,14 +32,16 @@ use crate::decision::Decision;
 use crate::error::{Error, Kind};
 use crate::limit::Start;
 use crate::limiter::Limiter;
+use crate::limiter::wait::LONGEST_WAIT;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::runtime;
 use crate::telemetry;
 use stock::{Stock, Unused};
+use turn::{Turn, Turns};
 
 /// A process's share of a hot limit, spent without asking Redis: see [`Limiter::lease`]. Clones share it. When the last
-/// of them is dropped, a background task returns what it holds.
+/// of them is dropped, wherever that is, a background task returns what it holds.
 #[derive(Clone, Debug)]
 pub struct Lease {
     shared: Arc<Shared>,
@@ -54,7 +57,7 @@ struct Shared {
     /// Jitter of denials. Not applied to peeks, whose wait must be exact.
     jitter: u8,
     stock: Mutex<Stock>,
-    turns: Arc<Turns<()>>,
+    turns: Turns,
     /// The runtime to return the rest on, wherever the last clone is dropped.
     runtime: OnceLock<Handle>,
 }
@@ -67,7 +70,9 @@ impl Limiter {
     /// processes are replaced one by one, count both the old and the new. A lease holds at most [a
     /// share](Lease::most_unused) of the capacity, all leases together at most half. It returns what it doesn't spend
     /// within a second of its last batch, or sooner if the limit refills sooner; if the limit refills within about 400
-    /// ms, unspent units lapse instead.
+    /// ms, unspent units lapse instead. If the runtime that took a batch has ended, a thread of the library's own
+    /// returns it, over a connection of its own; if that runtime is blocked, the units come back afterwards, or with the
+    /// next batch. Callers on other runtimes don't wait for it, but ask Redis.
     ///
     /// Redis is asked directly while more than half the capacity is left, because the limit can't refill units that are
     /// held here. So a lease saves calls when a limit is nearly or entirely used up, such as a window in its second
@@ -156,7 +161,7 @@ impl Limiter {
         let stock = Mutex::new(Stock::new(share, capacity - processes * share, Instant::now()));
         let (limiter, rule, closed) = (self.clone(), rule.clone(), rule.clone().closed());
         let (jitter, request) = (request.wait_jitter(), request.jitter(0).into_owned());
-        let (turns, runtime) = (Arc::default(), OnceLock::new());
+        let (turns, runtime) = (Turns::new(self.deadline), OnceLock::new());
         let shared = Shared { limiter, rule, closed, request, jitter, stock, turns, runtime };
         Ok(Lease { shared: Arc::new(shared) })
     }
@@ -184,7 +189,7 @@ impl Lease {
         let seen = shared.worth_a_refill(cost, begun);
         if let Some(seen) = seen {
             // However the refill ends, half the deadline is left to ask directly.
-            let _ = timeout(deadline / 2, shared.refilled(cost, seen)).await;
+            runtime::timeout_at(begun + deadline / 2, shared.refilled(cost, seen, deadline / 2)).await;
             if let Some(decision) = shared.spend(cost, Instant::now()) {
                 return Ok(decision);
             }
@@ -216,14 +221,14 @@ impl Lease {
         let shared = Arc::clone(&self.shared);
         // A separate task waits for its turn, and keeps it until the answer, even if the caller gives up.
         let returned = runtime.spawn(async move {
-            let _turn = shared.turn().await;
+            let _turn = shared.turns.take().await;
             shared.return_unused().await
         });
-        let deadline = self.shared.request().deadline_or(self.shared.limiter.deadline);
-        match tokio::time::timeout(deadline, returned).await {
+        let deadline = self.shared.request().deadline_or(self.shared.limiter.deadline).min(LONGEST_WAIT);
+        match runtime::timeout_at(Instant::now() + deadline, returned).await {
             // If the runtime ends, no answer arrives.
-            Ok(returned) => returned.unwrap_or(Ok(0)),
-            Err(_) => Err(Error::deadline(deadline, true)),
+            Some(returned) => returned.unwrap_or(Ok(0)),
+            None => Err(Error::deadline(deadline, true)),
         }
     }
 }
@@ -237,10 +242,6 @@ impl Shared {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn turn(&self) -> Turn<()> {
-        Arc::clone(&self.turns).lock_owned().await
-    }
-
     /// The decision, if it can be made here.
     fn spend(self: &Arc<Self>, cost: u64, now: Instant) -> Option<Decision> {
         let mut stock = self.stock();
@@ -251,7 +252,7 @@ impl Shared {
         drop(stock);
         if low
             && let Ok(runtime) = runtime::current()
-            && let Ok(turn) = Arc::clone(&self.turns).try_lock_owned()
+            && let Some(turn) = self.turns.try_take()
         {
             runtime.spawn(Arc::clone(self).refill(1, turn));
         }
@@ -267,24 +268,34 @@ impl Shared {
     }
 
     /// Refills, or waits for a refill in progress. One refill serves all waiters; those it leaves nothing for go to
-    /// Redis directly, together.
-    async fn refilled(self: &Arc<Self>, cost: u64, seen: u64) {
-        let turn = self.turn().await;
+    /// Redis directly, together. One that has been running for this long, or on another runtime, isn't waited for: that
+    /// runtime may be blocked.
+    async fn refilled(self: &Arc<Self>, cost: u64, seen: u64, patience: Duration) {
+        let turn = match self.turns.try_take() {
+            Some(turn) => turn,
+            None => match self.turns.worth_waiting_until(patience) {
+                Some(until) => match runtime::timeout_at(until, self.turns.take()).await {
+                    Some(turn) => turn,
+                    None => return,
+                },
+                None => return,
+            },
+        };
         if self.stock().refills == seen {
             // A separate task, so that what it takes isn't lost if the caller gives up.
             let _ = tokio::spawn(Arc::clone(self).refill(cost, turn)).await;
         }
     }
 
-    async fn refill(self: Arc<Self>, cost: u64, _turn: Turn<()>) {
+    async fn refill(self: Arc<Self>, cost: u64, turn: Turn) {
         self.runtime.get_or_init(Handle::current);
-        let taken = self.take(cost).await;
+        let taken = self.take(cost, &turn).await;
         let mut stock = self.stock();
         stock.refills += 1;
         if taken.is_err() {
             stock.failed();
         }
-        let unkept = stock.units() > 0 && !stock.kept;
+        let unkept = stock.units() > 0 && (!stock.kept || turn.replaces_a_stuck_one());
         stock.kept |= unkept;
         drop(stock);
         if unkept {
@@ -292,7 +303,7 @@ impl Shared {
         }
     }
 
-    async fn take(&self, cost: u64) -> Result<(), Error> {
+    async fn take(&self, cost: u64, turn: &Turn) -> Result<(), Error> {
         let expired = self.stock().has_expired(Instant::now());
         if expired {
             self.return_unused().await?;
@@ -301,16 +312,30 @@ impl Shared {
         if must_look {
             let (hot_below, sent) = (self.stock().hot_below, Instant::now());
             let peek = self.limiter.peek(&self.closed, self.request().cost(hot_below)).await?;
-            if !self.stock().looked(&peek, sent, Instant::now()) {
+            if !self.turns.has(turn) || !self.stock().looked(&peek, sent, Instant::now()) {
                 return Ok(());
             }
         }
         let batch = self.stock().next_batch(cost, Instant::now());
-        if batch > 0 {
-            let answer = self.limiter.decide_uncounted(&self.closed, &self.request().cost(batch), Mode::AtMost).await?;
+        if batch == 0 {
+            return Ok(());
+        }
+        let (_out, sound_until) = (self.out(batch), self.stock().sound_until());
+        let answer = self.limiter.decide_uncounted(&self.closed, &self.request().cost(batch), Mode::AtMost).await?;
+        if self.turns.has(turn) {
             self.stock().put(&answer, Instant::now());
+        } else {
+            // Meanwhile another task may have taken as much as may be held.
+            let unused = Unused { units: answer.granted, until: sound_until };
+            give(&self.limiter, &self.closed, &self.request, unused).await?;
         }
         Ok(())
+    }
+
+    /// While this lives, as many units count as out that aren't held here.
+    fn out(&self, units: u64) -> Out<'_> {
+        self.stock().on_the_way += units;
+        Out { shared: self, units }
     }
 
     async fn ask(&self, cost: u64, deadline: Duration) -> Result<Decision, Error> {
@@ -325,19 +350,24 @@ impl Shared {
     /// Returns expiring units, in a background task that runs while there are any.
     fn keep(self: &Arc<Self>) {
         let lease = Arc::downgrade(self);
-        tokio::spawn(async move {
-            while let Some(shared) = lease.upgrade() {
-                let Some(until) = shared.held_until() else { return };
-                if Instant::now() < until {
-                    drop(shared);
-                    sleep_until(until).await;
-                    continue;
-                }
-                let _turn = shared.turn().await;
-                let expired = shared.stock().has_expired(Instant::now());
-                if expired {
-                    // Nobody reads this answer.
-                    let _ = shared.return_unused().await;
+        runtime::spawn_lasting(&Handle::current(), move || {
+            let lease = Weak::clone(&lease);
+            async move {
+                while let Some(shared) = lease.upgrade() {
+                    let Some(until) = shared.held_until() else { return };
+                    if Instant::now() < until {
+                        drop(shared);
+                        if runtime::sleep_until(until).await.is_err() {
+                            return;
+                        }
+                        continue;
+                    }
+                    let _turn = shared.turns.take().await;
+                    let expired = shared.stock().has_expired(Instant::now());
+                    if expired {
+                        // Nobody reads this answer.
+                        let _ = shared.return_unused().await;
+                    }
                 }
             }
         });
@@ -355,22 +385,36 @@ impl Shared {
     async fn return_unused(&self) -> Result<u64, Error> {
         let unused = self.stock().unused(Instant::now());
         match unused {
-            Some(unused) => give(&self.limiter, &self.closed, &self.request, unused).await,
+            Some(unused) => {
+                let _out = self.out(unused.units);
+                give(&self.limiter, &self.closed, &self.request, unused).await
+            }
             None => Ok(0),
         }
     }
 }
 
+/// Gives units back, unless that might arrive too late.
 async fn give(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, unused: Unused) -> Result<u64, Error> {
-    let Unused { units, within } = unused;
+    let (Some(within), units @ 1..) = (unused.within(Instant::now()), unused.units) else { return Ok(0) };
     let request = Request::from(request).cost(units).deadline(within.min(limiter.deadline));
     limiter.refund(rule, request).await.map(|_| units)
+}
+
+struct Out<'a> {
+    shared: &'a Shared,
+    units: u64,
+}
+
+impl Drop for Out<'_> {
+    fn drop(&mut self) {
+        self.shared.stock().on_the_way -= self.units;
+    }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
         let unused = self.stock().unused(Instant::now());
-        // Once the runtime has ended nothing is left to send them: the units are lost until the limit refills.
         if let (Some(unused), Some(runtime)) = (unused, self.runtime.get()) {
             let (limiter, rule, request) = (self.limiter.clone(), self.closed.clone(), self.request.clone());
             // Nobody reads this answer. Sent once only: a second return would give the units twice.

@@ -73,8 +73,15 @@ impl Limiter {
         request: &Request<'_>,
         mode: Mode,
     ) -> Result<Reply, Error> {
-        let (cost, options, now_us) = (request.units(rule), rule.options(), request.now_us()?);
-        let call = Call { script, limits, marker, cost, mode, options, now_us };
+        let (cost, now_us) = (request.units(rule), request.now_us()?);
+        let options = match request.earlier() {
+            Some(earlier) if mode == Mode::Refund => {
+                Cow::Owned(format!("{}{}", rule.options(), earlier.owed_at(request.time())))
+            }
+            _ => Cow::Borrowed(rule.options()),
+        };
+        let within_us = request.within_us().filter(|_| matches!(mode, Mode::Reserve | Mode::Peek));
+        let call = Call { script, limits, marker, cost, mode, options: &options, within_us, now_us };
         let deadline = request.deadline_or(self.deadline);
         let began = limits.iter().any(|input| input.windows.is_some()).then(Instant::now);
         match (self.engine.run(&call, deadline).await, began) {

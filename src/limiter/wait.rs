@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::{Limiter, persist};
+use super::Limiter;
+use super::background::persist_until;
 use crate::call::Mode;
 use crate::decision::{Decision, RetryAfter};
 use crate::error::{Charged, Error, Kind};
@@ -16,7 +17,7 @@ use crate::runtime;
 use crate::telemetry;
 
 /// Jitter on a denied caller's wait, in hundredths, so that callers don't all come back at once.
-const JITTER: u8 = 10;
+pub(super) const JITTER: u8 = 10;
 /// The longest timer: an instant beyond it might not be representable.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
@@ -26,11 +27,17 @@ impl Limiter {
     ///
     /// If every limit of the rule supports reservations (a token bucket, gcra or fixed window with a `max-debt`),
     /// callers are served in order of arrival, except those that arrived while the key was blocked. That takes one
-    /// round trip, plus one to cancel and one after each block. Otherwise each caller retries after its `retry_after`
-    /// and up to a tenth more, and the first to ask is served.
+    /// round trip, and one more after each block. Callers whose wait would be too long reserve nothing. When one gives
+    /// up, those behind it move up, and nobody waits longer than for what is still owed: in this process that is looked
+    /// up as soon as the reservation is cancelled; of other processes' callers it is learned by looking 0.1, 0.3, 0.7,
+    /// 1.5 seconds and so on into the wait. A look is a round trip, shared by all who wait in this process for the same
+    /// limits. Callers that reserve between a cancellation and the look may be served together with those before them.
     ///
-    /// Dropping the future while it sleeps charges nothing: a background task cancels the reservation. An acquire
-    /// without reservation that is dropped while its answer is on the way may stay charged.
+    /// Otherwise each caller retries after its `retry_after` and up to a tenth more, and the first to ask is served.
+    ///
+    /// Dropping the future while it sleeps charges nothing: a background task cancels the reservation, unless its turn
+    /// comes before Redis can be reached, by when its units have refilled. An acquire without reservation that is
+    /// dropped while its answer is on the way may stay charged. A future may move to another runtime while it waits.
     ///
     /// # Errors
     ///
@@ -80,40 +87,47 @@ impl Limiter {
         let id = unique_id("wait");
         // An abandoned reservation must still be known when it is cancelled.
         let longest = rule.limits().map(|limit| limit.longest_reset()).max().unwrap_or_default();
-        let request = request.id(&id).id_remembered_beyond(max_wait.min(longest));
+        let asked = request.jitter(0).id(&id).id_remembered_beyond(max_wait.min(longest));
         let runtime = runtime::with_timers()?;
-        let mut reservation = Reservation { limiter: self, rule, request, kept: false, runtime };
-        let mut decision = self.decide_uncounted(rule, &request, Mode::Reserve).await?;
-        // Nobody can queue while the key is blocked.
         let started = Instant::now();
-        while let (false, true, RetryAfter::After(blocked)) = (decision.allowed, decision.blocked, decision.retry_after)
-        {
-            if blocked > max_wait.saturating_sub(started.elapsed()) {
-                break;
+        let until = started + max_wait.min(LONGEST_WAIT);
+        let mut reservation = Reservation { limiter: self, rule, request: asked, due: until, kept: false, runtime };
+        let mut left = max_wait;
+        let mut decision = loop {
+            let decision = match self.decide_uncounted(rule, &asked.within(left), Mode::Reserve).await {
+                Ok(decision) => decision,
+                Err(error) => {
+                    reservation.kept = error.charged() == Charged::No;
+                    return Err(error);
+                }
+            };
+            left = max_wait.saturating_sub(started.elapsed());
+            match decision.retry_after {
+                // Nobody can queue while the key is blocked.
+                RetryAfter::After(blocked) if !decision.allowed && decision.blocked && blocked <= left => {
+                    runtime::sleep(blocked).await?;
+                    left = max_wait.saturating_sub(started.elapsed());
+                }
+                _ => break decision,
             }
-            tokio::time::sleep(blocked).await;
-            decision = self.decide_uncounted(rule, &request, Mode::Reserve).await?;
-        }
-        reservation.request = request.after(&decision);
-        let max_wait = max_wait.saturating_sub(started.elapsed());
-        let until = Instant::now() + max_wait.min(LONGEST_WAIT);
-        let wait = decision.retry_after.duration().filter(|wait| decision.allowed && *wait <= max_wait);
-        if let Some(wait) = wait {
-            tokio::time::sleep(wait).await;
+        };
+        reservation.request = asked.after(&decision);
+        let wait = decision.retry_after.duration().filter(|_| decision.allowed);
+        let Some(wait) = wait else {
+            // Redis may have reserved what the fallback then denied.
+            reservation.kept = decision.error.as_ref().is_none_or(|error| error.charged() == Charged::No);
+            return Ok(decision.jittered(request.wait_jitter()));
+        };
+        if !wait.is_zero() {
+            reservation.due = Instant::now() + wait;
+            // What was reserved in this process isn't owed in Redis.
+            let waited = self.until_turn(rule, &asked, wait, decision.error.is_none()).await;
+            waited.map_err(Error::after_charging)?;
             decision.retry_after = RetryAfter::Now;
             if blocks == Blocks::Respected
-                && !wait.is_zero()
-                && let Some(blocked) = self.after_blocks(rule, request, until).await
+                && let Some(blocked) = self.after_blocks(rule, asked, until).await
             {
                 decision.wait_as(&blocked);
-            }
-        }
-        match wait {
-            Some(_) if decision.retry_after == RetryAfter::Now => {
-                reservation.keep();
-                Ok(decision)
-            }
-            _ if decision.allowed => {
                 let after = match self.cancel(rule, reservation.request).await {
                     // During a block the id may have expired; by then its units have refilled by themselves.
                     Err(error) if error.is_unknown_id() => decision.clone(),
@@ -122,16 +136,12 @@ impl Limiter {
                 if let Some(error) = after.error {
                     return Err(Error::clone(&error).after_charging());
                 }
-                reservation.keep();
-                Ok(after.denied_instead(&decision))
-            }
-            // Redis may have reserved what the fallback then denied.
-            _ if decision.error.is_some() => Ok(decision),
-            _ => {
-                reservation.keep();
-                Ok(decision)
+                reservation.kept = true;
+                return Ok(after.denied_instead(&decision).jittered(request.wait_jitter()));
             }
         }
+        reservation.kept = true;
+        Ok(decision)
     }
 
     /// Waits until the key is no longer blocked, or returns its present state if that takes too long.
@@ -142,24 +152,25 @@ impl Limiter {
             if wait > until.saturating_duration_since(Instant::now()) {
                 return Some(now);
             }
-            tokio::time::sleep(wait).await;
+            runtime::sleep(wait).await.ok()?;
         }
         None
     }
 
     async fn wait_by_retry(&self, rule: &Rule, request: Request<'_>, max_wait: Duration) -> Result<Decision, Error> {
         runtime::with_timers()?;
-        let started = Instant::now();
+        let (started, jitter) = (Instant::now(), request.wait_jitter());
         loop {
-            let decision = self.decide_uncounted(rule, &request, Mode::Acquire).await?;
+            // The wait without jitter is what must fit.
+            let decision = self.decide_uncounted(rule, &request.jitter(0), Mode::Acquire).await?;
             let left = max_wait.saturating_sub(started.elapsed());
             // What Redis took, or may have taken, isn't requested again.
             let charged = decision.error.as_ref().is_some_and(|error| error.charged() != Charged::No);
             match decision.retry_after {
                 RetryAfter::After(wait) if !decision.allowed && !charged && wait <= left => {
-                    tokio::time::sleep(jittered(wait, JITTER).min(left)).await;
+                    runtime::sleep(jittered(wait, JITTER).min(left)).await?;
                 }
-                _ => return Ok(decision),
+                _ => return Ok(decision.jittered(jitter)),
             }
         }
     }
@@ -180,28 +191,30 @@ struct Reservation<'a> {
     limiter: &'a Limiter,
     rule: &'a Rule,
     request: Request<'a>,
+    /// Its turn, or the latest that it can be: from then on nothing of it is owed.
+    due: Instant,
     kept: bool,
-    /// The runtime that cancels it, wherever this is dropped.
+    /// The runtime that cancels it, if it is dropped outside one.
     runtime: Handle,
-}
-
-impl Reservation<'_> {
-    fn keep(mut self) {
-        self.kept = true;
-    }
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        if self.kept {
+        let due = self.due;
+        if self.kept || due <= Instant::now() {
             return;
         }
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.into_owned());
-        // Once the runtime has ended nothing is left to send the cancellation: the reservation stays charged.
         self.limiter.spawn(&self.runtime, move || {
             let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
-            // Nobody reads this answer.
-            async move { !persist(|| limiter.cancel(&rule, &request)).await.is_err_and(|error| error.is_input()) }
+            async move {
+                let cancelled = persist_until(Some(due), || limiter.cancel(&rule, &request)).await;
+                if let Ok(true) = cancelled {
+                    limiter.move_up(&rule, &Request::from(&request)).await;
+                }
+                // Nobody else reads this answer.
+                !cancelled.is_err_and(|error| error.is_input())
+            }
         });
     }
 }

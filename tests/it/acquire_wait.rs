@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tollgate::redis::cmd;
-use tollgate::{Charged, Embedded, Limiter, Redis, RetryAfter};
+use tollgate::{Clock, Embedded, Limiter, Redis, RetryAfter, Rule};
 
 use crate::support::redis_server::Server;
 use crate::support::rules::rule;
@@ -134,18 +134,112 @@ async fn a_block_is_waited_for_where_it_ends_in_time() {
     }
 }
 
-/// It would have been too long a wait, and what was reserved can't be given back.
 #[tokio::test]
-async fn a_reservation_that_cannot_be_cancelled_is_not_reported_as_uncharged() {
+async fn callers_that_would_wait_too_long_take_one_call_and_hold_up_nobody() {
     let server = Server::start();
-    let (name, rights) = ("keeps", "+@all ~*");
-    let url = server.user(name, rights);
-    let limiter = Limiter::new(Redis::open(&url).expect("a good address")).deadline(Duration::from_secs(30));
-    let rule = rule("gcra 1/1h max-debt 5");
-    limiter.acquire(&rule, "key").await.expect("a decision");
-    cmd("ACL").arg(&["SETUSER", name, "-del"]).exec(&mut server.connection()).expect("set");
-    let error = limiter.acquire_wait(&rule, "key", Duration::from_secs(1)).await.expect_err("no right to cancel");
-    assert!(error.is_permission() && error.charged() != Charged::No, "{error:?}");
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(60 * SECOND);
+    let rule = rule("token-bucket 100/1s burst 100 max-debt 1000");
+    // At one time: nothing refills meanwhile.
+    let request = tollgate::Request::new("key").at(std::time::UNIX_EPOCH + 1_000_000 * SECOND);
+    assert!(limiter.acquire_wait(&rule, request.cost(100), SECOND).await.expect("a decision").allowed);
+    server.reset_command_counts();
+    let impatient = (0..900).map(|_| limiter.acquire_wait(&rule, request, Duration::from_millis(20)));
+    let answers = futures_util::future::join_all(impatient).await;
+    let served = answers.into_iter().filter(|answer| answer.as_ref().expect("a decision").allowed).count();
+    assert_eq!(served, 2);
+    let (calls, failed) = server.commands()["evalsha"];
+    assert_eq!((calls, failed), (900, 0), "one call each, and none to cancel");
+    let patient = limiter.reserve(&rule, request).await.expect("a decision");
+    assert_eq!(patient.retry_after.duration(), Some(Duration::from_millis(30)));
+}
+
+/// An engine whose clock goes with the tasks' time.
+struct World {
+    clock: Clock,
+    limiters: [Limiter; 2],
+}
+
+impl World {
+    fn new() -> Self {
+        let clock = Clock::set_to(std::time::UNIX_EPOCH + 1_000_000 * SECOND);
+        let engine = Embedded::with_clock(clock.clone());
+        // A process each in all but name.
+        Self { clock, limiters: [Limiter::new(engine.clone()), Limiter::new(engine)] }
+    }
+
+    async fn pass(&self, time: Duration) {
+        let step = Duration::from_millis(10);
+        for _ in 0..time.as_millis() / step.as_millis() {
+            self.clock.advance(step);
+            tokio::time::advance(step).await;
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// A caller in the queue.
+    async fn wait(&self, limiter: usize, rule: &Rule, cost: u64) -> JoinHandle<bool> {
+        let (limiter, rule) = (self.limiters[limiter].clone(), rule.clone());
+        let waiting = tokio::spawn(async move {
+            let request = tollgate::Request::new("key").cost(cost);
+            limiter.acquire_wait(&rule, request, 3600 * SECOND).await.expect("a decision").allowed
+        });
+        self.pass(Duration::from_millis(10)).await;
+        waiting
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_move_up_when_those_before_them_give_up() {
+    for text in ["gcra 1/1s max-debt 50", "token-bucket 1/1s max-debt 50", "fixed-window 1/1s max-debt 50"] {
+        // Callers of another process notice by and by.
+        for (behind, late) in [(0, Duration::ZERO), (1, SECOND / 2)] {
+            let (world, rule) = (World::new(), rule(text));
+            assert!(world.wait(0, &rule, 1).await.await.expect("no panic"));
+            let before = world.wait(0, &rule, 9).await;
+            let [first, second] = [world.wait(behind, &rule, 1).await, world.wait(behind, &rule, 2).await];
+            before.abort();
+            world.pass(late + Duration::from_millis(50)).await;
+            assert!(!first.is_finished() && !second.is_finished(), "{text}: theirs is still owed");
+            world.pass(4 * SECOND).await;
+            assert!(first.is_finished() && second.is_finished(), "{text}: nothing is owed");
+            assert!(first.await.expect("no panic") && second.await.expect("no panic"));
+            let left = world.limiters[0].peek(&rule, "key").await.expect("a decision");
+            assert!(left.retry_after.duration() <= Some(SECOND), "{text}: {left:?}");
+        }
+    }
+}
+
+/// What a caller is told when it reserves is the latest: it doesn't wait for those behind it.
+#[tokio::test(start_paused = true)]
+async fn callers_do_not_wait_for_those_behind_them() {
+    let (world, rule) = (World::new(), rule("gcra 1/1s max-debt 50"));
+    assert!(world.wait(0, &rule, 1).await.await.expect("no panic"));
+    let (first, last) = (world.wait(0, &rule, 3).await, world.wait(0, &rule, 20).await);
+    world.wait(0, &rule, 9).await.abort();
+    world.pass(3 * SECOND).await;
+    assert!(first.is_finished() && !last.is_finished());
+    world.pass(19 * SECOND).await;
+    assert!(!last.is_finished());
+    world.pass(SECOND).await;
+    assert!(last.await.expect("no panic"));
+}
+
+/// The jitter of a denial is no part of the wait that must fit.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_fits_is_waited_for_whatever_its_jitter() {
+    let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(std::time::UNIX_EPOCH + SECOND)));
+    let rule = rule("gcra 1/1s");
+    for key in 0..50 {
+        let key = key.to_string();
+        let request = tollgate::Request::new(&key).jitter(100);
+        assert!(limiter.acquire_wait(&rule, request, SECOND).await.expect("a decision").allowed);
+        let began = Instant::now();
+        let denied = limiter.acquire_wait(&rule, request, SECOND).await.expect("a decision");
+        // The engine's clock stands still.
+        assert!(!denied.allowed && began.elapsed() >= SECOND, "{:?}", began.elapsed());
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,13 +1,12 @@
 //! However calls are batched, and whichever are dropped before they are sent, each answer is that of calls made in
 //! sequence.
 
-use std::future::poll_fn;
-use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use tollgate::{Embedded, Limiter, Redis, Request, Rule};
 
+use crate::support::polling::is_pending;
 use crate::support::redis_server::Server;
 use crate::support::rules::rule;
 
@@ -31,7 +30,7 @@ async fn decided(limiter: &Limiter, rules: &[Rule], keys: &[String], asked: &[As
     let mut callers: Vec<_> =
         asked.iter().map(|one| Some(Box::pin(limiter.acquire(&rules[one.0], request(&keys[one.1], *one))))).collect();
     for caller in callers.iter_mut().flatten() {
-        assert!(poll_fn(|context| Poll::Ready(caller.as_mut().poll(context).is_pending())).await);
+        assert!(is_pending(caller.as_mut()).await);
     }
     for (caller, one) in callers.iter_mut().zip(asked) {
         if one.4 {

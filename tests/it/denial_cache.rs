@@ -72,6 +72,21 @@ async fn a_higher_cost_is_denied_from_the_cache_and_a_lower_one_is_sent() {
     assert_eq!((lower.allowed, lower.by), (true, By::Embedded));
 }
 
+/// Of it the cache knows nothing, whatever it has of lower costs.
+#[tokio::test(start_paused = true)]
+async fn a_cost_that_can_never_be_allowed_is_denied_with_never() {
+    for text in FIVE {
+        let (pair, rule) = (Pair::new(DenialCache::of_keys(100)), rule(text));
+        pair.acquire(&rule, 5).await;
+        assert_eq!(pair.acquire(&rule, 1).await.by, By::Embedded, "{text}");
+        assert_eq!(pair.acquire(&rule, 6).await.retry_after, RetryAfter::Never, "{text}");
+        let denied = pair.acquire(&rule, 1).await;
+        assert_eq!((denied.by, wait(&denied) > Duration::ZERO), (By::DenialCache, true), "{text}");
+        let waited = pair.remembering.acquire_wait(&rule, Request::new("key").cost(6), 10 * SECOND).await;
+        assert_eq!(waited.expect("a decision").retry_after, RetryAfter::Never, "{text}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn units_given_back_by_this_process_are_seen_at_once() {
     let pair = Pair::new(DenialCache::of_keys(100));

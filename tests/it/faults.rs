@@ -1,6 +1,7 @@
 //! Faults of one Redis, of a primary with replicas, and of a cluster, each made on real servers. Nothing hangs past a
 //! deadline, nothing is charged twice, and every answer that didn't come from Redis says so. The guide lists them.
 
+mod abandoned_calls;
 mod broken_connections;
 mod cluster_redirects;
 mod failover_losses;
@@ -22,7 +23,7 @@ use tollgate::{Breaker, By, Charged, Cluster, Decision, Error, Limiter, OnError,
 
 use crate::support::callers::{Callers, SLACK};
 use crate::support::cluster::ClusterServers;
-use crate::support::polling::{PATIENCE, in_time, wait_for_value, wait_until};
+use crate::support::polling::{PATIENCE, in_time, is_pending, wait_for_value, wait_until};
 use crate::support::proxy::Proxy;
 use crate::support::redis_server::Server;
 

@@ -1,6 +1,7 @@
 //! Leases: together never more than the rule, and what isn't spent comes back.
 
 mod exactness;
+mod runtimes;
 
 use std::num::NonZeroU32;
 use std::time::{Duration, UNIX_EPOCH};
@@ -9,6 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tollgate::{By, Clock, Decision, Embedded, Lease, Limiter, Redis, Request, Rule};
 
+use crate::support::polling::wait_until;
 use crate::support::redis_server::Server;
 use crate::support::rules::rule;
 

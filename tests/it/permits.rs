@@ -300,3 +300,54 @@ async fn permits_are_taken_by_an_id_or_by_hold() {
     assert_eq!((decision.allowed, decision.remaining), (true, 1));
     assert!(limiter.hold(&permits, "key").await.expect("a decision").permit.is_some());
 }
+
+/// The first one's release is on its way when the second is asked for.
+#[tokio::test]
+async fn a_hold_by_the_id_of_a_permit_just_dropped_keeps_its_permit() {
+    let server = Server::start();
+    for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("a good address"))] {
+        let (one, mixed) = (rule("concurrency 1 ttl 1h"), rule("concurrency 1 ttl 1h, gcra 100/30d"));
+        let request = Request::new("key").id("job-7");
+        for rule in [&one, &mixed.named("mixed").expect("a good name")] {
+            let hold = async || limiter.hold(rule, request).await.expect("a decision").permit.expect("a permit");
+            let mut permit = hold().await;
+            for _ in 0..50 {
+                drop(permit);
+                permit = hold().await;
+            }
+            // Its release has begun, and then others wait for it.
+            drop(permit);
+            tokio::task::yield_now().await;
+            let permit = hold().await;
+            limiter.finish().await;
+            let now = limiter.peek(rule, "key").await.expect("a decision");
+            assert_eq!(now.remaining, 0, "{rule}: it is held");
+            if let [_, rate] = &now.limits[..] {
+                assert_eq!(rate.remaining, 48, "each hold was charged");
+            }
+            permit.release().await.expect("an answer");
+        }
+    }
+}
+
+/// A rate that denies is waited for by its own time, and a wait that is too long is denied at once.
+#[tokio::test(start_paused = true)]
+async fn a_rate_beside_permits_is_not_polled() {
+    let limiter = Limiter::new(Embedded::new());
+    let rule = rule("concurrency 2 ttl 1h, gcra 1/1h");
+    let _one = held(&limiter, &rule).await.expect("one");
+    let began = tokio::time::Instant::now();
+    let denied = limiter.hold_wait(&rule, "key", MINUTE).await.expect("a decision");
+    assert_eq!(denied.decision.denied_by.as_deref(), Some("gcra 1/1h"));
+    assert_eq!(began.elapsed(), Duration::ZERO, "no wait helps");
+    // In real time, as the engine's is.
+    tokio::time::resume();
+    let (server, rule) = (Server::start(), self::rule("concurrency 2 ttl 1h, gcra 1/200ms"));
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    for _ in 0..2 {
+        assert!(limiter.hold_wait(&rule, "key", MINUTE).await.expect("a decision").permit.is_some());
+    }
+    limiter.finish().await;
+    let calls: u64 = ["evalsha", "eval"].iter().filter_map(|name| Some(server.commands().get(*name)?.0)).sum();
+    assert!(calls <= 7, "{calls} calls: three to hold, of which one is sent twice, and two to release");
+}

@@ -262,6 +262,10 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
                 Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_millis(300));
             let open = rule("gcra 2/1h", "open").on_error(OnError::Open).expect("a policy");
             limiter.acquire(&open, SECRET).await.expect("a decision");
+            let file = tempfile::NamedTempFile::new().expect("a file");
+            let doubtful = "[[rule]]\nname = \"a\"\naction = \"allow\"\nmatch = { tier = \"fr*\" }\n";
+            std::fs::write(file.path(), doubtful).expect("written");
+            RuleSet::read(file.path()).expect("rules that can be used");
             // Rules by an attribute that no request has, and a user without the right to run scripts.
             let mistyped = "[[rule]]\nname = \"all\"\nkey = \"apikey\"\nlimits = [\"gcra 1/1h\"]".parse::<RuleSet>();
             let layer = RateLimitLayer::new(limiter.clone(), mistyped.expect("rules"));
@@ -298,6 +302,8 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
         "INFO",
         "redis answers again",
         "rules ask for an attribute that no request has attribute=\"apikey\"",
+        "a rule probably does not match as meant warning=",
+        ":4:18: rule a: tier: expected a whole value",
         "a request is refused: no decision could be made error=\"permission\"",
         "held: Some(Permit { rule: Some(\"permits\"), held: true, .. })",
     ] {
@@ -305,5 +311,5 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
     }
     assert!(!text.contains("alice"), "{text}");
     let warnings = text.lines().filter(|line| line.contains(" WARN ") && !line.contains("is not asked for a while"));
-    assert_eq!(warnings.count(), 2, "one for the outage, not for each request: {text}");
+    assert_eq!(warnings.count(), 3, "one for the outage, not for each request: {text}");
 }

@@ -6,7 +6,9 @@ use redis::{FromRedisValue, Pipeline, RedisError, Value};
 
 use super::Redis;
 use super::errors::from_answer;
+use crate::engine::deadline::Deadline;
 use crate::error::Error;
+use crate::runtime;
 
 impl Redis {
     /// All answers, or the first that is an error.
@@ -27,7 +29,7 @@ impl Redis {
         let local = &self.local()?;
         let _entry = local.breaker.enter()?;
         let mut sent = false;
-        let answer = tokio::time::timeout(deadline, async {
+        let answer = runtime::timeout_at(Deadline::after(deadline).at, async {
             let connection = self.connection(local).await?;
             sent = true;
             let answers = connection.pipeline(commands, commands.len()).await;
@@ -42,6 +44,6 @@ impl Redis {
             local.report_outcome(answers.as_ref().err());
             answers
         });
-        answer.await.unwrap_or_else(|_| Err(Error::deadline(deadline, sent)))
+        answer.await.unwrap_or_else(|| Err(Error::deadline(deadline, sent)))
     }
 }

@@ -20,6 +20,7 @@ use crate::call::{Call, Reply};
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
 use crate::random::jittered;
+use crate::runtime;
 
 /// The waits before calls that certainly didn't run are retried, each up to half as long again.
 const WAITS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(60)];
@@ -113,9 +114,9 @@ impl Redis {
                 connection = retries.next(self, local, matches!(stage, Stage::Refused(_))).await?;
             }
         };
-        match tokio::time::timeout_at(until.at, asked).await {
-            Ok(answer) => answer,
-            Err(_) => Err(stage.missed(until)),
+        match runtime::timeout_at(until.at, asked).await {
+            Some(answer) => answer,
+            None => Err(stage.missed(until)),
         }
     }
 

@@ -22,6 +22,7 @@ use crate::batch::{Ask, Batch};
 use crate::call::Reply;
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
+use crate::runtime::{self, Timer};
 use in_flight::{BatchState, Sent, Waiter};
 pub(super) use in_flight::{InFlight, Stage};
 
@@ -79,6 +80,8 @@ pub(super) struct Waiting {
     /// Whether the caller's waker was registered on entering. The first poll, which follows in the same poll of its
     /// task, then has nothing to do.
     registered: bool,
+    /// Its own timer where another runtime polls it: the one whose watch wakes it may be blocked.
+    elsewhere: Option<Timer>,
     ended: bool,
 }
 
@@ -348,7 +351,7 @@ impl Drop for WatchEnds {
 
 impl Waiting {
     fn new(shared: Arc<BatchState>, index: usize, until: Deadline, registered: bool) -> Self {
-        Self { shared, index, until, registered, ended: false }
+        Self { shared, index, until, registered, elsewhere: None, ended: false }
     }
 
     /// Registers to be woken at an answer or at the deadline. False if either is already there.
@@ -372,6 +375,16 @@ impl Waiting {
         begin.begin_watch(local);
         // It may have been answered meanwhile, or left out of the batch that was sent, for which nothing wakes it.
         self.shared.answer(self.index).is_none() && Instant::now() < self.until.at
+    }
+
+    /// Whether its deadline has passed, if another runtime polls it.
+    fn is_late_elsewhere(&mut self, context: &mut Context<'_>) -> bool {
+        let home = self.shared.local.runtime.id();
+        if runtime::current().is_ok_and(|here| here.id() != home) {
+            let timer = self.elsewhere.get_or_insert_with(|| Timer::until(self.until.at));
+            return timer.poll(context).is_ready() && self.until.at <= Instant::now();
+        }
+        false
     }
 
     /// Takes the caller out of its batch if that isn't sent yet. Returns how far the call has come.
@@ -415,7 +428,7 @@ impl Future for Waiting {
                 let until = self.until;
                 return Poll::Ready(Err(self.give_up().missed(until)));
             }
-            if self.register(context.waker()) {
+            if self.register(context.waker()) && !self.is_late_elsewhere(context) {
                 return Poll::Pending;
             }
         }

@@ -50,12 +50,21 @@ pub(super) struct Stock {
     pub(super) refills: u64,
     /// Whether a task returns expiring units.
     pub(super) kept: bool,
+    /// Units asked for, or being returned, that Redis hasn't answered for.
+    pub(super) on_the_way: u64,
 }
 
-/// Units to return, and how long the return may take.
+/// Units to return, and by when.
 pub(super) struct Unused {
     pub(super) units: u64,
-    pub(super) within: Duration,
+    pub(super) until: Instant,
+}
+
+impl Unused {
+    /// How long the return may take. None if it might arrive too late.
+    pub(super) fn within(&self, now: Instant) -> Option<Duration> {
+        Some(self.until.saturating_duration_since(now)).filter(|within| *within >= RETURN_MARGIN)
+    }
 }
 
 impl Stock {
@@ -76,6 +85,7 @@ impl Stock {
             reset_at: now,
             refills: 0,
             kept: false,
+            on_the_way: 0,
         }
     }
 
@@ -157,7 +167,7 @@ impl Stock {
             Some(lasted) if lasted > SLOW => self.shrink(now),
             _ => {}
         }
-        let room = self.share - self.units;
+        let room = self.share.saturating_sub(self.units + self.on_the_way);
         if cost > self.units + room { 0 } else { self.batch.max(cost.saturating_sub(self.units)).min(room) }
     }
 
@@ -191,8 +201,13 @@ impl Stock {
         }
         self.shrink(now);
         self.taken_at = None;
-        let within = self.sound_until.saturating_duration_since(now);
-        (within >= RETURN_MARGIN).then_some(Unused { units, within })
+        let unused = Unused { units, until: self.sound_until };
+        unused.within(now).is_some().then_some(unused)
+    }
+
+    /// Until when units taken now can be returned.
+    pub(super) fn sound_until(&self) -> Instant {
+        self.sound_until
     }
 
     fn shrink(&mut self, now: Instant) {

@@ -238,3 +238,22 @@ async fn a_pipeline_that_breaks_while_a_script_is_loaded_confirms_nothing() {
     let classes: Vec<_> = answers.iter().map(|answer| answer.as_ref().expect_err("no confirmation").class()).collect();
     assert_eq!(classes, ["unconfirmed", "unconfirmed", "disconnected"], "{answers:?}");
 }
+
+/// The connection becomes a black hole before a renewal.
+#[tokio::test]
+async fn a_renewal_that_is_lost_is_tried_again_within_the_ttl() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let through = Limiter::new(redis(&proxy.url()));
+    let direct = Limiter::new(redis(&server.tcp_url()));
+    let rule = rule("concurrency 1 ttl 1500ms", OnError::Closed);
+    let permit = through.hold(&rule, "key").await.expect("a decision").permit.expect("free").renewed();
+    for _ in 0..2 {
+        proxy.swallow_those_there();
+        for _ in 0..30 {
+            assert!(direct.hold(&rule, "key").await.expect("a decision").permit.is_none(), "it was lost");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+    permit.renew().await.expect("it is held");
+}

@@ -131,3 +131,48 @@ fn a_wait_dropped_outside_its_runtime_gives_back_its_reservation() {
         }));
     }
 }
+
+/// A permit that is renewed belongs to whoever has its value, wherever that is.
+#[test]
+fn a_permit_is_renewed_after_the_runtime_that_took_it_has_ended() {
+    let server = Server::start();
+    let limiter = Limiter::new(redis(&server.tcp_url()));
+    let rule = rule("concurrency 1 ttl 1500ms", OnError::Closed);
+    let (first, other) = (runtime(), runtime());
+    let permit = first.block_on(limiter.hold(&rule, "key")).expect("a decision").permit.expect("free").renewed();
+    drop(first);
+    let began = std::time::Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        let second = other.block_on(limiter.hold(&rule, "key")).expect("a decision");
+        assert!(second.permit.is_none(), "two hold it after {:?}", began.elapsed());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(permit);
+    other.block_on(limiter.finish());
+    assert!(other.block_on(limiter.hold(&rule, "key")).expect("a decision").permit.is_some(), "given back");
+}
+
+/// A permit, a wait, dropped where there is no runtime, after their own has ended.
+#[test]
+fn what_is_dropped_after_its_runtime_has_ended_is_given_back() {
+    let server = Server::start();
+    let limiter = Limiter::new(redis(&server.tcp_url()));
+    let permits = rule("concurrency 1 ttl 1h", OnError::Closed);
+    let queue = rule("gcra 1/1h max-debt 9", OnError::Closed);
+    let (ended, other) = (runtime(), runtime());
+    let permit = ended.block_on(limiter.hold(&permits, "key")).expect("a decision").permit.expect("free");
+    ended.block_on(acquire(&limiter, &queue, "key")).expect("a decision");
+    let mut waiting = Box::pin(limiter.acquire_wait(&queue, "key", Duration::from_secs(86_400)));
+    let owed = async || limiter.peek(&queue, "key").await.expect("a decision").reset_after > Duration::from_secs(3600);
+    ended.block_on(async {
+        tokio::select! {
+            _ = &mut waiting => panic!("it waits"),
+            _ = wait_until("it has reserved", owed) => {}
+        }
+    });
+    drop(ended);
+    drop((permit, waiting));
+    other.block_on(in_time(limiter.finish()));
+    assert_eq!(other.block_on(limiter.peek(&permits, "key")).expect("a decision").remaining, 1);
+    assert!(!other.block_on(owed()));
+}

@@ -1,7 +1,6 @@
 //! Callers whose futures are polled otherwise than by their own waking. Some aren't polled any more, nor dropped, as
 //! the other arm of a `select!` may leave one: they delay no other caller. Some are polled all the time.
 
-use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake};
@@ -23,7 +22,7 @@ async fn an_unpolled_caller_does_not_stop_others_from_connecting() {
     };
     tokio::time::sleep(Duration::from_millis(50)).await;
     let mut unpolled = Box::pin(limiter.peek(&rule, "key"));
-    assert!(poll_fn(|context| Poll::Ready(unpolled.as_mut().poll(context))).await.is_pending());
+    assert!(is_pending(unpolled.as_mut()).await);
     first.await.expect("a caller").expect_err("stopped");
     // An attempt to connect ends after 5 s at the latest.
     tokio::time::sleep(Duration::from_millis(5500)).await;
@@ -41,7 +40,7 @@ async fn an_unpolled_probe_does_not_stop_others_from_probing() {
     let rule = rule("gcra 1000/1d", OnError::Closed);
     opened(&mut server, &redis, &limiter, &rule).await;
     let mut look = Box::pin(limiter.acquire(&rule, "key"));
-    assert!(poll_fn(|context| Poll::Ready(look.as_mut().poll(context))).await.is_pending());
+    assert!(is_pending(look.as_mut()).await);
     assert_eq!(redis.breaker(), Breaker::Probing);
     answered_again(&limiter, &rule, "key").await;
     drop(look);
@@ -105,11 +104,15 @@ fn a_caller_polled_outside_a_runtime_is_answered_or_ends_by_its_deadline() {
             server.signal("-STOP");
         }
         let (_alone, begun) = runtime.block_on(async {
-            let mut alone = Box::pin(limiter.acquire(&rule, "key"));
-            assert!(poll_fn(|context| Poll::Ready(alone.as_mut().poll(context))).await.is_pending());
-            let mut begun = Box::pin(limiter.acquire(&rule, "key"));
-            assert!(poll_fn(|context| Poll::Ready(begun.as_mut().poll(context))).await.is_pending());
-            (alone, begun)
+            let mut unanswered = Vec::new();
+            while unanswered.len() < 2 {
+                let mut call = Box::pin(limiter.acquire(&rule, "key"));
+                // Its answer may come while it is polled for the first time.
+                if is_pending(call.as_mut()).await {
+                    unanswered.push(call);
+                }
+            }
+            (unanswered.remove(0), unanswered.remove(0))
         });
         let answer = on_this_thread(begun);
         assert_eq!(answer.is_ok(), !frozen, "{answer:?}");
@@ -156,6 +159,59 @@ fn a_caller_whose_runtime_has_ended_gets_an_error_wherever_it_is_polled() {
     }
 }
 
+/// The runtime that it was begun on isn't driven any more, as if it were blocked.
+#[test]
+fn a_caller_that_moves_to_another_runtime_keeps_its_deadline() {
+    let server = Server::start();
+    let (blocked, other) = (single(), single());
+    let limiter = Limiter::new(redis(&server.tcp_url())).deadline(Duration::from_millis(200));
+    let rule = rule("gcra 1000/1d", OnError::Closed);
+    blocked.block_on(answered_again(&limiter, &rule, "key"));
+    server.signal("-STOP");
+    let calls = blocked.block_on(async {
+        // The first is sent alone, the others are queued.
+        let mut calls: Vec<_> = (0..3).map(|_| Box::pin(limiter.acquire(&rule, "key"))).collect();
+        for call in &mut calls {
+            assert!(is_pending(call.as_mut()).await);
+        }
+        calls
+    });
+    for call in calls {
+        let error = other.block_on(in_time(call)).expect_err("frozen");
+        assert!(error.is_deadline(), "{error}");
+    }
+    server.signal("-CONT");
+}
+
+/// Where the first runtime is blocked, and where it has ended.
+#[test]
+fn a_wait_that_moves_to_another_runtime_ends_in_time() {
+    let limiter = Limiter::new(tollgate::Embedded::new());
+    let other = single();
+    for (ends, text) in [(false, "gcra 1/300ms max-debt 9"), (true, "gcra 1/300ms max-debt 9"), (true, "gcra 1/300ms")]
+    {
+        let (first, rule, key) = (single(), rule(text, OnError::Closed), format!("{ends} {text}"));
+        first.block_on(acquire(&limiter, &rule, &key)).expect("a decision");
+        let waiting = begun(&first, limiter.acquire_wait(&rule, &key, PATIENCE));
+        if ends {
+            drop(first);
+        }
+        let decision = other.block_on(in_time(waiting)).expect("a decision");
+        assert!(decision.allowed, "{key}: {decision:?}");
+    }
+    // With no runtime to wait by, it is an error.
+    let (first, rule) = (single(), rule("gcra 1/1d max-debt 9", OnError::Closed));
+    first.block_on(acquire(&limiter, &rule, "none")).expect("a decision");
+    let waiting = begun(&first, limiter.acquire_wait(&rule, "none", 2 * Duration::from_secs(86_400)));
+    drop(first);
+    let error = on_this_thread(waiting).expect_err("nothing to wait by");
+    assert!(error.is_input() && error.charged() == Charged::Yes, "{error:?}");
+}
+
+fn single() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
@@ -163,7 +219,6 @@ fn runtime() -> tokio::runtime::Runtime {
 /// The future after its first poll, on this runtime.
 fn begun<F: Future>(runtime: &tokio::runtime::Runtime, future: F) -> std::pin::Pin<Box<F>> {
     let mut begun = Box::pin(future);
-    let is_pending = runtime.block_on(poll_fn(|context| Poll::Ready(begun.as_mut().poll(context).is_pending())));
-    assert!(is_pending);
+    assert!(runtime.block_on(is_pending(begun.as_mut())));
     begun
 }

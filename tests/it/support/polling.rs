@@ -1,5 +1,8 @@
 //! Waiting for a condition by a bounded poll, and bounds for what would otherwise hang a test.
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// Fails a test that would hang. No machine is so slow that it decides one.
@@ -42,4 +45,9 @@ pub(crate) async fn wait_for_value<T>(mut look: impl AsyncFnMut() -> Option<T>) 
 
 pub(crate) async fn in_time<T>(answer: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, answer).await.expect("an answer in time")
+}
+
+/// Polls it once: whether it has no answer yet.
+pub(crate) async fn is_pending<F: Future>(mut future: Pin<&mut F>) -> bool {
+    poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await
 }

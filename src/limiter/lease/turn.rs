@@ -1,0 +1,105 @@
+//! Whose turn it is to take units or to return them: one task's at a time, unless it is stuck.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::Id;
+use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
+use tokio::time::Instant;
+
+use crate::limiter::wait::LONGEST_WAIT;
+use crate::runtime;
+
+#[derive(Debug)]
+pub(super) struct Turns {
+    /// A turn that takes longer is stuck: its runtime is blocked.
+    longest: Duration,
+    current: Mutex<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    /// Replaced if the one who holds it is stuck.
+    lock: Arc<Lock<()>>,
+    /// When the last turn began, and where.
+    began: Instant,
+    runtime: Option<Id>,
+}
+
+#[derive(Debug)]
+pub(super) struct Turn {
+    lock: Arc<Lock<()>>,
+    is_first: bool,
+    _guard: OwnedMutexGuard<()>,
+}
+
+impl Turns {
+    /// Turns of at most three calls with this deadline each.
+    pub(super) fn new(deadline: Duration) -> Self {
+        let current = Current { lock: Arc::default(), began: Instant::now(), runtime: None };
+        Self { longest: deadline.min(LONGEST_WAIT / 3) * 3, current: Mutex::new(current) }
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The turn, unless a task has it.
+    pub(super) fn try_take(&self) -> Option<Turn> {
+        let mut current = self.current();
+        let guard = Arc::clone(&current.lock).try_lock_owned();
+        let is_first = guard.is_err() && current.began.elapsed() > self.longest;
+        if is_first {
+            current.lock = Arc::default();
+        }
+        let guard = guard.or_else(|_| Arc::clone(&current.lock).try_lock_owned()).ok()?;
+        Some(current.begin(guard, is_first))
+    }
+
+    /// Waits for the turn.
+    pub(super) async fn take(&self) -> Turn {
+        loop {
+            if let Some(turn) = self.try_take() {
+                return turn;
+            }
+            let (lock, until) = {
+                let current = self.current();
+                (Arc::clone(&current.lock), current.began + self.longest)
+            };
+            let until = until.max(Instant::now() + Duration::from_millis(1));
+            let Some(guard) = runtime::timeout_at(until, lock.lock_owned()).await else { continue };
+            let mut current = self.current();
+            if Arc::ptr_eq(OwnedMutexGuard::mutex(&guard), &current.lock) {
+                return current.begin(guard, false);
+            }
+        }
+    }
+
+    /// Until when to wait for the turn in progress, if it is worth that: it is on this runtime, and hasn't taken this
+    /// long yet.
+    pub(super) fn worth_waiting_until(&self, patience: Duration) -> Option<Instant> {
+        let (current, here) = (self.current(), runtime::current().ok()?.id());
+        let until = current.began + patience.min(LONGEST_WAIT);
+        (current.runtime == Some(here) && Instant::now() < until).then_some(until)
+    }
+
+    /// Whether nobody has replaced this one.
+    pub(super) fn has(&self, turn: &Turn) -> bool {
+        Arc::ptr_eq(&self.current().lock, &turn.lock)
+    }
+}
+
+impl Current {
+    fn begin(&mut self, guard: OwnedMutexGuard<()>, is_first: bool) -> Turn {
+        self.began = Instant::now();
+        self.runtime = runtime::current().ok().map(|runtime| runtime.id());
+        Turn { lock: Arc::clone(&self.lock), is_first, _guard: guard }
+    }
+}
+
+impl Turn {
+    /// Whether the one before it is stuck, and what it does may be too.
+    pub(super) fn replaces_a_stuck_one(&self) -> bool {
+        self.is_first
+    }
+}

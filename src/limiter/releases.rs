@@ -1,0 +1,147 @@
+//! Releases in progress of permits that are held by an id of the caller's own. A hold by the same id comes after them:
+//! otherwise a release on its way would take the later permit.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::Limiter;
+use crate::decision::Decision;
+use crate::error::{Charged, Error};
+use crate::request::{OwnedRequest, Request};
+use crate::rule::Rule;
+use crate::runtime;
+
+#[derive(Debug, Default)]
+pub(super) struct Releases {
+    by_permit: Mutex<HashMap<Vec<u8>, Arc<Release>>>,
+}
+
+#[derive(Debug)]
+struct Release {
+    rule: Rule,
+    request: OwnedRequest,
+    /// Whether a task is making the call.
+    begun: AtomicBool,
+    /// It has ended, or nobody makes the call any more.
+    changed: Notify,
+}
+
+/// A release to be made. Once this is dropped, nothing waits for it any more.
+#[derive(Debug)]
+pub(super) struct PendingRelease {
+    all: Arc<Releases>,
+    permit: Vec<u8>,
+    release: Arc<Release>,
+}
+
+struct Begun<'a>(&'a Release);
+
+impl Limiter {
+    /// Notes a release to be made. None if one is in progress, which gives back all that the id holds.
+    pub(super) fn pending_release(&self, rule: &Rule, request: &OwnedRequest) -> Option<PendingRelease> {
+        let all = &self.background.releases;
+        let permit = self.permit(rule, &Request::from(request))?;
+        let mut by_permit = all.by_permit();
+        if by_permit.contains_key(&permit) {
+            return None;
+        }
+        let (rule, request) = (rule.clone(), request.clone());
+        let release = Arc::new(Release { rule, request, begun: AtomicBool::new(false), changed: Notify::new() });
+        by_permit.insert(permit.clone(), Arc::clone(&release));
+        Some(PendingRelease { all: Arc::clone(all), permit, release })
+    }
+
+    /// Returns once no release by this id is in progress. One that hasn't begun is made here: its own task may run on
+    /// another runtime, which may be blocked.
+    pub(super) async fn after_releases(&self, rule: &Rule, request: &Request<'_>) -> Result<(), Error> {
+        let Some(permit) = self.permit(rule, request) else { return Ok(()) };
+        let deadline = request.deadline_or(self.deadline);
+        let until = Instant::now() + deadline.min(super::wait::LONGEST_WAIT);
+        loop {
+            let found = self.background.releases.by_permit().get(&permit).cloned();
+            let Some(release) = found else { return Ok(()) };
+            let changed = release.changed.notified();
+            match release.make(self).await {
+                Some(answer) => {
+                    self.background.releases.end(&permit, &release);
+                    let failed = answer.map_or_else(Some, |decision| decision.error.as_deref().cloned());
+                    // It may yet run, after the hold.
+                    if let Some(error) = failed.filter(|error| error.charged() != Charged::No) {
+                        return Err(error);
+                    }
+                }
+                None if self.background.releases.has(&permit, &release) => {
+                    let waited = runtime::timeout_at(until, changed).await;
+                    waited.ok_or_else(|| Error::deadline(deadline, false))?;
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Identifies the permits of an id, as Redis does.
+    fn permit(&self, rule: &Rule, request: &Request<'_>) -> Option<Vec<u8>> {
+        let mut permit = self.state_keys(rule, request).ok()?;
+        permit.extend_from_slice(request.id?);
+        Some(permit)
+    }
+}
+
+impl PendingRelease {
+    /// Makes the call. None if it has been made, or somebody else makes it.
+    pub(super) async fn make(&self, limiter: &Limiter) -> Option<Result<Decision, Error>> {
+        if !self.all.has(&self.permit, &self.release) {
+            return None;
+        }
+        self.release.make(limiter).await
+    }
+}
+
+impl Drop for PendingRelease {
+    fn drop(&mut self) {
+        self.all.end(&self.permit, &self.release);
+    }
+}
+
+impl Releases {
+    fn by_permit(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Arc<Release>>> {
+        self.by_permit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has(&self, permit: &[u8], release: &Arc<Release>) -> bool {
+        self.by_permit().get(permit).is_some_and(|found| Arc::ptr_eq(found, release))
+    }
+
+    fn end(&self, permit: &[u8], release: &Arc<Release>) {
+        let mut by_permit = self.by_permit();
+        if by_permit.get(permit).is_some_and(|found| Arc::ptr_eq(found, release)) {
+            by_permit.remove(permit);
+        }
+        drop(by_permit);
+        release.changed.notify_waiters();
+    }
+}
+
+impl Release {
+    async fn make(&self, limiter: &Limiter) -> Option<Result<Decision, Error>> {
+        if self.begun.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let begun = Begun(self);
+        let answer = limiter.release(&self.rule, &self.request).await;
+        std::mem::forget(begun);
+        Some(answer)
+    }
+}
+
+impl Drop for Begun<'_> {
+    /// The call was given up: others may make it.
+    fn drop(&mut self) {
+        self.0.begun.store(false, Ordering::Release);
+        self.0.changed.notify_waiters();
+    }
+}

@@ -1,0 +1,112 @@
+//! What an outage leaves behind: nothing of calls that charged nothing, and of the others no more than is still owed.
+
+use futures_util::future::join_all;
+use tokio::runtime::Handle;
+
+use super::*;
+
+/// Tasks of this runtime that haven't ended.
+fn tasks() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
+
+#[tokio::test]
+async fn calls_that_were_never_sent_leave_no_task_and_no_call() {
+    let mut server = Server::start();
+    let limiter = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
+    server.stop();
+    let permits = rule("concurrency 5 ttl 1h", OnError::Closed);
+    let both = rule("concurrency 5 ttl 1h, gcra 5/1h", OnError::Closed);
+    let open = rule("concurrency 5 ttl 1h", OnError::Open).named("open").expect("a good name");
+    let queue = rule("gcra 1/1h max-debt 9", OnError::Closed).named("queue").expect("a good name");
+    for _ in 0..2_000 {
+        let error = limiter.hold(&permits, "key").await.expect_err("stopped");
+        assert_eq!(error.charged(), Charged::No);
+        limiter.hold(&both, Request::new("key").id("mine")).await.expect_err("stopped");
+        limiter.hold_wait(&permits, "key", PATIENCE).await.expect_err("stopped");
+        limiter.acquire_wait(&queue, "key", PATIENCE).await.expect_err("stopped");
+        let held = limiter.hold(&open, "key").await.expect("open");
+        drop(held.permit.expect("the policy's").renewed());
+    }
+    assert!(tasks() < 10, "{} tasks", tasks());
+    in_time(limiter.finish()).await;
+    server.start_again(&[]);
+    server.wait_until_it_answers();
+    server.reset_command_counts();
+    answered_again(&limiter, &queue, "other").await;
+    limiter.finish().await;
+    let calls: u64 = ["evalsha", "eval"].iter().filter_map(|name| Some(server.commands().get(*name)?.0)).sum();
+    assert_eq!(calls, 2, "that one's");
+}
+
+/// Of calls that were sent, Redis may have taken what they asked for.
+#[tokio::test]
+async fn what_must_be_given_back_waits_for_one_task_and_is_bounded() {
+    let server = Server::start();
+    let limiter = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
+    let rule = rule("concurrency 10000 ttl 1h", OnError::Closed);
+    let first = limiter.hold(&rule, "key").await.expect("a decision").permit.expect("the first");
+    let before = tasks();
+    server.signal("-STOP");
+    let permits = 9_000;
+    let mut given_up: Vec<_> = (0..permits).map(|_| Box::pin(limiter.hold(&rule, "key"))).collect();
+    std::future::poll_fn(|context| {
+        given_up.iter_mut().for_each(|call| assert!(call.as_mut().poll(context).is_pending()));
+        std::task::Poll::Ready(())
+    })
+    .await;
+    drop(given_up);
+    tokio::task::yield_now().await;
+    assert!(tasks() < before + 10, "{} tasks, {before} before", tasks());
+    server.signal("-CONT");
+    in_time(limiter.finish()).await;
+    // Those above the bound aren't made: what they are about expires.
+    let (calls, _) = server.commands()["evalsha"];
+    assert!((8_192..permits).contains(&calls), "{calls} calls");
+    first.renew().await.expect("it is held");
+}
+
+/// Whoever sleeps in the queue while Redis can't be reached, and gives up.
+#[tokio::test]
+async fn a_wait_dropped_in_an_outage_is_cancelled_only_while_it_is_owed() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let limiter = limiter(&proxy.url());
+    let rule = rule("token-bucket 20/1s burst 20 max-debt 1000", OnError::Closed);
+    for (outage, cancelled) in [(Duration::ZERO, true), (Duration::from_millis(2500), false)] {
+        let key = format!("{outage:?}");
+        let request = Request::new(&key);
+        assert!(limiter.acquire(&rule, request.cost(20)).await.expect("a decision").allowed);
+        // The last is to wait for two seconds.
+        let waits: Vec<_> = (0..8)
+            .map(|_| {
+                let (limiter, rule, key) = (limiter.clone(), rule.clone(), key.clone());
+                tokio::spawn(async move { limiter.acquire_wait(&rule, Request::new(&key).cost(5), PATIENCE).await })
+            })
+            .collect();
+        let owed = async || limiter.peek(&rule, request).await.expect("a decision").reset_after;
+        wait_until("all have reserved", async || owed().await > Duration::from_millis(2500)).await;
+        proxy.swallow(!cancelled);
+        server.reset_command_counts();
+        for wait in waits {
+            wait.abort();
+            assert!(wait.await.is_err(), "it waits");
+        }
+        tokio::time::sleep(outage).await;
+        proxy.swallow(false);
+        in_time(limiter.finish()).await;
+        let calls: u64 = ["evalsha", "eval"].iter().filter_map(|name| Some(server.commands().get(*name)?.0)).sum();
+        assert_eq!(calls >= 8, cancelled, "{calls} calls after {outage:?}");
+        wait_until("it is answered", async || limiter.peek(&rule, request).await.is_ok()).await;
+        assert!(owed().await <= Duration::from_secs(1));
+    }
+}
+
+#[tokio::test]
+async fn many_calls_at_once_that_could_not_connect_leave_nothing() {
+    let limiter = limiter("redis://127.0.0.1:1");
+    let rule = rule("concurrency 5 ttl 1h", OnError::Closed);
+    let answers = join_all((0..5_000).map(|_| limiter.hold(&rule, "key"))).await;
+    assert!(answers.iter().all(|answer| answer.as_ref().is_err_and(|error| error.charged() == Charged::No)));
+    assert!(tasks() < 10, "{} tasks", tasks());
+}
