@@ -1,5 +1,6 @@
 //! A rule: a named limit, or several that are decided together.
 
+mod change;
 mod on_error;
 #[cfg(feature = "serde")]
 pub(crate) mod serialized;
@@ -16,6 +17,7 @@ use crate::key;
 use crate::limit::{Limit, Period};
 use crate::quota::Quota;
 
+pub use change::Change;
 pub use on_error::OnError;
 
 /// A named limit, or several that are charged all or none. The name keeps the rule's keys in Redis apart from those of
@@ -39,26 +41,15 @@ pub struct Rule {
     counts_denials: bool,
     /// In whole microseconds.
     block_for: Option<Duration>,
-    /// The three above, as options of a script's mode. Empty by default.
+    /// How long permits are renewed, in whole microseconds.
+    max_hold: Option<Duration>,
+    /// The three before that, as options of a script's mode. Empty by default.
     options: String,
     /// None: the limiter's.
     on_error: Option<OnError>,
     cost: u64,
     /// None: as the limiter says.
     hash_keys: Option<bool>,
-}
-
-/// What happens to a key's state when its limit's numbers have changed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Change {
-    /// Units that were taken stay taken, capped to the new capacity.
-    #[default]
-    KeepUsed,
-    /// Units that were left stay, capped to the new capacity.
-    AsIs,
-    /// The key is as if it had never been used.
-    Reset,
 }
 
 /// One limit of a rule, and what it counts by.
@@ -100,6 +91,7 @@ impl Rule {
             on_change: Change::KeepUsed,
             counts_denials: false,
             block_for: None,
+            max_hold: None,
             options: String::new(),
             on_error: None,
             cost: 1,
@@ -202,13 +194,20 @@ impl Rule {
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
     pub fn block_for(mut self, time: Duration) -> Result<Self, RuleError> {
-        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        if us == 0 || us > LONGEST_RESET_US || !time.subsec_nanos().is_multiple_of(1000) {
-            let expected = "expected whole microseconds, from 1us to 71 years";
-            return Err(RuleError::new(format!("block_for: {expected}, got {time:?}")));
-        }
-        self.block_for = Some(time);
+        self.block_for = Some(whole(time).map_err(|why| RuleError::new(format!("block_for: {why}")))?);
         self.spelled().checked()
+    }
+
+    /// How long a permit that is [renewed](crate::Permit::renewed), as the middleware's are, is held at most, from when
+    /// renewal begins: then it is given back, although the work or the response goes on. Default: no end.
+    ///
+    /// # Errors
+    ///
+    /// Anything but whole microseconds from 1 µs to 71 years. A rule without a concurrency limit.
+    pub fn max_hold(mut self, time: Duration) -> Result<Self, RuleError> {
+        self.max_hold = Some(whole(time).map_err(|why| RuleError::new(format!("max_hold: {why}")))?);
+        let holds = self.limits().any(|limit| limit.algorithm().holds());
+        if holds { Ok(self) } else { Err(self.error("max_hold: expected a concurrency limit, got none")) }
     }
 
     /// Cost of a request that [doesn't set one](crate::Request::cost), in units. Default: 1; 0 takes nothing.
@@ -250,6 +249,12 @@ impl Rule {
     #[must_use]
     pub fn blocks_for(&self) -> Option<Duration> {
         self.block_for
+    }
+
+    /// How long its permits are [renewed](Self::max_hold) at most, if that has an end.
+    #[must_use]
+    pub fn holds_for(&self) -> Option<Duration> {
+        self.max_hold
     }
 
     /// The name; none for a rule parsed from text and not yet [named](Self::named). Rules with the same name share the
@@ -346,7 +351,13 @@ impl Rule {
 
     /// How long a denied key is blocked, as written.
     pub(crate) fn block_period(&self) -> Option<Period> {
-        self.block_for.map(|time| Period(u64::try_from(time.as_micros()).unwrap_or(LONGEST_RESET_US)))
+        self.block_for.map(written)
+    }
+
+    /// How long permits are renewed, as written.
+    #[cfg(feature = "serde")]
+    pub(crate) fn hold_period(&self) -> Option<Period> {
+        self.max_hold.map(written)
     }
 
     /// Makes the first limit count by this part of the request.
@@ -397,6 +408,17 @@ impl Rule {
     }
 }
 
+/// A time that can be written as a period.
+fn whole(time: Duration) -> Result<Duration, String> {
+    let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let good = (1..=LONGEST_RESET_US).contains(&us) && time.subsec_nanos().is_multiple_of(1000);
+    good.then_some(time).ok_or_else(|| format!("expected whole microseconds, from 1us to 71 years, got {time:?}"))
+}
+
+fn written(time: Duration) -> Period {
+    Period(u64::try_from(time.as_micros()).unwrap_or(LONGEST_RESET_US))
+}
+
 impl ScopedLimit {
     fn new(rule: &str, limit: Limit, by: Option<String>) -> Self {
         let suffix = format!("{rule}/{}", limit.label());
@@ -420,29 +442,6 @@ impl ScopedLimit {
     /// Its shards or, if it has none, itself.
     pub(crate) fn targets(&self) -> impl Iterator<Item = Target<'_>> {
         (0..self.limit.shards()).map(|number| self.shard(number))
-    }
-}
-
-impl FromStr for Change {
-    type Err = RuleError;
-
-    fn from_str(text: &str) -> Result<Self, RuleError> {
-        match text {
-            "keep-used" => Ok(Self::KeepUsed),
-            "as-is" => Ok(Self::AsIs),
-            "reset" => Ok(Self::Reset),
-            _ => Err(RuleError::new(format!("on-change: expected keep-used, as-is or reset, got {text:?}"))),
-        }
-    }
-}
-
-impl fmt::Display for Change {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::KeepUsed => "keep-used",
-            Self::AsIs => "as-is",
-            Self::Reset => "reset",
-        })
     }
 }
 

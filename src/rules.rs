@@ -50,6 +50,7 @@ mod snapshot;
 mod text;
 mod throttle;
 mod verdict;
+mod warnings;
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -104,6 +105,7 @@ struct Shared {
     /// What is left to check of each rule once the index has found it. Stored together, since most rules need no more.
     checks: Vec<Check>,
     index: Index,
+    warnings: Vec<Fault>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -204,6 +206,13 @@ impl RuleSet {
         &self.shared.definitions
     }
 
+    /// What is valid and probably doesn't match as meant, such as a regular expression in a path: at most a hundred, in
+    /// the order of the rules. The documentation of [the file](self#the-file) lists them.
+    #[must_use]
+    pub fn warnings(&self) -> &[Fault] {
+        &self.shared.warnings
+    }
+
     /// Whether the two sets are the same.
     #[cfg(feature = "postgres")]
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
@@ -286,11 +295,16 @@ impl RuleSet {
         self.shared.attributes.iter().map(|name| &**name)
     }
 
-    /// Whether a rule looks at paths, and this path could be read in two ways, while the set doesn't choose one.
-    #[cfg(feature = "http")]
-    pub(crate) fn reads_two_ways(&self, request: &Attributes<'_>) -> bool {
-        let Shared { attributes, reading, .. } = &*self.shared;
-        reading.paths == Paths::Unambiguous && request.reads_two_ways() && attributes.contains("path")
+    /// Whether a rule looks at paths, and this path could be read in two ways, while the set doesn't choose one. The
+    /// middleware refuses such a request before any rule; [`applies`](Self::applies) doesn't.
+    #[must_use]
+    pub fn reads_two_ways(&self, request: &Attributes<'_>) -> bool {
+        self.shared.reading.paths == Paths::Unambiguous && request.reads_two_ways() && self.uses("path")
+    }
+
+    /// Whether a rule matches, counts or costs by this attribute.
+    pub(crate) fn uses(&self, attribute: &str) -> bool {
+        self.shared.attributes.contains(attribute)
     }
 
     /// Identifies the set: another one once it has been reloaded.
@@ -361,7 +375,8 @@ impl RuleSet {
         };
         let checks = rules.iter().zip(found_by).map(check).collect();
         let attributes = definitions.iter().flat_map(Definition::attributes).map(Into::into).collect();
-        let shared = Shared { definitions: Vec::new(), attributes, reading, rules, checks, index };
+        let shared =
+            Shared { definitions: Vec::new(), attributes, reading, rules, checks, index, warnings: Vec::new() };
         for (place, at) in places.iter().enumerate() {
             if wrong.len() < MOST_FAULTS
                 && let Some(before) = shared.hidden_by(place)
@@ -370,17 +385,20 @@ impl RuleSet {
                 wrong.push((*at, (Field::named("name"), why)));
             }
         }
-        if wrong.is_empty() {
-            return Ok(Self { shared: Arc::new(Shared { definitions, ..shared }) });
-        }
-        // Rules that can't apply were found in the order of priority.
-        wrong.sort_by_key(|(at, _)| *at);
-        let faults = wrong.into_iter().take(MOST_FAULTS).map(|(at, (field, why))| {
+        let located = |(at, (field, why)): (usize, (Field, String))| {
             let name = &definitions[at].name;
             let message = if why.starts_with(&format!("rule {name}: ")) { why } else { format!("rule {name}: {why}") };
             file::located(locate, at, &field, message)
-        });
-        Err(RuleSetError::new(faults.collect()))
+        };
+        if wrong.is_empty() {
+            let doubted = definitions.iter().enumerate();
+            let doubted = doubted.flat_map(|(at, rule)| warnings::of(rule).into_iter().map(move |fault| (at, fault)));
+            let warnings = doubted.take(MOST_FAULTS).map(located).collect();
+            return Ok(Self { shared: Arc::new(Shared { warnings, definitions, ..shared }) });
+        }
+        // Rules that can't apply were found in the order of priority.
+        wrong.sort_by_key(|(at, _)| *at);
+        Err(RuleSetError::new(wrong.into_iter().take(MOST_FAULTS).map(located).collect()))
     }
 }
 

@@ -158,21 +158,24 @@ impl Protocol {
     }
 
     /// To a request for which no decision could be made, with the error in its extensions. The body doesn't give the
-    /// reason, unless the client's own request is at fault.
+    /// reason, unless the client's own request is at fault or, in debug builds, the service's code or rules.
     pub(super) fn failed(self, failure: Failure, error: &Error) -> Response<Bytes> {
         if !matches!(failure, Failure::Request(_)) {
             telemetry::unanswered(error);
         }
-        let (status, code, kind, title, detail) = match failure {
-            Failure::Request(detail) => {
-                (StatusCode::BAD_REQUEST, grpc::INVALID_ARGUMENT, "about:blank", "Bad Request", Some(detail))
-            }
+        let (status, code, kind, title) = match failure {
+            Failure::Request(_) => (StatusCode::BAD_REQUEST, grpc::INVALID_ARGUMENT, "about:blank", "Bad Request"),
             Failure::Configuration => {
-                (StatusCode::INTERNAL_SERVER_ERROR, grpc::INTERNAL, "about:blank", "Internal Server Error", None)
+                (StatusCode::INTERNAL_SERVER_ERROR, grpc::INTERNAL, "about:blank", "Internal Server Error")
             }
             Failure::Away => {
-                (StatusCode::SERVICE_UNAVAILABLE, grpc::UNAVAILABLE, REDUCED_CAPACITY, "Service Unavailable", None)
+                (StatusCode::SERVICE_UNAVAILABLE, grpc::UNAVAILABLE, REDUCED_CAPACITY, "Service Unavailable")
             }
+        };
+        let mistake = (cfg!(debug_assertions) && failure == Failure::Configuration).then(|| error.to_string());
+        let detail = match failure {
+            Failure::Request(detail) => Some(detail),
+            _ => mistake.as_deref(),
         };
         let mut answer = match self {
             Self::Http => {

@@ -34,8 +34,9 @@ impl ClientAddress {
 
     /// The address behind these proxies, given as addresses or networks. On a connection from one of them,
     /// `X-Forwarded-For` is read from its end, where the nearest proxy has written; the first address that isn't a
-    /// proxy's is the client's. The client may have written anything before that. On any other connection, the peer
-    /// address counts.
+    /// proxy's is the client's. The client may have written anything before that, which isn't read. A request for which a
+    /// proxy has written something else than an address there, such as `unknown`, is refused with 400 if any rule uses
+    /// `ip`. On any other connection, the peer address counts.
     ///
     /// # Errors
     ///
@@ -56,23 +57,33 @@ impl ClientAddress {
         self
     }
 
-    /// For a request whose connection has this peer. None if a proxy's header can't be read.
-    pub(super) fn of(&self, parts: &Parts, peer: Option<IpAddr>) -> Option<IpAddr> {
-        let peer = peer?.to_canonical();
+    /// For a request whose connection has this peer, if the server noted one.
+    ///
+    /// # Errors
+    ///
+    /// An entry that decides and is no address: to go on as if there were no address would lead around every rule by
+    /// address.
+    pub(super) fn of(&self, parts: &Parts, peer: Option<IpAddr>) -> Result<Option<IpAddr>, Error> {
+        let Some(peer) = peer.map(|peer| peer.to_canonical()) else { return Ok(None) };
         if !self.trusts(peer) {
-            return Some(peer);
+            return Ok(Some(peer));
         }
-        let name = self.header.clone().unwrap_or(HeaderName::from_static("x-forwarded-for"));
-        let mut last = None;
-        for entry in entries_from_the_end(&parts.headers, &name) {
-            let address = entry?;
+        let usual = HeaderName::from_static("x-forwarded-for");
+        let name = self.header.as_ref().unwrap_or(&usual);
+        let mut last = peer;
+        for entry in entries_from_the_end(&parts.headers, name) {
+            let Some(address) = address(entry) else {
+                let got = String::from_utf8_lossy(&entry[..entry.len().min(LONGEST)]);
+                let why = format!("header {name}: expected an address from the proxy {last}, got {got:?}");
+                return Err(Error::new(Kind::Input, why));
+            };
+            last = address;
             if !self.trusts(address) {
-                return Some(address);
+                break;
             }
-            last = Some(address);
         }
-        // All are proxies: the farthest of them sent its own request.
-        Some(last.unwrap_or(peer))
+        // If all are proxies, the farthest of them sent its own request.
+        Ok(Some(last))
     }
 
     fn trusts(&self, address: IpAddr) -> bool {
@@ -80,17 +91,20 @@ impl ClientAddress {
     }
 }
 
-/// The entries of all lines of a header, last first; none for an entry that isn't an address.
-fn entries_from_the_end(headers: &HeaderMap, name: &HeaderName) -> impl Iterator<Item = Option<IpAddr>> {
-    let lines: Vec<_> = headers.get_all(name).iter().collect();
-    lines.into_iter().rev().flat_map(|line| match line.to_str() {
-        Ok(line) => line.rsplit(',').map(str::trim).filter(|entry| !entry.is_empty()).map(address).collect::<Vec<_>>(),
-        Err(_) => vec![None],
-    })
+/// The entries of all lines of a header, last first, read only as far as they are asked for: a client may have written
+/// any number of them, of any bytes.
+fn entries_from_the_end<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'h [u8]> {
+    let lines = headers.get_all(name).into_iter().rev();
+    let entries = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
+    entries.map(<[u8]>::trim_ascii).filter(|entry| !entry.is_empty())
 }
 
+/// The longest text of an address is some 60 bytes, with brackets, a scope and a port.
+const LONGEST: usize = 64;
+
 /// `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`.
-fn address(text: &str) -> Option<IpAddr> {
+fn address(entry: &[u8]) -> Option<IpAddr> {
+    let text = std::str::from_utf8(entry).ok().filter(|text| text.len() <= LONGEST)?;
     let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse().ok();
     let with_port = || text.parse::<SocketAddr>().ok().map(|address| address.ip());
     let address: Option<IpAddr> = text.parse().ok().or_else(with_port).or_else(bracketed);

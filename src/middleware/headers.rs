@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use crate::algorithm::Algorithm;
 use crate::decision::{By, Decision, RetryAfter};
-use crate::limit::Calendar;
 use crate::quota::Quota;
 use crate::rules::{Reason, Verdict};
 
@@ -50,8 +49,9 @@ impl Decision {
     /// in this process answered.
     ///
     /// In `RateLimit-Policy`, a limit has its rule's name, or `rule/limit` if the rule has several; `q` is its rate
-    /// (not its burst) and `w` its period in seconds, both multiplied if the period is no whole number of seconds. In
-    /// `RateLimit`, `r` is what remains, and `t` the seconds until there is more: for a limit that denies, until it
+    /// (not its burst) and `w` its period in seconds, both multiplied if the period is no whole number of seconds; there is
+    /// no `w` for months and years, nor for days and weeks in a time zone whose clocks change. In `RateLimit`, `r` is what
+    /// remains (for a limit with shards an estimate: what remains of one, times their number), and `t` the seconds until there is more: for a limit that denies, until it
     /// would allow the same request; for one that allows, until the window ends, if the limit has fixed windows.
     ///
     /// ```
@@ -141,7 +141,7 @@ impl Decision {
         match &self.quota {
             Some(quota) => {
                 let seconds = seconds_left(quota, self.allowed, self.retry_after, self.reset_after);
-                vec![Standing { quota, remaining: self.remaining, seconds }]
+                vec![Standing { quota, remaining: of_all_shards(quota, self.limit, self.remaining), seconds }]
             }
             None => {
                 let standings = self.limits.iter().map(|limit| {
@@ -182,6 +182,13 @@ impl Verdict {
 
 fn retry_after(wait: Duration) -> Field {
     ("retry-after", whole_seconds(wait).max(1).to_string())
+}
+
+/// What remains of a limit, as far as one of its shards tells, of which these are the capacity and what remains.
+fn of_all_shards(quota: &Quota, capacity: u64, remaining: u64) -> u64 {
+    let whole = u128::from(quota.capacity()).max(u128::from(capacity));
+    let all = u128::from(remaining) * whole / u128::from(capacity.max(1));
+    u64::try_from(all.min(whole)).unwrap_or(u64::MAX).max(remaining)
 }
 
 /// The time until there is more, if known; none if that is now or never.
@@ -228,13 +235,8 @@ fn terms(quota: &Quota) -> String {
     if quota.algorithm() == Algorithm::Concurrency {
         return format!(";q={rate};qu=\"concurrent-requests\"");
     }
-    match quota.window() {
-        None => {}
-        Some(Calendar::Day | Calendar::Week) => {
-            return format!(";q={rate};w={}", quota.period().as_secs());
-        }
-        // Not all windows are equally long.
-        Some(_) => return format!(";q={rate}"),
+    if !quota.has_even_periods() {
+        return format!(";q={rate}");
     }
     let us = u64::try_from(quota.period().as_micros()).unwrap_or(u64::MAX);
     // The fewest periods that add up to whole seconds.

@@ -114,13 +114,35 @@ impl RateLimitLayer {
 
     /// Takes the attribute `api_key` from this header, such as `x-api-key`. A request with two such headers is refused.
     /// Redis stores the value as given, unless keys are [hashed](Limiter::key_secret).
+    ///
+    /// Nobody checks the key: a client that invents one for each request is never limited by it. So put an
+    /// [`ApiKeyLayer`](super::ApiKeyLayer) (feature `postgres`) or your own authentication around this layer, or limit
+    /// addresses beside it:
+    ///
+    /// ```
+    /// # use http::HeaderName;
+    /// # use tollgate::Limiter;
+    /// # use tollgate::middleware::RateLimitLayer;
+    /// # fn layer(limiter: Limiter) -> Result<RateLimitLayer, Box<dyn std::error::Error>> {
+    /// // All keys of a decision share a slot of Redis Cluster: here `global`.
+    /// let rules = r#"
+    ///     [[rule]]
+    ///     name = "api"
+    ///     key = "api_key"
+    ///     tag = "global"
+    ///     limits = ["gcra 100/1m", { limit = "gcra 1000/1m", key = "ip" }]
+    /// "#;
+    /// let layer = RateLimitLayer::new(limiter, rules.parse::<tollgate::rules::RuleSet>()?);
+    /// Ok(layer.api_key(HeaderName::from_static("x-api-key")))
+    /// # }
+    /// ```
     #[must_use]
     pub fn api_key(self, header: HeaderName) -> Self {
         self.header("api_key", header)
     }
 
     /// Takes the attribute `api_key` from the token of `Authorization: Bearer ...`. Redis stores it as given, unless
-    /// keys are [hashed](Limiter::key_secret).
+    /// keys are [hashed](Limiter::key_secret). Nobody checks it: see [`api_key`](Self::api_key).
     #[must_use]
     pub fn bearer_key(mut self) -> Self {
         self.settings.sources.attribute("api_key", sources::bearer());
@@ -128,7 +150,7 @@ impl RateLimitLayer {
     }
 
     /// Takes an attribute from this header, in which the client may write anything. A request with two such headers is
-    /// refused.
+    /// refused, and so is an `ip` that is no address, if a rule uses it.
     #[must_use]
     pub fn header(mut self, attribute: &str, header: HeaderName) -> Self {
         self.settings.sources.attribute(attribute, sources::header(header));
@@ -198,7 +220,6 @@ impl RateLimitLayer {
     /// the response has ended, within an hour; and each decision goes to Redis in its own call, since it is remembered
     /// by an id. In a rule with permits, the other limits are settled; the rule's cost is also its number of permits,
     /// so it should be 1.
-    /// limits are settled; what it says at first is permits too, so it says 1.
     #[must_use]
     pub fn settle(mut self) -> Self {
         self.settings.settles = true;

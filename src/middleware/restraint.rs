@@ -1,9 +1,10 @@
 //! Pauses outgoing calls when the other side says that it takes no more.
 
+use std::borrow::Cow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::StatusCode;
-use http::header::{HeaderMap, RETRY_AFTER};
+use http::header::{HeaderMap, HeaderValue, RETRY_AFTER};
 use http::response::Parts;
 
 use super::answer::Added;
@@ -42,13 +43,19 @@ fn asked_for(response: &Parts) -> Option<Duration> {
     [retry_after(response.status, headers), exhausted(headers, added.lines), older].into_iter().flatten().max()
 }
 
+/// A field's value, with whatever isn't text replaced: one item of a list that can't be read doesn't hide the others.
+fn text(value: &HeaderValue) -> Cow<'_, str> {
+    String::from_utf8_lossy(value.as_bytes())
+}
+
 /// For a response that refuses: seconds, or a date.
 fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
     let refusals = [StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
     if !refusals.contains(&status) {
         return None;
     }
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let text = text(headers.get(RETRY_AFTER)?);
+    let text = text.trim();
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
     }
@@ -60,15 +67,15 @@ fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
 /// lines at the end.
 fn exhausted(headers: &HeaderMap, added: usize) -> Option<Duration> {
     let lines = headers.get_all("ratelimit").iter().rev().skip(added);
-    let items = lines.filter_map(|line| line.to_str().ok()).flat_map(items);
-    let empty = items.filter(|item| parameter(item, "r") == Some(0));
+    let lines: Vec<_> = lines.map(text).collect();
+    let empty = lines.iter().flat_map(|line| items(line)).filter(|item| parameter(item, "r") == Some(0));
     empty.filter_map(|item| parameter(item, "t")).max().map(Duration::from_secs)
 }
 
 /// For `X-RateLimit-Remaining: 0` and `X-RateLimit-Reset: 30`, or without the `X-`: seconds from now or, as with GitHub
 /// and others, seconds or milliseconds since the epoch.
 fn exhausted_by_older_fields(headers: &HeaderMap, with_x: bool) -> Option<Duration> {
-    let number = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<u64>().ok();
+    let number = |name: &str| text(headers.get(name)?).trim().parse::<u64>().ok();
     let of = |remaining: &str, reset: &str| number(reset).filter(|_| number(remaining) == Some(0));
     let with_x = of("x-ratelimit-remaining", "x-ratelimit-reset").filter(|_| with_x);
     let reset = with_x.or(of("ratelimit-remaining", "ratelimit-reset"))?;
@@ -123,8 +130,6 @@ fn parameter(item: &str, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     fn headers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -172,6 +177,10 @@ mod tests {
             let fields: Vec<_> = lines.iter().map(|line| ("ratelimit", *line)).collect();
             assert_eq!(exhausted(&headers(&fields), 0), expected.map(Duration::from_secs), "{lines:?}");
         }
+        let mut foreign = HeaderMap::new();
+        let line = HeaderValue::from_bytes(b"\"caf\xe9\";r=5;t=1, \"b\";r=0;t=7").unwrap();
+        foreign.insert("ratelimit", line);
+        assert_eq!(exhausted(&foreign, 0), Some(Duration::from_secs(7)));
     }
 
     #[test]

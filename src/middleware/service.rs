@@ -98,6 +98,8 @@ impl Settings {
             parts.extensions.insert(usage.clone());
         }
         if self.skip.as_ref().is_some_and(|skip| skip(&parts)) {
+            // Handlers ask for them, and find that there are none.
+            parts.extensions.get_or_insert_default::<Permits>();
             let response = service.call(Request::from_parts(parts, body)).await?;
             return Ok(response.map(|body| ResponseBody::inner(body, None)));
         }
@@ -132,7 +134,8 @@ impl Settings {
         let given = self.sources.of(parts, self.max_wait.is_some() || self.heeds.is_some()).map_err(uncounted);
         let given = given.map_err(refused("a header that identifies the client was sent more than once"))?;
         let account = self.account(parts, &given);
-        let attributes = given.attributes(parts);
+        let attributes = given.attributes(parts, rules).map_err(uncounted);
+        let attributes = attributes.map_err(refused("the address that this request comes from can't be read"))?;
         let attributes = account.iter().fold(attributes, Attributes::account);
         if rules.reads_two_ways(&attributes) {
             let error = Error::new(Kind::Input, "path: expected one that reads alike before and after it is decoded");
@@ -157,10 +160,13 @@ impl Settings {
         if let Rules::Followed(configuration) = &self.rules {
             configuration.count(&attributes, verdict.allowed);
         }
-        if matches!(&verdict.reason, Reason::Missing(name) if name == "ip") && self.sources.lack_a_peer(parts) {
+        if given.lacks_a_peer() && rules.uses("ip") {
             let why = "ip: expected the connection's other end, which the server doesn't note (in axum, serve \
                        into_make_service_with_connect_info::<SocketAddr>())";
-            return Err(failed(Error::new(Kind::Input, why)));
+            telemetry::no_peer(why);
+            if matches!(&verdict.reason, Reason::Missing(name) if name == "ip") {
+                return Err(failed(Error::new(Kind::Input, why)));
+            }
         }
         #[cfg(feature = "postgres")]
         let entry = recording.map(|(history, began)| history.entry(&attributes, &verdict, began.elapsed()));

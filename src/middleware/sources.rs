@@ -25,7 +25,8 @@ pub(super) struct Sources {
 
 /// The attributes of one request from these sources.
 pub(super) struct Given<'s> {
-    ip: Option<IpAddr>,
+    /// An error if a trusted proxy's header can't be read.
+    ip: Result<Option<IpAddr>, Error>,
     /// Whether the request is outgoing, rather than received by a router here.
     outgoing: bool,
     others: Vec<(&'s str, Vec<u8>)>,
@@ -61,11 +62,6 @@ impl Sources {
         rules.attributes().filter(|name| !known(name)).for_each(telemetry::unsourced);
     }
 
-    /// Whether the address could only be the connection's peer, which the server hasn't provided.
-    pub(super) fn lack_a_peer(&self, parts: &Parts) -> bool {
-        (self.peer)(parts).is_none() && self.others.iter().all(|(name, _)| **name != *"ip")
-    }
-
     /// # Errors
     ///
     /// A header that appears twice.
@@ -87,13 +83,33 @@ impl Given<'_> {
         std::str::from_utf8(user).ok()
     }
 
-    pub(super) fn attributes<'a>(&'a self, parts: &'a Parts) -> Attributes<'a> {
+    /// Whether the address could only be the connection's peer, which the server hasn't provided.
+    pub(super) fn lacks_a_peer(&self) -> bool {
+        matches!(self.ip, Ok(None)) && self.others.iter().all(|(name, _)| *name != "ip")
+    }
+
+    /// The attributes for these rules.
+    ///
+    /// # Errors
+    ///
+    /// What the client, or a proxy, sent can't be read, and a rule uses it: without the attribute, rules that deny by it
+    /// wouldn't apply.
+    pub(super) fn attributes<'a>(&'a self, parts: &'a Parts, rules: &RuleSet) -> Result<Attributes<'a>, Error> {
         let request = Attributes::new().method(parts.method.as_str()).path(path(parts, self.outgoing));
-        let request = match self.ip {
-            Some(address) => request.ip(address),
-            None => request,
+        let own = |name: &str| self.others.iter().any(|(other, _)| *other == name);
+        let mut request = match &self.ip {
+            Ok(Some(address)) => request.ip(*address),
+            Err(error) if rules.uses("ip") && !own("ip") => return Err(error.clone()),
+            _ => request,
         };
-        self.others.iter().fold(request, |request, (name, value)| request.set(name, value))
+        for (name, value) in &self.others {
+            request = match *name {
+                "ip" | "path" | "method" if value.is_empty() => request,
+                "ip" | "path" | "method" if rules.uses(name) => request.try_set(name, value)?,
+                _ => request.set(name, value),
+            };
+        }
+        Ok(request)
     }
 }
 
@@ -127,7 +143,8 @@ fn only(parts: &Parts, name: &HeaderName) -> Result<Option<Vec<u8>>, Error> {
         (Some(_), Some(_)) => {
             Err(Error::new(Kind::Input, format!("header {name}: expected it once, got it several times")))
         }
-        (value, _) => Ok(value.map(|value| value.as_bytes().to_vec())),
+        // HTTP/2 brings spaces around a value that HTTP/1.1 leaves out: another spelling of the same.
+        (value, _) => Ok(value.map(|value| value.as_bytes().trim_ascii().to_vec())),
     }
 }
 
@@ -151,12 +168,19 @@ fn goes_elsewhere(parts: &Parts) -> bool {
     original.is_some_and(|axum::extract::OriginalUri(original)| original.authority() != parts.uri.authority())
 }
 
-/// The route that a router matched: `/users/{id}`.
+/// The route of a request that none of a router's routes takes: a fallback, or a service nested as such.
+#[cfg(feature = "axum")]
+const NO_ROUTE: &str = "none";
+
+/// The route that a router matched: `/users/{id}`. None if no router has seen the request.
 #[cfg_attr(not(feature = "axum"), allow(unused_variables, reason = "no router is known"))]
 fn route(parts: &Parts, outgoing: bool) -> Option<&str> {
     #[cfg(feature = "axum")]
-    return Some(parts.extensions.get::<axum::extract::MatchedPath>()?.as_str())
-        .filter(|_| !outgoing && !goes_elsewhere(parts));
+    {
+        let of_router = parts.extensions.get::<axum::extract::OriginalUri>().is_some();
+        let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
+        route.or(of_router.then_some(NO_ROUTE)).filter(|_| !outgoing && !goes_elsewhere(parts))
+    }
     #[cfg(not(feature = "axum"))]
     None
 }

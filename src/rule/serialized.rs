@@ -30,6 +30,8 @@ struct Table {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     block_for: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    max_hold: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     hash_keys: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     on_error: Option<Policy>,
@@ -112,8 +114,8 @@ impl Serialize for Rule {
         let (name, tag) = (self.name.clone(), self.tag.clone());
         let (on_error, processes) = Policy::parts(self.on_error);
         let (on_change, overage, cost, hash_keys) = (self.on_change, self.counts_denials, self.cost, self.hash_keys);
-        let block_for = self.block_period().map(|time| time.to_string());
-        Table { name, limits, tag, cost, on_change, overage, block_for, hash_keys, on_error, processes }
+        let [block_for, max_hold] = [self.block_period(), self.hold_period()].map(|time| Some(time?.to_string()));
+        Table { name, limits, tag, cost, on_change, overage, block_for, max_hold, hash_keys, on_error, processes }
             .serialize(serializer)
     }
 }
@@ -159,9 +161,15 @@ impl Table {
         }
         rule = rule.on_change(self.on_change).count_denials(self.overage).cost(self.cost)?;
         rule.hash_keys = self.hash_keys;
+        let time = |field: &str, text: String| -> Result<Duration, RuleError> {
+            let read = text.parse().map_err(|error: RuleError| RuleError::new(format!("{field}: {error}")));
+            read.map(|Period(us)| Duration::from_micros(us))
+        };
         if let Some(text) = self.block_for {
-            let Period(us) = text.parse().map_err(|error: RuleError| RuleError::new(format!("block_for: {error}")))?;
-            rule = rule.block_for(Duration::from_micros(us))?;
+            rule = rule.block_for(time("block_for", text)?)?;
+        }
+        if let Some(text) = self.max_hold {
+            rule = rule.max_hold(time("max_hold", text)?)?;
         }
         match on_error {
             Some(on_error) => rule.on_error(on_error),

@@ -39,14 +39,17 @@ pub(super) fn name(text: &str) -> Name {
 /// ```
 ///
 /// Paths are compared as a server would interpret them: without the query, percent-encoded characters decoded once
-/// (slashes too), without double slashes, dot segments and a trailing slash. Methods are upper case, and IPv6 addresses
-/// that stand for an IPv4 address become that one. An empty attribute counts as missing.
+/// (slashes too), without double slashes, dot segments and a trailing slash. Methods are upper case, and all that aren't
+/// among the nine standard ones count as one. IPv6 addresses that stand for an IPv4 address become that one. An empty
+/// attribute counts as missing.
 #[derive(Clone, Debug, Default)]
 pub struct Attributes<'a> {
     pub(super) ip: Option<IpAddr>,
     pub(super) path: Option<Cow<'a, str>>,
-    /// The path as read by segments, if that differs.
-    by_segments: Option<String>,
+    /// The path as patterns see it, if that isn't how it is counted.
+    matched: Option<Cow<'a, str>>,
+    /// The path as sent, unless it is normalised already.
+    sent: Option<&'a str>,
     /// Whether servers disagree on the path.
     ambiguous: bool,
     pub(super) method: Option<Cow<'a, str>>,
@@ -106,16 +109,13 @@ impl<'a> Attributes<'a> {
     #[must_use]
     pub fn path(mut self, target: &'a str) -> Self {
         let decoded = path::normalised(target);
-        self.by_segments = match decoded {
-            Cow::Borrowed(_) => None,
-            Cow::Owned(_) => Some(path::by_segments(target)).filter(|path| *path != decoded),
-        };
-        self.ambiguous = self.by_segments.is_some() || (matches!(decoded, Cow::Owned(_)) && path::is_ambiguous(target));
-        self.path = Some(decoded);
-        self
+        self.sent = matches!(decoded, Cow::Owned(_)).then(|| path::path_of(target));
+        let differs = |sent| path::by_segments(sent) != decoded || path::is_ambiguous(sent);
+        self.ambiguous = self.sent.is_some_and(differs);
+        Self { path: Some(decoded), matched: None, ..self }
     }
 
-    /// The HTTP method.
+    /// The HTTP method. As a key, HEAD counts as GET, and those that aren't standard (RFC 9110, and PATCH) as `OTHER`.
     #[must_use]
     pub fn method(mut self, method: &'a str) -> Self {
         self.method = (!method.is_empty()).then(|| upper_case(method));
@@ -135,7 +135,7 @@ impl<'a> Attributes<'a> {
             },
             PATH => match text() {
                 Some(path) => self.path(path),
-                None => Self { path: None, by_segments: None, ambiguous: false, ..self },
+                None => Self { path: None, matched: None, sent: None, ambiguous: false, ..self },
             },
             METHOD => self.method(text().unwrap_or_default()),
             _ => {
@@ -197,15 +197,25 @@ impl<'a> Attributes<'a> {
     }
 
     /// Whether servers disagree on its path.
-    #[cfg(feature = "http")]
     pub(super) fn reads_two_ways(&self) -> bool {
         self.ambiguous
     }
 
+    /// The path as patterns see it.
+    pub(super) fn matched_path(&self) -> Option<&str> {
+        self.matched.as_deref().or(self.path.as_deref())
+    }
+
     /// The attributes that are compared as given: all but address and path.
     pub(super) fn texts(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        let method = self.method.as_deref().map(|method| (METHOD, method.as_bytes()));
-        self.others.iter().copied().filter(|(_, value)| !value.is_empty()).chain(method)
+        let methods = self.values(METHOD).map(|method| (METHOD, method));
+        self.others.iter().copied().filter(|(_, value)| !value.is_empty()).chain(methods)
+    }
+
+    /// What a condition on one of these may name: its value and, for a method that isn't a standard one, that it isn't.
+    pub(super) fn values(&self, name: &str) -> impl Iterator<Item = &[u8]> {
+        let other = self.method.as_deref().filter(|method| name == METHOD && !is_standard(method));
+        self.text(name).into_iter().chain(other.map(|_| OTHER_METHOD.as_bytes()))
     }
 
     /// The bytes of one of these.
@@ -215,6 +225,14 @@ impl<'a> Attributes<'a> {
         }
         let found = self.others.iter().find(|(other, _)| *other == name);
         found.map(|(_, value)| *value).filter(|value| !value.is_empty())
+    }
+
+    /// What conditions compare an attribute as, for a message.
+    pub(super) fn compared(&self, name: &str) -> Option<Cow<'_, [u8]>> {
+        match (name, self.matched_path()) {
+            (PATH, path) => path.map(|path| Cow::Borrowed(path.as_bytes())),
+            _ => self.counted(name, 128),
+        }
     }
 
     /// What an attribute is counted as: its text or, for an IPv6 address, its network with this prefix length.
@@ -233,28 +251,44 @@ impl<'a> Attributes<'a> {
 pub struct Reading {
     /// Whether the ASCII letters of paths and patterns are compared ignoring case. Default: false.
     pub ignore_case: bool,
-    /// Whether a path is decoded before it is split, or after. Default: before, unless that makes a difference.
+    /// Whether a path is decoded before it is split, or split and compared as it is sent. Default: decoded before,
+    /// unless that makes a difference.
     pub paths: Paths,
 }
 
 impl Reading {
     /// The request, read in this way.
     pub(super) fn of<'r, 'a>(self, request: &'r Attributes<'a>) -> Cow<'r, Attributes<'a>> {
-        let path = match &request.by_segments {
-            Some(path) if self.paths == Paths::Segments => Cow::Borrowed(path.as_str()),
-            _ => match &request.path {
-                Some(path) => Cow::Borrowed(&**path),
-                None => return Cow::Borrowed(request),
-            },
-        };
-        let path = match self.ignore_case && path.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            true => Cow::Owned(path.to_ascii_lowercase()),
-            false => path,
-        };
-        if request.path.as_deref() == Some(&*path) {
+        let Some(path) = request.path.as_deref() else { return Cow::Borrowed(request) };
+        let upper = |path: &str| self.ignore_case && path.bytes().any(|byte| byte.is_ascii_uppercase());
+        let sent = request.sent.filter(|_| self.paths == Paths::Segments);
+        if sent.is_none() && !upper(path) {
             return Cow::Borrowed(request);
         }
-        Cow::Owned(Attributes { path: Some(Cow::Owned(path.into_owned())), ..request.clone() })
+        let cased = |path: Cow<'a, str>| if upper(&path) { Cow::Owned(path.to_ascii_lowercase()) } else { path };
+        let counted = sent.map_or_else(|| path.to_owned(), path::by_segments);
+        let matched = sent.map(|sent| cased(Cow::Borrowed(sent)));
+        Cow::Owned(Attributes { path: Some(cased(Cow::Owned(counted))), matched, ..request.clone() })
+    }
+}
+
+/// The methods of RFC 9110, and PATCH.
+const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
+
+/// Every other method: a client may invent as many as it likes.
+pub(super) const OTHER_METHOD: &str = "OTHER";
+
+/// Whether it is one of the nine, in upper case.
+pub(super) fn is_standard(method: &str) -> bool {
+    METHODS.contains(&method)
+}
+
+/// What a method is counted as: HEAD as GET, as in conditions, and methods that aren't standard as one.
+pub(super) fn counted_method(method: &str) -> &str {
+    match method {
+        "HEAD" => "GET",
+        method if is_standard(method) => method,
+        _ => OTHER_METHOD,
     }
 }
 

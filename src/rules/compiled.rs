@@ -79,7 +79,7 @@ impl Compiled {
     /// Why it doesn't apply to this request, if it doesn't.
     pub(super) fn passes_over(&self, request: &Attributes<'_>) -> Option<String> {
         if let Some(condition) = self.conditions.iter().find(|condition| !condition.holds(request)) {
-            let got = request.counted(condition.attribute(), 128);
+            let got = request.compared(condition.attribute());
             let got = got.map_or("none".to_owned(), |got| String::from_utf8_lossy(&got).into_owned());
             return Some(format!("expected {condition}, got {got}"));
         }
@@ -143,6 +143,8 @@ fn only_for_limits(definition: &Definition) -> Result<(), Fault> {
         ("limits", !limits.is_empty()),
         ("tag", tag.is_some()),
         ("cost", *cost != Cost::default()),
+        ("min_cost", definition.min_cost.is_some()),
+        ("max_hold", definition.max_hold.is_some()),
         ("overrides", !overrides.is_empty()),
         ("block", !block.is_empty()),
         ("allow", !allow.is_empty()),

@@ -80,14 +80,15 @@ impl Condition {
             },
             Values::Paths(patterns) => {
                 let covers = |path: &str| patterns.iter().any(|pattern| pattern.covers(path::segments(path)));
-                request.path.as_deref().is_some_and(covers)
+                request.matched_path().is_some_and(covers)
             }
             Values::Nets(nets) => {
                 request.ip.is_some_and(|address| last_before(nets, address).is_some_and(|net| net.contains(&address)))
             }
-            Values::Texts(values) => request
-                .text(&self.attribute)
-                .is_some_and(|got| values.binary_search_by(|value| (**value).cmp(got)).is_ok()),
+            Values::Texts(values) => {
+                let mut got = request.values(&self.attribute);
+                got.any(|got| values.binary_search_by(|value| (**value).cmp(got)).is_ok())
+            }
         }
     }
 

@@ -112,6 +112,9 @@ pub struct Definition {
     /// A request's cost: a number of units, or the value of an attribute. Default: 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cost: Cost,
+    /// The least units that a cost from an attribute counts as. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_cost: Option<u64>,
     /// What happens to a request that it applies to. Default: throttle.
     #[serde(default, skip_serializing_if = "is_default")]
     pub action: Action,
@@ -124,7 +127,10 @@ pub struct Definition {
     /// The prefix length of the networks that IPv6 addresses count as, in bits, 1 to 128. Default: 64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6_prefix: Option<u8>,
-    /// How long a denied key is blocked, such as `15m`. Default: not at all.
+    /// How long permits are renewed at most, such as `10m`. Default: for as long as they are held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_hold: Option<String>,
+    /// How long a denied key is blocked, such as `15m`; a shadow rule blocks none. Default: not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_for: Option<String>,
     /// Other limits for single keys, such as `user:42`; values may also be `block` and `allow`.
@@ -190,7 +196,9 @@ pub enum Paths {
     Unambiguous,
     /// Decoded first and then split, as proxies and file servers do: `%2F` is a slash, and `..` leads out of a segment.
     Decoded,
-    /// Split first, then each segment decoded, as routers such as axum's do: `%2F` and `..` are part of a segment.
+    /// As axum's router does: split first, then compared as it was sent. `%2F` and `..` are part of a segment, an encoded
+    /// letter is no letter, and an empty segment, such as after a final slash, makes another path. A key by `path` has
+    /// each segment decoded, as handlers see it.
     Segments,
 }
 
@@ -250,6 +258,7 @@ impl Definition {
             tag: rule.tag().map(str::to_owned),
             cost: Cost::Units(rule.default_cost()),
             block_for: rule.block_period().map(|time| time.to_string()),
+            max_hold: rule.hold_period().map(|time| time.to_string()),
             on_error,
             processes,
             on_change: Some(rule.change()),

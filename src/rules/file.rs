@@ -9,6 +9,7 @@ use super::error::{Field, MOST_FAULTS};
 use super::snapshot::{Seen, Snapshot, including};
 use super::text::{Positions, Said, Source, bad_variable, with_variables};
 use super::{Fault, RuleSet, RuleSetError};
+use crate::telemetry;
 
 /// Finds where a field of a rule is, if the rules come from a file.
 pub(super) type Locate<'l> = dyn Fn(usize, &Field) -> Option<Located> + 'l;
@@ -53,7 +54,10 @@ pub(super) fn compiled(snapshot: &Snapshot) -> Result<RuleSet, RuleSetError> {
         Some(main) if rules.is_empty() => {
             Err(Fault::new("expected at least one [[rule]], got none").in_file(&main.path, None).into())
         }
-        _ => Ok(rules),
+        _ => {
+            rules.warnings().iter().for_each(telemetry::doubtful_rule);
+            Ok(rules)
+        }
     }
 }
 

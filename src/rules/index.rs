@@ -154,7 +154,7 @@ impl Index {
         match texts {
             Texts::Request(request) if self.texts.len() <= FEW => {
                 for (name, values) in &self.texts {
-                    let places = request.text(name).and_then(|value| values.get(value));
+                    let places = request.values(name).filter_map(|value| values.get(value));
                     lists.extend(places.map(SmallVec::as_slice));
                 }
             }
@@ -180,7 +180,7 @@ impl Index {
 impl<'a, 'r> Lookup<'a, 'r> {
     pub(super) fn of_request(request: &'a Attributes<'r>) -> Self {
         Self {
-            path: request.path.as_deref().map(|path| path::segments(path).collect()),
+            path: request.matched_path().map(|path| path::segments(path).collect()),
             net: request.ip.map(host),
             texts: Texts::Request(request),
         }

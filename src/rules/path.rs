@@ -56,8 +56,8 @@ pub(super) fn normalised(target: &str) -> Cow<'_, str> {
     Cow::Owned(normal)
 }
 
-/// A request target's path as routers interpret it that split it first: each segment is decoded separately, so that an
-/// encoded slash, a backslash and dots are part of it.
+/// A request target's path as handlers see it whose router splits it first: each segment is decoded separately, so that
+/// an encoded slash, a backslash and dots are part of it. All spellings of what a handler is given are one.
 pub(super) fn by_segments(target: &str) -> String {
     let mut path = String::with_capacity(target.len() + 1);
     for segment in path_of(target).split('/').filter(|segment| !segment.is_empty()) {
@@ -86,16 +86,18 @@ pub(super) fn is_ambiguous(target: &str) -> bool {
 }
 
 /// Without scheme, authority, query and fragment.
-fn path_of(target: &str) -> &str {
+pub(super) fn path_of(target: &str) -> &str {
     // Most targets start with their path.
     let path = if target.starts_with('/') { target } else { without_authority(target) };
     let end = path.bytes().position(|byte| byte == b'?' || byte == b'#');
     &path[..end.unwrap_or(path.len())]
 }
 
-/// The segments of a normalised path.
+/// The segments of a path: none of `/`, and an empty one after each further slash, which a normalised path hasn't got.
 pub(super) fn segments(path: &str) -> impl Iterator<Item = Segment<'_>> {
-    path.split('/').filter(|segment| !segment.is_empty()).map(Segment::Literal)
+    let after = path.strip_prefix('/').unwrap_or(path);
+    let rest = (!after.is_empty()).then_some(after);
+    rest.into_iter().flat_map(|rest| rest.split('/')).map(Segment::Literal)
 }
 
 /// For `http://host/path`, as sent to a proxy, the path.
@@ -183,17 +185,22 @@ impl Pattern {
         }
         let open = text.ends_with("/*");
         let fixed = if open { &text[..text.len() - 2] } else { text };
-        // Apart from stars, a pattern is written as paths are: what is between stars is normalised.
+        // Apart from stars, a pattern is written as paths are. What is between stars is normalised, unless paths are
+        // compared as they are sent; the slash of `/` itself then begins no empty segment.
+        let raw = reading.paths == Paths::Segments;
+        let fixed = if raw && !open && fixed == "/" { "" } else { fixed };
         let mut segments = Vec::new();
-        for segment in fixed.split('/').filter(|segment| !segment.is_empty()) {
+        for (at, segment) in fixed.split('/').enumerate() {
+            let is_none = if raw { at == 0 } else { segment.is_empty() };
+            if is_none {
+                continue;
+            }
             if segment == "*" {
                 segments.push(None);
                 continue;
             }
-            let mut literal = decoded(segment).into_owned();
-            if reading.paths == Paths::Segments {
-                literal = literal.replace('/', "%2F");
-            } else if literal.contains(['/', '\\']) || literal == "." || literal == ".." {
+            let mut literal = if raw { segment.to_owned() } else { decoded(segment).into_owned() };
+            if !raw && (literal.contains(['/', '\\']) || literal == "." || literal == "..") {
                 return expected(
                     "a path pattern without dot segments and encoded slashes, which no request has any more",
                 );
@@ -314,10 +321,23 @@ mod tests {
         let ignoring = Pattern::new("/API/*", Reading { ignore_case: true, ..Reading::default() }).unwrap();
         assert!(ignoring.covers(segments("/api/x")) && ignoring.to_string() == "/api/*");
         let segments_first = Reading { paths: Paths::Segments, ..Reading::default() };
-        for (pattern, target) in [("/a%2Fb", "/a%2fb"), ("/a/..", "/a/%2e."), ("/a%5Cb/*", "/a\\b/c")] {
+        for (pattern, matching, others) in [
+            ("/a%2Fb", &["/a%2Fb"][..], &["/a%2fb", "/a/b"][..]),
+            ("/a/..", &["/a/.."], &["/a/%2e.", "/"]),
+            ("/a/*", &["/a", "/a/", "/a//b", "/a/%62"], &["/%61/b", "//a/b"]),
+            ("/a/*/c", &["/a/b/c", "/a/../c", "/a//c"], &["/a/b/c/"]),
+            ("/a/", &["/a/"], &["/a", "/a//"]),
+            ("/", &["/"], &["//", "/a"]),
+            ("/*", &["/", "//", "/a"], &[]),
+        ] {
             let read = Pattern::new(pattern, segments_first).unwrap();
-            assert!(read.covers(segments(&by_segments(target))), "{pattern}: {target}");
-            assert!(!read.covers(segments("/a/b")), "{pattern}");
+            assert_eq!(read.to_string(), pattern);
+            for path in matching {
+                assert!(read.covers(segments(path)), "{pattern}: {path}");
+            }
+            for path in others {
+                assert!(!read.covers(segments(path)), "{pattern}: {path}");
+            }
         }
     }
 }

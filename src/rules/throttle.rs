@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::account::Account;
-use super::attributes::{self, API_KEY, Attributes, IP, METHOD, Name, PATH, Reading, TIER, USER};
+use super::attributes::{self, API_KEY, Attributes, IP, METHOD, Name, OTHER_METHOD, PATH, Reading, TIER, USER};
 use super::compiled::{Fault, GLOBAL, time};
 use super::definition::{Cost, Definition, LimitDefinition, Missing};
 use super::error::Field;
@@ -33,6 +33,8 @@ pub(super) struct Throttle {
     parts: Vec<(String, Names)>,
     /// The attribute that holds a request's cost.
     cost: Option<Name>,
+    /// The least that such a cost counts as: the client may have written it.
+    min_cost: u64,
     ipv6_prefix: u8,
     pub(super) skips: bool,
     /// Whether an account's own limits replace its own: true for limits of a tier by user or API key.
@@ -107,12 +109,14 @@ impl Throttle {
             }
             Cost::Attribute(name) => Some(attributes::name(name)),
         };
+        let min_cost = min_cost(definition, &rule)?;
         let skips = definition.missing == Some(Missing::Skip);
         let is_shadow = definition.shadow.unwrap_or_default();
         let by_one = matches!(key.as_slice(), [name] if *name == USER || *name == API_KEY) && parts.is_empty();
         let has_permits = rule.limits().any(|limit| limit.algorithm().holds());
         let yields = definition.conditions.contains_key(TIER) && by_one && !has_permits && !is_shadow;
-        let mut throttle = Self { rule, key, parts, cost, ipv6_prefix, skips, yields, overrides: HashMap::new() };
+        let overrides = HashMap::new();
+        let mut throttle = Self { rule, key, parts, cost, min_cost, ipv6_prefix, skips, yields, overrides };
         throttle.override_keys(definition, reading)?;
         Ok(throttle)
     }
@@ -183,6 +187,12 @@ impl Throttle {
         }
         if first_missing(&self.key, &request).is_some() {
             return Err(expected());
+        }
+        let method = request.method.as_deref().filter(|method| *method != OTHER_METHOD);
+        if method.is_some_and(|method| attributes::counted_method(method) == OTHER_METHOD) {
+            return Err(format!(
+                "expected a standard method, or {OTHER_METHOD}, which all others count as, got {key:?}"
+            ));
         }
         let request = reading.of(&request);
         Ok(self.key_of(&self.key, &request))
@@ -262,7 +272,7 @@ impl Throttle {
         let value = request.text(attribute).unwrap_or_default();
         let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
         let units = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).filter(|_| digits);
-        units.filter(|units| *units <= EXACT).ok_or_else(|| {
+        units.filter(|units| *units <= EXACT).map(|units: u64| units.max(self.min_cost)).ok_or_else(|| {
             let (rule, got) = (self.rule.name().unwrap_or_default(), String::from_utf8_lossy(value));
             let expected = format!("expected the attribute {attribute} to be a whole number");
             Error::new(Kind::Input, format!("rule {rule}: cost: {expected}, got {got:?}"))
@@ -281,9 +291,10 @@ impl Throttle {
             }
             key.extend_from_slice(attribute.as_bytes());
             key.push(b':');
-            let value = request.counted(attribute, self.ipv6_prefix).unwrap_or_default();
-            // As in conditions.
-            let value = if attribute == METHOD && *value == *b"HEAD" { Cow::Borrowed(&b"GET"[..]) } else { value };
+            let value = match (&**attribute, &request.method) {
+                (METHOD, Some(method)) => Cow::Borrowed(attributes::counted_method(method).as_bytes()),
+                _ => request.counted(attribute, self.ipv6_prefix).unwrap_or_default(),
+            };
             if attributes.len() == 1 {
                 key.extend_from_slice(&value);
             } else {
@@ -376,7 +387,12 @@ fn rule(definition: &Definition, limits: &[LimitDefinition], parts: &mut Vec<(St
         rule = rule.hash_keys(yes);
     }
     if let Some(time) = time("block_for", definition.block_for.as_deref())? {
-        rule = rule.block_for(time).map_err(|error| (Field::named("block_for"), error.to_string()))?;
+        let blocking = rule.clone().block_for(time).map_err(|error| (Field::named("block_for"), error.to_string()))?;
+        // A trial has no effect: a block would outlast it, and deny once the rule is switched on.
+        rule = if definition.shadow.unwrap_or_default() { rule } else { blocking };
+    }
+    if let Some(time) = time("max_hold", definition.max_hold.as_deref())? {
+        rule = rule.max_hold(time).map_err(|error| (Field::named("max_hold"), error.to_string()))?;
     }
     let policy = Policy::of(definition.on_error, definition.processes);
     let field = if definition.processes.is_some() { "processes" } else { "on_error" };
@@ -384,6 +400,21 @@ fn rule(definition: &Definition, limits: &[LimitDefinition], parts: &mut Vec<(St
     match policy {
         Some(policy) => rule.on_error(policy).map_err(whole),
         None => Ok(rule),
+    }
+}
+
+/// The least cost of a request that says its own.
+fn min_cost(definition: &Definition, rule: &Rule) -> Result<u64, Fault> {
+    let fault = |why: String| (Field::named("min_cost"), why);
+    match (definition.min_cost, &definition.cost) {
+        (None, _) => Ok(1),
+        (Some(_), Cost::Units(_)) => {
+            Err(fault("min_cost: expected none of a rule whose cost is a number, got one".into()))
+        }
+        (Some(least), Cost::Attribute(_)) => match rule.clone().cost(least) {
+            Ok(_) => Ok(least),
+            Err(error) => Err(fault(format!("min_{error}"))),
+        },
     }
 }
 

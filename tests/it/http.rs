@@ -7,6 +7,7 @@ mod header_fields;
 mod outgoing_calls;
 mod permits;
 mod responses;
+mod routes;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -6,7 +6,7 @@ use std::error::Error;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use tollgate::{By, Charged, Decision, DenialCache, Limiter, Redis, Request, Rule};
+use tollgate::{By, Charged, Decision, DenialCache, Limiter, OnError, Redis, Request, Rule};
 
 async fn upload(limiter: &Limiter, user: &str, megabytes: u64) -> Result<(), Box<dyn Error + Send + Sync>> {
     let rule = "gcra 100/1m".parse::<Rule>()?.named("uploads")?;
@@ -61,7 +61,9 @@ async fn login(
     account: &str,
     password_is_right: impl Future<Output = bool>,
 ) -> Result<bool, Box<dyn Error + Send + Sync>> {
-    let rule = "sliding-log 5/15m".parse::<Rule>()?.named("logins")?;
+    // With Redis away nobody guesses, even if the limiter's policy is open. All spellings of an account count as one.
+    let rule = "sliding-log 5/15m".parse::<Rule>()?.named("logins")?.on_error(OnError::Closed)?;
+    let account = &account.trim().to_lowercase();
     // Taken before the password is looked at: of guesses made at once, five get past this line.
     let attempt = limiter.acquire(&rule, account).await?.into_result()?;
     let right = password_is_right.await;
@@ -110,9 +112,9 @@ async fn pay(limiter: &Limiter, user: &str, payment: &str) -> Result<Decision, B
 
 async fn guess(limiter: &Limiter, account: &str) -> Result<Decision, Box<dyn Error + Send + Sync>> {
     // Five guesses in fifteen minutes; the sixth shuts the account for an hour.
-    let rule = "sliding-log 5/15m".parse::<Rule>()?.named("guesses")?;
+    let rule = "sliding-log 5/15m".parse::<Rule>()?.named("guesses")?.on_error(OnError::Closed)?;
     let rule = rule.block_for(Duration::from_secs(3600))?;
-    Ok(limiter.acquire(&rule, account).await?)
+    Ok(limiter.acquire(&rule, &account.trim().to_lowercase()).await?)
 }
 
 async fn crawl(limiter: &Limiter, client: &str) -> Result<Decision, Box<dyn Error + Send + Sync>> {

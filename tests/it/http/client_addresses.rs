@@ -2,12 +2,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::{HeaderName, Request};
+use axum::http::{HeaderName, HeaderValue, Request};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpSocket;
 use tollgate::middleware::{ClientAddress, RateLimitLayer};
 
-use super::{ask, embedded, get};
+use super::{ask, embedded, get, serve};
+use crate::support::nginx::Nginx;
 
 const BY_ADDRESS: &str = "[[rule]]\nname = \"r\"\nkey = \"ip\"\nlimits = [\"fixed-window 1/1h\"]\nipv6_prefix = 128";
 
@@ -48,7 +52,7 @@ async fn a_header_counts_only_where_a_named_proxy_wrote_it() {
         // The proxies themselves.
         (behind(), "10.0.0.1", Some("10.2.2.2"), Some("10.2.2.2")),
         (behind(), "10.0.0.1", None, Some("10.0.0.1")),
-        // What a proxy has written can't be read: no address, not the client's choice.
+        // What a proxy has written can't be read: refused, not the client's choice.
         (behind(), "10.0.0.1", Some("192.0.2.7, unknown"), None),
         (behind(), "10.0.0.1", Some(""), Some("10.0.0.1")),
         (behind(), "10.0.0.1", Some("192.0.2.7, "), Some("192.0.2.7")),
@@ -89,6 +93,109 @@ async fn lines_of_a_header_are_read_as_one_list_and_other_headers_by_name() {
     assert!(alike(&layer, request("192.0.2.7", "198.51.100.1"), request("192.0.2.7", "198.51.100.2")).await);
     let bad = ClientAddress::behind(["10.0.0"]).expect_err("no address").to_string();
     assert_eq!(bad, "proxies: expected an address or a network, such as 192.0.2.1 or 10.0.0.0/8, got \"10.0.0\"");
+}
+
+/// With this header, of any bytes.
+fn raw(peer: &str, lines: &[Vec<u8>]) -> Request<Body> {
+    let mut request = from(peer, &[]);
+    for line in lines {
+        let value = HeaderValue::from_bytes(line).expect("bytes of a header");
+        request.headers_mut().append("x-forwarded-for", value);
+    }
+    request
+}
+
+fn hostile() -> Vec<Vec<u8>> {
+    let mut junk: Vec<_> =
+        [&b"\xff"[..], b"\xff,\xfe", b"192.0.2.9\xa0", b"\t", b"[", b":::"].map(<[u8]>::to_vec).into();
+    junk.extend([b"\xff".repeat(1 << 20), b",".repeat(1 << 20), b"10.0.0.1, ".repeat(800), b"x".repeat(8192)]);
+    junk
+}
+
+/// What the client has written, whatever its bytes, stands before the proxy's own entry.
+#[tokio::test]
+async fn no_bytes_of_a_client_hide_the_address_that_its_proxy_saw() {
+    let seen = b"192.0.2.7".to_vec();
+    for junk in hostile() {
+        let layer = embedded(BY_ADDRESS).client_address(ClientAddress::behind(["10.0.0.1"]).expect("a proxy"));
+        let told = format!("{:?}...", &junk[..junk.len().min(16)]);
+        let one_line = raw("10.0.0.1", &[[&junk[..], b", ", &seen].concat()]);
+        assert!(alike(&layer, raw("10.0.0.1", std::slice::from_ref(&seen)), one_line).await, "{told}");
+        let two_lines = raw("10.0.0.1", &[junk, seen.clone()]);
+        assert_eq!(ask(&layer, two_lines).await.status.as_u16(), 429, "{told}");
+    }
+    let layer = embedded(BY_ADDRESS).client_address(ClientAddress::behind(["10.0.0.1"]).expect("a proxy"));
+    let mut many = vec![b"\xff".to_vec(); 20_000];
+    many.push(seen.clone());
+    assert!(alike(&layer, raw("10.0.0.1", &[seen]), raw("10.0.0.1", &many)).await);
+}
+
+/// "No address" would lead around a rule that blocks addresses, and one that skips requests without.
+#[tokio::test]
+async fn an_address_that_no_one_can_read_is_refused_if_a_rule_uses_addresses() {
+    let blocks = "[[rule]]\nname = \"banned\"\nmatch = { ip = \"192.0.2.0/24\" }\naction = \"block\"\n";
+    let skips = "[[rule]]\nname = \"r\"\nkey = \"ip\"\nlimits = [\"fixed-window 1/1h\"]\nmissing = \"skip\"\n";
+    let others = "[[rule]]\nname = \"r\"\nkey = \"path\"\nlimits = [\"fixed-window 100/1h\"]\n";
+    for (rules, status) in [(blocks, 400), (skips, 400), (others, 200)] {
+        let layer = embedded(rules).client_address(ClientAddress::behind(["10.0.0.1"]).expect("a proxy"));
+        let unreadable = hostile().into_iter().filter(|junk| junk.iter().any(|byte| !b", \t".contains(byte)));
+        let unreadable = unreadable.filter(|junk| !junk.starts_with(b"10.0.0.1"));
+        for line in unreadable.chain([b"unknown".to_vec(), b"192.0.2.7, unknown".to_vec()]) {
+            let answer = ask(&layer, raw("10.0.0.1", &[line])).await;
+            assert_eq!(answer.status.as_u16(), status, "{rules}");
+            if status == 400 {
+                assert_eq!(answer.json()["detail"], "the address that this request comes from can't be read");
+            }
+        }
+    }
+    // As an attribute of one's own, too; without a value it is the connection's.
+    let layer = embedded(blocks).header("ip", HeaderName::from_static("x-client"));
+    for (value, status) in [("192.0.2.7", 403), ("nonsense", 400), ("192.0.2.7, 192.0.2.8", 400), ("", 200)] {
+        assert_eq!(ask(&layer, from("198.51.100.1", &[("x-client", value)])).await.status.as_u16(), status, "{value}");
+    }
+}
+
+/// The statuses of such requests by nginx, from this address of loopback.
+async fn by_nginx(nginx: &Nginx, client: [u8; 4], header: &[u8], count: usize) -> Vec<u16> {
+    let mut statuses = Vec::new();
+    for _ in 0..count {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(SocketAddr::from((client, 0))).expect("an address of loopback");
+        let mut stream = socket.connect(nginx.address).await.expect("connected");
+        let head = [b"GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n", header, b"\r\n"].concat();
+        stream.write_all(&head).await.expect("sent");
+        let mut response = Vec::new();
+        stream.read_to_end(&mut response).await.expect("an answer");
+        let text = String::from_utf8_lossy(&response);
+        statuses
+            .push(text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{text}")));
+    }
+    statuses
+}
+
+#[tokio::test]
+async fn behind_a_real_nginx_a_client_counts_and_is_banned_whatever_bytes_it_sends() {
+    let rules = "[[rule]]\nname = \"banned\"\nmatch = { ip = \"127.0.0.66\" }\naction = \"block\"\n\
+                 [[rule]]\nname = \"anybody\"\nkey = \"ip\"\nlimits = [\"fixed-window 2/1h start first-hit\"]\n\
+                 missing = \"skip\"\n";
+    let layer = embedded(rules).client_address(ClientAddress::behind(["127.0.0.1"]).expect("a proxy"));
+    let service = serve(Router::new().route("/", axum::routing::get(|| async { "hello" })).layer(layer)).await;
+    let nginx = Nginx::before(service);
+    let lines =
+        |values: &[&[u8]]| values.iter().flat_map(|value| [b"X-Forwarded-For: ", *value, b"\r\n"].concat()).collect();
+    let headers: [Vec<u8>; 7] = [
+        Vec::new(),
+        lines(&[b"\xff"]),
+        lines(&[b"198.51.100.1, \xe9"]),
+        lines(&[b"127.0.0.1, \xff"]),
+        lines(&[&b"\xff".repeat(32_000)]),
+        lines(&[b"\xff", b"nonsense", b"198.51.100.1"]),
+        lines(&[&b"127.0.0.1,".repeat(3000)]),
+    ];
+    for (at, header) in (1..).zip(&headers) {
+        assert_eq!(by_nginx(&nginx, [127, 0, 0, 66], header, 1).await, [403], "{at}");
+        assert_eq!(by_nginx(&nginx, [127, 0, 1, at], header, 4).await, [200, 200, 429, 429], "{at}");
+    }
 }
 
 /// Without the server's word for it, there is no address: nothing that a client sends stands in for it.

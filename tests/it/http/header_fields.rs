@@ -61,11 +61,14 @@ async fn a_policy_is_the_rules_rate_over_whole_seconds() {
         ("fixed-window 10/1us", &[("q", "10000000"), ("w", "1")]),
         ("sliding-window 1000/1h", &[("q", "1000"), ("w", "3600")]),
         ("sliding-log 5/15m", &[("q", "5"), ("w", "900")]),
-        ("fixed-window 250/day tz Europe/Zurich", &[("q", "250"), ("w", "86400")]),
+        ("fixed-window 250/day", &[("q", "250"), ("w", "86400")]),
+        ("fixed-window 250/day tz Asia/Tokyo", &[("q", "250"), ("w", "86400")]),
+        // Days of 23 and 25 hours.
+        ("fixed-window 250/day tz Europe/Zurich", &[("q", "250")]),
+        ("fixed-window 9/week tz America/New_York", &[("q", "9")]),
         ("fixed-window 9/week", &[("q", "9"), ("w", "604800")]),
         ("fixed-window 10000/month", &[("q", "10000")]),
         ("concurrency 8 ttl 30s", &[("q", "8"), ("qu", "concurrent-requests")]),
-        ("gcra 100/1s shards 4", &[("q", "100"), ("w", "1")]),
     ] {
         let decision = taken(&rule(text), 1).await;
         let told = items(&field(&decision, "ratelimit-policy").expect("it"));
@@ -79,6 +82,22 @@ async fn a_policy_is_the_rules_rate_over_whole_seconds() {
         );
         let quota = decision.quota.as_ref().expect("it");
         assert_eq!((decision.rule(), quota.limit()), (Some("api"), text));
+    }
+}
+
+/// Eight shards of 125 each: what remains is told of the same limit as the policy.
+#[tokio::test]
+async fn what_remains_of_a_limit_with_shards_is_told_of_the_whole() {
+    let limit = rule("fixed-window 1000/1h shards 8");
+    for (times, least, most) in [(1, 990, 999), (900, 1, 200), (1001, 0, 0)] {
+        let decision = taken(&limit, times).await;
+        assert!(decision.limit == 125 && decision.remaining < 125, "{decision:?}");
+        assert!(field(&decision, "ratelimit-policy").expect("it").contains(";q=1000;w=3600"));
+        let stands = items(&field(&decision, "ratelimit").expect("it"));
+        let told: u64 = stands[0].1[0].1.parse().expect("a number");
+        assert!((least..=most).contains(&told), "{times}: {told}");
+        let legacy = decision.headers(HeaderStyle::Legacy);
+        assert_eq!(legacy[legacy.len() - 2..][0], ("x-ratelimit-remaining", told.to_string()));
     }
 }
 

@@ -4,14 +4,15 @@ use std::convert::Infallible;
 use std::future::{Future, pending, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes};
 use axum::http::{Request, Response};
 use http_body_util::{BodyExt, StreamBody};
 use tokio::sync::{Notify, mpsc};
-use tollgate::middleware::{RateLimitLayer, Usage};
-use tollgate::{Limiter, Redis, Rule};
+use tollgate::middleware::{Permits, RateLimitLayer, Usage};
+use tollgate::rules::RuleSet;
+use tollgate::{Clock, Embedded, Limiter, Redis, Rule};
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::{PERMITS, answer, get, left, redis_limiter, set, until_left};
@@ -336,9 +337,85 @@ async fn attempts_of_one_request_are_settled_each_by_itself() {
     assert_eq!(remaining, [950, 948]);
 }
 
+/// A client that reads its response a byte a minute, or a handler that hangs, holds a permit for the rule's longest
+/// time; the request goes on.
+#[tokio::test(start_paused = true)]
+async fn a_permit_is_given_back_after_the_longest_hold_of_its_rule() {
+    let text = "[[rule]]\nname = \"jobs\"\nkey = \"global\"\nlimits = [\"concurrency 2 ttl 30s\"]\nmax_hold = \"10m\"";
+    for rules in [set(text), RuleSet::of(set(text).rule("jobs").expect("a rule"), "global").expect("a set")] {
+        let clock = Clock::set_to(UNIX_EPOCH);
+        let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
+        let layer = RateLimitLayer::new(limiter.clone(), rules.clone());
+        let trickles = service_fn(|request: Request<Body>| async move {
+            let held = request.extensions().get::<Permits>().expect("permits").hold();
+            let frames = futures_util::stream::repeat_with(move || {
+                let _ = &held;
+                Ok::<_, Infallible>(Bytes::from_static(b"."))
+            });
+            Ok::<_, Infallible>(Response::new(Body::from_stream(frames)))
+        });
+        let hangs = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>());
+        let hung = tokio::spawn(layer.layer(hangs).oneshot(get("/", &[])));
+        let mut body = layer.layer(trickles).oneshot(get("/", &[])).await.expect("infallible").into_body();
+        let remaining =
+            async || limiter.peek(rules.rule("jobs").expect("a rule"), "global").await.expect("an answer").remaining;
+        for second in 1..=620 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            clock.advance(Duration::from_secs(1));
+            let expected = if second < 600 { 0 } else { 2 };
+            assert!(second == 600 || remaining().await == expected, "after {second} s: {}", remaining().await);
+            assert!(body.frame().await.expect("it goes on").is_ok());
+        }
+        assert!(!hung.is_finished());
+        // What others hold by now isn't given back with it.
+        let other = limiter.hold(rules.rule("jobs").expect("a rule"), "global").await.expect("an answer");
+        drop(body);
+        hung.abort();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(remaining().await, 1);
+        drop(other);
+    }
+}
+
+/// By an id that others know too, it isn't given back a second time, when the next holder has it.
+#[tokio::test(start_paused = true)]
+async fn a_permit_whose_longest_hold_is_over_is_given_back_once() {
+    let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(UNIX_EPOCH)));
+    let rule = "concurrency 1 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
+    let rule = rule.max_hold(Duration::from_secs(60)).expect("a time");
+    let request = tollgate::Request::new("key").id("job-7");
+    let hold = async || limiter.hold(&rule, request).await.expect("an answer").permit.expect("a permit");
+    let first = hold().await.renewed();
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert!(first.renew().await.expect_err("it is given back").is_unknown_id());
+    let second = hold().await;
+    drop(first);
+    limiter.finish().await;
+    second.renew().await.expect("it is still held");
+    let bad = "gcra 1/1s".parse::<Rule>().expect("a rule").max_hold(Duration::from_secs(1)).expect_err("no permits");
+    assert_eq!(bad.to_string(), "rule: max_hold: expected a concurrency limit, got none");
+}
+
 /// Layers of others, such as one for CORS, answer by themselves with an empty body.
 #[test]
 fn a_response_body_can_be_empty_by_default() {
     let body = <tollgate::middleware::ResponseBody<Body>>::default();
     assert!(http_body::Body::is_end_stream(&body));
+}
+
+/// Nothing was taken, so nothing is to be given back.
+#[tokio::test]
+async fn requests_refused_while_redis_is_away_leave_no_task() {
+    let limiter = Limiter::new(Redis::open("redis://127.0.0.1:1").expect("a good address"));
+    for settles in [false, true] {
+        let layer = RateLimitLayer::new(limiter.clone(), set(PERMITS));
+        let layer = if settles { layer.settle() } else { layer };
+        let service = service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) });
+        for _ in 0..1_000 {
+            let response = layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
+            assert_eq!(response.status(), 503);
+        }
+    }
+    let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    assert!(tasks < 10, "{tasks} tasks");
 }

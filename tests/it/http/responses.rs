@@ -256,6 +256,47 @@ async fn skipped_requests_and_shadow_rules_pass() {
     assert_eq!(ask_unverified(&layer, "/health").await, 200);
 }
 
+/// A handler that asks for permits is answered where there are none: as of a rule without, and where it is skipped.
+#[tokio::test]
+async fn a_skipped_request_has_no_permits_rather_than_an_error() {
+    use axum::routing::get as on_get;
+    use axum::{Extension, Router};
+    use tollgate::middleware::{Permits, Usage};
+    use tower::ServiceExt;
+    let layer = embedded("[[rule]]\nname = \"r\"\nkey = \"global\"\nlimits = [\"concurrency 8 ttl 1m\"]")
+        .settle()
+        .skip(|request| request.uri.path() == "/health");
+    let held = |permits: Extension<Permits>, _: Extension<Usage>| async move { permits.hold().is_some().to_string() };
+    let app = Router::new().route("/health", on_get(held)).route("/", on_get(held)).layer(layer);
+    for (path, expected) in [("/health", "false"), ("/", "true")] {
+        let response = app.clone().oneshot(get(path, &[])).await.expect("infallible");
+        assert_eq!(response.status().as_u16(), 200, "{path}");
+        let body = http_body_util::BodyExt::collect(response.into_body()).await.expect("a body").to_bytes();
+        assert_eq!(&body[..], expected.as_bytes(), "{path}");
+    }
+}
+
+/// As in a service that forgot `into_make_service_with_connect_info`: said to whoever develops it, once.
+#[tokio::test]
+async fn a_server_that_provides_no_address_is_told_in_debug_builds_and_on_stderr() {
+    const RUN_ALONE: &str = "TOLLGATE_TEST_NO_ADDRESS";
+    let layer = embedded("[[rule]]\nname = \"r\"\nkey = \"ip\"\nlimits = [\"gcra 5/1s\"]");
+    for _ in 0..3 {
+        let answer = ask(&layer, get("/", &[])).await;
+        let detail = answer.json()["detail"].to_string();
+        assert_eq!(answer.status.as_u16(), 500);
+        assert!(detail.contains("into_make_service_with_connect_info::<SocketAddr>()"), "{detail}");
+    }
+    if std::env::var(RUN_ALONE).is_ok() {
+        return;
+    }
+    let mut alone = std::process::Command::new(std::env::current_exe().expect("this program"));
+    alone.args(["--exact", "http::responses::a_server_that_provides_no_address_is_told_in_debug_builds_and_on_stderr"]);
+    let output = alone.args(["--nocapture"]).env(RUN_ALONE, "1").output().expect("its end");
+    let said = String::from_utf8_lossy(&output.stderr).matches("tollgate: ip: expected the connection's").count();
+    assert!(output.status.success() && said == 1, "{output:?}");
+}
+
 async fn ask_unverified(layer: &RateLimitLayer, path: &str) -> u16 {
     use tower::ServiceExt;
     let service = tower::service_fn(|_: Request<Body>| async {

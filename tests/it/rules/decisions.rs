@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use tollgate::redis::cmd;
-use tollgate::rules::{Attributes, Definition, Effect, Reason, RuleSet, Verdict};
+use tollgate::rules::{Account, Attributes, Definition, Effect, Reason, RuleSet, Verdict};
 use tollgate::{By, Error, Limiter, RetryAfter, Rule};
 
 use super::{limiter, set};
+use crate::support::polling::wait_for_value;
 use crate::support::redis_server::Server;
 
 async fn verdict(limiter: &Limiter, rules: &RuleSet, request: &Attributes<'_>) -> Verdict {
@@ -159,7 +160,7 @@ async fn a_request_costs_the_value_of_its_cost_attribute() {
     let server = Server::start();
     let (limiter, rules) = (limiter(&server.tcp_url()), set(API));
     let of = |tokens: &'static str| Attributes::new().user("a").path("/completions").set("tokens", tokens);
-    for (tokens, allowed, left) in [("60", true, 40), ("41", false, 40), ("40", true, 0), ("0", true, 0)] {
+    for (tokens, allowed, left) in [("60", true, 40), ("41", false, 40), ("40", true, 0), ("0", false, 0)] {
         let decision = verdict(&limiter, &rules, &of(tokens)).await.decision.expect("a decision");
         assert_eq!((decision.allowed, decision.remaining), (allowed, left), "{tokens}");
     }
@@ -236,6 +237,93 @@ async fn a_shadow_rule_decides_and_reports_and_lets_through() {
     }
     let one = verdict(&limiter, &rules, &Attributes::new().user("alice")).await;
     assert_eq!(one.shadows.len(), 1);
+}
+
+/// A trial leaves nothing behind: when the rule is switched on, nobody is blocked for what it counted.
+#[tokio::test]
+async fn a_shadow_rule_blocks_no_key() {
+    let server = Server::start();
+    let text = |shadow: &str| {
+        set(&format!(
+            "[[rule]]\nname = \"logins\"\nkey = \"user\"\nlimits = [\"gcra 10/1s burst 1\"]\nblock_for = \"1h\"\n\
+             overrides = {{ \"user:eve\" = \"gcra 20/1s burst 1\" }}\n{shadow}"
+        ))
+    };
+    let limiter = limiter(&server.tcp_url());
+    for user in ["alice", "eve"] {
+        let (request, key) = (Attributes::new().user(user), format!("user:{user}"));
+        let mut denied = 0;
+        while denied < 3 {
+            let trial = verdict(&limiter, &text("shadow = true"), &request).await;
+            let shadow = trial.shadows[0].decision.clone().expect("limits").expect("a decision");
+            assert!(trial.allowed && !shadow.blocked, "{shadow:?}");
+            denied += u32::from(!shadow.allowed);
+        }
+        let in_force = text("");
+        let allowed = wait_for_value(async || {
+            let decision = limiter.peek(in_force.rule("logins").expect("a rule"), &key).await.ok()?;
+            assert!(!decision.blocked, "{decision:?}");
+            decision.allowed.then_some(())
+        });
+        allowed.await;
+        // What it counted stays counted, and in force it blocks.
+        let blocked = wait_for_value(async || {
+            let decision = verdict(&limiter, &in_force, &request).await.decision.expect("limits");
+            decision.blocked.then_some(())
+        });
+        blocked.await;
+    }
+}
+
+/// A client that says what its request costs can't say that it costs nothing.
+#[tokio::test]
+async fn a_cost_from_a_request_is_at_least_one_unless_the_rule_says_otherwise() {
+    let rules = |more: &str, limit: &str| {
+        format!("[[rule]]\nname = \"uploads\"\nkey = \"user\"\nlimits = [\"{limit}\"]\ncost = \"units\"\n{more}")
+    };
+    let cost = |text: &str, units: &str| {
+        let (rules, request) = (set(text), Attributes::new().user("a").set("units", units));
+        match rules.applies(&request).expect("a rule").effect {
+            Effect::Limit(charge) => charge.cost(),
+            other => panic!("{other:?}"),
+        }
+    };
+    for (more, units, expected) in [
+        ("", "0", 1),
+        ("", "00", 1),
+        ("", "1", 1),
+        ("", "7", 7),
+        ("min_cost = 5", "0", 5),
+        ("min_cost = 5", "7", 7),
+        ("min_cost = 0", "0", 0),
+    ] {
+        assert_eq!(cost(&rules(more, "gcra 10/1s"), units), expected, "{more} {units}");
+    }
+    // An account's own limits count the same.
+    let own = rules("match = { tier = \"free\" }", "gcra 10/1s");
+    let account = Account::new("a").tier("free").limits("gcra 9/1s".parse().expect("a rule")).expect("limits");
+    let (own, request) = (set(&own), Attributes::new().account(&account).set("units", "0"));
+    assert!(matches!(own.applies(&request).expect("a rule").effect, Effect::Limit(charge) if charge.cost() == 1));
+    // Permits, too.
+    let limiter = Limiter::new(tollgate::Embedded::new());
+    let (text, request) = (rules("", "concurrency 1 ttl 1m"), Attributes::new().user("a").set("units", "0"));
+    let held = limiter.hold_by(&set(&text), &request).await.expect("an answer");
+    assert!(held.verdict.allowed && !limiter.hold_by(&set(&text), &request).await.expect("an answer").verdict.allowed);
+    for (text, expected) in [
+        (
+            rules("min_cost = 11", "gcra 10/1s"),
+            "min_cost: expected at most 10, all that is ever admitted by gcra 10/1s, got 11",
+        ),
+        (
+            rules("min_cost = 1", "gcra 10/1s").replace("\"units\"", "2"),
+            "min_cost: expected none of a rule whose cost is a number, got one",
+        ),
+        (rules("max_hold = \"1m\"", "gcra 10/1s"), "max_hold: expected a concurrency limit, got none"),
+        (rules("max_hold = \"0s\"", "gcra 10/1s"), "max_hold: expected at least 1us, got \"0s\""),
+    ] {
+        let error = text.parse::<tollgate::rules::RuleSet>().expect_err(&text).to_string();
+        assert!(error.ends_with(expected), "{error}");
+    }
 }
 
 /// A failure of a shadow rule affects no other rule.

@@ -10,6 +10,7 @@ use proptest::sample::select;
 use tollgate::rules::{Action, Attributes, Definition, Missing, OneOrMore, RuleSet};
 
 use super::applies;
+use crate::support::effort::cases;
 
 #[derive(Clone, Debug)]
 struct Sample {
@@ -169,7 +170,7 @@ fn ordered(rules: &[Definition]) -> Vec<&Definition> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(300), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_rule_that_applies_is_the_first_that_holds(

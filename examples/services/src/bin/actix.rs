@@ -19,7 +19,8 @@ struct Limits {
 
 #[get("/")]
 async fn hello(request: HttpRequest, limits: web::Data<Limits>) -> HttpResponse {
-    let known = Attributes::new().method(request.method().as_str()).path(request.path());
+    // The path as actix-web compares it, for rules with `paths = "segments"`.
+    let known = Attributes::new().method(request.method().as_str()).path(request.match_info().as_str());
     let known = match request.peer_addr() {
         Some(peer) => known.ip(peer.ip()),
         None => known,

@@ -26,6 +26,7 @@ rule = [{ name = "tokens", key = "org", limits = ["token-bucket 100000/1h"], cos
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let limiter = Limiter::new(engine()?).on_error(OnError::Open)?;
+    // In a service, keys are checked first, as by ApiKeyLayer: whoever invents one for each request has no limit.
     let rule = "token-bucket 100/1m burst 20, concurrency 8 ttl 1m".parse::<Rule>()?.named("requests")?;
     let requests = RateLimitLayer::new(limiter.clone(), RuleSet::of(&rule, "api_key")?).bearer_key();
     // In a service, the organisation comes from authentication: see RateLimitLayer::attribute.
@@ -57,7 +58,8 @@ async fn login(
     Extension((limiter, logins)): Extension<(Limiter, Rule)>,
     Form(form): Form<HashMap<String, String>>,
 ) -> Result<StatusCode, Rejection> {
-    let account = form.get("account").map_or("", String::as_str);
+    // All spellings of an account count as one.
+    let account = &form.get("account").map_or("", String::as_str).trim().to_lowercase();
     // Charged before the password is checked: of guesses made at once, five get past this line.
     let attempt = limiter.acquire(&logins, account).await?.into_result()?;
     tokio::time::sleep(Duration::from_millis(20)).await;
