@@ -15,6 +15,7 @@ mod database_output;
 mod db;
 mod doctor;
 mod escape;
+mod held;
 mod inspect;
 #[cfg(feature = "postgres")]
 mod keys;
@@ -60,6 +61,12 @@ enum Command {
     /// Exit code: 0 if all were allowed, 1 if any was denied, 2 on an error.
     Probe(probe::Probe),
     /// Run recorded traffic through a rule or a set of rules, on a clock taken from the records.
+    ///
+    /// A permit is held for the record's request_time, in seconds, and renewed meanwhile; in an access log, that is
+    /// nginx's $request_time: what follows rt= or request_time=, or the first number with three decimals after the
+    /// request. Its lines have the time at which a request ended. Without it, a record's permit lasts until another
+    /// gives its id back, or until the ttl ends; an access log's is given back at once, and the log is said not to
+    /// tell. With --rules, requests that the middleware refuses, since servers read their path in two ways, are denied.
     Replay(replay::Replay),
     /// Put a rule under load, measure the latency of decisions, and audit what was admitted.
     ///

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 
 use tollgate::Charged;
+use tollgate::rules::RuleSet;
 
 use crate::output::{WRONG, human};
 
@@ -24,6 +25,15 @@ pub(crate) fn error(message: impl Display) {
 pub(crate) fn fault(fault: impl Display) {
     let line = printable(&fault.to_string());
     let _ = anstream::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// What is valid in a set of rules and probably doesn't match as meant.
+pub(crate) fn doubts(rules: &RuleSet) {
+    for doubt in rules.warnings() {
+        let (place, message) = (doubt.to_string(), doubt.message());
+        let place = place.strip_suffix(message).unwrap_or_default();
+        fault(format_args!("{place}warning: {message}"));
+    }
 }
 
 /// The error that ended a command: what it was about, and what went wrong. The library's messages are complete, so

@@ -57,6 +57,9 @@ pub(crate) struct Line<'a> {
     /// How long a block lasts.
     #[serde(rename = "for", skip_serializing_if = "Option::is_none")]
     length: Option<String>,
+    /// For how long it held its permits, in seconds; null if the log doesn't say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_time: Option<Option<String>>,
 }
 
 /// One limit's part of a decision.
@@ -104,6 +107,7 @@ impl<'a> Line<'a> {
             overage: decision.overage,
             id: None,
             length: None,
+            request_time: None,
         }
     }
 
@@ -117,6 +121,12 @@ impl<'a> Line<'a> {
     pub(crate) fn lasting(mut self, length: Option<Duration>) -> Self {
         let length = length.and_then(|length| jiff::SignedDuration::try_from(length).ok());
         self.length = length.map(|length| format!("{length:#}"));
+        self
+    }
+
+    /// Adds for how long the call held its permits.
+    pub(crate) fn held_for(mut self, request_time: Option<Option<String>>) -> Self {
+        self.request_time = request_time;
         self
     }
 

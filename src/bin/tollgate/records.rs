@@ -164,19 +164,48 @@ pub(crate) struct Record {
     pub(crate) id: Option<Vec<u8>>,
     /// How long a block lasts; zero lifts it.
     pub(crate) length: Option<Duration>,
+    /// For how long it holds permits, if it takes some.
+    pub(crate) permits: Permits,
     /// The attributes that a set of rules finds its rule by, if they are used in place of a key.
     pub(crate) attributes: Pairs,
+}
+
+/// For how long a record's permits are held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Permits {
+    /// Until a later record gives them back, or the ttl ends.
+    #[default]
+    ByRecords,
+    /// Until this time, in microseconds since 1970: the request had ended.
+    Until(u64),
+    /// The log doesn't say.
+    Unknown,
+}
+
+impl Record {
+    /// How long the request took, as in the field request_time; null if the log doesn't say.
+    pub(crate) fn request_time(&self) -> Option<Option<String>> {
+        match self.permits {
+            Permits::ByRecords => None,
+            Permits::Unknown => Some(None),
+            Permits::Until(ends_us) => {
+                let took = ends_us.saturating_sub(self.t_us);
+                Some(Some(format!("{}.{:06}", took / 1_000_000, took % 1_000_000)))
+            }
+        }
+    }
 }
 
 /// How records are written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// A JSON object per line: t_us and key; op and cost if not acquire and 1; optionally id; for with a block; with
-    /// --rules, attrs in place of key. Replay's own output can be read too.
+    /// A JSON object per line: t_us and key; op and cost if not acquire and 1; optionally id; for with a block;
+    /// request_time, the seconds for which it holds permits; with --rules, attrs in place of key. Replay's own output
+    /// can be read too.
     Jsonl,
     /// CSV with the same names in a header; with --rules, a column attr.NAME for each attribute.
     Csv,
-    /// A web server's Combined (or Common) Log Format.
+    /// A web server's Combined (or Common) Log Format, of nginx also with $request_time after it.
     Combined,
 }
 

@@ -27,6 +27,7 @@ pub(crate) use player::unplayable;
 use player::{Player, Plays};
 pub(crate) use source::Source;
 use summary::Order;
+pub(crate) use summary::is_zero;
 pub(crate) use unreadable::Warnings;
 
 #[derive(Debug, Args)]
@@ -91,6 +92,7 @@ impl Replay {
             (Err(why), _) => return Err(why),
         }
         player.flush()?;
+        player.sum_up_permits();
         if self.summary {
             player.summary.print(anstream::stdout(), self.options.shape(), self.order())?;
         }

@@ -17,11 +17,15 @@ use clap::Subcommand;
 pub(crate) enum Rules {
     /// Print how many rules there are, or the first mistake of each rule as FILE:LINE:COLUMN: what.
     ///
-    /// Exit code: 0, or 2 if there is any mistake.
+    /// Values that are valid and probably don't match as meant, such as a regular expression in a path, are warnings in
+    /// the same form: FILE:LINE:COLUMN: warning: what.
+    ///
+    /// Exit code: 0; 1 if there is any warning; 2 if there is any mistake.
     Check(check::Check),
     /// Show which rule applies to a request and why, what it counts and where, and why others don't apply.
     ///
-    /// Needs no Redis. Exit code: 0, even if the request would be denied; 2 on an error.
+    /// A path that servers read in two ways has no rule: the middleware refuses it (reason ambiguous), unless the file
+    /// says how to read it. Needs no Redis. Exit code: 0, even if the request would be denied; 2 on an error.
     Explain(explain::Explain),
     /// Show which rules another set adds, changes and removes or, with a log of traffic, who would be treated
     /// differently.
@@ -29,7 +33,8 @@ pub(crate) enum Rules {
     /// A set is a file or, with the feature postgres, the address of a database that has one (postgres://...). With a
     /// log, each set decides with an embedded engine that starts with no keys, on a clock taken from the records. Only
     /// verdicts are compared: if another rule gives the same verdict, that isn't a difference, and is counted
-    /// separately. Shadow rules aren't compared. If the output isn't a terminal, each record that is treated
+    /// separately. Shadow rules aren't compared. Requests that the middleware refuses, since servers read their path in two
+    /// ways, are denied by both. A permit is held as in a replay (see there). If the output isn't a terminal, each record that is treated
     /// differently is printed as one JSON object, followed by the totals.
     ///
     /// Exit code: 0; 1 if a rule differs or, with a log, if anybody is treated differently; 2 on an error.

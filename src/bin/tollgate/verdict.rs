@@ -9,16 +9,21 @@ use tollgate::{Decision, Error, Limit, Limiter, OwnedRequest, RetryAfter, Rule};
 
 use crate::attributes::{Pairs, Shown};
 use crate::escape::shown;
+use crate::held::{self, Held};
 use crate::output::{LimitLine, QUIET, WRONG, micros, numbers, time, verdict};
 use crate::probe::decide;
 use crate::records::{Op, Record};
 use crate::rule_arguments::title;
 use crate::rules_file::Listed;
 
+/// Why a request is refused whose path can be read in two ways.
+pub(crate) const AMBIGUOUS: &str = "ambiguous";
+
 /// A rule that applies to a record, or would if it weren't a shadow rule, and the outcome.
 #[derive(Debug)]
 pub(crate) struct Judged<'s> {
-    pub(crate) applies: Applies<'s>,
+    /// None if the middleware refuses the request before any rule.
+    applies: Option<Applies<'s>>,
     pub(crate) allowed: bool,
     /// If its limits were asked: what they decided, and whom they charged.
     asked: Option<Asked>,
@@ -37,6 +42,11 @@ struct Asked {
 }
 
 impl<'s> Judged<'s> {
+    /// A request whose path can be read in two ways.
+    pub(crate) fn refused(record: &Record) -> Self {
+        Self { applies: None, allowed: !record.op.asks(), asked: None }
+    }
+
     /// Decides with the rule's limits, if it has some, at the record's time; `adapted` changes a rule as the options
     /// ask.
     pub(crate) async fn of(
@@ -48,13 +58,12 @@ impl<'s> Judged<'s> {
         let Record { line, t_us, op, cost, ref id, length, .. } = *record;
         let Effect::Limit(charge) = &applies.effect else {
             let allowed = !op.asks() || matches!(applies.effect, Effect::Allow);
-            return Ok(Self { applies, allowed, asked: None });
+            return Ok(Self { applies: Some(applies), allowed, asked: None });
         };
         let rule = adapted(charge.rule().clone());
         let cost = cost.unwrap_or(charge.cost());
         // Permits are held by an id: the same one in every replay of the file.
-        let holds = rule.limits().any(|limit| limit.algorithm().holds());
-        let own = (id.is_none() && op.takes() && holds).then(|| format!("replay-{t_us}-{line}"));
+        let own = (id.is_none() && op.takes() && held::holds(&rule)).then(|| format!("replay-{t_us}-{line}"));
         let mut request = charge.request().cost(cost).at(UNIX_EPOCH + Duration::from_micros(t_us));
         let id = id.clone().or(own.map(String::into_bytes));
         if let Some(id) = &id {
@@ -63,7 +72,7 @@ impl<'s> Judged<'s> {
         let decision = decide(limiter, &rule, op, request, length).await?;
         let (request, counted) = (request.into_owned(), counted(charge));
         let asked = Asked { rule, request, cost, id, counted, decision };
-        Ok(Self { allowed: asked.decision.allowed, applies, asked: Some(asked) })
+        Ok(Self { allowed: asked.decision.allowed, applies: Some(applies), asked: Some(asked) })
     }
 
     /// The rule and the request that were charged.
@@ -71,9 +80,31 @@ impl<'s> Judged<'s> {
         self.asked.as_ref().map(|asked| (&asked.rule, &asked.request))
     }
 
+    /// Notes the permits that it holds.
+    pub(crate) async fn hold(&self, held: &mut Held, limiter: &Limiter, record: &Record) -> Result<(), Error> {
+        match self.charged() {
+            Some((rule, request)) => held.note(limiter, rule, request, record, self.allowed).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The rule's name; none if no rule applies.
+    pub(crate) fn rule(&self) -> Option<&'s str> {
+        self.applies.as_ref().and_then(|applies| applies.rule)
+    }
+
+    /// Whether the middleware refuses the request before any rule.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.applies.is_none()
+    }
+
     /// Why it is allowed or denied.
     pub(crate) fn reason(&self) -> &'static str {
-        reason(&self.applies)
+        self.applies.as_ref().map_or(AMBIGUOUS, reason)
+    }
+
+    fn overridden(&self) -> Option<&'s str> {
+        self.applies.as_ref().and_then(|applies| applies.overridden)
     }
 
     pub(crate) fn denied_by(&self) -> Option<&str> {
@@ -82,9 +113,9 @@ impl<'s> Judged<'s> {
 
     /// The key that the rule counts, or that an override names.
     pub(crate) fn key(&self) -> Option<&[u8]> {
-        match &self.applies.effect {
+        match &self.applies.as_ref()?.effect {
             Effect::Limit(charge) => Some(charge.key()),
-            _ => self.applies.overridden.map(str::as_bytes),
+            _ => self.overridden().map(str::as_bytes),
         }
     }
 
@@ -131,7 +162,7 @@ pub(crate) struct VerdictLine<'a> {
     key: Option<String>,
     cost: Option<u64>,
     rule: Option<&'a str>,
-    /// Why: no-rule, allowed, blocked, missing (an attribute that the rule counts by) or limits.
+    /// Why: no-rule, allowed, blocked, missing (an attribute that the rule counts by), limits or ambiguous (its path).
     reason: &'static str,
     allowed: bool,
     /// `None` if no limit was asked.
@@ -162,6 +193,9 @@ pub(crate) struct VerdictLine<'a> {
     id: Option<String>,
     #[serde(rename = "for", skip_serializing_if = "Option::is_none")]
     length: Option<String>,
+    /// For how long it held its permits, in seconds; null if the log doesn't say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_time: Option<Option<String>>,
     /// The decisions of shadow rules, which have no effect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shadows: Vec<ShadowLine<'a>>,
@@ -190,7 +224,7 @@ impl<'a> VerdictLine<'a> {
             attrs: Some(Shown(attributes)),
             key: judged.key().map(shown),
             cost: asked.map(|asked| asked.cost).or(record.cost),
-            rule: judged.applies.rule,
+            rule: judged.rule(),
             reason: judged.reason(),
             allowed: judged.allowed,
             limit: decision.map(|decision| decision.limit),
@@ -201,17 +235,18 @@ impl<'a> VerdictLine<'a> {
             denied_by: judged.denied_by(),
             by: decision.map_or_else(|| "rules".to_owned(), |decision| decision.by.to_string()),
             limits: asked.map(Asked::limits).unwrap_or_default(),
-            missing: match judged.applies.effect {
-                Effect::Missing(attribute) => Some(attribute),
+            missing: match judged.applies.as_ref().map(|applies| &applies.effect) {
+                Some(Effect::Missing(attribute)) => Some(attribute),
                 _ => None,
             },
-            overridden: judged.applies.overridden.map(|key| shown(key.as_bytes())),
+            overridden: judged.overridden().map(|key| shown(key.as_bytes())),
             error: decision.and_then(|decision| decision.error.as_ref()).map(|error| error.class()),
             granted: decision.filter(|_| op == Op::AtMost).map(|decision| decision.granted),
             blocked: decision.is_some_and(|decision| decision.blocked),
             overage: decision.and_then(|decision| decision.overage),
             id: asked.and_then(|asked| asked.id.as_ref()).or(id.as_ref()).map(|id| shown(id)),
             length: length.map(|length| format!("{length:#}")),
+            request_time: asked.filter(|asked| held::holds(&asked.rule)).and_then(|_| record.request_time()),
             shadows: shadows.iter().map(ShadowLine::new).collect(),
         }
     }
@@ -243,13 +278,14 @@ impl<'a> VerdictLine<'a> {
             overage: None,
             id: None,
             length: None,
+            request_time: None,
             shadows: Vec::new(),
         }
     }
 
     pub(crate) fn row(&self, mut out: impl Write) -> io::Result<()> {
         let time = time(self.t_us);
-        let by_rule = !self.allowed && self.reason == "blocked";
+        let by_rule = !self.allowed && ["blocked", AMBIGUOUS].contains(&self.reason);
         let (style, verdict) = verdict(self.op, self.allowed, self.blocked || by_rule);
         let numbers = match (self.remaining, self.limit, self.reset_after_us) {
             (Some(remaining), Some(limit), Some(reset)) => numbers(remaining, limit, self.retry_after_us, reset),
@@ -257,6 +293,7 @@ impl<'a> VerdictLine<'a> {
         };
         let overridden = self.overridden.as_ref().map_or("", |_| " (override)");
         let whom = match (self.rule, &self.key, self.missing) {
+            (None, ..) if self.reason == AMBIGUOUS => "refused: the path can be read in two ways".to_owned(),
             (None, ..) => "no rule applies".to_owned(),
             (Some(rule), _, Some(missing)) => format!("{rule}: no {missing}"),
             (Some(rule), Some(key), _) => format!("{rule}: {key}{overridden}"),
@@ -293,7 +330,7 @@ impl Asked {
 impl<'a> ShadowLine<'a> {
     fn new(judged: &'a Judged<'_>) -> Self {
         Self {
-            rule: judged.applies.rule,
+            rule: judged.rule(),
             reason: judged.reason(),
             allowed: judged.allowed,
             key: judged.key().map(shown),

@@ -9,6 +9,8 @@ use super::*;
 use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
 mod comparison;
+mod held_permits;
+mod refused_paths;
 mod replay;
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/rules.toml");
@@ -90,14 +92,51 @@ fn each_fault_is_a_line_with_its_place_in_the_order_of_the_file() {
 }
 
 #[test]
+fn a_value_that_probably_does_not_match_as_meant_is_a_warning_with_its_place() {
+    let directory = directory();
+    let doubtful = r#"[[rule]]
+name = "a"
+match = { path = ["/x/*", "/users/[0-9]+"], tier = "fr*" }
+action = "block"
+
+[[rule]]
+name = "b"
+match = { route = "/users/*" }
+key = "user"
+limits = ["gcra 5/1s"]
+overrides = { "user:4*" = "block" }
+allow = ["user:1", "user:test-*"]
+"#;
+    let path = file(&directory, "rules.toml", doubtful);
+    let output = tollgate(&["rules", "check", &path]);
+    let literally = "expected * for a segment that varies, since everything else is compared literally";
+    let expected = [
+        format!("3:27: warning: rule a: path: {literally}, got \"/users/[0-9]+\""),
+        "3:52: warning: rule a: tier: expected a whole value, since only path has patterns, got \"fr*\"".to_owned(),
+        "8:19: warning: rule b: route: expected a route as the router has it, such as /users/{id}, since only path has \
+         patterns, got \"/users/*\""
+            .to_owned(),
+        "11:27: warning: rule b: overrides: expected a whole key, since keys have no patterns, got \"user:4*\"".to_owned(),
+        "12:20: warning: rule b: allow: expected a whole key, since keys have no patterns, got \"user:test-*\"".to_owned(),
+    ];
+    let said: String = expected.iter().map(|line| format!("{path}:{line}\n")).collect();
+    assert_eq!(stderr(&output), said);
+    assert_eq!((code(&output), stdout(&output)), (1, format!("{path}: 2 rules, by path, route, tier, user\n")));
+    // The others are used all the same, and a mistake is worse.
+    assert_eq!(code(&tollgate(&["rules", "explain", &path, "--user", "1"])), 0);
+    let wrong = file(&directory, "wrong.toml", "");
+    assert_eq!(code(&tollgate(&["rules", "check", &wrong, &path])), 2);
+}
+
+#[test]
 fn a_request_is_explained_step_by_step() {
-    let request = ["--user", "42", "--tier", "free", "--path", "//api/v1/%69tems?page=1", "--method", "get"];
+    let request = ["--user", "42", "--tier", "free", "--path", "/api/v1/%69tems?page=1", "--method", "get"];
     let arguments = |more: &[&'static str]| [&["rules", "explain", EXAMPLE], &request[..], more].concat();
     let output = tollgate(&arguments(&["--ip", "::ffff:192.0.2.1", "--format", "table"]));
     let expected = "\
 request      ip 192.0.2.1 (given as ::ffff:192.0.2.1)
              method GET (given as get)
-             path /api/v1/items (given as //api/v1/%69tems?page=1)
+             path /api/v1/items (given as /api/v1/%69tems?page=1)
              tier free
              user 42
 rule         free (priority 600)
@@ -112,7 +151,7 @@ passed over  office: expected ip 10.0.0.0/8 or 2001:db8:77::/48, got 192.0.2.1
              banned: expected ip 198.51.100.0/24 or 203.0.113.7/32, got
              192.0.2.1
              login: expected method POST, got GET
-             search-trial: expected path /api/*/search, got /api/v1/items
+             search-trial: expected path /api/*/search, got /api/v1/%69tems
              uploads: expected method POST or PUT, got GET
 ";
     assert_eq!((stdout(&output).as_str(), code(&output)), (expected, 0), "{}", stderr(&output));

@@ -1,26 +1,65 @@
 //! A web server's access log, in Common Log Format
 //! (`host ident user [time] "request" status bytes`) or Combined (`... "referer" "agent"`).
 //!
-//! The text after the request is ignored: it isn't needed, and real logs truncate or extend it.
+//! The text after the request is ignored, apart from nginx's `$request_time`: real logs truncate or extend it.
 
 use jiff::fmt::strtime;
 
 use super::field::{self, quoted, unexpected};
-use super::{KeyField, Op, Record, Whom};
+use super::{KeyField, Op, Permits, Record, Whom};
 use crate::attributes::Pairs;
 
 pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, String> {
     let (host, user, rest) = who(text)
         .ok_or_else(|| unexpected("line", "host ident user [time] \"request\" status bytes", &quoted(text)))?;
     let (t_us, rest) = time(rest)?;
-    let request =
+    let (request, after) =
         request(rest).ok_or_else(|| unexpected("request", "text between quotes", &quoted(rest.trim_ascii())))?;
     let user = Some(user).filter(|user| !matches!(user, &b"-" | &b"\"\""));
     let (key, attributes) = match about {
         Whom::Key(by) => (key(by, host, user, request)?, Vec::new()),
         Whom::Attributes => (Vec::new(), attributes(host, user, request)?),
     };
-    Ok(Record { line, t_us, op: Op::Acquire, key, cost: None, id: None, length: None, attributes })
+    // nginx writes a line, and its time, when the request has ended.
+    let (t_us, permits) = match took(after) {
+        Some(took) => (t_us.saturating_sub(took), Permits::Until(t_us)),
+        None => (t_us, Permits::Unknown),
+    };
+    Ok(Record { line, t_us, op: Op::Acquire, key, cost: None, id: None, length: None, permits, attributes })
+}
+
+/// `$request_time`, in microseconds: what `request_time=` or `rt=` names, or else the first number with three decimals.
+/// A client can't write one, since what it sends stands in quotes.
+fn took(mut text: &[u8]) -> Option<u64> {
+    let seconds = |word: &[u8]| field::micros(str::from_utf8(word).ok()?);
+    let mut first = None;
+    while !text.is_empty() {
+        let (word, rest) = word(text);
+        let named = [&b"request_time="[..], b"rt="].into_iter().find_map(|name| word.strip_prefix(name));
+        if let Some(named) = named.and_then(|named| seconds(unquoted(named))) {
+            return Some(named);
+        }
+        if first.is_none() && word.iter().rev().position(|byte| *byte == b'.') == Some(3) {
+            first = seconds(word);
+        }
+        text = rest;
+    }
+    first
+}
+
+fn unquoted(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\"").and_then(|text| text.strip_suffix(b"\"")).unwrap_or(text)
+}
+
+/// The text up to the next space that isn't in quotes, and what follows the space.
+fn word(text: &[u8]) -> (&[u8], &[u8]) {
+    let (mut quoted, mut escaped) = (false, false);
+    let end = text.iter().position(|byte| {
+        quoted ^= *byte == b'"' && !escaped;
+        escaped = *byte == b'\\' && !escaped;
+        *byte == b' ' && !quoted
+    });
+    end.map_or((text, &[]), |end| (&text[..end], &text[end + 1..]))
 }
 
 fn key(by: KeyField, host: &[u8], user: Option<&[u8]>, request: &[u8]) -> Result<Vec<u8>, String> {
@@ -90,8 +129,8 @@ fn time(text: &[u8]) -> Result<(u64, &[u8]), String> {
     Ok((t_us, rest))
 }
 
-/// The text between the quotes, with its escapes.
-fn request(text: &[u8]) -> Option<&[u8]> {
+/// The text between the quotes, with its escapes, and what follows them.
+fn request(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let text = text.strip_prefix(b" \"")?;
     let mut escaped = false;
     let end = text.iter().enumerate().position(|(i, byte)| {
@@ -100,7 +139,7 @@ fn request(text: &[u8]) -> Option<&[u8]> {
         escaped = *byte == b'\\' && !escaped;
         closes
     })?;
-    text.get(..end)
+    Some((text.get(..end)?, text.get(end + 1..)?))
 }
 
 fn method(request: &[u8]) -> Option<&[u8]> {
@@ -176,6 +215,7 @@ mod tests {
             cost: None,
             id: None,
             length: None,
+            permits: Permits::Unknown,
             attributes: Vec::new(),
         };
         assert_eq!(record, want);
@@ -192,6 +232,29 @@ mod tests {
         }
         let line = [head.as_bytes(), b" 200 5 \"-\" \"\xe4\xf6\xff\""].concat();
         assert_eq!(parse(1, &line, Whom::Key(KeyField::Ip)).unwrap().key, b"h");
+    }
+
+    #[test]
+    fn the_time_that_nginx_says_a_request_took_is_found_and_a_clients_text_is_not() {
+        let head = r#"h - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 5"#;
+        for (tail, took) in [
+            ("", None),
+            (" 0.003", Some(3_000)),
+            (r#" "-" "agent" 0.003"#, Some(3_000)),
+            (r#" "-" "agent" 1.003 0.900"#, Some(1_003_000)),
+            (r#" "-" "agent" 0.900 rt=1.003"#, Some(1_003_000)),
+            (r#" "-" "agent" "10.0.0.1" request_time="1.003""#, Some(1_003_000)),
+            (r#" "-" "a \" 0.003 \" rt=0.003" 3.21 1700000000.123"#, None),
+            (r#" "-" "0.003" "rt=0.003""#, None),
+            (r#" "-" "cut off 0.003"#, None),
+        ] {
+            let record = parse(1, format!("{head}{tail}").as_bytes(), Whom::Key(KeyField::Ip)).unwrap();
+            let expected = match took {
+                Some(took) => (T_US - took, Permits::Until(T_US)),
+                None => (T_US, Permits::Unknown),
+            };
+            assert_eq!((record.t_us, record.permits), expected, "{tail}");
+        }
     }
 
     #[test]

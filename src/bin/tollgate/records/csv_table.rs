@@ -8,7 +8,7 @@ use std::io::{self, BufRead};
 
 use super::field::{self, missing, quoted, unexpected};
 use super::lines::{LIMIT, Lines, too_long};
-use super::{Op, Record, Unreadable, Whom};
+use super::{Op, Permits, Record, Unreadable, Whom};
 use crate::attributes;
 
 /// The next row as a record. The first time it reads the header into `columns`.
@@ -33,8 +33,9 @@ fn header<R: BufRead>(lines: &mut Lines<R>, about: Whom) -> io::Result<Columns> 
     };
     columns.map_err(|what| {
         let whom = if about == Whom::Attributes { "attr.NAME for each attribute" } else { "key" };
-        let message =
-            format!("header: expected the columns t_us and {whom}, and optionally op, cost, id and for; {what}");
+        let message = format!(
+            "header: expected the columns t_us and {whom}, and optionally op, cost, id, for and request_time; {what}"
+        );
         io::Error::new(io::ErrorKind::InvalidData, message)
     })
 }
@@ -49,6 +50,7 @@ pub(super) struct Columns {
     cost: Option<usize>,
     id: Option<usize>,
     length: Option<usize>,
+    request_time: Option<usize>,
     width: usize,
 }
 
@@ -88,6 +90,7 @@ impl Columns {
             cost: at("cost"),
             id: at("id"),
             length: at("for"),
+            request_time: at("request_time"),
             width: header.ends.len(),
         })
     }
@@ -120,7 +123,12 @@ impl Columns {
         let length =
             self.length.and_then(cell).map(|text| field::length(&String::from_utf8_lossy(text))).transpose()?;
         op.check(id.is_some(), length.is_some())?;
-        Ok(Record { line, t_us, op, key, cost, id, length, attributes })
+        let permits = match self.request_time.map(cell) {
+            None => Permits::ByRecords,
+            Some(None) => Permits::Unknown,
+            Some(Some(seconds)) => Permits::Until(field::ends_us(t_us, &String::from_utf8_lossy(seconds))?),
+        };
+        Ok(Record { line, t_us, op, key, cost, id, length, permits, attributes })
     }
 }
 
@@ -218,7 +226,17 @@ mod tests {
     }
 
     fn record(line: u64, t_us: u64, op: Op, key: &[u8], cost: Option<u64>) -> Result<Record, Unreadable> {
-        Ok(Record { line, t_us, op, key: key.to_vec(), cost, id: None, length: None, attributes: Vec::new() })
+        Ok(Record {
+            line,
+            t_us,
+            op,
+            key: key.to_vec(),
+            cost,
+            id: None,
+            length: None,
+            permits: Permits::ByRecords,
+            attributes: Vec::new(),
+        })
     }
 
     fn unreadable(line: u64, reason: &str) -> Result<Record, Unreadable> {
@@ -297,7 +315,8 @@ mod tests {
             ("t_us,key,t_us\n", "got the column \"t_us\" twice"),
             ("\"t_us,key\n", "row: expected a closing quote, got the end of the file"),
         ] {
-            let expected = "header: expected the columns t_us and key, and optionally op, cost, id and for; ";
+            let expected =
+                "header: expected the columns t_us and key, and optionally op, cost, id, for and request_time; ";
             assert_eq!(read(text.as_bytes()), Err(format!("{expected}{want}")));
         }
         let mut records =

@@ -11,7 +11,7 @@ pub(super) const MAX_T_US: u64 = 1 << 52;
 pub(super) const MAX_COST: u64 = (1 << 53) - 1;
 
 /// The fields of a record.
-pub(super) const INPUT: &[&str] = &["t_us", "op", "key", "cost", "id", "for"];
+pub(super) const INPUT: &[&str] = &["t_us", "op", "key", "cost", "id", "for", "request_time"];
 
 /// The fields that replay's output adds. They are ignored, so that output can be replayed.
 pub(super) const OUTPUT: &[&str] = &[
@@ -44,6 +44,29 @@ pub(super) const EMPTY: &str = "an empty one";
 /// The length of a block: `10m`.
 pub(super) fn length(text: &str) -> Result<Duration, String> {
     options::duration(text).map_err(|expected| format!("for: {expected}, got {}", quoted(text.as_bytes())))
+}
+
+/// The longest that a request can have taken: a day, in seconds.
+const MAX_SECONDS: u32 = 86_400;
+
+/// When a request has ended that arrived at this time and took these seconds: `0.123`, as nginx writes them.
+pub(super) fn ends_us(t_us: u64, seconds: &str) -> Result<u64, String> {
+    let took = micros(seconds).ok_or_else(|| {
+        let expected = format!("seconds from 0 to {MAX_SECONDS}, such as 0.123");
+        unexpected("request_time", &expected, &quoted(seconds.as_bytes()))
+    })?;
+    Ok((t_us + took).min(MAX_T_US))
+}
+
+/// Seconds with one to six decimals or none, in microseconds.
+pub(super) fn micros(seconds: &str) -> Option<u64> {
+    let (whole, decimals) = seconds.split_once('.').unwrap_or((seconds, "0"));
+    let digits = |text: &str, most| (1..=most).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole, 5) || !digits(decimals, 6) {
+        return None;
+    }
+    let us = whole.parse::<u64>().ok()? * 1_000_000 + format!("{decimals:0<6}").parse::<u64>().ok()?;
+    (us <= u64::from(MAX_SECONDS) * 1_000_000).then_some(us)
 }
 
 /// `t_us: missing`

@@ -7,7 +7,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
 use super::field::{self, missing, quoted, shown, unexpected};
-use super::{Op, Record, Whom};
+use super::{Op, Permits, Record, Whom};
 use crate::attributes;
 use crate::escape::read_back;
 
@@ -76,7 +76,13 @@ pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, Strin
         Some(other) => return Err(unexpected("for", "a duration such as \"10m\"", &got(&other))),
     };
     op.check(id.is_some(), length.is_some())?;
-    Ok(Record { line, t_us, op, key, cost, id, length, attributes })
+    let permits = match fields.request_time {
+        None => Permits::ByRecords,
+        Some(Value::Null) => Permits::Unknown,
+        Some(Value::String(seconds)) => Permits::Until(field::ends_us(t_us, &seconds)?),
+        Some(other) => Permits::Until(field::ends_us(t_us, &other.to_string())?),
+    };
+    Ok(Record { line, t_us, op, key, cost, id, length, permits, attributes })
 }
 
 fn got(value: &Value) -> String {
@@ -106,6 +112,7 @@ struct Fields {
     cost: Option<Value>,
     id: Option<Value>,
     length: Option<Value>,
+    request_time: Option<Value>,
     /// Whether it is a line of replay's own output.
     own: bool,
     refused: Option<String>,
@@ -133,6 +140,7 @@ impl<'de> Deserialize<'de> for Fields {
                         "cost" => &mut fields.cost,
                         "id" => &mut fields.id,
                         "for" => &mut fields.length,
+                        "request_time" => &mut fields.request_time,
                         other => {
                             fields.own |= other == field::OWN;
                             if !field::OUTPUT.contains(&other) {
@@ -180,6 +188,7 @@ mod tests {
             cost: None,
             id: None,
             length: None,
+            permits: Permits::ByRecords,
             attributes: Vec::new(),
         };
         assert_eq!(record, want);
@@ -194,6 +203,7 @@ mod tests {
                 cost: Some(0),
                 id: None,
                 length: None,
+                permits: Permits::ByRecords,
                 attributes: Vec::new()
             }
         );
@@ -240,7 +250,10 @@ mod tests {
             ),
             (r#"{"t_us":1,"key":"k","op":null}"#, "op: expected a string, got null"),
             (r#"{"t_us":1,"key":"k","t_us":2}"#, "t_us: given twice"),
-            (r#"{"t_us":1,"key":"k","csot":2}"#, "unknown field \"csot\": expected t_us, op, key, cost, id or for"),
+            (
+                r#"{"t_us":1,"key":"k","csot":2}"#,
+                "unknown field \"csot\": expected t_us, op, key, cost, id, for or request_time",
+            ),
             (
                 r#"{"t_us":1,"key":"k","op":"block"}"#,
                 "for: missing, and block needs a duration such as 10m, 0s to lift it",
@@ -275,6 +288,7 @@ mod tests {
                 cost: Some(2),
                 id: None,
                 length: None,
+                permits: Permits::ByRecords,
                 attributes: Vec::new()
             }
         );

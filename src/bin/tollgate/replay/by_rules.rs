@@ -8,6 +8,7 @@ use tollgate::rules::{Applies, RuleSet};
 use tollgate::{Error, Limiter, OwnedRequest, Request, Rule};
 
 use crate::attributes::{self, Pairs};
+use crate::held::{self, Held};
 use crate::records::Record;
 use crate::verdict::Judged;
 
@@ -47,8 +48,12 @@ impl<'s> ByRules<'s> {
         &mut self,
         limiter: &Limiter,
         record: &Record,
+        held: &mut Held,
     ) -> Result<(Judged<'s>, Vec<Judged<'s>>), Error> {
         let request = attributes::read(&record.attributes);
+        if self.rules.reads_two_ways(&request) {
+            return Ok((Judged::refused(record), Vec::new()));
+        }
         let (applies, shadows): (Applies<'s>, Vec<_>) = match self.only {
             // The name was checked before.
             Some(name) => match self.rules.by_name(name, &request)? {
@@ -61,17 +66,19 @@ impl<'s> ByRules<'s> {
         for shadow in shadows {
             // A shadow rule that can't decide has no consequence.
             if let Ok(judged) = Judged::of(shadow, limiter, &*self.adapted, record).await {
+                judged.hold(held, limiter, record).await?;
                 shadowed.push(judged);
             }
         }
         let judged = Judged::of(applies, limiter, &*self.adapted, record).await?;
+        judged.hold(held, limiter, record).await?;
         if let Some(touched) = &mut self.touched {
             for (rule, request) in shadowed.iter().chain([&judged]).filter_map(Judged::charged) {
                 let mut key = limiter.keys(rule, request)?.join("\n").into_bytes();
                 key.extend_from_slice(b"\n");
                 key.extend_from_slice(record.id.as_deref().unwrap_or_default());
                 // Each call that holds permits has its own id.
-                if rule.limits().any(|limit| limit.algorithm().holds()) {
+                if held::holds(rule) {
                     key.extend_from_slice(record.line.to_string().as_bytes());
                 }
                 touched.entry(key).or_insert_with(|| (rule.clone(), request.clone()));

@@ -9,6 +9,7 @@ use tollgate::{Error, Limiter, Request};
 
 use super::by_rules::ByRules;
 use super::summary::Summary;
+use crate::held::Held;
 use crate::output::{Line, Printer};
 use crate::probe::decide;
 use crate::records::{Record, Unreadable};
@@ -21,6 +22,7 @@ pub(super) struct Player<'s, W: Write> {
     plays: Plays<'s>,
     printer: Printer<W>,
     pub(super) summary: Summary,
+    held: Held,
     /// Whether only the summary is wanted.
     quiet: bool,
     played: u64,
@@ -40,7 +42,7 @@ const PLAYED_AT_A_TIME: u64 = 256;
 
 impl<'s, W: Write> Player<'s, W> {
     pub(super) fn new(limiter: Limiter, plays: Plays<'s>, printer: Printer<W>, quiet: bool) -> Self {
-        Self { limiter, plays, printer, summary: Summary::default(), quiet, played: 0 }
+        Self { limiter, plays, printer, summary: Summary::default(), held: Held::default(), quiet, played: 0 }
     }
 
     pub(super) fn plays_a_set(&self) -> bool {
@@ -54,18 +56,22 @@ impl<'s, W: Write> Player<'s, W> {
         if self.played.is_multiple_of(PLAYED_AT_A_TIME) {
             tokio::task::yield_now().await;
         }
+        self.held.until(&self.limiter, record.t_us).await?;
         match &mut self.plays {
             Plays::ByRules(set) => {
                 let record = set.completed(record);
-                let (judged, shadows) = match set.play(&self.limiter, &record).await {
+                let (judged, shadows) = match set.play(&self.limiter, &record, &mut self.held).await {
                     Ok(judged) => judged,
                     Err(error) => return unplayable(&record, error).map(Some),
                 };
                 let whom = judged.whom(&record.attributes);
                 self.summary.touched(&whom);
                 self.summary.decided(&whom, judged.allowed);
-                self.summary.decided_by(judged.applies.rule, judged.allowed);
-                shadows.iter().for_each(|shadow| self.summary.shadow(shadow.applies.rule, shadow.allowed));
+                match judged.is_refused() {
+                    true => self.summary.refused(),
+                    false => self.summary.decided_by(judged.rule(), judged.allowed),
+                }
+                shadows.iter().for_each(|shadow| self.summary.shadow(shadow.rule(), shadow.allowed));
                 if !self.quiet {
                     self.printer.print_verdict(&VerdictLine::new(&judged, &shadows, &record))?;
                 }
@@ -93,12 +99,20 @@ impl<'s, W: Write> Player<'s, W> {
             Ok(decision) => decision,
             Err(error) => return unplayable(record, error).map(Some),
         };
+        self.held.note(&self.limiter, &subject.rule, &request.into_owned(), record, decision.allowed).await?;
         self.summary.decided(key, decision.allowed);
         if !self.quiet {
-            let line = Line::new(subject, op, key, cost, &decision);
-            self.printer.print(&line.at(t_us).named(id).lasting(length))?;
+            let line = Line::new(subject, op, key, cost, &decision).at(t_us).named(id).lasting(length);
+            let request_time = if subject.holds() { record.request_time() } else { None };
+            self.printer.print(&line.held_for(request_time))?;
         }
         Ok(None)
+    }
+
+    /// Reports permits that couldn't be replayed, and counts them.
+    pub(super) fn sum_up_permits(&mut self) {
+        self.held.sum_up();
+        self.summary.permits_not_replayed(self.held.not_replayed());
     }
 
     pub(super) fn flush(&mut self) -> io::Result<()> {

@@ -17,6 +17,8 @@ pub(super) struct Summary {
     denied: u64,
     unreadable: u64,
     out_of_order: u64,
+    refused: u64,
+    permits_not_replayed: u64,
     /// Denials by key.
     keys: HashMap<Vec<u8>, u64>,
     /// For a set: the decisions of each rule, and what each shadow rule would have decided.
@@ -42,6 +44,11 @@ struct Totals {
     out_of_order: u64,
     keys: usize,
     busiest_denied: Vec<Busiest>,
+    /// For a set: those whose path can be read in two ways, which the middleware refuses. They count as denied.
+    #[serde(skip_serializing_if = "is_zero")]
+    refused: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    permits_not_replayed: u64,
     /// For a set: by the rule that applied.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rules: Vec<Counts>,
@@ -62,6 +69,11 @@ pub(super) enum Order {
     Sorted,
     AsItStands,
     Clamped,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+pub(crate) fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// How many of the most denied keys are named.
@@ -95,6 +107,15 @@ impl Summary {
         }
     }
 
+    /// Counts a request that the middleware refuses before any rule.
+    pub(super) fn refused(&mut self) {
+        self.refused += 1;
+    }
+
+    pub(super) fn permits_not_replayed(&mut self, count: u64) {
+        self.permits_not_replayed = count;
+    }
+
     /// Counts the decision of a rule in a set.
     pub(super) fn decided_by(&mut self, rule: Option<&str>, allowed: bool) {
         Counts::note(&mut self.rules, rule, allowed);
@@ -122,7 +143,7 @@ impl Summary {
         denied.sort_by_key(|(key, denied)| (Reverse(**denied), *key));
         let named = denied.iter().take(NAMED);
         let busiest_denied = named.map(|(key, denied)| Busiest { key: shown(key), denied: **denied }).collect();
-        let Self { allowed, denied, unreadable, out_of_order, .. } = *self;
+        let Self { allowed, denied, unreadable, out_of_order, refused, permits_not_replayed, .. } = *self;
         Totals {
             records: allowed + denied,
             allowed,
@@ -131,6 +152,8 @@ impl Summary {
             out_of_order,
             keys: self.keys.len(),
             busiest_denied,
+            refused,
+            permits_not_replayed,
             rules: most_denied_first(&self.rules),
             shadows: most_denied_first(&self.shadows),
         }
@@ -187,6 +210,12 @@ impl Totals {
             ("out of order", format!("{}{why}", self.out_of_order)),
             ("keys", self.keys.to_string()),
         ];
+        if self.refused > 0 {
+            lines.push(("refused", format!("{}, denied since their path can be read in two ways", self.refused)));
+        }
+        if self.permits_not_replayed > 0 {
+            lines.push(("permits", format!("{} not replayed", self.permits_not_replayed)));
+        }
         for (place, Busiest { key, denied }) in self.busiest_denied.iter().enumerate() {
             let name = if place == 0 { "busiest denied" } else { "" };
             lines.push((name, format!("{denied:>8}  {}", key)));

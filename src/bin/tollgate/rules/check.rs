@@ -35,6 +35,9 @@ impl Check {
                 Ok(rules) => {
                     let count = counted(rules.len() as u64, "rule");
                     writeln!(anstream::stdout(), "{}: {count}{}", file.display(), by(&rules))?;
+                    messages::doubts(&rules);
+                    let doubted = !rules.warnings().is_empty() && code == ExitCode::SUCCESS;
+                    code = if doubted { ExitCode::from(1) } else { code };
                 }
                 Err(error) => {
                     error.faults().iter().for_each(messages::fault);

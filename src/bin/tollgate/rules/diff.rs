@@ -17,10 +17,11 @@ use super::changes;
 use crate::attributes::{self, Shown};
 use crate::escape::shown;
 use crate::found;
+use crate::held::Held;
 use crate::options::{Shape, from_zero, shape};
 use crate::output::{QUIET, counted, facts, json};
 use crate::records::{Format, Record, Whom};
-use crate::replay::{Source, Warnings, unplayable};
+use crate::replay::{Source, Warnings, is_zero, unplayable};
 use crate::rules_file::RulesFile;
 use crate::verdict::Judged;
 
@@ -52,6 +53,9 @@ pub(crate) struct Diff {
     format: Option<Shape>,
 }
 
+/// In place of a rule's name, which has no space, for requests that the middleware refuses.
+const REFUSED: &str = "ambiguous path";
+
 /// A record that is treated differently, with the names and the order that other programs rely on.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
@@ -82,6 +86,9 @@ struct Totals {
     records: u64,
     allowed_by_both: u64,
     denied_by_both: u64,
+    /// Denied by both, since the middleware refuses their path, which can be read in two ways.
+    #[serde(skip_serializing_if = "is_zero")]
+    refused_by_both: u64,
     newly_denied: u64,
     newly_allowed: u64,
     /// Treated alike, but by another rule.
@@ -89,6 +96,8 @@ struct Totals {
     /// Only one set can't decide these, for instance because an attribute isn't a valid cost.
     undecided: u64,
     unreadable: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    permits_not_replayed: u64,
     /// By the rule that denies now, or denied before.
     rules: Vec<Affected>,
     keys_affected: usize,
@@ -141,10 +150,10 @@ impl Diff {
         let shape = shape(self.format);
         let mut out = BufWriter::new(anstream::stdout());
         let lines = shape == Shape::Jsonl && !self.summary;
-        let mut counts = Counts::default();
+        let (mut counts, mut held) = (Counts::default(), [Held::default(), Held::default()]);
         let mut printed = Ok(());
         for record in &records {
-            let [before, after] = match Player::both(&players, record).await {
+            let [before, after] = match Player::both(&players, &mut held, record).await {
                 [Ok(before), Ok(after)] => [before, after],
                 [before, after] => {
                     // If only one set can't decide it, it is treated differently.
@@ -159,7 +168,8 @@ impl Diff {
             let Some(change) = totals.count(&before, &after) else { continue };
             let denier = if before.allowed { &after } else { &before };
             let whom = denier.whom(&record.attributes);
-            counts.note(denier.applies.rule.unwrap_or_default(), &whom, before.allowed);
+            let by = if denier.is_refused() { REFUSED } else { denier.rule().unwrap_or_default() };
+            counts.note(by, &whom, before.allowed);
             if lines && printed.is_ok() {
                 let (t_us, attrs, key) = (record.t_us, Shown(&record.attributes), shown(&whom));
                 let (before, after) = (Side::of(&before), Side::of(&after));
@@ -167,6 +177,10 @@ impl Diff {
             }
         }
         warnings.sum_up();
+        if let Some(held) = held.iter().max_by_key(|held| held.not_replayed()) {
+            held.sum_up();
+            totals.permits_not_replayed = held.not_replayed();
+        }
         counts.sum_up(&mut totals, self.top);
         let differ = totals.newly_denied + totals.newly_allowed + totals.undecided > 0;
         let printed = printed.and_then(|()| match shape {
@@ -229,14 +243,20 @@ impl Player {
         Ok(Self { rules: set.rules, limiter: Limiter::new(engine).key_secret(&secret) })
     }
 
-    async fn both<'s>(players: &'s [Self; 2], record: &Record) -> [Result<Judged<'s>, Error>; 2] {
-        let [before, after] = players;
-        [before.play(record).await, after.play(record).await]
+    async fn both<'s>(players: &'s [Self; 2], held: &mut [Held; 2], record: &Record) -> [Result<Judged<'s>, Error>; 2] {
+        let ([before, after], [by_before, by_after]) = (players, held);
+        [before.play(record, by_before).await, after.play(record, by_after).await]
     }
 
-    async fn play(&self, record: &Record) -> Result<Judged<'_>, Error> {
-        let applies = self.rules.applies(&attributes::read(&record.attributes))?;
-        Judged::of(applies, &self.limiter, &|rule| rule, record).await
+    async fn play(&self, record: &Record, held: &mut Held) -> Result<Judged<'_>, Error> {
+        held.until(&self.limiter, record.t_us).await?;
+        let request = attributes::read(&record.attributes);
+        if self.rules.reads_two_ways(&request) {
+            return Ok(Judged::refused(record));
+        }
+        let judged = Judged::of(self.rules.applies(&request)?, &self.limiter, &|rule| rule, record).await?;
+        judged.hold(held, &self.limiter, record).await?;
+        Ok(judged)
     }
 }
 
@@ -256,7 +276,8 @@ impl Totals {
             (true, true) => self.allowed_by_both += 1,
             (false, false) => self.denied_by_both += 1,
         }
-        self.other_rule += u64::from(before.applies.rule != after.applies.rule);
+        self.refused_by_both += u64::from(before.is_refused() && after.is_refused());
+        self.other_rule += u64::from((before.rule(), before.is_refused()) != (after.rule(), after.is_refused()));
         None
     }
 
@@ -266,6 +287,10 @@ impl Totals {
             0 => String::new(),
             count => format!(" (of the others, {count} by another rule)"),
         };
+        let refused = match self.refused_by_both {
+            0 => String::new(),
+            count => format!(" ({count} refused: their path can be read in two ways)"),
+        };
         facts(
             &mut out,
             &[
@@ -273,7 +298,7 @@ impl Totals {
                 ("after", self.after.clone()),
                 ("records", self.records.to_string()),
                 ("allowed by both", self.allowed_by_both.to_string()),
-                ("denied by both", self.denied_by_both.to_string()),
+                ("denied by both", format!("{}{refused}", self.denied_by_both)),
                 ("newly denied", self.newly_denied.to_string()),
                 ("newly allowed", self.newly_allowed.to_string()),
                 ("differ", format!("{differ}{other}")),
@@ -317,7 +342,7 @@ impl Counts {
 
 impl<'a> Side<'a> {
     fn of(judged: &'a Judged<'_>) -> Self {
-        let (rule, denied_by) = (judged.applies.rule, judged.denied_by());
+        let (rule, denied_by) = (judged.rule(), judged.denied_by());
         Self { rule, reason: judged.reason(), allowed: judged.allowed, denied_by }
     }
 }

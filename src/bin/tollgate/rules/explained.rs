@@ -14,7 +14,7 @@ use crate::attributes::Pairs;
 use crate::escape::shown;
 use crate::output::{QUIET, counted, human, micros, width, wrapped};
 use crate::rule_arguments::title;
-use crate::verdict::{self, reason};
+use crate::verdict::{self, AMBIGUOUS, reason};
 
 /// The most rules shown that didn't apply, unless all are asked for.
 const SHOWN: usize = 20;
@@ -48,7 +48,7 @@ struct Step<'a> {
     #[serde(rename = "match")]
     conditions: Option<&'a BTreeMap<String, OneOrMore>>,
     action: Option<Action>,
-    /// The reason as in a replay: no-rule, allowed, blocked, missing or limits.
+    /// The reason as in a replay: no-rule, allowed, blocked, missing, limits or ambiguous.
     reason: &'static str,
     missing: Option<&'a str>,
     #[serde(rename = "override")]
@@ -95,6 +95,11 @@ impl<'a> Explained<'a> {
                 differs.insert(name.as_str(), shown(value));
             }
             attrs.insert(name.clone(), shown(&seen));
+        }
+        if rules.reads_two_ways(request) {
+            let step = Step { reason: AMBIGUOUS, status: Some(400), ..Step::default() };
+            let (passed_over, shadows) = (Vec::new(), Vec::new());
+            return Ok(Self { attrs, given: differs, step, passed_over, passed_over_more: 0, shadows });
         }
         let step = |applies: Applies<'a>| Step::of(rules, applies, limiter);
         let shadows = rules.shadows(request);
@@ -169,7 +174,7 @@ impl<'a> Step<'a> {
             cost: charge.map(Charge::cost),
             limits: charge.map(|charge| Counted::all(charge, limiter)).unwrap_or_default(),
             on_error: definition.and_then(|rule| rule.on_error),
-            block_for: definition.and_then(|rule| rule.block_for.as_deref()),
+            block_for: definition.filter(|rule| rule.shadow != Some(true)).and_then(|rule| rule.block_for.as_deref()),
             status: denies.map(|response| response.status.get()),
             message: denies.and_then(|response| response.message.as_deref()),
             retry_after_us: denies.and_then(|response| response.retry_after).map(micros),
@@ -178,6 +183,11 @@ impl<'a> Step<'a> {
 
     /// For people.
     fn lines(&self) -> Vec<(&'static str, String)> {
+        if self.reason == AMBIGUOUS {
+            let why = "none is looked for: the middleware refuses a path that servers read in two ways, unless the file \
+                       says by paths = \"decoded\" or \"segments\" how";
+            return vec![("rule", why.to_owned()), ("denied as", "status 400".to_owned())];
+        }
         let Some(rule) = self.rule else {
             return vec![("rule", "none applies: the request is allowed, and nothing is counted".to_owned())];
         };

@@ -38,6 +38,7 @@ impl Push {
                 return Ok(ExitCode::from(2));
             }
         };
+        messages::doubts(&rules);
         let postgres = self.author.database.open()?;
         let changes = match self.dry_run {
             true => postgres.compare_rules(&rules).await?,

@@ -4,10 +4,10 @@ use super::*;
 use crate::support::oracle_spec::oracle;
 use crate::support::tool::{code, lines, stderr, stdout, tollgate, with_input};
 
-/// Of these limits for the presentations, and for the rest.
+/// Of these limits for the presentations, and for the rest. Some of the log's paths can be read in two ways.
 fn set(presentations: &str, rest: &str) -> String {
     format!(
-        "[[rule]]\nname = \"talks\"\nmatch = {{ path = \"/presentations/*\" }}\nkey = \"ip\"\nlimits = [\"{presentations}\"]\n\
+        "paths = \"decoded\"\n[[rule]]\nname = \"talks\"\nmatch = {{ path = \"/presentations/*\" }}\nkey = \"ip\"\nlimits = [\"{presentations}\"]\n\
          [[rule]]\nname = \"rest\"\nkey = \"ip\"\nlimits = [\"{rest}\"]\n"
     )
 }

@@ -4,6 +4,8 @@ use super::*;
 use crate::support::tool::{code, lines, stderr, stdout, tollgate, with_input};
 
 const SET: &str = r#"
+paths = "decoded"
+
 [[rule]]
 name = "ban"
 priority = 3
