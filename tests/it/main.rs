@@ -23,6 +23,7 @@ mod faults;
 #[cfg(feature = "axum")]
 mod http;
 mod key_spelling;
+mod late_refunds;
 mod laws;
 mod lease;
 mod limit_text;
@@ -36,6 +37,7 @@ mod published_package;
 mod recipes;
 mod redis_engine;
 mod request_ids;
+mod reserve_within;
 mod rules;
 mod script_cache;
 mod script_calls;
@@ -52,6 +54,7 @@ mod tls;
 mod tls_settings;
 mod tool;
 mod tool_fuzzing;
+mod two_versions;
 mod vectors;
 #[cfg(not(feature = "tls"))]
 mod without_tls;

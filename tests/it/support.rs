@@ -5,12 +5,14 @@ pub(crate) mod callers;
 #[cfg_attr(not(feature = "tls"), allow(dead_code))]
 pub(crate) mod certificates;
 pub(crate) mod cluster;
+pub(crate) mod effort;
 pub(crate) mod engines;
 pub(crate) mod example_service;
 pub(crate) mod failures;
 pub(crate) mod fake_redis;
 pub(crate) mod histories;
 pub(crate) mod limits;
+pub(crate) mod nginx;
 pub(crate) mod oracle;
 pub(crate) mod oracle_spec;
 pub(crate) mod polling;

@@ -86,6 +86,25 @@ fn each_documented_fault_names_an_existing_test() {
     assert!(named > 30, "{named} tests");
 }
 
+/// A new module of tests is put into one of the lists by choice: on each server only the first one runs.
+#[test]
+fn each_module_of_tests_is_said_to_depend_on_the_server_or_not() {
+    for (parent, script) in [("tests/it/main.rs", "tests/servers.sh"), ("tests/it/database.rs", "tests/postgres.sh")] {
+        let (parent, text) = (read(parent), read(script));
+        let names = parent.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+        let list = |name: &str| {
+            let (_, rest) = text.split_once(&format!("\n{name}='")).unwrap_or_else(|| panic!("{script}: {name}"));
+            let (list, _) = rest.split_once('\'').expect("an end");
+            list.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let mut listed = [list("depends"), list("alike")].concat();
+        listed.sort();
+        let mut names: Vec<_> = names.map(str::to_owned).collect();
+        names.sort();
+        assert_eq!(listed, names, "{script}");
+    }
+}
+
 /// Whole files: a module of tests within one counts too.
 #[test]
 fn no_rust_file_exceeds_five_hundred_lines() {

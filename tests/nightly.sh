@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# What hardly finds anything that .ci/run doesn't, by hand before a release: about two hours on two cores.
+#   bash tests/nightly.sh
+# Every test, with five times the cases of slow properties; then on each supported server and PostgreSQL; the packed
+# crate with its tests; further sets of features; and the measurements, in small. Exits with 1 if anything failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+[ $# -eq 0 ] || { printf 'tests/nightly.sh: expected no argument, got %s\n' "$1" >&2; exit 2; }
+export CARGO_INCREMENTAL=0
+
+TOLLGATE_TEST_TIMES=5 TOLLGATE_SIMULATE_SEEDS=1000 bash tests/run.sh
+TOLLGATE_TEST_TIMES=5 bash tests/servers.sh --all redis-6 redis-8 valkey-8 valkey-9
+TOLLGATE_TEST_TIMES=5 bash tests/postgres.sh --all 14 16 17 18
+# What a program built without TLS reports that has no default features either.
+cargo test --no-default-features --lib engine::redis
+for features in postgres,tls embedded,serde; do
+    cargo clippy --quiet --lib --no-default-features --features "$features" -- -D warnings
+done
+cargo clippy --quiet --features cli --all-targets -- -D warnings
+# The published package builds in a directory of its own, and passes its own tests.
+cargo package --quiet --allow-dirty --all-features
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+cargo test --manifest-path "target/package/tollgate-$version/Cargo.toml" --target-dir target --all-features --lib
+# That the measurements run; what they say is for a machine that does nothing else.
+bash benches/run.sh --rounds 1 --slice 50 --keys 0 >/dev/null
