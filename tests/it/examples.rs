@@ -124,7 +124,7 @@ fn four_limits_take_at_most_thirty_lines() {
         async fn login(
         Form(form): Form<HashMap<String, String>>,
         ) -> StatusCode {
-        let account = form.get(\"account\").map_or(\"\", String::as_str);
+        let account = form.get(\"account\").map_or(\"\", String::as_str).trim().to_lowercase();
         tokio::time::sleep(Duration::from_millis(20)).await;
         if form.get(\"password\").is_none_or(|password| password != \"right\") {
         return StatusCode::UNAUTHORIZED;

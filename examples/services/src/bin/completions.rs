@@ -59,14 +59,14 @@ async fn login(
     Form(form): Form<HashMap<String, String>>,
 ) -> Result<StatusCode, Rejection> {
     // All spellings of an account count as one.
-    let account = &form.get("account").map_or("", String::as_str).trim().to_lowercase();
+    let account = form.get("account").map_or("", String::as_str).trim().to_lowercase();
     // Charged before the password is checked: of guesses made at once, five get past this line.
-    let attempt = limiter.acquire(&logins, account).await?.into_result()?;
+    let attempt = limiter.acquire(&logins, &account).await?.into_result()?;
     tokio::time::sleep(Duration::from_millis(20)).await;
     if form.get("password").is_none_or(|password| password != "right") {
         return Ok(StatusCode::UNAUTHORIZED);
     }
-    if let Err(error) = limiter.reset(&logins, Request::new(account).after(&attempt)).await {
+    if let Err(error) = limiter.reset(&logins, Request::new(&account).after(&attempt)).await {
         eprintln!("attempts stay counted: {error}");
     }
     Ok(StatusCode::OK)
