@@ -110,6 +110,9 @@ local function levels()
   return math.max(level, 0), level < capacity and until_added(capacity - level) or 0
 end
 
+-- What remains once no units are owed any more.
+function remaining_after_debt() return level < 0 and math.min(level % rate, capacity) or level end
+
 -- The lowest level at which it and the time to refill it are still exact.
 local function lowest() return capacity - math.min(2^53 - rate, (2^51 - 2^51 % period) / period * rate) end
 

@@ -28,7 +28,7 @@
 --   block      : denies every call until it ends; a refund or a penalty changes the state beneath it. +block: a denial
 --                starts one, unless the key is blocked already or the cost could never be allowed
 --   +within    : a reserve that would wait longer than these us is denied, and retry_after is that wait. A reserve or
---                peek of cost 0 answers how long until no units are owed
+--                peek of cost 0 answers how long until no units are owed, and fixed_window what remains then
 --   numbers that differ from the state's: what was used stays used, and both versions' levels are charged from then on,
 --                until the other is forgotten; with +as-is, what was left stays left; with +reset, the key is as if never
 --                used
@@ -296,6 +296,7 @@ for index = 1, key_count do if not answers[index] then repeat
     end
   elseif within and wanted == 0 and RESERVES and (mode == 'reserve' or mode == 'peek') then
     retry_after = wait(0, 0)
+    if remaining_after_debt then remaining = remaining_after_debt() end
   end
   local may_move = writes
   local blocked, counted, blocks, tail = false, false, false, ''

@@ -8,12 +8,14 @@
 //! faults     what goes wrong, and when
 //! ledger     what was really taken
 //! oracle     what must hold of it all
+//! dropped    waits, leases, permits and costs that are given back in and after an outage
 //! ```
 //!
 //! `tests/simulate.sh` runs any number of seeds. TOLLGATE_SIMULATE_TRACE=1 prints everything that happens.
 
 mod callers;
 mod chance;
+mod dropped;
 mod faults;
 mod ledger;
 mod network;
@@ -54,7 +56,7 @@ pub(crate) fn network() -> Option<Arc<Network>> {
 const SEEDS: u64 = 100;
 
 /// A part of the seeds: every fourth, from this one on.
-fn seeds(part: u64) {
+fn seeds(part: u64, run: fn(u64) -> Run) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"));
     let from = number("TOLLGATE_SIMULATE_FROM").unwrap_or(1);
     let count = number("TOLLGATE_SIMULATE_SEEDS").unwrap_or(4 * SEEDS);
@@ -79,30 +81,42 @@ fn seeds(part: u64) {
 
 #[test]
 fn seeds_1() {
-    seeds(0);
+    seeds(0, run);
 }
 
 #[test]
 fn seeds_2() {
-    seeds(1);
+    seeds(1, run);
 }
 
 #[test]
 fn seeds_3() {
-    seeds(2);
+    seeds(2, run);
 }
 
 #[test]
 fn seeds_4() {
-    seeds(3);
+    seeds(3, run);
+}
+
+#[test]
+fn seeds_dropped_1() {
+    seeds(0, dropped::run);
+}
+
+#[test]
+fn seeds_dropped_2() {
+    seeds(2, dropped::run);
 }
 
 /// Otherwise a failed seed could not be investigated.
 #[test]
 fn a_seed_repeats_its_run_to_the_byte() {
     for seed in 1..=40 {
-        let [first, second] = [run(seed), run(seed)];
-        assert_eq!(first.digest, second.digest, "seed {seed}");
-        assert!(first.digest.is_none_or(|(_, events)| events > 100), "seed {seed}: {:?}", first.digest);
+        for run in [run, dropped::run] {
+            let [first, second] = [run(seed), run(seed)];
+            assert_eq!(first.digest, second.digest, "seed {seed}");
+            assert!(first.digest.is_none_or(|(_, events)| events > 100), "seed {seed}: {:?}", first.digest);
+        }
     }
 }

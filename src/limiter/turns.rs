@@ -1,8 +1,12 @@
-//! Reservations that wait in this process. When others leave, the debt is paid sooner than those behind them were told:
-//! they learn of it by a look at what is owed, shared by all that wait for the same limits.
+//! Reservations that wait in this process. When others leave, the debt is paid sooner than those behind them were told.
+//! Those of this process move up at once; of others they learn by a look at what is owed, shared by all that wait for the
+//! same limits.
 //!
-//! A look finds when nothing is owed any more. Whoever had reserved before it was sent is paid for by then, so it may
-//! proceed then at the latest: whoever reserves later waits for that debt and its own.
+//! A look finds when nothing is owed any more. The last of those that had reserved before it was sent may proceed then,
+//! and each of the others before it, by as long as the limit takes for what those behind it have reserved. So they
+//! proceed one by one as the limit refills, in the order of their turns, and none earlier than if those that left had
+//! never been there. What other processes' callers have reserved in between isn't known here: it would only let one
+//! proceed still earlier.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -11,13 +15,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Limiter;
 use super::sharded::ShardChoice;
+use super::wait::LONGEST_WAIT;
+use crate::algorithm::Algorithm;
 use crate::call::Mode;
 use crate::error::Error;
+use crate::limit::Limit;
 use crate::request::Request;
 use crate::rule::Rule;
 use crate::runtime;
@@ -33,17 +40,28 @@ pub(super) struct Turns {
 /// Those that wait for the same limits.
 #[derive(Debug)]
 struct Queue {
-    seen: watch::Sender<Option<Seen>>,
+    rule: Rule,
+    waiting: Mutex<Waiting>,
+    /// Somebody has moved up.
+    moved_up: Notify,
     looking: AtomicBool,
     /// Somebody has left since the last look was sent.
     again: AtomicBool,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Seen {
-    asked_at: Instant,
-    /// When nothing of what was owed then is left.
-    paid_at: Instant,
+#[derive(Debug, Default)]
+struct Waiting {
+    joined: u64,
+    /// When the last look was sent.
+    looked_at: Option<Instant>,
+    members: HashMap<u64, Member>,
+}
+
+#[derive(Debug)]
+struct Member {
+    reserved_at: Instant,
+    units: u64,
+    turn: Instant,
 }
 
 /// A place among those that wait.
@@ -51,6 +69,8 @@ pub(super) struct Place {
     turns: Arc<Turns>,
     name: Vec<u8>,
     queue: Arc<Queue>,
+    /// Its number among the members; none if it only looks.
+    number: Option<u64>,
 }
 
 impl Limiter {
@@ -63,23 +83,21 @@ impl Limiter {
         may_look: bool,
     ) -> Result<(), Error> {
         let reserved_at = Instant::now();
-        let mut turn = reserved_at + wait;
-        let name = if may_look { self.queue_name(rule, request) } else { None };
-        let place = name.map(|name| self.background.turns.join(name));
-        let Some(Place { queue, .. }) = &place else { return runtime::sleep_until(turn).await };
-        let (mut seen, mut pause) = (queue.seen.subscribe(), FIRST_LOOK);
+        let turn = reserved_at + wait;
+        let Some(name) = self.queue_name(rule, request).filter(|_| may_look) else {
+            return runtime::sleep_until(turn).await;
+        };
+        let mut place = self.background.turns.find(name, rule);
+        place.join(Member { reserved_at, units: request.units(rule), turn });
+        let mut pause = FIRST_LOOK;
         let mut next = reserved_at + pause;
         loop {
-            let last = *seen.borrow_and_update();
-            if let Some(Seen { asked_at, paid_at }) = last
-                && asked_at >= reserved_at
-            {
-                turn = turn.min(paid_at);
-            }
+            let moved_up = place.queue.moved_up.notified();
+            let turn = place.turn().unwrap_or(turn);
             if turn <= Instant::now() {
                 return Ok(());
             }
-            match select(pin!(runtime::sleep_until(turn.min(next))), pin!(seen.changed())).await {
+            match select(pin!(runtime::sleep_until(turn.min(next))), pin!(moved_up)).await {
                 Either::Left((slept, _)) => slept?,
                 Either::Right(_) => continue,
             }
@@ -87,11 +105,11 @@ impl Limiter {
             if now >= turn {
                 return Ok(());
             }
-            let is_recent = last.is_some_and(|last| last.asked_at + pause / 2 > now);
+            let is_recent = place.queue.waiting().looked_at.is_some_and(|last| last + pause / 2 > now);
             pause *= 2;
             next = now + pause;
             if !is_recent {
-                runtime::timeout_at(turn, queue.look(self, rule, request)).await;
+                runtime::timeout_at(turn, place.queue.look(self, request)).await;
             }
         }
     }
@@ -101,7 +119,7 @@ impl Limiter {
         let Some(name) = self.queue_name(rule, request) else { return };
         let waits = self.background.turns.queues().get(&name).is_some_and(|queue| queue.strong_count() > 0);
         if waits {
-            self.background.turns.join(name).queue.look(self, rule, request).await;
+            self.background.turns.find(name, rule).queue.look(self, request).await;
         }
     }
 
@@ -122,22 +140,47 @@ impl Turns {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn join(self: &Arc<Self>, name: Vec<u8>) -> Place {
+    fn find(self: &Arc<Self>, name: Vec<u8>, rule: &Rule) -> Place {
         let mut queues = self.queues();
         let found = queues.get(&name).and_then(Weak::upgrade);
         let queue = found.unwrap_or_else(|| {
-            let (seen, looking, again) = (watch::Sender::new(None), AtomicBool::new(false), AtomicBool::new(false));
-            let queue = Arc::new(Queue { seen, looking, again });
+            let queue = Arc::new(Queue {
+                rule: rule.clone(),
+                waiting: Mutex::default(),
+                moved_up: Notify::new(),
+                looking: AtomicBool::new(false),
+                again: AtomicBool::new(false),
+            });
             queues.insert(name.clone(), Arc::downgrade(&queue));
             queue
         });
         drop(queues);
-        Place { turns: Arc::clone(self), name, queue }
+        Place { turns: Arc::clone(self), name, queue, number: None }
+    }
+}
+
+impl Place {
+    fn join(&mut self, member: Member) {
+        let mut waiting = self.queue.waiting();
+        waiting.joined += 1;
+        let number = waiting.joined;
+        waiting.members.insert(number, member);
+        drop(waiting);
+        self.number = Some(number);
+    }
+
+    fn turn(&self) -> Option<Instant> {
+        self.queue.waiting().members.get(&self.number?).map(|member| member.turn)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if let Some(number) = self.number
+            && self.queue.waiting().leave(number, &self.queue.rule)
+        {
+            self.queue.moved_up.notify_waiters();
+        }
         let mut queues = self.turns.queues();
         if Arc::strong_count(&self.queue) == 1 {
             queues.remove(&self.name);
@@ -146,8 +189,12 @@ impl Drop for Place {
 }
 
 impl Queue {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Asks when nothing is owed any more, once for all who want to know meanwhile.
-    async fn look(&self, limiter: &Limiter, rule: &Rule, request: &Request<'_>) {
+    async fn look(&self, limiter: &Limiter, request: &Request<'_>) {
         self.again.store(true, Ordering::SeqCst);
         while self.again.load(Ordering::SeqCst) && !self.looking.swap(true, Ordering::SeqCst) {
             let _looking = Looking(self);
@@ -155,13 +202,60 @@ impl Queue {
             let asked_at = Instant::now();
             let owed = request.cost(0).jitter(0).within(Duration::ZERO);
             // What something else answers for Redis says nothing of its state, nor does a block.
-            if let Ok(now) = limiter.decide_uncounted(rule, &owed, Mode::Peek).await
+            if let Ok(now) = limiter.decide_uncounted(&self.rule, &owed, Mode::Peek).await
                 && let (true, None, Some(wait)) = (now.allowed, &now.error, now.retry_after.duration())
             {
-                self.seen.send_replace(Some(Seen { asked_at, paid_at: Instant::now() + wait }));
+                self.waiting().pay(&self.rule, asked_at, Instant::now() + wait, now.remaining);
+                self.moved_up.notify_waiters();
             }
         }
     }
+}
+
+impl Waiting {
+    /// Whether this one has given up, so that those behind it have moved up: it needs no units any more, whenever Redis
+    /// learns of it.
+    fn leave(&mut self, number: u64, rule: &Rule) -> bool {
+        let Some(left) = self.members.remove(&number) else { return false };
+        let sooner = refills(rule, left.units, 0);
+        if left.turn <= Instant::now() || sooner.is_zero() {
+            return false;
+        }
+        for (_, member) in
+            self.members.iter_mut().filter(|(other, member)| (member.turn, **other) > (left.turn, number))
+        {
+            member.turn = member.turn.checked_sub(sooner).unwrap_or(member.turn);
+        }
+        true
+    }
+
+    /// Moves up those that had reserved when this was asked: what was owed then is paid at this time, when so many units
+    /// remain of a window.
+    fn pay(&mut self, rule: &Rule, asked_at: Instant, paid_at: Instant, remaining: u64) {
+        self.looked_at = Some(asked_at);
+        let mut paid: Vec<_> = self.members.iter_mut().filter(|(_, member)| member.reserved_at <= asked_at).collect();
+        paid.sort_unstable_by_key(|(number, member)| (member.turn, **number));
+        let mut behind = 0_u64;
+        for (_, member) in paid.into_iter().rev() {
+            let turn = paid_at.checked_sub(refills(rule, behind, remaining)).unwrap_or(asked_at);
+            member.turn = member.turn.min(turn);
+            behind = behind.saturating_add(member.units);
+        }
+    }
+}
+
+/// How long this rule took at least to refill so many units that were owed, if so many remain.
+fn refills(rule: &Rule, units: u64, remaining: u64) -> Duration {
+    let of = |limit: &Limit| {
+        let (period, units, rate) = (limit.period().as_nanos(), u128::from(units), u128::from(limit.rate()));
+        let nanos = match limit.algorithm() {
+            // All at once as each window began.
+            Algorithm::FixedWindow => ((units + u128::from(remaining)) / rate).saturating_mul(period),
+            _ => units.saturating_mul(period) / rate,
+        };
+        u64::try_from(nanos).map_or(LONGEST_WAIT, Duration::from_nanos)
+    };
+    rule.limits().map(of).min().unwrap_or_default()
 }
 
 struct Looking<'a>(&'a Queue);

@@ -106,8 +106,27 @@ pub(super) fn script(chance: &mut Chance, topology: Topology) -> (Vec<Fault>, Du
         *length = Duration::from_secs(8);
     }
     faults.sort_by_key(|fault| fault.at);
-    let end = faults.iter().map(|fault| fault.at + fault.length).max().unwrap_or_default();
+    let end = faults.iter().map(Fault::end).max().unwrap_or_default();
     (faults, end)
+}
+
+/// One outage of the only server, of any length from a millisecond to 12 seconds.
+pub(super) fn outage(chance: &mut Chance) -> Fault {
+    let digits = chance.between(1, 13);
+    let length = chance.ms(1, 1 << digits).min(Duration::from_secs(12));
+    let at = chance.ms(0, 5000);
+    let what = match chance.below(6) {
+        0 | 1 => What::Restarts { keeps: true, loading: Duration::ZERO },
+        2 => What::ConnectsHang { everywhere: true },
+        3 => What::Freezes,
+        _ => What::BlackHole {
+            hole: chance.pick(&[Hole::Held, Hole::Lost]),
+            directions: chance.pick(&[BOTH, &[ToClient], &[ToServer]]),
+            new: true,
+            everywhere: true,
+        },
+    };
+    Fault { at, length, server: 0, what, chance: Chance::new(chance.draw(), 0) }
 }
 
 pub(super) fn expected(faults: &[Fault], end: Duration, confirmed: bool) -> Expected {
@@ -250,6 +269,15 @@ fn heal(network: &Network) {
 }
 
 impl Fault {
+    pub(super) fn end(&self) -> Duration {
+        self.at + self.length
+    }
+
+    /// Whether what was sent before its end may arrive after it.
+    pub(super) fn delivers_late(&self) -> bool {
+        matches!(self.what, What::Freezes | What::BlackHole { hole: Hole::Held, .. })
+    }
+
     async fn play(&mut self, network: &Arc<Network>) {
         let server = primary_of(network, self.server);
         let at = server.at;

@@ -37,14 +37,21 @@ thread_local! {
 }
 
 pub(super) fn run(seed: u64) -> Run {
+    let topology = [Topology::OneNode, Topology::Sentinel, Topology::Cluster][(seed % 3) as usize];
+    let (faults, end) = faults::script(&mut Chance::new(seed, 2), topology);
+    let mut run = alone(seed, simulate(seed, topology, &faults, end));
+    run.shown = shown(seed, &format!("{topology:?}"), &faults, &run.verdict);
+    run
+}
+
+/// Runs this simulation on a runtime of its own, in virtual time, with this seed for all that the client draws.
+pub(super) fn alone(seed: u64, simulation: impl Future<Output = Run>) -> Run {
     count_panics();
     PANICS.set(0);
-    let topology = [Topology::OneNode, Topology::Sentinel, Topology::Cluster][(seed % 3) as usize];
     seeded::seed(Some(Chance::new(seed, 1).draw()));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
     let runtime = runtime.expect("a runtime");
-    let (faults, end) = faults::script(&mut Chance::new(seed, 2), topology);
-    let mut run = runtime.block_on(simulate(seed, topology, &faults, end));
+    let mut run = runtime.block_on(simulation);
     drop(runtime);
     NETWORK.set(None);
     seeded::seed(None);
@@ -52,7 +59,6 @@ pub(super) fn run(seed: u64) -> Run {
     if panics > 0 {
         run.verdict.broken.push(format!("{panics} tasks panicked"));
     }
-    run.shown = shown(seed, topology, &faults, &run.verdict);
     run
 }
 
@@ -116,7 +122,7 @@ async fn simulate(seed: u64, topology: Topology, faults: &[Fault], end: Duration
 }
 
 /// Creates the servers; returns the address of all of them.
-fn build(network: &Arc<Network>, topology: Topology) -> &'static str {
+pub(super) fn build(network: &Arc<Network>, topology: Topology) -> &'static str {
     let add = |at: usize, port: u16, role: Role| network.add(Server::new(at, port, role, network));
     let pair = |primary: usize, replica: usize| {
         network.server(primary).state().other = Some(replica);
@@ -161,8 +167,8 @@ async fn replicate(network: Arc<Network>, every: Duration) {
     }
 }
 
-fn shown(seed: u64, topology: Topology, faults: &[Fault], verdict: &Verdict) -> String {
-    let mut text = format!("seed {seed} ({topology:?}) broke\n");
+pub(super) fn shown(seed: u64, what: &str, faults: &[Fault], verdict: &Verdict) -> String {
+    let mut text = format!("seed {seed} ({what}) broke\n");
     faults.iter().for_each(|fault| text += &format!("  {fault}\n"));
     let broken = &verdict.broken;
     broken.iter().take(5).for_each(|broken| text += &format!("  BROKEN: {broken}\n"));

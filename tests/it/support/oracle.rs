@@ -163,7 +163,7 @@ impl Oracle {
     }
 
     /// The same, but a wait longer than `within` is a denial with that wait; and with it, a cost of 0
-    /// answers how long until nothing is owed.
+    /// answers how long until nothing is owed, and of windows what remains then.
     pub fn reserve_within(&mut self, cost: u64, within: Option<u64>, now_us: u64) -> Answer {
         let rule = Rule::of(self.spec);
         assert!(matches!(rule.kind, Kind::Bucket | Kind::Window), "counts and permits know no debt");
@@ -180,7 +180,11 @@ impl Oracle {
         if denied != Retry::Now { return self.close(&found, false, denied, now_us) }
         rule.charge(&mut found, rule.in_parts(cost), now_us);
         found.moved = cost.into();
-        self.close(&found, true, wait, now_us)
+        let mut answer = self.close(&found, true, wait, now_us);
+        if let (0, Kind::Window, Retry::AfterUs(us)) = (cost, rule.kind, wait) {
+            answer.remaining = u64_of(rule.free(&found.state, i128::from(now_us) + i128::from(us)));
+        }
+        answer
     }
 
     /// Takes what there is of `cost`, and says how much. If there is nothing, one unit is denied.
