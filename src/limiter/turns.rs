@@ -213,20 +213,17 @@ impl Queue {
 }
 
 impl Waiting {
-    /// Whether this one has given up, so that those behind it have moved up: it needs no units any more, whenever Redis
-    /// learns of it.
+    /// Takes this one out. If it has given up, those behind it move up, whenever Redis learns of it; says whether any has.
     fn leave(&mut self, number: u64, rule: &Rule) -> bool {
         let Some(left) = self.members.remove(&number) else { return false };
         let sooner = refills(rule, left.units, 0);
         if left.turn <= Instant::now() || sooner.is_zero() {
             return false;
         }
-        for (_, member) in
-            self.members.iter_mut().filter(|(other, member)| (member.turn, **other) > (left.turn, number))
-        {
-            member.turn = member.turn.checked_sub(sooner).unwrap_or(member.turn);
-        }
-        true
+        let place = (left.turn, number);
+        let behind = self.members.iter_mut().filter(|(other, member)| (member.turn, **other) > place);
+        let moved = behind.map(|(_, member)| member.turn = member.turn.checked_sub(sooner).unwrap_or(member.turn));
+        moved.count() > 0
     }
 
     /// Moves up those that had reserved when this was asked: what was owed then is paid at this time, when so many units

@@ -202,7 +202,9 @@ async fn callers_move_up_when_those_before_them_give_up() {
             before.abort();
             world.pass(late + Duration::from_millis(50)).await;
             assert!(!first.is_finished() && !second.is_finished(), "{text}: theirs is still owed");
-            world.pass(4 * SECOND).await;
+            world.pass(SECOND).await;
+            assert!(first.is_finished() && !second.is_finished(), "{text}: one by one");
+            world.pass(3 * SECOND).await;
             assert!(first.is_finished() && second.is_finished(), "{text}: nothing is owed");
             assert!(first.await.expect("no panic") && second.await.expect("no panic"));
             let left = world.limiters[0].peek(&rule, "key").await.expect("a decision");
