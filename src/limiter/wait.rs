@@ -28,10 +28,10 @@ impl Limiter {
     /// If every limit of the rule supports reservations (a token bucket, gcra or fixed window with a `max-debt`),
     /// callers are served in order of arrival, except those that arrived while the key was blocked. That takes one
     /// round trip, and one more after each block. Callers whose wait would be too long reserve nothing. When one gives
-    /// up, those behind it move up, and nobody waits longer than for what is still owed: in this process that is looked
-    /// up as soon as the reservation is cancelled; of other processes' callers it is learned by looking 0.1, 0.3, 0.7,
-    /// 1.5 seconds and so on into the wait. A look is a round trip, shared by all who wait in this process for the same
-    /// limits. Callers that reserve between a cancellation and the look may be served together with those before them.
+    /// up, those behind it in this process move up at once, one by one as the limit refills. That a caller of another
+    /// process gave up is learned by looking what is still owed: 0.1, 0.3, 0.7, 1.5 seconds and so on into the wait. A
+    /// look is a round trip, shared by all who wait in this process for the same limits. Until then its units are lost
+    /// to those behind it; after that they may be used at once, beside what the limit has refilled.
     ///
     /// Otherwise each caller retries after its `retry_after` and up to a tenth more, and the first to ask is served.
     ///
