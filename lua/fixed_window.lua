@@ -23,8 +23,8 @@
 --   allowed    : cost <= level
 --   retry_after: to the start of the window ceil((cost - level) / rate) later
 --   reserve    : cost <= level + max_debt
---   refund     : level + cost, capacity at most, whichever window it was taken in; penalty: level - cost, 2^53 - rate or
---                2^51 us below capacity at most
+--   refund     : level + cost, capacity at most, whichever window it was taken in; penalty: level - cost, 2^53 - rate
+--                or 2^51 us below capacity at most
 --   reset_after: to the start of the window ceil((capacity - level) / rate) later
 --   changed numbers keep what was used: at most capacity, or capacity + max_debt if the key is in debt. What a penalty
 --                took beyond that is forgiven. a change of max_debt alone doesn't count
@@ -84,8 +84,8 @@ local time, window, level
 -- Whether the key is in debt under the call's numbers, where another version is charged.
 local owes
 
--- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many bytes
--- of a state come before its expiry, the most units at one instant, and units per microsecond.
+-- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
+-- bytes of a state come before its expiry, the most units at one instant, and units per microsecond.
 function under(state)
   capacity, rate, period, start, max_debt = a, b, c, d, e
   if state then
@@ -170,7 +170,8 @@ local function move(units, mode)
   return units ~= 0, levels()
 end
 
--- What is owed of these units, which left so many missing in the window that began at `since`: what has been added is not.
+-- What is owed of these units, which left so many missing in the window that began at `since`: what has been added is
+-- not.
 function owed(units, since, missed, _, resets)
   local begun = math.max(window - since, 0)
   local left = missed - (begun - begun % period) / period * rate

@@ -23,23 +23,23 @@
 --   acquire    : takes the cost if it is there
 --   reserve    : also takes units that aren't available yet, up to max_debt; retry_after is the wait until they are
 --   at-most    : as acquire, for min(cost, remaining) units, or for one if none remains
---   refund     : gives the cost back, up to what is used; +taken: at most what is still owed of units taken then; penalty:
---                takes it, whether it is there or not, as far as numbers stay exact
+--   refund     : gives the cost back, up to what is used; +taken: at most what is still owed of units taken then;
+--                penalty: takes it, whether it is there or not, as far as numbers stay exact
 --   block      : denies every call until it ends; a refund or a penalty changes the state beneath it. +block: a denial
 --                starts one, unless the key is blocked already or the cost could never be allowed
 --   +within    : a reserve that would wait longer than these us is denied, and retry_after is that wait. A reserve or
 --                peek of cost 0 answers how long until no units are owed, and fixed_window what remains then
 --   numbers that differ from the state's: what was used stays used, and both versions' levels are charged from then on,
---                until the other is forgotten; with +as-is, what was left stays left; with +reset, the key is as if never
---                used
+--                until the other is forgotten; with +as-is, what was left stays left; with +reset, the key is as if
+--                never used
 --
 -- Commands
 --   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and what leaves
 --   the key as if never used, such as a refund of all: DEL; inspect: PTTL
 --
 -- Expiry
---   SET sets it to twice the longest reset, or to this reset if a penalty, a block or another version made it longer, plus
---   up to a second; SETRANGE keeps it while it covers this reset. A peek doesn't extend it after a change of numbers.
+--   SET sets it to twice the longest reset, or to this reset if a penalty, a block or another version made it longer,
+--   plus up to a second; SETRANGE keeps it while it covers this reset. A peek doesn't extend it after a change of numbers.
 --
 -- A deny writes
 --   nothing, except in four cases: the state's time lay too far ahead and is brought back to now; the numbers have
@@ -164,10 +164,10 @@ local function says_more(other, last)
   return more
 end
 
--- Two versions of a rule may be in force at once. Each has a level of its own, which both charge. That of the version that
--- didn't write last has the second until which it is in force in any case in place of its expiry: the longest reset of
--- both after it was last written. Returns the state that this call starts from, the other version's, if any, and whether
--- the former is to be loaded again.
+-- Two versions of a rule may be in force at once. Each has a level of its own, which both charge. That of the version
+-- that didn't write last has the second until which it is in force in any case in place of its expiry: the longest
+-- reset of both after it was last written. Returns the state that this call starts from, the other version's, if any,
+-- and whether the former is to be loaded again.
 local function versions_of(last, other, changed, blocked)
   local _, front = under()
   local own, reloads = last, false
@@ -197,8 +197,8 @@ local function versions_of(last, other, changed, blocked)
   return own, before, reloads
 end
 
--- Of a state under other numbers: the same with these units given back too, or taken, and until it resets. What exceeds a
--- level is forgiven, as by a change to its numbers.
+-- Of a state under other numbers: the same with these units given back too, or taken, and until it resets. What exceeds
+-- a level is forgiven, as by a change to its numbers.
 local function also_charged(text, units, mode)
   under(text)
   local intact, _, _, _, reset_after = load(text, false)

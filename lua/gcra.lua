@@ -80,13 +80,13 @@ for index = 1, fast and key_count or 0 do
   if not answer then missed = true elseif states then answers[index], answer = answer, nil else return answer end
 end
 
--- The decision is made at `time`: the tick of now, or the state's own time if now lies before it.
--- Where another version is charged: whether the key is in debt under the call's numbers. Of a refund: the most of the lead
--- that it takes away, if that is known.
+-- The decision is made at `time`: the tick of now, or the state's own time if now lies before it. Where another version
+-- is charged: whether the key is in debt under the call's numbers. Of a refund: the most of the lead that it takes
+-- away, if that is known.
 local time, lead, owes, still
 
--- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many bytes
--- of a state come before its expiry, the most units at one instant, and units per microsecond.
+-- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
+-- bytes of a state come before its expiry, the most units at one instant, and units per microsecond.
 function under(state)
   if state then
     owes = lead > tolerance

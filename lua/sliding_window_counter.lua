@@ -89,8 +89,8 @@ local time, window, previous, current
 -- Whether a refund is of units taken in the previous window.
 local older
 
--- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many bytes
--- of a state come before its expiry, the most units at one instant, and units per microsecond.
+-- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
+-- bytes of a state come before its expiry, the most units at one instant, and units per microsecond.
 function under(state)
   limit, period, tick = a, b, c
   if state then limit, period, tick = struct.unpack('<I7I7I3', state, 28) end

@@ -19,8 +19,8 @@
 --   used       = total - total at the last entry that no longer counts
 --   allowed    : used + cost <= limit
 --   retry_after: until enough of the oldest entries have left, found by their running totals
---   refund     : of the newest entries, or of the oldest where the units are known to be older than the newest; penalty:
---                an entry of this cost, up to 2^39 units in all
+--   refund     : of the newest entries, or of the oldest where the units are known to be older than the newest;
+--                penalty: an entry of this cost, up to 2^39 units in all
 --   reset_after: newest + period - now
 --   changed numbers keep what was used, of more than the limit the newest units
 --   Reads O(1) entries where few have expired since the last write, else O(log n); writes one, or a small log whole.

@@ -24,7 +24,8 @@
 --   allowed    : cost * period <= level
 --   retry_after: ceil((cost * period - level) / rate) ticks
 --   reserve    : cost * period <= level + max_debt * period
---   refund     : level + cost * period, full at most; penalty: level - cost * period, 2^53 or 2^51 us below full at most
+--   refund     : level + cost * period, full at most; penalty: level - cost * period,
+--                2^53 or 2^51 us below full at most
 --   reset_after: ceil((capacity * period - level) / rate) ticks
 --   changed numbers keep what was used: at most capacity, or capacity + max_debt if the key is in debt. What a penalty
 --                took beyond that is forgiven. a change of max_debt alone doesn't count
@@ -83,12 +84,12 @@ end
 
 -- The level is as of `time`: the tick of now, or the state's own time if now lies before it.
 local time, level
--- Whether the key is in debt under the call's numbers, where another version is charged; and what a refund gives back at
--- most, if that is known.
+-- Whether the key is in debt under the call's numbers, where another version is charged; and what a refund gives back
+-- at most, if that is known.
 local owes, still
 
--- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many bytes
--- of a state come before its expiry, the most units at one instant, and units per microsecond.
+-- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
+-- bytes of a state come before its expiry, the most units at one instant, and units per microsecond.
 function under(state)
   capacity, rate, period, tick, max_debt = a, b, c, d, e
   if state then
@@ -172,7 +173,8 @@ local function move(units, mode)
   return taken ~= 0, levels()
 end
 
--- What is owed of these units, which left so much missing at `since`, in parts of a unit: what has been refilled is not.
+-- What is owed of these units, which left so much missing at `since`, in parts of a unit: what has been refilled is
+-- not.
 function owed(units, since, missed, parts, resets)
   local left
   if resets then
