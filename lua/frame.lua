@@ -39,7 +39,8 @@
 --
 -- Expiry
 --   SET sets it to twice the longest reset, or to this reset if a penalty, a block or another version made it longer,
---   plus up to a second; SETRANGE keeps it while it covers this reset. A peek doesn't extend it after a change of numbers.
+--   plus up to a second; SETRANGE keeps it while it covers this reset. A peek doesn't extend it after a change of
+--   numbers.
 --
 -- A deny writes
 --   nothing, except in four cases: the state's time lay too far ahead and is brought back to now; the numbers have
