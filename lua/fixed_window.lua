@@ -85,7 +85,7 @@ local time, window, level
 local owes
 
 -- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
--- bytes of a state come before its expiry, the most units at one instant, and units per microsecond.
+-- bytes of a state come before its expiry, and the most units at one instant.
 function under(state)
   capacity, rate, period, start, max_debt = a, b, c, d, e
   if state then
@@ -99,7 +99,7 @@ function under(state)
   span = capacity + max_debt
   longest = (span + -span % rate) / rate * period
   current = aligned and now_us - (now_us - start) % period or now_us
-  return longest, 21, capacity, rate / period
+  return longest, 21, capacity
 end
 
 -- Until the start of the window by which this many units have been added.

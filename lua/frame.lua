@@ -150,12 +150,12 @@ local function scaled(a, b, c)
   return remainder > 0 and quotient + 1 or quotient
 end
 
--- Whether another version's state says more about this key than the state that was written last: if that version is the
--- larger one, and more is used of it.
+-- Whether another version's state says more about this key than the state that was written last: if it has the larger
+-- capacity, and more is used of it.
 local function says_more(other, last)
-  local _, _, most, pace = under(last)
-  local _, _, its_most, its_pace = under(other)
-  local more = its_most > most and its_pace >= pace
+  local _, _, most = under(last)
+  local _, _, its_most = under(other)
+  local more = its_most > most
   if more then
     local _, _, _, its_free, its_reset = load(other, false)
     local _, _, _, free, reset = load(last, false, false, false, scaled)
@@ -179,13 +179,15 @@ local function versions_of(last, other, changed, blocked)
   if not changed then return own, other, reloads end
   if as_is or afresh then return own, nil, reloads end
   local its_longest = under(last)
+  -- In debt it may take longer: a state doesn't say how much debt its version allows.
+  local _, _, _, _, its_reset = load(last, false)
   under()
-  local until_us = struct.unpack('<I7', last) + math.max(longest, its_longest)
+  reloads = true
+  local until_us = math.max(struct.unpack('<I7', last) + math.max(longest, its_longest), now_us + (its_reset or 0))
   until_us = until_us + -until_us % 1000000
   local before = now_us < until_us and string.sub(last, 1, front)
     .. struct.pack('<I5', math.min(until_us / 1000000, 2^40 - 1)) .. string.sub(last, front + 6) or nil
   if other then
-    reloads = true
     local intact, differs = load(other, blocked, false, false, scaled)
     if intact and not differs then
       -- Back under these numbers.
@@ -325,11 +327,13 @@ for index = 1, key_count do if not answers[index] then repeat
   end
 
   local moved, units, units_of_other = false, may_move and allowed * wanted or 0, nil
-  local kept_refunds = refunded_at and now_us < refunded_at + longest
-  if not kept_refunds then refunded, refunded_at = 0, nil end
+  if refunded_at and now_us >= refunded_at + longest then refunded, refunded_at = 0, nil end
   if since and mode == 'refund' then
-    -- What others gave back since was taken before or after these units. At most all that was missing before them.
-    local others = math.max(refunded - (refunded_before or refunded), 0)
+    -- What others gave back since was taken before or after these units: at most all that was missing before them. But a
+    -- reservation that is still to wait has used nothing.
+    local left, of_one = owed(limit + 1, since, missing, parts, resets)
+    local waits = RESERVES and left > limit * (of_one or 1)
+    local others = waits and 0 or math.max(refunded - (refunded_before or refunded), 0)
     missing = math.max(missing - others * parts, math.min((took or units) * parts, missing))
     local given, of_a_unit = owed(units, since, missing, parts, resets)
     local rest = given % (of_a_unit or 1)
@@ -375,7 +379,7 @@ for index = 1, key_count do if not answers[index] then repeat
     if save then
       alters = alters or rebased
       if not save(alters, counted, covered, armed_until, last, option, expires, tail, server_time) then break end
-    elseif alters and tail == '' and keeps_for == 0 and not kept_refunds then
+    elseif alters and tail == '' and keeps_for == 0 and not refunded_at then
       redis.call('DEL', key)
     elseif alters or rebased or (counted and not state) then
       if covered and not (rewrites or rebased or noted or others .. tail ~= '')

@@ -86,7 +86,7 @@ end
 local time, lead, owes, still
 
 -- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
--- bytes of a state come before its expiry, the most units at one instant, and units per microsecond.
+-- bytes of a state come before its expiry, and the most units at one instant.
 function under(state)
   if state then
     owes = lead > tolerance
@@ -99,7 +99,7 @@ function under(state)
   numbers = struct.pack('<BI7I7I7I3', 2, capacity, rate, period, tick)
   tolerance, span = capacity * period, (capacity + max_debt) * period
   longest = (span + -span % rate) / rate * tick
-  return longest, 14, capacity, rate / (period * tick)
+  return longest, 14, capacity
 end
 
 -- What can be taken now, and how long until the key is as if never used.

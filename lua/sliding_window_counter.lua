@@ -90,14 +90,14 @@ local time, window, previous, current
 local older
 
 -- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
--- bytes of a state come before its expiry, the most units at one instant, and units per microsecond.
+-- bytes of a state come before its expiry, and the most units at one instant.
 function under(state)
   limit, period, tick = a, b, c
   if state then limit, period, tick = struct.unpack('<I7I7I3', state, 28) end
   numbers = struct.pack('<BI7I7I3', 4, limit, period, tick)
   length = period * tick
   longest = 2 * length
-  return longest, 21, limit, limit / length
+  return longest, 21, limit
 end
 
 -- A window's weighted count at a time, relative to the start of the next window.

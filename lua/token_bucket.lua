@@ -89,7 +89,7 @@ local time, level
 local owes, still
 
 -- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
--- bytes of a state come before its expiry, the most units at one instant, and units per microsecond.
+-- bytes of a state come before its expiry, and the most units at one instant.
 function under(state)
   capacity, rate, period, tick, max_debt = a, b, c, d, e
   if state then
@@ -102,7 +102,7 @@ function under(state)
   numbers = struct.pack('<BI7I7I7I3', 1, capacity, rate, period, tick)
   full, deepest = capacity * period, (capacity + max_debt) * period
   longest = (deepest + -deepest % rate) / rate * tick
-  return longest, 14, capacity, rate / (period * tick)
+  return longest, 14, capacity
 end
 
 -- What can be taken now, and how long until the key is as if never used.

@@ -8,8 +8,6 @@ use super::{Answer, Found, Oracle, Retry};
 pub(super) struct Refunds {
     units: i128,
     last: Option<i128>,
-    /// Whether the first of them was this call's.
-    fresh: bool,
 }
 
 /// What a call took, and how the key was then.
@@ -25,15 +23,12 @@ pub struct Taken {
 impl Refunds {
     /// What counts now: until a longest reset after the last one.
     pub(super) fn of_late(self, rule: &Rule, now_us: u64) -> Self {
-        self.last
-            .filter(|last| i128::from(now_us) < last + rule.longest())
-            .map_or_else(Self::default, |_| Self { fresh: false, ..self })
+        self.last.filter(|last| i128::from(now_us) < last + rule.longest()).map_or_else(Self::default, |_| self)
     }
 
     /// One more; the first only where it is of units that are known.
     pub(super) fn add(&mut self, units: u64, now_us: u64, known: bool) {
         if known || self.last.is_some() {
-            self.fresh = self.last.is_none();
             self.units = (self.units + i128::from(units)).min(1 << 53);
             self.last = Some(now_us.into());
         }
@@ -42,7 +37,7 @@ impl Refunds {
 
 impl Refunds {
     pub(super) fn are_kept(&self) -> bool {
-        self.last.is_some() && !self.fresh
+        self.last.is_some()
     }
 }
 
@@ -99,7 +94,16 @@ impl Rule {
         let Taken { since, took, missed, parts, refunded } = taken;
         let state = self.settled(&found.state, found.at);
         // Others gave back what they took before or after this call: at most all that was missing before it.
-        let others = (found.refunds.units - refunded).max(0);
+        let waits = match state {
+            State::Bucket { .. } => {
+                let missed = if parts == self.parts() { missed } else { missed / parts * self.parts() };
+                missed - (found.at - since).max(0) / self.tick * self.rate > self.capacity * self.parts()
+            }
+            State::Window { start, .. } => missed - (start - since).max(0) / self.period * self.rate > self.capacity,
+            _ => false,
+        };
+        // But a reservation that is still to wait has used nothing.
+        let others = if waits { 0 } else { (found.refunds.units - refunded).max(0) };
         let missed = (missed - others * parts).max(missed.min(took * parts));
         match state {
             State::Bucket { .. } => {

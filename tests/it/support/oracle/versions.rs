@@ -32,6 +32,10 @@ impl Oracle {
             return (state.clone(), other.cloned());
         }
         let until = state.time() + rule.longest().max(old.with_debt_of(rule).longest());
+        // In debt it may take longer.
+        let before = Other { spec: written.spec, state: state.clone(), until: 0 };
+        let (its, found) = before.found(state, rule, now_us);
+        let until = until.max(its.first(found.at, |t| its.used(&found.state, t) == 0));
         let until = ceil_div(until, SECOND) * SECOND;
         let mut before = Some(Other { spec: written.spec, state: state.clone(), until }).filter(|_| now < until);
         let own = match other {
@@ -54,14 +58,14 @@ impl Other {
         Rule::of(self.spec).used(&self.state, self.state.time()) == 0
     }
 
-    /// Whether it is a larger version than the one that was written last, and more is used of it.
+    /// Whether it has a larger capacity than the version that was written last, and more is used of it.
     fn says_more_than(&self, written: &Written, caller: &Rule, now_us: u64) -> bool {
-        let (old, pace) = (Rule::of(written.spec), |rule: &Rule| rule.rate as f64 / rule.period as f64);
+        let old = Rule::of(written.spec);
         let (its, found) = self.found(&self.state, caller, now_us);
         let (_, last) = self.found(&its.convert(&old, &written.state, Change::KeepUsed), caller, now_us);
         let [(its_free, its_reset), (free, reset)] = [found, last]
             .map(|Found { state, at, .. }| (its.free(&state, at), its.first(at, |t| its.used(&state, t) == 0)));
-        its.capacity > old.capacity && pace(&its) >= pace(&old) && (its_reset > reset || its_free < free)
+        its.capacity > old.capacity && (its_reset > reset || its_free < free)
     }
 
     /// How a call under the caller's rule finds this state under its numbers, as far as it says them.
