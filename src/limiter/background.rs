@@ -1,7 +1,8 @@
 //! Work done after callers have gone: giving back permits, settling costs, cancelling reservations.
 //!
-//! One task on each runtime does it for all that have gone there, so many at a time. What waits for its turn is bounded:
-//! beyond that, permits expire by their ttl, reservations and costs stay charged, and it is counted.
+//! One task on each runtime does it for all that have gone there, so many calls at a time. One that pauses before it tries
+//! again holds up no other: it may be for another server. What isn't done yet is bounded: beyond that, permits expire by
+//! their ttl, reservations and costs stay charged, and it is counted.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 use super::Limiter;
@@ -34,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Calls in progress on one runtime.
 const AT_ONCE: usize = 512;
-/// Calls in progress or waiting of a limiter and its clones.
+/// Calls in progress, waiting or paused of a limiter and its clones.
 const MOST: usize = 8192;
 
 /// What a limiter and its clones share beside their engine.
@@ -70,7 +71,7 @@ struct AtWork {
 /// One call, until it has ended or no runtime is left to make it.
 struct Task {
     /// None once it is done.
-    work: Option<Box<dyn Fn() -> BoxFuture<'static, bool> + Send>>,
+    work: Option<Box<dyn Fn(AtOnce) -> BoxFuture<'static, bool> + Send>>,
     counted: Option<Counted>,
     /// Where to restart it if its runtime ends first; then the library's own.
     otherwise: Option<Handle>,
@@ -81,14 +82,29 @@ struct Counted {
     running: Arc<Running>,
 }
 
+/// Lets so many of a runtime's calls be in progress.
+#[derive(Clone, Debug)]
+pub(crate) struct AtOnce {
+    calls: Arc<Semaphore>,
+}
+
+impl AtOnce {
+    /// Makes the call when its turn comes.
+    pub(crate) async fn call<T>(&self, call: impl Future<Output = T>) -> T {
+        // It is never closed.
+        let _turn = self.calls.acquire().await;
+        call.await
+    }
+}
+
 /// Work that can be restarted. Its result says whether the runtime was able to run it.
-pub(crate) trait Work: Fn() -> Self::Doing + Send + 'static {
+pub(crate) trait Work: Fn(AtOnce) -> Self::Doing + Send + 'static {
     type Doing: Future<Output = bool> + Send + 'static;
 }
 
 impl<W, D> Work for W
 where
-    W: Fn() -> D + Send + 'static,
+    W: Fn(AtOnce) -> D + Send + 'static,
     D: Future<Output = bool> + Send + 'static,
 {
     type Doing = D;
@@ -104,7 +120,8 @@ impl Limiter {
             telemetry::background_full();
             return;
         }
-        let work: Box<dyn Fn() -> BoxFuture<'static, bool> + Send> = Box::new(move || Box::pin(work()));
+        let work: Box<dyn Fn(AtOnce) -> BoxFuture<'static, bool> + Send> =
+            Box::new(move |at_once| Box::pin(work(at_once)));
         let (work, counted) = (Some(work), Some(Counted { running: Arc::clone(running) }));
         let (at, otherwise) = match Handle::try_current() {
             Ok(current) => (current, Some(runtime.clone())),
@@ -194,12 +211,11 @@ impl Worker {
 
 impl AtWork {
     async fn run(self) {
+        let at_once = AtOnce { calls: Arc::new(Semaphore::new(AT_ONCE)) };
         let mut active = FuturesUnordered::new();
         loop {
-            while active.len() < AT_ONCE {
-                let Some(task) = self.worker.waiting().pop_front() else { break };
-                active.push(task.run());
-            }
+            let waiting = std::mem::take(&mut *self.worker.waiting());
+            active.extend(waiting.into_iter().map(|task| task.run(at_once.clone())));
             if active.is_empty() {
                 if self.running.leave(&self.worker) {
                     return;
@@ -223,8 +239,8 @@ impl Drop for AtWork {
 }
 
 impl Task {
-    async fn run(mut self) {
-        let working = self.work.as_ref().map(|work| work());
+    async fn run(mut self, at_once: AtOnce) {
+        let working = self.work.as_ref().map(|work| work(at_once));
         let fits = match working {
             Some(working) => working.await,
             None => true,
@@ -263,11 +279,15 @@ impl Drop for Counted {
 
 /// Retries an idempotent call for a while, as long as Redis is away.
 #[cfg(feature = "http")]
-pub(crate) async fn persist<F: Future<Output = Result<Decision, Error>>>(attempt: impl Fn() -> F) -> Result<(), Error> {
-    persist_until(None, attempt).await.map(|_| ())
+pub(crate) async fn persist<F: Future<Output = Result<Decision, Error>>>(
+    at_once: &AtOnce,
+    attempt: impl Fn() -> F,
+) -> Result<(), Error> {
+    persist_until(None, || at_once.call(attempt())).await.map(|_| ())
 }
 
-/// Retries an idempotent call for a while, as long as Redis is away and while there is something to give back: false if that time was over before an answer came.
+/// Retries an idempotent call for a while, as long as Redis is away and while there is something to give back: false if
+/// that time was over before an answer came.
 pub(super) async fn persist_until<F: Future<Output = Result<Decision, Error>>>(
     due: Option<Instant>,
     attempt: impl Fn() -> F,

@@ -47,6 +47,8 @@ pub struct Permit {
     own_id: bool,
     /// Whether there is anything to give back.
     held: bool,
+    /// Whether that was done when the rule's longest hold was over.
+    given_back: bool,
     renewing: Option<Arc<Renewing>>,
     /// The runtime to give it back on, if it is dropped outside one.
     runtime: Handle,
@@ -57,11 +59,12 @@ pub struct Permit {
 struct Renewing {
     /// Whether a renewal has begun before, on a runtime that has ended.
     begun: AtomicBool,
+    /// Set by whoever gives the permit back.
     over: AtomicBool,
     ended: Notify,
     /// When the rule's longest hold is over.
     until: Option<Instant>,
-    /// Whether it was over, and the task gives the permit back.
+    /// Whether it was over first, so that the task gives the permit back.
     overdue: AtomicBool,
 }
 
@@ -124,7 +127,8 @@ impl Limiter {
         // Made first: whatever happens to the call, its permits are given back.
         let (limiter, rule, owned) = (self.clone(), rule.clone(), request.into_owned());
         let runtime = runtime::current()?;
-        let mut permit = Permit { limiter, rule, request: owned, own_id, held: true, renewing: None, runtime };
+        let mut permit =
+            Permit { limiter, rule, request: owned, own_id, held: true, given_back: false, renewing: None, runtime };
         let decided = match self.if_released(&permit, &request).await {
             Ok(()) => self.decide_uncounted(&permit.rule, &request, Mode::Acquire).await,
             Err(error) => Box::pin(self.answer_instead(error, &permit.rule, &request, Mode::Acquire)).await,
@@ -246,8 +250,8 @@ impl Permit {
     /// whether it is still held. When the rule's [longest hold](Rule::max_hold) is over, the task gives the permit back.
     /// For work of unknown length.
     pub fn renewed(mut self) -> Self {
-        self.stop_renewing();
-        if !self.held {
+        self.given_back |= !self.stop_renewing();
+        if !self.held || self.given_back {
             return self;
         }
         let until = self.rule.holds_for().map(|time| Instant::now() + time.min(LONGEST_WAIT));
@@ -268,7 +272,11 @@ impl Permit {
     ///
     /// No answer; see [`Error`]. The permit then expires with the limit's ttl.
     pub async fn release(mut self) -> Result<Decision, Error> {
-        self.stop_renewing();
+        self.given_back |= !self.stop_renewing();
+        if self.given_back {
+            // Another holder may have it.
+            return self.limiter.peek(&self.rule, &self.request).await;
+        }
         let answer = self.limiter.release(&self.rule, &self.request).await;
         // If a policy answered for Redis, the drop tries once more.
         self.held = answer.as_ref().map_or(true, |decision| decision.error.is_some());
@@ -280,7 +288,7 @@ impl Permit {
         let Some(renewing) = self.renewing.take() else { return true };
         let over = renewing.over.swap(true, Ordering::AcqRel);
         renewing.ended.notify_one();
-        !over || !renewing.overdue.load(Ordering::Acquire)
+        !over
     }
 }
 
@@ -310,6 +318,11 @@ impl Renewing {
                 None => pending().await,
             }
         };
+        if self.overdue.load(Ordering::Acquire) {
+            // Its runtime ended while it gave the permit back.
+            let _ = persist_until(None, || limiter.release(&rule, request)).await;
+            return;
+        }
         if self.over.load(Ordering::Acquire) {
             return;
         }
@@ -318,8 +331,8 @@ impl Renewing {
             return;
         }
         // Whoever says first that it is over gives it back.
-        self.overdue.store(true, Ordering::Release);
         if !self.over.swap(true, Ordering::AcqRel) {
+            self.overdue.store(true, Ordering::Release);
             telemetry::permit_overdue(&rule);
             let _ = persist_until(None, || limiter.release(&rule, request)).await;
         }
@@ -335,25 +348,28 @@ impl fmt::Debug for Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        if !self.stop_renewing() || !self.held {
+        if !self.stop_renewing() || !self.held || self.given_back {
             return;
         }
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
         if !self.own_id {
             let Some(release) = self.limiter.pending_release(&self.rule, &self.request).map(Arc::new) else { return };
-            self.limiter.spawn(&self.runtime, move || {
+            self.limiter.spawn(&self.runtime, move |at_once| {
                 let (limiter, release) = (limiter.clone(), Arc::clone(&release));
                 // Made once: another holder may soon have the permit.
-                async move { !release.make(&limiter).await.is_some_and(|made| made.is_err_and(|error| error.is_input())) }
+                async move {
+                    let made = at_once.call(release.make(&limiter)).await;
+                    !made.is_some_and(|made| made.is_err_and(|error| error.is_input()))
+                }
             });
             return;
         }
         let ttl = self.rule.limits().filter(|limit| limit.algorithm().holds()).map(|limit| limit.period()).max();
         let expires = Instant::now() + ttl.unwrap_or_default().min(LONGEST_WAIT);
-        self.limiter.spawn(&self.runtime, move || {
+        self.limiter.spawn(&self.runtime, move |at_once| {
             let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
             async move {
-                let released = persist_until(Some(expires), || limiter.release(&rule, &request)).await;
+                let released = persist_until(Some(expires), || at_once.call(limiter.release(&rule, &request))).await;
                 // Nobody reads this answer.
                 !released.is_err_and(|error| error.is_input())
             }

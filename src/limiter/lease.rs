@@ -419,7 +419,7 @@ impl Drop for Shared {
             let (limiter, rule, request) = (self.limiter.clone(), self.closed.clone(), self.request.clone());
             // Nobody reads this answer. Sent once only: a second return would give the units twice.
             let unused = Mutex::new(Some(unused));
-            self.limiter.spawn(runtime, move || {
+            self.limiter.spawn(runtime, move |_| {
                 let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
                 let unused = unused.lock().unwrap_or_else(PoisonError::into_inner).take();
                 async move {

@@ -133,7 +133,10 @@ impl Release {
         }
         let begun = Begun(self);
         let answer = limiter.release(&self.rule, &self.request).await;
-        std::mem::forget(begun);
+        // One that this runtime can't make may be made on another.
+        if !answer.as_ref().is_err_and(|error| error.is_input()) {
+            std::mem::forget(begun);
+        }
         Some(answer)
     }
 }

@@ -205,10 +205,10 @@ impl Drop for Reservation<'_> {
             return;
         }
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.into_owned());
-        self.limiter.spawn(&self.runtime, move || {
+        self.limiter.spawn(&self.runtime, move |at_once| {
             let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
             async move {
-                let cancelled = persist_until(Some(due), || limiter.cancel(&rule, &request)).await;
+                let cancelled = persist_until(Some(due), || at_once.call(limiter.cancel(&rule, &request))).await;
                 if let Ok(true) = cancelled {
                     limiter.move_up(&rule, &Request::from(&request)).await;
                 }

@@ -140,13 +140,13 @@ impl Drop for Settlement {
         let Some(units) = self.usage.said() else { return };
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
         let permits = Arc::clone(&self.permits);
-        self.limiter.spawn(&self.runtime, move || {
+        self.limiter.spawn(&self.runtime, move |at_once| {
             let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
             let permits = Arc::clone(&permits);
             async move {
                 // If this fails, what was charged before stays charged.
                 let request = Request::from(&request).cost(units).id_ttl(REMEMBERED_ONCE_SETTLED);
-                let settled = persist(|| limiter.settle(&rule, request)).await;
+                let settled = persist(&at_once, || limiter.settle(&rule, request)).await;
                 drop(permits);
                 if let Err(error) = &settled {
                     telemetry::unsettled(error);

@@ -351,3 +351,57 @@ async fn a_rate_beside_permits_is_not_polled() {
     let calls: u64 = ["evalsha", "eval"].iter().filter_map(|name| Some(server.commands().get(*name)?.0)).sum();
     assert!(calls <= 7, "{calls} calls: three to hold, of which one is sent twice, and two to release");
 }
+
+#[tokio::test]
+async fn a_permit_whose_longest_hold_is_over_is_not_released_for_another_holder() {
+    let limiter = Limiter::new(Embedded::new());
+    let rule = rule("concurrency 2 ttl 1h").max_hold(Duration::from_millis(20)).expect("a time");
+    let first = limiter.hold(&rule, Request::new("key").id("job")).await.expect("a decision").permit.expect("one");
+    let first = first.renewed();
+    comes_to(&limiter, &rule, 2).await;
+    let second = limiter.hold(&rule, Request::new("key").id("job")).await.expect("a decision").permit.expect("one");
+    assert_eq!(first.renewed().release().await.expect("an answer").remaining, 1);
+    assert_eq!(second.release().await.expect("an answer").remaining, 2);
+}
+
+/// It can't be sent from there.
+#[test]
+fn a_permit_dropped_on_a_runtime_without_timers_goes_back() {
+    let server = Server::start();
+    let full = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let rule = rule("concurrency 2 ttl 1h");
+    for id in [None, Some("job")] {
+        let request = Request::new("key");
+        let request = id.map_or(request, |id| request.id(id));
+        let permit = full.block_on(limiter.hold(&rule, request)).expect("a decision").permit.expect("one");
+        let plain = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        plain.block_on(async { drop(permit) });
+        plain.block_on(limiter.finish());
+        assert_eq!(full.block_on(limiter.peek(&rule, "key")).expect("a decision").remaining, 2, "{id:?}");
+    }
+}
+
+/// Those that wait for a server that is away pause, and hold up no release that needs none.
+#[tokio::test]
+async fn permits_held_in_this_process_go_back_while_many_wait_for_redis() {
+    let mut server = Server::start();
+    let limiter = Limiter::new(Redis::open(&server.tcp_url()).expect("a good address")).deadline(MINUTE);
+    let many = rule("concurrency 1000 ttl 1h").named("many").expect("a name");
+    let local = tollgate::OnError::Local { processes: std::num::NonZeroU32::MIN };
+    let few = rule("concurrency 4 ttl 1h").on_error(local).expect("a policy");
+    let mut held = Vec::new();
+    for _ in 0..700 {
+        held.push(limiter.hold(&many, "key").await.expect("a decision").permit.expect("one"));
+    }
+    server.stop();
+    drop(held);
+    let began = tokio::time::Instant::now();
+    for _ in 0..200 {
+        let permit = limiter.hold(&few, "key").await.expect("a decision").permit;
+        drop(permit.expect("at most four are held"));
+        // The release is made by another task.
+        comes_to(&limiter, &few, 4).await;
+    }
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
