@@ -171,8 +171,9 @@ impl<'a> Request<'a> {
     ///
     /// A refund gives back no more than was granted, so nothing for a call that was denied; and no more than is still
     /// owed: what has refilled or left its window since then is gone. It reckons from the two answers' times on this
-    /// machine, so to within a round trip; [`cancel`](crate::Limiter::cancel) and [`settle`](crate::Limiter::settle)
-    /// reckon exactly, in Redis.
+    /// machine, so to within a round trip, and doesn't know what was given back since: two refunds after one decision
+    /// give back its units twice. [`cancel`](crate::Limiter::cancel) and [`settle`](crate::Limiter::settle) know, in
+    /// Redis, and give back once.
     ///
     /// If a [policy](crate::OnError) answered that call, nothing was taken, so nothing is given back. That is no error:
     /// the answer is [`By::Policy`](crate::By::Policy). If the engine in this process answered

@@ -245,10 +245,10 @@ impl Permit {
 
     /// Renews the permit every third of the limit's ttl while it is held, in a task of its own, which ends when the
     /// permit is lost. A renewal that fails, or isn't answered within a sixth of the ttl, is soon tried again. If the
-    /// task's runtime ends, a thread of the library's own goes on with it. While Redis can't be reached for two thirds
-    /// of the ttl, or while the runtime is blocked that long, the permit may expire: [`renew`](Self::renew) tells
-    /// whether it is still held. When the rule's [longest hold](Rule::max_hold) is over, the task gives the permit back.
-    /// For work of unknown length.
+    /// task's runtime ends, a thread of the library's own goes on with it. If Redis can't be reached until 1.5 s before
+    /// two thirds of the ttl are over, which a new connection may take, or if the runtime is blocked for two thirds of
+    /// it, the permit may expire: [`renew`](Self::renew) tells whether it is still held. When the rule's [longest
+    /// hold](Rule::max_hold) is over, the task gives the permit back. For work of unknown length.
     pub fn renewed(mut self) -> Self {
         self.given_back |= !self.stop_renewing();
         if !self.held || self.given_back {

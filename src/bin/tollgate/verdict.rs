@@ -19,6 +19,9 @@ use crate::rules_file::Listed;
 /// Why a request is refused whose path can be read in two ways.
 pub(crate) const AMBIGUOUS: &str = "ambiguous";
 
+/// Why a request is denied that lacks an attribute which a rule's key names.
+pub(crate) const MISSING: &str = "missing";
+
 /// A rule that applies to a record, or would if it weren't a shadow rule, and the outcome.
 #[derive(Debug)]
 pub(crate) struct Judged<'s> {
@@ -138,7 +141,7 @@ pub(crate) fn reason(applies: &Applies<'_>) -> &'static str {
         Effect::Allow if applies.rule.is_none() => "no-rule",
         Effect::Allow => "allowed",
         Effect::Block => "blocked",
-        Effect::Missing(_) => "missing",
+        Effect::Missing(_) => MISSING,
         _ => "limits",
     }
 }

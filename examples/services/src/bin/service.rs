@@ -74,7 +74,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let app = Router::new()
         .route("/", get(|| async { "hello\n" }))
         .route("/login", post(|| async { "welcome\n" }))
-        .route("/api/{*rest}", get(|| async { "items\n" }).post(|| async { "stored\n" }))
+        // A route for each pattern of the rules: under `/api/{*rest}`, they would not apply to `/api/v1/s%65arch`.
+        .route("/api/{version}/items", get(|| async { "items\n" }))
+        .route("/api/{version}/search", get(|| async { "items\n" }))
+        .route("/api/{version}/files/{*file}", post(|| async { "stored\n" }).put(|| async { "stored\n" }))
         .layer(layer);
     let app = match &configuration {
         // A request with a key belongs to the key's user; one without is identified by its headers.

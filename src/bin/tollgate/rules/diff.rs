@@ -23,7 +23,7 @@ use crate::output::{QUIET, counted, facts, json};
 use crate::records::{Format, Record, Whom};
 use crate::replay::{Source, Warnings, is_zero, unplayable};
 use crate::rules_file::RulesFile;
-use crate::verdict::Judged;
+use crate::verdict::{Judged, MISSING};
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
@@ -89,6 +89,9 @@ struct Totals {
     /// Denied by both, since the middleware refuses their path, which can be read in two ways.
     #[serde(skip_serializing_if = "is_zero")]
     refused_by_both: u64,
+    /// Denied by both, since the record lacks an attribute that a rule's key names: no limit was asked.
+    #[serde(skip_serializing_if = "is_zero")]
+    missing_by_both: u64,
     newly_denied: u64,
     newly_allowed: u64,
     /// Treated alike, but by another rule.
@@ -277,6 +280,7 @@ impl Totals {
             (false, false) => self.denied_by_both += 1,
         }
         self.refused_by_both += u64::from(before.is_refused() && after.is_refused());
+        self.missing_by_both += u64::from([before, after].iter().all(|judged| judged.reason() == MISSING));
         self.other_rule += u64::from((before.rule(), before.is_refused()) != (after.rule(), after.is_refused()));
         None
     }
@@ -287,10 +291,9 @@ impl Totals {
             0 => String::new(),
             count => format!(" (of the others, {count} by another rule)"),
         };
-        let refused = match self.refused_by_both {
-            0 => String::new(),
-            count => format!(" ({count} refused: their path can be read in two ways)"),
-        };
+        let of_them = |count: u64, why: &str| if count == 0 { String::new() } else { format!(" ({count} {why})") };
+        let refused = of_them(self.refused_by_both, "refused: their path can be read in two ways");
+        let missing = of_them(self.missing_by_both, "lack an attribute that a rule's key names: no limit was asked");
         facts(
             &mut out,
             &[
@@ -298,7 +301,7 @@ impl Totals {
                 ("after", self.after.clone()),
                 ("records", self.records.to_string()),
                 ("allowed by both", self.allowed_by_both.to_string()),
-                ("denied by both", format!("{}{refused}", self.denied_by_both)),
+                ("denied by both", format!("{}{refused}{missing}", self.denied_by_both)),
                 ("newly denied", self.newly_denied.to_string()),
                 ("newly allowed", self.newly_allowed.to_string()),
                 ("differ", format!("{differ}{other}")),
