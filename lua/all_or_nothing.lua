@@ -114,10 +114,10 @@ if marker and not forgets then
       -- Only what was allowed is remembered.
       for at = HEADER + 1, #memory, ENTRY do
         local allowed, limit, remaining, retry_after, reset_after = struct.unpack('<i7i7i7i7i7', memory, at)
-        local _, missing, parts, refunded = struct.unpack('<i7I7I7I7', memory, at + 35)
+        local _, missing, _, refunded = struct.unpack('<i7I7I7I7', memory, at + 35)
         good = good and allowed == 1 and limit <= 2^53 and remaining >= 0 and remaining <= limit
           and retry_after >= 0 and retry_after <= 2^53 and reset_after >= 0 and reset_after <= 2^53
-          and missing <= 2^54 and parts >= 1 and parts <= 2^53 and refunded <= 2^53
+          and missing <= 2^54 and refunded <= 2^53
       end
     end
     if not good then
@@ -166,8 +166,8 @@ end
 local entries = {}
 if ends then
   for index = 1, count do
-    local since, missing, parts, refunded = struct.unpack('<i7I7I7I7', memory, HEADER + 36 + (index - 1) * ENTRY)
-    entries[index] = { since = since, missing = missing, parts = parts, refunded = refunded }
+    local since, missing, version, refunded = struct.unpack('<i7I7I7I7', memory, HEADER + 36 + (index - 1) * ENTRY)
+    entries[index] = { since = since, missing = missing, version = version, refunded = refunded }
   end
 end
 
@@ -175,8 +175,8 @@ local replies, allowed, granted = {}, true, cost
 for index, limit in ipairs(limits) do
   local mode_of, units_of, entry = as, units, entries[index]
   if as == 'refund' and entry then
-    mode_of = string.format('refund+owed=%.0f,%.0f,%.0f,%.0f,%.0f', entry.since, took, entry.missing, entry.parts,
-      entry.refunded)
+    mode_of = string.format('refund+owed=%.0f,%.0f,%.0f,%.0f,%.0f', entry.since, took, entry.missing,
+      entry.version, entry.refunded)
   elseif marker and OPERATIONS[as] then
     mode_of = as .. '+remembered'
   end
@@ -244,10 +244,10 @@ elseif marker and allowed then
   local memory = struct.pack('<BI7I7', kind, granted, virtual and now_us + 1 or 0)
   for index, reply in ipairs(replies) do
     local entry = entries[index] or reply
-    local missing, parts = entry.missing or 0, entry.parts or 1
-    if ends and as == 'penalty' then missing = math.min(missing + units * parts, 2^54) end
+    local missing = entry.missing or 0
+    if ends and as == 'penalty' then missing = math.min(missing + units * (reply.parts or 1), 2^54) end
     memory = memory .. struct.pack('<i7i7i7i7i7', unpack(answer, index * 5 - 4, index * 5))
-      .. struct.pack('<i7I7I7I7', entry.since or 0, missing, parts, entry.refunded or 0)
+      .. struct.pack('<i7I7I7I7', entry.since or 0, missing, entry.version or 0, entry.refunded or 0)
   end
   local keep = virtual and math.max(id_ttl, 3600000) or id_ttl
   local reply = redis.pcall('SET', marker, memory, 'PX', string.format('%d', keep))

@@ -73,8 +73,9 @@ end
 -- A mode may carry options: how changed numbers are treated, that denials are counted, that they block, how long a
 -- reservation may wait, and whether what is taken may be given back by its id.
 local as_is, afresh, overage, block_for, within, remembered = false, false, false, false, nil, false
--- Of a refund: when the units were taken, how many, what was missing then, or when the key was to reset.
-local since, took, missing, parts, refunded_before, resets
+-- Of a refund: when the units were taken, how many, what was missing then, under which numbers, what had been given
+-- back before, or when the key was to reset.
+local since, took, missing, parts, made_under, refunded_before, resets
 if mode ~= 'acquire' then
   mode = string.gsub(mode, '%+[%a-]+=?[%d,-]*', function(option)
     as_is, afresh, overage = as_is or option == '+as-is', afresh or option == '+reset', overage or option == '+overage'
@@ -90,12 +91,12 @@ if mode ~= 'acquire' then
     end
     local ago, reset_after = string.match(option, '^%+taken=(%d+),(%d+)$')
     if ago and ago + 0 <= 2^52 and reset_after + 0 <= 2^52 then
-      since, missing, parts, resets = math.max(now_us - ago, 0), 0, 1, now_us - ago + reset_after
+      since, missing, resets = math.max(now_us - ago, 0), 0, now_us - ago + reset_after
       return ''
     end
     local owes = { string.match(option, '^%+owed=(%-?%d+),(%d+),(%d+),(%d+),(%d+)$') }
     if owes[1] then
-      since, took, missing, parts = owes[1] + 0, owes[2] + 0, owes[3] + 0, owes[4] + 0
+      since, took, missing, made_under = owes[1] + 0, owes[2] + 0, owes[3] + 0, owes[4] + 0
       refunded_before = owes[5] + 0
       return ''
     end
@@ -126,6 +127,14 @@ elseif not read and key_count == 1 and state == nil then
 end
 answers = answers or {}
 local server_time, plain = at_us == -1, mode == 'acquire' and not overage and not block_for
+
+-- Tells versions apart that have a state each, by their numbers.
+local function version()
+  if not under then return 0 end
+  local _, numbers = write()
+  local first, second, rest = struct.unpack('<I7I7I3', numbers, 2)
+  return (first * 1000003 + second * 8191 + rest) % 2^53
+end
 
 -- a * b / c, rounded up. The product may not fit, so it is divided bit by bit.
 local function scaled(a, b, c)
@@ -328,17 +337,23 @@ for index = 1, key_count do if not answers[index] then repeat
 
   local moved, units, units_of_other = false, may_move and allowed * wanted or 0, nil
   if refunded_at and now_us >= refunded_at + longest then refunded, refunded_at = 0, nil end
-  if since and mode == 'refund' then
-    -- What others gave back since was taken before or after these units: at most all that was missing before them. But a
-    -- reservation that is still to wait has used nothing.
+  if since and mode == 'refund' and made_under and made_under ~= version() then
+    -- What is still owed of another version's call isn't known under these numbers.
+    units, units_of_other = 0, 0
+  elseif since and mode == 'refund' then
+    parts = taken and select(3, taken()) or 1
+    -- What others gave back since was taken before or after these units: at most all that was missing before them. But
+    -- a reservation that is still to wait has used nothing.
     local left, of_one = owed(limit + 1, since, missing, parts, resets)
     local waits = RESERVES and left > limit * (of_one or 1)
     local others = waits and 0 or math.max(refunded - (refunded_before or refunded), 0)
     missing = math.max(missing - others * parts, math.min((took or units) * parts, missing))
     local given, of_a_unit = owed(units, since, missing, parts, resets)
     local rest = given % (of_a_unit or 1)
-    units_of_other = (given - rest) / (of_a_unit or 1)
-    units = rest > 0 and units_of_other + 1 or units_of_other
+    units = (given - rest) / (of_a_unit or 1)
+    -- Under the other numbers too, only what hasn't begun is surely owed still.
+    units_of_other = waits and units or 0
+    if rest > 0 then units = units + 1 end
   end
   if units > 0 then moved, remaining, reset_after = move(units, mode) end
   if moved and mode == 'refund' and RESERVES and (since or refunded_at) then
@@ -421,6 +436,7 @@ for index = 1, key_count do if not answers[index] then repeat
       for at, field in ipairs(inspect(state)) do answer[6 + at] = field end
     end
     answer.since, answer.missing, answer.parts, answer.refunded = since_now, missing_now, parts_now, refunded
+    answer.version = remembered and version() or 0
     if blocked or overage or mode == 'inspect' then
       answer[#answer + 1] = blocked and blocked_until - now_us or 0
       answer[#answer + 1] = denials

@@ -50,7 +50,7 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
         if counting {
             oracle.count_denials();
         }
-        let mut now: Micros = begin;
+        let (mut now, mut expires_at): (Micros, _) = (begin, None);
         for (part, aim, hundredths, changes) in steps {
             let limit = rule.limits().next().expect("a limit");
             let cost = (limit.capacity() / 100 * hundredths).max(1);
@@ -69,8 +69,10 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
             let request = Request::new("key").cost(cost);
             let before = runtime.block_on(limiter.inspect(&rule, request)).expect("a state").remove(0);
             let untouched = oracle.peek(0, now);
-            if !before.exists && untouched.reset_after_us == 0 && untouched.overage == 0 {
-                // Gone once it had reset: a denial that is counted makes the key anew, and other numbers find no usage.
+            let reset = untouched.reset_after_us == 0 && untouched.overage == 0;
+            if !before.exists && (reset || expires_at.is_some_and(|at| at <= now)) {
+                // Gone once it had reset, by all numbers that were in force: a denial that is counted makes the key anew,
+                // and other numbers find no usage.
                 oracle.reset();
             }
             let decision = runtime.block_on(limiter.acquire(&rule, by_own_id(&rule, request))).expect("a decision");
@@ -83,6 +85,7 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
                 &rule
             );
             let state = runtime.block_on(limiter.inspect(&rule, request)).expect("a state").remove(0);
+            expires_at = state.expires_after.map(|ttl| now + micros(ttl));
             if let Some(ttl) = state.expires_after {
                 prop_assert!(ttl + Duration::from_millis(1) >= decision.reset_after, "forgotten early: {:?}", ttl);
                 // While two versions are in force, the key is kept for either.
@@ -101,6 +104,11 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
                 let cost = rule.limits().next().expect("a limit").capacity();
                 let request = by_own_id(&rule, Request::new("key").cost(cost));
                 let decision = runtime.block_on(limiter.acquire(&rule, request)).expect("a decision");
+                let state = runtime.block_on(limiter.inspect(&rule, request)).expect("a state").remove(0);
+                expires_at = state.expires_after.map(|ttl| now + micros(ttl));
+                if let Some(ttl) = state.expires_after {
+                    prop_assert!(ttl + Duration::from_millis(1) >= decision.reset_after, "forgotten early: {:?}", ttl);
+                }
                 prop_assert_eq!(
                     answer(&decision),
                     oracle.acquire(cost, now),

@@ -1,13 +1,16 @@
 //! Two versions of a rule in force at once, as in a rollout: what both admit together stays within the larger one.
 
+use std::time::{Duration, SystemTime};
+
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tollgate::Limit;
+use tollgate::{Embedded, Limit, Limiter, Request};
 
 use crate::support::effort::cases;
 use crate::support::engines::{Engine, Micros, micros};
 use crate::support::limits::logarithmic;
 use crate::support::oracle_spec::oracle;
+use crate::support::rules::rule;
 
 /// Calls in a history.
 const CALLS: usize = 400;
@@ -111,4 +114,111 @@ fn what_two_versions_admit_together_stays_within_the_larger() {
         Ok(())
     });
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Calls by versions of a rule on one key, at times after the first.
+struct Versions {
+    limiter: Limiter,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Versions {
+    fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        Self { limiter: Limiter::new(Embedded::new()), runtime }
+    }
+
+    fn request(after: Duration, cost: u64, id: Option<&str>) -> Request<'_> {
+        let request = Request::new("key").cost(cost).at(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 30) + after);
+        id.map_or(request, |id| request.id(id))
+    }
+
+    fn acquire(&self, text: &str, after: Duration, cost: u64, id: Option<&str>) -> bool {
+        let answer = self.runtime.block_on(self.limiter.acquire(&rule(text), Self::request(after, cost, id)));
+        answer.expect("a decision").allowed
+    }
+
+    fn reserve(&self, text: &str, after: Duration, cost: u64) -> bool {
+        let answer = self.runtime.block_on(self.limiter.reserve(&rule(text), Self::request(after, cost, None)));
+        answer.expect("a decision").allowed
+    }
+
+    fn cancel(&self, text: &str, after: Duration, id: &str) {
+        self.runtime.block_on(self.limiter.cancel(&rule(text), Self::request(after, 1, Some(id)))).expect("an answer");
+    }
+}
+
+const NOW: Duration = Duration::ZERO;
+const SECOND: Duration = Duration::from_secs(1);
+const MICRO: Duration = Duration::from_micros(1);
+
+/// Its state doesn't say how much debt it allows.
+#[test]
+fn a_version_in_debt_is_kept_until_it_is_out_of_debt() {
+    for text in ["token-bucket 1/1s burst BURST", "gcra 1/1s burst BURST", "fixed-window 1/1s burst BURST"] {
+        let (versions, of) = (Versions::new(), |burst: &str| text.replace("BURST", burst));
+        let (larger, smaller) = (of("2 max-debt 1000"), of("1"));
+        assert!(versions.reserve(&larger, NOW, 1002) && !versions.reserve(&larger, 3 * SECOND, 1001));
+        assert!(versions.acquire(&smaller, 3 * SECOND, 1, None), "{text}");
+        assert!(!versions.reserve(&larger, 3 * SECOND + MICRO, 1001), "{text}");
+    }
+}
+
+#[test]
+fn a_version_gives_back_nothing_of_another_ones_call() {
+    for text in ["token-bucket RATE/1s burst 100", "gcra RATE/1s burst 100", "fixed-window RATE/1s burst 100"] {
+        let (versions, of) = (Versions::new(), |rate: &str| text.replace("RATE", rate));
+        let (fast, slow) = (of("100"), of("1"));
+        assert!(versions.acquire(&fast, NOW, 100, Some("a")) && versions.acquire(&fast, SECOND, 100, None));
+        versions.cancel(&slow, SECOND, "a");
+        assert!(!versions.acquire(&slow, SECOND, 1, None) && !versions.acquire(&fast, SECOND, 1, None), "{text}");
+    }
+}
+
+/// It had taken no more than there was.
+#[test]
+fn a_cancelled_call_gives_another_version_no_more_than_it_took_of_it() {
+    for text in ["token-bucket RATE/1000s", "gcra RATE/1000s burst RATE", "fixed-window RATE/1000s"] {
+        let (versions, of) = (Versions::new(), |rate: &str| text.replace("RATE", rate));
+        let (larger, smaller) = (of("100"), of("10"));
+        assert!(versions.acquire(&smaller, NOW, 5, None) && versions.acquire(&larger, NOW, 90, Some("a")));
+        versions.cancel(&larger, NOW, "a");
+        assert!(!versions.acquire(&smaller, MICRO, 10, None), "{text}");
+        assert!(versions.acquire(&larger, MICRO, 95, None), "{text}");
+    }
+}
+
+#[test]
+fn what_a_settlement_gave_back_is_not_given_back_again() {
+    for text in ["token-bucket 1/1s burst 10", "gcra 1/1s burst 10", "fixed-window 1/1s burst 10"] {
+        let versions = Versions::new();
+        assert!(versions.acquire(text, NOW, 10, Some("a")));
+        let own = rule(text);
+        let settled = versions.limiter.settle(&own, Versions::request(5 * SECOND, 5, Some("a")));
+        versions.runtime.block_on(settled).expect("an answer");
+        assert!(versions.acquire(text, 5 * SECOND, 5, None));
+        versions.cancel(text, 5 * SECOND, "a");
+        assert!(!versions.acquire(text, 5 * SECOND, 6, None), "{text}");
+    }
+}
+
+/// They have used nothing, whoever left before them.
+#[test]
+fn reservations_that_are_given_up_before_their_turn_come_back_in_full() {
+    for text in ["token-bucket 10/1s burst 10 max-debt 1000", "gcra 10/1s burst 10 max-debt 1000"] {
+        let versions = Versions::new();
+        let ids: Vec<_> = (0..100).map(|n| format!("{n}")).collect();
+        for id in &ids {
+            let request = Versions::request(NOW, 1, Some(id));
+            let answer = versions.runtime.block_on(versions.limiter.reserve(&rule(text), request));
+            assert!(answer.expect("a decision").allowed);
+        }
+        ids[50..].iter().for_each(|id| versions.cancel(text, SECOND, id));
+        ids[40..50].iter().for_each(|id| versions.cancel(text, 2 * SECOND, id));
+        // Of 100 units, 20 have refilled and 60 came back.
+        let own = rule(text);
+        let peek = versions.limiter.peek(&own, Versions::request(2 * SECOND, 1, None));
+        let owed = versions.runtime.block_on(peek).expect("a decision").reset_after;
+        assert_eq!(owed, 2 * SECOND, "{text}");
+    }
 }

@@ -16,7 +16,7 @@ pub struct Taken {
     since: i128,
     took: i128,
     missed: i128,
-    parts: i128,
+    rule: Rule,
     refunded: i128,
 }
 
@@ -51,17 +51,19 @@ impl Oracle {
             State::Window { used, start, .. } => (start, used),
             _ => (now_us.into(), 0),
         };
-        Taken { since, took: took.into(), missed, parts: rule.parts(), refunded: found.refunds.units }
+        Taken { since, took: took.into(), missed, rule, refunded: found.refunds.units }
     }
 
     /// Gives back what is still owed of these units.
     pub fn refund_of(&mut self, taken: Taken, cost: u64, now_us: u64) -> Answer {
         let rule = Rule::of(self.spec);
         let mut found = self.find(now_us);
-        let parts = rule.owed(&found, taken, cost.into());
+        let (parts, waits) = rule.owed(&found, taken, cost.into());
         let given = if parts > 0 { rule.give_of(&found, taken.since, parts) } else { None };
         if let Some(state) = given {
-            (found.state, found.altered, found.moved) = (state, true, -(parts / rule.parts()));
+            // Under the other version's numbers too, only what hasn't begun is surely owed still.
+            (found.state, found.altered) = (state, true);
+            found.moved = if waits { -(parts / rule.parts()) } else { 0 };
             let known = matches!(rule.kind, Kind::Bucket | Kind::Window);
             let units = ceil_div(parts, rule.parts());
             found.refunds.add(u64::try_from(units).expect("above 0"), now_us, known);
@@ -78,7 +80,7 @@ impl Taken {
     #[must_use]
     pub fn and(self, more: u64) -> Self {
         let more = i128::from(more);
-        Self { took: self.took + more, missed: self.missed + more * self.parts, ..self }
+        Self { took: self.took + more, missed: self.missed + more * self.rule.parts(), ..self }
     }
 
     /// After so many units were given back.
@@ -89,32 +91,28 @@ impl Taken {
 }
 
 impl Rule {
-    /// Parts of the units that are still owed.
-    fn owed(&self, found: &Found, taken: Taken, units: i128) -> i128 {
-        let Taken { since, took, missed, parts, refunded } = taken;
+    /// Parts of the units that are still owed, and whether they are a reservation's that is still to wait. Nothing of
+    /// another version's call is known to be.
+    fn owed(&self, found: &Found, taken: Taken, units: i128) -> (i128, bool) {
+        let Taken { since, took, missed, rule, refunded } = taken;
         let state = self.settled(&found.state, found.at);
-        // Others gave back what they took before or after this call: at most all that was missing before it.
-        let waits = match state {
-            State::Bucket { .. } => {
-                let missed = if parts == self.parts() { missed } else { missed / parts * self.parts() };
-                missed - (found.at - since).max(0) / self.tick * self.rate > self.capacity * self.parts()
-            }
-            State::Window { start, .. } => missed - (start - since).max(0) / self.period * self.rate > self.capacity,
-            _ => false,
+        let versions = matches!(self.kind, Kind::Bucket | Kind::Window | Kind::Counter);
+        if versions && (Rule { debt: self.debt, start: self.start, ..rule }) != *self {
+            return (0, false);
+        }
+        let left = |missed: i128| match state {
+            State::Bucket { .. } => missed - (found.at - since).max(0) / self.tick * self.rate,
+            State::Window { start, .. } => missed - (start - since).max(0) / self.period * self.rate,
+            _ => 0,
         };
-        // But a reservation that is still to wait has used nothing.
+        let waits = left(missed) > self.capacity * self.parts();
+        // Others gave back what they took before or after this call: at most all that was missing before it. But a
+        // reservation that is still to wait has used nothing.
         let others = if waits { 0 } else { (found.refunds.units - refunded).max(0) };
-        let missed = (missed - others * parts).max(missed.min(took * parts));
-        match state {
-            State::Bucket { .. } => {
-                let missed = if parts == self.parts() { missed } else { missed / parts * self.parts() };
-                let come_back = (found.at - since).max(0) / self.tick * self.rate;
-                (units * self.parts()).min((missed - come_back).max(0))
-            }
-            State::Window { start, .. } => {
-                let come_back = (start - since).max(0) / self.period * self.rate;
-                units.min((missed - come_back).max(0))
-            }
+        let missed = (missed - others * self.parts()).max(missed.min(took * self.parts()));
+        let owed = match state {
+            State::Bucket { .. } => (units * self.parts()).min(left(missed).max(0)),
+            State::Window { .. } => units.min(left(missed).max(0)),
             State::Calendar { start, used, .. } => {
                 if since >= start {
                     units.min(used)
@@ -130,7 +128,8 @@ impl Rule {
             State::Log { .. } if found.at - since >= self.period => 0,
             State::Log { entries } => units.min(entries.iter().map(|(_, cost)| cost).sum()),
             State::Permits { .. } => unreachable!("given back by an id"),
-        }
+        };
+        (owed, waits)
     }
 
     /// The state with parts given back that were taken then.
