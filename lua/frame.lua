@@ -35,7 +35,7 @@
 --
 -- Commands
 --   TIME, GET, MGET; what takes or gives: SET, SETRANGE, PEXPIREAT; reset, and what leaves
---   the key as if never used, such as a refund of all: DEL; inspect: PTTL
+--   the key as if never used, such as a refund of all of which it isn't known when it was taken: DEL; inspect: PTTL
 --
 -- Expiry
 --   SET sets it to twice the longest reset, or to this reset if a penalty, a block or another version made it longer,

@@ -31,7 +31,8 @@ impl Limiter {
     /// up, those behind it in this process move up at once, one by one as the limit refills. That a caller of another
     /// process gave up is learned by looking what is still owed: 0.1, 0.3, 0.7, 1.5 seconds and so on into the wait. A
     /// look is a round trip, shared by all who wait in this process for the same limits. Until then its units are lost
-    /// to those behind it; after that they may be used at once, beside what the limit has refilled.
+    /// to those behind it; after that they may be used at once, beside what the limit has refilled. After a
+    /// [`reset`](Self::reset), or with an empty Redis, nothing is owed: at their next look, all who wait proceed.
     ///
     /// Otherwise each caller retries after its `retry_after` and up to a tenth more, and the first to ask is served.
     ///

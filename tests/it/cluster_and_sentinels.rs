@@ -112,7 +112,8 @@ async fn shards_lie_on_several_nodes_and_admit_no_more_than_the_limit() {
     limiter.reset(&rule, "hot").await.expect("forgotten");
     limiter.acquire(&rule, call).await.expect("a decision");
     limiter.cancel(&rule, call).await.expect("found by its id");
-    assert!(limiter.inspect(&rule, "hot").await.expect("states").iter().all(|state| !state.exists));
+    let states = limiter.inspect(&rule, "hot").await.expect("states");
+    assert!(states.iter().all(|state| state.decision.remaining == state.decision.limit), "{states:?}");
 }
 
 #[tokio::test]
