@@ -82,7 +82,7 @@ struct Counted {
     running: Arc<Running>,
 }
 
-/// Lets so many of a runtime's calls be in progress.
+/// Limits how many calls are in progress on a runtime.
 #[derive(Clone, Debug)]
 pub(crate) struct AtOnce {
     calls: Arc<Semaphore>,

@@ -330,7 +330,7 @@ impl Renewing {
         if !matches!(select(select(renewals, longest), ended).await, Either::Left((Either::Right(_), _))) {
             return;
         }
-        // Whoever says first that it is over gives it back.
+        // Either this task gives the permit back or its value does: the first to set `over`.
         if !self.over.swap(true, Ordering::AcqRel) {
             self.overdue.store(true, Ordering::Release);
             telemetry::permit_overdue(&rule);

@@ -213,7 +213,7 @@ async fn callers_move_up_when_those_before_them_give_up() {
     }
 }
 
-/// What a caller is told when it reserves is the latest: it doesn't wait for those behind it.
+/// The wait that a reservation is answered is the longest that it can be: it is not for those behind it.
 #[tokio::test(start_paused = true)]
 async fn callers_do_not_wait_for_those_behind_them() {
     let (world, rule) = (World::new(), rule("gcra 1/1s max-debt 50"));

@@ -85,7 +85,7 @@ async fn a_policy_is_the_rules_rate_over_whole_seconds() {
     }
 }
 
-/// Eight shards of 125 each: what remains is told of the same limit as the policy.
+/// Eight shards of 125 each: what remains is that of the whole limit, as in the policy field.
 #[tokio::test]
 async fn what_remains_of_a_limit_with_shards_is_told_of_the_whole() {
     let limit = rule("fixed-window 1000/1h shards 8");
