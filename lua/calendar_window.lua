@@ -25,9 +25,9 @@
 --   retry_after, reset_after: to the window's end
 --   refund     : used - cost, 0 at least, of the window that now is in; penalty: used + cost, 2^53 at most: beyond the
 --                limit until the window ends, since nothing carries over
---   changed numbers, and other windows, keep what was used in the window that contains the state's time: at most
---                 limit. If the state's time is in neither window a change can't be detected, and counts as none;
---                 nor can it if the windows start at the same time
+--   changed numbers, and other windows, keep what was used in the window that contains the state's time, also beyond
+--                 a lower limit: another version's may be higher. If the state's time is in neither window a change
+--                 can't be detected, and counts as none; nor can it if the windows start at the same time
 --   a state's time ahead of now counts as now, if ahead by at most the longer of the two windows and before stop;
 --                 otherwise the state is brought back to now
 --
@@ -107,9 +107,10 @@ local function load(state, blocked, as_is, afresh)
   if time >= second and time < stop then start, ends = second, stop end
   local changed = was_limit ~= limit or (was_start ~= start and time < stop)
   if changed then
-    -- Changed numbers, or another calendar: what was used in the window of the state's own time stays used.
-    if as_is and used > 0 then used = limit - math.min(limit, was_limit - used) end
-    used = afresh and 0 or math.min(limit, used)
+    -- Changed numbers, or another calendar: what was used in the window of the state's own time stays used, also beyond
+    -- a lower limit, since another version's limit may be higher.
+    if as_is and used > 0 then used = limit - math.min(limit, math.max(was_limit - used, 0)) end
+    if afresh then used = 0 end
   end
   if time <= now_us then
     time = now_us

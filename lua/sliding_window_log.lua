@@ -22,7 +22,8 @@
 --   refund     : of the newest entries, or of the oldest where the units are known to be older than the newest;
 --                penalty: an entry of this cost, up to 2^39 units in all
 --   reset_after: newest + period - now
---   changed numbers keep what was used, of more than the limit the newest units
+--   changed numbers keep what was used, also beyond a lower limit: another version's limit may be higher. A changed
+--                period keeps at most limit
 --   Reads O(1) entries where few have expired since the last write, else O(log n); writes one, or a small log whole.
 --
 -- Source
@@ -301,12 +302,6 @@ local function load(state, blocked, as_is, afresh)
   end
   used = (total - base) % MODULUS
   if used > 2^39 then return end
-  if changed and used > limit then
-    -- Of what was used before the limit was lowered, the newest units stay, up to the new limit.
-    first, oldest = search(used - limit + 1)
-    if not first then return end
-    base, used = (total - limit) % MODULUS, limit
-  end
   live = count - first
   return armed, changed, ahead, levels()
 end

@@ -45,6 +45,11 @@ impl Rule {
             State::Calendar { start, used, .. } if self.capacity == old.capacity && self.window_at(time) == *start => {
                 self.place(*used, time)
             }
+            // All of it leaves with its window, so what exceeds a lowered limit makes nobody wait longer.
+            State::Calendar { .. } if change == Change::KeepUsed => {
+                let [start, end, _] = self.windows_at(time);
+                State::Calendar { used: old.used(state, time), start, end, time }
+            }
             State::Calendar { .. } => self.place(kept, time),
             State::Counter { previous, current, start, .. } => {
                 let time = floor_to(time, self.tick);
@@ -56,16 +61,8 @@ impl Rule {
                     self.place(kept, time)
                 }
             }
-            // Of entries that exceed a lowered limit the newest are kept, and expire when they would have.
-            State::Log { entries } if same => {
-                let mut room = self.capacity;
-                let mut entries = entries.clone();
-                for (_, cost) in entries.iter_mut().rev() {
-                    *cost = (*cost).min(room);
-                    room -= *cost;
-                }
-                State::Log { entries }
-            }
+            // Entries expire when they would have, also those that exceed a lowered limit.
+            State::Log { .. } if same => state.clone(),
             State::Log { .. } => self.place(kept, time),
             // No permit outlives what this rule could have given by then.
             State::Permits { held, .. } => {
