@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tollgate::{Embedded, Limit, Limiter, Request};
+use tollgate::{Algorithm, Embedded, Limit, Limiter, Request};
 
 use crate::support::effort::cases;
 use crate::support::engines::{Engine, Micros, micros};
@@ -32,6 +32,18 @@ struct Call {
     later: u64,
     cost: u64,
     retries: bool,
+    operation: Operation,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    Acquire,
+    /// Where the limit allows debt; else an acquire.
+    Reserve,
+    Refund,
+    /// Of windows of the calendar and logs; else an acquire, since a level forgives a penalty beyond empty.
+    Penalty,
+    Block,
 }
 
 /// An algorithm's versions: two, of which the first has the larger capacity and either may be the faster. Not of windows
@@ -40,6 +52,9 @@ fn limits() -> impl Strategy<Value = (Vec<Limit>, Limit)> {
     let algorithms = [
         "token-bucket RATE/PERIOD burst BURST",
         "gcra RATE/PERIOD burst BURST",
+        "token-bucket RATE/PERIOD burst BURST max-debt DEBT",
+        "gcra RATE/PERIOD burst BURST max-debt DEBT",
+        "fixed-window RATE/PERIOD burst BURST max-debt DEBT",
         "fixed-window RATE/PERIOD",
         "fixed-window RATE/PERIOD burst BURST",
         "fixed-window RATE/month",
@@ -48,11 +63,12 @@ fn limits() -> impl Strategy<Value = (Vec<Limit>, Limit)> {
     ];
     let numbers = || (1_u64..=60, 0_u64..=3);
     let period = proptest::sample::select(vec!["1s", "7s", "1m", "1h", "30d"]);
-    (proptest::sample::select(algorithms.to_vec()), numbers(), numbers(), 0_u64..=2, period).prop_map(
-        |(text, (rate, bursts), (more, more_bursts), faster, period)| {
+    (proptest::sample::select(algorithms.to_vec()), numbers(), numbers(), 0_u64..=2, period, 0_u64..=60).prop_map(
+        |(text, (rate, bursts), (more, more_bursts), faster, period, debt)| {
             let limit = |rate: u64, burst: u64| {
                 let text = text.replace("RATE", &rate.to_string()).replace("BURST", &burst.to_string());
-                let limit: Limit = text.replace("PERIOD", period).parse().expect("a limit");
+                let text = text.replace("PERIOD", period).replace("DEBT", &debt.to_string());
+                let limit: Limit = text.parse().expect("a limit");
                 limit.named("limit").expect("a name")
             };
             let small = rate + rate * bursts / 2;
@@ -76,7 +92,17 @@ fn histories() -> impl Strategy<Value = Case> {
         prop_oneof![3 => Just(0_u64), 3 => 0_u64..=60, 1 => 0_u64..=900],
         logarithmic(1..=40),
     );
-    let call = (call, any::<bool>()).prop_map(|((by, later, cost), retries)| Call { by, later, cost, retries });
+    let operation = prop_oneof![
+        12 => Just(Operation::Acquire), 4 => Just(Operation::Reserve), 1 => Just(Operation::Refund), 1 => Just(Operation::Penalty),
+        1 => Just(Operation::Block),
+    ];
+    let call = (call, any::<bool>(), operation).prop_map(|((by, later, cost), retries, operation)| Call {
+        by,
+        later,
+        cost,
+        retries,
+        operation,
+    });
     (limits(), proptest::collection::vec(call, CALLS..=CALLS)).prop_map(|((versions, together), calls)| Case {
         versions,
         together,
@@ -91,15 +117,40 @@ fn what_two_versions_admit_together_stays_within_the_larger() {
     let outcome = TestRunner::new(config).run(&histories(), |Case { versions, together, calls }| {
         let first = engine.subject(versions[0].clone());
         let others: Vec<_> = versions[1..].iter().map(|version| first.changed(version.clone())).collect();
+        let counts_all = matches!(together.algorithm(), Algorithm::CalendarWindow | Algorithm::SlidingLog);
         let mut together = oracle(&together);
         let mut now: Micros = 1 << 50;
         let longest = u128::from(micros(versions[versions.len() - 1].longest_reset()));
         // From the first call on, all are in force.
-        for (number, Call { by, later, cost, retries }) in calls.into_iter().enumerate() {
+        for (number, Call { by, later, cost, retries, operation }) in calls.into_iter().enumerate() {
             now += u64::try_from(longest * u128::from(later) / 1000).expect("small");
             let which = if number == 0 { 0 } else { by.index(versions.len()) };
             let subject = if which == 0 { &first } else { &others[which - 1] };
             let mut cost = cost.min(subject.limit().capacity());
+            match operation {
+                Operation::Reserve if subject.limit().max_debt() > 0 => {
+                    if subject.reserve(cost, now).allowed {
+                        let allowed = together.reserve(cost, now).allowed;
+                        prop_assert!(allowed, "a reserve of {} at {} by {}", cost, now, subject.limit());
+                    }
+                    continue;
+                }
+                Operation::Refund => {
+                    subject.refund(cost, now);
+                    together.refund(cost, now);
+                    continue;
+                }
+                Operation::Penalty if counts_all => {
+                    subject.penalty(cost, now);
+                    together.penalty(cost, now);
+                    continue;
+                }
+                Operation::Block => {
+                    subject.block(1, now);
+                    continue;
+                }
+                Operation::Acquire | Operation::Reserve | Operation::Penalty => {}
+            }
             let answer = subject.acquire(cost, now);
             let admitted = if !answer.allowed && retries && answer.remaining > 0 {
                 cost = answer.remaining;
