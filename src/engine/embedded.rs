@@ -45,6 +45,13 @@ pub struct Clock {
     manual: Option<Arc<AtomicU64>>,
 }
 
+/// Scripts may neither make global variables nor read unknown ones, as on Redis: a name that one script leaves behind
+/// would be another one's.
+const LOCK_GLOBALS: &str = r#"setmetatable(_G, {
+    __newindex = function(_, name) error("Script attempted to create global variable '" .. tostring(name) .. "'", 2) end,
+    __index = function(_, name) error("Script attempted to access nonexistent global variable '" .. tostring(name) .. "'", 2) end,
+})"#;
+
 struct Interpreter {
     lua: Lua,
     redis: Table,
@@ -188,6 +195,7 @@ impl Interpreter {
             lua.create_function(|lua, message: mlua::LuaString| lua.create_table_from([("err", message)]))?,
         )?;
         packing::install(&lua)?;
+        lua.load(LOCK_GLOBALS).exec()?;
         Ok(Self { lua, redis, keyspace, compiled: HashMap::new(), clock })
     }
 
@@ -350,6 +358,16 @@ mod tests {
             return #some == 4 and some[1] == 'a\0\255' and some[2] == '1' and some[3] == 'b' and some[4] == '2'
               and type(none) == 'table' and #none == 0";
         assert!(interpreter.lua.load(text).call::<bool>(&interpreter.redis).unwrap());
+    }
+
+    #[test]
+    fn a_script_has_no_globals_of_its_own() {
+        let lua = Interpreter::new(Clock::default()).unwrap().lua;
+        for text in ["left_behind = 1", "return left_behind"] {
+            let refused = lua.load(text).exec().unwrap_err().to_string();
+            assert!(refused.contains("global variable 'left_behind'"), "{refused}");
+        }
+        assert_eq!(lua.load("return #struct.pack('<I7', 1)").eval::<u8>().unwrap(), 7);
     }
 
     #[test]

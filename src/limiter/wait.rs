@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::Limiter;
 use super::background::persist_until;
+use crate::algorithm::numbers::EXACT;
 use crate::call::Mode;
 use crate::decision::{Decision, RetryAfter};
 use crate::error::{Charged, Error, Kind};
@@ -88,7 +89,9 @@ impl Limiter {
         let id = unique_id("wait");
         // An abandoned reservation must still be known when it is cancelled.
         let longest = rule.limits().map(|limit| limit.longest_reset()).max().unwrap_or_default();
-        let asked = request.jitter(0).id(&id).id_remembered_beyond(max_wait.min(longest));
+        // No limit admits this much, nor more, which a call with an id can't say.
+        let cost = request.units(rule).min(EXACT);
+        let asked = request.jitter(0).cost(cost).id(&id).id_remembered_beyond(max_wait.min(longest));
         let runtime = runtime::with_timers()?;
         let started = Instant::now();
         let until = started + max_wait.min(LONGEST_WAIT);

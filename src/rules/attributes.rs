@@ -110,7 +110,7 @@ impl<'a> Attributes<'a> {
     pub fn path(mut self, target: &'a str) -> Self {
         let decoded = path::normalised(target);
         self.sent = matches!(decoded, Cow::Owned(_)).then(|| path::path_of(target));
-        let differs = |sent| path::by_segments(sent) != decoded || path::is_ambiguous(sent);
+        let differs = |sent| path::by_segments(sent) != decoded.replace('%', "%25") || path::is_ambiguous(sent);
         self.ambiguous = self.sent.is_some_and(differs);
         Self { path: Some(decoded), matched: None, ..self }
     }

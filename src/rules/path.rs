@@ -57,12 +57,13 @@ pub(super) fn normalised(target: &str) -> Cow<'_, str> {
 }
 
 /// A request target's path as handlers see it whose router splits it first: each segment is decoded separately, so that
-/// an encoded slash, a backslash and dots are part of it. All spellings of what a handler is given are one.
+/// an encoded slash, a backslash and dots are part of it. All spellings of what a handler is given are one; a slash
+/// within a segment is `%2F`, and a percent sign `%25`.
 pub(super) fn by_segments(target: &str) -> String {
     let mut path = String::with_capacity(target.len() + 1);
     for segment in path_of(target).split('/').filter(|segment| !segment.is_empty()) {
         path.push('/');
-        path.push_str(&decoded(segment).replace('/', "%2F"));
+        path.push_str(&decoded(segment).replace('%', "%25").replace('/', "%2F"));
     }
     if path.is_empty() {
         path.push('/');
@@ -294,6 +295,21 @@ mod tests {
             let again = normalised(expected);
             // An encoded percent sign is the exception: it is decoded once.
             assert!(again == expected || target.contains("%25"), "{target}: {again}");
+        }
+    }
+
+    #[test]
+    fn paths_that_handlers_tell_apart_are_not_one() {
+        for (target, expected) in [
+            ("/a%2Fb", "/a%2Fb"),
+            ("/a%252Fb", "/a%252Fb"),
+            ("/a%25252Fb", "/a%25252Fb"),
+            ("/%61%2f", "/a%2F"),
+            ("/50%25", "/50%25"),
+            ("/a//b/", "/a/b"),
+            ("", "/"),
+        ] {
+            assert_eq!(by_segments(target), expected, "{target}");
         }
     }
 

@@ -254,3 +254,16 @@ async fn a_wait_that_is_too_long_names_the_limits_that_deny() {
     assert_eq!([0, 1].map(|at| decision.limits[at].allowed), [true, false]);
     assert_eq!(decision.limits[1].retry_after, decision.retry_after);
 }
+
+/// Though no call with an id, such as its reservation, can say so much.
+#[tokio::test]
+async fn a_cost_that_no_limit_could_admit_is_denied_with_never() {
+    let limiter = Limiter::new(Embedded::new());
+    for text in ["token-bucket 10/1s max-debt 5", "token-bucket 10/1s"] {
+        for cost in [16, (1 << 53) + 1, u64::MAX] {
+            let request = tollgate::Request::new("key").cost(cost);
+            let decision = limiter.acquire_wait(&rule(text), request, SECOND).await.expect("a decision");
+            assert_eq!((decision.allowed, decision.retry_after), (false, RetryAfter::Never), "{text}: {cost}");
+        }
+    }
+}

@@ -176,7 +176,10 @@ impl<'a> Step<'a> {
             on_error: definition.and_then(|rule| rule.on_error),
             block_for: definition.filter(|rule| rule.shadow != Some(true)).and_then(|rule| rule.block_for.as_deref()),
             status: denies.map(|response| response.status.get()),
-            message: denies.and_then(|response| response.message.as_deref()),
+            // For want of an attribute, the answer names that one instead.
+            message: denies
+                .filter(|_| !matches!(applies.effect, Effect::Missing(_)))
+                .and_then(|response| response.message.as_deref()),
             retry_after_us: denies.and_then(|response| response.retry_after).map(micros),
         }
     }
