@@ -53,4 +53,4 @@ local fast = mode == 'acquire' and at_us == -1 and key_count > 0 and key_count <
   and (not several or #several == 10 * key_count)
 local state, states, answers, missed
 -- Set by some algorithms only; lua/README.md explains them.
-local decide, window_of, read, write, save, under, owed, taken, remaining_after_debt
+local decide, window_of, read, write, save, under, layout_at, owed, taken, remaining_after_debt

@@ -42,7 +42,13 @@ local whole = packed or capacity % 1 + rate % 1 + period % 1 + start % 1 + max_d
 local valid = whole and (layout or 3) == 3 and (packed or #ARGV == 8)
   and capacity >= 0 and rate >= 1 and period >= 1 and start >= -1 and start < period and max_debt >= 0
   and span <= 2^53 - rate and longest <= 2^51
-local numbers = valid and (packed and string.sub(packed, 1, 22) or struct.pack('<BI7I7I7', 3, capacity, rate, period))
+-- The numbers in a state, with the debt if there is one, and the state's length.
+local numbers, size = nil, 48
+if valid and max_debt > 0 then
+  numbers, size = struct.pack('<BI7I7I7I7', 11, capacity, rate, period, max_debt), 55
+elseif valid then
+  numbers = packed and string.sub(packed, 1, 22) or struct.pack('<BI7I7I7', 3, capacity, rate, period)
+end
 -- The window that contains now.
 local current = aligned and now_us - (now_us - start) % period or now_us
 
@@ -54,7 +60,7 @@ local latest, calls, answer = now_us + 2 * longest + 1000000, 1, nil
 for index = 1, fast and key_count or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-  if state and #state == 48 and string.find(state, numbers, 27, true)
+  if state and #state == size and string.find(state, numbers, 27, true)
     and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local time, window, level, armed = struct.unpack('<I7i7i7I5', state)
     if time <= now_us and window <= time and level >= 0 and level < capacity
@@ -81,21 +87,22 @@ end
 
 -- The decision is made at `time`: now, or the state's own time if now lies before it.
 local time, window, level
--- Whether the key is in debt under the call's numbers, where another version is charged.
-local owes
+-- Where another version is charged, whether that may put it into debt: the key is in debt under the call's numbers, or
+-- these allow less debt.
+local lends
+layout_at = 27
 
 -- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
 -- bytes of a state come before its expiry, and the most units at one instant.
 function under(state)
   capacity, rate, period, start, max_debt = a, b, c, d, e
   if state then
-    owes = level < 0
     capacity, rate, period = struct.unpack('<I7I7I7', state, 28)
-    -- A state doesn't say how much debt was allowed: the call's, as far as the sums fit. Its windows begin as they did.
-    max_debt = math.min(e, 2^53 - rate - capacity)
+    -- As far as the sums fit. Its windows begin as they did.
+    max_debt = math.max(math.min(#state > 48 and struct.unpack('<I7', state, 49) or 0, 2^53 - rate - capacity), 0)
+    lends = level < 0 or max_debt > e
     if aligned then start = struct.unpack('<i7', state, 8) % period end
   end
-  numbers = struct.pack('<BI7I7I7', 3, capacity, rate, period)
   span = capacity + max_debt
   longest = (span + -span % rate) / rate * period
   current = aligned and now_us - (now_us - start) % period or now_us
@@ -121,7 +128,7 @@ local function load(state, blocked, as_is, afresh)
   time, window, level = now_us, current, capacity
   if not state then return 0, false, 0, levels() end
   time, window, level, armed, version, was_capacity, was_rate, was_period = struct.unpack('<I7i7i7I5BI7I7I7', state)
-  if version ~= 3 or time > 2^53 or window > time or window < -2^53 or was_capacity > 2^53 or was_period < 1
+  if version ~= 3 and version ~= 11 or time > 2^53 or window > time or window < -2^53 or was_capacity > 2^53 or was_period < 1
     or was_rate < 1 or level > was_capacity or level < -2^53 then
     return
   end
@@ -164,7 +171,7 @@ local function move(units, mode)
   elseif mode == 'penalty' then
     units = math.min(units, level - lowest())
   elseif mode == 'other' then
-    units = math.min(units, level - lowest(), math.max(level + (owes and max_debt or 0), 0))
+    units = math.min(units, level - lowest(), math.max(level + (lends and max_debt or 0), 0))
   end
   level = level - units
   return units ~= 0, levels()

@@ -44,7 +44,8 @@
 --
 -- A deny writes
 --   nothing, except in four cases: the state's time lay too far ahead and is brought back to now; the numbers have
---   changed so that the key would expire before it resets under the new ones, and its expiry alone is extended;
+--   changed so that the key, or what it holds of the call's version, would expire before it resets under these, and
+--   that expiry alone is extended;
 --   +overage counts it, and the expiry is extended where it would end before the count does; or +block blocks the key,
 --   which is then written as a block writes it, unless it is blocked already or the cost could never be allowed.
 
@@ -188,7 +189,7 @@ local function versions_of(last, other, changed, blocked)
   if not changed then return own, other, reloads end
   if as_is or afresh then return own, nil, reloads end
   local its_longest = under(last)
-  -- In debt it may take longer: a state doesn't say how much debt its version allows.
+  -- After a penalty it may take longer.
   local _, _, _, _, its_reset = load(last, false)
   under()
   reloads = true
@@ -219,6 +220,11 @@ local function also_charged(text, units, mode)
   under()
   if not intact then return text, 0 end
   return front .. string.sub(text, #front + 1), reset_after
+end
+
+-- The length of the state that begins there: with a debt, seven bytes more.
+local function length_of(text, at)
+  return layout_at and (string.byte(text, at + layout_at - 1) or 0) > 8 and STATE + 7 or STATE
 end
 
 -- Since when denials are counted, and until when this count lasts.
@@ -256,11 +262,14 @@ for index = 1, key_count do if not answers[index] then repeat
     return redis.error_reply(state.err .. (read and ' command: getrange' or ' command: get'))
   end
   local last = state
-  if state and not read and #state ~= STATE then
-    if #state < STATE then break end
-    local at = STATE + 1
-    if under and #state >= 2 * STATE then
-      other, at = string.sub(state, at, at + STATE - 1), at + STATE
+  local length = state and not read and length_of(state, 1)
+  if length and #state ~= length then
+    if #state < length then break end
+    local at = length + 1
+    if under and #state >= length + STATE then
+      local its = length_of(state, at)
+      if #state < length + its then break end
+      other, at = string.sub(state, at, at + its - 1), at + its
     end
     if under and (#state - at + 1) % 18 == 14 then
       refunded, refunded_at = struct.unpack('<I7I7', state, at)
@@ -271,7 +280,7 @@ for index = 1, key_count do if not answers[index] then repeat
     elseif #state >= at then
       break
     end
-    last = string.sub(state, 1, STATE)
+    last = string.sub(state, 1, length)
   end
   if state == nil or blocked_until > 2^53 then break end
   -- When the key's expiry is armed for, whether its numbers have changed, and how far ahead of now its time was.
@@ -284,9 +293,15 @@ for index = 1, key_count do if not answers[index] then repeat
     break
   end
   local rewrites = changed or other or refunded_at
+  -- If the call's version isn't the one that wrote last: where its state says until when it is kept.
+  local returns_at
   if under and (changed or other) and last then
-    local own, reloads
+    local its, own, reloads = other, nil, nil
     own, other, reloads = versions_of(last, other, changed, blocked_until > now_us)
+    if own == its and other ~= its then
+      local _, front = under()
+      returns_at = #last + front
+    end
     if reloads then
       local _
       _, _, ahead, remaining, reset_after = load(own, blocked_until > now_us, as_is, afresh, scaled, mode)
@@ -375,6 +390,8 @@ for index = 1, key_count do if not answers[index] then repeat
   end
   if writes and (alters or changed or rebased or counted) then
     if write then front, numbers, kept_until = write() end
+    -- Another debt alone is no change, but written too.
+    rewrites = rewrites or layout_at and last and string.sub(last, layout_at) ~= numbers
     local keeps_for, others = reset_after, ''
     if (alters or rebased) and other then
       local resets
@@ -409,6 +426,11 @@ for index = 1, key_count do if not answers[index] then repeat
         .. string.sub(state, #front + 6, noted and -19 or -1) .. tail, option, expires)
     else
       if counted then redis.call('SETRANGE', key, string.format('%d', #state - (noted and 18 or 0)), tail) end
+      if returns_at and struct.unpack('<I5', state, returns_at + 1) * 1000000 < now_us + reset_after then
+        -- Denied: this version is kept until it resets, so that its wait stays true.
+        local seconds = math.min((now_us + reset_after - (now_us + reset_after) % 1000000) / 1000000 + 1, 2^40 - 1)
+        redis.call('SETRANGE', key, string.format('%d', returns_at), struct.pack('<I5', seconds))
+      end
       if (changed or counted) and not covered and server_time then
         -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
         -- In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.

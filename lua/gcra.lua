@@ -42,8 +42,13 @@ local whole = packed or capacity % 1 + rate % 1 + period % 1 + tick % 1 + max_de
 local valid = whole and (layout or 2) == 2 and (packed or #ARGV == 8)
   and capacity >= 0 and rate >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and max_debt >= 0
   and span <= 2^53 - period - rate and longest <= 2^51
-local numbers = valid and packed and string.sub(packed, 1, 25)
-  or valid and struct.pack('<BI7I7I7I3', 2, capacity, rate, period, tick)
+-- The numbers in a state, with the debt if there is one, and the state's length.
+local size, numbers = 44, nil
+if valid and max_debt > 0 then
+  size, numbers = 51, struct.pack('<BI7I7I7I3I7', 10, capacity, rate, period, tick, max_debt)
+elseif valid then
+  numbers = packed and string.sub(packed, 1, 25) or struct.pack('<BI7I7I7I3', 2, capacity, rate, period, tick)
+end
 
 -- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
 -- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
@@ -53,7 +58,7 @@ local latest, calls, answer = now_us + 2 * longest + 1000000, 1, nil
 for index = 1, fast and key_count or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-  if state and #state == 44 and string.find(state, numbers, 20, true)
+  if state and #state == size and string.find(state, numbers, 20, true)
     and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local time, lead, armed = struct.unpack('<I7I7I5', state)
     if time <= now_us and lead <= tolerance then
@@ -81,22 +86,25 @@ for index = 1, fast and key_count or 0 do
 end
 
 -- The decision is made at `time`: the tick of now, or the state's own time if now lies before it. Where another version
--- is charged: whether the key is in debt under the call's numbers. Of a refund: the most of the lead that it takes
--- away, if that is known.
-local time, lead, owes, still
+-- is charged, whether that may put it into debt: the key is in debt under the call's numbers, or these allow less debt.
+-- Of a refund: the most of the lead that it takes away, if that is known.
+local time, lead, lends, still
+layout_at = 20
 
 -- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
 -- bytes of a state come before its expiry, and the most units at one instant.
 function under(state)
   if state then
-    owes = lead > tolerance
+    lends = lead > tolerance
     capacity, rate, period, tick = struct.unpack('<I7I7I7I3', state, 21)
-    -- A state doesn't say how much debt was allowed: the call's, as far as the products fit.
-    max_debt = math.min(e, (2^53 - rate - (2^53 - rate) % period) / period - 1 - capacity)
+    -- As far as the products fit.
+    local most = 2^53 - rate
+    most = (most - most % period) / period - 1 - capacity
+    max_debt = math.min(#state > 44 and struct.unpack('<I7', state, 45) or 0, math.max(most, 0))
+    lends = lends or max_debt > e
   else
     capacity, rate, period, tick, max_debt = a, b, c, d, e
   end
-  numbers = struct.pack('<BI7I7I7I3', 2, capacity, rate, period, tick)
   tolerance, span = capacity * period, (capacity + max_debt) * period
   longest = (span + -span % rate) / rate * tick
   return longest, 14, capacity
@@ -122,7 +130,7 @@ local function load(state, blocked, as_is, afresh, scaled)
   if not state then return 0, false, 0, levels() end
   local version, was_capacity, was_rate, was_period, was_tick
   time, lead, armed, version, was_capacity, was_rate, was_period, was_tick = struct.unpack('<I7I7I5BI7I7I7I3', state)
-  if version ~= 2 or time > 2^53 or lead > 2^53 or was_capacity * was_period > 2^53 or was_period < 1 or was_rate < 1
+  if version ~= 2 and version ~= 10 or time > 2^53 or lead > 2^53 or was_capacity * was_period > 2^53 or was_period < 1 or was_rate < 1
     or was_tick < 1 then
     return
   end
@@ -162,7 +170,7 @@ local function move(units, mode)
   elseif mode == 'penalty' then
     change = math.min(change, furthest() - lead)
   elseif mode == 'other' then
-    change = math.min(change, furthest() - lead, math.max((owes and span or tolerance) - lead, 0))
+    change = math.min(change, furthest() - lead, math.max((lends and span or tolerance) - lead, 0))
   end
   -- `time` is now_us rounded down to a tick. What an idle key takes counts from the tick's end instead: counted from
   -- its start, it would be back up to a tick too early.

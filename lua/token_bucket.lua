@@ -44,8 +44,13 @@ local whole = packed or capacity % 1 + rate % 1 + period % 1 + tick % 1 + max_de
 local valid = whole and (layout or 1) == 1 and (packed or #ARGV == 8)
   and capacity >= 0 and rate >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and max_debt >= 0
   and deepest <= 2^53 - period - rate and longest <= 2^51
-local numbers = valid and packed and string.sub(packed, 1, 25)
-  or valid and struct.pack('<BI7I7I7I3', 1, capacity, rate, period, tick)
+-- The numbers in a state, with the debt if there is one, and the state's length.
+local numbers, size = nil, max_debt > 0 and 51 or 44
+if valid and size == 44 then
+  numbers = packed and string.sub(packed, 1, 25) or struct.pack('<BI7I7I7I3', 1, capacity, rate, period, tick)
+elseif valid then
+  numbers = struct.pack('<BI7I7I7I3I7', 9, capacity, rate, period, tick, max_debt)
+end
 
 -- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
 -- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
@@ -55,7 +60,7 @@ local calls, latest, answer = 1, now_us + 2 * longest + 1000000, nil
 for index = 1, fast and key_count or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
   if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-  if state and #state == 44 and string.find(state, numbers, 20, true)
+  if state and #state == size and string.find(state, numbers, 20, true)
     and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local time, level, armed = struct.unpack('<I7i7I5', state)
     if time <= now_us and level >= 0 and level <= full then
@@ -84,22 +89,23 @@ end
 
 -- The level is as of `time`: the tick of now, or the state's own time if now lies before it.
 local time, level
--- Whether the key is in debt under the call's numbers, where another version is charged; and what a refund gives back
--- at most, if that is known.
-local owes, still
+-- Where another version is charged, whether that may put it into debt: the key is in debt under the call's numbers, or
+-- these allow less debt. And what a refund gives back at most, if that is known.
+local lends, still
+layout_at = 20
 
 -- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
 -- bytes of a state come before its expiry, and the most units at one instant.
 function under(state)
   capacity, rate, period, tick, max_debt = a, b, c, d, e
   if state then
-    owes = level < 0
     capacity, rate, period, tick = struct.unpack('<I7I7I7I3', state, 21)
-    -- A state doesn't say how much debt was allowed: the call's, as far as the products fit.
+    max_debt = #state > 44 and struct.unpack('<I7', state, 45) or 0
+    -- As far as the products fit.
     local most = 2^53 - rate
-    max_debt = math.min(e, (most - most % period) / period - 1 - capacity)
+    max_debt = math.max(math.min(max_debt, (most - most % period) / period - 1 - capacity), 0)
+    lends = level < 0 or max_debt > e
   end
-  numbers = struct.pack('<BI7I7I7I3', 1, capacity, rate, period, tick)
   full, deepest = capacity * period, (capacity + max_debt) * period
   longest = (deepest + -deepest % rate) / rate * tick
   return longest, 14, capacity
@@ -125,7 +131,7 @@ local function load(state, blocked, as_is, afresh, scaled)
   if not state then return 0, false, 0, levels() end
   local version, was_capacity, was_rate, was_period, was_tick
   time, level, armed, version, was_capacity, was_rate, was_period, was_tick = struct.unpack('<I7i7I5BI7I7I7I3', state)
-  if version ~= 1 or time > 2^53 or was_capacity * was_period > 2^53 or was_period < 1 or was_rate < 1 or was_tick < 1
+  if version ~= 1 and version ~= 9 or time > 2^53 or was_capacity * was_period > 2^53 or was_period < 1 or was_rate < 1 or was_tick < 1
     or level > was_capacity * was_period or level < -2^53 then
     return
   end
@@ -165,7 +171,7 @@ local function move(units, mode)
   elseif mode == 'penalty' then
     taken = math.min(taken, level - lowest())
   elseif mode == 'other' then
-    taken = math.min(taken, level - lowest(), math.max(level + (owes and max_debt * period or 0), 0))
+    taken = math.min(taken, level - lowest(), math.max(level + (lends and max_debt * period or 0), 0))
   end
   -- Within a coarse tick a full bucket was not refilling: the time is rounded up, not down.
   if taken > 0 and time < now_us and full - level <= rate then time = time + tick end

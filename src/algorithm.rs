@@ -208,7 +208,7 @@ pub(crate) static TWO_CHOICES: Script = Script::composed(
 
 /// The variables that lua/arguments.lua sets.
 const READ: &str = "packed, key_count, a, b, c, d, e, cost, mode, at_us, now_us, layout, several, repeated, fast, state, states, answers, missed, \
-    decide, window_of, read, write, save, under, owed, taken, remaining_after_debt";
+    decide, window_of, read, write, save, under, layout_at, owed, taken, remaining_after_debt";
 /// What an algorithm's file defines.
 const DEFINED: &str = "NAME, ARGUMENTS, LENGTH, RESERVES, STATE, valid, longest, load, wait, move, inspect";
 

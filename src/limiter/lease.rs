@@ -184,7 +184,7 @@ impl Lease {
         if let Some(decision) = shared.spend(cost, begun) {
             return Ok(decision);
         }
-        let deadline = shared.request().deadline_or(shared.limiter.deadline);
+        let deadline = shared.request().deadline_or(shared.limiter.deadline).min(LONGEST_WAIT);
         runtime::with_timers()?;
         let seen = shared.worth_a_refill(cost, begun);
         if let Some(seen) = seen {

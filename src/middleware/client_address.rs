@@ -105,7 +105,7 @@ const LONGEST: usize = 64;
 /// `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`.
 fn address(entry: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(entry).ok().filter(|text| text.len() <= LONGEST)?;
-    let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse().ok();
+    let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse().ok().map(IpAddr::V6);
     let with_port = || text.parse::<SocketAddr>().ok().map(|address| address.ip());
     let address: Option<IpAddr> = text.parse().ok().or_else(with_port).or_else(bracketed);
     address.map(|address| address.to_canonical())

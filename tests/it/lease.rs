@@ -387,3 +387,12 @@ async fn rare_calls_go_to_redis_and_frequent_calls_are_served_from_the_lease() {
     }
     assert_eq!(by[22..], [By::Lease; 30], "{by:?}");
 }
+
+#[tokio::test]
+async fn the_longest_deadline_is_one() {
+    let limiter = Limiter::new(Embedded::new()).deadline(Duration::MAX);
+    let lease = limiter.lease(&rule("token-bucket 4/1h"), "key", processes(1)).expect("a lease");
+    for number in 0..5 {
+        assert_eq!(lease.acquire(1).await.expect("a decision").allowed, number < 4);
+    }
+}

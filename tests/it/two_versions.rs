@@ -20,7 +20,7 @@ const CALLS: usize = 400;
 struct Case {
     /// That with the largest capacity is the first.
     versions: Vec<Limit>,
-    /// The largest capacity and the fastest rate of all.
+    /// The largest capacity and debt, and the fastest rate of all.
     together: Limit,
     calls: Vec<Call>,
 }
@@ -62,10 +62,11 @@ fn limits() -> impl Strategy<Value = (Vec<Limit>, Limit)> {
         "sliding-log RATE/PERIOD",
     ];
     let numbers = || (1_u64..=60, 0_u64..=3);
+    let debts = prop_oneof![1 => [0_u64..=60, 0..=60], 1 => (0_u64..=60).prop_map(|debt| [debt; 2])];
     let period = proptest::sample::select(vec!["1s", "7s", "1m", "1h", "30d"]);
-    (proptest::sample::select(algorithms.to_vec()), numbers(), numbers(), 0_u64..=2, period, 0_u64..=60).prop_map(
-        |(text, (rate, bursts), (more, more_bursts), faster, period, debt)| {
-            let limit = |rate: u64, burst: u64| {
+    (proptest::sample::select(algorithms.to_vec()), numbers(), numbers(), 0_u64..=2, period, debts).prop_map(
+        |(text, (rate, bursts), (more, more_bursts), faster, period, [debt, other_debt])| {
+            let limit = |rate: u64, burst: u64, debt: u64| {
                 let text = text.replace("RATE", &rate.to_string()).replace("BURST", &burst.to_string());
                 let text = text.replace("PERIOD", period).replace("DEBT", &debt.to_string());
                 let limit: Limit = text.parse().expect("a limit");
@@ -74,13 +75,14 @@ fn limits() -> impl Strategy<Value = (Vec<Limit>, Limit)> {
             let small = rate + rate * bursts / 2;
             let large = if text.contains("BURST") || faster < 2 { rate + more * faster.min(1) } else { rate };
             let capacity = large.max(small) + more * more_bursts;
+            let most = debt.max(other_debt);
             match faster {
                 // The one with the smaller capacity is the faster.
                 2 if text.contains("BURST") => {
                     let slower = 1 + rate / 2;
-                    (vec![limit(slower, capacity), limit(rate, small)], limit(rate, capacity))
+                    (vec![limit(slower, capacity, debt), limit(rate, small, other_debt)], limit(rate, capacity, most))
                 }
-                _ => (vec![limit(large, capacity), limit(rate, small)], limit(large, capacity)),
+                _ => (vec![limit(large, capacity, debt), limit(rate, small, other_debt)], limit(large, capacity, most)),
             }
         },
     )
@@ -159,7 +161,10 @@ fn what_two_versions_admit_together_stays_within_the_larger() {
                 answer.allowed
             };
             if admitted {
-                prop_assert!(together.acquire(cost, now).allowed, "{} at {} by {}", cost, now, subject.limit());
+                // Where one may be in debt while the other isn't, the bound is the capacity and the debt.
+                let lends = versions.iter().any(|version| version.max_debt() != versions[0].max_debt());
+                let within = if lends { together.reserve(cost, now) } else { together.acquire(cost, now) };
+                prop_assert!(within.allowed, "{} at {} by {}", cost, now, subject.limit());
             }
         }
         Ok(())
@@ -189,6 +194,12 @@ impl Versions {
         answer.expect("a decision").allowed
     }
 
+    /// How long a denied call is to wait.
+    fn wait(&self, text: &str, after: Duration, cost: u64) -> Duration {
+        let answer = self.runtime.block_on(self.limiter.acquire(&rule(text), Self::request(after, cost, None)));
+        answer.expect("a decision").retry_after.duration().expect("a wait")
+    }
+
     fn reserve(&self, text: &str, after: Duration, cost: u64) -> bool {
         let answer = self.runtime.block_on(self.limiter.reserve(&rule(text), Self::request(after, cost, None)));
         answer.expect("a decision").allowed
@@ -203,7 +214,6 @@ const NOW: Duration = Duration::ZERO;
 const SECOND: Duration = Duration::from_secs(1);
 const MICRO: Duration = Duration::from_micros(1);
 
-/// Its state doesn't say how much debt it allows.
 #[test]
 fn a_version_in_debt_is_kept_until_it_is_out_of_debt() {
     for text in ["token-bucket 1/1s burst BURST", "gcra 1/1s burst BURST", "fixed-window 1/1s burst BURST"] {
@@ -271,5 +281,36 @@ fn reservations_that_are_given_up_before_their_turn_come_back_in_full() {
         let peek = versions.limiter.peek(&own, Versions::request(2 * SECOND, 1, None));
         let owed = versions.runtime.block_on(peek).expect("a decision").reset_after;
         assert_eq!(owed, 2 * SECOND, "{text}");
+    }
+}
+
+/// Also where it waits beyond the time for which it would have been kept after its last admission.
+#[test]
+fn a_denied_version_waits_as_long_as_it_was_told() {
+    let bucket = ["token-bucket 530/30d burst 37", "token-bucket 17/30d burst 26"];
+    let window = ["sliding-window 51/1h", "sliding-window 27/1h"];
+    let of_bucket = [
+        (7814, 1, 14),
+        (33_171_041_558, 0, 16),
+        (1_142_003_040_385, 1, 1),
+        (1_142_003_075_066, 0, 1),
+        (2_009_633_714_809, 0, 25),
+    ];
+    // Windows begin 1376 seconds after the first of these times.
+    let of_window = [(0, 1, 1), (1_670_056_782, 1, 1), (3_251_615_984, 0, 49), (6_061_107_493, 0, 20)]
+        .map(|(at, by, cost)| (at + 1_376_000_000, by, cost));
+    let cases = [
+        (bucket, &of_bucket[..], (2_029_103_693_802, 26)),
+        (window, &of_window[..], (6_380_542_413 + 1_376_000_000, 27)),
+    ];
+    for (texts, calls, (denied_at, cost)) in cases {
+        let versions = Versions::new();
+        for (at, by, cost) in calls {
+            versions.acquire(texts[*by], Duration::from_micros(*at), *cost, None);
+        }
+        let now = Duration::from_micros(denied_at);
+        let told = versions.wait(texts[1], now, cost);
+        assert!(!versions.acquire(texts[1], now + told - MICRO, cost, None), "{}", texts[1]);
+        assert!(versions.acquire(texts[1], now + told, cost, None), "{}", texts[1]);
     }
 }

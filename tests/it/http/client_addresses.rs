@@ -140,7 +140,8 @@ async fn an_address_that_no_one_can_read_is_refused_if_a_rule_uses_addresses() {
         let layer = embedded(rules).client_address(ClientAddress::behind(["10.0.0.1"]).expect("a proxy"));
         let unreadable = hostile().into_iter().filter(|junk| junk.iter().any(|byte| !b", \t".contains(byte)));
         let unreadable = unreadable.filter(|junk| !junk.starts_with(b"10.0.0.1"));
-        for line in unreadable.chain([b"unknown".to_vec(), b"192.0.2.7, unknown".to_vec()]) {
+        let written = ["unknown", "192.0.2.7, unknown", "[192.0.2.7]"].map(|line| line.as_bytes().to_vec());
+        for line in unreadable.chain(written) {
             let answer = ask(&layer, raw("10.0.0.1", &[line])).await;
             assert_eq!(answer.status.as_u16(), status, "{rules}");
             if status == 400 {

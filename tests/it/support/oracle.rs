@@ -120,6 +120,8 @@ struct Found {
     /// Units taken by the call or, below 0, given back.
     moved: i128,
     other: Option<Other>,
+    /// Whether another version wrote after this one.
+    returns: bool,
     refunds: Refunds,
 }
 
@@ -253,6 +255,11 @@ impl Oracle {
             self.written =
                 (!forgotten).then(|| Written { spec: self.spec, state: found.state.clone(), until, other, refunds });
         }
+        if !allowed && !found.altered && found.returns {
+            let reset = i128::from(now_us) + i128::from(self.answer(found, allowed, retry, now_us).reset_after_us);
+            let other = self.written.as_mut().and_then(|written| written.other.as_mut());
+            other.into_iter().for_each(|other| other.keep(reset));
+        }
         if self.counts_denials && !allowed {
             if self.denials(now_us) == 0 { self.denied.clear() }
             self.denied.push(now_us);
@@ -310,20 +317,20 @@ impl Oracle {
         let rule = Rule::of(self.spec);
         let at = floor_to(now_us.into(), rule.tick);
         let (other, refunds) = (None, Refunds::default());
-        let unused = Found { state: rule.place(0, at), at, until: 0, altered: false, moved: 0, other, refunds };
+        let unused = Found { state: rule.place(0, at), at, until: 0, altered: false, moved: 0, other, returns: false, refunds };
         let Some(written) = &self.written else { return unused };
-        let (state, other) = self.version(&rule, written, at, now_us);
+        let (state, other, returns) = self.version(&rule, written, at, now_us);
         let refunds = written.refunds.of_late(&rule, now_us);
         let (time, until) = (state.time(), written.until);
         if rule.used(&state, time) == 0 && until <= now_us.into() {
             // The same as no state: its time must not bind anybody.
-            Found { other, refunds, ..unused }
+            Found { other, returns, refunds, ..unused }
         } else if rule.is_far_ahead(time, at) {
             let gap = time - at;
             let state = rule.rebased(&state, at);
-            Found { state, at, until: until - gap, altered: true, moved: 0, other, refunds }
+            Found { state, at, until: until - gap, altered: true, moved: 0, other, returns, refunds }
         } else {
-            Found { state, at: at.max(time), until, altered: false, moved: 0, other, refunds }
+            Found { state, at: at.max(time), until, altered: false, moved: 0, other, returns, refunds }
         }
     }
 }

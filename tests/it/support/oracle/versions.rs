@@ -16,30 +16,38 @@ const SECOND: i128 = 1_000_000;
 
 impl Oracle {
     /// The state under this rule, and that under the other version in force.
-    pub(super) fn version(&self, rule: &Rule, written: &Written, at: i128, now_us: u64) -> (State, Option<Other>) {
+    /// Last, whether the former is one that another version wrote after.
+    pub(super) fn version(
+        &self,
+        rule: &Rule,
+        written: &Written,
+        at: i128,
+        now_us: u64,
+    ) -> (State, Option<Other>, bool) {
         let (now, old, state) = (i128::from(now_us), Rule::of(written.spec), &written.state);
         if !matches!(rule.kind, Kind::Bucket | Kind::Window | Kind::Counter) {
             let is_known = !rule.is_beyond_the_windows(&old, state.time(), at);
-            return (if is_known { rule.convert(&old, state, self.on_change) } else { state.clone() }, None);
+            return (if is_known { rule.convert(&old, state, self.on_change) } else { state.clone() }, None, false);
         }
         let other = written.other.as_ref();
         let other = other.filter(|other| now < other.until || other.says_more_than(written, rule, now_us));
         let same = rule.wrote(&old, state);
         if self.on_change != Change::KeepUsed {
-            return (rule.convert(&old, state, self.on_change), other.filter(|_| same).cloned());
+            return (rule.convert(&old, state, self.on_change), other.filter(|_| same).cloned(), false);
         }
         if same {
-            return (state.clone(), other.cloned());
+            return (state.clone(), other.cloned(), false);
         }
-        let until = state.time() + rule.longest().max(old.with_debt_of(rule).longest());
-        // In debt it may take longer.
+        let until = state.time() + rule.longest().max(old.longest());
+        // After a penalty it may take longer.
         let before = Other { spec: written.spec, state: state.clone(), until: 0 };
         let (its, found) = before.found(state, rule, now_us);
         let until = until.max(its.first(found.at, |t| its.used(&found.state, t) == 0));
         let until = ceil_div(until, SECOND) * SECOND;
         let mut before = Some(Other { spec: written.spec, state: state.clone(), until }).filter(|_| now < until);
+        let returns = other.is_some_and(|other| rule.wrote(&Rule::of(other.spec), &other.state));
         let own = match other {
-            Some(other) if rule.wrote(&Rule::of(other.spec), &other.state) => other.state.clone(),
+            Some(other) if returns => other.state.clone(),
             Some(other) if Rule::of(other.spec).capacity > old.capacity => {
                 before = Some(other.clone());
                 // Charged under a rule whose windows start at the first hit, its own may start anywhere.
@@ -48,7 +56,7 @@ impl Oracle {
             }
             _ => rule.convert(&old, state, self.on_change),
         };
-        (own, before)
+        (own, before, returns)
     }
 }
 
@@ -56,6 +64,13 @@ impl Other {
     /// Whether nothing is used under these numbers.
     pub(super) fn is_unused(&self) -> bool {
         Rule::of(self.spec).used(&self.state, self.state.time()) == 0
+    }
+
+    /// Kept until its reset, so that the wait of a denial stays true.
+    pub(super) fn keep(&mut self, until: i128) {
+        if self.until < until {
+            self.until = (until.div_euclid(SECOND) + 1) * SECOND;
+        }
     }
 
     /// Whether it has a larger capacity than the version that was written last, and more is used of it.
@@ -68,9 +83,9 @@ impl Other {
         its.capacity > old.capacity && (its_reset > reset || its_free < free)
     }
 
-    /// How a call under the caller's rule finds this state under its numbers, as far as it says them.
+    /// How a call under the caller's rule finds this state under its numbers.
     fn found(&self, state: &State, caller: &Rule, now_us: u64) -> (Rule, Found) {
-        let mut rule = Rule::of(self.spec).with_debt_of(caller);
+        let mut rule = Rule::of(self.spec);
         if let State::Window { start, .. } = self.state {
             rule.start = match caller.start {
                 Start::At(_) => Start::At(u64::try_from(start.rem_euclid(rule.period)).expect("not negative")),
@@ -86,16 +101,17 @@ impl Other {
             (state.clone(), at.max(time))
         };
         let refunds = Refunds::default();
-        (rule, Found { state, at, until: 0, altered: false, moved: 0, other: None, refunds })
+        (rule, Found { state, at, until: 0, altered: false, moved: 0, other: None, returns: false, refunds })
     }
 
     /// The same after the call took these units too or, below 0, gave them back.
     pub(super) fn also_charged(&self, caller: &Rule, moved: i128, owes: bool, now_us: u64) -> Self {
         let (rule, mut found) = self.found(&self.state, caller, now_us);
         if moved > 0 {
-            // What exceeds a level is forgiven, as by a change to its numbers; only who is in debt stays in debt. Counts
-            // count all.
-            let most = (rule.capacity + if owes { rule.debt } else { 0 }) * rule.parts();
+            // What exceeds a level is forgiven, as by a change to its numbers. Into debt, if the caller is in debt, or can
+            // only be in less. Counts count all.
+            let lends = owes || rule.debt > caller.debt;
+            let most = (rule.capacity + if lends { rule.debt } else { 0 }) * rule.parts();
             let room = match rule.kind {
                 Kind::Counter => rule.room(&found),
                 _ => (most - rule.used(&found.state, found.at)).clamp(0, rule.room(&found)),
@@ -117,16 +133,5 @@ impl Rule {
             _ => true,
         };
         aligned && *self == (Rule { debt: self.debt, start: self.start, ..*old })
-    }
-
-    /// With as much debt as the other rule allows and fits beside these numbers.
-    fn with_debt_of(&self, other: &Rule) -> Rule {
-        let exact = 1 << 53;
-        let fits = match self.kind {
-            Kind::Bucket => (exact - self.rate) / self.parts() - 1 - self.capacity,
-            Kind::Window => exact - self.rate - self.capacity,
-            _ => 0,
-        };
-        Rule { debt: if self == other { self.debt } else { other.debt.min(fits) }, ..*self }
     }
 }
