@@ -282,6 +282,25 @@ fn cut(file: &std::path::Path) {
     std::fs::write(file, &bytes[..bytes.len() / 2]).expect("written");
 }
 
+/// As a full disk would refuse it.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_file_that_cannot_be_written_leaves_the_table_and_no_part_of_the_file() {
+    let (server, database) = prepared().await;
+    let place = Place::new();
+    fill(&server, march(), ROWS).await;
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 4; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_tollgate"), "archive"]);
+    limited.args(["--database", &server.url(), "--store", place.url()]);
+    let output = limited.output().expect("sh");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.lines().count() == 1, "{output:?}");
+    assert!(said.starts_with("error: archive of 2020-03: audit/year=2020/month=03/part-0-"), "{said}");
+    assert!(place.files(march()).is_empty(), "{:?}", place.files(march()));
+    assert_eq!(rows_left(&server).await, ROWS.to_string());
+    assert_eq!(only(&database, &place, &small_files()).await.expect("moved").rows, u64::from(ROWS));
+}
+
 #[tokio::test]
 async fn two_archivers_at_once_are_kept_apart() {
     let (server, database) = prepared().await;

@@ -162,12 +162,13 @@ fn no_secret_is_said_whatever_a_server_answers() {
         });
         let endpoint = format!("http://127.0.0.1:{port}");
         let with_password = format!("http://me:sesame@127.0.0.1:{port}");
-        for (name, value) in [
-            ("AWS_ENDPOINT", endpoint.as_str()),
-            ("AWS_ENDPOINT", &with_password),
-            ("HTTP_PROXY", "http://me:sesame@127.0.0.1:1"),
+        for (arguments, name, value) in [
+            (&["list"][..], "AWS_ENDPOINT", endpoint.as_str()),
+            (&["verify", "2020-03"], "AWS_ENDPOINT", &endpoint),
+            (&["list"], "AWS_ENDPOINT", &with_password),
+            (&["list"], "HTTP_PROXY", "http://me:sesame@127.0.0.1:1"),
         ] {
-            let mut tool = command(&["archive", "verify", "2020-03", "--store", "s3://logs/of"]);
+            let mut tool = command(&[&["archive"], arguments, &["--store", "s3://logs/of"]].concat());
             tool.env("AWS_ENDPOINT", &endpoint).env("AWS_ALLOW_HTTP", "true").env("AWS_REGION", "eu-west-1");
             tool.env("AWS_ACCESS_KEY_ID", "AKIATOLLGATE").env("AWS_SECRET_ACCESS_KEY", "sesame");
             tool.env("AWS_SESSION_TOKEN", "sesame-token").env(name, value).env("AWS_TIMEOUT", "1s");
