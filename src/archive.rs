@@ -5,16 +5,22 @@
 //! compared once more and dropped. The run may be interrupted at any moment: the next one continues from what it finds,
 //! and no row is lost or duplicated.
 //!
+//! What is read back is compared with the SHA-256 that was recorded before any of it is shown, and takes bounded
+//! memory, whatever the file is.
+//!
 //! A month is stored as `audit/year=2026/month=08/part-0-6a1f0c2b9d4e8f37.parquet` and so on, and `manifest.json`,
 //! which is written last: files that it doesn't name are left over from an interrupted attempt.
 
 mod checksum;
 mod columns;
 mod copy;
+mod directory;
 mod error;
 mod export;
+mod listing;
 mod manifest;
 mod month;
+mod page_header;
 mod part;
 mod partitions;
 mod query;
@@ -24,6 +30,7 @@ mod run;
 mod store;
 
 pub use error::ArchiveError;
+pub use listing::Listing;
 pub use manifest::ArchivedMonth;
 pub use month::Month;
 pub use partitions::{Archivable, Attachment};
@@ -31,13 +38,10 @@ pub use query::Rows;
 pub use row::ArchivedRow;
 pub use run::{ArchiveOptions, Archived, Progress, Step};
 
-use std::collections::BTreeSet;
 use std::fmt;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use object_store::ObjectStore;
+use store::Store;
 
 /// The format of files and manifests.
 const FORMAT: u32 = 1;
@@ -45,9 +49,7 @@ const FORMAT: u32 = 1;
 /// Where archives are stored: a directory, or a bucket on S3 or a compatible store. Cheap to clone.
 #[derive(Clone)]
 pub struct Archive {
-    store: Arc<dyn ObjectStore>,
-    /// The directory, if the store is one.
-    directory: Option<PathBuf>,
+    store: Store,
     /// The address, without secrets.
     address: String,
 }
@@ -55,13 +57,17 @@ pub struct Archive {
 impl Archive {
     /// The archive at `file:///var/lib/tollgate`, a directory that must exist, or at `s3://bucket/prefix`.
     ///
+    /// On Unix, new files in a directory have mode 600 and new folders 700, whatever the umask. Symbolic links below
+    /// the directory are refused.
+    ///
     /// S3 is configured through the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` and
     /// `AWS_REGION`, or the machine's role; for a compatible store `AWS_ENDPOINT`, with `AWS_ALLOW_HTTP=true` if it has
     /// no TLS. Doesn't connect yet.
     ///
     /// # Errors
     ///
-    /// An address that can't be read or contains credentials; a directory that doesn't exist; invalid settings for S3.
+    /// An address that can't be read or contains credentials, as may `AWS_ENDPOINT`; a directory that doesn't exist;
+    /// invalid settings for S3.
     pub fn open(url: &str) -> Result<Self, ArchiveError> {
         store::open(url)
     }
@@ -81,18 +87,6 @@ impl Archive {
         Ok(self.manifest(month).await?.map(|(manifest, _)| manifest.describe(month)))
     }
 
-    /// Months that, at `now`, have been kept for this many years after their end. They stay until they are
-    /// [deleted](Self::delete). Lists the store.
-    ///
-    /// # Errors
-    ///
-    /// A store that can't be reached.
-    pub async fn expired(&self, now: SystemTime, years: u16) -> Result<BTreeSet<Month>, ArchiveError> {
-        let mut months = self.months().await?;
-        months.retain(|month| month.years_after(years).is_some_and(|at| at <= now));
-        Ok(months)
-    }
-
     /// Deletes a month's archive permanently, expired or not, including files without a manifest; returns whether there
     /// was one. If this is interrupted, the archive is still listed, and can be deleted again.
     ///
@@ -101,15 +95,18 @@ impl Archive {
     /// A store that can't be reached, or that refuses the deletion.
     pub async fn delete(&self, month: Month) -> Result<bool, ArchiveError> {
         // Doesn't read the manifest, which may be damaged.
-        let known = self.has_manifest(month).await?;
-        self.sweep(month).await?;
-        self.remove(month, Duration::ZERO, |_| true).await?;
-        self.delete_manifest(month).await?;
-        Ok(known)
+        let deleted = async {
+            let known = self.size(month, store::MANIFEST).await?.is_some();
+            self.sweep(month).await?;
+            self.remove(month, Duration::ZERO, |_| true).await?;
+            self.delete_manifest(month).await?;
+            Ok(known)
+        };
+        deleted.await.map_err(|error: ArchiveError| error.of(month))
     }
 
     /// Reads a month's archive and compares it with its manifest: the bytes of each file, and the count and checksum of
-    /// its rows. Reads the whole archive, with memory for one file.
+    /// its rows. Reads the whole archive, with memory for one group of rows.
     ///
     /// # Errors
     ///

@@ -8,6 +8,7 @@ use parquet::errors::{ParquetError, Result};
 use parquet::file::writer::SerializedRowGroupWriter;
 use parquet::schema::types::{Type, TypePtr};
 
+use super::part::{MOST_BYTES, too_large};
 use super::row::{COLUMNS, Column, Field, Kind, Row};
 
 /// One column's values, without nulls.
@@ -160,52 +161,37 @@ impl Texts {
 /// The columns of a row group, read some rows at a time.
 pub(super) struct Group {
     readers: Vec<ColumnReader>,
+    /// Bytes of text read so far. A dictionary's text is stored once and may be read for every row.
+    text_bytes: u64,
 }
 
 impl Group {
     /// From the readers of all columns, in order.
     pub(super) fn new(readers: Vec<ColumnReader>) -> Self {
-        Self { readers }
-    }
-
-    /// Skips rows.
-    pub(super) fn skip(&mut self, rows: usize) -> Result<()> {
-        if rows == 0 {
-            return Ok(());
-        }
-        for (reader, column) in self.readers.iter_mut().zip(&COLUMNS) {
-            let skipped = match reader {
-                ColumnReader::Int64ColumnReader(reader) => reader.skip_records(rows)?,
-                ColumnReader::Int32ColumnReader(reader) => reader.skip_records(rows)?,
-                ColumnReader::ByteArrayColumnReader(reader) => reader.skip_records(rows)?,
-                _ => return Err(unfit(column)),
-            };
-            if skipped != rows {
-                return Err(unfit(column));
-            }
-        }
-        Ok(())
+        Self { readers, text_bytes: 0 }
     }
 
     /// Reads the next rows, exactly as many as asked for.
     pub(super) fn read(&mut self, rows: usize) -> Result<Columns> {
         let mut read = Columns::new();
         for (at, (reader, column)) in self.readers.iter_mut().zip(&COLUMNS).enumerate() {
-            read_column(reader, column, rows, &mut read.values[at], &mut read.levels[at])?;
+            let left = MOST_BYTES.saturating_sub(self.text_bytes);
+            self.text_bytes += read_column(reader, column, (rows, left), &mut read.values[at], &mut read.levels[at])?;
         }
         read.rows = rows;
         Ok(read)
     }
 }
 
-/// Reads this many rows of one column.
+/// Reads this many rows of one column, with at most so many bytes of text. Returns how many it has.
 fn read_column(
     reader: &mut ColumnReader,
     column: &Column,
-    rows: usize,
+    (rows, most_bytes): (usize, u64),
     values: &mut Values,
     levels: &mut Vec<i16>,
-) -> Result<()> {
+) -> Result<u64> {
+    let mut bytes = 0;
     let (got, count) = match (reader, values) {
         (ColumnReader::Int64ColumnReader(reader), Values::Long(numbers)) => {
             let (got, _, _) = reader.read_records(rows, Some(levels), None, numbers)?;
@@ -218,6 +204,10 @@ fn read_column(
         (ColumnReader::ByteArrayColumnReader(reader), Values::Text(texts)) => {
             let mut arrays = Vec::new();
             let (got, _, _) = reader.read_records(rows, Some(levels), None, &mut arrays)?;
+            bytes = arrays.iter().map(|array: &ByteArray| array.len() as u64).sum();
+            if bytes > most_bytes {
+                return Err(too_large());
+            }
             for array in &arrays {
                 texts.bytes.extend_from_slice(array.data());
                 texts.ends.push(texts.bytes.len());
@@ -230,20 +220,7 @@ fn read_column(
         *levels = vec![1; got];
     }
     let present = levels.iter().filter(|level| **level > 0).count();
-    if (got, levels.len(), present) == (rows, rows, count) { Ok(()) } else { Err(unfit(column)) }
-}
-
-/// The texts of one column, `None` for null: this many rows.
-pub(super) fn read_texts(reader: ColumnReader, at: usize, rows: usize) -> Result<Vec<Option<ByteArray>>> {
-    let column = &COLUMNS[at];
-    let ColumnReader::ByteArrayColumnReader(mut reader) = reader else { return Err(unfit(column)) };
-    let (mut arrays, mut levels) = (Vec::new(), Vec::new());
-    let (got, _, _) = reader.read_records(rows, Some(&mut levels), None, &mut arrays)?;
-    if (got, levels.len()) != (rows, rows) {
-        return Err(unfit(column));
-    }
-    let mut arrays = arrays.into_iter();
-    Ok(levels.iter().map(|level| if *level > 0 { arrays.next() } else { None }).collect())
+    if (got, levels.len(), present) == (rows, rows, count) { Ok(bytes) } else { Err(unfit(column)) }
 }
 
 fn unfit(column: &Column) -> ParquetError {

@@ -82,6 +82,26 @@ impl ArchiveError {
         Self::new(Kind::Unreachable, format!("archive: {address}: expected a bucket or a directory, got none"))
     }
 
+    /// What a directory says about a file or folder. Only an error about all of the disk counts as unreachable.
+    pub(super) fn file(place: &str, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind;
+
+        let (kind, why) = match error.kind() {
+            ErrorKind::NotFound => (Kind::Missing, "expected a file, got none".to_owned()),
+            ErrorKind::AlreadyExists => {
+                (Kind::Refused, "expected no file, got one that somebody else has made".to_owned())
+            }
+            ErrorKind::PermissionDenied => (Kind::Refused, "permission denied".to_owned()),
+            ErrorKind::UnexpectedEof => (Kind::Damaged, "expected all of the file, got a part of it".to_owned()),
+            ErrorKind::StorageFull
+            | ErrorKind::QuotaExceeded
+            | ErrorKind::ReadOnlyFilesystem
+            | ErrorKind::StaleNetworkFileHandle => (Kind::Unreachable, said(&error.to_string())),
+            _ => (Kind::Refused, said(&error.to_string())),
+        };
+        Self::new(kind, format!("archive: {place}: {why}"))
+    }
+
     /// A store's error about an object.
     pub(super) fn store(object: &str, error: &object_store::Error) -> Self {
         use object_store::Error;
@@ -182,7 +202,26 @@ fn said(text: &str) -> String {
         _ => text.to_owned(),
     };
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut line = without_credentials(&line);
+    for secret in SECRETS.iter().filter_map(|name| std::env::var(name).ok()).filter(|secret| !secret.is_empty()) {
+        line = line.replace(&secret, "...");
+    }
     line.chars().take(MOST_SAID).collect()
+}
+
+/// What a server may repeat of a request.
+const SECRETS: [&str; 4] = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_TOKEN"];
+
+/// Without what addresses have before an `@`, as that of a proxy may.
+fn without_credentials(line: &str) -> String {
+    let word = |word: &str| match word.split_once("://") {
+        Some((scheme, rest)) => match rest.rsplit_once('@') {
+            Some((_, host)) => format!("{scheme}://...@{host}"),
+            None => word.to_owned(),
+        },
+        None => word.to_owned(),
+    };
+    line.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
 impl From<PostgresError> for ArchiveError {
@@ -241,6 +280,8 @@ mod tests {
         assert_eq!(said(xml), "Not the signature (SignatureDoesNotMatch)");
         assert_eq!(said("<?xml version=\"1.0\"?><x>AKIA</x>"), "an answer that can't be read");
         assert_eq!(said("one\n two"), "one two");
+        let proxy = "error sending request for (http://me:p@ss@127.0.0.1:1/x) to http://127.0.0.1:2/";
+        assert_eq!(said(proxy), "error sending request for (http://...@127.0.0.1:1/x) to http://127.0.0.1:2/");
         assert_eq!(said(&"x".repeat(400)).len(), MOST_SAID);
     }
 }

@@ -8,7 +8,7 @@ use super::checksum::Content;
 use super::copy::Copy;
 use super::manifest::{Manifest, Part, part_name};
 use super::month::Month;
-use super::part::PartWriter;
+use super::part::{GROUPS, PartWriter};
 use super::row::{Row, time_in};
 use super::{Archive, ArchiveError};
 
@@ -47,7 +47,7 @@ pub(super) async fn export(
         if rows % REPORTED_AFTER == 0 {
             report(rows);
         }
-        let is_last = part.content.rows >= part_rows || part.bytes() >= PART_BYTES;
+        let is_last = part.content.rows >= part_rows || part.bytes() >= PART_BYTES || part.groups() >= GROUPS;
         if (is_last || part.is_group_full())
             && let Some(full) = writer.take()
         {
@@ -63,7 +63,7 @@ pub(super) async fn export(
         parts.push(put(archive, month, part_name(parts.len(), attempt), rest).await?);
     }
     report(rows);
-    Ok(Manifest::new(month, &format!("tollgate.{table}"), parts, times))
+    Manifest::new(month, &format!("tollgate.{table}"), parts, times)
 }
 
 /// On a thread for blocking work.
@@ -75,7 +75,7 @@ async fn write_group(mut part: PartWriter) -> Result<PartWriter, ArchiveError> {
 async fn put(archive: &Archive, month: Month, name: String, part: PartWriter) -> Result<Part, ArchiveError> {
     let written = spawn_blocking(move || {
         let content = part.content;
-        part.finish().map(|bytes| (Part::new(name, content, &bytes), bytes))
+        part.finish().map(|(bytes, ends)| (Part::new(name, content, &bytes, ends), bytes))
     });
     let (part, bytes) = written.await?.map_err(|error| unwritable(&error))?;
     archive.put(month, &part.name, bytes).await?;

@@ -1,12 +1,16 @@
 //! The manifest completes an archive: it lists the files and describes their content.
+//!
+//! Each byte that is read back is covered by a SHA-256: those of the files by that of their piece, which is in the
+//! manifest, and the manifest by its own.
 
 use std::time::SystemTime;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::checksum::{Checksum, Content};
+use super::checksum::{Checksum, Content, sha256};
 use super::month::Month;
+use super::part::{MOST_BYTES, MOST_BYTES_OF_THE_END};
 use super::row::{micros, time};
 use super::{ArchiveError, FORMAT};
 
@@ -42,6 +46,9 @@ impl ArchivedMonth {
     }
 }
 
+/// The most bytes of a manifest: enough for some ten thousand files of a million rows.
+pub(super) const MANIFEST_BYTES: u64 = 16 << 20;
+
 /// The manifest as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {
@@ -56,6 +63,8 @@ pub(super) struct Manifest {
     made_at: String,
     made_by: String,
     pub(super) parts: Vec<Part>,
+    /// The hash of this JSON, as tollgate writes it, with an empty text here.
+    sha256: String,
 }
 
 /// One of the archive's files.
@@ -66,7 +75,16 @@ pub(super) struct Part {
     pub(super) bytes: u64,
     /// The checksum of its rows.
     pub(super) checksum: String,
-    /// The hash of its bytes.
+    /// In order, one after the other: its groups of rows, and what follows them. One group can be read and checked
+    /// without the rest of the file.
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// A piece of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Piece {
+    pub(super) bytes: u64,
+    /// The hash of these bytes.
     pub(super) sha256: String,
 }
 
@@ -86,13 +104,49 @@ pub(super) fn part_of(name: &str) -> Option<(usize, &str)> {
 }
 
 impl Part {
-    pub(super) fn new(name: String, content: Content, bytes: &[u8]) -> Self {
+    /// A file with these bytes, whose groups of rows end there.
+    pub(super) fn new(name: String, content: Content, bytes: &[u8], mut ends: Vec<usize>) -> Self {
+        ends.push(bytes.len());
+        let mut begin = 0;
+        let piece = |end| {
+            let piece = &bytes[std::mem::replace(&mut begin, end)..end];
+            Piece { bytes: piece.len() as u64, sha256: sha256(piece) }
+        };
         Self {
             name,
             rows: content.rows,
             bytes: bytes.len() as u64,
             checksum: content.checksum.to_string(),
-            sha256: super::checksum::sha256(bytes),
+            pieces: ends.into_iter().map(piece).collect(),
+        }
+    }
+
+    /// Where a piece begins.
+    pub(super) fn begin_of(&self, piece: usize) -> u64 {
+        self.pieces.iter().take(piece).map(|piece| piece.bytes).sum()
+    }
+
+    /// Its groups, without what follows them.
+    pub(super) fn groups(&self) -> usize {
+        self.pieces.len().saturating_sub(1)
+    }
+
+    /// Whether the pieces are the file, and none takes more memory than it may.
+    fn check(&self) -> Result<(), ArchiveError> {
+        let name = &self.name;
+        let bytes = self.pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.bytes));
+        let Some(end) = self.pieces.last().filter(|_| bytes == self.bytes) else {
+            return Err(ArchiveError::damaged(format!("{name}: expected pieces that are the file, got others")));
+        };
+        let too_large = |most: u64, got: u64| {
+            Err(ArchiveError::damaged(format!("{name}: expected pieces of at most {most} bytes, got one of {got}")))
+        };
+        if end.bytes > MOST_BYTES_OF_THE_END {
+            return too_large(MOST_BYTES_OF_THE_END, end.bytes);
+        }
+        match self.pieces.iter().map(|piece| piece.bytes).max() {
+            Some(largest) if largest > MOST_BYTES => too_large(MOST_BYTES, largest),
+            _ => Ok(()),
         }
     }
 
@@ -105,9 +159,14 @@ impl Part {
 
 impl Manifest {
     /// The manifest of exported parts; `times` are those of the first and the last row, in microseconds.
-    pub(super) fn new(month: Month, table: &str, parts: Vec<Part>, times: Option<(i64, i64)>) -> Self {
+    pub(super) fn new(
+        month: Month,
+        table: &str,
+        parts: Vec<Part>,
+        times: Option<(i64, i64)>,
+    ) -> Result<Self, ArchiveError> {
         let content = parts.iter().filter_map(Part::content).fold(Content::default(), Content::and);
-        Self {
+        let mut manifest = Self {
             format: FORMAT,
             table: table.to_owned(),
             month: month.to_string(),
@@ -119,7 +178,17 @@ impl Manifest {
             made_at: text(SystemTime::now()),
             made_by: concat!("tollgate ", env!("CARGO_PKG_VERSION")).to_owned(),
             parts,
-        }
+            sha256: String::new(),
+        };
+        manifest.sha256 = manifest.hash()?;
+        // Before any table is dropped.
+        manifest.parts.iter().try_for_each(Part::check)?;
+        Ok(manifest)
+    }
+
+    /// The hash of all but the hash.
+    fn hash(&self) -> Result<String, ArchiveError> {
+        Ok(sha256(&Self { sha256: String::new(), ..self.clone() }.as_json()?))
     }
 
     /// Parses a month's manifest, which must be consistent.
@@ -134,6 +203,11 @@ impl Manifest {
         if manifest.month != month.to_string() {
             return Err(wrong("that of this month"));
         }
+        let expected = manifest.hash()?;
+        if manifest.sha256 != expected {
+            let error = format!("manifest: expected the SHA-256 {expected}, which its content has, got another");
+            return Err(ArchiveError::damaged(error).of(month));
+        }
         let contents: Option<Vec<_>> = manifest.parts.iter().map(Part::content).collect();
         let content = contents.map(|contents| contents.into_iter().fold(Content::default(), Content::and));
         let bytes: u64 = manifest.parts.iter().fold(0, |sum, part| sum.saturating_add(part.bytes));
@@ -145,6 +219,7 @@ impl Manifest {
         if content != manifest.content() || content.is_none() || bytes != manifest.bytes || !names {
             return Err(wrong("the sum of its parts"));
         }
+        manifest.parts.iter().try_for_each(Part::check).map_err(|error| error.of(month))?;
         Ok(manifest)
     }
 

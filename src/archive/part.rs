@@ -1,14 +1,15 @@
 //! One Parquet file of a month: written in groups of rows, read back group by group.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
-use parquet::column::page::PageReader;
-use parquet::column::reader::{ColumnReader, get_column_reader};
+use parquet::column::page::{Page, PageMetadata, PageReader};
+use parquet::column::reader::get_column_reader;
 use parquet::errors::{ParquetError, Result};
-use parquet::file::metadata::{KeyValue, ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData, SortingColumn};
+use parquet::file::metadata::{
+    ColumnChunkMetaData, KeyValue, ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData, SortingColumn,
+};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
@@ -17,14 +18,23 @@ use parquet::file::writer::SerializedFileWriter;
 use super::FORMAT;
 use super::checksum::Content;
 use super::columns::{Columns, Group, schema};
+use super::page_header::PageHeader;
 use super::row::{AT, COLUMNS, Row, USER};
 
 /// Most rows in a group: this many are decoded to find one user's.
-pub(super) const GROUP_ROWS: usize = 128 * 1024;
+const GROUP_ROWS: usize = 128 * 1024;
 /// Bytes of text at which a group is written early.
 const GROUP_BYTES: usize = 32 << 20;
+/// Groups at which a file is finished early, so that its metadata stays small.
+pub(super) const GROUPS: usize = 128;
 /// Rows decoded at a time.
 pub(super) const BATCH_ROWS: usize = 4096;
+
+/// The most bytes of a group that are read, of its pages once they are decompressed, and of its texts. The groups that
+/// are written stay below, unless a single row has some 20 MB.
+pub(super) const MOST_BYTES: u64 = 64 << 20;
+/// The most bytes of what follows the groups: some 10 kB for each.
+pub(super) const MOST_BYTES_OF_THE_END: u64 = 4 << 20;
 
 /// A file being written, in memory.
 pub(super) struct PartWriter {
@@ -32,6 +42,8 @@ pub(super) struct PartWriter {
     /// The rows of the next group.
     columns: Columns,
     pub(super) content: Content,
+    /// Where each group ends.
+    ends: Vec<usize>,
 }
 
 impl PartWriter {
@@ -51,7 +63,7 @@ impl PartWriter {
             .set_key_value_metadata(Some(vec![format]))
             .build();
         let file = SerializedFileWriter::new(Vec::new(), schema()?, Arc::new(properties))?;
-        Ok(Self { file, columns: Columns::new(), content: Content::default() })
+        Ok(Self { file, columns: Columns::new(), content: Content::default(), ends: Vec::new() })
     }
 
     pub(super) fn push(&mut self, row: &Row<'_>, buffer: &mut Vec<u8>) -> Result<()> {
@@ -72,7 +84,14 @@ impl PartWriter {
         }
         let mut group = self.file.next_row_group()?;
         self.columns.write(&mut group)?;
-        group.close().map(drop)
+        group.close()?;
+        self.ends.push(self.file.bytes_written());
+        Ok(())
+    }
+
+    /// Groups written so far.
+    pub(super) fn groups(&self) -> usize {
+        self.ends.len()
     }
 
     /// Bytes written so far.
@@ -80,39 +99,37 @@ impl PartWriter {
         self.file.bytes_written()
     }
 
-    /// The complete file.
-    pub(super) fn finish(mut self) -> Result<Bytes> {
+    /// The complete file, and where each of its groups ends.
+    pub(super) fn finish(mut self) -> Result<(Bytes, Vec<usize>)> {
         self.write_group()?;
-        self.file.into_inner().map(Bytes::from)
+        Ok((self.file.into_inner()?.into(), self.ends))
     }
 }
 
-/// Fetched ranges of a file; every read must fall within one of them.
-#[derive(Debug)]
-pub(super) struct Pieces {
-    pieces: Vec<(u64, Bytes)>,
-    length: u64,
+/// A piece of a file: its bytes, and where it begins. Every read must fall within it.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub(super) begin: u64,
+    pub(super) bytes: Bytes,
+    /// Bytes of the whole file.
+    pub(super) length: u64,
 }
 
-impl Pieces {
-    pub(super) fn new(length: u64, pieces: Vec<(u64, Bytes)>) -> Self {
-        Self { pieces, length }
-    }
-
+impl Piece {
     fn from(&self, start: u64) -> Result<Bytes> {
-        let piece = self.pieces.iter().find(|(begin, bytes)| (*begin..begin + bytes.len() as u64).contains(&start));
-        let (begin, bytes) = piece.ok_or_else(|| ParquetError::EOF("an offset beyond what it says".to_owned()))?;
-        Ok(bytes.slice(usize::try_from(start - begin)?..))
+        let at = start.checked_sub(self.begin).and_then(|at| usize::try_from(at).ok());
+        let at = at.filter(|at| *at <= self.bytes.len());
+        at.map(|at| self.bytes.slice(at..)).ok_or_else(|| ParquetError::EOF("an offset beyond its group".to_owned()))
     }
 }
 
-impl Length for Pieces {
+impl Length for Piece {
     fn len(&self) -> u64 {
         self.length
     }
 }
 
-impl ChunkReader for Pieces {
+impl ChunkReader for Piece {
     type T = std::io::Cursor<Bytes>;
 
     fn get_read(&self, start: u64) -> Result<Self::T> {
@@ -122,58 +139,119 @@ impl ChunkReader for Pieces {
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
         let bytes = self.from(start)?;
         if bytes.len() < length {
-            return Err(ParquetError::EOF("a length beyond what it says".to_owned()));
+            return Err(ParquetError::EOF("a length beyond its group".to_owned()));
         }
         Ok(bytes.slice(..length))
     }
 }
 
-/// A file's metadata, from its end or a part of that; if the part is too short, how many bytes of the end are needed.
-pub(super) fn metadata(end: &Bytes, length: u64) -> Result<std::result::Result<ParquetMetaData, usize>> {
+/// A file's metadata, from the piece that follows its groups.
+pub(super) fn metadata(end: &Piece) -> Result<ParquetMetaData> {
     let mut reader = ParquetMetaDataReader::new();
-    match reader.try_parse_sized(end, length) {
-        Ok(()) => {}
-        Err(ParquetError::NeedMoreData(needed)) => return Ok(Err(needed)),
-        Err(error) => return Err(error),
-    }
+    reader.try_parse_sized(&end.bytes, end.length)?;
     let metadata = reader.finish()?;
     let described = metadata.file_metadata().schema_descr();
     let expected = schema()?;
     let is_ours =
         described.num_columns() == COLUMNS.len() && described.root_schema().get_fields() == expected.get_fields();
-    if !is_ours {
-        return Err(ParquetError::General("columns of another format".to_owned()));
+    if is_ours { Ok(metadata) } else { Err(ParquetError::General("columns of another format".to_owned())) }
+}
+
+/// The columns of a group, from the piece that it is; refused if they would take more memory than a group written by
+/// tollgate.
+pub(super) fn group(piece: &Arc<Piece>, described: &RowGroupMetaData) -> Result<Group> {
+    let rows = usize::try_from(described.num_rows())?;
+    if rows > GROUP_ROWS {
+        return Err(ParquetError::General(format!("a group of {rows} rows, expected at most {GROUP_ROWS}")));
     }
-    Ok(Ok(metadata))
-}
-
-/// A reader of one column of a group.
-pub(super) fn column(pieces: &Arc<Pieces>, group: &RowGroupMetaData, at: usize) -> Result<ColumnReader> {
-    let rows = usize::try_from(group.num_rows())?;
-    let pages = SerializedPageReader::new(Arc::clone(pieces), group.column(at), rows, None)?;
-    let pages: Box<dyn PageReader> = Box::new(pages);
-    Ok(get_column_reader(group.schema_descr().column(at), pages))
-}
-
-/// All columns of a group.
-pub(super) fn columns(pieces: &Arc<Pieces>, group: &RowGroupMetaData) -> Result<Group> {
-    let readers = (0..COLUMNS.len()).map(|at| column(pieces, group, at)).collect::<Result<Vec<_>>>()?;
+    let mut rest = MOST_BYTES;
+    let mut readers = Vec::new();
+    for (at, chunk) in described.columns().iter().enumerate() {
+        check_pages(piece, chunk, &mut rest)?;
+        let inner = SerializedPageReader::new(Arc::clone(piece), chunk, rows, None)?;
+        let pages: Box<dyn PageReader> = Box::new(Pages { inner, rows });
+        readers.push(get_column_reader(described.schema_descr().column(at), pages));
+    }
     Ok(Group::new(readers))
 }
 
-/// The range of a group's bytes.
-pub(super) fn range(group: &RowGroupMetaData) -> Range<u64> {
-    let ranges = || group.columns().iter().map(|column| column.byte_range());
-    let begin = ranges().map(|(begin, _)| begin).min().unwrap_or_default();
-    let end = ranges().map(|(begin, length)| begin.saturating_add(length)).max().unwrap_or_default();
-    begin..end
+/// Checks that a column's pages are within the piece, and that they decompress to at most `rest` bytes, which it
+/// reduces by what they do.
+fn check_pages(piece: &Piece, chunk: &ColumnChunkMetaData, rest: &mut u64) -> Result<()> {
+    let begin = u64::try_from(chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset()))?;
+    let mut pages = piece.get_bytes(begin, usize::try_from(chunk.compressed_size())?)?;
+    while !pages.is_empty() {
+        let unreadable = || ParquetError::General("a page without a header".to_owned());
+        let header = PageHeader::read(&pages).ok_or_else(unreadable)?;
+        *rest = rest.checked_sub(header.decoded as u64).ok_or_else(too_large)?;
+        let next = header.length + header.stored;
+        if next > pages.len() {
+            return Err(ParquetError::EOF("a page beyond its group".to_owned()));
+        }
+        pages = pages.slice(next..);
+    }
+    Ok(())
 }
 
-/// The count and checksum of a group's rows, in a file that was fetched whole.
-pub(super) fn content(pieces: &Arc<Pieces>, group: &RowGroupMetaData) -> Result<Content> {
+/// What would take too much memory.
+pub(super) fn too_large() -> ParquetError {
+    ParquetError::General(format!("a group of more than {MOST_BYTES} bytes once it is decompressed"))
+}
+
+/// The pages of a column. Only what tollgate writes is decoded: other encodings turn few bytes into many, as does a
+/// dictionary of more values than there are rows.
+struct Pages {
+    inner: SerializedPageReader<Piece>,
+    rows: usize,
+}
+
+impl Pages {
+    fn check(&self, page: Page) -> Result<Page> {
+        let is_known = match page.encoding() {
+            Encoding::PLAIN | Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY => true,
+            Encoding::DELTA_BINARY_PACKED => page.is_data_page(),
+            _ => false,
+        };
+        let values = page.num_values() as usize;
+        if is_known && values <= self.rows {
+            return Ok(page);
+        }
+        let got = format!("a page of {values} values in {}", page.encoding());
+        Err(ParquetError::General(format!("{got}, expected at most {} in an encoding of tollgate's", self.rows)))
+    }
+}
+
+impl Iterator for Pages {
+    type Item = Result<Page>;
+
+    fn next(&mut self) -> Option<Result<Page>> {
+        self.get_next_page().transpose()
+    }
+}
+
+impl PageReader for Pages {
+    fn get_next_page(&mut self) -> Result<Option<Page>> {
+        self.inner.get_next_page()?.map(|page| self.check(page)).transpose()
+    }
+
+    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>> {
+        self.inner.peek_next_page()
+    }
+
+    fn skip_next_page(&mut self) -> Result<()> {
+        self.inner.skip_next_page()
+    }
+
+    fn at_record_boundary(&mut self) -> Result<bool> {
+        self.inner.at_record_boundary()
+    }
+}
+
+/// The count and checksum of a group's rows.
+pub(super) fn content(piece: &Arc<Piece>, described: &RowGroupMetaData) -> Result<Content> {
     let (mut content, mut buffer) = (Content::default(), Vec::new());
-    let mut rest = usize::try_from(group.num_rows())?;
-    let mut columns = columns(pieces, group)?;
+    let mut columns = group(piece, described)?;
+    let mut rest = usize::try_from(described.num_rows())?;
     while rest > 0 {
         let rows = rest.min(BATCH_ROWS);
         columns.read(rows)?.each(|row| content.add(row, &mut buffer));

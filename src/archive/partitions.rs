@@ -81,10 +81,11 @@ pub(super) async fn lock(client: &Client) -> Result<(), ArchiveError> {
     }
 }
 
-/// The tables of months that ended at least this long ago, oldest first.
+/// The tables of months that ended at least this long ago, oldest first. Both the server's clock and this host's must
+/// say so: services still write to a month that only a clock that is ahead takes for an old one.
 pub(super) async fn partitions(client: &Client, older_than: Duration) -> Result<Vec<Partition>, ArchiveError> {
     let now: SystemTime = client.query_one("SELECT now()", &[]).await?.try_get(0)?;
-    let before = now.checked_sub(older_than).unwrap_or(SystemTime::UNIX_EPOCH);
+    let before = now.min(SystemTime::now()).checked_sub(older_than).unwrap_or(SystemTime::UNIX_EPOCH);
     let select = format!(
         "SELECT relname, inhrelid IS NOT NULL, coalesce(inhdetachpending, false), pg_total_relation_size(oid)
         FROM pg_class LEFT JOIN pg_inherits ON inhrelid = oid AND inhparent = 'tollgate.{PARENT}'::regclass

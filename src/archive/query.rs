@@ -1,24 +1,20 @@
-//! Reads one user's rows from an archive: the end of each file, the users' column of the groups that may have the user,
-//! and all columns of those that do.
+//! Reads one user's rows from an archive: the end of each file, and the groups that may have the user. A piece's SHA-256
+//! is checked before anything in it is used.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use bytes::Bytes;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 
-use super::columns::{Group, read_texts};
+use super::columns::Group;
 use super::manifest::Part;
 use super::month::Month;
-use super::part::{BATCH_ROWS, Pieces, column, columns, metadata, range};
-use super::row::{ArchivedRow, USER, micros, row_time};
+use super::part::{BATCH_ROWS, group};
+use super::row::{ArchivedRow, Field, USER, micros, row_time};
 use super::{Archive, ArchiveError};
 use crate::history::record::{MOST_BYTES, text};
-
-/// How much of a file's end is read at first: enough for the metadata of some ten groups.
-const END: u64 = 64 << 10;
 
 /// One user's rows in an archive, by month and then by time. They are read on demand.
 #[derive(Debug)]
@@ -29,6 +25,8 @@ pub struct Rows {
     times: Range<i64>,
     /// The months still to be read; `None` before the first call.
     months: Option<VecDeque<Month>>,
+    /// Why years within the times can't be listed.
+    unreadable: VecDeque<ArchiveError>,
     parts: VecDeque<(Month, Part)>,
     file: Option<File>,
     open: Option<Open>,
@@ -43,13 +41,14 @@ struct File {
     next: usize,
 }
 
-/// A group that has rows of the user.
+/// A group that may have rows of the user.
 struct Open {
     /// The file's name.
     name: String,
+    month: Month,
     group: Group,
-    at: usize,
-    ranges: VecDeque<Range<usize>>,
+    /// Rows that weren't read yet.
+    rest: usize,
 }
 
 impl Archive {
@@ -73,6 +72,7 @@ impl Archive {
             user: text(user.as_bytes(), MOST_BYTES).into(),
             times: from.map_or(i64::MIN, micros)..to.map_or(i64::MAX, micros),
             months: None,
+            unreadable: VecDeque::new(),
             parts: VecDeque::new(),
             file: None,
             open: None,
@@ -81,13 +81,20 @@ impl Archive {
 }
 
 impl Rows {
-    /// The next rows, some thousands at most; `None` when all were read.
+    /// The next rows, some thousands at most; `None` when all were read. Holds one group of rows in memory, of at most
+    /// 64 MB as stored and 64 MB decompressed, whatever the file is.
     ///
     /// # Errors
     ///
-    /// A store that can't be reached: calling again retries. A file that is missing or can't be read: calling again
-    /// continues with the next one.
+    /// A store that can't be reached: calling again retries. A file that is missing, can't be read or isn't what its
+    /// manifest says: calling again continues with the next one.
     pub async fn next(&mut self) -> Result<Option<Vec<ArchivedRow>>, ArchiveError> {
+        if self.months.is_none() {
+            self.list().await?;
+        }
+        if let Some(error) = self.unreadable.pop_front() {
+            return Err(error);
+        }
         let read = self.read().await;
         if read.as_ref().is_err_and(|error| !error.is_unreachable()) {
             (self.open, self.file) = (None, None);
@@ -102,7 +109,7 @@ impl Rows {
     async fn read(&mut self) -> Result<Option<Vec<ArchivedRow>>, ArchiveError> {
         loop {
             if let Some(open) = &mut self.open {
-                match open.read(&self.times)? {
+                match open.read(self.user.as_bytes(), &self.times)? {
                     Some(rows) if rows.is_empty() => {}
                     Some(rows) => return Ok(Some(rows)),
                     None => self.open = None,
@@ -123,19 +130,23 @@ impl Rows {
         }
     }
 
+    /// Queues the months within the times.
+    async fn list(&mut self) -> Result<(), ArchiveError> {
+        let listing = self.archive.list().await?;
+        let overlaps = |month: &Month| {
+            let Range { start, end } = month.micros();
+            start < self.times.end && self.times.start < end
+        };
+        let is_asked = |year: i16| (1..=12).any(|month| Month::new(year, month).is_ok_and(|month| overlaps(&month)));
+        self.months = Some(listing.complete.into_iter().filter(overlaps).collect());
+        self.unreadable =
+            listing.unreadable.into_iter().filter(|(year, _)| is_asked(*year)).map(|(_, error)| error).collect();
+        Ok(())
+    }
+
     /// Queues the files of the next month.
     async fn next_month(&mut self) -> Result<bool, ArchiveError> {
-        let months = match &mut self.months {
-            Some(months) => months,
-            none => {
-                let all = self.archive.months().await?;
-                let overlaps = |month: &Month| {
-                    let Range { start, end } = month.micros();
-                    start < self.times.end && self.times.start < end
-                };
-                none.insert(all.into_iter().filter(overlaps).collect())
-            }
-        };
+        let Some(months) = &mut self.months else { return Ok(false) };
         let Some(month) = months.front().copied() else { return Ok(false) };
         // A month deleted meanwhile has no rows.
         if let Some((manifest, _)) = self.archive.manifest(month).await? {
@@ -148,55 +159,26 @@ impl Rows {
 
 impl File {
     async fn open(archive: &Archive, month: Month, part: &Part) -> Result<Self, ArchiveError> {
-        let (name, length) = (&part.name, part.bytes);
-        let wrong = |error| ArchiveError::unreadable(name, &error).of(month);
-        let end = archive.get_range(month, name, length.saturating_sub(END)..length).await?;
-        let described = match metadata(&end, length).map_err(wrong)? {
-            Ok(described) => described,
-            Err(needed) => {
-                let begin = length.saturating_sub(needed as u64);
-                let end = archive.get_range(month, name, begin..length).await?;
-                let cut_short =
-                    |_| ArchiveError::damaged(format!("{name}: expected Parquet, got a part of it")).of(month);
-                metadata(&end, length).map_err(wrong)?.map_err(cut_short)?
-            }
-        };
+        let described = archive.metadata(month, part).await.map_err(|error| error.of(month))?;
         Ok(Self { month, part: part.clone(), described, next: 0 })
     }
 
-    /// The next group, if the user is in it.
+    /// The next group, if the user may be in it.
     async fn group(&self, archive: &Archive, user: &[u8]) -> Result<Option<Open>, ArchiveError> {
-        let group = self.described.row_group(self.next);
-        if !may_have(group, user) {
+        let described = self.described.row_group(self.next);
+        if !may_have(described, user) {
             return Ok(None);
         }
-        let wrong = |error| ArchiveError::unreadable(&self.part.name, &error).of(self.month);
-        let (begin, length) = group.column(USER).byte_range();
-        let users = self.piece(archive, begin..begin.saturating_add(length)).await?;
-        let rows = usize::try_from(group.num_rows()).unwrap_or_default();
-        let users = column(&users, group, USER).and_then(|reader| read_texts(reader, USER, rows)).map_err(wrong)?;
-        let mut ranges: VecDeque<Range<usize>> = VecDeque::new();
-        for (at, _) in
-            users.iter().enumerate().filter(|(_, name)| name.as_ref().is_some_and(|name| name.data() == user))
-        {
-            match ranges.back_mut() {
-                Some(range) if range.end == at => range.end += 1,
-                _ => ranges.push_back(at..at + 1),
-            }
-        }
-        if ranges.is_empty() {
-            return Ok(None);
-        }
-        let whole = self.piece(archive, range(group)).await?;
-        let group = columns(&whole, group).map_err(wrong)?;
-        let name = format!("{}/{}", self.month.folder(), self.part.name);
-        Ok(Some(Open { name, group, at: 0, ranges }))
-    }
-
-    async fn piece(&self, archive: &Archive, range: Range<u64>) -> Result<Arc<Pieces>, ArchiveError> {
-        let begin = range.start;
-        let bytes: Bytes = archive.get_range(self.month, &self.part.name, range).await?;
-        Ok(Arc::new(Pieces::new(self.part.bytes, vec![(begin, bytes)])))
+        let piece = archive.piece(self.month, &self.part, self.next).await.map_err(|error| error.of(self.month))?;
+        let name = self.part.name.clone();
+        let group = group(&Arc::new(piece), described)
+            .map_err(|error| ArchiveError::unreadable(&name, &error).of(self.month))?;
+        Ok(Some(Open {
+            name,
+            month: self.month,
+            group,
+            rest: usize::try_from(described.num_rows()).unwrap_or_default(),
+        }))
     }
 }
 
@@ -209,21 +191,18 @@ fn may_have(group: &RowGroupMetaData, user: &[u8]) -> bool {
 }
 
 impl Open {
-    /// The next rows within these times; `None` if the group has no more.
-    fn read(&mut self, times: &Range<i64>) -> Result<Option<Vec<ArchivedRow>>, ArchiveError> {
-        let Some(range) = self.ranges.front_mut() else { return Ok(None) };
-        let rows = range.len().min(BATCH_ROWS);
-        let skipped = self.group.skip(range.start - self.at);
-        let read = skipped.and_then(|()| self.group.read(rows));
-        let read = read.map_err(|error| ArchiveError::unreadable(&self.name, &error))?;
-        range.start += rows;
-        self.at = range.start;
-        if range.start >= range.end {
-            self.ranges.pop_front();
+    /// The user's rows among the next, within these times; `None` if the group has no more.
+    fn read(&mut self, user: &[u8], times: &Range<i64>) -> Result<Option<Vec<ArchivedRow>>, ArchiveError> {
+        let rows = self.rest.min(BATCH_ROWS);
+        if rows == 0 {
+            return Ok(None);
         }
+        let read = self.group.read(rows);
+        let read = read.map_err(|error| ArchiveError::unreadable(&self.name, &error).of(self.month))?;
+        self.rest -= rows;
         let mut found = Vec::new();
         read.each(|row| {
-            if row_time(row).is_some_and(|at| times.contains(&at)) {
+            if row[USER] == Field::Text(user) && row_time(row).is_some_and(|at| times.contains(&at)) {
                 found.push(ArchivedRow::of(row));
             }
         });
@@ -233,6 +212,6 @@ impl Open {
 
 impl std::fmt::Debug for Open {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Open").field("name", &self.name).field("ranges", &self.ranges).finish_non_exhaustive()
+        f.debug_struct("Open").field("name", &self.name).field("rest", &self.rest).finish_non_exhaustive()
     }
 }

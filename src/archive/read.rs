@@ -1,15 +1,14 @@
-//! Reads whole files back, and compares them with what was written.
+//! Reads files back piece by piece, and compares them with what was written.
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use parquet::file::metadata::ParquetMetaData;
 use tokio::task::spawn_blocking;
 
 use super::checksum::{Content, sha256};
 use super::manifest::Part;
 use super::month::Month;
-use super::part::{Pieces, content, metadata};
+use super::part::{Piece, content, metadata};
 use super::{Archive, ArchiveError};
 
 impl Archive {
@@ -23,18 +22,13 @@ impl Archive {
     ) -> Result<(), ArchiveError> {
         let mut rows = 0;
         for part in parts {
-            let bytes = self.get(month, &part.name).await?;
-            let (name, length) = (&part.name, bytes.len() as u64);
-            if length != part.bytes {
-                let expected = part.bytes;
-                return Err(ArchiveError::damaged(format!("{name}: expected {expected} bytes, got {length}")));
+            let (name, expected) = (&part.name, part.bytes);
+            let missing = || ArchiveError::missing(format!("{name}: expected a file, got none"));
+            let got = self.size(month, name).await?.ok_or_else(missing)?;
+            if got != expected {
+                return Err(ArchiveError::damaged(format!("{name}: expected {expected} bytes, got {got}")));
             }
-            let whole = bytes.clone();
-            let got = spawn_blocking(move || sha256(&whole)).await?;
-            if got != part.sha256 {
-                return Err(ArchiveError::damaged(format!("{name}: expected the SHA-256 {}, got {got}", part.sha256)));
-            }
-            let read = self.content_of(name, bytes, &mut |so_far| report(rows + so_far)).await?;
+            let read = self.content_of(month, part, &mut |so_far| report(rows + so_far)).await?;
             if part.content() != Some(read) {
                 let Content { rows, checksum } = read;
                 let (noted, sum) = (part.rows, &part.checksum);
@@ -48,22 +42,45 @@ impl Archive {
 
     async fn content_of(
         &self,
-        name: &str,
-        bytes: Bytes,
+        month: Month,
+        part: &Part,
         report: &mut (dyn FnMut(u64) + Send),
     ) -> Result<Content, ArchiveError> {
-        let length = bytes.len() as u64;
-        let described = metadata(&bytes, length).map_err(|error| ArchiveError::unreadable(name, &error))?;
-        let cut_short = |_| ArchiveError::damaged(format!("{name}: expected Parquet, got a part of it"));
-        let described: Arc<ParquetMetaData> = Arc::new(described.map_err(cut_short)?);
-        let pieces = Arc::new(Pieces::new(length, vec![(0, bytes)]));
+        let described = Arc::new(self.metadata(month, part).await?);
         let mut sum = Content::default();
-        for at in 0..described.num_row_groups() {
-            let (pieces, described) = (Arc::clone(&pieces), Arc::clone(&described));
-            let group = spawn_blocking(move || content(&pieces, described.row_group(at))).await?;
-            sum = sum.and(group.map_err(|error| ArchiveError::unreadable(name, &error))?);
+        for at in 0..part.groups() {
+            let piece = Arc::new(self.piece(month, part, at).await?);
+            let described = Arc::clone(&described);
+            let group = spawn_blocking(move || content(&piece, described.row_group(at))).await?;
+            sum = sum.and(group.map_err(|error| ArchiveError::unreadable(&part.name, &error))?);
             report(sum.rows);
         }
         Ok(sum)
+    }
+
+    /// A file's metadata, which must describe the groups that the manifest has.
+    pub(super) async fn metadata(&self, month: Month, part: &Part) -> Result<ParquetMetaData, ArchiveError> {
+        let end = self.piece(month, part, part.groups()).await?;
+        let described = metadata(&end).map_err(|error| ArchiveError::unreadable(&part.name, &error))?;
+        let (expected, got) = (part.groups(), described.num_row_groups());
+        if expected == got {
+            return Ok(described);
+        }
+        Err(ArchiveError::damaged(format!("{}: expected {expected} groups of rows, got {got}", part.name)))
+    }
+
+    /// A piece of a file. Its bytes are those recorded.
+    pub(super) async fn piece(&self, month: Month, part: &Part, at: usize) -> Result<Piece, ArchiveError> {
+        let (begin, piece) = (part.begin_of(at), &part.pieces[at]);
+        let end = begin + piece.bytes;
+        let bytes = self.get_range(month, &part.name, begin..end).await?;
+        let hashed = bytes.clone();
+        let got = spawn_blocking(move || sha256(&hashed)).await?;
+        if got == piece.sha256 {
+            return Ok(Piece { begin, bytes, length: part.bytes });
+        }
+        let (name, expected) = (&part.name, &piece.sha256);
+        let error = format!("{name}: expected the SHA-256 {expected} of bytes {begin} to {end}, got {got}");
+        Err(ArchiveError::damaged(error))
     }
 }

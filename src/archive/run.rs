@@ -200,7 +200,7 @@ impl Run<'_> {
             }
         }
         // A failure to delete leftovers stops nothing: the next run tries again.
-        for month in archive.months().await.unwrap_or_default() {
+        for month in archive.list().await.unwrap_or_default().complete {
             let _ = archive.remove_leftovers(month, LEFT_FOR).await;
         }
         Ok(())
@@ -306,7 +306,7 @@ impl Moving<'_> {
         let attempt = format!("{source}{:08x}", random() >> 32);
         let written = self.write(&attempt, report).await;
         // If the store can't be reached, it can't delete either.
-        if written.as_ref().is_err_and(|error| !error.is_unreachable() || self.archive.directory.is_some()) {
+        if written.as_ref().is_err_and(|error| !error.is_unreachable() || self.archive.is_directory()) {
             let is_ours = |name: &str| part_of(name).is_some_and(|(_, id)| id == attempt);
             // Report the original error instead.
             let _ = self.archive.remove(self.month, Duration::ZERO, is_ours).await;

@@ -1,23 +1,29 @@
 //! The store of archives: opening it by address, and the objects of each month.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use futures_util::TryStreamExt;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
-use object_store::{ClientConfigKey, Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, RetryConfig};
+use object_store::{ClientConfigKey, Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, RetryConfig};
 use tokio::task::spawn_blocking;
 
-use super::manifest::{Manifest, Part, part_of};
+use super::directory::{Directory, Entry};
+use super::manifest::{MANIFEST_BYTES, Manifest, Part, part_of};
 use super::month::Month;
 use super::{Archive, ArchiveError};
+
+/// Where objects are.
+#[derive(Clone)]
+pub(super) enum Store {
+    Directory(Directory),
+    Bucket(Arc<dyn ObjectStore>),
+}
 
 const EXPECTED: &str = "expected file:///a/directory or s3://bucket/prefix";
 /// How often a request is retried, and for how long.
@@ -25,7 +31,7 @@ const RETRIES: usize = 5;
 const RETRIED_FOR: Duration = Duration::from_secs(60);
 /// How long a request may take unless AWS_TIMEOUT says otherwise: enough for a file of 64 MB at two megabits a second.
 const REQUEST_WITHIN: &str = "300s";
-const FOLDER: &str = "audit";
+pub(super) const FOLDER: &str = "audit";
 
 pub(super) fn open(url: &str) -> Result<Archive, ArchiveError> {
     // An address that can't be read isn't repeated: it may contain credentials.
@@ -52,10 +58,7 @@ fn directory(path: &str) -> Result<Archive, ArchiveError> {
     if !FilePath::new(path).is_dir() {
         return Err(ArchiveError::input(format!("archive: expected a directory, got none at {path}")));
     }
-    let store = LocalFileSystem::new_with_prefix(path).map_err(|error| ArchiveError::store(path, &error))?;
-    // Without it, files might pass being read back before they reach the disk, and then the table is dropped.
-    let store = store.with_fsync(true);
-    Ok(Archive { store: Arc::new(store), directory: Some(path.into()), address: format!("file://{path}") })
+    Ok(Archive { store: Store::Directory(Directory::new(path.into())), address: format!("file://{path}") })
 }
 
 fn bucket(rest: &str) -> Result<Archive, ArchiveError> {
@@ -81,7 +84,7 @@ fn bucket(rest: &str) -> Result<Archive, ArchiveError> {
     let prefix = prefix.map_err(|error| input("a prefix that S3 can't have").caused_by(error))?;
     let store: Arc<dyn ObjectStore> =
         if prefix.as_ref().is_empty() { Arc::new(store) } else { Arc::new(PrefixStore::new(store, prefix)) };
-    Ok(Archive { store, directory: None, address })
+    Ok(Archive { store: Store::Bucket(store), address })
 }
 
 /// Variables whose values become part of requests. Secrets from files often end with a line break, which no header can
@@ -109,8 +112,13 @@ fn check_environment() -> Result<(), ArchiveError> {
         if value.contains(|character: char| character.is_whitespace() || character.is_control()) {
             return Err(ArchiveError::input(format!("archive: {name}: expected no white space, got some")));
         }
+        let is_endpoint = ["AWS_ENDPOINT", "AWS_ENDPOINT_URL"].contains(&&*name);
+        // It would be repeated where that server can't be reached.
+        if is_endpoint && value.contains('@') {
+            return Err(ArchiveError::input(format!("archive: {name}: expected no credentials, got some")));
+        }
         let is_url = value.starts_with("http://") || value.starts_with("https://");
-        if ["AWS_ENDPOINT", "AWS_ENDPOINT_URL"].contains(&&*name) && !is_url {
+        if is_endpoint && !is_url {
             return Err(ArchiveError::input(format!("archive: {name}: expected http:// or https://, got neither")));
         }
     }
@@ -118,101 +126,106 @@ fn check_environment() -> Result<(), ArchiveError> {
 }
 
 /// `audit/year=2026/month=08/part-0.parquet`
-fn place(month: Month, name: &str) -> Path {
-    Path::from(format!("{FOLDER}/{}/{name}", month.folder()))
+fn place(month: Month, name: &str) -> String {
+    format!("{FOLDER}/{}/{name}", month.folder())
 }
 
-const MANIFEST: &str = "manifest.json";
+pub(super) const MANIFEST: &str = "manifest.json";
 /// How long files that no manifest names are kept: younger ones may belong to a running archiver.
 pub(super) const LEFT_FOR: Duration = Duration::from_secs(86_400);
 
-fn is_older(object: &ObjectMeta, age: Duration) -> bool {
-    age.is_zero() || SystemTime::from(object.last_modified) + age < SystemTime::now()
+/// A file of a month.
+struct Object {
+    bytes: u64,
+    modified: SystemTime,
+}
+
+impl Object {
+    fn is_older(&self, age: Duration) -> bool {
+        age.is_zero() || self.modified + age < SystemTime::now()
+    }
 }
 
 impl Archive {
-    /// Complete months; their manifests need not be readable. Lists the store.
-    ///
-    /// # Errors
-    ///
-    /// A store that can't be reached.
-    pub async fn months(&self) -> Result<BTreeSet<Month>, ArchiveError> {
-        Ok(self.folders().await?.into_iter().filter(|(_, is_complete)| *is_complete).map(|(month, _)| month).collect())
-    }
-
-    /// Months with files but no manifest: an archiver is working on them or was killed, or the manifest is lost. Lists
-    /// the store.
-    ///
-    /// # Errors
-    ///
-    /// A store that can't be reached.
-    pub async fn unfinished(&self) -> Result<BTreeSet<Month>, ArchiveError> {
-        Ok(self.folders().await?.into_iter().filter(|(_, is_complete)| !is_complete).map(|(month, _)| month).collect())
-    }
-
-    /// Months that have any file made by tollgate, and whether they have a manifest.
-    async fn folders(&self) -> Result<BTreeMap<Month, bool>, ArchiveError> {
-        let mut listed = self.store.list(Some(&Path::from(FOLDER)));
-        let mut months = BTreeMap::new();
-        while let Some(object) = listed.try_next().await.map_err(|error| ArchiveError::store(FOLDER, &error))? {
-            let path = object.location.as_ref();
-            let mut words = path.split('/').skip(1);
-            let year = words.next().and_then(|word| word.strip_prefix("year="));
-            let month = words.next().and_then(|word| word.strip_prefix("month="));
-            let (Some(year), Some(month), Some(file)) = (year, month, words.next()) else { continue };
-            let is_manifest = file == MANIFEST;
-            if let Ok(month) = format!("{year}-{month}").parse::<Month>()
-                && (is_manifest || part_of(file).is_some())
-            {
-                *months.entry(month).or_default() |= is_manifest;
-            }
-        }
-        Ok(months)
-    }
-
     /// A month's manifest and its bytes; `None` if there is none.
     pub(super) async fn manifest(&self, month: Month) -> Result<Option<(Manifest, Bytes)>, ArchiveError> {
-        match self.get(month, MANIFEST).await {
+        let Some(size) = self.size(month, MANIFEST).await.map_err(|error| error.of(month))? else { return Ok(None) };
+        if size > MANIFEST_BYTES {
+            let expected = format!("manifest: expected at most {MANIFEST_BYTES} bytes, got {size}");
+            return Err(ArchiveError::damaged(expected).of(month));
+        }
+        match self.get_range(month, MANIFEST, 0..size).await {
             Ok(bytes) => Ok(Some((Manifest::read(month, &bytes)?, bytes))),
+            Err(error) if error.is_missing() => Ok(None),
+            Err(error) => Err(error.of(month)),
+        }
+    }
+
+    pub(super) fn is_directory(&self) -> bool {
+        matches!(self.store, Store::Directory(_))
+    }
+
+    /// The bytes of a file; `None` if there is no such file.
+    pub(super) async fn size(&self, month: Month, name: &str) -> Result<Option<u64>, ArchiveError> {
+        let place = place(month, name);
+        let size = match &self.store {
+            Store::Directory(directory) => on_disk(directory, place, Directory::size).await,
+            Store::Bucket(bucket) => {
+                let found = bucket.head(&Path::from(place.as_str())).await;
+                found.map(|found| found.size).map_err(|error| ArchiveError::store(&place, &error))
+            }
+        };
+        match size {
+            Ok(size) => Ok(Some(size)),
             Err(error) if error.is_missing() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    pub(super) async fn has_manifest(&self, month: Month) -> Result<bool, ArchiveError> {
-        let place = place(month, MANIFEST);
-        match self.store.head(&place).await {
-            Ok(_) => Ok(true),
-            Err(Error::NotFound { .. }) => Ok(false),
-            Err(error) => Err(ArchiveError::store(place.as_ref(), &error)),
-        }
-    }
-
-    pub(super) async fn get(&self, month: Month, name: &str) -> Result<Bytes, ArchiveError> {
-        let place = place(month, name);
-        let got = async { self.store.get(&place).await?.bytes().await };
-        got.await.map_err(|error| ArchiveError::store(place.as_ref(), &error))
-    }
-
     pub(super) async fn get_range(&self, month: Month, name: &str, range: Range<u64>) -> Result<Bytes, ArchiveError> {
         let place = place(month, name);
-        let got = self.store.get_range(&place, range).await;
-        got.map_err(|error| ArchiveError::store(place.as_ref(), &error))
+        match &self.store {
+            // S3 has no empty ranges.
+            _ if range.is_empty() => Ok(Bytes::new()),
+            Store::Directory(directory) => {
+                on_disk(directory, place, move |directory, place| directory.read(place, range)).await
+            }
+            Store::Bucket(bucket) => {
+                let got = bucket.get_range(&Path::from(place.as_str()), range).await;
+                got.map_err(|error| ArchiveError::store(&place, &error))
+            }
+        }
     }
 
     /// Puts an object that doesn't exist yet. An existing one must be identical: then the reply to this very request
     /// was lost, and the request sent again.
     pub(super) async fn put(&self, month: Month, name: &str, bytes: Bytes) -> Result<(), ArchiveError> {
         let place = place(month, name);
+        let bucket = match &self.store {
+            Store::Directory(directory) => {
+                let put = on_disk(directory, place, move |directory, place| directory.create(place, &bytes)).await;
+                return match put {
+                    Err(error) if error.is_missing() => Err(ArchiveError::nowhere(&self.address)),
+                    put => put,
+                };
+            }
+            Store::Bucket(bucket) => bucket,
+        };
         let payload = PutPayload::from(bytes.clone());
-        let put = self.store.put_opts(&place, payload, PutMode::Create.into()).await;
+        let put = bucket.put_opts(&Path::from(place.as_str()), payload, PutMode::Create.into()).await;
         let Err(error) = put else { return Ok(()) };
         match error {
-            Error::AlreadyExists { .. } if self.get(month, name).await? == bytes => return Ok(()),
+            Error::AlreadyExists { .. } if self.has(month, name, &bytes).await? => return Ok(()),
             Error::NotFound { .. } => return Err(ArchiveError::nowhere(&self.address)),
             _ => {}
         }
-        Err(ArchiveError::store(place.as_ref(), &error))
+        Err(ArchiveError::store(&place, &error))
+    }
+
+    async fn has(&self, month: Month, name: &str, bytes: &Bytes) -> Result<bool, ArchiveError> {
+        let length = bytes.len() as u64;
+        let is_as_long = self.size(month, name).await? == Some(length);
+        Ok(is_as_long && self.get_range(month, name, 0..length).await? == *bytes)
     }
 
     /// Puts a manifest, deleting the existing one first if it is to be replaced. Nothing is ever overwritten: a late
@@ -223,24 +236,43 @@ impl Archive {
         manifest: &Manifest,
         instead: bool,
     ) -> Result<(), ArchiveError> {
-        let bytes = Bytes::from(manifest.as_json()?);
+        let json = manifest.as_json()?;
+        if json.len() as u64 > MANIFEST_BYTES {
+            let expected = format!("manifest: expected at most {MANIFEST_BYTES} bytes, got {}", json.len());
+            return Err(ArchiveError::refused(format!("{expected}: larger files are fewer, see --part-rows")));
+        }
         if instead {
             self.delete_manifest(month).await?;
         }
-        self.put(month, MANIFEST, bytes).await
+        self.put(month, MANIFEST, json.into()).await
     }
 
     /// The files of a month that tollgate made, except its manifest, by name.
-    async fn parts(&self, month: Month) -> Result<BTreeMap<String, ObjectMeta>, ArchiveError> {
-        let folder = place(month, "");
-        let listed = self.store.list(Some(&folder)).try_collect::<Vec<_>>().await;
-        let listed = listed.map_err(|error| ArchiveError::store(folder.as_ref(), &error))?;
-        let named = listed.into_iter().filter_map(|object| {
-            let name = object.location.as_ref().strip_prefix(folder.as_ref())?.strip_prefix('/')?;
-            part_of(name)?;
-            Some((name.to_owned(), object))
-        });
-        Ok(named.collect())
+    async fn parts(&self, month: Month) -> Result<BTreeMap<String, Object>, ArchiveError> {
+        let folder = format!("{FOLDER}/{}", month.folder());
+        let mut parts = BTreeMap::new();
+        match &self.store {
+            Store::Directory(directory) => {
+                for Entry { name, metadata } in on_disk(directory, folder, Directory::list).await? {
+                    if part_of(&name).is_some() && !metadata.is_dir() {
+                        let modified = metadata.modified().unwrap_or_else(|_| SystemTime::now());
+                        parts.insert(name, Object { bytes: metadata.len(), modified });
+                    }
+                }
+            }
+            Store::Bucket(bucket) => {
+                let path = Path::from(folder.as_str());
+                let listed = bucket.list_with_delimiter(Some(&path)).await;
+                for object in listed.map_err(|error| ArchiveError::store(&folder, &error))?.objects {
+                    let name = object.location.filename().unwrap_or_default();
+                    if part_of(name).is_some() {
+                        let found = Object { bytes: object.size, modified: object.last_modified.into() };
+                        parts.insert(name.to_owned(), found);
+                    }
+                }
+            }
+        }
+        Ok(parts)
     }
 
     /// Files of a month that its manifest doesn't name: left by interrupted or replaced attempts.
@@ -255,13 +287,13 @@ impl Archive {
         let listed = self.parts(month).await?;
         // In this order: a manifest put meanwhile may name files that aren't listed.
         let Some((manifest, _)) = self.manifest(month).await? else { return Ok(()) };
-        let is_whole = |part: &Part| listed.get(&part.name).is_some_and(|object| object.size == part.bytes);
+        let is_whole = |part: &Part| listed.get(&part.name).is_some_and(|object| object.bytes == part.bytes);
         if !manifest.parts.iter().all(is_whole) {
             return Ok(());
         }
         for (name, object) in &listed {
-            if manifest.leaves(name) && is_older(object, age) {
-                self.delete_object(&object.location).await?;
+            if manifest.leaves(name) && object.is_older(age) {
+                self.delete_file(month, name).await?;
             }
         }
         Ok(())
@@ -275,8 +307,8 @@ impl Archive {
         which: impl Fn(&str) -> bool,
     ) -> Result<(), ArchiveError> {
         for (name, object) in self.parts(month).await? {
-            if which(&name) && is_older(&object, age) {
-                self.delete_object(&object.location).await?;
+            if which(&name) && object.is_older(age) {
+                self.delete_file(month, &name).await?;
             }
         }
         Ok(())
@@ -290,68 +322,67 @@ impl Archive {
             return Err(gone(MANIFEST));
         }
         for part in &manifest.parts {
-            let place = place(month, &part.name);
-            let found = self.store.head(&place).await;
-            let found = found.map_err(|error| ArchiveError::store(place.as_ref(), &error))?;
-            if found.size != part.bytes {
+            if self.size(month, &part.name).await? != Some(part.bytes) {
                 return Err(gone(&part.name));
             }
         }
         Ok(())
     }
 
-    /// Removes files that an archiver was writing to a directory when it was killed: `part-0-....parquet#1`. The store
-    /// doesn't list these.
+    /// Removes files that an archiver was writing to a directory when it was killed: `part-0-....parquet#1`.
     pub(super) async fn sweep(&self, month: Month) -> Result<(), ArchiveError> {
-        let Some(folder) = self.folder(month) else { return Ok(()) };
-        let swept = spawn_blocking(move || {
-            let files = match std::fs::read_dir(&folder) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-                files => files?,
-            };
-            for file in files {
-                let file = file?;
-                let name = file.file_name();
-                let unfinished = name.to_str().and_then(|name| name.split_once('#'));
-                let is_ours = unfinished.is_some_and(|(name, number)| {
+        let Store::Directory(directory) = &self.store else { return Ok(()) };
+        let sweep = |directory: &Directory, folder: &str| {
+            for Entry { name, .. } in directory.list(folder)? {
+                let is_ours = name.split_once('#').is_some_and(|(name, number)| {
                     (name == MANIFEST || part_of(name).is_some()) && number.bytes().all(|byte| byte.is_ascii_digit())
                 });
                 if is_ours {
-                    std::fs::remove_file(file.path())?;
+                    directory.delete(&format!("{folder}/{name}"))?;
                 }
             }
             Ok(())
-        });
-        swept.await?.map_err(|error: std::io::Error| ArchiveError::refused(format!("archive: {FOLDER}: {error}")))
+        };
+        on_disk(directory, format!("{FOLDER}/{}", month.folder()), sweep).await
     }
 
     /// Flushes to disk the names of a month's files and of the directories above them: an attempt may have created
     /// those and been killed before flushing.
     pub(super) async fn sync(&self, month: Month) -> Result<(), ArchiveError> {
-        let (Some(folder), Some(root)) = (self.folder(month), self.directory.clone()) else { return Ok(()) };
-        let synced = spawn_blocking(move || {
-            let within = folder.ancestors().take_while(|path| path.starts_with(&root));
-            within.map(std::fs::File::open).try_for_each(|directory| directory?.sync_all())
-        });
-        synced.await?.map_err(|error: std::io::Error| ArchiveError::refused(format!("archive: {FOLDER}: {error}")))
-    }
-
-    /// The directory of a month's files.
-    fn folder(&self, month: Month) -> Option<PathBuf> {
-        self.directory.as_ref().map(|directory| directory.join(FOLDER).join(month.folder()))
+        let Store::Directory(directory) = &self.store else { return Ok(()) };
+        on_disk(directory, format!("{FOLDER}/{}", month.folder()), Directory::sync).await
     }
 
     pub(super) async fn delete_manifest(&self, month: Month) -> Result<(), ArchiveError> {
-        self.delete_object(&place(month, MANIFEST)).await
+        self.delete_file(month, MANIFEST).await
     }
 
-    /// Deletes an object; a missing one counts as deleted.
-    async fn delete_object(&self, place: &Path) -> Result<(), ArchiveError> {
-        match self.store.delete(place).await {
-            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(ArchiveError::store(place.as_ref(), &error)),
+    /// Deletes a file; a missing one counts as deleted.
+    async fn delete_file(&self, month: Month, name: &str) -> Result<(), ArchiveError> {
+        let place = place(month, name);
+        let deleted = match &self.store {
+            Store::Directory(directory) => on_disk(directory, place, Directory::delete).await,
+            Store::Bucket(bucket) => {
+                let deleted = bucket.delete(&Path::from(place.as_str())).await;
+                deleted.map_err(|error| ArchiveError::store(&place, &error))
+            }
+        };
+        match deleted {
+            Err(error) if error.is_missing() => Ok(()),
+            deleted => deleted,
         }
     }
+}
+
+/// Does something with a file or folder of a directory, on a thread for blocking work.
+pub(super) async fn on_disk<T: Send + 'static>(
+    directory: &Directory,
+    place: String,
+    work: impl FnOnce(&Directory, &str) -> std::io::Result<T> + Send + 'static,
+) -> Result<T, ArchiveError> {
+    let directory = directory.clone();
+    let done = spawn_blocking(move || work(&directory, &place).map_err(|error| ArchiveError::file(&place, &error)));
+    done.await?
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! `tollgate archive`: old months of the audit log as Parquet on disk or on S3.
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -9,9 +10,10 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tollgate::archive::{
-    Archivable, Archive, ArchiveError, ArchiveOptions, Archived, ArchivedMonth, ArchivedRow, Attachment, Month,
-    Progress, Step,
+    Archivable, Archive, ArchiveError, ArchiveOptions, Archived, ArchivedMonth, ArchivedRow, Attachment, Listing,
+    Month, Progress, Step,
 };
+use tollgate::postgres::Postgres;
 
 use crate::database_output::{Fields, print_all, time};
 use crate::db::Database;
@@ -43,9 +45,12 @@ struct Run {
     #[arg(long)]
     dry_run: bool,
     /// Archive this month again from its table, which is still in the database: rows that only the archive has are
-    /// lost. May be given several times.
+    /// lost. Shows how many rows both have, and asks first. May be given several times.
     #[arg(long, value_name = "MONTH", conflicts_with = "dry_run")]
     replace: Vec<Month>,
+    /// Replace archives without asking; needed where there is no terminal.
+    #[arg(long, requires = "replace")]
+    yes: bool,
     /// The maximum number of rows in a file; a file is held in memory while it is written.
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = options::from_one::<u64, 10_000_000>)]
     part_rows: u64,
@@ -57,7 +62,9 @@ struct Run {
 enum Command {
     /// List the archived months.
     ///
-    /// Exit code: 0, or 1 if any manifest can't be read.
+    /// One that can't be read is named on standard error, and the others are listed.
+    ///
+    /// Exit code: 0, or 1 if any manifest or folder can't be read.
     List(List),
     /// Delete archives permanently: all that have expired, or the named months.
     ///
@@ -183,6 +190,9 @@ impl Run {
             }
             return found(code, print_found(&lines, NOTHING_TO_DO, code));
         }
+        if !self.yes {
+            confirm(&self.losses(&archive, &postgres).await?)?;
+        }
         let mut options = ArchiveOptions::default();
         (options.older_than, options.replace, options.part_rows) =
             (self.older_than, self.replace.into_iter().collect(), self.part_rows);
@@ -209,6 +219,45 @@ impl Run {
         };
         found(code, printed)
     }
+}
+
+impl Run {
+    /// What would be replaced: a line for each month that has an archive.
+    async fn losses(&self, archive: &Archive, postgres: &Postgres) -> Result<Vec<String>> {
+        if self.replace.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut losses = Vec::new();
+        for month in postgres.archivable(self.older_than).await?.iter().filter(|it| self.replace.contains(&it.month)) {
+            let archived = match archive.describe(month.month).await {
+                Ok(None) => continue,
+                Ok(Some(archived)) => format!("the archive's {}", counted(archived.rows, "row")),
+                Err(error) if error.is_unreachable() => return Err(error.into()),
+                Err(_) => "an archive that can't be read".to_owned(),
+            };
+            let rows = counted(month.rows, "row");
+            losses.push(format!("{}: {archived} would be replaced by the {rows} of its table", month.month));
+        }
+        Ok(losses)
+    }
+}
+
+/// Asks on a terminal; elsewhere it takes --yes.
+fn confirm(losses: &[String]) -> Result<()> {
+    if losses.is_empty() {
+        return Ok(());
+    }
+    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+        bail!("archive: --replace: expected --yes, got none: {}", losses.join("; "));
+    }
+    losses.iter().for_each(messages::note);
+    messages::note("rows that only the archive has are lost; replace it? [y/N]");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    if ["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()) {
+        return Ok(());
+    }
+    bail!("archive: --replace: nothing was changed");
 }
 
 const NOTHING_TO_DO: &str = "nothing to do: no month is old enough";
@@ -238,6 +287,11 @@ fn told(error: ArchiveError) -> Result<ExitCode> {
     }
     messages::error(&error);
     Ok(ExitCode::from(1))
+}
+
+/// Reports the years that can't be listed.
+fn all_told(years: BTreeMap<i16, ArchiveError>) -> Result<ExitCode> {
+    years.into_values().try_fold(ExitCode::SUCCESS, |_, error| told(error))
 }
 
 /// Prints `none` if there are no lines, unless an error was reported already.
@@ -285,11 +339,9 @@ impl Bar {
 impl List {
     async fn run(self) -> Result<ExitCode> {
         let (archive, years) = (self.store.open()?, self.keep.keep_years);
-        let months = match self.expired {
-            true => archive.expired(SystemTime::now(), years).await?,
-            false => archive.months().await?,
-        };
-        let (mut records, mut code) = (Vec::new(), ExitCode::SUCCESS);
+        let listing = archive.list().await?;
+        let months = if self.expired { listing.expired(SystemTime::now(), years) } else { listing.complete };
+        let (mut records, mut code) = (Vec::new(), all_told(listing.unreadable)?);
         for month in months {
             match archive.describe(month).await {
                 Ok(archived) => records.extend(archived.map(|archived| fields(&archived, years))),
@@ -317,17 +369,27 @@ fn fields(month: &ArchivedMonth, years: u16) -> Fields {
 impl Delete {
     async fn run(self) -> Result<ExitCode> {
         let archive = self.store.open()?;
-        let months: Vec<Month> = if self.expired {
-            archive.expired(SystemTime::now(), self.keep.keep_years).await?.into_iter().collect()
-        } else {
-            self.months.clone()
-        };
-        let (known, unfinished) = (archive.months().await?, archive.unfinished().await?);
+        let listing = archive.list().await?;
+        let Listing { complete, unfinished, unreadable, .. } = &listing;
         let (mut lines, mut code) = (Vec::new(), ExitCode::SUCCESS);
+        let months = if self.expired {
+            code = all_told(unreadable.clone())?;
+            listing.expired(SystemTime::now(), self.keep.keep_years).into_iter().collect()
+        } else {
+            self.months
+        };
         for month in months {
-            let is_known = known.contains(&month) || unfinished.contains(&month);
-            if is_known && self.yes {
-                archive.delete(month).await?;
+            let is_known = complete.contains(&month) || unfinished.contains(&month);
+            if let Some(error) = unreadable.get(&month.year()) {
+                code = told(error.clone())?;
+                continue;
+            }
+            if is_known
+                && self.yes
+                && let Err(error) = archive.delete(month).await
+            {
+                code = told(error)?;
+                continue;
             }
             lines.push(match (is_known, self.yes) {
                 (true, true) => format!("{month}: deleted"),
@@ -338,7 +400,7 @@ impl Delete {
                 }
             });
         }
-        found(code, print_lines(&lines, "nothing to delete"))
+        found(code, print_found(&lines, "nothing to delete", code))
     }
 }
 
@@ -347,12 +409,14 @@ impl Verify {
         let archive = self.store.open()?;
         let (mut lines, mut code) = (Vec::new(), ExitCode::SUCCESS);
         let months = if self.months.is_empty() {
-            for month in archive.unfinished().await? {
+            let listing = archive.list().await?;
+            code = all_told(listing.unreadable)?;
+            for month in listing.unfinished {
                 let why = "expected a manifest.json beside the files, got none: unfinished, or the manifest is lost";
                 messages::error(format!("archive of {month}: {why}"));
                 code = ExitCode::from(1);
             }
-            archive.months().await?.into_iter().collect()
+            listing.complete.into_iter().collect()
         } else {
             self.months
         };
@@ -360,7 +424,11 @@ impl Verify {
             match archive.verify(month).await {
                 Ok(archived) => {
                     lines.push(format!("{month}: {} as archived", counted(archived.rows, "row")));
-                    for left in archive.leftovers(month).await? {
+                    let leftovers = archive.leftovers(month).await;
+                    if let Err(error) = &leftovers {
+                        code = told(error.clone())?;
+                    }
+                    for left in leftovers.unwrap_or_default() {
                         let why = "left over from an attempt that was interrupted or replaced";
                         messages::error(format!("archive of {month}: {left}: expected no such file: {why}"));
                         code = ExitCode::from(1);

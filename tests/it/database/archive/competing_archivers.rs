@@ -139,7 +139,7 @@ async fn a_manifest_that_arrives_when_another_has_moved_the_month_is_refused() {
     fill(&server, march(), ROWS).await;
     assert_eq!(code(&s3.run(&arguments)), 0);
     fill(&server, march(), ROWS).await;
-    let mut killed = s3.tool(&[&arguments[..], &["--replace", "2020-03"]].concat());
+    let mut killed = s3.tool(&[&arguments[..], &["--replace", "2020-03", "--yes"]].concat());
     killed.env("AWS_ENDPOINT", format!("http://127.0.0.1:{}", holding.port)).stdout(Stdio::null());
     let mut killed = killed.spawn().expect("the tool runs");
     wait_until("the manifest is held", async || holding.is_held.load(Ordering::SeqCst)).await;
@@ -189,7 +189,7 @@ async fn files_that_do_not_belong_to_the_archived_table_are_never_deleted() {
     left.retain(|file| file.is_file());
     assert_eq!(left.len(), 3, "{left:?}");
     assert!(others.iter().all(|other| folder.join(other).exists()));
-    assert!(place.archive.unfinished().await.expect("an answer").is_empty());
+    assert!(place.archive.list().await.expect("an answer").unfinished.is_empty());
 }
 
 #[tokio::test]

@@ -9,7 +9,10 @@ use std::time::{Duration, SystemTime};
 use tollgate::archive::{ArchiveOptions, Archived, ArchivedMonth, Progress, Step};
 use tollgate::postgres::Postgres as Database;
 
-use super::{Place, all_of, fill, flip, is_gone, march, moved, only, prepared, remove, rows_left, small_files};
+use super::hostile_files::Manifest;
+use super::{
+    Place, all_of, complete, fill, flip, is_gone, march, moved, only, prepared, remove, rows_left, small_files,
+};
 use crate::support::polling::wait_until;
 use crate::support::postgres_server::PostgresServer;
 use crate::support::tool::command;
@@ -84,7 +87,7 @@ async fn an_archiver_dropped_at_any_moment_is_resumed_and_no_row_is_lost_or_dupl
             break;
         }
         // Where nothing was archived yet, all rows are where they were.
-        let manifest = place.archive.months().await.expect("an answer");
+        let manifest = complete(&place).await;
         assert!(!manifest.is_empty() || rows_left(&server).await == ROWS.to_string(), "{polls}: {step:?}");
         // It ends once more, and then it may finish.
         polled(&database, &place, &options, polls / 2).await;
@@ -169,7 +172,7 @@ async fn a_row_that_comes_after_the_export_is_not_lost() {
     let place = Place::new();
     fill(&server, march(), ROWS).await;
     until_step(&database, &place, Step::Detach).await;
-    assert_eq!(place.archive.months().await.expect("an answer").len(), 1);
+    assert_eq!(complete(&place).await.len(), 1);
     server.run(&format!("INSERT INTO tollgate.rate_limit_audit_logs_2020_03 {LATE}")).await;
     let error = only(&database, &place, &small_files()).await.expect_err("a row more");
     assert_eq!(error, "archive of 2020-03: expected the 301 rows of its table, got 300 in the archive");
@@ -239,7 +242,7 @@ async fn an_altered_file_is_detected_and_no_month_is_dropped() {
         assert!(error.is_damaged() || error.is_missing(), "{error}");
         assert!(error.to_string().contains("part-2-") && error.to_string().contains(".parquet: expected "), "{error}");
         assert_eq!(rows_left(&server).await, ROWS.to_string());
-        assert!(place.archive.months().await.expect("an answer").is_empty(), "no manifest");
+        assert!(complete(&place).await.is_empty(), "no manifest");
         // Made again, it is whole; harmed after that, it isn't dropped either.
         place.files(march()).iter().for_each(|file| remove(file));
         until_step(&database, &place, Step::Detach).await;
@@ -258,20 +261,15 @@ async fn an_altered_file_is_detected_and_no_month_is_dropped() {
     std::fs::write(place.folder(march()).join("part-0-0123456789abcdef.parquet#1"), "half").expect("written");
     let moved = only(&database, &place, &small_files()).await.expect("moved");
     assert_eq!(place.files(march()).len(), moved.parts + 1, "{:?}", place.files(march()));
-    // Files of other rows, with their own SHA-256.
+    // Files of other rows than their checksums'.
     let place = Place::new();
     fill(&server, march(), ROWS).await;
     only(&database, &place, &small_files()).await.expect("moved");
     let path = place.folder(march()).join("manifest.json");
-    let mut manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
-    for field in ["bytes", "sha256"] {
-        let [one, two] = [0, 1].map(|part| manifest["parts"][part][field].clone());
-        (manifest["parts"][0][field], manifest["parts"][1][field]) = (two, one);
-    }
-    std::fs::write(&path, manifest.to_string()).expect("written");
-    let [one, two] = ["part-0", "part-1"].map(|part| place.file(march(), part));
-    let bytes = [&one, &two].map(|file| std::fs::read(file).expect("a file"));
-    std::fs::write(&one, &bytes[1]).and_then(|()| std::fs::write(&two, &bytes[0])).expect("written");
+    let mut manifest = Manifest::read(&path);
+    let checksum = manifest.parts[1].checksum.clone();
+    manifest.parts[1].checksum = std::mem::replace(&mut manifest.parts[0].checksum, checksum);
+    manifest.write(&path);
     let error = place.archive.verify(march()).await.expect_err("other rows").to_string();
     assert!(
         error.starts_with("archive of 2020-03: part-0-") && error.contains(": expected 100 rows of checksum "),
@@ -282,6 +280,25 @@ async fn an_altered_file_is_detected_and_no_month_is_dropped() {
 fn cut(file: &std::path::Path) {
     let bytes = std::fs::read(file).expect("a file");
     std::fs::write(file, &bytes[..bytes.len() / 2]).expect("written");
+}
+
+/// As a full disk would refuse it.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_file_that_cannot_be_written_leaves_the_table_and_no_part_of_the_file() {
+    let (server, database) = prepared().await;
+    let place = Place::new();
+    fill(&server, march(), ROWS).await;
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 4; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_tollgate"), "archive"]);
+    limited.args(["--database", &server.url(), "--store", place.url()]);
+    let output = limited.output().expect("sh");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.lines().count() == 1, "{output:?}");
+    assert!(said.starts_with("error: archive of 2020-03: audit/year=2020/month=03/part-0-"), "{said}");
+    assert!(place.files(march()).is_empty(), "{:?}", place.files(march()));
+    assert_eq!(rows_left(&server).await, ROWS.to_string());
+    assert_eq!(only(&database, &place, &small_files()).await.expect("moved").rows, u64::from(ROWS));
 }
 
 #[tokio::test]

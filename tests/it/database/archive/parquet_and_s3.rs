@@ -1,12 +1,14 @@
 //! Archives read by another implementation of Parquet, and archives on a server of S3.
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::{Place, fill, is_gone, march, only, prepared, small_files};
 use crate::support::python::python;
 use crate::support::s3::S3;
-use crate::support::tool::{code, lines, stderr, stdout};
+use crate::support::tool::{code, command, lines, stderr, stdout};
 
 /// In the words of both PostgreSQL and DuckDB.
 const SUMS: [&str; 12] = [
@@ -108,6 +110,73 @@ async fn a_month_is_moved_to_s3_and_read_from_there() {
         let said = format!("{}{}", stdout(&output), stderr(&output));
         assert!(code(&output) == 2 && said.lines().count() == 1, "{said}");
         assert!(!said.contains("sesame") && !said.contains("AKIA"), "{said}");
+    }
+}
+
+/// The guide's queries, as it prints them, on what a test has archived.
+#[tokio::test]
+async fn the_queries_of_the_operations_guide_run() {
+    const GUIDE: &str = include_str!("../../../../src/operations.md");
+    let (server, database) = prepared().await;
+    let place = Place::new();
+    fill(&server, march(), 500).await;
+    only(&database, &place, &small_files()).await.expect("moved");
+    let (_, rest) = GUIDE.split_once("```sql\n-- DuckDB\n").expect("the queries");
+    let (queries, _) = rest.split_once("```").expect("their end");
+    let mut ran = 0;
+    for query in queries.split(';').map(str::trim).filter(|query| !query.is_empty()) {
+        let query = query
+            .replace("s3://audit-logs/tollgate", &place.directory.path().display().to_string())
+            .replace("2026", "2020")
+            .replace("07", "03")
+            .replace("'4711'", "'zoë'");
+        let script = "import duckdb, sys; print(duckdb.sql(sys.argv[1]).aggregate('count(*)').fetchall()[0][0])";
+        let output = Command::new(python()).args(["-c", script, &query]).output().expect("Python");
+        let rows = stdout(&output).trim().parse::<u64>();
+        assert!(rows.is_ok_and(|rows| rows > 0), "{query}: {output:?}");
+        ran += 1;
+    }
+    assert_eq!(ran, 2);
+}
+
+/// Whatever a server repeats of a request, and wherever a password may stand.
+#[test]
+fn no_secret_is_said_whatever_a_server_answers() {
+    for (status, type_of) in [("403", "xml"), ("400", "html"), ("500", "text"), ("301", "location"), ("200", "text")] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        std::thread::spawn(move || {
+            for mut client in listener.incoming().map_while(Result::ok) {
+                let mut request = [0; 8192];
+                let length = client.read(&mut request).unwrap_or_default();
+                let said = String::from_utf8_lossy(&request[..length]).replace(['\r', '\n'], " ");
+                let body = match type_of {
+                    "xml" => format!("<?xml version='1.0'?><Error><Code>No</Code><Message>{said}</Message></Error>"),
+                    "html" => format!("<html>{said}</html>"),
+                    _ => said,
+                };
+                let location = format!("http://AKIATOLLGATE:sesame@127.0.0.1:{port}/");
+                let header = format!("Location: {location}\r\nContent-Length: {}\r\nConnection: close", body.len());
+                let _ = client.write_all(format!("HTTP/1.1 {status} X\r\n{header}\r\n\r\n{body}").as_bytes());
+            }
+        });
+        let endpoint = format!("http://127.0.0.1:{port}");
+        let with_password = format!("http://me:sesame@127.0.0.1:{port}");
+        for (arguments, name, value) in [
+            (&["list"][..], "AWS_ENDPOINT", endpoint.as_str()),
+            (&["verify", "2020-03"], "AWS_ENDPOINT", &endpoint),
+            (&["list"], "AWS_ENDPOINT", &with_password),
+            (&["list"], "HTTP_PROXY", "http://me:sesame@127.0.0.1:1"),
+        ] {
+            let mut tool = command(&[&["archive"], arguments, &["--store", "s3://logs/of"]].concat());
+            tool.env("AWS_ENDPOINT", &endpoint).env("AWS_ALLOW_HTTP", "true").env("AWS_REGION", "eu-west-1");
+            tool.env("AWS_ACCESS_KEY_ID", "AKIATOLLGATE").env("AWS_SECRET_ACCESS_KEY", "sesame");
+            tool.env("AWS_SESSION_TOKEN", "sesame-token").env(name, value).env("AWS_TIMEOUT", "1s");
+            let output = tool.output().expect("the tool runs");
+            let said = format!("{}{}", stdout(&output), stderr(&output));
+            assert!(code(&output) > 0 && said.lines().count() == 1, "{status}: {said}");
+            assert!(!said.contains("sesame") && !said.contains("AKIA"), "{status}, {name}: {said}");
+        }
     }
 }
 
