@@ -2,6 +2,9 @@
 --
 -- `tollgate db migrate` runs this file in the schema `tollgate`. What changes here reaches every process by NOTIFY on the
 -- channel `tollgate`, whose payload is the new version of the configuration.
+--
+-- Triggers run with the rights of whoever changes a row. What a session can set (settings, search_path, temporary tables)
+-- decides neither who may change what, which is grants alone, nor whether a change is a new version.
 
 -- One row: which version this is, and what all rules share.
 CREATE TABLE tollgate.configuration (
@@ -11,8 +14,12 @@ CREATE TABLE tollgate.configuration (
     version bigint NOT NULL DEFAULT 1,
     -- The version in which rules last changed.
     rules_version bigint NOT NULL DEFAULT 1,
-    -- The version in which all users or all keys were last deleted at once: processes with an older one read them all anew.
+    -- What was deleted up to this version isn't in `deletions`, or not any more: processes with an older one read all users
+    -- and keys anew.
     truncated_version bigint NOT NULL DEFAULT 1,
+    -- The transaction that made this version, known by its number and, since numbers come round again after a restore, by
+    -- its time: what else it changes is of the same version.
+    changed_in xid8,
     -- Which history this is. After a restore to an earlier moment another one begins, since versions come round again.
     history uuid NOT NULL DEFAULT gen_random_uuid(),
     -- What a file of rules says beside rules, such as `paths`, as JSON.
@@ -138,21 +145,35 @@ CREATE TABLE tollgate.writers (
 );
 
 -- The version of this transaction: one more than before it, and everybody who listens hears of it on commit.
-CREATE FUNCTION tollgate.next_version() RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION tollgate.next_version() RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     now_version bigint;
 BEGIN
-    IF current_setting('tollgate.changed_in', true) IS DISTINCT FROM pg_current_xact_id()::text THEN
-        UPDATE tollgate.configuration SET version = version + 1, changed_at = now() RETURNING version INTO now_version;
-        PERFORM set_config('tollgate.changed_in', pg_current_xact_id()::text, true);
+    SELECT version INTO now_version FROM tollgate.configuration
+        WHERE changed_in = pg_current_xact_id() AND changed_at = now();
+    IF NOT FOUND THEN
+        UPDATE tollgate.configuration
+            SET version = version + 1, changed_in = pg_current_xact_id(), changed_at = now()
+            RETURNING version INTO now_version;
         PERFORM pg_notify('tollgate', now_version::text);
-        RETURN now_version;
     END IF;
-    RETURN (SELECT version FROM tollgate.configuration);
+    RETURN now_version;
 END
 $$;
 
-CREATE FUNCTION tollgate.rules_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+-- Forgets deletions of the day before. Processes that haven't read them by now, such as one that was suspended, read
+-- everything anew.
+CREATE FUNCTION tollgate.forget_deletions() RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    forgotten bigint;
+BEGIN
+    WITH old AS (DELETE FROM tollgate.deletions WHERE deleted_at < now() - interval '1 day' RETURNING version)
+        SELECT max(version) INTO forgotten FROM old;
+    UPDATE tollgate.configuration SET truncated_version = forgotten WHERE truncated_version < forgotten;
+END
+$$;
+
+CREATE FUNCTION tollgate.rules_changed() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     now_version bigint = tollgate.next_version();
 BEGIN
@@ -161,7 +182,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION tollgate.row_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION tollgate.row_changed() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     NEW.version = tollgate.next_version();
     RETURN NEW;
@@ -169,43 +190,43 @@ END
 $$;
 
 -- Of a statement that deletes or renames: those names that are gone.
-CREATE FUNCTION tollgate.users_gone() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION tollgate.users_gone() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT 1 FROM before WHERE version IS NOT NULL) THEN
         INSERT INTO tollgate.deletions (version, user_id)
             SELECT tollgate.next_version(), user_id FROM before WHERE version IS NOT NULL;
-        DELETE FROM tollgate.deletions WHERE deleted_at < now() - interval '1 day';
+        PERFORM tollgate.forget_deletions();
     END IF;
     RETURN NULL;
 END
 $$;
 
-CREATE FUNCTION tollgate.keys_gone() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION tollgate.keys_gone() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT 1 FROM before) THEN
         INSERT INTO tollgate.deletions (version, key_id) SELECT tollgate.next_version(), key_id FROM before;
-        DELETE FROM tollgate.deletions WHERE deleted_at < now() - interval '1 day';
+        PERFORM tollgate.forget_deletions();
     END IF;
     RETURN NULL;
 END
 $$;
 
 -- Of one row that gets another name.
-CREATE FUNCTION tollgate.user_renamed() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION tollgate.user_renamed() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO tollgate.deletions (version, user_id) VALUES (tollgate.next_version(), OLD.user_id);
     RETURN NULL;
 END
 $$;
 
-CREATE FUNCTION tollgate.key_renamed() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION tollgate.key_renamed() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO tollgate.deletions (version, key_id) VALUES (tollgate.next_version(), OLD.key_id);
     RETURN NULL;
 END
 $$;
 
-CREATE FUNCTION tollgate.rows_truncated() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION tollgate.rows_truncated() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     now_version bigint = tollgate.next_version();
 BEGIN
@@ -219,15 +240,18 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR TRUNCATE OR UPDATE ON tollgate.
 CREATE TRIGGER changed AFTER UPDATE OF settings ON tollgate.configuration
     FOR EACH ROW WHEN (OLD.settings IS DISTINCT FROM NEW.settings) EXECUTE FUNCTION tollgate.rules_changed();
 
--- Batches of totals change no version, also where they make a user's row.
+-- Batches of totals change no version, also where they make a user's row. A version that a statement sets itself is
+-- replaced.
 CREATE TRIGGER inserted BEFORE INSERT ON tollgate.user_quotas
-    FOR EACH ROW WHEN (NEW.blocked OR num_nonnulls(NEW.tier, NEW.per_hour, NEW.per_day, NEW.burst) > 0)
+    FOR EACH ROW WHEN (NEW.blocked OR num_nonnulls(NEW.tier, NEW.per_hour, NEW.per_day, NEW.burst, NEW.version) > 0)
     EXECUTE FUNCTION tollgate.row_changed();
 CREATE TRIGGER updated BEFORE UPDATE ON tollgate.user_quotas
     FOR EACH ROW WHEN (
-        (OLD.user_id, OLD.tier, OLD.per_hour, OLD.per_day, OLD.burst, OLD.blocked, OLD.blocked_reason, OLD.blocked_until)
+        (OLD.user_id, OLD.tier, OLD.per_hour, OLD.per_day, OLD.burst, OLD.blocked, OLD.blocked_reason, OLD.blocked_until,
+            OLD.version)
         IS DISTINCT FROM
-        (NEW.user_id, NEW.tier, NEW.per_hour, NEW.per_day, NEW.burst, NEW.blocked, NEW.blocked_reason, NEW.blocked_until))
+        (NEW.user_id, NEW.tier, NEW.per_hour, NEW.per_day, NEW.burst, NEW.blocked, NEW.blocked_reason, NEW.blocked_until,
+            NEW.version))
     EXECUTE FUNCTION tollgate.row_changed();
 CREATE TRIGGER renamed AFTER UPDATE OF user_id ON tollgate.user_quotas
     FOR EACH ROW WHEN (OLD.user_id <> NEW.user_id) EXECUTE FUNCTION tollgate.user_renamed();
@@ -241,10 +265,10 @@ CREATE TRIGGER inserted BEFORE INSERT ON tollgate.api_keys
 CREATE TRIGGER updated BEFORE UPDATE ON tollgate.api_keys
     FOR EACH ROW WHEN (
         (OLD.key_id, OLD.hash, OLD.user_id, OLD.tier, OLD.per_second, OLD.per_hour, OLD.per_day, OLD.burst,
-            OLD.expires_at, OLD.revoked_at)
+            OLD.expires_at, OLD.revoked_at, OLD.version)
         IS DISTINCT FROM
         (NEW.key_id, NEW.hash, NEW.user_id, NEW.tier, NEW.per_second, NEW.per_hour, NEW.per_day, NEW.burst,
-            NEW.expires_at, NEW.revoked_at))
+            NEW.expires_at, NEW.revoked_at, NEW.version))
     EXECUTE FUNCTION tollgate.row_changed();
 CREATE TRIGGER renamed AFTER UPDATE OF key_id ON tollgate.api_keys
     FOR EACH ROW WHEN (OLD.key_id <> NEW.key_id) EXECUTE FUNCTION tollgate.key_renamed();

@@ -110,20 +110,26 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     ORDER BY bucket LIMIT 1
 $$;
 
--- Makes the partitions of last month, this month and so many after it, where they are missing; answers how many that were.
--- By its owner's rights, so that services need none to make tables. Made apart and then attached, so that nobody who reads
+-- Makes the partitions of last month, this month and so many after it, at most 24, where they are missing; answers how many
+-- that were.
+-- By its owner's rights, so that services need none to make tables, but only the right to call it. Made apart and then attached, so that nobody who reads
 -- or writes the other partitions waits.
 CREATE FUNCTION tollgate.make_partitions(months_ahead integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' AS $$
 DECLARE
     this_month timestamp = date_trunc('month', now() AT TIME ZONE 'UTC');
-    last_month timestamp = this_month + least(months_ahead, 24) * interval '1 month';
+    last_month timestamp;
     month timestamp;
     parent text;
     partition_name text;
     made integer = 0;
 BEGIN
+    IF (months_ahead BETWEEN 0 AND 24) IS NOT TRUE THEN
+        RAISE EXCEPTION 'make_partitions: expected 0 to 24 months ahead, got %', months_ahead
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    last_month = this_month + months_ahead * interval '1 month';
     FOR month IN SELECT generate_series(this_month - interval '1 month', last_month, interval '1 month') LOOP
         FOREACH parent IN ARRAY ARRAY['rate_limit_audit_logs', 'rate_limit_metrics_minute', 'rate_limit_metrics_hour',
             'rate_limit_metrics_day'] LOOP
@@ -143,5 +149,7 @@ BEGIN
     RETURN made;
 END
 $$;
+
+REVOKE EXECUTE ON FUNCTION tollgate.make_partitions(integer) FROM PUBLIC;
 
 SELECT tollgate.make_partitions(2);

@@ -1,7 +1,10 @@
 //! The system of record on PostgreSQL 14 or newer: rules, users and API keys, in the schema `tollgate`.
 //!
-//! No decision waits for it. [`Postgres::migrate`] creates its tables; nothing calls that automatically.
+//! No decision waits for it, except that the first request of an API key that neither this process nor Redis knows waits
+//! for a [look-up](Configuration::account_of_key). [`Postgres::migrate`] creates its tables; nothing calls that
+//! automatically.
 
+mod address;
 mod cache;
 mod configuration;
 mod error;
@@ -16,6 +19,7 @@ mod snapshot;
 #[cfg(feature = "tls")]
 mod tls;
 mod totals;
+pub(crate) mod transactions;
 mod users;
 pub(crate) mod writers;
 
@@ -34,9 +38,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use deadpool_postgres::{
-    Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType, Transaction,
-};
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 #[cfg(not(feature = "tls"))]
@@ -44,7 +46,7 @@ use tokio_postgres::NoTls as Connector;
 use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Config, Connection, Row, Socket};
+use tokio_postgres::{Client, Config, Connection, IsolationLevel, Row, Socket};
 
 use follow::in_time;
 
@@ -63,8 +65,6 @@ const ASKED_WITHIN: Duration = Duration::from_secs(2);
 const READ_WITHIN: Duration = Duration::from_secs(17);
 /// How long a server may leave sent data unacknowledged.
 const SILENT_FOR: Duration = Duration::from_secs(10);
-/// How long a change of the configuration may wait for others, and may stay open after its client is gone.
-const PATIENCE: &str = "SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '10s'";
 /// The version number that servers of version 14 report.
 const OLDEST: u32 = 140_000;
 
@@ -101,7 +101,7 @@ impl Postgres {
     /// # Ok::<(), tollgate::postgres::PostgresError>(())
     /// ```
     pub fn open(url: &str) -> Result<Self, PostgresError> {
-        let mut config = config(url)?;
+        let mut config = address::config(url)?;
         if config.get_ssl_mode() != SslMode::Require {
             // `prefer`, the default, would use TLS wherever a server has it, and few servers' certificates can be
             // verified.
@@ -136,7 +136,7 @@ impl Postgres {
     /// An address that can't be read, or one that rules TLS out: `sslmode=disable`, or a Unix socket.
     #[cfg(feature = "tls")]
     pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, PostgresError> {
-        let mut config = config(url)?;
+        let mut config = address::config(url)?;
         if config.get_ssl_mode() == SslMode::Disable {
             return Err(PostgresError::input("postgres: expected sslmode=require for TLS, got sslmode=disable"));
         }
@@ -163,7 +163,7 @@ impl Postgres {
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|error| PostgresError::input(format!("postgres: {error}")))?;
-        let address = address(&config);
+        let address = address::shown(&config);
         Ok(Self { pool, config, connector, address, reading: Arc::new(Semaphore::new(1)) })
     }
 
@@ -171,6 +171,16 @@ impl Postgres {
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// The time by the database's clock, which ends of blocks and keys are best computed from: this host's may be wrong.
+    /// One round trip.
+    ///
+    /// # Errors
+    ///
+    /// No connection.
+    pub async fn now(&self) -> Result<SystemTime, PostgresError> {
+        Ok(self.connection().await?.query_one("SELECT now()", &[]).await?.get(0))
     }
 
     /// A connection to a server that is new enough.
@@ -199,20 +209,16 @@ impl Postgres {
         let reading = timeout(READ_WITHIN, self.reading.acquire()).await;
         let _reading = reading.map_err(|_| PostgresError::late(&self.address))?;
         let mut connection = self.connection().await?;
-        let transaction = connection.build_transaction().read_only(true).start().await?;
+        let transaction = connection
+            .build_transaction()
+            .read_only(true)
+            .isolation_level(IsolationLevel::RepeatableRead)
+            .start()
+            .await?;
         transaction.batch_execute("SET LOCAL statement_timeout = '15s'").await?;
         let rows = in_time(READ_WITHIN, transaction.query(select, parameters)).await?;
         transaction.commit().await?;
         Ok(rows)
-    }
-
-    /// Begins a change of the configuration, after all others have ended. Changes run one after the other, and each
-    /// takes this lock before any other, so that they can't deadlock.
-    async fn change(connection: &mut Object) -> Result<Transaction<'_>, PostgresError> {
-        let transaction = connection.transaction().await?;
-        transaction.batch_execute(PATIENCE).await?;
-        transaction.execute("SELECT 1 FROM tollgate.configuration FOR UPDATE", &[]).await?;
-        Ok(transaction)
     }
 
     /// A connection of its own; the caller drives it and reads its notifications.
@@ -234,35 +240,9 @@ impl Postgres {
     }
 }
 
-/// Parses an address; its host must be given.
-fn config(url: &str) -> Result<Config, PostgresError> {
-    let config: Config = url.parse().map_err(|error| PostgresError::address(&error))?;
-    if config.get_hosts().is_empty() {
-        return Err(PostgresError::input("postgres: expected an address with a host, got one without"));
-    }
-    if config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(name) if name.contains('@'))) {
-        // The text before the @ is the end of a password.
-        return Err(PostgresError::input("postgres: expected an @ in a password as %40, got it as it is"));
-    }
-    Ok(config)
-}
-
 /// The nearest moment from 1970 to 9999, which PostgreSQL can compare with.
 pub(crate) fn in_range(time: SystemTime) -> SystemTime {
     input::moment(Some(time)).unwrap_or(UNIX_EPOCH)
-}
-
-/// `host:port/database`, with the first host where there are several.
-fn address(config: &Config) -> String {
-    let host = match config.get_hosts().first() {
-        Some(Host::Tcp(host)) => host.clone(),
-        #[cfg(unix)]
-        Some(Host::Unix(path)) => path.display().to_string(),
-        None => String::new(),
-    };
-    let port = config.get_ports().first().copied().unwrap_or(5432);
-    let database = config.get_dbname().or(config.get_user()).unwrap_or("postgres");
-    format!("{host}:{port}/{database}")
 }
 
 /// Hides user and password.

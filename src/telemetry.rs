@@ -324,6 +324,14 @@ pub(crate) fn database_lost(error: &crate::postgres::PostgresError) {
     tracing::warn!(target: "tollgate", %error, "the database is away: the last rules stay in force");
 }
 
+/// Somebody holds a lock on a table, so its changes can't be read for now.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn changes_unread(error: &crate::postgres::PostgresError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tollgate", %error, "changes cannot be read: others are, and these once they can");
+}
+
 /// The database can be reached again.
 #[cfg(feature = "postgres")]
 pub(crate) fn database_found() {

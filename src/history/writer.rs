@@ -18,6 +18,7 @@ use tokio_postgres::types::Type;
 use super::metrics::{Counting, MOST_SERIES, Metrics};
 use super::record::{Outcome, Record};
 use super::{HistorySettings, HistoryStatus};
+use crate::postgres::transactions::begin_writing;
 use crate::postgres::writers::{About, Batches, PATIENCE, Written, answered, column};
 use crate::postgres::{Postgres, PostgresError};
 use crate::random::jittered;
@@ -229,7 +230,7 @@ impl Recorder {
         }
         let mut connection = self.postgres.connection().await?;
         let made = async {
-            let transaction = answered(connection.transaction()).await?;
+            let transaction = answered(begin_writing(&mut connection)).await?;
             answered(transaction.batch_execute(PATIENCE)).await?;
             answered(transaction.query_one("SELECT tollgate.make_partitions(2)", &[])).await?;
             answered(transaction.commit()).await
@@ -295,12 +296,15 @@ impl Recorder {
     /// One transaction: the batch, and its number, which keeps it from being written twice.
     async fn write_batch(&self, writing: &Writing, about: About) -> Result<(), PostgresError> {
         let mut connection = self.postgres.connection().await?;
-        let (transaction, is_new) = writing.batches.begin(&mut connection, about).await?;
-        match writing.batch.as_ref().filter(|_| is_new) {
-            Some(Batch::Rows { rows, .. }) if !rows.is_empty() => self.copy(&transaction, rows).await?,
-            Some(Batch::Counts { metrics, .. }) => metrics.write(&transaction, &self.settings.region).await?,
-            _ => {}
-        }
+        let (transaction, is_new, pid) = writing.batches.begin(&mut connection, about).await?;
+        let written = async {
+            match writing.batch.as_ref().filter(|_| is_new) {
+                Some(Batch::Rows { rows, .. }) if !rows.is_empty() => self.copy(&transaction, rows).await,
+                Some(Batch::Counts { metrics, .. }) => metrics.write(&transaction, &self.settings.region).await,
+                _ => Ok(()),
+            }
+        };
+        self.postgres.naming_blockers(pid, written).await?;
         answered(transaction.commit()).await
     }
 

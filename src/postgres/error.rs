@@ -23,6 +23,8 @@ enum Kind {
     Schema,
     /// What was sent can't be stored.
     Data,
+    /// Somebody else has held a lock for too long.
+    Locked,
     Refused,
 }
 
@@ -41,13 +43,6 @@ impl PostgresError {
 
     pub(crate) fn lost() -> Self {
         Self { kind: Kind::Unreachable, message: "postgres: the connection was lost".to_owned() }
-    }
-
-    /// Why an address can't be used. Repeats nothing of the address, since it may contain a password.
-    pub(super) fn address(error: &tokio_postgres::Error) -> Self {
-        let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-        let expected = "expected an address such as postgres://user:password@host/database";
-        Self::input(format!("postgres: {expected}: {why}"))
     }
 
     pub(super) fn unreachable(address: &str, error: &PoolError) -> Self {
@@ -92,6 +87,19 @@ impl PostgresError {
         self.kind == Kind::Data
     }
 
+    /// Somebody else held a lock on what was to be read or written for too long.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.kind == Kind::Locked
+    }
+
+    /// Adds who held the lock that was waited for in vain, if that is known.
+    pub(super) fn held_by(mut self, blockers: Option<&str>) -> Self {
+        if let (Kind::Locked, Some(blockers)) = (self.kind, blockers) {
+            self.message = format!("{}: the lock is held by {blockers}", self.message);
+        }
+        self
+    }
+
     /// The tables are missing, older or newer than this version of tollgate knows; see
     /// [`Postgres::migrate`](super::Postgres::migrate).
     #[must_use]
@@ -115,6 +123,7 @@ fn tokio_error(error: &tokio_postgres::Error) -> (Kind, String) {
         // Connection errors, lack of resources, an operator's intervention.
         ref state if ["08", "53", "57"].contains(&&state.code()[..2]) => Kind::Unreachable,
         ref state if ["21", "22", "23"].contains(&&state.code()[..2]) => Kind::Data,
+        SqlState::LOCK_NOT_AVAILABLE => Kind::Locked,
         SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::INVALID_SCHEMA_NAME => Kind::Schema,
         _ => Kind::Refused,
     };

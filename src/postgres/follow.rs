@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
-use tokio_postgres::{AsyncMessage, Client, IsolationLevel, Row, Transaction};
+use tokio_postgres::{AsyncMessage, Client, Row, Transaction};
 
 use super::cache::REFRESHED_EVERY;
 use super::configuration::Shared;
@@ -19,6 +19,7 @@ use super::key_text::KeyId;
 use super::keys::{self, KeyRecord, LookedUp, MOST_CHANGES};
 use super::snapshot::PARTS;
 use super::totals::{Totals, WRITTEN_EVERY};
+use super::transactions::{self, one_moment};
 use super::{Postgres, PostgresError, rules, users};
 use crate::random::jittered;
 use crate::rules::{Account, RuleSet};
@@ -31,8 +32,13 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 const CHANGES_WITHIN: Duration = Duration::from_secs(5);
 /// For reading what may be large: all users.
 const READ_WITHIN: Duration = Duration::from_secs(30);
+/// How long a table that somebody has locked holds up the others.
+const PATIENCE: &str = "SET LOCAL lock_timeout = '500ms'";
 /// The wait before reconnecting; a random share of up to as much again is added.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// The version of the rules in a database into which none were ever written.
+const NEVER_HAD_RULES: i64 = 1;
 
 /// The versions that a process, or the database, has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,38 +46,70 @@ struct Versions {
     history: String,
     all: i64,
     rules: i64,
+    /// What was deleted up to this version may not be found any more.
     truncated: i64,
 }
 
-/// Changes since the last read.
-struct Changes {
-    versions: Versions,
+/// What is followed. Each is read in a transaction of its own, so that a lock on its table holds up no other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Rules,
+    Users,
+    Keys,
+}
+
+const PARTS_READ: [Part; 3] = [Part::Rules, Part::Users, Part::Keys];
+
+/// What changed in a part since it was last read.
+enum Changes {
     /// `None` if unchanged; an error if they can't be used.
-    rules: Option<Result<RuleSet, PostgresError>>,
-    users: Vec<(String, Option<Account>)>,
-    /// Whether `users` is the complete list.
-    are_users_anew: bool,
-    /// In order, so the last change of a key comes last.
-    keys: Vec<(KeyId, LookedUp)>,
-    /// The current state of the keys that this process knows, if not all changes were read.
-    verified: Vec<(KeyId, LookedUp)>,
-    /// Not all changes of keys before this version were read.
-    oldest: i64,
+    Rules(Option<Result<RuleSet, PostgresError>>),
+    Users {
+        users: Vec<(String, Option<Account>)>,
+        /// Whether `users` is the complete list.
+        are_anew: bool,
+    },
+    Keys {
+        /// In order, so the last change of a key comes last.
+        keys: Vec<(KeyId, LookedUp)>,
+        /// The current state of the keys that this process knows, if not all changes were read.
+        verified: Vec<(KeyId, LookedUp)>,
+        /// Not all changes of keys before this version were read.
+        oldest: i64,
+    },
 }
 
 /// Reads all that a process starts with.
 pub(super) async fn begin(shared: &Shared, postgres: &Postgres) -> Result<(), PostgresError> {
     let mut connection = postgres.connection().await?;
-    let all = timeout(READ_WITHIN, read(&mut connection, &Versions::default(), Vec::new)).await;
-    let changes = all.unwrap_or_else(|_| Err(PostgresError::late(postgres.address())))?;
-    if let Some(rules) = changes.rules {
-        shared.rules.store(Arc::new(rules?));
+    let mut version = i64::MAX;
+    for part in PARTS_READ {
+        let (versions, changes) = read_naming(postgres, &mut connection, part, &Versions::default(), Vec::new).await?;
+        match changes {
+            Changes::Rules(Some(rules)) => shared.rules.store(Arc::new(rules?)),
+            Changes::Rules(None) => {}
+            Changes::Users { users, .. } => _ = shared.users.take(users, true),
+            Changes::Keys { keys, oldest, .. } => shared.keys.changed(&versions.history, &keys, oldest),
+        }
+        version = version.min(versions.all);
+        shared.history.store(Arc::new(versions.history));
     }
-    shared.users.take(changes.users, true);
-    shared.keys.changed(&changes.versions.history, &changes.keys, changes.oldest);
-    shared.history.store(Arc::new(changes.versions.history));
-    shared.version.store(changes.versions.all, Ordering::Relaxed);
+    shared.version.store(version, Ordering::Relaxed);
     Ok(())
+}
+
+/// Reads a part, however long that takes within reason. If that waits for a lock in vain, the error names who has it.
+async fn read_naming(
+    postgres: &Postgres,
+    client: &mut Client,
+    part: Part,
+    before: &Versions,
+    known_ids: impl FnOnce() -> Vec<KeyId>,
+) -> Result<(Versions, Changes), PostgresError> {
+    let pid = in_time(ANSWERED_WITHIN, client.query_one("SELECT pg_backend_pid()", &[])).await?.get(0);
+    let all = timeout(READ_WITHIN, read(client, part, before, transactions::READ, known_ids));
+    let all = async { all.await.unwrap_or_else(|_| Err(PostgresError::late(postgres.address()))) };
+    postgres.naming_blockers(pid, all).await
 }
 
 /// Listens for as long as the configuration is in use.
@@ -114,10 +152,11 @@ async fn listen(shared: &Weak<Shared>, postgres: &Postgres) -> Result<Infallible
     let taken = async {
         // Before reading anything, so that no change is missed.
         in_time(ANSWERED_WITHIN, client.batch_execute("LISTEN tollgate")).await?;
+        let pid = in_time(ANSWERED_WITHIN, client.query_one("SELECT pg_backend_pid()", &[])).await?.get(0);
         // Reads everything again: the database may have been restored to an earlier moment meanwhile.
-        let mut known = Versions::default();
+        let mut known = Known::default();
         loop {
-            take(shared, &mut client, &mut known).await?;
+            take(shared, postgres, (&mut client, pid), &mut known).await?;
             let _ = timeout(CHECKED_EVERY, changed.notified()).await;
         }
     };
@@ -126,18 +165,61 @@ async fn listen(shared: &Weak<Shared>, postgres: &Postgres) -> Result<Infallible
     }
 }
 
-/// Takes the changes that aren't known yet.
-async fn take(shared: &Weak<Shared>, client: &mut Client, known: &mut Versions) -> Result<(), PostgresError> {
-    let now = Versions::of(&in_time(ANSWERED_WITHIN, client.query_one(VERSIONS, &[])).await?);
+/// The versions at which each part was last read, and whether somebody held a lock on it then.
+#[derive(Default)]
+struct Known {
+    versions: [Versions; PARTS_READ.len()],
+    is_locked: [bool; PARTS_READ.len()],
+}
+
+/// Takes the changes that aren't known yet. A part that somebody has locked is left for the next time.
+async fn take(
+    shared: &Weak<Shared>,
+    postgres: &Postgres,
+    (client, pid): (&mut Client, i32),
+    known: &mut Known,
+) -> Result<(), PostgresError> {
+    let asked = in_time(ANSWERED_WITHIN, client.query_one(VERSIONS, &[]));
+    let now = Versions::of(&postgres.naming_blockers(pid, asked).await?);
     let Some(shared) = shared.upgrade() else { return Ok(()) };
-    let is_other = now.history != known.history || now.all < known.all;
-    let before = if is_other { Versions::default() } else { known.clone() };
-    if now != before {
+    let (mut taken, mut has_changed) = (Vec::new(), false);
+    for part in PARTS_READ {
+        let (versions, is_locked) = (&known.versions[part as usize], &mut known.is_locked[part as usize]);
+        let is_other = now.history != versions.history || now.all < versions.all;
+        let before = if is_other { Versions::default() } else { versions.clone() };
+        if now == before {
+            continue;
+        }
+        has_changed = true;
         let within = if is_other { READ_WITHIN } else { CHANGES_WITHIN };
-        let read = timeout(within, read(client, &before, || shared.keys.known_ids())).await;
-        let changes = read.unwrap_or_else(|_| Err(PostgresError::lost()))?;
-        *known = changes.versions.clone();
-        apply(&shared, changes);
+        let read = timeout(within, read(client, part, &before, PATIENCE, || shared.keys.known_ids()));
+        let read = async { read.await.unwrap_or_else(|_| Err(PostgresError::lost())) };
+        match postgres.naming_blockers(pid, read).await {
+            Ok((at, changes)) => {
+                *is_locked = false;
+                taken.push((part, at, changes));
+            }
+            Err(error) if error.is_locked() => {
+                if !std::mem::replace(is_locked, true) {
+                    telemetry::changes_unread(&error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if has_changed {
+        // Without an await, so that nobody sees what changed beside the version before it.
+        let mut to_cache = Waiting::default();
+        for (part, at, changes) in taken {
+            apply(&shared, &at, changes, &mut to_cache);
+            known.versions[part as usize] = at;
+        }
+        // A part that hasn't been read since the connection was made is as it was before.
+        if known.versions.iter().all(|versions| versions.history == now.history) {
+            let version = known.versions.iter().map(|versions| versions.all).min();
+            shared.version.store(version.unwrap_or_default(), Ordering::Relaxed);
+        }
+        shared.to_cache.add(to_cache);
     }
     shared.from_cache.store(false, Ordering::Relaxed);
     if !shared.connected.swap(true, Ordering::Relaxed) {
@@ -147,37 +229,42 @@ async fn take(shared: &Weak<Shared>, client: &mut Client, known: &mut Versions) 
 }
 
 /// Puts changes in force, and leaves them to the task that writes them to Redis, without waiting for it.
-fn apply(shared: &Shared, changes: Changes) {
-    let Changes { versions, rules, users, are_users_anew, keys, verified, oldest } = changes;
+fn apply(shared: &Shared, versions: &Versions, changes: Changes, to_cache: &mut Waiting) {
     if **shared.history.load() != versions.history {
         shared.keys.forget();
         shared.history.store(Arc::new(versions.history.clone()));
     }
-    let has_rules = match rules {
-        Some(Ok(rules)) if !rules.is_same_as(&shared.rules.load()) => {
+    match changes {
+        Changes::Rules(Some(Ok(rules))) if !rules.is_same_as(&shared.rules.load()) => {
             telemetry::reloaded(Ok(&rules));
             shared.reloads.fetch_add(1, Ordering::Relaxed);
             shared.rules.store(Arc::new(rules));
-            true
+            to_cache.0 = true;
         }
-        Some(Err(error)) => {
+        Changes::Rules(Some(Err(error))) => {
             telemetry::reloaded(Err(&error));
             shared.failures.fetch_add(1, Ordering::Relaxed);
-            false
         }
-        _ => false,
-    };
-    let parts = shared.users.take(users, are_users_anew);
-    let known = shared.version.swap(versions.all, Ordering::Relaxed);
-    let to_cache: Vec<_> = keys.iter().filter(|(_, found)| found.version > known).cloned().collect();
-    shared.keys.changed(&versions.history, keys.iter().chain(&verified), oldest);
-    shared.to_cache.add(has_rules, parts, to_cache);
+        Changes::Rules(_) => {}
+        Changes::Users { users, are_anew } => to_cache.1.extend(shared.users.take(users, are_anew)),
+        Changes::Keys { keys, verified, oldest } => {
+            let known = shared.version.load(Ordering::Relaxed);
+            to_cache.2.extend(keys.iter().filter(|(_, found)| found.version > known).cloned());
+            shared.keys.changed(&versions.history, keys.iter().chain(&verified), oldest);
+        }
+    }
 }
 
 const VERSIONS: &str = "SELECT history::text, version, rules_version, truncated_version FROM tollgate.configuration";
 
-const DELETED: &str =
-    "SELECT version, user_id, key_id FROM tollgate.deletions WHERE version > $1 ORDER BY version DESC LIMIT 10000";
+/// Deleted users, latest first.
+const DELETED_USERS: &str = "
+    SELECT version, user_id FROM tollgate.deletions WHERE version > $1 AND user_id IS NOT NULL
+    ORDER BY version DESC LIMIT 10000";
+
+const DELETED_KEYS: &str = "
+    SELECT version, key_id FROM tollgate.deletions WHERE version > $1 AND key_id IS NOT NULL
+    ORDER BY version DESC LIMIT 10000";
 
 impl Versions {
     fn of(row: &Row) -> Self {
@@ -185,45 +272,80 @@ impl Versions {
     }
 }
 
-/// All changes since these versions, as of one moment.
+/// The changes of one part since these versions, as of one moment, and the versions then.
 async fn read(
     client: &mut Client,
+    part: Part,
     before: &Versions,
+    patience: &str,
+    known_ids: impl FnOnce() -> Vec<KeyId>,
+) -> Result<(Versions, Changes), PostgresError> {
+    let transaction = one_moment(client, patience).await?;
+    let versions = Versions::of(&transaction.query_one(VERSIONS, &[]).await?);
+    let changes = match part {
+        Part::Rules => Changes::Rules(read_rules(&transaction, before, &versions).await?),
+        Part::Users => read_users(&transaction, before, &versions).await?,
+        Part::Keys => read_keys(&transaction, before, &versions, known_ids).await?,
+    };
+    transaction.commit().await?;
+    Ok((versions, changes))
+}
+
+/// `None` if they are as before; an error if they can't be used.
+async fn read_rules(
+    transaction: &Transaction<'_>,
+    before: &Versions,
+    now: &Versions,
+) -> Result<Option<Result<RuleSet, PostgresError>>, PostgresError> {
+    if now.rules == before.rules {
+        return Ok(None);
+    }
+    match rules::read(transaction).await {
+        Err(error) if !error.is_input() => Err(error),
+        // There were some: as with a file, that is a mistake, and would allow everything.
+        Ok(rules) if rules.is_empty() && now.rules > NEVER_HAD_RULES => {
+            let why = "rules in the database: expected at least one that is enabled, got none";
+            Ok(Some(Err(PostgresError::input(why))))
+        }
+        rules => Ok(Some(rules)),
+    }
+}
+
+async fn read_users(
+    transaction: &Transaction<'_>,
+    before: &Versions,
+    now: &Versions,
+) -> Result<Changes, PostgresError> {
+    let deleted = transaction.query(DELETED_USERS, &[&before.all]).await?;
+    // Unless all deletions were read, all users are read again.
+    let are_anew = before.all < now.truncated || deleted.len() >= MOST_CHANGES;
+    // A deleted user may have been created again, so the rows that exist come last.
+    let gone = deleted.iter().map(|row| (row.get("user_id"), None));
+    let since = if are_anew { 0 } else { before.all };
+    let changed = transaction.query(users::CHANGED, &[&since]).await?;
+    Ok(Changes::Users { users: gone.chain(changed.iter().map(users::changed)).collect(), are_anew })
+}
+
+async fn read_keys(
+    transaction: &Transaction<'_>,
+    before: &Versions,
+    now: &Versions,
     known_ids: impl FnOnce() -> Vec<KeyId>,
 ) -> Result<Changes, PostgresError> {
-    let transaction = one_moment(client).await?;
-    let versions = Versions::of(&transaction.query_one(VERSIONS, &[]).await?);
-    let rules = match versions.rules == before.rules {
-        true => None,
-        false => match rules::read(&transaction).await {
-            Err(error) if !error.is_input() => return Err(error),
-            rules => Some(rules),
-        },
-    };
-    let is_truncated = before.truncated < versions.truncated;
-    let deleted = transaction.query(DELETED, &[&before.all]).await?;
-    let is_all_deleted = deleted.len() < MOST_CHANGES;
-    // If tables were truncated, or not all deletions were read, all users are read again.
-    let are_users_anew = is_truncated || !is_all_deleted;
-    // A deleted user may have been created again, so the rows that exist come last.
-    let gone = deleted.iter().filter_map(|row| Some((row.get::<_, Option<String>>("user_id")?, None)));
-    let since = if are_users_anew { 0 } else { before.all };
-    let changed = transaction.query(users::CHANGED, &[&since]).await?;
-    let users = gone.chain(changed.iter().map(users::changed)).collect();
-    let found = |version: i64, key| LookedUp { history: versions.history.clone(), version, key };
+    let deleted = transaction.query(DELETED_KEYS, &[&before.all]).await?;
+    let found = |version: i64, key| LookedUp { history: now.history.clone(), version, key };
     let rows = transaction.query(keys::CHANGED, &[&before.all]).await?;
     let changed = rows
         .iter()
         .filter_map(|row| Some((KeyId::read(row.get("key_id"))?, found(row.get("version"), Some(KeyRecord::of(row))))));
-    let gone = deleted
-        .iter()
-        .filter_map(|row| Some((KeyId::read(row.get::<_, Option<&str>>("key_id")?)?, found(row.get("version"), None))));
+    let gone =
+        deleted.iter().filter_map(|row| Some((KeyId::read(row.get("key_id"))?, found(row.get("version"), None))));
     let mut keys: Vec<_> = changed.chain(gone).collect();
     // If a key was deleted and created again in one version, the existing row comes last.
     keys.sort_by_key(|(_, found)| (found.version, found.key.is_some()));
     let first_of =
         |rows: &[Row]| rows.last().filter(|_| rows.len() >= MOST_CHANGES).map_or(0, |row| row.get::<_, i64>("version"));
-    let truncated = if is_truncated { versions.truncated } else { 0 };
+    let truncated = if before.all < now.truncated { now.truncated } else { 0 };
     let oldest = first_of(&rows).max(first_of(&deleted)).max(truncated);
     let known = if oldest == 0 { Vec::new() } else { known_ids() };
     let mut verified = Vec::new();
@@ -232,16 +354,9 @@ async fn read(
         let rows = transaction.query(keys::OF_IDS, &[&ids]).await?;
         let there: HashMap<_, _> =
             rows.iter().filter_map(|row| Some((KeyId::read(row.get("key_id"))?, KeyRecord::of(row)))).collect();
-        verified.extend(known.iter().map(|id| (*id, found(versions.all, there.get(id).cloned()))));
+        verified.extend(known.iter().map(|id| (*id, found(now.all, there.get(id).cloned()))));
     }
-    transaction.commit().await?;
-    Ok(Changes { versions, rules, users, are_users_anew, keys, verified, oldest })
-}
-
-/// A transaction that reads everything as of one moment.
-pub(super) async fn one_moment(client: &mut Client) -> Result<Transaction<'_>, PostgresError> {
-    let transaction = client.build_transaction().read_only(true).isolation_level(IsolationLevel::RepeatableRead);
-    Ok(transaction.start().await?)
+    Ok(Changes::Keys { keys, verified, oldest })
 }
 
 /// Keeps the configuration in Redis, for processes that start while PostgreSQL is away: changes at once, and everything
@@ -278,7 +393,7 @@ pub(super) struct ToCache {
 type Waiting = (bool, BTreeSet<usize>, Vec<(KeyId, LookedUp)>);
 
 impl ToCache {
-    fn add(&self, has_rules: bool, parts: BTreeSet<usize>, keys: Vec<(KeyId, LookedUp)>) {
+    fn add(&self, (has_rules, parts, keys): Waiting) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.0 |= has_rules;
         waiting.1.extend(parts);

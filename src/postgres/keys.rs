@@ -1,10 +1,10 @@
 //! API keys in the database: created, rotated, revoked and looked up.
 
+use std::io;
 use std::time::{Duration, SystemTime};
 
-use deadpool_postgres::Transaction;
 use serde::{Deserialize, Serialize};
-use tokio_postgres::Row;
+use tokio_postgres::{Row, Transaction};
 
 use super::key_text::{self, KeyId};
 use super::{NewKey, OwnLimits, Postgres, PostgresError, input};
@@ -20,7 +20,7 @@ pub struct KeyTerms {
     pub tier: Option<String>,
     /// The key's own limits, in place of the user's and the tier's. They count per key.
     pub limits: OwnLimits,
-    /// When it expires; `None`: it is valid until revoked.
+    /// When it expires, best computed from [`Postgres::now`]; `None`: it is valid until revoked.
     pub expires_at: Option<SystemTime>,
 }
 
@@ -48,6 +48,8 @@ pub struct StoredKey {
     pub created_at: SystemTime,
     /// Who created it.
     pub created_by: String,
+    /// When this was read, by the database's clock.
+    pub read_at: SystemTime,
 }
 
 /// What deciding a request needs of a key; cached in Redis as JSON.
@@ -94,7 +96,7 @@ const LOOKED_UP: &str = "
 
 const COLUMNS: &str =
     "key_id, user_id, name, tier, per_second, per_hour, per_day, burst, total, last_used_at, expires_at,
-    revoked_at, revoked_by, replaces, created_at, created_by";
+    revoked_at, revoked_by, replaces, created_at, created_by, now() AS read_at";
 
 impl Postgres {
     /// Creates an API key for a user. The first value returned is the key, which can't be recovered later: the database
@@ -109,14 +111,32 @@ impl Postgres {
         terms: &KeyTerms,
         by: &str,
     ) -> Result<(NewKey, StoredKey), PostgresError> {
+        self.create_key_and(user, terms, by, |_, _| Ok(())).await
+    }
+
+    /// Like [`create_key`](Self::create_key), and hands the key out before it becomes valid: if that fails, no key is
+    /// created. Other changes of the configuration wait meanwhile, and after ten seconds it is too late: the key isn't
+    /// created, and the call fails.
+    ///
+    /// # Errors
+    ///
+    /// Those of `create_key`; the error of `hand_out`.
+    pub async fn create_key_and(
+        &self,
+        user: &str,
+        terms: &KeyTerms,
+        by: &str,
+        hand_out: impl FnOnce(&NewKey, &StoredKey) -> io::Result<()>,
+    ) -> Result<(NewKey, StoredKey), PostgresError> {
         terms.checked()?;
         input::user(user)?;
         input::by(by)?;
-        let mut connection = self.connection().await?;
-        let transaction = Self::change(&mut connection).await?;
-        let made = insert(&transaction, user, terms, None, by).await?;
-        transaction.commit().await?;
-        Ok(made)
+        self.change(async |transaction| {
+            let (key, stored) = insert(transaction, user, terms, None, by).await?;
+            hand_out(&key, &stored).map_err(not_handed_out)?;
+            Ok((key, stored))
+        })
+        .await
     }
 
     /// Creates a replacement for this key, with the same terms and as long a validity. The old key stays valid for
@@ -132,40 +152,64 @@ impl Postgres {
         overlap: Duration,
         by: &str,
     ) -> Result<(NewKey, StoredKey), PostgresError> {
+        self.rotate_key_and(id, overlap, by, |_, _| Ok(())).await
+    }
+
+    /// Like [`rotate_key`](Self::rotate_key), and hands the new key out before it becomes valid: if that fails, no key is
+    /// created, and the old one stays as it is. Other changes wait meanwhile, as in
+    /// [`create_key_and`](Self::create_key_and).
+    ///
+    /// # Errors
+    ///
+    /// Those of `rotate_key`; the error of `hand_out`.
+    pub async fn rotate_key_and(
+        &self,
+        id: &str,
+        overlap: Duration,
+        by: &str,
+        hand_out: impl FnOnce(&NewKey, &StoredKey) -> io::Result<()>,
+    ) -> Result<(NewKey, StoredKey), PostgresError> {
         let id = named(id)?;
         input::by(by)?;
-        let until = SystemTime::now().checked_add(overlap);
-        let too_long =
-            || PostgresError::input(format!("overlap: expected an end before the year 10000, got {overlap:?}"));
-        let until = until.filter(|until| input::time("overlap", Some(*until)).is_ok()).ok_or_else(too_long)?;
-        let mut connection = self.connection().await?;
-        let transaction = Self::change(&mut connection).await?;
-        let select = format!("SELECT {COLUMNS} FROM tollgate.api_keys WHERE key_id = $1 FOR UPDATE");
-        let row = transaction.query_opt(&select, &[&id.as_str()]).await?.ok_or_else(|| unknown(id))?;
-        let old = StoredKey::of(&row);
-        let got = match (old.revoked_at, old.terms.expires_at) {
-            (Some(_), _) => Some("one that was revoked"),
-            (None, Some(end)) if end <= SystemTime::now() => Some("one that has ended"),
-            _ => None,
+        let until = |from: SystemTime| {
+            let until = from.checked_add(overlap).filter(|until| input::time("overlap", Some(*until)).is_ok());
+            let expected = "expected an end before the year 10000";
+            until.ok_or_else(|| PostgresError::input(format!("overlap: {expected}, got {overlap:?}")))
         };
-        if let Some(got) = got {
-            return Err(PostgresError::input(format!("key: expected one that is valid, got {got}: {}", id.as_str())));
-        }
-        let later = "SELECT key_id FROM tollgate.api_keys WHERE replaces = $1";
-        if let Some(row) = transaction.query_opt(later, &[&id.as_str()]).await? {
-            let (id, other) = (id.as_str(), row.get::<_, &str>(0));
-            return Err(PostgresError::input(format!(
-                "key: expected one without a successor, got {id}, which has {other}"
-            )));
-        }
-        // As long as the old one's validity, from now on.
-        let length = old.terms.expires_at.map(|end| end.duration_since(old.created_at).unwrap_or_default());
-        let terms = KeyTerms { expires_at: length.map(|length| SystemTime::now() + length), ..old.terms };
-        let made = insert(&transaction, &old.user, &terms, Some(id.as_str()), by).await?;
-        let end = "UPDATE tollgate.api_keys SET expires_at = least(expires_at, $2) WHERE key_id = $1";
-        transaction.execute(end, &[&id.as_str(), &until]).await?;
-        transaction.commit().await?;
-        Ok(made)
+        until(SystemTime::UNIX_EPOCH)?;
+        self.change(async |transaction| {
+            let select = format!("SELECT {COLUMNS} FROM tollgate.api_keys WHERE key_id = $1 FOR UPDATE");
+            let row = transaction.query_opt(&select, &[&id.as_str()]).await?.ok_or_else(|| unknown(id))?;
+            let old = StoredKey::of(&row);
+            let got = match (old.revoked_at, old.terms.expires_at) {
+                (Some(_), _) => Some("one that was revoked"),
+                (None, Some(_)) if !old.is_valid() => Some("one that has ended"),
+                _ => None,
+            };
+            if let Some(got) = got {
+                return Err(PostgresError::input(format!(
+                    "key: expected one that is valid, got {got}: {}",
+                    id.as_str()
+                )));
+            }
+            let later = "SELECT key_id FROM tollgate.api_keys WHERE replaces = $1";
+            if let Some(row) = transaction.query_opt(later, &[&id.as_str()]).await? {
+                let (id, other) = (id.as_str(), row.get::<_, &str>(0));
+                return Err(PostgresError::input(format!(
+                    "key: expected one without a successor, got {id}, which has {other}"
+                )));
+            }
+            let until = until(old.read_at)?;
+            // As long as the old one's validity, from now on.
+            let length = old.terms.expires_at.map(|end| end.duration_since(old.created_at).unwrap_or_default());
+            let terms = KeyTerms { expires_at: length.map(|length| old.read_at + length), ..old.terms };
+            let (key, stored) = insert(transaction, &old.user, &terms, Some(id.as_str()), by).await?;
+            let end = "UPDATE tollgate.api_keys SET expires_at = least(expires_at, $2) WHERE key_id = $1";
+            transaction.execute(end, &[&id.as_str(), &until]).await?;
+            hand_out(&key, &stored).map_err(not_handed_out)?;
+            Ok((key, stored))
+        })
+        .await
     }
 
     /// Makes a key invalid for good, in every process within a second. A key that was revoked before stays as it is.
@@ -278,6 +322,11 @@ fn named(text: &str) -> Result<KeyId, PostgresError> {
     })
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+fn not_handed_out(error: io::Error) -> PostgresError {
+    PostgresError::refused(format!("key: not created, since it could not be handed out: {error}"))
+}
+
 fn unknown(id: KeyId) -> PostgresError {
     PostgresError::input(format!("key: expected one that exists, got {}", id.as_str()))
 }
@@ -309,13 +358,14 @@ impl StoredKey {
             replaces: row.get("replaces"),
             created_at: row.get("created_at"),
             created_by: row.get("created_by"),
+            read_at: row.get("read_at"),
         }
     }
 
-    /// Whether requests with it are accepted now.
+    /// Whether requests with it were accepted when this was read.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.revoked_at.is_none() && self.terms.expires_at.is_none_or(|end| end > SystemTime::now())
+        self.revoked_at.is_none() && self.terms.expires_at.is_none_or(|end| end > self.read_at)
     }
 }
 

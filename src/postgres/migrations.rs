@@ -3,8 +3,9 @@
 use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
-use tokio_postgres::Transaction;
+use tokio_postgres::{IsolationLevel, Transaction};
 
+use super::transactions::begin_writing;
 use super::{Postgres, PostgresError};
 
 /// A file in `sql/`, whose name begins with its number.
@@ -22,12 +23,16 @@ const STEPS: [Step; 2] = [
 /// Held while migrating, so that two migrations don't run at once.
 const LOCK: i64 = i64::from_be_bytes(*b"tollgate");
 
+const OWN_NAME: &str = "to_regclass('tollgate.migrations')";
+
 /// How long to wait for a migration that runs at the same time.
 const PATIENCE: &str = "SET LOCAL lock_timeout = '60s'";
 
+/// Creating a schema needs a right in the database, also where `IF NOT EXISTS` finds it there.
+const OWN_SCHEMA: &str = "CREATE SCHEMA tollgate";
+
 const OWN_TABLE: &str = "
-    CREATE SCHEMA IF NOT EXISTS tollgate;
-    CREATE TABLE IF NOT EXISTS tollgate.migrations (
+    CREATE TABLE tollgate.migrations (
         number integer PRIMARY KEY,
         name text NOT NULL,
         -- SHA-256 of its text.
@@ -68,7 +73,8 @@ impl Schema {
 impl Postgres {
     /// Creates the tables, or upgrades those of an older version. Returns the migrations that were applied, in order;
     /// none if there was nothing to do. All run in one transaction; a concurrent call waits, for at most a minute. The
-    /// first time, this needs the right to create a schema in the database.
+    /// first time, this needs the right to create a schema in the database, unless there is an empty one that the role
+    /// owns; later, to read `tollgate.migrations`.
     ///
     /// # Errors
     ///
@@ -76,7 +82,7 @@ impl Postgres {
     /// migrations.
     pub async fn migrate(&self) -> Result<Vec<Migration>, PostgresError> {
         let mut connection = self.connection().await?;
-        let transaction = connection.transaction().await?;
+        let transaction = begin_writing(&mut connection).await?;
         transaction.batch_execute(PATIENCE).await?;
         let encoding: String = transaction.query_one("SELECT current_setting('server_encoding')", &[]).await?.get(0);
         if encoding != "UTF8" {
@@ -84,7 +90,11 @@ impl Postgres {
             return Err(PostgresError::input(format!("encoding: expected a database in UTF8, got {encoding}")));
         }
         transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await?;
-        transaction.batch_execute(OWN_TABLE).await?;
+        for (name, create) in [("to_regnamespace('tollgate')", OWN_SCHEMA), (OWN_NAME, OWN_TABLE)] {
+            if !is_there(&transaction, name).await? {
+                transaction.batch_execute(create).await?;
+            }
+        }
         let done = applied(&transaction).await?;
         let mut made = Vec::new();
         for (step, number) in STEPS.iter().zip(1_i32..).skip(done.len()) {
@@ -109,10 +119,14 @@ impl Postgres {
     /// No connection; no right; tables of a newer version of tollgate, or altered migrations.
     pub async fn schema(&self) -> Result<Schema, PostgresError> {
         let mut connection = self.connection().await?;
-        let transaction = connection.build_transaction().read_only(true).start().await?;
+        let transaction = connection
+            .build_transaction()
+            .read_only(true)
+            .isolation_level(IsolationLevel::RepeatableRead)
+            .start()
+            .await?;
         let row = transaction.query_one("SELECT current_setting('server_version')", &[]).await?;
-        let known = transaction.query_one("SELECT to_regclass('tollgate.migrations') IS NOT NULL", &[]).await?;
-        let done = if known.get(0) { applied(&transaction).await? } else { Vec::new() };
+        let done = if is_there(&transaction, OWN_NAME).await? { applied(&transaction).await? } else { Vec::new() };
         transaction.commit().await?;
         let migrations = STEPS.iter().zip(1..).map(|(step, number)| Migration {
             number,
@@ -121,6 +135,20 @@ impl Postgres {
         });
         Ok(Schema { server_version: row.get(0), migrations: migrations.collect() })
     }
+}
+
+/// Refuses tables that are older or newer than this program: what it would read or write there may mean something else.
+pub(super) async fn expect_this_version(transaction: &Transaction<'_>) -> Result<(), PostgresError> {
+    let (got, expected) = (applied(transaction).await?.len(), STEPS.len());
+    if got < expected {
+        let why = format!("schema: expected {expected} migrations, got {got}");
+        return Err(PostgresError::schema(format!("{why}: tollgate db migrate makes the others")));
+    }
+    Ok(())
+}
+
+async fn is_there(transaction: &Transaction<'_>, name: &str) -> Result<bool, PostgresError> {
+    Ok(transaction.query_one(&format!("SELECT {name} IS NOT NULL"), &[]).await?.get(0))
 }
 
 /// When each applied step was applied.

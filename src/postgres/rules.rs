@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 use tokio_postgres::Transaction;
 
-use super::follow::one_moment;
+use super::transactions::{READ, one_moment};
 use super::{Postgres, PostgresError, input};
 use crate::rules::{RuleChanges, RuleSet};
 
@@ -33,27 +33,30 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// No connection; no tables; no right; a name that is too long; text that contains NUL, which PostgreSQL doesn't
+    /// No connection; no tables; no right; a set without rules, which would allow everything; a name that is too long; text that contains NUL, which PostgreSQL doesn't
     /// store.
     pub async fn push_rules(&self, rules: &RuleSet, by: &str) -> Result<RuleChanges, PostgresError> {
         input::by(by)?;
-        let mut connection = self.connection().await?;
-        let transaction = Self::change(&mut connection).await?;
-        let (before, after) = (stored(&transaction).await?, Stored::of(rules)?);
-        let changes = after.changes_from(&before);
-        if changes.settings {
-            let update = "UPDATE tollgate.configuration SET settings = $1::text::jsonb";
-            transaction.execute(update, &[&Value::Object(after.settings.clone()).to_string()]).await?;
+        if rules.is_empty() {
+            return Err(PostgresError::input("rules: expected at least one, got none, which would allow everything"));
         }
-        if !changes.removed.is_empty() {
-            let delete = "DELETE FROM tollgate.rate_limit_rules WHERE name = ANY ($1)";
-            transaction.execute(delete, &[&changes.removed]).await?;
-        }
-        if changes != (RuleChanges { settings: changes.settings, ..RuleChanges::default() }) {
-            write(&transaction, &after, by).await?;
-        }
-        transaction.commit().await?;
-        Ok(changes)
+        let after = Stored::of(rules)?;
+        self.change(async |transaction| {
+            let changes = after.changes_from(&stored(transaction).await?);
+            if changes.settings {
+                let update = "UPDATE tollgate.configuration SET settings = $1::text::jsonb";
+                transaction.execute(update, &[&Value::Object(after.settings.clone()).to_string()]).await?;
+            }
+            if !changes.removed.is_empty() {
+                let delete = "DELETE FROM tollgate.rate_limit_rules WHERE name = ANY ($1)";
+                transaction.execute(delete, &[&changes.removed]).await?;
+            }
+            if changes != (RuleChanges { settings: changes.settings, ..RuleChanges::default() }) {
+                write(transaction, &after, by).await?;
+            }
+            Ok(changes)
+        })
+        .await
     }
 
     /// What [`push_rules`](Self::push_rules) would change.
@@ -63,7 +66,7 @@ impl Postgres {
     /// No connection; no tables; no right.
     pub async fn compare_rules(&self, rules: &RuleSet) -> Result<RuleChanges, PostgresError> {
         let mut connection = self.connection().await?;
-        let transaction = one_moment(&mut connection).await?;
+        let transaction = one_moment(&mut connection, READ).await?;
         let stored = stored(&transaction).await?;
         transaction.commit().await?;
         Ok(Stored::of(rules)?.changes_from(&stored))
@@ -76,7 +79,7 @@ impl Postgres {
     /// No connection; no tables; rules that were written by hand and can't be used.
     pub async fn rules(&self) -> Result<StoredRules, PostgresError> {
         let mut connection = self.connection().await?;
-        let transaction = one_moment(&mut connection).await?;
+        let transaction = one_moment(&mut connection, READ).await?;
         let version = transaction.query_one("SELECT version FROM tollgate.configuration", &[]).await?.get(0);
         let rules = read(&transaction).await?;
         transaction.commit().await?;

@@ -1,4 +1,7 @@
 //! Totals of users and API keys, added to the database in batches: about one a second, and none twice.
+//!
+//! Days and times are those of the database's clock: a batch has the age of its requests, which needs no clock that is
+//! right. The service's own clock only separates days while PostgreSQL is away.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -44,17 +47,17 @@ struct Counts {
 
 #[derive(Clone, Copy)]
 struct OfUser {
-    /// Days since the epoch.
+    /// Days since the epoch, by this host's clock.
     day: i32,
     allowed: u64,
     denied: u64,
-    last: SystemTime,
+    last: Instant,
 }
 
 #[derive(Clone, Copy)]
 struct OfKey {
     allowed: u64,
-    last: SystemTime,
+    last: Instant,
 }
 
 struct Writing {
@@ -93,11 +96,11 @@ impl Totals {
         }
         let mut counts = self.stripe(user);
         // Under the lock, so that days come in order.
-        let last = SystemTime::now();
-        let seconds = last.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let last = Instant::now();
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let day = i32::try_from(seconds / SECONDS_OF_A_DAY).unwrap_or(i32::MAX);
         let now = OfUser { day, allowed: u64::from(allowed), denied: u64::from(!allowed), last };
-        counts.since.get_or_insert_with(Instant::now);
+        counts.since.get_or_insert(last);
         match counts.users.get_mut(user) {
             // A clock that was set back doesn't begin another day.
             Some(of_user) if of_user.day >= day => of_user.add(now),
@@ -215,59 +218,82 @@ impl Totals {
     /// One transaction: the counts, and the batch's number, which keeps it from being added twice.
     async fn write_batch(&self, writing: &Writing, about: About) -> Result<(), PostgresError> {
         let mut connection = self.postgres.connection().await?;
-        let (transaction, is_new) = writing.batches.begin(&mut connection, about).await?;
-        if let Some(batch) = writing.batch.as_ref().filter(|_| is_new) {
-            let mut days: BTreeMap<i32, Vec<(&str, &OfUser)>> = BTreeMap::new();
-            for ((day, user), counts) in &batch.users {
-                days.entry(*day).or_default().push((user, counts));
-            }
-            for (day, users) in days {
-                for users in users.chunks(MOST_ROWS) {
-                    let names: Vec<_> = users.iter().map(|(user, _)| *user).collect();
-                    let allowed: Vec<_> = users.iter().map(|(_, counts)| column(counts.allowed)).collect();
-                    let denied: Vec<_> = users.iter().map(|(_, counts)| column(counts.denied)).collect();
-                    let last: Vec<_> = users.iter().map(|(_, counts)| counts.last).collect();
-                    answered(transaction.execute(ADD_USERS, &[&day, &names, &allowed, &denied, &last])).await?;
+        let (transaction, is_new, pid) = writing.batches.begin(&mut connection, about).await?;
+        let added = async {
+            if let Some(batch) = writing.batch.as_ref().filter(|_| is_new) {
+                // A statement can't change a user's row twice.
+                let mut days: BTreeMap<i32, Vec<(&str, &OfUser)>> = BTreeMap::new();
+                for ((day, user), counts) in &batch.users {
+                    days.entry(*day).or_default().push((user, counts));
+                }
+                for users in days.into_values() {
+                    for users in users.chunks(MOST_ROWS) {
+                        let names: Vec<_> = users.iter().map(|(user, _)| *user).collect();
+                        let allowed: Vec<_> = users.iter().map(|(_, counts)| column(counts.allowed)).collect();
+                        let denied: Vec<_> = users.iter().map(|(_, counts)| column(counts.denied)).collect();
+                        let ages: Vec<_> = users.iter().map(|(_, counts)| age(counts.last)).collect();
+                        answered(transaction.execute(ADD_USERS, &[&names, &allowed, &denied, &ages])).await?;
+                    }
+                }
+                let keys: Vec<_> = batch.keys.iter().collect();
+                for keys in keys.chunks(MOST_ROWS) {
+                    let ids: Vec<_> = keys.iter().map(|(id, _)| id.as_str()).collect();
+                    let allowed: Vec<_> = keys.iter().map(|(_, counts)| column(counts.allowed)).collect();
+                    let ages: Vec<_> = keys.iter().map(|(_, counts)| age(counts.last)).collect();
+                    answered(transaction.execute(ADD_KEYS, &[&ids, &allowed, &ages])).await?;
                 }
             }
-            let keys: Vec<_> = batch.keys.iter().collect();
-            for keys in keys.chunks(MOST_ROWS) {
-                let ids: Vec<_> = keys.iter().map(|(id, _)| id.as_str()).collect();
-                let allowed: Vec<_> = keys.iter().map(|(_, counts)| column(counts.allowed)).collect();
-                let last: Vec<_> = keys.iter().map(|(_, counts)| counts.last).collect();
-                answered(transaction.execute(ADD_KEYS, &[&ids, &allowed, &last])).await?;
-            }
-        }
+            Ok(())
+        };
+        self.postgres.naming_blockers(pid, added).await?;
         answered(transaction.commit()).await
     }
 }
 
-/// Adds one day's usage. Usage that arrives after its day or month is over no longer counts towards that total.
+/// Adds usage, at most one row of each user. Usage that arrives after its day or month is over no longer counts towards
+/// that total. A stored day that is yet to come, by a clock that has been set back since, counts as today.
 const ADD_USERS: &str = "
+    WITH clock AS (
+        SELECT (now() AT TIME ZONE 'UTC')::date AS today, date_trunc('month', now() AT TIME ZONE 'UTC')::date AS month
+    ), counted AS (
+        SELECT user_id, allowed, denied, now() - age * interval '1 microsecond' AS last
+        FROM unnest($1::text[], $2::int8[], $3::int8[], $4::int8[]) AS counted (user_id, allowed, denied, age)
+    )
     INSERT INTO tollgate.user_quotas AS q
         (user_id, today, total_today, this_month, total_this_month, times_exceeded, last_request_at)
-    SELECT user_id, day, allowed, date_trunc('month', day)::date, allowed, denied, last
-    FROM (SELECT date '1970-01-01' + $1::int4 AS day, * FROM unnest($2::text[], $3::int8[], $4::int8[], $5::timestamptz[])
-        AS counted (user_id, allowed, denied, last)) AS counted
+    SELECT user_id, (last AT TIME ZONE 'UTC')::date, allowed, date_trunc('month', last AT TIME ZONE 'UTC')::date, allowed,
+        denied, last
+    FROM counted
     ON CONFLICT (user_id) DO UPDATE
-    SET today = greatest(q.today, excluded.today),
-        total_today = CASE
-            WHEN q.today = excluded.today THEN q.total_today + excluded.total_today
-            WHEN q.today > excluded.today THEN q.total_today
-            ELSE excluded.total_today END,
-        this_month = greatest(q.this_month, excluded.this_month),
-        total_this_month = CASE
-            WHEN q.this_month = excluded.this_month THEN q.total_this_month + excluded.total_this_month
-            WHEN q.this_month > excluded.this_month THEN q.total_this_month
-            ELSE excluded.total_this_month END,
+    SET (today, total_today) = (
+            SELECT greatest(known, excluded.today), CASE
+                WHEN known = excluded.today THEN q.total_today + excluded.total_today
+                WHEN known > excluded.today THEN q.total_today
+                ELSE excluded.total_today END
+            FROM (SELECT CASE WHEN q.today > clock.today THEN clock.today ELSE q.today END AS known FROM clock) AS known),
+        (this_month, total_this_month) = (
+            SELECT greatest(known, excluded.this_month), CASE
+                WHEN known = excluded.this_month THEN q.total_this_month + excluded.total_this_month
+                WHEN known > excluded.this_month THEN q.total_this_month
+                ELSE excluded.total_this_month END
+            FROM (SELECT CASE WHEN q.this_month > month THEN month ELSE q.this_month END AS known FROM clock) AS known),
         times_exceeded = q.times_exceeded + excluded.times_exceeded,
-        last_request_at = greatest(q.last_request_at, excluded.last_request_at)";
+        last_request_at = greatest(
+            CASE WHEN q.last_request_at > now() THEN now() ELSE q.last_request_at END, excluded.last_request_at)";
 
 const ADD_KEYS: &str = "
     UPDATE tollgate.api_keys AS k
-    SET total = k.total + counted.allowed, last_used_at = greatest(k.last_used_at, counted.last)
-    FROM unnest($1::text[], $2::int8[], $3::timestamptz[]) AS counted (key_id, allowed, last)
+    SET total = k.total + counted.allowed,
+        last_used_at = greatest(
+            CASE WHEN k.last_used_at > now() THEN now() ELSE k.last_used_at END,
+            now() - counted.age * interval '1 microsecond')
+    FROM unnest($1::text[], $2::int8[], $3::int8[]) AS counted (key_id, allowed, age)
     WHERE k.key_id = counted.key_id";
+
+/// In microseconds.
+fn age(last: Instant) -> i64 {
+    i64::try_from(last.elapsed().as_micros()).unwrap_or_default()
+}
 
 impl OfUser {
     fn add(&mut self, now: Self) {

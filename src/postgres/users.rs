@@ -38,17 +38,20 @@ pub struct StoredUser {
     pub updated_at: SystemTime,
     /// Who made that change.
     pub updated_by: String,
+    /// When this was read, by the database's clock.
+    pub read_at: SystemTime,
 }
 
 const COLUMNS: &str = "user_id, tier, per_hour, per_day, burst, blocked, blocked_reason, blocked_until,
-    CASE WHEN today = (now() AT TIME ZONE 'UTC')::date THEN total_today ELSE 0 END AS total_today,
-    CASE WHEN this_month = date_trunc('month', now() AT TIME ZONE 'UTC')::date THEN total_this_month ELSE 0 END
+    CASE WHEN today >= (now() AT TIME ZONE 'UTC')::date THEN total_today ELSE 0 END AS total_today,
+    CASE WHEN this_month >= date_trunc('month', now() AT TIME ZONE 'UTC')::date THEN total_this_month ELSE 0 END
         AS total_this_month,
-    times_exceeded, last_request_at, created_at, updated_at, updated_by";
+    times_exceeded, last_request_at, created_at, updated_at, updated_by, now() AS read_at";
 
 impl Postgres {
     /// Denies a user everything, for this reason, until the given moment or until the block is lifted. In force in
-    /// every process within a second. Replaces an earlier block. `by` says who does it, in at most 256 bytes.
+    /// every process within a second. Services compare the moment with their own clocks; [`now`](Postgres::now) is the
+    /// database's, to compute it from. Replaces an earlier block. `by` says who does it, in at most 256 bytes.
     ///
     /// # Errors
     ///
@@ -123,11 +126,7 @@ impl Postgres {
 
     /// Changes the configuration with one statement; returns the number of rows affected.
     pub(super) async fn changed(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<u64, PostgresError> {
-        let mut connection = self.connection().await?;
-        let transaction = Self::change(&mut connection).await?;
-        let rows = transaction.execute(sql, values).await?;
-        transaction.commit().await?;
-        Ok(rows)
+        self.change(async |transaction| Ok(transaction.execute(sql, values).await?)).await
     }
 
     /// What the database has on a user; `None` if nothing, so that the tier's limits apply.
@@ -205,12 +204,13 @@ impl StoredUser {
             created_at: row.get("created_at"),
             updated_at: row.get("updated_at"),
             updated_by: row.get("updated_by"),
+            read_at: row.get("read_at"),
         }
     }
 
-    /// Whether the user is denied everything now.
+    /// Whether the user was denied everything when this was read.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
-        self.blocked && self.blocked_until.is_none_or(|until| until > SystemTime::now())
+        self.blocked && self.blocked_until.is_none_or(|until| until > self.read_at)
     }
 }

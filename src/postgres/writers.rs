@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use deadpool_postgres::Transaction;
 
 use super::follow::in_time;
+use super::transactions::begin_writing;
 use super::{Postgres, PostgresError};
 use crate::random::unique_id;
 use crate::telemetry;
@@ -92,24 +93,25 @@ impl Batches {
         about.requests.is_some() || about.is_end || (due && !self.ended)
     }
 
-    /// Begins a batch's transaction. Also returns whether the batch is still to be written: one sent over a lost
-    /// connection may have been. Call [`done`](Self::done) after the commit.
+    /// Begins a batch's transaction. Also returns whether the batch is still to be written (one sent over a lost
+    /// connection may have been), and the server's process. Call [`done`](Self::done) after the commit.
     pub(crate) async fn begin<'c>(
         &self,
         connection: &'c mut deadpool_postgres::Object,
         about: About,
-    ) -> Result<(Transaction<'c>, bool), PostgresError> {
-        let transaction = answered(connection.transaction()).await?;
+    ) -> Result<(Transaction<'c>, bool, i32), PostgresError> {
+        let transaction = answered(begin_writing(connection)).await?;
         answered(transaction.batch_execute(PATIENCE)).await?;
         let number = self.written + i64::from(about.requests.is_some());
         answered(transaction.execute(REGISTER, &[&self.name, &self.writes.name()])).await?;
         // The previous connection may still be committing the last batch; this query waits for that.
-        let written: i64 = answered(transaction.query_one(LAST_BATCH, &[&self.name])).await?.get(0);
+        let row = answered(transaction.query_one(LAST_BATCH, &[&self.name])).await?;
+        let (written, pid) = (row.get::<_, i64>(0), row.get(1));
         let is_new = written < number;
         let requests = column(about.requests.filter(|_| is_new).unwrap_or_default());
         let (number, lost) = (number.max(written), column(about.lost));
         answered(transaction.execute(ADVANCE, &[&self.name, &number, &requests, &lost, &about.is_end])).await?;
-        Ok((transaction, is_new))
+        Ok((transaction, is_new, pid))
     }
 
     /// Records that the batch was written or, if it `failed`, given up. Call it before the next await. Returns whether to
@@ -125,8 +127,14 @@ impl Batches {
 
     /// Marks other writers that were killed. If that fails, the next writer does it.
     pub(crate) async fn note_killed(&self, postgres: &Postgres) {
-        let Ok(connection) = postgres.connection().await else { return };
-        if let Ok(killed) = answered(connection.query(NOTE_KILLED, &[&SILENT_FOR, &self.name])).await {
+        let noted = async {
+            let mut connection = postgres.connection().await?;
+            let transaction = answered(begin_writing(&mut connection)).await?;
+            let killed = answered(transaction.query(NOTE_KILLED, &[&SILENT_FOR, &self.name])).await?;
+            answered(transaction.commit()).await?;
+            Ok::<_, PostgresError>(killed)
+        };
+        if let Ok(killed) = noted.await {
             killed.iter().for_each(|row| telemetry::writer_killed(row.get(0), row.get(1)));
         }
     }
@@ -149,7 +157,7 @@ pub(crate) const PATIENCE: &str = "SET LOCAL lock_timeout = '5s'; SET LOCAL idle
 
 const REGISTER: &str = "INSERT INTO tollgate.writers (writer, writes) VALUES ($1, $2) ON CONFLICT DO NOTHING";
 
-const LAST_BATCH: &str = "SELECT batch FROM tollgate.writers WHERE writer = $1 FOR UPDATE";
+const LAST_BATCH: &str = "SELECT batch, pg_backend_pid() FROM tollgate.writers WHERE writer = $1 FOR UPDATE";
 
 const ADVANCE: &str = "
     UPDATE tollgate.writers

@@ -11,9 +11,9 @@ use crate::error::RuleError;
 use crate::rule::Rule;
 
 /// The rule name for a user's own limits: the `rule` of their decisions, also in header fields.
-const USER_LIMITS: &str = "user-quota";
+pub(super) const USER_LIMITS: &str = "user-quota";
 /// The same for an API key's own limits.
-const KEY_LIMITS: &str = "key-quota";
+pub(super) const KEY_LIMITS: &str = "key-quota";
 
 /// What is known of the user behind a request, from the system of record or a service's own authentication.
 /// [`Attributes::account`](super::Attributes::account) adds it to a request, and the middleware reads it from a

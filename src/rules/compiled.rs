@@ -4,6 +4,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::account::{KEY_LIMITS, USER_LIMITS};
 use super::attributes::{Attributes, Reading};
 use super::condition::Condition;
 use super::definition::{Action, Cost, Definition};
@@ -13,6 +14,10 @@ use crate::limit::Period;
 
 /// For a key that isn't based on an attribute.
 pub(super) const GLOBAL: &str = "global";
+
+/// Names that no rule can have, since tollgate itself counts by them, under the same keys: limits of single users and of
+/// API keys, and look-ups of keys.
+const RESERVED: [&str; 3] = [USER_LIMITS, KEY_LIMITS, "api-key-look-ups"];
 
 #[derive(Debug)]
 pub(super) struct Compiled {
@@ -53,6 +58,10 @@ impl Compiled {
     pub(super) fn new(definition: &Definition, reading: Reading) -> Result<Self, Fault> {
         let name =
             crate::key::checked_name(&definition.name).map_err(|error| (Field::named("name"), error.to_string()))?;
+        if RESERVED.contains(&name) {
+            let why = format!("name: expected none of the reserved names ({}), got {name:?}", RESERVED.join(", "));
+            return Err((Field::named("name"), why));
+        }
         let conditions = definition.conditions.iter().map(|(attribute, values)| {
             let at = Field::named("match").entry(attribute);
             if attribute.is_empty() || attribute == GLOBAL {

@@ -91,7 +91,8 @@ pub(super) struct Defaults {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Definition {
-    /// 1 to 64 letters, digits, `-`, `_` or `.`, unique in a set. The rule's keys in Redis end with it.
+    /// 1 to 64 letters, digits, `-`, `_` or `.`, unique in a set; not `user-quota`, `key-quota` or `api-key-look-ups`. The
+    /// rule's keys in Redis end with it.
     pub name: String,
     /// Higher priorities first; among equals, the rule that is written first. Default: 0.
     #[serde(default, skip_serializing_if = "is_default")]

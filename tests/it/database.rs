@@ -3,6 +3,7 @@
 mod api_keys;
 #[cfg(feature = "archive")]
 mod archive;
+mod clocks;
 mod configuration_cache;
 #[cfg(feature = "tls")]
 mod encrypted_connections;
@@ -14,13 +15,18 @@ mod history;
 mod history_at_scale;
 mod history_interrupted;
 mod indexes;
+mod locks;
+mod passwords;
+mod printed_keys;
 mod rules;
 mod usage_totals;
 mod users;
 
-use tollgate::postgres::{Postgres as Database, PostgresError};
+use tollgate::postgres::{KeyTerms, OwnLimits, Postgres as Database, PostgresError};
+use tollgate::rules::RuleSet;
 use tollgate::{Embedded, Limiter};
 
+use crate::support::polling::wait_until;
 use crate::support::postgres_server::PostgresServer;
 use crate::support::tool::{code, stderr, stdout, tollgate};
 
@@ -112,6 +118,62 @@ async fn tables_of_another_version_are_left_alone() {
     assert_eq!(newer.to_string(), expected);
 }
 
+/// Once everything is there, whoever may read that may look again, without a right to create a schema.
+#[tokio::test]
+async fn only_the_first_migration_needs_the_right_to_create_a_schema() {
+    let server = PostgresServer::start();
+    server.run("CREATE ROLE limits LOGIN; GRANT CREATE ON DATABASE postgres TO limits").await;
+    let limits = Database::open(&server.url_of("limits", "postgres")).expect("an address");
+    assert_eq!(limits.migrate().await.expect("made").len(), 2);
+    server.run("REVOKE CREATE ON DATABASE postgres FROM limits").await;
+    assert_eq!(limits.migrate().await.expect("nothing to do").len(), 0);
+    // Nor where somebody else has made the schema for it.
+    server.run("DROP SCHEMA tollgate CASCADE; CREATE SCHEMA tollgate AUTHORIZATION limits").await;
+    assert_eq!(limits.migrate().await.expect("made").len(), 2);
+    server.run("DROP SCHEMA tollgate CASCADE").await;
+    let error = limits.migrate().await.expect_err("no right").to_string();
+    assert!(error.contains("permission denied for database postgres (SQLSTATE 42501)"), "{error}");
+}
+
+/// Whoever reads or changes the configuration looks whether it knows its tables.
+#[tokio::test]
+async fn tables_that_are_newer_or_older_are_neither_followed_nor_changed() {
+    let (server, tool) = prepared().await;
+    let rules: RuleSet = "[[rule]]\nname = \"a\"\naction = \"allow\"".parse().expect("rules");
+    tool.push_rules(&rules, "").await.expect("pushed");
+    let service = database(&server).follow(&limiter()).await.expect("a configuration");
+    for (sql, expected) in [
+        (
+            "INSERT INTO tollgate.migrations VALUES (3, 'future', 'x')",
+            "schema: expected at most 2 migrations, got number 3, future: the database is newer than this version of tollgate",
+        ),
+        (
+            "DELETE FROM tollgate.migrations WHERE number > 1",
+            "schema: expected 2 migrations, got 1: tollgate db migrate makes the others",
+        ),
+    ] {
+        server.run(sql).await;
+        for refused in [
+            tool.follow(&limiter()).await.map(drop),
+            tool.set_user("42", Some("paid"), OwnLimits::default(), "").await,
+            tool.push_rules(&rules, "").await.map(drop),
+            tool.compare_rules(&rules).await.map(drop),
+            tool.rules().await.map(drop),
+            tool.create_key("42", &KeyTerms::default(), "").await.map(drop),
+        ] {
+            let error = refused.expect_err(sql);
+            assert!(error.is_schema(), "{error}");
+            assert_eq!(error.to_string(), expected);
+        }
+        let set = tollgate(&["users", "set", "42", "--tier", "paid", "--database", &server.url()]);
+        assert_eq!((code(&set), stderr(&set)), (2, format!("error: {expected}\n")));
+    }
+    // One that runs keeps what it has, and says so.
+    server.run("UPDATE tollgate.configuration SET version = version + 1; NOTIFY tollgate").await;
+    wait_until("it is noticed", async || !service.status().is_connected).await;
+    assert_eq!(service.rules().len(), 1);
+}
+
 /// Half of a migration is none.
 #[tokio::test]
 async fn a_migration_that_fails_leaves_nothing() {
@@ -149,7 +211,7 @@ async fn errors_are_one_line_without_a_password() {
         ("postgres://u:sesame@127.0.0.1:1/x".to_owned(), "postgres at 127.0.0.1:1/x: ".to_owned()),
         ("mysql://u:sesame@127.0.0.1/x".to_owned(), "expected an address such as postgres://".to_owned()),
         ("postgres://u:sesame@127.0.0.1:port/x".to_owned(), "expected an address such as postgres://".to_owned()),
-        ("postgres://u:open@sesame@127.0.0.1/x".to_owned(), "expected an @ in a password as %40".to_owned()),
+        ("postgres://u:open@sesame@127.0.0.1/x".to_owned(), "expected an @ or ? in a password as %40".to_owned()),
         (String::new(), "expected an address with a host, got one without".to_owned()),
     ] {
         let error = migrate(&url).await;

@@ -29,7 +29,8 @@ pub(crate) enum Db {
 
 #[derive(Debug, Args)]
 pub(crate) struct Database {
-    /// PostgreSQL 14 or newer, such as postgres://user:password@127.0.0.1/app.
+    /// PostgreSQL 14 or newer, such as postgres://user:password@127.0.0.1/app. A password is best kept in the
+    /// environment: other users of this machine can see arguments, for a moment at least.
     #[arg(long = "database", value_name = "URL", env = "TOLLGATE_DATABASE", hide_env_values = true)]
     #[arg(help_heading = "Database")]
     url: String,
@@ -86,7 +87,9 @@ impl Db {
                     writeln!(anstream::stdout(), "{}: PostgreSQL {}", postgres.address(), schema.server_version);
                 let printed = printed.and_then(|()| schema.migrations.iter().try_for_each(print));
                 let writers = if schema.is_complete() { postgres.writers().await? } else { Vec::new() };
-                found(code, printed.and_then(|()| print_writers(&writers)))
+                // Their times are of the database's clock.
+                let now = postgres.now().await?;
+                found(code, printed.and_then(|()| print_writers(&writers, now)))
             }
         }
     }
@@ -110,13 +113,13 @@ fn print(migration: &Migration) -> io::Result<()> {
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Running services, and those that ended in the last days.
-fn print_writers(writers: &[Writer]) -> io::Result<()> {
+fn print_writers(writers: &[Writer], now: SystemTime) -> io::Result<()> {
     let mut out = anstream::stdout();
     if !writers.is_empty() {
         writeln!(out, "{QUIET}services that write{QUIET:#}")?;
     }
     for writer in writers {
-        let ago = SystemTime::now().duration_since(writer.written_at).unwrap_or_default();
+        let ago = now.duration_since(writer.written_at).unwrap_or_default();
         let state = match (writer.killed, writer.ended_at) {
             (true, _) => {
                 format!("killed: what it had not yet written, {} ago, is lost", human(ago))

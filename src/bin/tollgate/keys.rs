@@ -1,10 +1,10 @@
 //! `tollgate keys`: API keys of the system of record.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tollgate::postgres::{KeyTerms, NewKey, OwnLimits, StoredKey};
@@ -14,15 +14,18 @@ use crate::db::{Author, Database};
 use crate::found;
 use crate::messages::note;
 use crate::options::{self, Shape, shape};
+use crate::users::end_of;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Keys {
     /// Create an API key for a user, and print it, this once.
+    ///
+    /// If it can't be printed, no key is created.
     Create(Create),
     /// Create a key to replace another, which stays valid for a while.
     ///
     /// The new key has the same user, name, tier and limits, and is valid for as long as the old one would have been.
-    /// It is printed this once.
+    /// It is printed this once; if that fails, nothing changes.
     Rotate(Rotate),
     /// Make a key invalid permanently, in every process within a second.
     Revoke(Change),
@@ -112,8 +115,10 @@ impl Keys {
         match self {
             Self::Create(create) => create.run().await,
             Self::Rotate(Rotate { change: Change { key, author }, overlap }) => {
-                let made = author.database.open()?.rotate_key(&key, overlap, &author.by).await?;
-                hand_out(&made)
+                expect_a_reader()?;
+                let postgres = author.database.open()?;
+                let (_, stored) = postgres.rotate_key_and(&key, overlap, &author.by, hand_out).await?;
+                Ok(handed_out(&stored))
             }
             Self::Revoke(Change { key, author }) => {
                 let revoked = author.database.open()?.revoke_key(&key, &author.by).await?;
@@ -151,21 +156,40 @@ impl Create {
         own.burst = self.burst;
         let mut terms = KeyTerms::default();
         (terms.name, terms.tier, terms.limits) = (self.name, self.tier, own);
-        if let Some(length) = self.length {
-            let end = SystemTime::now().checked_add(length);
-            let too_long = || anyhow!("for: expected a time before the year 9999, got a longer one");
-            terms.expires_at = Some(end.ok_or_else(too_long)?);
-        }
-        let made = self.author.database.open()?.create_key(&self.user, &terms, &self.author.by).await?;
-        hand_out(&made)
+        let postgres = self.author.database.open()?;
+        terms.expires_at = end_of(&postgres, self.length).await?;
+        expect_a_reader()?;
+        let (_, stored) = postgres.create_key_and(&self.user, &terms, &self.author.by, hand_out).await?;
+        Ok(handed_out(&stored))
     }
 }
 
 /// Prints only the key to standard output, so that a script can read it.
-fn hand_out((key, stored): &(NewKey, StoredKey)) -> Result<ExitCode> {
-    let printed = writeln!(anstream::stdout(), "{}", key.secret());
+fn hand_out(key: &NewKey, _: &StoredKey) -> io::Result<()> {
+    let mut out = anstream::stdout();
+    writeln!(out, "{}", key.secret())?;
+    out.flush()
+}
+
+fn handed_out(stored: &StoredKey) -> ExitCode {
     note(format_args!("this key is shown once: only its hash is stored. Its id is {}", stored.id));
-    found(ExitCode::SUCCESS, printed)
+    ExitCode::SUCCESS
+}
+
+/// A standard output that was closed, which the runtime replaces by /dev/null, would take the key without an error.
+fn expect_a_reader() -> Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{FileTypeExt, MetadataExt};
+
+        let device = |path| std::fs::metadata(path).ok().filter(|file| file.file_type().is_char_device());
+        if let (Some(out), Some(null)) = (device("/dev/stdout"), device("/dev/null"))
+            && out.rdev() == null.rdev()
+        {
+            bail!("output: expected somebody who reads the key, got /dev/null or a closed standard output");
+        }
+    }
+    Ok(())
 }
 
 fn state(key: &StoredKey) -> &'static str {

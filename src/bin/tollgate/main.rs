@@ -31,6 +31,7 @@ mod rule_arguments;
 mod rules;
 mod rules_file;
 mod script;
+mod secrets;
 #[cfg(feature = "postgres")]
 mod stats;
 #[cfg(feature = "postgres")]
@@ -128,7 +129,7 @@ enum Command {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let arguments = match Tollgate::try_parse() {
+    let arguments = match Tollgate::try_parse_from(secrets::arguments()) {
         Ok(arguments) => arguments,
         Err(error) => return misused(&error),
     };
@@ -175,7 +176,8 @@ fn misused(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return if asked_for { ExitCode::SUCCESS } else { ExitCode::from(2) };
     }
-    let text = error.to_string();
+    // Before its lines are joined, which would alter what it quotes.
+    let text = secrets::hidden(&error.to_string());
     let first = text.split("\n\n").next().unwrap_or_default();
     // Clap's suggestions of known names, if it has any.
     let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: ")).map(|tip| format!("; {tip}"));

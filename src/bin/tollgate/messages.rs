@@ -7,6 +7,7 @@ use tollgate::Charged;
 use tollgate::rules::RuleSet;
 
 use crate::output::{WRONG, human};
+use crate::secrets::hidden;
 
 /// A remark worth knowing.
 pub(crate) fn note(message: impl Display) {
@@ -73,11 +74,11 @@ pub(crate) fn in_full(error: &tollgate::Error) -> String {
     }
 }
 
-/// Makes a message one line, without characters that reverse a terminal's text.
+/// Makes a message one line, without passwords and without characters that reverse a terminal's text.
 fn printable(message: &str) -> String {
     let turns =
         |character| matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    message.replace(|character: char| character.is_control() || turns(character), " ")
+    hidden(message).replace(|character: char| character.is_control() || turns(character), " ")
 }
 
 /// Prints one line, whatever the message quotes, in one write, so that lines of several processes don't mix.

@@ -30,8 +30,8 @@ pub(crate) enum Rules {
     /// Show which rules another set adds, changes and removes or, with a log of traffic, who would be treated
     /// differently.
     ///
-    /// A set is a file or, with the feature postgres, the address of a database that has one (postgres://...). With a
-    /// log, each set decides with an embedded engine that starts with no keys, on a clock taken from the records. Only
+    /// A set is a file or, with the feature postgres, the address of a database that has one: postgres://..., or, so that
+    /// no password is an argument, env: and the name of a variable, such as env:TOLLGATE_DATABASE. With a log, each set decides with an embedded engine that starts with no keys, on a clock taken from the records. Only
     /// verdicts are compared: if another rule gives the same verdict, that isn't a difference, and is counted
     /// separately. Shadow rules aren't compared. Requests that the middleware refuses, since servers read their path in two
     /// ways, are denied by both. A permit is held as in a replay (see there). If the output isn't a terminal, each record that is treated

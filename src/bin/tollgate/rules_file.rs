@@ -60,10 +60,7 @@ impl Whom {
 
 impl RulesFile {
     pub(crate) fn read(file: &Path) -> Result<Self> {
-        if file.to_string_lossy().contains("://") {
-            // The address isn't repeated: it may contain a password.
-            bail!("expected a file of rules, got an address: tollgate rules pull writes one");
-        }
+        expect_no_address(file)?;
         let rules = RuleSet::read(file).map_err(|error| {
             let more = if error.faults().len() > 1 { "; tollgate rules check shows them all" } else { "" };
             anyhow!("{error}{more}")
@@ -186,6 +183,14 @@ impl Drawn {
         }
         all
     }
+}
+
+/// The address isn't repeated: it may contain a password.
+pub(crate) fn expect_no_address(file: &Path) -> Result<()> {
+    if file.to_string_lossy().contains("://") {
+        bail!("expected a file of rules, got an address: tollgate rules pull writes one");
+    }
+    Ok(())
 }
 
 /// The attributes that make up a rule's key; none for `global`.

@@ -125,17 +125,21 @@ impl Block {
     async fn run(self) -> Result<ExitCode> {
         let Change { user, author: Author { by, database } } = self.change;
         warn_of_a_key(&user);
-        let end = self.length.map(|length| {
-            let end = SystemTime::now().checked_add(length);
-            end.context("for: expected a time before the year 9999, got a longer one")
-        });
-        let until = end.transpose()?;
-        database.open()?.block_user(&user, self.reason.as_deref(), until, &by).await?;
+        let postgres = database.open()?;
+        let until = end_of(&postgres, self.length).await?;
+        postgres.block_user(&user, self.reason.as_deref(), until, &by).await?;
         match time(until) {
             Value::String(until) => say(&user, &format!("blocked until {until}"), ExitCode::SUCCESS),
             _ => say(&user, "blocked until lifted", ExitCode::SUCCESS),
         }
     }
+}
+
+/// When something that begins now and is this long ends, by the database's clock.
+pub(crate) async fn end_of(postgres: &Postgres, length: Option<Duration>) -> Result<Option<SystemTime>> {
+    let Some(length) = length else { return Ok(None) };
+    let end = postgres.now().await?.checked_add(length);
+    end.context("for: expected a time before the year 9999, got a longer one").map(Some)
 }
 
 impl Set {

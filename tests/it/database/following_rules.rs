@@ -92,6 +92,27 @@ async fn an_invalid_configuration_does_not_replace_the_one_in_force() {
     assert_eq!((rules.status().reloads, rules.status().failures), (1, 1));
 }
 
+/// A table that somebody has emptied is as an empty file: probably a mistake, which would allow everything.
+#[tokio::test]
+async fn an_emptied_table_changes_nothing() {
+    let server = PostgresServer::start();
+    let tool = database(&server);
+    tool.migrate().await.expect("made");
+    assert!(tool.follow(&limiter()).await.expect("no rules yet").rules().is_empty());
+    let error = tool.push_rules(&RuleSet::default(), "").await.expect_err("no rules");
+    assert_eq!(error.to_string(), "rules: expected at least one, got none, which would allow everything");
+    for (times, empty) in ["DELETE FROM", "TRUNCATE", "UPDATE"].into_iter().enumerate() {
+        tool.push_rules(&set("gcra 1/1s"), "").await.expect("pushed");
+        let rules = tool.follow(&limiter()).await.expect("rules");
+        let more = if empty == "UPDATE" { "SET enabled = false" } else { "" };
+        server.run(&format!("{empty} tollgate.rate_limit_rules {more}")).await;
+        wait_until("it is refused", async || rules.status().failures == 1).await;
+        assert_eq!((rules.rules().len(), rules.status().reloads), (1, 0), "{times}");
+        let error = tool.follow(&limiter()).await.expect_err("no rules any more");
+        assert_eq!(error.to_string(), "rules in the database: expected at least one that is enabled, got none");
+    }
+}
+
 /// A layer follows too, and dropping the rules closes the connection.
 #[tokio::test]
 async fn a_layer_decides_by_the_rules_in_force() {

@@ -11,6 +11,7 @@ use tollgate::rules::{Account, Attributes, RuleSet};
 use tollgate::{Limiter, RetryAfter};
 use tower::{Layer, ServiceExt, service_fn};
 
+use super::grants::grant_service;
 use super::{database, limiter, prepared};
 use crate::support::polling::wait_until;
 use crate::support::postgres_server::PostgresServer;
@@ -416,14 +417,7 @@ async fn queued_decisions_are_written_when_the_last_clone_is_dropped() {
 #[tokio::test]
 async fn a_service_has_few_rights() {
     let (server, tool) = prepared().await;
-    server
-        .run(
-            "CREATE ROLE service LOGIN; GRANT USAGE ON SCHEMA tollgate TO service;
-             GRANT INSERT ON tollgate.rate_limit_audit_logs TO service;
-             GRANT SELECT, INSERT, UPDATE ON tollgate.rate_limit_metrics TO service;
-             GRANT SELECT, INSERT, UPDATE, DELETE ON tollgate.writers TO service",
-        )
-        .await;
+    grant_service(&server).await;
     drop(tool);
     let this_month = one(&server, "SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')").await;
     server.run(&format!("DROP TABLE tollgate.rate_limit_audit_logs_{this_month}")).await;

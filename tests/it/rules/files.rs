@@ -365,3 +365,14 @@ fn the_documented_rule_is_read() {
     let request = Attributes::new().tier("free").path("/api/v1/x").method("POST").ip([10, 0, 0, 1].into()).user("7");
     assert_eq!(applies(&rules, &request).as_deref(), Some("free_tier"));
 }
+
+/// Limits of single users and keys, and look-ups of keys, count under these names.
+#[test]
+fn reserved_names_are_refused() {
+    for name in ["user-quota", "key-quota", "api-key-look-ups"] {
+        let error = format!("[[rule]]\nname = \"{name}\"\nkey = \"user\"\nlimits = [\"gcra 1/1s\"]").parse::<RuleSet>();
+        let error = error.expect_err("reserved").to_string();
+        let expected = "name: expected none of the reserved names (user-quota, key-quota, api-key-look-ups), got";
+        assert!(error.contains(expected) && error.contains(":2:"), "{error}");
+    }
+}

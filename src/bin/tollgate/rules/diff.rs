@@ -8,6 +8,8 @@ use std::process::ExitCode;
 use std::time::UNIX_EPOCH;
 
 use anyhow::Result;
+#[cfg(feature = "postgres")]
+use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use tollgate::rules::RuleSet;
@@ -27,7 +29,8 @@ use crate::verdict::{Judged, MISSING};
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
-    /// The current set of rules: a file, or a database.
+    /// The current set of rules: a file, the address of a database, or env: and the name of an environment variable
+    /// that has one.
     before: PathBuf,
     /// The set that would replace it.
     after: PathBuf,
@@ -230,11 +233,24 @@ impl Set {
     #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, reason = "files alone"))]
     async fn read(from: &Path) -> Result<Self> {
         #[cfg(feature = "postgres")]
-        if let Some(url) = from.to_str().filter(|text| text.contains("://")) {
-            let postgres = tollgate::postgres::Postgres::open(url)?;
+        if let Some(url) = address(from)? {
+            let postgres = tollgate::postgres::Postgres::open(&url)?;
             return Ok(Self { name: postgres.address().to_owned(), rules: postgres.rules().await?.rules });
         }
         Ok(Self { name: from.display().to_string(), rules: RulesFile::read(from)?.rules })
+    }
+}
+
+/// The address of a database, if it is none of a file: as it is, or in an environment variable.
+#[cfg(feature = "postgres")]
+fn address(from: &Path) -> Result<Option<String>> {
+    let Some(text) = from.to_str() else { return Ok(None) };
+    match text.strip_prefix("env:") {
+        Some(name) => match std::env::var(name) {
+            Ok(address) => Ok(Some(address)),
+            Err(_) => bail!("{text}: expected the address of a database in this environment variable, got none"),
+        },
+        None => Ok(text.contains("://").then(|| text.to_owned())),
     }
 }
 

@@ -10,6 +10,7 @@ use tollgate::rules::RuleSet;
 
 use super::changes;
 use crate::db::{Author, Database};
+use crate::rules_file::expect_no_address;
 use crate::{found, messages};
 
 #[derive(Debug, Args)]
@@ -31,6 +32,7 @@ pub(crate) struct Pull {
 
 impl Push {
     pub(super) async fn run(self) -> Result<ExitCode> {
+        expect_no_address(&self.file)?;
         let rules = match RuleSet::read(&self.file) {
             Ok(rules) => rules,
             Err(error) => {

@@ -1,0 +1,189 @@
+//! Hosts whose clock is wrong, and processes that stood still: the database's clock counts, and nothing stays that is
+//! gone.
+
+#[cfg(target_os = "linux")]
+use std::ffi::OsStr;
+#[cfg(target_os = "linux")]
+use std::path::{Path, PathBuf};
+#[cfg(target_os = "linux")]
+use std::process::Command;
+use std::sync::mpsc::channel;
+
+use tollgate::postgres::{KeyTerms, OwnLimits, Postgres as Database};
+use tollgate::rules::{Account, Attributes};
+
+use super::{database, limiter, prepared};
+#[cfg(target_os = "linux")]
+use crate::support::alone::alone;
+use crate::support::polling::wait_until;
+#[cfg(target_os = "linux")]
+use crate::support::tool::{code, command, stdout};
+
+/// How many seconds the clock is ahead.
+#[cfg(target_os = "linux")]
+const AHEAD: &str = "TOLLGATE_TEST_CLOCK_AHEAD";
+
+/// A library that sets a program's clock ahead, or back.
+#[cfg(target_os = "linux")]
+fn clock(directory: &Path) -> PathBuf {
+    let (source, library) = (directory.join("clock.c"), directory.join("clock.so"));
+    let text = format!(
+        "#define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <stdlib.h>
+        #include <time.h>
+        int clock_gettime(clockid_t clock, struct timespec *time) {{
+            int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, \"clock_gettime\");
+            const char *ahead = getenv(\"{AHEAD}\");
+            int failed = real(clock, time);
+            if (clock == CLOCK_REALTIME && ahead) time->tv_sec += atol(ahead);
+            return failed;
+        }}"
+    );
+    std::fs::write(&source, text).expect("written");
+    let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-ldl").status();
+    assert!(made.expect("a C compiler").success());
+    library
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn requests_of_a_host_whose_clock_is_wrong_count_for_today() {
+    const DATABASE: &str = "TOLLGATE_TEST_DATABASE";
+    let count = async |url: &str, key: &str| {
+        let service = Database::open(url).expect("an address").follow(&limiter()).await.expect("a configuration");
+        service.count(&Attributes::new().account(&Account::new("42").api_key(key)), true);
+        service.finish().await.expect("written");
+    };
+    if let (Ok(url), Ok(key)) = (std::env::var(DATABASE), std::env::var("KEY")) {
+        let year = std::time::UNIX_EPOCH.elapsed().expect("later").as_secs() / 31_556_952 + 1970;
+        println!("by a clock of {year}");
+        return count(&url, &key).await;
+    }
+    let (server, tool) = prepared().await;
+    let (_, key) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
+    let directory = tempfile::tempdir().expect("a directory");
+    let (clock, url) = (clock(directory.path()), server.url());
+    let test = "database::clocks::requests_of_a_host_whose_clock_is_wrong_count_for_today";
+    for (so_far, days) in [(1, 400), (3, -400), (5, 800)] {
+        count(&url, &key.id).await;
+        let ahead = (days * 86_400).to_string();
+        let variables = [
+            ("LD_PRELOAD", clock.as_os_str()),
+            (AHEAD, OsStr::new(&ahead)),
+            (DATABASE, OsStr::new(&url)),
+            ("KEY", OsStr::new(&key.id)),
+        ];
+        let text = alone(test, &variables).expect("its output");
+        let year = server.run(&format!("SELECT extract(year FROM now() + interval '{days} days')")).await.remove(0);
+        assert!(text.contains(&format!("by a clock of {year}")), "{text}");
+        let user = tool.user("42").await.expect("an answer").expect("known");
+        assert_eq!((user.total_today, user.total_this_month), (so_far + 1, so_far + 1), "{days}");
+        let key = tool.key(&key.id).await.expect("an answer").expect("known");
+        assert!(key.total == so_far + 1 && key.last_used_at.expect("used") <= key.read_at, "{key:?}");
+        assert!(user.last_request_at.expect("counted") <= user.read_at, "{user:?}");
+    }
+}
+
+/// What a database's own clock wrote before it was set back, or an earlier version of this program.
+#[tokio::test]
+async fn totals_of_a_day_that_is_yet_to_come_are_todays() {
+    let (server, tool) = prepared().await;
+    let (_, key) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
+    let service = database(&server).follow(&limiter()).await.expect("a configuration");
+    let account = Account::new("42").api_key(&key.id);
+    let count = async || {
+        service.count(&Attributes::new().account(&account), true);
+        service.finish().await.expect("written");
+        tool.user("42").await.expect("an answer").expect("known")
+    };
+    count().await;
+    server
+        .run(
+            "UPDATE tollgate.user_quotas SET today = today + 400, total_today = 10,
+                this_month = date_trunc('month', today + 400), total_this_month = 100,
+                last_request_at = now() + interval '400 days';
+            UPDATE tollgate.api_keys SET last_used_at = now() + interval '400 days'",
+        )
+        .await;
+    let user = tool.user("42").await.expect("an answer").expect("known");
+    assert_eq!((user.total_today, user.total_this_month), (10, 100));
+    let user = count().await;
+    assert_eq!((user.total_today, user.total_this_month), (11, 101));
+    let key = tool.key(&key.id).await.expect("an answer").expect("known");
+    assert!(user.last_request_at <= Some(user.read_at) && key.last_used_at <= Some(key.read_at), "{user:?} {key:?}");
+    assert_eq!(count().await.total_today, 12);
+}
+
+/// Ends that the tool computes from a length.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_block_and_a_key_last_as_long_as_asked_for_by_any_clock() {
+    let (server, _) = prepared().await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (clock, url) = (clock(directory.path()), server.url());
+    for ahead in ["-3600", "34560000"] {
+        let tool = |arguments: &[&str]| {
+            let mut tool = command(arguments);
+            let output = tool.env("TOLLGATE_DATABASE", &url).env("LD_PRELOAD", &clock).env(AHEAD, ahead).output();
+            let output = output.expect("the tool runs");
+            assert_eq!(code(&output), 0, "{output:?}");
+            stdout(&output)
+        };
+        tool(&["users", "block", "42", "--for", "10m"]);
+        assert!(tool(&["users", "show", "42"]).contains("\"blocked\":true"));
+        let key = tool(&["keys", "create", "--user", "42", "--for", "10m"]);
+        tool(&["keys", "show", key.trim()]);
+        let successor = tool(&["keys", "rotate", key.trim(), "--overlap", "10m"]);
+        tool(&["keys", "show", key.trim()]);
+        tool(&["keys", "show", successor.trim()]);
+        let ends = "SELECT blocked_until FROM tollgate.user_quotas UNION ALL SELECT expires_at FROM tollgate.api_keys";
+        let wrong =
+            format!("SELECT 1 FROM ({ends}) AS e (at) WHERE at NOT BETWEEN now() + '9 min' AND now() + '10 min'");
+        assert_eq!(server.run(&wrong).await.len(), 0, "{ahead}");
+        assert_eq!(server.run("DELETE FROM tollgate.api_keys RETURNING 1").await.len(), 2);
+    }
+}
+
+/// Deletions are kept for a day. A process that stood still for longer notices.
+#[tokio::test]
+async fn a_process_that_was_suspended_knows_nothing_that_was_deleted_since() {
+    let (server, tool) = prepared().await;
+    for user in ["gone", "last"] {
+        tool.set_user(user, Some("paid"), OwnLimits::default(), "").await.expect("set");
+    }
+    let (key, _) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
+    let (url, secret) = (server.url(), key.secret().to_owned());
+    let ((suspended, is_suspended), (resume, is_resumed)) = (channel(), channel());
+    let process = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let database = Database::open(&url).expect("an address");
+            let service = database.follow(&limiter()).await.expect("a configuration");
+            let knows = |user| service.account_of_user(user).is_some();
+            assert!(knows("gone") && service.account_of_key(&secret).await.is_ok());
+            // Once it follows, over a connection that lasts.
+            database.set_user("kept", Some("paid"), OwnLimits::default(), "").await.expect("set");
+            wait_until("a change is taken", async || knows("kept")).await;
+            // Its only thread stands still.
+            suspended.send(()).expect("heard");
+            is_resumed.recv().expect("told");
+            wait_until("what was deleted is gone", async || {
+                !knows("gone") && !knows("last") && service.account_of_key(&secret).await.is_err()
+            })
+            .await;
+            assert!(knows("kept"));
+        });
+    });
+    is_suspended.recv().expect("told");
+    server
+        .run(
+            "DELETE FROM tollgate.user_quotas WHERE user_id = 'gone'; DELETE FROM tollgate.api_keys;
+            UPDATE tollgate.deletions SET deleted_at = now() - interval '25 hours'",
+        )
+        .await;
+    server.run("DELETE FROM tollgate.user_quotas WHERE user_id = 'last'").await;
+    assert_eq!(server.run("SELECT user_id FROM tollgate.deletions").await, ["last"]);
+    resume.send(()).expect("heard");
+    process.join().expect("no panic");
+}

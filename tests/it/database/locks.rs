@@ -1,0 +1,113 @@
+//! Locks that others hold, and changes at once: what they hold up, and who is named.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio_postgres::{Client, NoTls};
+use tollgate::postgres::{KeyTerms, OwnLimits};
+use tollgate::rules::{Attributes, RuleSet};
+
+use super::{database, limiter, prepared};
+use crate::support::alone::alone;
+use crate::support::polling::wait_until;
+use crate::support::postgres_server::PostgresServer;
+
+fn rules(limit: &str) -> RuleSet {
+    format!("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"{limit}\"]").parse().expect("rules")
+}
+
+/// Somebody who has done this in a transaction that doesn't end, and how errors name that.
+async fn holder(server: &PostgresServer, sql: &str) -> (Client, String) {
+    let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await.expect("connected");
+    tokio::spawn(connection);
+    client.batch_execute(&format!("SET application_name = 'holder'; BEGIN; {sql}")).await.expect("begun");
+    let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.expect("a number").get(0);
+    (client, format!("the lock is held by pid {pid} (user tollgate, holder, in a transaction since 20"))
+}
+
+#[test]
+fn a_lock_on_one_table_holds_up_no_change_of_another() {
+    let test = "database::locks::a_lock_on_one_table_holds_up_no_change_of_another";
+    if let Some(text) = alone(test, &[]) {
+        let expected = text.lines().find_map(|line| line.strip_prefix("expected: ")).expect("whose lock it is");
+        let line =
+            text.lines().find(|line| line.contains("changes cannot be read")).unwrap_or_else(|| panic!("{text}"));
+        assert!(line.contains(expected), "{line}: {expected}");
+        return;
+    }
+    tracing_subscriber::fmt().with_ansi(false).init();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let (server, tool) = prepared().await;
+        tool.push_rules(&rules("gcra 1/1s"), "").await.expect("pushed");
+        let (key, stored) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
+        let service = database(&server).follow(&limiter()).await.expect("a configuration");
+        assert!(service.account_of_key(key.secret()).await.is_ok());
+        let newest = async || -> i64 {
+            server.run("SELECT version FROM tollgate.configuration").await[0].parse().expect("a number")
+        };
+        let (holder_of_keys, named) = holder(&server, "LOCK TABLE tollgate.api_keys").await;
+        println!("expected: {named}");
+        tool.push_rules(&rules("gcra 2/1s"), "").await.expect("pushed");
+        tool.block_user("42", None, None, "").await.expect("blocked");
+        wait_until("rules and users are in force", async || {
+            service.rules().definitions()[0].limits[0].limit == "gcra 2/1s" && service.account_of_user("42").is_some()
+        })
+        .await;
+        assert!(service.status().is_connected && service.status().version < newest().await);
+        // Once it has been tried again, which is logged no more.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        holder_of_keys.batch_execute("COMMIT").await.expect("committed");
+        wait_until("everything is read", async || service.status().version == newest().await).await;
+        let (_holder_of_rules, _) = holder(&server, "LOCK TABLE tollgate.rate_limit_rules, tollgate.user_quotas").await;
+        tool.revoke_key(&stored.id, "").await.expect("revoked");
+        wait_until("it is revoked", async || service.account_of_key(key.secret()).await.is_err()).await;
+    });
+}
+
+/// Whoever waits for the same row fails, and says for whom; others don't.
+#[tokio::test]
+async fn a_forgotten_commit_is_named_and_holds_up_no_change_of_another_user() {
+    let (server, tool) = prepared().await;
+    tool.set_user("42", Some("paid"), OwnLimits::default(), "").await.expect("set");
+    let (_holder, named) = holder(&server, "UPDATE tollgate.user_quotas SET total_today = 9").await;
+    let behind = async {
+        let waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        wait_until("the first waits for the row", async || !server.run(waiting).await.is_empty()).await;
+        tool.block_user("43", None, None, "").await
+    };
+    let (of_its_user, of_another) = tokio::join!(tool.block_user("42", None, None, ""), behind);
+    of_another.expect("blocked");
+    let error = of_its_user.expect_err("locked").to_string();
+    assert!(error.contains("lock timeout (SQLSTATE 55P03)") && error.contains(&named), "{error}: {named}");
+}
+
+/// Where the database or the role has another isolation as its default, changes at once wait for each other too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_at_once_succeed_at_any_default_isolation() {
+    let (server, _) = prepared().await;
+    server
+        .run(
+            "ALTER ROLE tollgate SET default_transaction_isolation = 'serializable';
+            ALTER DATABASE postgres SET default_transaction_read_only = on",
+        )
+        .await;
+    database(&server).migrate().await.expect("nothing to do");
+    let changes = (0..8).map(|number| {
+        let (tool, user) = (database(&server), (number % 3).to_string());
+        tokio::spawn(async move {
+            let service = tool.follow(&limiter()).await?;
+            for round in 0..10 {
+                tool.block_user(&user, None, None, "").await?;
+                tool.push_rules(&rules(&format!("gcra {}/1s", round + number + 1)), "").await?;
+                service.count(&Attributes::new().user("42"), true);
+                service.finish().await?;
+            }
+            Ok::<_, tollgate::postgres::PostgresError>(())
+        })
+    });
+    for changed in join_all(changes).await {
+        changed.expect("no panic").expect("changed");
+    }
+    assert_eq!(database(&server).user("42").await.expect("an answer").expect("counted").total_today, 80);
+}
