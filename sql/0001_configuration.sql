@@ -15,6 +15,10 @@ CREATE TABLE tollgate.configuration (
     truncated_version bigint NOT NULL DEFAULT 1,
     -- Which history this is. After a restore to an earlier moment another one begins, since versions come round again.
     history uuid NOT NULL DEFAULT gen_random_uuid(),
+    -- Authenticates what processes cache in Redis: whoever has this secret and may write there can be any user. To make
+    -- another one: UPDATE tollgate.configuration SET cache_secret = DEFAULT.
+    cache_secret bytea NOT NULL DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+        CHECK (octet_length(cache_secret) BETWEEN 16 AND 1024),
     -- What a file of rules says beside rules, such as `paths`, as JSON.
     settings jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(settings) = 'object'),
     changed_at timestamptz NOT NULL DEFAULT now()

@@ -12,6 +12,7 @@ mod keys;
 mod look_up;
 mod migrations;
 mod rules;
+mod seal;
 mod snapshot;
 #[cfg(feature = "tls")]
 mod tls;
@@ -47,6 +48,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Connection, Row, Socket};
 
 use follow::in_time;
+use seal::Seal;
 
 #[cfg(feature = "tls")]
 use crate::Tls;
@@ -65,6 +67,8 @@ const READ_WITHIN: Duration = Duration::from_secs(17);
 const SILENT_FOR: Duration = Duration::from_secs(10);
 /// How long a change of the configuration may wait for others, and may stay open after its client is gone.
 const PATIENCE: &str = "SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '10s'";
+/// Bytes of the shortest secret.
+const SHORTEST_SECRET: usize = 16;
 /// The version number that servers of version 14 report.
 const OLDEST: u32 = 140_000;
 
@@ -79,6 +83,8 @@ pub struct Postgres {
     connector: Connector,
     /// The host, port and database, without user and password.
     address: String,
+    /// Authenticates what is cached in Redis, in place of the database's own secret.
+    seal: Option<Seal>,
     /// Held while history is being read.
     reading: Arc<Semaphore>,
 }
@@ -164,7 +170,35 @@ impl Postgres {
             .build()
             .map_err(|error| PostgresError::input(format!("postgres: {error}")))?;
         let address = address(&config);
-        Ok(Self { pool, config, connector, address, reading: Arc::new(Semaphore::new(1)) })
+        Ok(Self { pool, config, connector, address, seal: None, reading: Arc::new(Semaphore::new(1)) })
+    }
+
+    /// A secret of at least 16 bytes that authenticates what is cached in Redis, in place of the database's own. All
+    /// processes must have the same, and nobody else: whoever has it and may write to Redis can be any user.
+    ///
+    /// The database's secret can't be read while PostgreSQL is away. A process that [starts](Self::follow) then takes
+    /// rules and users from Redis unverified, and no API keys; with a secret of its own, it verifies all of them.
+    ///
+    /// ```
+    /// use tollgate::postgres::Postgres;
+    ///
+    /// let secret = b"32 bytes by chance, from a vault";
+    /// let postgres = Postgres::open("postgres://limits@127.0.0.1/app")?.cache_secret(secret)?;
+    /// # Ok::<(), tollgate::postgres::PostgresError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A shorter secret.
+    pub fn cache_secret(self, secret: impl AsRef<[u8]>) -> Result<Self, PostgresError> {
+        let secret = secret.as_ref();
+        if secret.len() < SHORTEST_SECRET {
+            let got = secret.len();
+            return Err(PostgresError::input(format!(
+                "cache secret: expected at least {SHORTEST_SECRET} bytes, got {got}"
+            )));
+        }
+        Ok(Self { seal: Some(Seal::new(secret)), ..self })
     }
 
     /// The host, port and database, without user and password.

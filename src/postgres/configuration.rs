@@ -62,11 +62,17 @@ pub struct Status {
     pub failures: u64,
     /// Queries so far for API keys that neither this process nor Redis knew.
     pub key_look_ups: u64,
+    /// Entries in Redis so far that were refused, since they weren't sealed with the secret: another program wrote them,
+    /// or a process with another secret. PostgreSQL then decides.
+    pub cache_refused: u64,
     /// Age of the oldest request that isn't in the database's totals yet.
     pub totals_lag: Duration,
     /// Requests of this process that the totals will never have: there were too many users while PostgreSQL was away.
     pub totals_lost: u64,
 }
+
+/// Versions count from 1.
+pub(super) const NOT_APPLIED: i64 = 0;
 
 pub(super) struct Shared {
     pub(super) rules: ArcSwap<RuleSet>,
@@ -78,6 +84,8 @@ pub(super) struct Shared {
     pub(super) history: ArcSwap<String>,
     totals: Arc<Totals>,
     pub(super) version: AtomicI64,
+    /// The version in which the rules in force were last changed; [`NOT_APPLIED`] if the database's can't be used.
+    pub(super) rules_version: AtomicI64,
     pub(super) connected: Arc<AtomicBool>,
     pub(super) from_cache: AtomicBool,
     pub(super) reloads: AtomicU64,
@@ -97,7 +105,7 @@ impl Postgres {
     ///
     /// No connection, and nothing cached; no tables; rules that can't be used.
     pub async fn follow(&self, limiter: &Limiter) -> Result<Configuration, PostgresError> {
-        let cache = Cache::new(limiter, self.address());
+        let cache = Cache::new(limiter, self.address(), self.seal.as_ref());
         let connected = Arc::new(AtomicBool::new(true));
         let shared = Shared {
             rules: ArcSwap::from_pointee(RuleSet::default()),
@@ -105,6 +113,7 @@ impl Postgres {
             keys: Keys::new(self, &cache, limiter, &connected),
             totals: Arc::new(Totals::new(self.clone())),
             version: AtomicI64::new(0),
+            rules_version: AtomicI64::new(NOT_APPLIED),
             connected,
             from_cache: AtomicBool::new(false),
             reloads: AtomicU64::new(0),
@@ -119,11 +128,12 @@ impl Postgres {
             let cached = if error.is_unreachable() { shared.cache.read().await.ok().flatten() } else { None };
             let Some(cached) = cached else { return Err(error) };
             telemetry::started_from_cache(&error);
-            shared.rules.store(Arc::new(cached.rules));
+            shared.rules.store(Arc::new(cached.rules.rules));
+            shared.rules_version.store(cached.rules.head.version, Ordering::Relaxed);
             shared.users.take(cached.users, true);
-            shared.version.store(cached.version, Ordering::Relaxed);
-            shared.keys.changed(&cached.history, [], 0);
-            shared.history.store(Arc::new(cached.history));
+            shared.version.store(cached.head.version, Ordering::Relaxed);
+            shared.keys.changed((&cached.head.history, cached.head.version), [], 0);
+            shared.history.store(Arc::new(cached.head.history));
             shared.from_cache.store(true, Ordering::Relaxed);
             shared.connected.store(false, Ordering::Relaxed);
         }
@@ -185,7 +195,7 @@ impl Configuration {
     /// The state of this process's connection to the database, and of its configuration.
     #[must_use]
     pub fn status(&self) -> Status {
-        let Shared { version, connected, from_cache, reloads, failures, keys, totals, .. } = &*self.shared;
+        let Shared { version, connected, from_cache, reloads, failures, keys, cache, totals, .. } = &*self.shared;
         Status {
             version: version.load(Ordering::Relaxed),
             is_connected: connected.load(Ordering::Relaxed),
@@ -193,6 +203,7 @@ impl Configuration {
             reloads: reloads.load(Ordering::Relaxed),
             failures: failures.load(Ordering::Relaxed),
             key_look_ups: keys.looked_up(),
+            cache_refused: cache.refused(),
             totals_lag: totals.lag(),
             totals_lost: totals.lost(),
         }

@@ -13,8 +13,8 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::{AsyncMessage, Client, IsolationLevel, Row, Transaction};
 
-use super::cache::REFRESHED_EVERY;
-use super::configuration::Shared;
+use super::cache::{Head, HeadedRules, REFRESHED_EVERY};
+use super::configuration::{NOT_APPLIED, Shared};
 use super::key_text::KeyId;
 use super::keys::{self, KeyRecord, LookedUp, MOST_CHANGES};
 use super::snapshot::PARTS;
@@ -35,12 +35,14 @@ const READ_WITHIN: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The versions that a process, or the database, has.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 struct Versions {
     history: String,
     all: i64,
     rules: i64,
     truncated: i64,
+    /// What seals the entries in Redis; no version, but read with these.
+    cache_secret: Vec<u8>,
 }
 
 /// Changes since the last read.
@@ -64,11 +66,13 @@ pub(super) async fn begin(shared: &Shared, postgres: &Postgres) -> Result<(), Po
     let mut connection = postgres.connection().await?;
     let all = timeout(READ_WITHIN, read(&mut connection, &Versions::default(), Vec::new)).await;
     let changes = all.unwrap_or_else(|_| Err(PostgresError::late(postgres.address())))?;
+    shared.cache.seal_with(&changes.versions.cache_secret);
     if let Some(rules) = changes.rules {
         shared.rules.store(Arc::new(rules?));
     }
+    shared.rules_version.store(changes.versions.rules, Ordering::Relaxed);
     shared.users.take(changes.users, true);
-    shared.keys.changed(&changes.versions.history, &changes.keys, changes.oldest);
+    shared.keys.changed((&changes.versions.history, changes.versions.all), &changes.keys, changes.oldest);
     shared.history.store(Arc::new(changes.versions.history));
     shared.version.store(changes.versions.all, Ordering::Relaxed);
     Ok(())
@@ -153,35 +157,46 @@ fn apply(shared: &Shared, changes: Changes) {
         shared.keys.forget();
         shared.history.store(Arc::new(versions.history.clone()));
     }
-    let has_rules = match rules {
-        Some(Ok(rules)) if !rules.is_same_as(&shared.rules.load()) => {
-            telemetry::reloaded(Ok(&rules));
-            shared.reloads.fetch_add(1, Ordering::Relaxed);
-            shared.rules.store(Arc::new(rules));
-            true
+    shared.cache.seal_with(&versions.cache_secret);
+    match rules {
+        Some(Ok(rules)) => {
+            if !rules.is_same_as(&shared.rules.load()) {
+                telemetry::reloaded(Ok(&rules));
+                shared.reloads.fetch_add(1, Ordering::Relaxed);
+                shared.rules.store(Arc::new(rules));
+            }
+            // After the rules, so that older ones are never taken for these.
+            shared.rules_version.store(versions.rules, Ordering::Release);
         }
         Some(Err(error)) => {
             telemetry::reloaded(Err(&error));
             shared.failures.fetch_add(1, Ordering::Relaxed);
-            false
+            shared.rules_version.store(NOT_APPLIED, Ordering::Release);
         }
-        _ => false,
-    };
+        None => {}
+    }
     let parts = shared.users.take(users, are_users_anew);
     let known = shared.version.swap(versions.all, Ordering::Relaxed);
     let to_cache: Vec<_> = keys.iter().filter(|(_, found)| found.version > known).cloned().collect();
-    shared.keys.changed(&versions.history, keys.iter().chain(&verified), oldest);
-    shared.to_cache.add(has_rules, parts, to_cache);
+    shared.keys.changed((&versions.history, versions.all), keys.iter().chain(&verified), oldest);
+    shared.to_cache.add(parts, to_cache);
 }
 
-const VERSIONS: &str = "SELECT history::text, version, rules_version, truncated_version FROM tollgate.configuration";
+const VERSIONS: &str =
+    "SELECT history::text, version, rules_version, truncated_version, cache_secret FROM tollgate.configuration";
 
 const DELETED: &str =
     "SELECT version, user_id, key_id FROM tollgate.deletions WHERE version > $1 ORDER BY version DESC LIMIT 10000";
 
 impl Versions {
     fn of(row: &Row) -> Self {
-        Self { history: row.get(0), all: row.get(1), rules: row.get(2), truncated: row.get(3) }
+        Self {
+            history: row.get(0),
+            all: row.get(1),
+            rules: row.get(2),
+            truncated: row.get(3),
+            cache_secret: row.get(4),
+        }
     }
 }
 
@@ -250,12 +265,15 @@ pub(super) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
     let mut is_whole = true;
     loop {
         let Some(shared) = shared.upgrade() else { return };
-        let (has_rules, parts, keys) = to_cache.take();
-        let (version, history) = (shared.version.load(Ordering::Relaxed), shared.history.load_full());
-        let of = (history.as_str(), version, shared.connected.load(Ordering::Relaxed));
-        let rules = (is_whole || has_rules).then(|| RuleSet::clone(&shared.rules.load()));
+        let (parts, keys) = to_cache.take();
+        let head = |version| Head { history: shared.history.load().as_ref().clone(), version };
+        let of = (head(shared.version.load(Ordering::Relaxed)), shared.connected.load(Ordering::Relaxed), is_whole);
+        let rules = match shared.rules_version.load(Ordering::Acquire) {
+            NOT_APPLIED => None,
+            version => Some(HeadedRules { head: head(version), rules: RuleSet::clone(&shared.rules.load()) }),
+        };
         let parts: Vec<_> = if is_whole { (0..PARTS).collect() } else { parts.into_iter().collect() };
-        let written = shared.cache.write(of, rules.as_ref(), &shared.users, parts).await;
+        let written = shared.cache.write(of, rules, &shared.users, parts).await;
         let written = written.and(shared.cache.write_keys(&keys, true).await);
         if written.is_err() {
             to_cache.put_back(keys);
@@ -274,23 +292,22 @@ pub(super) struct ToCache {
     waiting: Mutex<Waiting>,
 }
 
-/// Whether the rules changed, which parts of the users, and which keys.
-type Waiting = (bool, BTreeSet<usize>, Vec<(KeyId, LookedUp)>);
+/// Which parts of the users, and which keys. (Changed rules are written whenever anything is.)
+type Waiting = (BTreeSet<usize>, Vec<(KeyId, LookedUp)>);
 
 impl ToCache {
-    fn add(&self, has_rules: bool, parts: BTreeSet<usize>, keys: Vec<(KeyId, LookedUp)>) {
+    fn add(&self, parts: BTreeSet<usize>, keys: Vec<(KeyId, LookedUp)>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.0 |= has_rules;
-        waiting.1.extend(parts);
-        waiting.2.extend(keys);
+        waiting.0.extend(parts);
+        waiting.1.extend(keys);
         self.changed.notify_one();
     }
 
     /// Puts keys back for the next write; keeps the latest if there are more than are read at once.
     fn put_back(&self, mut keys: Vec<(KeyId, LookedUp)>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        keys.append(&mut waiting.2);
-        waiting.2 = keys.split_off(keys.len().saturating_sub(MOST_CHANGES));
+        keys.append(&mut waiting.1);
+        waiting.1 = keys.split_off(keys.len().saturating_sub(MOST_CHANGES));
     }
 
     fn take(&self) -> Waiting {

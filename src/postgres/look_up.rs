@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Postgres;
-use super::cache::{Cache, KEYS_TTL};
+use super::cache::{Cache, CachedKey, KEYS_TTL};
 use super::key_text::{self, KeyId};
 use super::keys::{KeyRecord, LookedUp};
 use crate::limiter::Limiter;
@@ -94,6 +94,8 @@ struct Changes {
     /// The database's history; entries from another one are ignored.
     history: String,
     of_ids: HashMap<KeyId, (i64, Instant)>,
+    /// The highest version that the database is known to have: no entry in Redis can have a higher one.
+    newest: i64,
     /// Anything cached at an older version may have changed since.
     oldest: i64,
 }
@@ -180,16 +182,18 @@ impl Keys {
     }
 
     async fn look_up(&self, id: KeyId) -> Answer {
-        let in_redis = self.cache.key(id).await.ok().flatten();
-        let stale = in_redis.as_ref().is_some_and(|found| !locked(&self.changes).allow(id, found));
-        if let Some(found) = in_redis.filter(|_| !stale) {
-            return Ok(self.take(id, &found, KEYS_TTL));
-        }
+        let replace = match self.cache.key(id).await.unwrap_or(CachedKey::Nothing) {
+            CachedKey::Found(found) if locked(&self.changes).allow_cached(id, &found) => {
+                return Ok(self.take(id, &found, KEYS_TTL));
+            }
+            CachedKey::Found(_) | CachedKey::Refused => true,
+            CachedKey::Nothing => false,
+        };
         match self.in_postgres(id).await {
             Ok(found) => {
                 // In a task of its own, so that the caller doesn't wait for it.
                 let (cache, write) = (self.cache.clone(), vec![(id, found.clone())]);
-                tokio::spawn(async move { cache.write_keys(&write, stale).await });
+                tokio::spawn(async move { cache.write_keys(&write, replace).await });
                 Ok(self.take(id, &found, KEYS_TTL))
             }
             Err(error) => {
@@ -242,7 +246,10 @@ impl Keys {
             until,
         });
         // Held until the result is remembered, so that no change intervenes.
-        let changes = locked(&self.changes);
+        let mut changes = locked(&self.changes);
+        if changes.is_of_now(found) {
+            changes.newest = changes.newest.max(found.version);
+        }
         let newer = self.known.get(&id).filter(|known| changes.is_of_now(found) && known.version > found.version);
         if newer.is_some() {
             return newer;
@@ -267,14 +274,15 @@ impl Keys {
     /// started, since something older may be cached in Redis.
     pub(super) fn changed<'c>(
         &self,
-        history: &str,
+        (history, newest): (&str, i64),
         changed: impl IntoIterator<Item = &'c (KeyId, LookedUp)>,
         oldest: i64,
     ) {
         let mut changes = locked(&self.changes);
         changes.history = history.to_owned();
+        changes.newest = newest;
         let now = Instant::now();
-        changes.of_ids.retain(|_, (_, until)| *until > now);
+        changes.forget_until(now);
         // Anything cached at an older version may have changed since.
         let is_older = oldest > changes.oldest;
         changes.oldest = changes.oldest.max(oldest);
@@ -314,6 +322,24 @@ impl Keys {
 }
 
 impl Changes {
+    /// Forgets changes that are long past. Whoever may write to Redis can put back an entry from before one of them, so
+    /// entries as old as that aren't used any more.
+    fn forget_until(&mut self, now: Instant) {
+        let Self { of_ids, oldest, .. } = self;
+        of_ids.retain(|_, (version, until)| {
+            let is_recent = *until > now;
+            if !is_recent {
+                *oldest = (*oldest).max(*version);
+            }
+            is_recent
+        });
+    }
+
+    /// Whether what Redis has on an id can be used.
+    fn allow_cached(&self, id: KeyId, found: &LookedUp) -> bool {
+        found.version <= self.newest && self.allow(id, found)
+    }
+
     /// Whether what was read of an id is still current, as far as this process knows.
     fn allow(&self, id: KeyId, found: &LookedUp) -> bool {
         let is_known = |changed: &(i64, Instant)| found.version >= changed.0;

@@ -8,6 +8,7 @@ mod configuration_cache;
 mod encrypted_connections;
 mod example_services;
 mod following_rules;
+mod forged_entries;
 mod grants;
 mod history;
 #[cfg(feature = "archive")]

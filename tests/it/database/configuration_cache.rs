@@ -15,7 +15,7 @@ fn rules() -> RuleSet {
     "ignore_case = true\n[[rule]]\nname = \"all\"\nkey = \"user\"\nlimits = [\"gcra 7/1s\"]".parse().expect("rules")
 }
 
-/// Of a whole configuration, by the Redis or the cluster at this address.
+/// Of a whole configuration, of services that share a secret, by the Redis or the cluster at this address.
 async fn a_restart_is_served_from(url: &str) {
     let (mut server, tool) = prepared().await;
     tool.push_rules(&rules(), "").await.expect("pushed");
@@ -26,7 +26,8 @@ async fn a_restart_is_served_from(url: &str) {
     let (used, _) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
     let (unused, _) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
     let limiter = || Limiter::new(Engine::open(url).expect("an address"));
-    let first = database(&server).follow(&limiter()).await.expect("a configuration");
+    let services = database(&server).cache_secret("32 bytes by chance, from a vault").expect("long enough");
+    let first = services.follow(&limiter()).await.expect("a configuration");
     assert!(first.account_of_key(used.secret()).await.is_ok());
     tool.block_user("667", None, None, "").await.expect("blocked");
     wait_until("the last change is taken", async || first.account_of_user("667").is_some()).await;
@@ -34,7 +35,7 @@ async fn a_restart_is_served_from(url: &str) {
     // As soon as Redis has the last change.
     let mut again = None;
     wait_until("a restarted service serves", async || {
-        again = database(&server).follow(&limiter()).await.ok().filter(|again| again.account_of_user("667").is_some());
+        again = services.follow(&limiter()).await.ok().filter(|again| again.account_of_user("667").is_some());
         again.is_some()
     })
     .await;
@@ -99,7 +100,7 @@ async fn without_postgres_and_without_a_cache_a_process_does_not_start() {
     wait_until("it is cached", async || {
         let _keep = database(&server).follow(&limiter()).await.expect("a configuration");
         tokio::time::sleep(Duration::from_millis(50)).await;
-        cached().len() == 66
+        cached().len() == 67
     })
     .await;
     server.stop();
