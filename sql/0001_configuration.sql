@@ -19,6 +19,9 @@ CREATE TABLE tollgate.configuration (
     -- another one: UPDATE tollgate.configuration SET cache_secret = DEFAULT.
     cache_secret bytea NOT NULL DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
         CHECK (octet_length(cache_secret) BETWEEN 16 AND 1024),
+    -- Checksums of API keys are made with it. With another one, no key that was made before is valid.
+    key_secret bytea NOT NULL DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+        CHECK (octet_length(key_secret) BETWEEN 16 AND 1024),
     -- What a file of rules says beside rules, such as `paths`, as JSON.
     settings jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(settings) = 'object'),
     changed_at timestamptz NOT NULL DEFAULT now()

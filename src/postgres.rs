@@ -9,7 +9,9 @@ mod follow;
 mod input;
 mod key_text;
 mod keys;
+mod known_ids;
 mod look_up;
+mod look_up_batch;
 mod migrations;
 mod rules;
 mod seal;
@@ -55,7 +57,7 @@ use crate::Tls;
 #[cfg(feature = "tls")]
 use tls::Connector;
 
-/// Most connections held: enough for 100 short look-ups a second beside a batch of totals.
+/// Most connections held: enough for look-ups, one batch at a time, beside a batch of totals and the ids of keys.
 const MOST_CONNECTIONS: usize = 4;
 /// How long making a connection, or waiting for one, may take.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
@@ -177,7 +179,8 @@ impl Postgres {
     /// processes must have the same, and nobody else: whoever has it and may write to Redis can be any user.
     ///
     /// The database's secret can't be read while PostgreSQL is away. A process that [starts](Self::follow) then takes
-    /// rules and users from Redis unverified, and no API keys; with a secret of its own, it verifies all of them.
+    /// rules and users from Redis unverified, and no API keys; with a secret from its service, it verifies all of them.
+    /// Default: the database's.
     ///
     /// ```
     /// use tollgate::postgres::Postgres;

@@ -14,7 +14,7 @@ use super::follow::ToCache;
 use super::look_up::{ApiKeyError, Keys};
 use super::snapshot::Users;
 use super::totals::Totals;
-use super::{Postgres, PostgresError, follow};
+use super::{Postgres, PostgresError, follow, known_ids};
 use crate::limiter::Limiter;
 use crate::rules::{Account, Attributes, RuleSet};
 use crate::telemetry;
@@ -60,8 +60,11 @@ pub struct Status {
     pub reloads: u64,
     /// Changes of rules that could not be used so far; the previous rules stayed in force.
     pub failures: u64,
-    /// Queries so far for API keys that neither this process nor Redis knew.
+    /// API keys looked up in PostgreSQL so far, since neither this process nor Redis knew them.
     pub key_look_ups: u64,
+    /// API keys that this process knows to exist. `None` until it has read their ids, a moment after its start, and if
+    /// there are more than five million.
+    pub keys_known: Option<u64>,
     /// Entries in Redis so far that were refused, since they weren't sealed with the secret: another program wrote them,
     /// or a process with another secret. PostgreSQL then decides.
     pub cache_refused: u64,
@@ -91,7 +94,7 @@ pub(super) struct Shared {
     pub(super) reloads: AtomicU64,
     pub(super) failures: AtomicU64,
     runtime: Handle,
-    tasks: OnceLock<[AbortHandle; 2]>,
+    tasks: OnceLock<[AbortHandle; 3]>,
 }
 
 impl Postgres {
@@ -99,7 +102,8 @@ impl Postgres {
     /// if it can't be used, not at all. While PostgreSQL is away, the last configuration stays in force.
     ///
     /// The configuration is cached in the limiter's Redis, under its prefix. If PostgreSQL can't be reached now, the
-    /// configuration that other processes left there in the last five minutes is in force until it can.
+    /// configuration that other processes left there in the last five minutes is in force until it can. Without a
+    /// [`cache_secret`](Self::cache_secret) its rules and users can't be verified, and no API key is accepted meanwhile.
     ///
     /// # Errors
     ///
@@ -145,6 +149,7 @@ impl Postgres {
             tokio::spawn(follow::follow(Arc::downgrade(&shared), Arc::clone(&shared.connected), self.clone()))
                 .abort_handle(),
             tokio::spawn(follow::keep_cached(Arc::downgrade(&shared), Arc::clone(&shared.to_cache))).abort_handle(),
+            tokio::spawn(known_ids::keep_ids(Arc::clone(&shared.keys.ids), self.clone())).abort_handle(),
         ];
         tokio::spawn(follow::write_totals(Arc::downgrade(&shared.totals), Arc::clone(&shared.connected)));
         // The tasks end with the last clone at the latest.
@@ -167,8 +172,14 @@ impl Configuration {
     }
 
     /// The account that an API key belongs to. Makes no round trip if this process has seen the key in the last ten
-    /// minutes; otherwise one to Redis and, if Redis doesn't know the key, another one and a query. All processes
-    /// together make at most 100 such queries in any second, so that a storm of unknown keys doesn't reach PostgreSQL.
+    /// minutes, and none for a text without the checksum of this database's keys, which nobody else can make. Otherwise
+    /// it makes one to Redis and, if Redis doesn't know the key, a query, which it shares with all keys that are looked up
+    /// at the same time. Of ids that no key has (of a deleted key, or of one made within the last second), all processes
+    /// together look up at most 100 in any second, and make one more round trip to Redis for it; keys that exist don't
+    /// wait for these.
+    ///
+    /// After a start from the cache, while PostgreSQL is away, checksums can't be verified and each unknown text costs a
+    /// round trip to Redis. Keys are then accepted if the service has given a [secret](Postgres::cache_secret).
     ///
     /// # Errors
     ///
@@ -203,6 +214,7 @@ impl Configuration {
             reloads: reloads.load(Ordering::Relaxed),
             failures: failures.load(Ordering::Relaxed),
             key_look_ups: keys.looked_up(),
+            keys_known: keys.ids.len().map(|count| count as u64),
             cache_refused: cache.refused(),
             totals_lag: totals.lag(),
             totals_lost: totals.lost(),

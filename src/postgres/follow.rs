@@ -43,6 +43,8 @@ struct Versions {
     truncated: i64,
     /// What seals the entries in Redis; no version, but read with these.
     cache_secret: Vec<u8>,
+    /// What checksums of API keys are made with.
+    key_secret: Vec<u8>,
 }
 
 /// Changes since the last read.
@@ -67,6 +69,7 @@ pub(super) async fn begin(shared: &Shared, postgres: &Postgres) -> Result<(), Po
     let all = timeout(READ_WITHIN, read(&mut connection, &Versions::default(), Vec::new)).await;
     let changes = all.unwrap_or_else(|_| Err(PostgresError::late(postgres.address())))?;
     shared.cache.seal_with(&changes.versions.cache_secret);
+    shared.keys.check_with(&changes.versions.key_secret);
     if let Some(rules) = changes.rules {
         shared.rules.store(Arc::new(rules?));
     }
@@ -158,6 +161,7 @@ fn apply(shared: &Shared, changes: Changes) {
         shared.history.store(Arc::new(versions.history.clone()));
     }
     shared.cache.seal_with(&versions.cache_secret);
+    shared.keys.check_with(&versions.key_secret);
     match rules {
         Some(Ok(rules)) => {
             if !rules.is_same_as(&shared.rules.load()) {
@@ -182,8 +186,9 @@ fn apply(shared: &Shared, changes: Changes) {
     shared.to_cache.add(parts, to_cache);
 }
 
-const VERSIONS: &str =
-    "SELECT history::text, version, rules_version, truncated_version, cache_secret FROM tollgate.configuration";
+const VERSIONS: &str = "
+    SELECT history::text, version, rules_version, truncated_version, cache_secret, key_secret
+    FROM tollgate.configuration";
 
 const DELETED: &str =
     "SELECT version, user_id, key_id FROM tollgate.deletions WHERE version > $1 ORDER BY version DESC LIMIT 10000";
@@ -196,6 +201,7 @@ impl Versions {
             rules: row.get(2),
             truncated: row.get(3),
             cache_secret: row.get(4),
+            key_secret: row.get(5),
         }
     }
 }

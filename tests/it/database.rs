@@ -15,6 +15,7 @@ mod history;
 mod history_at_scale;
 mod history_interrupted;
 mod indexes;
+mod known_keys;
 mod rules;
 mod usage_totals;
 mod users;

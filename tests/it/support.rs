@@ -1,6 +1,8 @@
 //! What tests share: servers of their own, random limits and histories, and the oracle that answers are held against.
 
 pub(crate) mod acl;
+#[cfg(feature = "postgres")]
+pub(crate) mod api_keys;
 pub(crate) mod callers;
 #[cfg_attr(not(feature = "tls"), allow(dead_code))]
 pub(crate) mod certificates;

@@ -177,19 +177,27 @@ async fn a_process_with_the_services_secret_verifies_all_that_it_starts_with() {
     assert!(third.status().is_from_cache && third.account_of_user("666").is_some() && third.rules().len() == 1);
     assert!(matches!(third.account_of_key(key.secret()).await, Err(ApiKeyError::Unavailable { .. })));
     assert!(other.follow(&limiter()).await.expect_err("refused").is_unreachable());
+    // In a copy, which no process writes to.
+    let copy = Server::start();
+    let names: Vec<String> = redis.connection().keys("tollgate:{%c}:*").expect("names");
+    for name in names {
+        let entry: Vec<u8> = redis.connection().get(&name).expect("an entry");
+        let _: () = copy.connection().set(name, entry).expect("set");
+    }
+    let limiter = || Limiter::new(Engine::open(&copy.tcp_url()).expect("an address"));
     for end in [":rules", ":users:5", ":head"] {
-        let before = entry(&redis, end);
+        let before = entry(&copy, end);
         let mut changed = before.clone();
         *changed.last_mut().expect("bytes") ^= 1;
-        put(&redis, end, &changed);
+        put(&copy, end, &changed);
         assert!(with.follow(&limiter()).await.expect_err(end).is_unreachable(), "{end}");
-        put(&redis, end, &before);
+        put(&copy, end, &before);
     }
     // Another part's users, whole.
-    let (five, six) = (entry(&redis, ":users:5"), entry(&redis, ":users:6"));
-    put(&redis, ":users:5", &six);
+    let (five, six) = (entry(&copy, ":users:5"), entry(&copy, ":users:6"));
+    put(&copy, ":users:5", &six);
     assert!(with.follow(&limiter()).await.is_err());
-    put(&redis, ":users:5", &five);
+    put(&copy, ":users:5", &five);
     assert!(with.follow(&limiter()).await.is_ok());
 }
 
