@@ -1,8 +1,10 @@
 //! The system of record on PostgreSQL 14 or newer: rules, users and API keys, in the schema `tollgate`.
 //!
-//! No decision waits for it. [`Postgres::migrate`] creates its tables; nothing calls that automatically.
+//! No decision waits for it: a thread of its own reads rules and users. Only an API key that neither the process nor
+//! Redis knows is looked up for its request, within 2 seconds. [`Postgres::migrate`] creates its tables; nothing calls that automatically.
 
 mod cache;
+mod cached_users;
 mod configuration;
 mod error;
 mod follow;
@@ -13,6 +15,7 @@ mod known_ids;
 mod look_up;
 mod look_up_batch;
 mod migrations;
+mod own_thread;
 mod rules;
 mod seal;
 mod snapshot;
@@ -215,14 +218,8 @@ impl Postgres {
         let connected = timeout(CONNECTED_WITHIN, self.pool.get()).await;
         let connection = connected.unwrap_or(Err(PoolError::Timeout(TimeoutType::Create)));
         let connection = connection.map_err(|error| PostgresError::unreachable(&self.address, &error))?;
-        let select = "SELECT current_setting('server_version_num')::int4";
-        let row = timeout(ASKED_WITHIN, connection.query_one(select, &[])).await;
-        let row = row.map_err(|_| PostgresError::late(&self.address))??;
-        let version = u32::try_from(row.get::<_, i32>(0)).unwrap_or_default();
-        if version < OLDEST {
-            let got = format!("{}.{}", version / 10_000, version % 10_000);
-            return Err(PostgresError::input(format!("postgres: expected version 14 or newer, got {got}")));
-        }
+        let checked = timeout(ASKED_WITHIN, checked_version(&connection)).await;
+        checked.map_err(|_| PostgresError::late(&self.address))???;
         Ok(connection)
     }
 
@@ -269,6 +266,17 @@ impl Postgres {
         // Callers waiting for a reply learn of the connection's end, so its result is dropped.
         Ok((client, futures_util::FutureExt::map(connection, drop)))
     }
+}
+
+/// Checks that a server is new enough; the inner error says that it isn't.
+async fn checked_version(client: &Client) -> Result<Result<(), PostgresError>, tokio_postgres::Error> {
+    let row = client.query_one("SELECT current_setting('server_version_num')::int4", &[]).await?;
+    let version = u32::try_from(row.get::<_, i32>(0)).unwrap_or_default();
+    if version >= OLDEST {
+        return Ok(Ok(()));
+    }
+    let got = format!("{}.{}", version / 10_000, version % 10_000);
+    Ok(Err(PostgresError::input(format!("postgres: expected version 14 or newer, got {got}"))))
 }
 
 /// Parses an address; its host must be given.

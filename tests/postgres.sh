@@ -17,7 +17,7 @@ All of them unless some are named.
   --all  every test of the system of record, also those that do not depend on PostgreSQL'
 
 # Modules of tests/it/database that depend on PostgreSQL, with all tests that are in no module.
-depends='api_keys archive encrypted_connections following_rules grants history indexes rules usage_totals users'
+depends='api_keys archive encrypted_connections following_rules grants history indexes rules usage_totals users users_at_scale'
 # The others: what they ask of it, the above ask too.
 alike='configuration_cache example_services forged_entries history_at_scale history_interrupted known_keys'
 

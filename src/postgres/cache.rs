@@ -9,28 +9,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::cached_users::{Digested, NAMES_AT_ONCE, UsersHead, users_part};
 use super::key_text::KeyId;
 use super::keys::LookedUp;
 use super::seal::{Seal, unverified};
-use super::snapshot::{PARTS, Users, part_of_json};
+use super::snapshot::Changes;
 use crate::error::Error;
 use crate::limiter::Limiter;
-use crate::rules::{Account, RuleSet};
+use crate::rules::RuleSet;
 use crate::telemetry;
 
 /// Lifetime of rules and users after a process that knows them last wrote them.
-const RULES_TTL: Duration = Duration::from_secs(300);
-/// How often each process writes them again, even unchanged.
+pub(super) const RULES_TTL: Duration = Duration::from_secs(300);
+/// How often each process sees to it that they are there, even unchanged.
 pub(super) const REFRESHED_EVERY: Duration = Duration::from_secs(60);
 /// Lifetime of API keys, and of the fact that an id has none.
 pub(super) const KEYS_TTL: Duration = Duration::from_secs(600);
-const HEAD: &str = "head";
+pub(super) const HEAD: &str = "head";
 const RULES: &str = "rules";
 const RULES_HEAD: &str = "rules-head";
-/// How long Redis may take: a snapshot of many users takes some megabytes.
+/// How long Redis may take: rules, and what is read or written of users at once, may be a megabyte.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 #[derive(Clone)]
@@ -64,7 +66,7 @@ pub(super) struct HeadedRules {
 pub(super) struct Cached {
     pub(super) head: Head,
     pub(super) rules: HeadedRules,
-    pub(super) users: Vec<(String, Option<Account>)>,
+    pub(super) users: Changes,
 }
 
 /// What is cached for an API key.
@@ -100,11 +102,11 @@ impl Cache {
         self.refused.load(Ordering::Relaxed)
     }
 
-    fn name(&self, what: &str) -> String {
+    pub(super) fn name(&self, what: &str) -> String {
         format!("{}:{{%c}}:{}:{what}", self.limiter.engine().1, self.database)
     }
 
-    async fn ask<T: redis::FromRedisValue>(&self, commands: &redis::Pipeline) -> Result<Option<T>, Error> {
+    pub(super) async fn ask<T: redis::FromRedisValue>(&self, commands: &redis::Pipeline) -> Result<Option<T>, Error> {
         self.ask_within(DEADLINE, commands).await
     }
 
@@ -133,94 +135,101 @@ impl Cache {
         }
     }
 
-    /// Writes these parts of the users, and the rules unless this process couldn't apply those of the database: then it
-    /// leaves what others have written. `is_whole`: everything, even if it is there. Writes neither over newer ones, nor
-    /// over those of another history unless this process is connected to the database.
+    /// Writes the users that have changed, and the rules unless this process couldn't apply those of the database: then it
+    /// leaves what others have written. `is_whole`: sees to it that everything is there for another [`RULES_TTL`]. Writes
+    /// neither over newer ones, nor over those of another history unless this process is connected to the database.
     pub(super) async fn write(
         &self,
         (head, is_connected, is_whole): (Head, bool, bool),
         rules: Option<HeadedRules>,
-        users: &Users,
-        parts: impl IntoIterator<Item = usize>,
+        users: &Digested,
     ) -> Result<(), Error> {
+        let mut look = redis::pipe();
+        look.cmd("GET").arg(self.name(HEAD)).cmd("GET").arg(self.name(RULES_HEAD)).cmd("PTTL").arg(self.name(HEAD));
+        let Some(there) = self.ask::<(Option<Vec<u8>>, Option<Vec<u8>>, i64)>(&look).await? else { return Ok(()) };
+        let (users_there, rules_there, left) = there;
+        let left = Duration::from_millis(u64::try_from(left).unwrap_or_default());
         let Some(seal) = self.seal.load_full() else {
             // What others have written can't be verified, so it is only kept.
-            let everything = [HEAD, RULES_HEAD, RULES].map(str::to_owned).into_iter().chain((0..PARTS).map(users_part));
-            return if is_whole { self.keep(&everything.collect::<Vec<_>>()).await } else { Ok(()) };
+            let users = users_there.as_deref().and_then(|head| serde_json::from_slice(unverified(head)?).ok());
+            return if is_whole { self.keep_all(users).await } else { Ok(()) };
         };
-        let mut look = redis::pipe();
-        look.cmd("GET").arg(self.name(HEAD)).cmd("GET").arg(self.name(RULES_HEAD));
-        let Some(heads) = self.ask::<[Option<Vec<u8>>; 2]>(&look).await? else { return Ok(()) };
-        let [users_head, rules_head] = heads;
-        let there = |what: &str, entry: Option<Vec<u8>>| -> Option<Head> {
-            serde_json::from_slice(self.verified(&seal, &self.name(what), &entry?)?).ok()
-        };
-        let is_ahead = |there: &Option<Head>, own: &Head| {
-            there.as_ref().is_some_and(|there| match there.history == own.history {
+        let users_there: Option<UsersHead> = self.sealed(&seal, HEAD, users_there);
+        let rules_there: Option<Head> = self.sealed(&seal, RULES_HEAD, rules_there);
+        let is_ahead = |there: Option<&Head>, own: &Head| {
+            there.is_some_and(|there| match there.history == own.history {
                 true => there.version > own.version,
                 false => !is_connected,
             })
         };
-        let rules_head = there(RULES_HEAD, rules_head);
-        let mut write = redis::pipe();
-        let mut set = |name: &str, entry: Vec<u8>| {
-            write.cmd("SET").arg(name).arg(entry).arg("PX").arg(millis(RULES_TTL));
-        };
-        let json = |head: &Head| serde_json::to_vec(head).unwrap_or_default();
-        match rules.filter(|rules| !is_ahead(&rules_head, &rules.head)) {
-            Some(rules) if is_whole || rules_head.as_ref() != Some(&rules.head) => {
-                let [rules_name, head_name] = [RULES, RULES_HEAD].map(|what| self.name(what));
-                set(&rules_name, seal.seal(&rules_name, &serde_json::to_vec(&rules).unwrap_or_default()));
-                set(&head_name, seal.seal(&head_name, &json(&rules.head)));
+        match rules.filter(|rules| !is_ahead(rules_there.as_ref(), &rules.head)) {
+            Some(rules) => {
+                let is_there = rules_there.as_ref() == Some(&rules.head);
+                if !is_there || is_whole && !self.keep([RULES, RULES_HEAD]).await? {
+                    self.write_rules(&seal, &rules).await?;
+                }
             }
-            Some(_) => {}
-            None if is_whole => self.keep(&[RULES_HEAD, RULES].map(str::to_owned)).await?,
+            None if is_whole => _ = self.keep([RULES, RULES_HEAD]).await?,
             None => {}
         }
-        if !is_ahead(&there(HEAD, users_head), &head) {
-            let name = self.name(HEAD);
-            set(&name, seal.seal(&name, &json(&head)));
-            for number in parts {
-                let (name, users) = (self.name(&users_part(number)), users.part_as_json(number));
-                set(&name, seal.seal(&of_history(&name, &head.history), users.as_bytes()));
-                // With many users this takes a while, so other tasks get a turn.
-                tokio::task::yield_now().await;
-            }
+        if is_ahead(users_there.as_ref().map(|there| &there.head), &head) {
+            return Ok(());
         }
-        if write.is_empty() { Ok(()) } else { self.ask::<redis::Value>(&write).await.map(drop) }
+        self.write_users(&seal, users_there.map(|there| (there, left)), head, users, is_whole).await
+    }
+
+    async fn write_rules(&self, seal: &Seal, rules: &HeadedRules) -> Result<(), Error> {
+        let json = [(RULES, serde_json::to_vec(rules)), (RULES_HEAD, serde_json::to_vec(&rules.head))];
+        let mut write = redis::pipe();
+        for (name, content) in json {
+            let name = self.name(name);
+            let entry = seal.seal(&name, &content.unwrap_or_default());
+            write.cmd("SET").arg(name).arg(entry).arg("PX").arg(millis(RULES_TTL));
+        }
+        self.ask::<redis::Value>(&write).await.map(drop)
     }
 
     /// All of it, or nothing. Verified, if this process has the secret.
     pub(super) async fn read(&self) -> Result<Option<Cached>, Error> {
-        let names: Vec<_> = [HEAD.to_owned(), RULES.to_owned()].into_iter().chain((0..PARTS).map(users_part)).collect();
         let mut read = redis::pipe();
-        for name in &names {
-            read.cmd("GET").arg(self.name(name));
-        }
-        let Some(values) = self.ask::<Vec<Option<Vec<u8>>>>(&read).await? else { return Ok(None) };
-        let read = || {
-            let entries = values.into_iter().collect::<Option<Vec<_>>>()?;
-            let name = |at: usize| self.name(&names[at]);
-            let head: Head = serde_json::from_slice(self.open(&name(0), entries.first()?)?).ok()?;
-            let rules: HeadedRules = serde_json::from_slice(self.open(&name(1), entries.get(1)?)?).ok()?;
-            let mut users = Vec::new();
-            for (at, entry) in entries.iter().enumerate().skip(2) {
-                let part = self.open(&of_history(&name(at), &head.history), entry)?;
-                users.extend(part_of_json(std::str::from_utf8(part).ok()?)?);
-            }
-            (rules.head.history == head.history).then_some(Cached { head, rules, users })
+        read.cmd("GET").arg(self.name(HEAD)).cmd("GET").arg(self.name(RULES));
+        let Some((Some(head), Some(rules))) = self.ask::<(Option<Vec<u8>>, Option<Vec<u8>>)>(&read).await? else {
+            return Ok(None);
         };
-        Ok(read())
+        let parsed = || -> Option<(UsersHead, HeadedRules)> {
+            let head = serde_json::from_slice(self.open(&self.name(HEAD), &head)?).ok()?;
+            Some((head, serde_json::from_slice(self.open(&self.name(RULES), &rules)?).ok()?))
+        };
+        let parsed = parsed().filter(|(users, rules)| users.head.history == rules.head.history);
+        let Some((UsersHead { head, digests }, rules)) = parsed else { return Ok(None) };
+        // Their digests are in the head, so they are verified with it.
+        let users = self.read_users(&digests).await?;
+        Ok(users.map(|users| Cached { head, rules, users }))
     }
 
-    /// Lets these entries live on, if they exist.
-    async fn keep(&self, names: &[String]) -> Result<(), Error> {
+    /// What an entry says, if there is one and this secret sealed it.
+    fn sealed<T: DeserializeOwned>(&self, seal: &Seal, what: &str, entry: Option<Vec<u8>>) -> Option<T> {
+        serde_json::from_slice(self.verified(seal, &self.name(what), &entry?)?).ok()
+    }
+
+    /// Lets these entries live on; returns whether all of them exist.
+    async fn keep(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Result<bool, Error> {
         let mut keep = redis::pipe();
         for name in names {
-            keep.cmd("PEXPIRE").arg(self.name(name)).arg(millis(RULES_TTL));
+            keep.cmd("PEXPIRE").arg(self.name(name.as_ref())).arg(millis(RULES_TTL));
         }
-        self.ask::<redis::Value>(&keep).await.map(drop)
+        Ok(self.ask::<Vec<bool>>(&keep).await?.is_none_or(|kept| kept.iter().all(|kept| *kept)))
     }
+
+    async fn keep_all(&self, users: Option<UsersHead>) -> Result<(), Error> {
+        self.keep([HEAD, RULES_HEAD, RULES]).await?;
+        let digests = users.map(|users| users.digests).unwrap_or_default();
+        for some in digests.chunks(NAMES_AT_ONCE) {
+            self.keep(some.iter().map(|digest| users_part(digest))).await?;
+        }
+        Ok(())
+    }
+
     /// What is cached for this id. Nothing, without the secret: an account is never taken unverified.
     pub(super) async fn key(&self, id: KeyId) -> Result<CachedKey, Error> {
         let Some(seal) = self.seal.load_full() else { return Ok(CachedKey::Nothing) };
@@ -260,15 +269,6 @@ impl Cache {
     }
 }
 
-fn users_part(number: usize) -> String {
-    format!("users:{number}")
-}
-
-/// What an entry is sealed by that doesn't name its history itself.
-fn of_history(name: &str, history: &str) -> String {
-    format!("{name}@{history}")
-}
-
-fn millis(time: Duration) -> u64 {
+pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

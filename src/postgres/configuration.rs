@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::cache::Cache;
 use super::follow::ToCache;
 use super::look_up::{ApiKeyError, Keys};
+use super::own_thread::OwnThread;
 use super::snapshot::Users;
 use super::totals::Totals;
 use super::{Postgres, PostgresError, follow, known_ids};
@@ -19,8 +21,9 @@ use crate::limiter::Limiter;
 use crate::rules::{Account, Attributes, RuleSet};
 use crate::telemetry;
 
-/// Rules, users and API keys that follow the database: a change is in force in every process within a second of its
-/// commit. Cheap to clone; all clones share one state, which follows the database until the last clone is dropped.
+/// Rules, users and API keys that follow the database: a change is in force in every connected process within a second
+/// of its commit, or as soon as its rows are read if it changes very many users at once. A user takes some 60 bytes of
+/// memory, plus the name and what is set. Cheap to clone; all clones share one state, which follows the database until the last clone is dropped.
 ///
 /// ```no_run
 /// use tollgate::postgres::Postgres;
@@ -60,6 +63,8 @@ pub struct Status {
     pub reloads: u64,
     /// Changes of rules that could not be used so far; the previous rules stayed in force.
     pub failures: u64,
+    /// Rows of users read so far: all at the start, and those that have changed since.
+    pub users_read: u64,
     /// API keys looked up in PostgreSQL so far, since neither this process nor Redis knew them.
     pub key_look_ups: u64,
     /// API keys that this process knows to exist. `None` until it has read their ids, a moment after its start, and if
@@ -93,12 +98,15 @@ pub(super) struct Shared {
     pub(super) from_cache: AtomicBool,
     pub(super) reloads: AtomicU64,
     pub(super) failures: AtomicU64,
+    pub(super) users_read: AtomicU64,
     runtime: Handle,
-    tasks: OnceLock<[AbortHandle; 3]>,
+    thread: OnceLock<OwnThread>,
+    ids: OnceLock<AbortHandle>,
 }
 
 impl Postgres {
-    /// Reads the configuration and follows it, in tasks of this runtime. A change of rules takes effect as a whole or,
+    /// Reads the configuration and follows it, on a thread of its own, which has one connection to PostgreSQL and one to
+    /// Redis: however much is read, tasks of this runtime don't wait for it. A change of rules takes effect as a whole or,
     /// if it can't be used, not at all. While PostgreSQL is away, the last configuration stays in force.
     ///
     /// The configuration is cached in the limiter's Redis, under its prefix. If PostgreSQL can't be reached now, the
@@ -107,7 +115,7 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// No connection, and nothing cached; no tables; rules that can't be used.
+    /// No connection, and nothing cached; no tables; rules that can't be used; no thread.
     pub async fn follow(&self, limiter: &Limiter) -> Result<Configuration, PostgresError> {
         let cache = Cache::new(limiter, self.address(), self.seal.as_ref());
         let connected = Arc::new(AtomicBool::new(true));
@@ -122,38 +130,28 @@ impl Postgres {
             from_cache: AtomicBool::new(false),
             reloads: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            users_read: AtomicU64::new(0),
             runtime: Handle::current(),
-            tasks: OnceLock::new(),
+            thread: OnceLock::new(),
+            ids: OnceLock::new(),
             to_cache: Arc::default(),
             history: ArcSwap::default(),
             cache,
         };
-        if let Err(error) = follow::begin(&shared, self).await {
-            let cached = if error.is_unreachable() { shared.cache.read().await.ok().flatten() } else { None };
-            let Some(cached) = cached else { return Err(error) };
-            telemetry::started_from_cache(&error);
-            shared.rules.store(Arc::new(cached.rules.rules));
-            shared.rules_version.store(cached.rules.head.version, Ordering::Relaxed);
-            shared.users.take(cached.users, true);
-            shared.version.store(cached.head.version, Ordering::Relaxed);
-            shared.keys.changed((&cached.head.history, cached.head.version), [], 0);
-            shared.history.store(Arc::new(cached.head.history));
-            shared.from_cache.store(true, Ordering::Relaxed);
-            shared.connected.store(false, Ordering::Relaxed);
-        }
+        let shared = Arc::new(shared);
+        let (begun, has_begun) = oneshot::channel();
+        let following = follow::follow(Arc::downgrade(&shared), Arc::clone(&shared.connected), self.clone(), begun);
+        let no_thread =
+            |error| PostgresError::refused(format!("postgres: expected a thread to follow it, got: {error}"));
+        // The thread ends with the last clone.
+        let _ = shared.thread.set(OwnThread::start(following).map_err(no_thread)?);
+        has_begun.await.unwrap_or_else(|_| Err(PostgresError::lost()))?;
         if shared.rules.load().is_empty() {
             telemetry::no_rules();
         }
-        let shared = Arc::new(shared);
-        let tasks = [
-            tokio::spawn(follow::follow(Arc::downgrade(&shared), Arc::clone(&shared.connected), self.clone()))
-                .abort_handle(),
-            tokio::spawn(follow::keep_cached(Arc::downgrade(&shared), Arc::clone(&shared.to_cache))).abort_handle(),
-            tokio::spawn(known_ids::keep_ids(Arc::clone(&shared.keys.ids), self.clone())).abort_handle(),
-        ];
+        let ids = tokio::spawn(known_ids::keep_ids(Arc::clone(&shared.keys.ids), self.clone()));
+        let _ = shared.ids.set(ids.abort_handle());
         tokio::spawn(follow::write_totals(Arc::downgrade(&shared.totals), Arc::clone(&shared.connected)));
-        // The tasks end with the last clone at the latest.
-        let _ = shared.tasks.set(tasks);
         Ok(Configuration { shared })
     }
 }
@@ -165,7 +163,7 @@ impl Configuration {
         self.shared.rules.load().as_ref().clone()
     }
 
-    /// The user's own tier, limits or block, if there are any. Makes no round trip.
+    /// The user's own tier, limits or block, if there are any. Makes no round trip, and takes no lock.
     #[must_use]
     pub fn account_of_user(&self, user: &str) -> Option<Account> {
         self.shared.users.get(user)
@@ -206,13 +204,15 @@ impl Configuration {
     /// The state of this process's connection to the database, and of its configuration.
     #[must_use]
     pub fn status(&self) -> Status {
-        let Shared { version, connected, from_cache, reloads, failures, keys, cache, totals, .. } = &*self.shared;
+        let Shared { version, connected, from_cache, reloads, failures, users_read, keys, cache, totals, .. } =
+            &*self.shared;
         Status {
             version: version.load(Ordering::Relaxed),
             is_connected: connected.load(Ordering::Relaxed),
             is_from_cache: from_cache.load(Ordering::Relaxed),
             reloads: reloads.load(Ordering::Relaxed),
             failures: failures.load(Ordering::Relaxed),
+            users_read: users_read.load(Ordering::Relaxed),
             key_look_ups: keys.looked_up(),
             keys_known: keys.ids.len().map(|count| count as u64),
             cache_refused: cache.refused(),
@@ -242,7 +242,7 @@ impl fmt::Debug for Configuration {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.tasks.get().into_iter().flatten().for_each(AbortHandle::abort);
+        self.ids.get().into_iter().for_each(AbortHandle::abort);
         if self.totals.is_used() {
             let totals = Arc::clone(&self.totals);
             self.runtime.spawn(async move { totals.finish().await });

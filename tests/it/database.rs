@@ -19,6 +19,7 @@ mod known_keys;
 mod rules;
 mod usage_totals;
 mod users;
+mod users_at_scale;
 
 use tollgate::postgres::{Postgres as Database, PostgresError};
 use tollgate::{Embedded, Limiter};
@@ -72,6 +73,7 @@ async fn concurrent_and_repeated_migrations_make_the_tables_once() {
         "rate_limit_metrics",
         "rate_limit_rules",
         "user_quotas",
+        "versions",
         "writers",
     ];
     assert_eq!(tables, expected);

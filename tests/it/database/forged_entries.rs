@@ -36,7 +36,7 @@ fn put(redis: &Server, end: &str, entry: &[u8]) {
 
 /// Whether the whole configuration is cached, with this in its rules.
 fn are_cached(redis: &Server, text: &str) -> bool {
-    String::from_utf8_lossy(&entry(redis, ":rules")).contains(text) && name_of(redis, ":users:63").is_some()
+    String::from_utf8_lossy(&entry(redis, ":rules")).contains(text) && name_of(redis, ":head").is_some()
 }
 
 /// By a table whose rows are told apart by role, since all processes here are of one version of tollgate.
@@ -158,6 +158,7 @@ async fn a_process_with_the_services_secret_verifies_all_that_it_starts_with() {
     let (mut server, tool) = prepared().await;
     tool.push_rules(&rules("gcra 1/1s"), "").await.expect("pushed");
     tool.block_user("666", None, None, "").await.expect("blocked");
+    tool.block_user("667", None, None, "").await.expect("blocked");
     let (key, _) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
     let short = database(&server).cache_secret("15 bytes, short").expect_err("too short");
     assert_eq!(short.to_string(), "cache secret: expected at least 16 bytes, got 15");
@@ -185,7 +186,10 @@ async fn a_process_with_the_services_secret_verifies_all_that_it_starts_with() {
         let _: () = copy.connection().set(name, entry).expect("set");
     }
     let limiter = || Limiter::new(Engine::open(&copy.tcp_url()).expect("an address"));
-    for end in [":rules", ":users:5", ":head"] {
+    let parts: Vec<String> = copy.connection().keys("tollgate:{%c}:*:users:*").expect("names");
+    let parts: Vec<_> = parts.iter().filter_map(|name| Some(&name[name.find(":users:")?..])).collect();
+    assert_eq!(parts.len(), 2, "{parts:?}");
+    for end in [":rules", parts[0], ":head"] {
         let before = entry(&copy, end);
         let mut changed = before.clone();
         *changed.last_mut().expect("bytes") ^= 1;
@@ -194,10 +198,10 @@ async fn a_process_with_the_services_secret_verifies_all_that_it_starts_with() {
         put(&copy, end, &before);
     }
     // Another part's users, whole.
-    let (five, six) = (entry(&copy, ":users:5"), entry(&copy, ":users:6"));
-    put(&copy, ":users:5", &six);
+    let [one, other] = [parts[0], parts[1]].map(|end| entry(&copy, end));
+    put(&copy, parts[0], &other);
     assert!(with.follow(&limiter()).await.is_err());
-    put(&copy, ":users:5", &five);
+    put(&copy, parts[0], &one);
     assert!(with.follow(&limiter()).await.is_ok());
 }
 
@@ -213,7 +217,7 @@ async fn entries_under_an_earlier_secret_are_refused_and_replaced() {
     assert!(first.account_of_key(key.secret()).await.is_ok());
     let end = format!(":key:{}", stored.id);
     wait_until("it is cached", async || are_cached(&redis, "gcra 1/1s") && !entry(&redis, &end).is_empty()).await;
-    let old = [entry(&redis, ":rules"), entry(&redis, ":users:5"), entry(&redis, &end)];
+    let old = [entry(&redis, ":rules"), entry(&redis, ":head"), entry(&redis, &end)];
     server.run("UPDATE tollgate.configuration SET cache_secret = DEFAULT").await;
     assert_ne!(configuration(&server, "encode(cache_secret, 'hex')").await, before);
     // One that starts then refuses what is there, and replaces it.
@@ -221,7 +225,7 @@ async fn entries_under_an_earlier_secret_are_refused_and_replaced() {
     assert_eq!(second.account_of_key(key.secret()).await.expect("PostgreSQL has it").user(), "42");
     assert!(second.status().cache_refused > 0 && second.status().key_look_ups == 1);
     wait_until("all is replaced", async || {
-        [entry(&redis, ":rules"), entry(&redis, ":users:5"), entry(&redis, &end)].iter().zip(&old).all(|(a, b)| a != b)
+        [entry(&redis, ":rules"), entry(&redis, ":head"), entry(&redis, &end)].iter().zip(&old).all(|(a, b)| a != b)
     })
     .await;
     // The one from before takes the new secret, too: it uses what the other one has cached.

@@ -16,7 +16,7 @@ async fn a_service_needs_few_rights() {
             "CREATE ROLE service LOGIN;
             GRANT USAGE ON SCHEMA tollgate TO service;
             GRANT SELECT ON tollgate.configuration, tollgate.rate_limit_rules, tollgate.user_quotas, tollgate.api_keys,
-                tollgate.deletions TO service;
+                tollgate.deletions, tollgate.versions TO service;
             GRANT INSERT, UPDATE ON tollgate.user_quotas TO service;
             GRANT UPDATE (total, last_used_at) ON tollgate.api_keys TO service;
             GRANT SELECT, INSERT, UPDATE, DELETE ON tollgate.writers TO service",
