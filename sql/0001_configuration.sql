@@ -22,12 +22,32 @@ CREATE TABLE tollgate.configuration (
     changed_in xid8,
     -- Which history this is. After a restore to an earlier moment another one begins, since versions come round again.
     history uuid NOT NULL DEFAULT gen_random_uuid(),
+    -- Authenticates what processes cache in Redis: whoever has this secret and may write there can be any user. To make
+    -- another one: UPDATE tollgate.configuration SET cache_secret = DEFAULT.
+    cache_secret bytea NOT NULL DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+        CHECK (octet_length(cache_secret) BETWEEN 16 AND 1024),
+    -- Checksums of API keys are made with it. With another one, no key that was made before is valid.
+    key_secret bytea NOT NULL DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+        CHECK (octet_length(key_secret) BETWEEN 16 AND 1024),
     -- What a file of rules says beside rules, such as `paths`, as JSON.
     settings jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(settings) = 'object'),
     changed_at timestamptz NOT NULL DEFAULT now()
 );
 
 INSERT INTO tollgate.configuration DEFAULT VALUES;
+
+-- The versions of the last day and the one before them, each with a mark that no other has: a process that knows a version
+-- finds out whether it is in the past of this database, or of one that was restored to an earlier moment.
+CREATE TABLE tollgate.versions (
+    version bigint PRIMARY KEY,
+    mark uuid NOT NULL DEFAULT gen_random_uuid(),
+    made_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+INSERT INTO tollgate.versions (version) SELECT version FROM tollgate.configuration;
+
+-- Those of the day before.
+CREATE INDEX versions_by_time ON tollgate.versions (made_at);
 
 -- Rules as a file has them, field by field. What a rule says is one value, so that nothing is lost between a file and here:
 -- definition ->> 'priority', definition -> 'match' ->> 'tier'.
@@ -110,7 +130,8 @@ CREATE INDEX api_keys_by_replaces ON tollgate.api_keys (replaces) WHERE replaces
 -- What has changed since a version.
 CREATE INDEX api_keys_by_version ON tollgate.api_keys (version);
 
--- Users and keys that were deleted, for processes that know them. Those who connect later don't, so a day is enough.
+-- Users and keys that were deleted, for processes that know them. They are kept for as long as the version before them is in
+-- tollgate.versions: a process that knows an older one reads everything anew.
 CREATE TABLE tollgate.deletions (
     version bigint NOT NULL,
     user_id text,
@@ -120,9 +141,6 @@ CREATE TABLE tollgate.deletions (
 
 -- What has changed since a version.
 CREATE INDEX deletions_by_version ON tollgate.deletions (version);
-
--- Those of the day before.
-CREATE INDEX deletions_by_time ON tollgate.deletions (deleted_at);
 
 -- The services that write totals or history: a batch that is tried again after a lost connection isn't added twice, and one
 -- that ended without writing its last batch is known by its name.
@@ -155,21 +173,16 @@ BEGIN
         UPDATE tollgate.configuration
             SET version = version + 1, changed_in = pg_current_xact_id(), changed_at = now()
             RETURNING version INTO now_version;
+        INSERT INTO tollgate.versions (version) VALUES (now_version)
+            ON CONFLICT (version) DO UPDATE SET mark = gen_random_uuid(), made_at = clock_timestamp();
+        -- A version is superseded when the next one is made, so the newest of the old ones stays.
+        DELETE FROM tollgate.versions WHERE version < (
+            SELECT version FROM tollgate.versions WHERE made_at < now() - interval '1 day'
+            ORDER BY made_at DESC LIMIT 1);
+        DELETE FROM tollgate.deletions WHERE version <= (SELECT min(version) FROM tollgate.versions);
         PERFORM pg_notify('tollgate', now_version::text);
     END IF;
     RETURN now_version;
-END
-$$;
-
--- Forgets deletions of the day before. Processes that haven't read them by now, such as one that was suspended, read
--- everything anew.
-CREATE FUNCTION tollgate.forget_deletions() RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    forgotten bigint;
-BEGIN
-    WITH old AS (DELETE FROM tollgate.deletions WHERE deleted_at < now() - interval '1 day' RETURNING version)
-        SELECT max(version) INTO forgotten FROM old;
-    UPDATE tollgate.configuration SET truncated_version = forgotten WHERE truncated_version < forgotten;
 END
 $$;
 
@@ -195,7 +208,6 @@ BEGIN
     IF EXISTS (SELECT 1 FROM before WHERE version IS NOT NULL) THEN
         INSERT INTO tollgate.deletions (version, user_id)
             SELECT tollgate.next_version(), user_id FROM before WHERE version IS NOT NULL;
-        PERFORM tollgate.forget_deletions();
     END IF;
     RETURN NULL;
 END
@@ -205,7 +217,6 @@ CREATE FUNCTION tollgate.keys_gone() RETURNS trigger LANGUAGE plpgsql SET search
 BEGIN
     IF EXISTS (SELECT 1 FROM before) THEN
         INSERT INTO tollgate.deletions (version, key_id) SELECT tollgate.next_version(), key_id FROM before;
-        PERFORM tollgate.forget_deletions();
     END IF;
     RETURN NULL;
 END

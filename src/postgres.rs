@@ -1,20 +1,25 @@
 //! The system of record on PostgreSQL 14 or newer: rules, users and API keys, in the schema `tollgate`.
 //!
-//! No decision waits for it, except that the first request of an API key that neither this process nor Redis knows waits
-//! for a [look-up](Configuration::account_of_key). [`Postgres::migrate`] creates its tables; nothing calls that
-//! automatically.
+//! No decision waits for it: a thread of its own reads rules and users. Only an API key that neither the process nor
+//! Redis knows is looked up for its request, within 2 seconds. [`Postgres::migrate`] creates its tables; nothing calls
+//! that automatically.
 
 mod address;
 mod cache;
+mod cached_users;
 mod configuration;
 mod error;
 mod follow;
 mod input;
 mod key_text;
 mod keys;
+mod known_ids;
 mod look_up;
+mod look_up_batch;
 mod migrations;
+mod own_thread;
 mod rules;
+mod seal;
 mod snapshot;
 #[cfg(feature = "tls")]
 mod tls;
@@ -49,13 +54,14 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Connection, IsolationLevel, Row, Socket};
 
 use follow::in_time;
+use seal::Seal;
 
 #[cfg(feature = "tls")]
 use crate::Tls;
 #[cfg(feature = "tls")]
 use tls::Connector;
 
-/// Most connections held: enough for 100 short look-ups a second beside a batch of totals.
+/// Most connections held: enough for look-ups, one batch at a time, beside a batch of totals and the ids of keys.
 const MOST_CONNECTIONS: usize = 4;
 /// How long making a connection, or waiting for one, may take.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
@@ -65,6 +71,8 @@ const ASKED_WITHIN: Duration = Duration::from_secs(2);
 const READ_WITHIN: Duration = Duration::from_secs(17);
 /// How long a server may leave sent data unacknowledged.
 const SILENT_FOR: Duration = Duration::from_secs(10);
+/// Bytes of the shortest secret.
+const SHORTEST_SECRET: usize = 16;
 /// The version number that servers of version 14 report.
 const OLDEST: u32 = 140_000;
 
@@ -79,6 +87,8 @@ pub struct Postgres {
     connector: Connector,
     /// The host, port and database, without user and password.
     address: String,
+    /// Authenticates what is cached in Redis, in place of the database's own secret.
+    seal: Option<Seal>,
     /// Held while history is being read.
     reading: Arc<Semaphore>,
 }
@@ -164,7 +174,36 @@ impl Postgres {
             .build()
             .map_err(|error| PostgresError::input(format!("postgres: {error}")))?;
         let address = address::shown(&config);
-        Ok(Self { pool, config, connector, address, reading: Arc::new(Semaphore::new(1)) })
+        Ok(Self { pool, config, connector, address, seal: None, reading: Arc::new(Semaphore::new(1)) })
+    }
+
+    /// A secret of at least 16 bytes that authenticates what is cached in Redis, in place of the database's own. All
+    /// processes must have the same, and nobody else: whoever has it and may write to Redis can be any user.
+    ///
+    /// The database's secret can't be read while PostgreSQL is away. A process that [starts](Self::follow) then takes
+    /// rules and users from Redis unverified, and no API keys; with a secret from its service, it verifies all of them.
+    /// Default: the database's.
+    ///
+    /// ```
+    /// use tollgate::postgres::Postgres;
+    ///
+    /// let secret = b"32 bytes by chance, from a vault";
+    /// let postgres = Postgres::open("postgres://limits@127.0.0.1/app")?.cache_secret(secret)?;
+    /// # Ok::<(), tollgate::postgres::PostgresError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A shorter secret.
+    pub fn cache_secret(self, secret: impl AsRef<[u8]>) -> Result<Self, PostgresError> {
+        let secret = secret.as_ref();
+        if secret.len() < SHORTEST_SECRET {
+            let got = secret.len();
+            return Err(PostgresError::input(format!(
+                "cache secret: expected at least {SHORTEST_SECRET} bytes, got {got}"
+            )));
+        }
+        Ok(Self { seal: Some(Seal::new(secret)), ..self })
     }
 
     /// The host, port and database, without user and password.
@@ -188,14 +227,8 @@ impl Postgres {
         let connected = timeout(CONNECTED_WITHIN, self.pool.get()).await;
         let connection = connected.unwrap_or(Err(PoolError::Timeout(TimeoutType::Create)));
         let connection = connection.map_err(|error| PostgresError::unreachable(&self.address, &error))?;
-        let select = "SELECT current_setting('server_version_num')::int4";
-        let row = timeout(ASKED_WITHIN, connection.query_one(select, &[])).await;
-        let row = row.map_err(|_| PostgresError::late(&self.address))??;
-        let version = u32::try_from(row.get::<_, i32>(0)).unwrap_or_default();
-        if version < OLDEST {
-            let got = format!("{}.{}", version / 10_000, version % 10_000);
-            return Err(PostgresError::input(format!("postgres: expected version 14 or newer, got {got}")));
-        }
+        let checked = timeout(ASKED_WITHIN, checked_version(&connection)).await;
+        checked.map_err(|_| PostgresError::late(&self.address))???;
         Ok(connection)
     }
 
@@ -238,6 +271,17 @@ impl Postgres {
         // Callers waiting for a reply learn of the connection's end, so its result is dropped.
         Ok((client, futures_util::FutureExt::map(connection, drop)))
     }
+}
+
+/// Checks that a server is new enough; the inner error says that it isn't.
+async fn checked_version(client: &Client) -> Result<Result<(), PostgresError>, tokio_postgres::Error> {
+    let row = client.query_one("SELECT current_setting('server_version_num')::int4", &[]).await?;
+    let version = u32::try_from(row.get::<_, i32>(0)).unwrap_or_default();
+    if version >= OLDEST {
+        return Ok(Ok(()));
+    }
+    let got = format!("{}.{}", version / 10_000, version % 10_000);
+    Ok(Err(PostgresError::input(format!("postgres: expected version 14 or newer, got {got}"))))
 }
 
 /// The nearest moment from 1970 to 9999, which PostgreSQL can compare with.

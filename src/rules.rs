@@ -219,6 +219,12 @@ impl RuleSet {
         self.shared.reading == other.shared.reading && self.shared.definitions == other.shared.definitions
     }
 
+    /// Whether there is another clone of it.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.shared) > 1
+    }
+
     /// The limits of the rule of this name, if it has any.
     #[must_use]
     pub fn rule(&self, name: &str) -> Option<&Rule> {

@@ -37,6 +37,9 @@ pub(crate) mod names {
     /// API keys in requests, by outcome: valid, or why not.
     #[cfg(feature = "postgres")]
     pub(crate) const API_KEYS: &str = "tollgate_api_keys_total";
+    /// Entries in Redis that were refused, since they weren't sealed with the secret.
+    #[cfg(feature = "postgres")]
+    pub(crate) const CACHE_REFUSED: &str = "tollgate_cache_refused_total";
     /// Whether the database can be reached.
     #[cfg(feature = "postgres")]
     pub(crate) const DATABASE: &str = "tollgate_database_connected";
@@ -70,6 +73,7 @@ pub fn describe_metrics() {
     #[cfg(feature = "postgres")]
     {
         describe_counter!(names::API_KEYS, "API keys that came with requests, by outcome");
+        describe_counter!(names::CACHE_REFUSED, "Cached entries in Redis that were refused: somebody else wrote them");
         describe_gauge!(names::DATABASE, "Whether the database is heard from: 1, or 0");
         describe_gauge!(names::TOTALS_LAG, Unit::Seconds, "Age of the oldest request that is not in the totals yet");
         describe_counter!(names::TOTALS_LOST, "Requests that the totals will never have");
@@ -432,6 +436,18 @@ pub(crate) fn api_key(error: Option<&crate::postgres::ApiKeyError>) {
     {
         let outcome = error.map_or("valid", crate::postgres::ApiKeyError::name);
         metrics::counter!(names::API_KEYS, "outcome" => outcome).increment(1);
+    }
+}
+
+/// An entry of the configuration in Redis wasn't sealed with the secret.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "nobody traces"))]
+pub(crate) fn cache_refused(is_first: bool) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!(names::CACHE_REFUSED).increment(1);
+    #[cfg(feature = "tracing")]
+    if is_first {
+        tracing::warn!(target: "tollgate", "an entry of the configuration in Redis was refused: another program wrote it, or one with another secret");
     }
 }
 

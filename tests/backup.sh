@@ -154,7 +154,7 @@ has "$port" was-mistake.toml 'beside: the server itself goes on'
 {
     echo 'DROP SCHEMA tollgate CASCADE;'
     cat "$work/tollgate.sql"
-    echo 'UPDATE tollgate.configuration SET history = gen_random_uuid();'
+    echo 'UPDATE tollgate.configuration SET history = gen_random_uuid(), cache_secret = DEFAULT;'
 } | "$programs/psql" -XAtq1 -v ON_ERROR_STOP=1 "postgres://limits:password@127.0.0.1:$port/app" >/dev/null 2>&1 ||
     fail 'beside: the schema could not be put back'
 stop "$work/beside"
@@ -174,7 +174,7 @@ run "$programs/pg_ctl" promote --silent --pgdata="$work/data"
 until_so 'promotion' promoted "$port"
 has "$port" was-second.toml 'by time: promoted'
 [ "$(sql "$port" 'SELECT version FROM tollgate.configuration')" = "$version_good" ] || fail 'by time: another version'
-sql "$port" 'UPDATE tollgate.configuration SET history = gen_random_uuid()'
+sql "$port" 'UPDATE tollgate.configuration SET history = gen_random_uuid(), cache_secret = DEFAULT'
 [ "$(sql "$port" 'SELECT history FROM tollgate.configuration')" != "$history_known" ] || fail 'by time: the same history'
 state=$(sql "$port" "SELECT (SELECT revoked_at IS NULL FROM tollgate.api_keys), (SELECT blocked FROM tollgate.user_quotas)")
 [ "$state" = 't|t' ] || fail "by time: expected the key valid and the user blocked, as at the moment, got $state"

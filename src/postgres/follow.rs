@@ -1,6 +1,7 @@
 //! Follows the database: changes are read when PostgreSQL announces them, and checked for every 2 seconds in any case.
+//! Everything is read once; after a lost connection, what has changed since.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -9,31 +10,33 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Row, Transaction};
 
-use super::cache::REFRESHED_EVERY;
-use super::configuration::Shared;
+use super::cache::{Head, HeadedRules, REFRESHED_EVERY};
+use super::cached_users::Digested;
+use super::configuration::{NOT_APPLIED, Shared};
 use super::key_text::KeyId;
 use super::keys::{self, KeyRecord, LookedUp, MOST_CHANGES};
-use super::snapshot::PARTS;
-use super::totals::{Totals, WRITTEN_EVERY};
+use super::snapshot;
 use super::transactions::{self, one_moment};
-use super::{Postgres, PostgresError, rules, users};
+use super::{Postgres, PostgresError, checked_version, rules, users};
 use crate::random::jittered;
-use crate::rules::{Account, RuleSet};
+use crate::rules::RuleSet;
 use crate::telemetry;
 
 /// How often the version is checked, whatever is announced: this notices a connection that died silently.
 const CHECKED_EVERY: Duration = Duration::from_secs(2);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
-/// For reading changes.
-const CHANGES_WITHIN: Duration = Duration::from_secs(5);
-/// For reading what may be large: all users.
-const READ_WITHIN: Duration = Duration::from_secs(30);
+/// For one statement that reads changes. Users are read in pages, so a million take no longer at a time than a few.
+/// Longer than a start waits for locks.
+pub(super) const READ_WITHIN: Duration = Duration::from_secs(12);
 /// How long a table that somebody has locked holds up the others.
 const PATIENCE: &str = "SET LOCAL lock_timeout = '500ms'";
+/// Changes that come sooner after one another are written to Redis together.
+const BETWEEN_WRITES: Duration = Duration::from_secs(1);
 /// The wait before reconnecting; a random share of up to as much again is added.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -41,13 +44,19 @@ const PAUSE: Duration = Duration::from_millis(200);
 const NEVER_HAD_RULES: i64 = 1;
 
 /// The versions that a process, or the database, has.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 struct Versions {
     history: String,
     all: i64,
+    /// Tells this version from another one with the same number, as a database restored to an earlier moment makes.
+    mark: Option<String>,
     rules: i64,
     /// What was deleted up to this version may not be found any more.
     truncated: i64,
+    /// What seals the entries in Redis; no version, but read with these.
+    cache_secret: Vec<u8>,
+    /// What checksums of API keys are made with.
+    key_secret: Vec<u8>,
 }
 
 /// What is followed. Each is read in a transaction of its own, so that a lock on its table holds up no other.
@@ -60,14 +69,28 @@ enum Part {
 
 const PARTS_READ: [Part; 3] = [Part::Rules, Part::Users, Part::Keys];
 
+/// What a process knows, from one connection to the next.
+#[derive(Default)]
+struct Known {
+    /// At which each part was last read.
+    versions: [Versions; PARTS_READ.len()],
+    /// Whether somebody held a lock on a part then.
+    is_locked: [bool; PARTS_READ.len()],
+    /// Sets of rules that requests may still hold. Dropping ten thousand rules takes a while, which is spent here.
+    retired: Vec<RuleSet>,
+}
+
+/// Who waits for the start, until it has succeeded or failed.
+type Begun = Option<oneshot::Sender<Result<(), PostgresError>>>;
+
 /// What changed in a part since it was last read.
 enum Changes {
     /// `None` if unchanged; an error if they can't be used.
     Rules(Option<Result<RuleSet, PostgresError>>),
     Users {
-        users: Vec<(String, Option<Account>)>,
-        /// Whether `users` is the complete list.
-        are_anew: bool,
+        users: snapshot::Changes,
+        /// How many rows were read.
+        read: u64,
     },
     Keys {
         /// In order, so the last change of a key comes last.
@@ -79,51 +102,56 @@ enum Changes {
     },
 }
 
-/// Reads all that a process starts with.
-pub(super) async fn begin(shared: &Shared, postgres: &Postgres) -> Result<(), PostgresError> {
-    let mut connection = postgres.connection().await?;
-    let mut version = i64::MAX;
-    for part in PARTS_READ {
-        let (versions, changes) = read_naming(postgres, &mut connection, part, &Versions::default(), Vec::new).await?;
-        match changes {
-            Changes::Rules(Some(rules)) => shared.rules.store(Arc::new(rules?)),
-            Changes::Rules(None) => {}
-            Changes::Users { users, .. } => _ = shared.users.take(users, true),
-            Changes::Keys { keys, oldest, .. } => shared.keys.changed(&versions.history, &keys, oldest),
-        }
-        version = version.min(versions.all);
-        shared.history.store(Arc::new(versions.history));
-    }
-    shared.version.store(version, Ordering::Relaxed);
-    Ok(())
-}
-
-/// Reads a part, however long that takes within reason. If that waits for a lock in vain, the error names who has it.
-async fn read_naming(
-    postgres: &Postgres,
-    client: &mut Client,
-    part: Part,
-    before: &Versions,
-    known_ids: impl FnOnce() -> Vec<KeyId>,
-) -> Result<(Versions, Changes), PostgresError> {
-    let pid = in_time(ANSWERED_WITHIN, client.query_one("SELECT pg_backend_pid()", &[])).await?.get(0);
-    let all = timeout(READ_WITHIN, read(client, part, before, transactions::READ, known_ids));
-    let all = async { all.await.unwrap_or_else(|_| Err(PostgresError::late(postgres.address()))) };
-    postgres.naming_blockers(pid, all).await
-}
-
-/// Listens for as long as the configuration is in use.
-pub(super) async fn follow(shared: Weak<Shared>, connected: Arc<AtomicBool>, postgres: Postgres) {
+/// Reads all that a process starts with, and listens for as long as the configuration is in use. If PostgreSQL is away
+/// at the start, begins with what is cached.
+pub(super) async fn follow(
+    shared: Weak<Shared>,
+    connected: Arc<AtomicBool>,
+    postgres: Postgres,
+    begun: oneshot::Sender<Result<(), PostgresError>>,
+) {
     let _following = Following(connected);
+    let (mut known, mut begun) = (Known::default(), Some(begun));
     loop {
-        let Err(lost) = listen(&shared, &postgres).await;
+        let Err(lost) = listen(&shared, &postgres, &mut known, &mut begun).await;
         let Some(shared) = shared.upgrade() else { return };
-        if shared.connected.swap(false, Ordering::Relaxed) {
+        if begun.is_some() {
+            if let Err(error) = begin_from_cache(&shared, lost).await {
+                return begin(&shared, &mut begun, Err(error));
+            }
+            begin(&shared, &mut begun, Ok(()));
+        } else if shared.connected.swap(false, Ordering::Relaxed) {
             telemetry::database_lost(&lost);
         }
         drop(shared);
         sleep(jittered(PAUSE, 100)).await;
     }
+}
+
+/// Tells whoever waits for the start how it went.
+fn begin(shared: &Arc<Shared>, begun: &mut Begun, result: Result<(), PostgresError>) {
+    let Some(begun) = begun.take() else { return };
+    if result.is_ok() {
+        tokio::spawn(keep_cached(Arc::downgrade(shared), Arc::clone(&shared.to_cache)));
+    }
+    // Whoever waited may have given up.
+    let _ = begun.send(result);
+}
+
+/// Takes what other processes left in Redis, if PostgreSQL can't be reached and if there is any.
+async fn begin_from_cache(shared: &Shared, error: PostgresError) -> Result<(), PostgresError> {
+    let cached = if error.is_unreachable() { shared.cache.read().await.ok().flatten() } else { None };
+    let Some(cached) = cached else { return Err(error) };
+    telemetry::started_from_cache(&error);
+    shared.rules.store(Arc::new(cached.rules.rules));
+    shared.rules_version.store(cached.rules.head.version, Ordering::Relaxed);
+    shared.users.apply(cached.users);
+    shared.version.store(cached.head.version, Ordering::Relaxed);
+    shared.keys.changed((&cached.head.history, cached.head.version), [], 0);
+    shared.history.store(Arc::new(cached.head.history));
+    shared.from_cache.store(true, Ordering::Relaxed);
+    shared.connected.store(false, Ordering::Relaxed);
+    Ok(())
 }
 
 /// Marks the database as disconnected on drop, also when the runtime has ended.
@@ -136,7 +164,12 @@ impl Drop for Following {
 }
 
 /// Takes each change, on a connection of its own, until that is lost.
-async fn listen(shared: &Weak<Shared>, postgres: &Postgres) -> Result<Infallible, PostgresError> {
+async fn listen(
+    shared: &Weak<Shared>,
+    postgres: &Postgres,
+    known: &mut Known,
+    begun: &mut Begun,
+) -> Result<Infallible, PostgresError> {
     let (mut client, mut connection) = postgres.connect().await?;
     let changed = Notify::new();
     let heard = async {
@@ -150,13 +183,12 @@ async fn listen(shared: &Weak<Shared>, postgres: &Postgres) -> Result<Infallible
         }
     };
     let taken = async {
+        in_time(ANSWERED_WITHIN, checked_version(&client)).await??;
         // Before reading anything, so that no change is missed.
         in_time(ANSWERED_WITHIN, client.batch_execute("LISTEN tollgate")).await?;
         let pid = in_time(ANSWERED_WITHIN, client.query_one("SELECT pg_backend_pid()", &[])).await?.get(0);
-        // Reads everything again: the database may have been restored to an earlier moment meanwhile.
-        let mut known = Known::default();
         loop {
-            take(shared, postgres, (&mut client, pid), &mut known).await?;
+            take(shared, postgres, (&mut client, pid), known, begun).await?;
             let _ = timeout(CHECKED_EVERY, changed.notified()).await;
         }
     };
@@ -165,41 +197,41 @@ async fn listen(shared: &Weak<Shared>, postgres: &Postgres) -> Result<Infallible
     }
 }
 
-/// The versions at which each part was last read, and whether somebody held a lock on it then.
-#[derive(Default)]
-struct Known {
-    versions: [Versions; PARTS_READ.len()],
-    is_locked: [bool; PARTS_READ.len()],
-}
-
-/// Takes the changes that aren't known yet. A part that somebody has locked is left for the next time.
+/// Takes the changes that aren't known yet. A part that somebody has locked is left for the next time, but not at the
+/// start, which waits for it.
 async fn take(
     shared: &Weak<Shared>,
     postgres: &Postgres,
     (client, pid): (&mut Client, i32),
     known: &mut Known,
+    begun: &mut Begun,
 ) -> Result<(), PostgresError> {
-    let asked = in_time(ANSWERED_WITHIN, client.query_one(VERSIONS, &[]));
-    let now = Versions::of(&postgres.naming_blockers(pid, asked).await?);
-    let Some(shared) = shared.upgrade() else { return Ok(()) };
-    let (mut taken, mut has_changed) = (Vec::new(), false);
+    let patience = if begun.is_some() { transactions::READ } else { PATIENCE };
+    let mut taken = Vec::new();
     for part in PARTS_READ {
-        let (versions, is_locked) = (&known.versions[part as usize], &mut known.is_locked[part as usize]);
-        let is_other = now.history != versions.history || now.all < versions.all;
-        let before = if is_other { Versions::default() } else { versions.clone() };
+        let before = &known.versions[part as usize];
+        let known_version: [&(dyn ToSql + Sync); 2] = [&before.all, &before.mark];
+        let asked = in_time(READ_WITHIN, client.query_one(VERSIONS, &known_version));
+        let row = postgres.naming_blockers(pid, asked).await?;
+        let now = Versions::of(&row);
+        // A version that was set by hand has no mark.
+        let is_same = now.all == before.all && before.mark.is_none();
+        let is_later = is_same || row.get("is_later");
+        // Of a database that was restored to an earlier moment, everything is read again.
+        let before = if is_later && now.history == before.history { before.clone() } else { Versions::default() };
         if now == before {
             continue;
         }
-        has_changed = true;
-        let within = if is_other { READ_WITHIN } else { CHANGES_WITHIN };
-        let read = timeout(within, read(client, part, &before, PATIENCE, || shared.keys.known_ids()));
-        let read = async { read.await.unwrap_or_else(|_| Err(PostgresError::lost())) };
+        let Some(shared) = shared.upgrade() else { return Ok(()) };
+        let read = read(client, part, &before, patience, || shared.keys.known_ids());
+        let is_locked = &mut known.is_locked[part as usize];
         match postgres.naming_blockers(pid, read).await {
+            Ok((_, Changes::Rules(Some(Err(error))))) if begun.is_some() => return Err(error),
             Ok((at, changes)) => {
                 *is_locked = false;
                 taken.push((part, at, changes));
             }
-            Err(error) if error.is_locked() => {
+            Err(error) if error.is_locked() && begun.is_none() => {
                 if !std::mem::replace(is_locked, true) {
                     telemetry::changes_unread(&error);
                 }
@@ -207,55 +239,80 @@ async fn take(
             Err(error) => return Err(error),
         }
     }
+    let Some(shared) = shared.upgrade() else { return Ok(()) };
+    // Without an await, so that nobody sees what changed beside the version before it.
+    let (mut to_cache, has_changed) = (Vec::new(), !taken.is_empty());
+    for (part, at, changes) in taken {
+        apply(&shared, &at, changes, &mut to_cache, &mut known.retired);
+        known.versions[part as usize] = at;
+    }
+    let version = known.versions.iter().map(|versions| versions.all).min();
+    shared.version.store(version.unwrap_or_default(), Ordering::Relaxed);
     if has_changed {
-        // Without an await, so that nobody sees what changed beside the version before it.
-        let mut to_cache = Waiting::default();
-        for (part, at, changes) in taken {
-            apply(&shared, &at, changes, &mut to_cache);
-            known.versions[part as usize] = at;
-        }
-        // A part that hasn't been read since the connection was made is as it was before.
-        if known.versions.iter().all(|versions| versions.history == now.history) {
-            let version = known.versions.iter().map(|versions| versions.all).min();
-            shared.version.store(version.unwrap_or_default(), Ordering::Relaxed);
-        }
         shared.to_cache.add(to_cache);
     }
+    known.retired.retain(RuleSet::is_shared);
     shared.from_cache.store(false, Ordering::Relaxed);
     if !shared.connected.swap(true, Ordering::Relaxed) {
         telemetry::database_found();
     }
+    begin(&shared, begun, Ok(()));
     Ok(())
 }
 
-/// Puts changes in force, and leaves them to the task that writes them to Redis, without waiting for it.
-fn apply(shared: &Shared, versions: &Versions, changes: Changes, to_cache: &mut Waiting) {
+/// Puts changes in force, and collects those of keys that are to be written to Redis.
+fn apply(
+    shared: &Shared,
+    versions: &Versions,
+    changes: Changes,
+    to_cache: &mut Vec<(KeyId, LookedUp)>,
+    retired: &mut Vec<RuleSet>,
+) {
     if **shared.history.load() != versions.history {
         shared.keys.forget();
         shared.history.store(Arc::new(versions.history.clone()));
     }
+    shared.cache.seal_with(&versions.cache_secret);
+    shared.keys.check_with(&versions.key_secret);
+    // At the start, there was nothing before.
+    let known = shared.version.load(Ordering::Relaxed);
+    let is_start = known == 0;
     match changes {
-        Changes::Rules(Some(Ok(rules))) if !rules.is_same_as(&shared.rules.load()) => {
-            telemetry::reloaded(Ok(&rules));
-            shared.reloads.fetch_add(1, Ordering::Relaxed);
-            shared.rules.store(Arc::new(rules));
-            to_cache.0 = true;
+        Changes::Rules(Some(Ok(rules))) => {
+            if !rules.is_same_as(&shared.rules.load()) {
+                if !is_start {
+                    telemetry::reloaded(Ok(&rules));
+                    shared.reloads.fetch_add(1, Ordering::Relaxed);
+                }
+                retired.push(RuleSet::clone(&shared.rules.swap(Arc::new(rules))));
+            }
+            shared.rules_version.store(versions.rules, Ordering::Relaxed);
         }
         Changes::Rules(Some(Err(error))) => {
             telemetry::reloaded(Err(&error));
             shared.failures.fetch_add(1, Ordering::Relaxed);
+            shared.rules_version.store(NOT_APPLIED, Ordering::Relaxed);
         }
-        Changes::Rules(_) => {}
-        Changes::Users { users, are_anew } => to_cache.1.extend(shared.users.take(users, are_anew)),
+        Changes::Rules(None) => {}
+        Changes::Users { users, read } => {
+            shared.users.apply(users);
+            shared.users_read.fetch_add(read, Ordering::Relaxed);
+        }
         Changes::Keys { keys, verified, oldest } => {
-            let known = shared.version.load(Ordering::Relaxed);
-            to_cache.2.extend(keys.iter().filter(|(_, found)| found.version > known).cloned());
-            shared.keys.changed(&versions.history, keys.iter().chain(&verified), oldest);
+            // What others cached before the start needs no change: whatever is older isn't used.
+            let is_new = |found: &LookedUp| !is_start && found.version > known;
+            to_cache.extend(keys.iter().filter(|(_, found)| is_new(found)).cloned());
+            shared.keys.changed((&versions.history, versions.all), keys.iter().chain(&verified), oldest);
         }
     }
 }
 
-const VERSIONS: &str = "SELECT history::text, version, rules_version, truncated_version FROM tollgate.configuration";
+/// The versions of now, and whether they are this known one or came after it.
+const VERSIONS: &str = "
+    SELECT history::text, version, rules_version, truncated_version, cache_secret, key_secret,
+        (SELECT mark::text FROM tollgate.versions WHERE version = configuration.version) AS mark,
+        EXISTS (SELECT 1 FROM tollgate.versions WHERE version = $1 AND mark::text = $2) AS is_later
+    FROM tollgate.configuration";
 
 /// Deleted users, latest first.
 const DELETED_USERS: &str = "
@@ -268,7 +325,15 @@ const DELETED_KEYS: &str = "
 
 impl Versions {
     fn of(row: &Row) -> Self {
-        Self { history: row.get(0), all: row.get(1), rules: row.get(2), truncated: row.get(3) }
+        Self {
+            history: row.get("history"),
+            all: row.get("version"),
+            mark: row.get("mark"),
+            rules: row.get("rules_version"),
+            truncated: row.get("truncated_version"),
+            cache_secret: row.get("cache_secret"),
+            key_secret: row.get("key_secret"),
+        }
     }
 }
 
@@ -280,15 +345,21 @@ async fn read(
     patience: &str,
     known_ids: impl FnOnce() -> Vec<KeyId>,
 ) -> Result<(Versions, Changes), PostgresError> {
-    let transaction = one_moment(client, patience).await?;
-    let versions = Versions::of(&transaction.query_one(VERSIONS, &[]).await?);
+    let transaction = answered(one_moment(client, patience)).await?;
+    let row = in_time(READ_WITHIN, transaction.query_one(VERSIONS, &[&before.all, &before.mark])).await?;
+    let versions = Versions::of(&row);
     let changes = match part {
-        Part::Rules => Changes::Rules(read_rules(&transaction, before, &versions).await?),
+        Part::Rules => Changes::Rules(answered(read_rules(&transaction, before, &versions)).await?),
         Part::Users => read_users(&transaction, before, &versions).await?,
-        Part::Keys => read_keys(&transaction, before, &versions, known_ids).await?,
+        Part::Keys => answered(read_keys(&transaction, before, &versions, known_ids)).await?,
     };
-    transaction.commit().await?;
+    in_time(READ_WITHIN, transaction.commit()).await?;
     Ok((versions, changes))
+}
+
+/// What is read at once, or that the server doesn't answer.
+async fn answered<T>(read: impl Future<Output = Result<T, PostgresError>>) -> Result<T, PostgresError> {
+    timeout(READ_WITHIN, read).await.unwrap_or_else(|_| Err(PostgresError::lost()))
 }
 
 /// `None` if they are as before; an error if they can't be used.
@@ -316,14 +387,16 @@ async fn read_users(
     before: &Versions,
     now: &Versions,
 ) -> Result<Changes, PostgresError> {
-    let deleted = transaction.query(DELETED_USERS, &[&before.all]).await?;
+    let deleted = in_time(READ_WITHIN, transaction.query(DELETED_USERS, &[&before.all])).await?;
     // Unless all deletions were read, all users are read again.
     let are_anew = before.all < now.truncated || deleted.len() >= MOST_CHANGES;
+    let mut users = snapshot::Changes::new(are_anew || before.all == 0);
     // A deleted user may have been created again, so the rows that exist come last.
-    let gone = deleted.iter().map(|row| (row.get("user_id"), None));
-    let since = if are_anew { 0 } else { before.all };
-    let changed = transaction.query(users::CHANGED, &[&since]).await?;
-    Ok(Changes::Users { users: gone.chain(changed.iter().map(users::changed)).collect(), are_anew })
+    for row in &deleted {
+        users.add(row.get("user_id"), &snapshot::Settings::default());
+    }
+    let read = users::read(transaction, if are_anew { 0 } else { before.all }, &mut users).await?;
+    Ok(Changes::Users { users, read })
 }
 
 async fn read_keys(
@@ -362,15 +435,19 @@ async fn read_keys(
 /// Keeps the configuration in Redis, for processes that start while PostgreSQL is away: changes at once, and everything
 /// each minute.
 pub(super) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
-    let mut is_whole = true;
+    let (mut is_whole, mut users) = (true, Digested::default());
     loop {
         let Some(shared) = shared.upgrade() else { return };
-        let (has_rules, parts, keys) = to_cache.take();
-        let (version, history) = (shared.version.load(Ordering::Relaxed), shared.history.load_full());
-        let of = (history.as_str(), version, shared.connected.load(Ordering::Relaxed));
-        let rules = (is_whole || has_rules).then(|| RuleSet::clone(&shared.rules.load()));
-        let parts: Vec<_> = if is_whole { (0..PARTS).collect() } else { parts.into_iter().collect() };
-        let written = shared.cache.write(of, rules.as_ref(), &shared.users, parts).await;
+        let keys = to_cache.take();
+        // As of one moment: on this thread nothing changes until the next await.
+        let head = |version| Head { history: shared.history.load().as_ref().clone(), version };
+        let of = (head(shared.version.load(Ordering::Relaxed)), shared.connected.load(Ordering::Relaxed), is_whole);
+        let rules = match shared.rules_version.load(Ordering::Relaxed) {
+            NOT_APPLIED => None,
+            version => Some(HeadedRules { head: head(version), rules: RuleSet::clone(&shared.rules.load()) }),
+        };
+        users.update(shared.users.parts()).await;
+        let written = shared.cache.write(of, rules, &users).await;
         let written = written.and(shared.cache.write_keys(&keys, true).await);
         if written.is_err() {
             to_cache.put_back(keys);
@@ -378,56 +455,33 @@ pub(super) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
         drop(shared);
         // After a failure everything is written once Redis is back: a restart may have emptied it.
         let pause = if written.is_ok() { REFRESHED_EVERY } else { REFRESHED_EVERY / 10 };
+        sleep(BETWEEN_WRITES).await;
         is_whole = timeout(jittered(pause, 20), to_cache.changed.notified()).await.is_err() || written.is_err();
     }
 }
 
-/// Changes that aren't in Redis yet.
+/// Changes of keys that aren't in Redis yet. (Changed users and rules are written whenever anything is.)
 #[derive(Default)]
 pub(super) struct ToCache {
     changed: Notify,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<Vec<(KeyId, LookedUp)>>,
 }
 
-/// Whether the rules changed, which parts of the users, and which keys.
-type Waiting = (bool, BTreeSet<usize>, Vec<(KeyId, LookedUp)>);
-
 impl ToCache {
-    fn add(&self, (has_rules, parts, keys): Waiting) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.0 |= has_rules;
-        waiting.1.extend(parts);
-        waiting.2.extend(keys);
+    fn add(&self, keys: Vec<(KeyId, LookedUp)>) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
         self.changed.notify_one();
     }
 
     /// Puts keys back for the next write; keeps the latest if there are more than are read at once.
     fn put_back(&self, mut keys: Vec<(KeyId, LookedUp)>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        keys.append(&mut waiting.2);
-        waiting.2 = keys.split_off(keys.len().saturating_sub(MOST_CHANGES));
+        keys.append(&mut waiting);
+        *waiting = keys.split_off(keys.len().saturating_sub(MOST_CHANGES));
     }
 
-    fn take(&self) -> Waiting {
+    fn take(&self) -> Vec<(KeyId, LookedUp)> {
         std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// Writes the totals once a second.
-pub(super) async fn write_totals(totals: Weak<Totals>, connected: Arc<AtomicBool>) {
-    let mut failed = false;
-    loop {
-        let Some(totals) = totals.upgrade() else { return };
-        telemetry::totals(totals.lag(), totals.lost(), connected.load(Ordering::Relaxed));
-        let written = totals.write(false).await;
-        if let Err(error) = &written
-            && !failed
-        {
-            telemetry::totals_unwritten(error);
-        }
-        failed = written.is_err();
-        drop(totals);
-        sleep(jittered(WRITTEN_EVERY, 10)).await;
     }
 }
 

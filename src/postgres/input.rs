@@ -15,7 +15,7 @@ const MOST_BYTES_OF_A_REASON: usize = 1024;
 const LAST_TIME: Duration = Duration::from_secs(253_402_300_799);
 
 /// Limits of one user or one API key, in place of the tier's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct OwnLimits {
     /// Units a second, refilled continuously; for API keys only.

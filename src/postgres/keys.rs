@@ -1,12 +1,13 @@
 //! API keys in the database: created, rotated, revoked and looked up.
 
+use std::collections::HashMap;
 use std::io;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use tokio_postgres::{Row, Transaction};
 
-use super::key_text::{self, KeyId};
+use super::key_text::{self, Checksums, KeyId};
 use super::{NewKey, OwnLimits, Postgres, PostgresError, input};
 use crate::rules::Account;
 
@@ -88,11 +89,11 @@ pub(super) const OF_IDS: &str = "
     SELECT key_id, hash, user_id, tier, per_second, per_hour, per_day, burst, expires_at, revoked_at
     FROM tollgate.api_keys WHERE key_id = ANY ($1)";
 
-/// One key, and the version that it is read in.
+/// Those of these keys that exist, and the version that they are read in; one row without a key if there are none.
 const LOOKED_UP: &str = "
-    SELECT configuration.history::text AS history, configuration.version AS version, key_id, hash, user_id, tier, per_second, per_hour, per_day, burst, expires_at,
-        revoked_at
-    FROM tollgate.configuration LEFT JOIN tollgate.api_keys ON key_id = $1";
+    SELECT configuration.history::text AS history, configuration.version AS version, key_id, hash, user_id, tier,
+        per_second, per_hour, per_day, burst, expires_at, revoked_at
+    FROM tollgate.configuration LEFT JOIN tollgate.api_keys ON key_id = ANY ($1)";
 
 const COLUMNS: &str =
     "key_id, user_id, name, tier, per_second, per_hour, per_day, burst, total, last_used_at, expires_at,
@@ -259,17 +260,24 @@ impl Postgres {
         Ok(rows.iter().map(StoredKey::of).collect())
     }
 
-    /// What the database has on an id.
-    pub(super) async fn look_up(&self, id: KeyId) -> Result<LookedUp, PostgresError> {
+    /// What the database has on each of these ids.
+    pub(super) async fn look_up(&self, ids: &[KeyId]) -> Result<HashMap<KeyId, LookedUp>, PostgresError> {
         let connection = self.connection().await?;
         let statement = connection.prepare_cached(LOOKED_UP).await?;
-        let row = connection.query_one(&statement, &[&id.as_str()]).await?;
-        let known = row.get::<_, Option<&str>>("key_id").is_some();
-        Ok(LookedUp {
-            history: row.get("history"),
-            version: row.get("version"),
-            key: known.then(|| KeyRecord::of(&row)),
-        })
+        let texts: Vec<_> = ids.iter().map(KeyId::as_str).collect();
+        let rows = connection.query(&statement, &[&texts]).await?;
+        let mut found = HashMap::new();
+        if let Some(row) = rows.first() {
+            let none = LookedUp { history: row.get("history"), version: row.get("version"), key: None };
+            found.extend(ids.iter().map(|id| (*id, none.clone())));
+        }
+        for row in &rows {
+            let id = row.get::<_, Option<&str>>("key_id").and_then(KeyId::read);
+            if let Some(found) = id.and_then(|id| found.get_mut(&id)) {
+                found.key = Some(KeyRecord::of(row));
+            }
+        }
+        Ok(found)
     }
 }
 
@@ -280,7 +288,8 @@ async fn insert(
     replaces: Option<&str>,
     by: &str,
 ) -> Result<(NewKey, StoredKey), PostgresError> {
-    let key = NewKey::make()?;
+    let secret = transaction.query_one("SELECT key_secret FROM tollgate.configuration", &[]).await?;
+    let key = NewKey::make(&Checksums::new(secret.get(0)))?;
     let insert = format!(
         "INSERT INTO tollgate.api_keys
             (key_id, hash, user_id, name, tier, per_second, per_hour, per_day, burst, expires_at, replaces, created_by)
@@ -311,9 +320,9 @@ async fn insert(
     Ok((key, StoredKey::of(&row)))
 }
 
-/// The id of a key that is named by its id or in full.
+/// The id of a key that is named by its id or in full; then its checksum isn't looked at.
 fn named(text: &str) -> Result<KeyId, PostgresError> {
-    if let Some((id, _)) = key_text::read(text.as_bytes()) {
+    if let Some((id, _)) = key_text::read(text.as_bytes(), None) {
         return Ok(id);
     }
     KeyId::read(text.strip_prefix("tg_").unwrap_or(text)).ok_or_else(|| {

@@ -1,8 +1,9 @@
 //! Finds the account that an API key belongs to: in this process, else in Redis, else in PostgreSQL.
 //!
-//! Most requests come with a key that this process knows. The others cost a round trip to Redis and, if Redis doesn't
-//! know the key, a decision of [`LOOK_UPS`] and a query. Look-ups run as tasks, one at a time for each id, so that
-//! callers who give up don't cause new ones.
+//! Most requests come with a key that this process knows. What isn't spelled as a key, or doesn't have the checksum that
+//! only this database's keys have, costs nothing. The others cost a round trip to Redis and, if Redis doesn't know the
+//! key, a share in a query; for an id that no key has, a decision of [`LOOK_UPS`] comes first, so that they never hold up
+//! keys that exist. Look-ups run as tasks, one at a time for each id, so that callers who give up don't cause new ones.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,20 +11,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use arc_swap::ArcSwapOption;
 use quick_cache::sync::Cache as ProcessCache;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Postgres;
-use super::cache::{Cache, KEYS_TTL};
-use super::key_text::{self, KeyId};
+use super::cache::{Cache, CachedKey, KEYS_TTL};
+use super::key_text::{self, Checksums, KeyId};
 use super::keys::{KeyRecord, LookedUp};
+use super::known_ids::KnownIds;
+use super::look_up_batch::LookUps;
 use crate::limiter::Limiter;
 use crate::rule::{OnError, Rule};
 use crate::rules::Account;
 
-/// Look-ups in PostgreSQL by all processes that share a limiter's keys: no more than 100 in any second.
+/// Look-ups in PostgreSQL of ids that no key has, by all processes that share a limiter's keys: no more than 100 in any
+/// second. Such a key was deleted, or was made a moment ago.
 const LOOK_UPS: &str = "gcra 90/1s burst 10";
 const LOOK_UPS_NAME: &str = "api-key-look-ups";
 /// What a process remembers: about 400 bytes for each key, and about 100 for each id without a key.
@@ -31,10 +36,9 @@ const MOST_KEYS: usize = 100_000;
 const MOST_UNKNOWN: usize = 50_000;
 /// Look-ups in flight. Beyond this, Redis is away or a flood is on, and callers are rejected at once.
 const MOST_UNDER_WAY: usize = 4096;
-/// While Redis can't count look-ups, each process makes 100 a second.
+/// While Redis can't count these look-ups, each process makes 100 a second.
 const BETWEEN_UNCOUNTED: Duration = Duration::from_millis(10);
 const TURN_WITHIN: Duration = Duration::from_millis(500);
-const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 /// While PostgreSQL is away, known keys stay in use, and are looked up again after this.
 const STALE_FOR: Duration = Duration::from_secs(10);
 
@@ -42,7 +46,8 @@ const STALE_FOR: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ApiKeyError {
-    /// It isn't spelled as a key: it may be mistyped or truncated. Nothing was looked up.
+    /// It isn't spelled as a key of this database: it is mistyped, truncated, made up, or another database's. Nothing was
+    /// looked up.
     Malformed,
     /// There is no such key.
     Unknown,
@@ -50,8 +55,8 @@ pub enum ApiKeyError {
     Revoked,
     /// It has expired.
     Expired,
-    /// Whether the key exists can't be known now: PostgreSQL is away, or too many unknown keys are being looked up.
-    /// Retry after the given wait.
+    /// Whether the key exists can't be known now: PostgreSQL is away, or, of a key that doesn't exist or was made within
+    /// the last second, too many like it are being looked up. Retry after the given wait.
     Unavailable {
         /// How long to wait before a retry.
         retry_after: Duration,
@@ -59,7 +64,10 @@ pub enum ApiKeyError {
 }
 
 pub(super) struct Keys {
-    postgres: Postgres,
+    /// `None` until the secret is read from the database.
+    checksums: ArcSwapOption<Checksums>,
+    pub(super) ids: Arc<KnownIds>,
+    look_ups: LookUps,
     cache: Cache,
     limiter: Limiter,
     rule: Rule,
@@ -94,6 +102,8 @@ struct Changes {
     /// The database's history; entries from another one are ignored.
     history: String,
     of_ids: HashMap<KeyId, (i64, Instant)>,
+    /// The highest version that the database is known to have: no entry in Redis can have a higher one.
+    newest: i64,
     /// Anything cached at an older version may have changed since.
     oldest: i64,
 }
@@ -109,7 +119,9 @@ impl Keys {
     pub(super) fn new(postgres: &Postgres, cache: &Cache, limiter: &Limiter, connected: &Arc<AtomicBool>) -> Arc<Self> {
         let rule = LOOK_UPS.parse::<Rule>().and_then(|rule| rule.named(LOOK_UPS_NAME)?.on_error(OnError::Closed));
         Arc::new(Self {
-            postgres: postgres.clone(),
+            checksums: ArcSwapOption::empty(),
+            ids: Arc::default(),
+            look_ups: LookUps::new(postgres),
             cache: cache.clone(),
             limiter: limiter.clone(),
             rule: rule.expect("a limit that is written above"),
@@ -124,14 +136,19 @@ impl Keys {
         })
     }
 
-    /// Queries made of PostgreSQL so far.
+    /// Takes the database's secret.
+    pub(super) fn check_with(&self, secret: &[u8]) {
+        self.checksums.store(Some(Arc::new(Checksums::new(secret))));
+    }
+
+    /// Keys looked up in PostgreSQL so far.
     pub(super) fn looked_up(&self) -> u64 {
         self.looked_up.load(Ordering::Relaxed)
     }
 
     /// The account that this key belongs to, without the user's own settings.
     pub(super) async fn account(self: &Arc<Self>, sent: &[u8]) -> Result<Account, ApiKeyError> {
-        let (id, hash) = key_text::read(sent).ok_or(ApiKeyError::Malformed)?;
+        let (id, hash) = key_text::read(sent, self.checksums.load().as_deref()).ok_or(ApiKeyError::Malformed)?;
         let known = match self.remembered(id) {
             Some(known) => known,
             None => self.ask(id).await?,
@@ -180,16 +197,18 @@ impl Keys {
     }
 
     async fn look_up(&self, id: KeyId) -> Answer {
-        let in_redis = self.cache.key(id).await.ok().flatten();
-        let stale = in_redis.as_ref().is_some_and(|found| !locked(&self.changes).allow(id, found));
-        if let Some(found) = in_redis.filter(|_| !stale) {
-            return Ok(self.take(id, &found, KEYS_TTL));
-        }
+        let replace = match self.cache.key(id).await.unwrap_or(CachedKey::Nothing) {
+            CachedKey::Found(found) if locked(&self.changes).allow_cached(id, &found) => {
+                return Ok(self.take(id, &found, KEYS_TTL));
+            }
+            CachedKey::Found(_) | CachedKey::Refused => true,
+            CachedKey::Nothing => false,
+        };
         match self.in_postgres(id).await {
             Ok(found) => {
                 // In a task of its own, so that the caller doesn't wait for it.
                 let (cache, write) = (self.cache.clone(), vec![(id, found.clone())]);
-                tokio::spawn(async move { cache.write_keys(&write, stale).await });
+                tokio::spawn(async move { cache.write_keys(&write, replace).await });
                 Ok(self.take(id, &found, KEYS_TTL))
             }
             Err(error) => {
@@ -213,22 +232,24 @@ impl Keys {
         if !self.connected.load(Ordering::Relaxed) {
             return Err(unavailable());
         }
-        let _turn = match self.limiter.acquire(&self.rule, "postgres").await {
-            Ok(decision) if decision.allowed => None,
+        let _turn = if self.ids.may_have(id) { None } else { self.turn().await? };
+        self.looked_up.fetch_add(1, Ordering::Relaxed);
+        self.look_ups.look_up(id).await.ok_or_else(unavailable)
+    }
+
+    /// Waits for a turn to look up an id that no key has; it is to be held meanwhile.
+    async fn turn(&self) -> Result<Option<tokio::sync::MutexGuard<'_, ()>>, ApiKeyError> {
+        match self.limiter.acquire(&self.rule, "postgres").await {
+            Ok(decision) if decision.allowed => Ok(None),
             Ok(decision) => {
                 let retry_after = decision.retry_after.duration().unwrap_or_default().max(Duration::from_secs(1));
-                return Err(ApiKeyError::Unavailable { retry_after });
+                Err(ApiKeyError::Unavailable { retry_after })
             }
             Err(_) => {
                 let turn = timeout(TURN_WITHIN, self.uncounted.lock()).await.map_err(|_| unavailable())?;
                 sleep(BETWEEN_UNCOUNTED).await;
-                Some(turn)
+                Ok(Some(turn))
             }
-        };
-        self.looked_up.fetch_add(1, Ordering::Relaxed);
-        match timeout(ANSWERED_WITHIN, self.postgres.look_up(id)).await {
-            Ok(Ok(found)) => Ok(found),
-            _ => Err(unavailable()),
         }
     }
 
@@ -242,7 +263,10 @@ impl Keys {
             until,
         });
         // Held until the result is remembered, so that no change intervenes.
-        let changes = locked(&self.changes);
+        let mut changes = locked(&self.changes);
+        if changes.is_of_now(found) {
+            changes.newest = changes.newest.max(found.version);
+        }
         let newer = self.known.get(&id).filter(|known| changes.is_of_now(found) && known.version > found.version);
         if newer.is_some() {
             return newer;
@@ -267,18 +291,20 @@ impl Keys {
     /// started, since something older may be cached in Redis.
     pub(super) fn changed<'c>(
         &self,
-        history: &str,
+        (history, newest): (&str, i64),
         changed: impl IntoIterator<Item = &'c (KeyId, LookedUp)>,
         oldest: i64,
     ) {
         let mut changes = locked(&self.changes);
         changes.history = history.to_owned();
+        changes.newest = newest;
         let now = Instant::now();
-        changes.of_ids.retain(|_, (_, until)| *until > now);
+        changes.forget_until(now);
         // Anything cached at an older version may have changed since.
         let is_older = oldest > changes.oldest;
         changes.oldest = changes.oldest.max(oldest);
         for (id, found) in changed {
+            self.ids.change(*id, found.key.is_some());
             changes.of_ids.insert(*id, (found.version, now + KEYS_TTL * 2));
             self.unknown.remove(id);
             // Skipped if a look-up has read something newer.
@@ -296,6 +322,7 @@ impl Keys {
             // Remembered while the changes were being read.
             self.known.retain(|_, known| known.version >= oldest);
             self.unknown.clear();
+            self.ids.reload();
         }
     }
 
@@ -308,12 +335,31 @@ impl Keys {
     pub(super) fn forget(&self) {
         let mut changes = locked(&self.changes);
         *changes = Changes::default();
+        self.ids.forget();
         self.known.clear();
         self.unknown.clear();
     }
 }
 
 impl Changes {
+    /// Forgets changes that are long past. Whoever may write to Redis can put back an entry from before one of them, so
+    /// entries as old as that aren't used any more.
+    fn forget_until(&mut self, now: Instant) {
+        let Self { of_ids, oldest, .. } = self;
+        of_ids.retain(|_, (version, until)| {
+            let is_recent = *until > now;
+            if !is_recent {
+                *oldest = (*oldest).max(*version);
+            }
+            is_recent
+        });
+    }
+
+    /// Whether what Redis has on an id can be used.
+    fn allow_cached(&self, id: KeyId, found: &LookedUp) -> bool {
+        found.version <= self.newest && self.allow(id, found)
+    }
+
     /// Whether what was read of an id is still current, as far as this process knows.
     fn allow(&self, id: KeyId, found: &LookedUp) -> bool {
         let is_known = |changed: &(i64, Instant)| found.version >= changed.0;

@@ -1,118 +1,194 @@
-//! Users with a tier, limits or a block of their own, as a process knows them.
+//! Users with a tier, limits or a block of their own, as a process knows them: some 50 bytes each, since there may be
+//! millions of them.
+//!
+//! They are kept in parts by the hash of their name. A part is two slices that never change: the users as
+//! [bytes](record), and where each begins, in order of hash. A change makes the part that it is in anew; an account is
+//! made when it is asked for.
 
-use std::collections::{BTreeSet, HashMap};
+mod record;
+#[cfg(test)]
+mod tests;
+
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
-use serde::{Deserialize, Serialize};
+use quick_cache::sync::Cache;
 
-use crate::rules::{Account, UserBlock};
+use super::OwnLimits;
+use crate::rule::Rule;
+use crate::rules::Account;
 
-/// How many parts users are kept in: a change copies one of them.
-pub(super) const PARTS: usize = 64;
+pub(super) use record::{Block, Settings};
+use record::{Record, Records};
 
-type Accounts = HashMap<Arc<str>, Account>;
+/// How many parts users are kept in. Of a million users, a part has a thousand, and is made anew in some 0.1 ms.
+pub(super) const PARTS: usize = 1024;
+/// Limits that are kept as rules, at some 3 KB each; others are made into a rule by each request.
+const MOST_RULES: usize = 4096;
 
 /// Read by every request, without a lock, and changed by one task.
 pub(super) struct Users {
-    parts: [ArcSwap<Accounts>; PARTS],
+    parts: Box<[ArcSwap<Part>]>,
     count: AtomicUsize,
+    /// Limits in use, each once for all users who have it; `None`: limits that can't be used.
+    rules: Cache<OwnLimits, Option<Arc<Rule>>>,
 }
 
-/// A user as cached in Redis.
-#[derive(Serialize, Deserialize)]
-struct Cached {
-    user: String,
-    tier: Option<String>,
-    limits: Option<String>,
-    block: Option<UserBlock>,
+/// Users whose names have certain hashes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Part {
+    /// In order.
+    places: Box<[Place]>,
+    records: Box<[u8]>,
 }
 
-/// The same in every process, since parts are cached by number.
-fn part_of(user: &str) -> usize {
+/// Where the user with this hash is in a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// The half of the hash that doesn't choose the part.
+    hash: u32,
+    at: u32,
+}
+
+/// Users to be put in force together.
+pub(super) struct Changes {
+    /// By part, in order: the last change of a user counts.
+    parts: Box<[Vec<u8>]>,
+    /// Whether these are all users that there are.
+    are_all: bool,
+}
+
+/// The number of a user's part, and the other half of the hash.
+fn place_of(user: &str) -> (usize, u32) {
     let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(user);
-    usize::try_from(hash % PARTS as u64).unwrap_or_default()
+    let [number, rest] = [hash % PARTS as u64, hash >> 32];
+    (usize::try_from(number).unwrap_or_default(), u32::try_from(rest).unwrap_or_default())
 }
 
 impl Users {
     pub(super) fn new() -> Self {
-        Self { parts: std::array::from_fn(|_| ArcSwap::default()), count: AtomicUsize::new(0) }
+        let none = Arc::new(Part::default());
+        Self {
+            parts: (0..PARTS).map(|_| ArcSwap::new(Arc::clone(&none))).collect(),
+            count: AtomicUsize::new(0),
+            rules: Cache::new(MOST_RULES),
+        }
     }
 
     pub(super) fn get(&self, user: &str) -> Option<Account> {
-        if self.count.load(Ordering::Relaxed) == 0 {
+        if self.len() == 0 {
             return None;
         }
-        self.parts[part_of(user)].load().get(user).cloned()
+        let (number, hash) = place_of(user);
+        let part = self.parts[number].load();
+        self.account(&part.get(hash, user)?)
     }
 
     pub(super) fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Replaces all known users with these, or adds these to them. Returns the numbers of the parts that changed.
-    pub(super) fn take(&self, users: Vec<(String, Option<Account>)>, instead: bool) -> BTreeSet<usize> {
-        let mut changes: HashMap<usize, Vec<(String, Option<Account>)>> = HashMap::new();
-        for (user, account) in users {
-            changes.entry(part_of(&user)).or_default().push((user, account));
-        }
-        let mut changed = BTreeSet::new();
-        for number in 0..PARTS {
-            let change = changes.remove(&number).unwrap_or_default();
-            if change.is_empty() && !instead {
+    /// All of them as of now, for the cache.
+    pub(super) fn parts(&self) -> Vec<Arc<Part>> {
+        self.parts.iter().map(ArcSwap::load_full).collect()
+    }
+
+    /// Puts changes in force.
+    pub(super) fn apply(&self, changes: Changes) {
+        let Changes { parts, are_all } = changes;
+        let none = Arc::new(Part::default());
+        for (part, changes) in self.parts.iter().zip(parts) {
+            if changes.is_empty() && !are_all {
                 continue;
             }
-            let mut part = if instead { Accounts::new() } else { Accounts::clone(&self.parts[number].load()) };
-            for (user, account) in change {
-                match account {
-                    Some(account) => drop(part.insert(user.into(), account)),
-                    None => drop(part.remove(&*user)),
-                }
+            let before = if are_all { Arc::clone(&none) } else { part.load_full() };
+            let after = before.changed(&changes);
+            // A part that is as it was stays the one that the cache has written.
+            if after != **part.load() {
+                part.store(Arc::new(after));
             }
-            self.parts[number].store(Arc::new(part));
-            changed.insert(number);
         }
-        self.count.store(self.parts.iter().map(|part| part.load().len()).sum(), Ordering::Relaxed);
-        changed
+        self.count.store(self.parts.iter().map(|part| part.load().places.len()).sum(), Ordering::Relaxed);
     }
 
-    /// One part, for the cache.
-    pub(super) fn part_as_json(&self, number: usize) -> String {
-        let part = self.parts[number].load();
-        let users: Vec<_> = part.values().map(Cached::of).collect();
-        serde_json::to_string(&users).unwrap_or_default()
-    }
-}
-
-/// The users of one part, from the cache; `None` if that can't be parsed.
-pub(super) fn part_of_json(text: &str) -> Option<Vec<(String, Option<Account>)>> {
-    let users: Vec<Cached> = serde_json::from_str(text).ok()?;
-    users.into_iter().map(|cached| Some((cached.user.clone(), Some(cached.account()?)))).collect()
-}
-
-impl Cached {
-    fn of(account: &Account) -> Self {
-        Self {
-            user: account.user().to_owned(),
-            tier: account.paid_tier().map(Into::into),
-            limits: account.user_limits().map(ToString::to_string),
-            block: account.any_block().cloned(),
+    fn account(&self, record: &Record<'_>) -> Option<Account> {
+        let Settings { tier, limits, block } = record.settings;
+        // Limits that were written by hand and can't be used are ignored: the tier's apply.
+        let limits = if limits.is_empty() { None } else { self.rule(limits) };
+        if tier.is_none() && limits.is_none() && block.is_none() {
+            return None;
         }
-    }
-
-    fn account(self) -> Option<Account> {
-        let mut account = Account::new(&self.user);
-        if let Some(tier) = &self.tier {
-            account = account.tier(tier);
-        }
-        if let Some(limits) = self.limits {
-            account = account.limits(limits.parse().ok()?).ok()?;
-        }
-        Some(match self.block {
-            Some(block) => account.blocked(block.reason.as_deref(), block.until),
+        let account = Account::new(record.user);
+        let account = tier.map_or(account.clone(), |tier| account.tier(tier));
+        let account = limits.map_or(account.clone(), |limits| account.with_limits(limits));
+        Some(match block {
+            Some(Block { reason, until }) => account.blocked(reason, until),
             None => account,
         })
+    }
+
+    fn rule(&self, limits: OwnLimits) -> Option<Arc<Rule>> {
+        let made = || limits.rule().ok().flatten().and_then(|rule| Account::prepared_limits(rule).ok());
+        let found = self.rules.get_or_insert_with(&limits, || Ok::<_, std::convert::Infallible>(made()));
+        found.unwrap_or_default()
+    }
+}
+
+impl Part {
+    fn get(&self, hash: u32, user: &str) -> Option<Record<'_>> {
+        let first = self.places.partition_point(|place| place.hash < hash);
+        let same = self.places[first..].iter().take_while(|place| place.hash == hash);
+        let mut records = same.filter_map(|place| self.records.get(place.at as usize..));
+        records.find(|bytes| record::name(bytes) == Some(user)).and_then(|bytes| Some(record::read(bytes)?.0))
+    }
+
+    /// The part after these changes.
+    fn changed(&self, changes: &[u8]) -> Self {
+        let mut users: Vec<_> = Records(&self.records).chain(Records(changes)).collect();
+        // Stable, so that a user's last change is the last of the user's records.
+        users.sort_by_cached_key(|record| (place_of(record.user).1, record.user));
+        let (mut places, mut records) = (Vec::with_capacity(users.len()), Vec::new());
+        for (record, next) in users.iter().zip(users.iter().skip(1).map(Some).chain([None])) {
+            let is_last = next.is_none_or(|next| next.user != record.user);
+            if is_last && !record.is_gone() {
+                // A part has far fewer than 2^32 bytes.
+                let at = u32::try_from(records.len()).unwrap_or(u32::MAX);
+                places.push(Place { hash: place_of(record.user).1, at });
+                records.extend_from_slice(record.bytes);
+            }
+        }
+        Self { places: places.into(), records: records.into() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// The users as bytes, the same for the same users.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.records
+    }
+}
+
+impl Changes {
+    /// None yet.
+    pub(super) fn new(are_all: bool) -> Self {
+        Self { parts: vec![Vec::new(); PARTS].into(), are_all }
+    }
+
+    /// A user's settings, or none if the user is gone or is as others.
+    pub(super) fn add(&mut self, user: &str, settings: &Settings<'_>) {
+        record::write(&mut self.parts[place_of(user).0], user, settings);
+    }
+
+    /// The users of one part, as bytes. Returns whether all of it could be read.
+    pub(super) fn add_bytes(&mut self, bytes: &[u8]) -> bool {
+        let mut records = Records(bytes);
+        for record in &mut records {
+            self.parts[place_of(record.user).0].extend_from_slice(record.bytes);
+        }
+        records.0.is_empty()
     }
 }

@@ -6,16 +6,18 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::input::{MOST_BYTES_OF_A_KEY, MOST_BYTES_OF_A_USER};
 use super::writers::{About, Batches, Written, answered, column};
 use super::{Postgres, PostgresError};
+use crate::random::jittered;
+use crate::telemetry;
 
 /// How long counts wait for others before they are written.
-pub(super) const WRITTEN_EVERY: Duration = Duration::from_secs(1);
+const WRITTEN_EVERY: Duration = Duration::from_secs(1);
 /// Most rows that a statement adds: a second's work.
 const MOST_ROWS: usize = 10_000;
 /// Most users and keys counted at a time: without a bound, memory would grow while PostgreSQL is away.
@@ -73,6 +75,24 @@ struct Batch {
     users: BTreeMap<(i32, String), OfUser>,
     keys: BTreeMap<String, OfKey>,
     requests: u64,
+}
+
+/// Writes the totals once a second.
+pub(super) async fn write_totals(totals: Weak<Totals>, connected: Arc<AtomicBool>) {
+    let mut failed = false;
+    loop {
+        let Some(totals) = totals.upgrade() else { return };
+        telemetry::totals(totals.lag(), totals.lost(), connected.load(Ordering::Relaxed));
+        let written = totals.write(false).await;
+        if let Err(error) = &written
+            && !failed
+        {
+            telemetry::totals_unwritten(error);
+        }
+        failed = written.is_err();
+        drop(totals);
+        tokio::time::sleep(jittered(WRITTEN_EVERY, 10)).await;
+    }
 }
 
 impl Totals {

@@ -150,13 +150,26 @@ impl Account {
         }
     }
 
+    /// This user's own limits, as [`limits`](Self::limits) makes them, for [`with_limits`](Self::with_limits).
     #[cfg(feature = "postgres")]
-    pub(crate) fn user_limits(&self) -> Option<&Rule> {
-        self.limits.as_deref()
+    pub(crate) fn prepared_limits(limits: Rule) -> Result<Arc<Rule>, RuleError> {
+        own(limits, USER_LIMITS).map(Arc::new)
+    }
+
+    /// The same as [`limits`](Self::limits), shared by the users who have them.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn with_limits(mut self, limits: Arc<Rule>) -> Self {
+        self.limits = Some(limits);
+        self
+    }
+
+    #[cfg(all(test, feature = "postgres"))]
+    pub(crate) fn shared_limits(&self) -> Option<Arc<Rule>> {
+        self.limits.clone()
     }
 
     /// The block, even if it has ended.
-    #[cfg(feature = "postgres")]
+    #[cfg(all(test, feature = "postgres"))]
     pub(crate) fn any_block(&self) -> Option<&UserBlock> {
         self.block.as_deref()
     }

@@ -9,18 +9,21 @@ mod configuration_cache;
 mod encrypted_connections;
 mod example_services;
 mod following_rules;
+mod forged_entries;
 mod grants;
 mod history;
 #[cfg(feature = "archive")]
 mod history_at_scale;
 mod history_interrupted;
 mod indexes;
+mod known_keys;
 mod locks;
 mod passwords;
 mod printed_keys;
 mod rules;
 mod usage_totals;
 mod users;
+mod users_at_scale;
 
 use tollgate::postgres::{KeyTerms, OwnLimits, Postgres as Database, PostgresError};
 use tollgate::rules::RuleSet;
@@ -76,6 +79,7 @@ async fn concurrent_and_repeated_migrations_make_the_tables_once() {
         "rate_limit_metrics",
         "rate_limit_rules",
         "user_quotas",
+        "versions",
         "writers",
     ];
     assert_eq!(tables, expected);

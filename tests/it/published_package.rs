@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::support::repository::{read, root, rust_files};
 
 /// The most bytes that all of its files have together.
-const MOST: u64 = 2_350_000;
+const MOST: u64 = 2_500_000;
 
 fn packaged() -> BTreeSet<String> {
     let mut cargo = Command::new(env!("CARGO"));

@@ -3,6 +3,8 @@
 pub(crate) mod acl;
 #[cfg(feature = "postgres")]
 pub(crate) mod alone;
+#[cfg(feature = "postgres")]
+pub(crate) mod api_keys;
 pub(crate) mod callers;
 #[cfg_attr(not(feature = "tls"), allow(dead_code))]
 pub(crate) mod certificates;

@@ -1,4 +1,4 @@
-//! A storm of unknown API keys: how many are looked up in PostgreSQL, and the cost to clients with a valid key.
+//! A storm of made-up API keys: how many are looked up in PostgreSQL, and the cost to clients with a valid key.
 //!
 //! Seconds with 10,000 unknown keys and seconds without alternate, while four callers with a valid key make 1,000 calls
 //! a second. Needs a PostgreSQL it may write to, at TOLLGATE_DATABASE; creates its tables and one key there.
@@ -6,7 +6,6 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use crc::{CRC_32_ISO_HDLC, Crc};
 use hdrhistogram::Histogram;
 use tokio::time::{MissedTickBehavior, interval};
 use tollgate::postgres::{Configuration, KeyTerms, Postgres};
@@ -21,7 +20,7 @@ const CALLS_A_SECOND: u64 = 1_000;
 /// Seconds of each kind.
 const SECONDS: u64 = 10;
 
-/// A key that is spelled correctly but doesn't exist.
+/// A key that is spelled correctly, with a checksum as good as any that is made without the database's secret.
 fn unknown(number: u64) -> String {
     let digits = |mut number: u64, count: usize| -> String {
         let digits = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -32,9 +31,7 @@ fn unknown(number: u64) -> String {
         }
         text.into_iter().collect()
     };
-    let body = format!("tg_{}_{}", digits(number, 12), digits(number, 24));
-    let sum = Crc::<u32>::new(&CRC_32_ISO_HDLC).checksum(body.as_bytes());
-    body + &digits(sum.into(), 6)
+    format!("tg_{}_{}{}", digits(number, 12), digits(number, 24), digits(number, 6))
 }
 
 /// One second of requests with a valid key.
@@ -114,7 +111,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         println!("{}", row(std::iter::once(what.to_owned()).chain(quantiles)));
     }
     let mut targets = Targets::default();
-    targets.at_most("look-ups a second", 100.0, looked_up as f64 / SECONDS as f64);
+    targets.at_most("look-ups a second", 0.0, looked_up as f64 / SECONDS as f64);
     targets.at_most("median latency with the storm, x without", 1.1, us(&stormy, 0.5) / us(&calm, 0.5));
     println!("\n{targets}");
     Ok(())

@@ -12,37 +12,10 @@ use tollgate::{Limiter, Redis};
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::{database, limiter, prepared};
+use crate::support::api_keys::Forger;
 use crate::support::polling::wait_until;
 use crate::support::redis_server::Server;
 use crate::support::tool::{code, stderr, stdout, tollgate};
-
-/// A well-formed key that was never made.
-fn unknown(number: u64) -> String {
-    whole(format!("tg_{}_{}", digits(number, 12), digits(number, 24)))
-}
-
-/// With its checksum.
-fn whole(body: String) -> String {
-    let sum = crc32(body.as_bytes());
-    body + &digits(u64::from(sum), 6)
-}
-
-fn digits(mut number: u64, count: usize) -> String {
-    let digits = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-    let mut text = vec![b'0'; count];
-    for digit in text.iter_mut().rev() {
-        *digit = digits[(number % 62) as usize];
-        number /= 62;
-    }
-    String::from_utf8(text).expect("text")
-}
-
-/// CRC-32/ISO-HDLC, bit by bit.
-fn crc32(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0_u32, |sum, byte| {
-        (0..8).fold(sum ^ u32::from(*byte), |sum, _| if sum & 1 == 1 { (sum >> 1) ^ 0xedb8_8320 } else { sum >> 1 })
-    })
-}
 
 fn terms(name: &str) -> KeyTerms {
     let mut terms = KeyTerms::default();
@@ -54,6 +27,7 @@ fn terms(name: &str) -> KeyTerms {
 async fn a_key_identifies_its_user_until_it_is_revoked() {
     let redis = Server::start();
     let (mut server, tool) = prepared().await;
+    let forger = Forger::of(&server).await;
     let mut paid = terms("backend");
     paid.tier = Some("paid".to_owned());
     let (key, stored) = tool.create_key("42", &paid, "me").await.expect("made");
@@ -78,7 +52,7 @@ async fn a_key_identifies_its_user_until_it_is_revoked() {
     forged.replace_range(20..21, if &forged[20..21] == "x" { "y" } else { "x" });
     let before = (look_ups(0), look_ups(1));
     for (sent, expected) in [
-        (whole(forged.clone()), ApiKeyError::Unknown),
+        (forger.whole(forged.clone()), ApiKeyError::Unknown),
         (format!("{forged}000000"), ApiKeyError::Malformed),
         (key.secret()[..45].to_owned(), ApiKeyError::Malformed),
         (String::new(), ApiKeyError::Malformed),
@@ -125,7 +99,7 @@ async fn an_unknown_key_is_remembered_as_unknown_until_it_is_made() {
     let (server, tool) = prepared().await;
     let limiter = Limiter::new(Redis::open(&redis.tcp_url()).expect("an address"));
     let service = database(&server).follow(&limiter).await.expect("a configuration");
-    let asked = unknown(7);
+    let asked = Forger::of(&server).await.unknown(7);
     let answers = join_all((0..200).map(|_| service.account_of_key(&asked))).await;
     assert!(answers.iter().all(|answer| matches!(answer, Err(ApiKeyError::Unknown))), "{:?}", answers[0]);
     assert_eq!(service.status().key_look_ups, 1, "one look-up of a key at a time, and its answer is remembered");
@@ -162,7 +136,7 @@ fn cached(redis: &Server) -> usize {
     keys.len()
 }
 
-/// However many unknown keys arrive, few are looked up, and known keys stay valid.
+/// However many keys arrive that were deleted, few are looked up, and known keys stay valid.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_unknown_keys_does_not_reach_postgres() {
     let redis = Server::start();
@@ -175,11 +149,13 @@ async fn a_storm_of_unknown_keys_does_not_reach_postgres() {
     }
     for service in &services {
         wait_until("the key is known", async || service.account_of_key(key.secret()).await.is_ok()).await;
+        wait_until("ids are known", async || service.status().keys_known == Some(1)).await;
     }
+    let forger = Forger::of(&server).await;
     let began = Instant::now();
     let mut refused = 0;
     for wave in 0..20 {
-        let keys: Vec<_> = (0..250).map(|number| unknown(wave * 1000 + number)).collect();
+        let keys: Vec<_> = (0..250).map(|number| forger.unknown(wave * 1000 + number)).collect();
         let answers = join_all(keys.iter().enumerate().map(|(at, key)| services[at % 2].account_of_key(key))).await;
         for answer in answers {
             match answer.expect_err("unknown") {
@@ -249,6 +225,10 @@ async fn deleting_a_row_does_not_affect_other_keys() {
 async fn keys_of_one_database_open_no_other() {
     let redis = Server::start();
     let ((one, tool), (other, _)) = (prepared().await, prepared().await);
+    // The other one as if it knew the first one's secret, so that its keys are looked up there, too.
+    let secret = one.run("SELECT key_secret::text FROM tollgate.configuration").await.remove(0);
+    let foreign = Forger::of(&other).await.unknown(1);
+    other.run(&format!("UPDATE tollgate.configuration SET key_secret = '{secret}'")).await;
     let limiter = || Limiter::new(Redis::open(&redis.tcp_url()).expect("an address"));
     let first = database(&one).follow(&limiter()).await.expect("a configuration");
     let second = database(&other).follow(&limiter()).await.expect("a configuration");
@@ -256,6 +236,7 @@ async fn keys_of_one_database_open_no_other() {
     wait_until("it is valid", async || first.account_of_key(key.secret()).await.is_ok()).await;
     wait_until("it is cached", async || cached(&redis) > 0).await;
     assert_eq!(second.account_of_key(key.secret()).await.expect_err("of another"), ApiKeyError::Unknown);
+    assert_eq!(second.account_of_key(&foreign).await.expect_err("by another secret"), ApiKeyError::Malformed);
     // Nor does the same database once another history has begun.
     one.run("TRUNCATE tollgate.api_keys; UPDATE tollgate.configuration SET history = gen_random_uuid()").await;
     wait_until("it is gone", async || first.account_of_key(key.secret()).await.is_err()).await;
@@ -346,7 +327,7 @@ async fn a_service_behind_keys_counts_by_them() {
     for (key, error) in [
         ("", None),
         ("tg_nonsense", Some(ApiKeyError::Malformed)),
-        (&unknown(1), Some(ApiKeyError::Unknown)),
+        (&Forger::of(&server).await.unknown(1), Some(ApiKeyError::Unknown)),
         (ended.secret(), Some(ApiKeyError::Expired)),
     ] {
         let answer = bearer(key).await;

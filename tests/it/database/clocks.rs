@@ -7,15 +7,13 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 #[cfg(target_os = "linux")]
 use std::process::Command;
-use std::sync::mpsc::channel;
 
-use tollgate::postgres::{KeyTerms, OwnLimits, Postgres as Database};
+use tollgate::postgres::{KeyTerms, Postgres as Database};
 use tollgate::rules::{Account, Attributes};
 
 use super::{database, limiter, prepared};
 #[cfg(target_os = "linux")]
 use crate::support::alone::alone;
-use crate::support::polling::wait_until;
 #[cfg(target_os = "linux")]
 use crate::support::tool::{code, command, stdout};
 
@@ -143,47 +141,4 @@ async fn a_block_and_a_key_last_as_long_as_asked_for_by_any_clock() {
         assert_eq!(server.run(&wrong).await.len(), 0, "{ahead}");
         assert_eq!(server.run("DELETE FROM tollgate.api_keys RETURNING 1").await.len(), 2);
     }
-}
-
-/// Deletions are kept for a day. A process that stood still for longer notices.
-#[tokio::test]
-async fn a_process_that_was_suspended_knows_nothing_that_was_deleted_since() {
-    let (server, tool) = prepared().await;
-    for user in ["gone", "last"] {
-        tool.set_user(user, Some("paid"), OwnLimits::default(), "").await.expect("set");
-    }
-    let (key, _) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
-    let (url, secret) = (server.url(), key.secret().to_owned());
-    let ((suspended, is_suspended), (resume, is_resumed)) = (channel(), channel());
-    let process = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(async {
-            let database = Database::open(&url).expect("an address");
-            let service = database.follow(&limiter()).await.expect("a configuration");
-            let knows = |user| service.account_of_user(user).is_some();
-            assert!(knows("gone") && service.account_of_key(&secret).await.is_ok());
-            // Once it follows, over a connection that lasts.
-            database.set_user("kept", Some("paid"), OwnLimits::default(), "").await.expect("set");
-            wait_until("a change is taken", async || knows("kept")).await;
-            // Its only thread stands still.
-            suspended.send(()).expect("heard");
-            is_resumed.recv().expect("told");
-            wait_until("what was deleted is gone", async || {
-                !knows("gone") && !knows("last") && service.account_of_key(&secret).await.is_err()
-            })
-            .await;
-            assert!(knows("kept"));
-        });
-    });
-    is_suspended.recv().expect("told");
-    server
-        .run(
-            "DELETE FROM tollgate.user_quotas WHERE user_id = 'gone'; DELETE FROM tollgate.api_keys;
-            UPDATE tollgate.deletions SET deleted_at = now() - interval '25 hours'",
-        )
-        .await;
-    server.run("DELETE FROM tollgate.user_quotas WHERE user_id = 'last'").await;
-    assert_eq!(server.run("SELECT user_id FROM tollgate.deletions").await, ["last"]);
-    resume.send(()).expect("heard");
-    process.join().expect("no panic");
 }

@@ -9,7 +9,15 @@ use crate::support::redis_server::Server;
 use crate::support::tool::{code, stdout, tollgate};
 
 fn service(redis: &Server, database: &str) -> Running {
-    start("service", Some(&redis.tcp_url()), &[("TOLLGATE_DATABASE", database), ("RULES", "none")])
+    start(
+        "service",
+        Some(&redis.tcp_url()),
+        &[
+            ("TOLLGATE_DATABASE", database),
+            ("TOLLGATE_CACHE_SECRET", "32 bytes by chance, from a vault"),
+            ("RULES", "none"),
+        ],
+    )
 }
 
 /// Blocks until this holds in all of them; returns how long that took, which is 15 seconds at most.

@@ -100,7 +100,6 @@ async fn a_service_changes_no_configuration_whatever_it_sets() {
         "INSERT INTO tollgate.deletions (version, user_id) VALUES (1, '42')",
         "DELETE FROM tollgate.deletions",
         "SELECT tollgate.next_version()",
-        "SELECT tollgate.forget_deletions()",
         "DELETE FROM tollgate.migrations",
         "UPDATE tollgate.writers SET client = '192.0.2.1'",
         "SET session_replication_role = replica",

@@ -31,6 +31,7 @@ async fn each_index_is_used_by_a_query() {
             INSERT INTO tollgate.api_keys (key_id, hash, user_id)
                 SELECT lpad(n::text, 12, '0'), sha256(n::text::bytea), 'u' || n FROM generate_series(1, 20000) AS n;
             INSERT INTO tollgate.deletions (version, user_id) SELECT 0, 'u' || n FROM generate_series(1, 5000) AS n;
+            INSERT INTO tollgate.versions (version) SELECT -n FROM generate_series(1, 5000) AS n;
             INSERT INTO tollgate.writers (writer, writes) SELECT 'w' || n, 'history' FROM generate_series(1, 5000) AS n;
             INSERT INTO tollgate.rate_limit_audit_logs (at, user_id, decision, reason, latency_us)
                 SELECT now() - n * interval '1 second', 'u' || n % 500, 'allowed', 'limits', n FROM generate_series(1, 20000) AS n;

@@ -1,5 +1,6 @@
 //! An axum service under the rules of a file, which may change while it runs, with metrics for Prometheus. With
-//! `TOLLGATE_DATABASE`, it uses the rules, users and API keys of a PostgreSQL instead, and records each decision there:
+//! `TOLLGATE_DATABASE`, it uses the rules, users and API keys of a PostgreSQL instead, and records each decision there.
+//! `TOLLGATE_CACHE_SECRET`, 16 bytes or more, lets it accept keys also if it starts while PostgreSQL is away:
 //!
 //!   cargo run --manifest-path examples/services/Cargo.toml --bin service
 //!   curl -i -H 'X-User: 42' -H 'X-Tier: free' http://127.0.0.1:3000/api/v1/items
@@ -43,7 +44,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     });
 
     let limiter = Limiter::new(engine()?);
-    let postgres = std::env::var("TOLLGATE_DATABASE").ok().map(|url| Postgres::open(&url)).transpose()?;
+    let mut postgres = std::env::var("TOLLGATE_DATABASE").ok().map(|url| Postgres::open(&url)).transpose()?;
+    // With a secret that all of its processes share, a service that starts while PostgreSQL is away accepts API keys.
+    if let Ok(secret) = std::env::var("TOLLGATE_CACHE_SECRET") {
+        postgres = postgres.map(|postgres| postgres.cache_secret(secret)).transpose()?;
+    }
     let (configuration, history) = match &postgres {
         Some(postgres) => {
             let settings = HistorySettings::new().region(&std::env::var("REGION").unwrap_or_default());

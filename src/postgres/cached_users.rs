@@ -1,0 +1,168 @@
+//! Users in Redis, each part under the SHA-256 of its content. So a part is written once, whichever process has it, is
+//! never overwritten, and is verified by its name. The head lists the names, and is sealed.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::cache::{Cache, HEAD, Head, REFRESHED_EVERY, RULES_TTL, millis};
+use super::seal::Seal;
+use super::snapshot::{Changes, PARTS, Part};
+use crate::error::Error;
+
+/// Parts that are read or written at once: of a million users, some 700 KB.
+const AT_ONCE: usize = 16;
+/// The same of commands without content.
+pub(super) const NAMES_AT_ONCE: usize = 256;
+/// How long a part that was replaced is kept for processes that have just read the head that lists it.
+const REPLACED_TTL: Duration = Duration::from_secs(10);
+
+/// Which configuration the cached users belong to, and the digests of their parts.
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct UsersHead {
+    #[serde(flatten)]
+    pub(super) head: Head,
+    pub(super) digests: Vec<String>,
+}
+
+/// The parts as they were last written, and the digest of each, which is empty if the part is.
+#[derive(Default)]
+pub(super) struct Digested(Vec<(Arc<Part>, String)>);
+
+impl Digested {
+    /// Takes these parts; digests those that have changed.
+    pub(super) async fn update(&mut self, parts: Vec<Arc<Part>>) {
+        self.0.resize_with(PARTS, Default::default);
+        for ((before, digest), part) in self.0.iter_mut().zip(parts) {
+            if Arc::ptr_eq(before, &part) {
+                continue;
+            }
+            *digest = if part.is_empty() { String::new() } else { digest_of(part.bytes()) };
+            *before = part;
+            // Many parts take a while, in which changes are still followed.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// The digests of the parts that have users.
+    pub(super) fn digests(&self) -> Vec<String> {
+        self.with_users().map(|(_, digest)| digest.clone()).collect()
+    }
+
+    fn with_users(&self) -> impl Iterator<Item = &(Arc<Part>, String)> {
+        self.0.iter().filter(|(part, _)| !part.is_empty())
+    }
+}
+
+impl Cache {
+    /// Writes the users, of which `there` are there for as long as it says, and a head that lists them.
+    pub(super) async fn write_users(
+        &self,
+        seal: &Seal,
+        there: Option<(UsersHead, Duration)>,
+        head: Head,
+        users: &Digested,
+        is_whole: bool,
+    ) -> Result<(), Error> {
+        let own = UsersHead { head, digests: users.digests() };
+        // Another process may have done all of it just now.
+        let is_recent = |left: Duration| left > RULES_TTL.saturating_sub(REFRESHED_EVERY / 2);
+        if there.as_ref().is_some_and(|(there, left)| *there == own && (!is_whole || is_recent(*left))) {
+            return Ok(());
+        }
+        // Without a head, whatever else is there may be about to expire.
+        let is_whole = is_whole || there.is_none();
+        let there = there.map(|(there, _)| there.digests).unwrap_or_default();
+        self.write_parts(users, &there, is_whole).await?;
+        let mut write = redis::pipe();
+        let name = self.name(HEAD);
+        let entry = seal.seal(&name, &serde_json::to_vec(&own).unwrap_or_default());
+        let set = write.cmd("SET").arg(name).arg(entry);
+        // Last, since it says that the rest is there. It expires when the first of that does.
+        match is_whole {
+            true => set.arg("PX").arg(millis(RULES_TTL)),
+            false => set.arg("XX").arg("KEEPTTL"),
+        };
+        self.ask::<redis::Value>(&write).await?;
+        self.drop_parts(&there, &own.digests).await
+    }
+
+    /// Writes the parts that aren't there yet. `there`: the digests of those that are, unless they have expired;
+    /// `prolong`: prolongs these, and writes those that have.
+    async fn write_parts(&self, users: &Digested, there: &[String], prolong: bool) -> Result<(), Error> {
+        let there: HashSet<_> = there.iter().collect();
+        let (known, mut missing): (Vec<_>, Vec<_>) = users.with_users().partition(|(_, digest)| there.contains(digest));
+        if prolong {
+            for some in known.chunks(NAMES_AT_ONCE) {
+                let mut keep = redis::pipe();
+                for (_, digest) in some {
+                    keep.cmd("PEXPIRE").arg(self.name_of_users(digest)).arg(millis(RULES_TTL));
+                }
+                let Some(kept) = self.ask::<Vec<bool>>(&keep).await? else { return Ok(()) };
+                missing.extend(some.iter().zip(kept).filter(|(_, kept)| !kept).map(|(part, _)| *part));
+            }
+        }
+        for some in missing.chunks(AT_ONCE) {
+            let mut write = redis::pipe();
+            for (part, digest) in some {
+                write.cmd("SET").arg(self.name_of_users(digest)).arg(part.bytes()).arg("PX").arg(millis(RULES_TTL));
+            }
+            self.ask::<redis::Value>(&write).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets parts expire that are no longer listed.
+    async fn drop_parts(&self, there: &[String], listed: &[String]) -> Result<(), Error> {
+        let listed: HashSet<_> = listed.iter().collect();
+        let replaced: Vec<_> = there.iter().filter(|digest| !listed.contains(digest)).collect();
+        for some in replaced.chunks(NAMES_AT_ONCE) {
+            let mut expire = redis::pipe();
+            for digest in some {
+                expire.cmd("PEXPIRE").arg(self.name_of_users(digest)).arg(millis(REPLACED_TTL));
+            }
+            self.ask::<redis::Value>(&expire).await?;
+        }
+        Ok(())
+    }
+
+    /// The users with these digests, or none if any of them is missing or isn't what its name says.
+    pub(super) async fn read_users(&self, digests: &[String]) -> Result<Option<Changes>, Error> {
+        let mut users = Changes::new(true);
+        for some in digests.chunks(AT_ONCE) {
+            let mut read = redis::pipe();
+            for digest in some {
+                read.cmd("GET").arg(self.name_of_users(digest));
+            }
+            let Some(parts) = self.ask::<Vec<Option<Vec<u8>>>>(&read).await? else { return Ok(None) };
+            for (digest, part) in some.iter().zip(parts) {
+                let part = part.filter(|part| digest_of(part) == *digest);
+                if !part.is_some_and(|part| users.add_bytes(&part)) {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some(users))
+    }
+
+    fn name_of_users(&self, digest: &str) -> String {
+        self.name(&users_part(digest))
+    }
+}
+
+pub(super) fn users_part(digest: &str) -> String {
+    format!("users:{digest}")
+}
+
+/// The first half of the SHA-256, in hexadecimal digits.
+fn digest_of(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(32);
+    for byte in Sha256::digest(bytes).iter().take(16) {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}

@@ -1,0 +1,65 @@
+//! Looks API keys up in PostgreSQL: those that are asked for while a query is in flight go out together in the next one.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot::{self, error::TryRecvError};
+use tokio::time::timeout;
+
+use super::Postgres;
+use super::key_text::KeyId;
+use super::keys::LookedUp;
+
+/// Ids in one query.
+const MOST_AT_ONCE: usize = 1000;
+const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
+
+pub(super) struct LookUps {
+    postgres: Postgres,
+    waiting: Mutex<Vec<(KeyId, oneshot::Sender<LookedUp>)>>,
+    /// Held during a query.
+    in_flight: tokio::sync::Mutex<()>,
+}
+
+impl LookUps {
+    pub(super) fn new(postgres: &Postgres) -> Self {
+        Self { postgres: postgres.clone(), waiting: Mutex::default(), in_flight: tokio::sync::Mutex::default() }
+    }
+
+    /// What the database has on an id; `None` if it didn't answer. Each id is asked for once at a time.
+    pub(super) async fn look_up(&self, id: KeyId) -> Option<LookedUp> {
+        let (answer, mut answered) = oneshot::channel();
+        self.waiting().push((id, answer));
+        let _turn = self.in_flight.lock().await;
+        loop {
+            match answered.try_recv() {
+                Ok(found) => return Some(found),
+                Err(TryRecvError::Closed) => return None,
+                // No query has included it yet: the next one does, unless many have waited longer.
+                Err(TryRecvError::Empty) => self.ask().await,
+            }
+        }
+    }
+
+    /// One query for those that have waited longest. If it fails, they learn it by their channel's end.
+    async fn ask(&self) {
+        let batch: Vec<_> = {
+            let mut waiting = self.waiting();
+            let most = waiting.len().min(MOST_AT_ONCE);
+            waiting.drain(..most).collect()
+        };
+        let ids: Vec<_> = batch.iter().map(|(id, _)| *id).collect();
+        if let Ok(Ok(mut found)) = timeout(ANSWERED_WITHIN, self.postgres.look_up(&ids)).await {
+            for (id, answer) in batch {
+                if let Some(found) = found.remove(&id) {
+                    // The receiver may be gone.
+                    let _ = answer.send(found);
+                }
+            }
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Vec<(KeyId, oneshot::Sender<LookedUp>)>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
