@@ -36,7 +36,7 @@ pub(super) const READ_WITHIN: Duration = Duration::from_secs(12);
 /// How long a table that somebody has locked holds up the others.
 const PATIENCE: &str = "SET LOCAL lock_timeout = '500ms'";
 /// Changes that come sooner after one another are written to Redis together.
-const BETWEEN_WRITES: Duration = Duration::from_secs(1);
+const BETWEEN_WRITES: Duration = Duration::from_millis(100);
 /// The wait before reconnecting; a random share of up to as much again is added.
 const PAUSE: Duration = Duration::from_millis(200);
 
