@@ -135,8 +135,7 @@ CREATE INDEX api_keys_by_version ON tollgate.api_keys (version);
 CREATE TABLE tollgate.deletions (
     version bigint NOT NULL,
     user_id text,
-    key_id text,
-    deleted_at timestamptz NOT NULL DEFAULT now()
+    key_id text
 );
 
 -- What has changed since a version.

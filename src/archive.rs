@@ -11,6 +11,7 @@
 //! A month is stored as `audit/year=2026/month=08/part-0-6a1f0c2b9d4e8f37.parquet` and so on, and `manifest.json`,
 //! which is written last: files that it doesn't name are left over from an interrupted attempt.
 
+mod bounds;
 mod checksum;
 mod columns;
 mod copy;

@@ -24,7 +24,7 @@ mod snapshot;
 #[cfg(feature = "tls")]
 mod tls;
 mod totals;
-pub(crate) mod transactions;
+mod transactions;
 mod users;
 pub(crate) mod writers;
 
@@ -43,7 +43,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType};
+use deadpool_postgres::{
+    Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType, Transaction,
+};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 #[cfg(not(feature = "tls"))]
@@ -242,12 +244,7 @@ impl Postgres {
         let reading = timeout(READ_WITHIN, self.reading.acquire()).await;
         let _reading = reading.map_err(|_| PostgresError::late(&self.address))?;
         let mut connection = self.connection().await?;
-        let transaction = connection
-            .build_transaction()
-            .read_only(true)
-            .isolation_level(IsolationLevel::RepeatableRead)
-            .start()
-            .await?;
+        let transaction = begin_reading(&mut connection).await?;
         transaction.batch_execute("SET LOCAL statement_timeout = '15s'").await?;
         let rows = in_time(READ_WITHIN, transaction.query(select, parameters)).await?;
         transaction.commit().await?;
@@ -271,6 +268,17 @@ impl Postgres {
         // Callers waiting for a reply learn of the connection's end, so its result is dropped.
         Ok((client, futures_util::FutureExt::map(connection, drop)))
     }
+}
+
+/// A transaction that writes, whatever isolation the role or the database has as its default: at a stricter level, one
+/// of two changes at once would fail instead of waiting.
+pub(crate) async fn begin_writing(connection: &mut Object) -> Result<Transaction<'_>, tokio_postgres::Error> {
+    connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted).read_only(false).start().await
+}
+
+/// A transaction that reads as of one moment.
+async fn begin_reading(connection: &mut Object) -> Result<Transaction<'_>, tokio_postgres::Error> {
+    connection.build_transaction().isolation_level(IsolationLevel::RepeatableRead).read_only(true).start().await
 }
 
 /// Checks that a server is new enough; the inner error says that it isn't.

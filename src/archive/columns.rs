@@ -8,7 +8,7 @@ use parquet::errors::{ParquetError, Result};
 use parquet::file::writer::SerializedRowGroupWriter;
 use parquet::schema::types::{Type, TypePtr};
 
-use super::part::{MOST_BYTES, too_large};
+use super::bounds::{MOST_BYTES, too_large};
 use super::row::{COLUMNS, Column, Field, Kind, Row};
 
 /// One column's values, without nulls.

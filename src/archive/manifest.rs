@@ -8,9 +8,9 @@ use std::time::SystemTime;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::bounds::{MOST_BYTES, MOST_BYTES_OF_THE_END};
 use super::checksum::{Checksum, Content, sha256};
 use super::month::Month;
-use super::part::{MOST_BYTES, MOST_BYTES_OF_THE_END};
 use super::row::{micros, time};
 use super::{ArchiveError, FORMAT};
 

@@ -16,6 +16,7 @@ use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::file::writer::SerializedFileWriter;
 
 use super::FORMAT;
+use super::bounds::{MOST_BYTES, too_large};
 use super::checksum::Content;
 use super::columns::{Columns, Group, schema};
 use super::page_header::PageHeader;
@@ -29,12 +30,6 @@ const GROUP_BYTES: usize = 32 << 20;
 pub(super) const GROUPS: usize = 128;
 /// Rows decoded at a time.
 pub(super) const BATCH_ROWS: usize = 4096;
-
-/// The most bytes of a group that are read, of its pages once they are decompressed, and of its texts. The groups that
-/// are written stay below, unless a single row has some 20 MB.
-pub(super) const MOST_BYTES: u64 = 64 << 20;
-/// The most bytes of what follows the groups: some 10 kB for each.
-pub(super) const MOST_BYTES_OF_THE_END: u64 = 4 << 20;
 
 /// A file being written, in memory.
 pub(super) struct PartWriter {
@@ -191,11 +186,6 @@ fn check_pages(piece: &Piece, chunk: &ColumnChunkMetaData, rest: &mut u64) -> Re
         pages = pages.slice(next..);
     }
     Ok(())
-}
-
-/// What would take too much memory.
-pub(super) fn too_large() -> ParquetError {
-    ParquetError::General(format!("a group of more than {MOST_BYTES} bytes once it is decompressed"))
 }
 
 /// The pages of a column. Only what tollgate writes is decoded: other encodings turn few bytes into many, as does a

@@ -18,7 +18,7 @@ use tokio_postgres::types::Type;
 use super::metrics::{Counting, MOST_SERIES, Metrics};
 use super::record::{Outcome, Record};
 use super::{HistorySettings, HistoryStatus};
-use crate::postgres::transactions::begin_writing;
+use crate::postgres::begin_writing;
 use crate::postgres::writers::{About, Batches, PATIENCE, Written, answered, column};
 use crate::postgres::{Postgres, PostgresError};
 use crate::random::jittered;

@@ -3,10 +3,9 @@
 use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
-use tokio_postgres::{IsolationLevel, Transaction};
+use tokio_postgres::Transaction;
 
-use super::transactions::begin_writing;
-use super::{Postgres, PostgresError};
+use super::{Postgres, PostgresError, begin_reading, begin_writing};
 
 /// A file in `sql/`, whose name begins with its number.
 struct Step {
@@ -119,12 +118,7 @@ impl Postgres {
     /// No connection; no right; tables of a newer version of tollgate, or altered migrations.
     pub async fn schema(&self) -> Result<Schema, PostgresError> {
         let mut connection = self.connection().await?;
-        let transaction = connection
-            .build_transaction()
-            .read_only(true)
-            .isolation_level(IsolationLevel::RepeatableRead)
-            .start()
-            .await?;
+        let transaction = begin_reading(&mut connection).await?;
         let row = transaction.query_one("SELECT current_setting('server_version')", &[]).await?;
         let done = if is_there(&transaction, OWN_NAME).await? { applied(&transaction).await? } else { Vec::new() };
         transaction.commit().await?;

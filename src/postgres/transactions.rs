@@ -3,12 +3,11 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use deadpool_postgres::Object;
 use futures_util::future::{Either, select};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, IsolationLevel, Transaction};
 
-use super::{Postgres, PostgresError, migrations};
+use super::{Postgres, PostgresError, begin_writing, migrations};
 
 /// How long a change of the configuration waits for others, and may stay open after its client is gone.
 const CHANGE: &str = "SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '10s'";
@@ -98,14 +97,6 @@ impl Postgres {
         let names: Vec<_> = names.collect();
         (!names.is_empty()).then(|| names.join(", "))
     }
-}
-
-/// A transaction that writes, whatever isolation the role or the database has as its default: at a stricter level, one
-/// of two changes at once would fail instead of waiting.
-pub(crate) async fn begin_writing(
-    connection: &mut Object,
-) -> Result<deadpool_postgres::Transaction<'_>, tokio_postgres::Error> {
-    connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted).read_only(false).start().await
 }
 
 /// A transaction that reads the configuration as of one moment, and waits this long for locks.

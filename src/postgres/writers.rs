@@ -7,8 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use deadpool_postgres::Transaction;
 
 use super::follow::in_time;
-use super::transactions::begin_writing;
-use super::{Postgres, PostgresError};
+use super::{Postgres, PostgresError, begin_writing};
 use crate::random::unique_id;
 use crate::telemetry;
 
