@@ -128,8 +128,8 @@ local function load(state, blocked, as_is, afresh)
   time, window, level = now_us, current, capacity
   if not state then return 0, false, 0, levels() end
   time, window, level, armed, version, was_capacity, was_rate, was_period = struct.unpack('<I7i7i7I5BI7I7I7', state)
-  if version ~= 3 and version ~= 11 or time > 2^53 or window > time or window < -2^53 or was_capacity > 2^53 or was_period < 1
-    or was_rate < 1 or level > was_capacity or level < -2^53 then
+  if version ~= 3 and version ~= 11 or time > 2^53 or window > time or window < -2^53 or was_capacity > 2^53
+    or was_period < 1 or was_rate < 1 or level > was_capacity or level < -2^53 then
     return
   end
   -- Changed numbers: what was used stays used, as of the state's own time. That puts no key into debt.

@@ -408,6 +408,14 @@ for index = 1, key_count do if not answers[index] then repeat
     local armed_until, option, expires = (last + 1000000 - last % 1000000) / 1000000, 'PXAT', nil
     if not server_time then armed_until, option, expires = 0, 'PX', math.max(3600000, (keep + -keep % 1000) / 1000) end
     expires = string.format('%d', expires or armed_until * 1000)
+    -- A denied version is kept until it resets, so that its wait stays true.
+    local returns
+    if returns_at and not alters and not rebased
+      and struct.unpack('<I5', state, returns_at + 1) * 1000000 < now_us + reset_after then
+      local until_us = now_us + reset_after
+      returns = struct.pack('<I5', math.min((until_us - until_us % 1000000) / 1000000 + 1, 2^40 - 1))
+      state = string.sub(state, 1, returns_at) .. returns .. string.sub(state, returns_at + 6)
+    end
     if save then
       alters = alters or rebased
       if not save(alters, counted, covered, armed_until, last, option, expires, tail, server_time) then break end
@@ -426,11 +434,7 @@ for index = 1, key_count do if not answers[index] then repeat
         .. string.sub(state, #front + 6, noted and -19 or -1) .. tail, option, expires)
     else
       if counted then redis.call('SETRANGE', key, string.format('%d', #state - (noted and 18 or 0)), tail) end
-      if returns_at and struct.unpack('<I5', state, returns_at + 1) * 1000000 < now_us + reset_after then
-        -- Denied: this version is kept until it resets, so that its wait stays true.
-        local seconds = math.min((now_us + reset_after - (now_us + reset_after) % 1000000) / 1000000 + 1, 2^40 - 1)
-        redis.call('SETRANGE', key, string.format('%d', returns_at), struct.pack('<I5', seconds))
-      end
+      if returns then redis.call('SETRANGE', key, string.format('%d', returns_at), returns) end
       if (changed or counted) and not covered and server_time then
         -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
         -- In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.

@@ -130,8 +130,8 @@ local function load(state, blocked, as_is, afresh, scaled)
   if not state then return 0, false, 0, levels() end
   local version, was_capacity, was_rate, was_period, was_tick
   time, lead, armed, version, was_capacity, was_rate, was_period, was_tick = struct.unpack('<I7I7I5BI7I7I7I3', state)
-  if version ~= 2 and version ~= 10 or time > 2^53 or lead > 2^53 or was_capacity * was_period > 2^53 or was_period < 1 or was_rate < 1
-    or was_tick < 1 then
+  if version ~= 2 and version ~= 10 or time > 2^53 or lead > 2^53 or was_capacity * was_period > 2^53 or was_period < 1
+    or was_rate < 1 or was_tick < 1 then
     return
   end
   if was_period ~= period or was_capacity ~= capacity or was_rate ~= rate or was_tick ~= tick then

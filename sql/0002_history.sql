@@ -110,10 +110,9 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     ORDER BY bucket LIMIT 1
 $$;
 
--- Makes the partitions of last month, this month and so many after it, at most 24, where they are missing; answers how many
--- that were.
--- By its owner's rights, so that services need none to make tables, but only the right to call it. Made apart and then attached, so that nobody who reads
--- or writes the other partitions waits.
+-- Makes the missing partitions of last month, this month and `months_ahead` months after it (0 to 24, else an error).
+-- Returns how many it made. Runs with its owner's rights, so that services need only the right to call it. Partitions are
+-- made apart and then attached, so that nobody who reads or writes the others waits.
 CREATE FUNCTION tollgate.make_partitions(months_ahead integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' AS $$

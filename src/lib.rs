@@ -37,8 +37,8 @@
 //!   permits for as long as a value lives (`hold`), units of a hot limit that are spent in the process (`lease`).
 //! - `rules`: which rule applies to a request, from a file that is reloaded as it changes.
 //! - `middleware`: HTTP services and clients under rules, and a decision's header fields.
-//! - `postgres`: the system of record on PostgreSQL; a decision waits for it only if a process sees its API key for the
-//!   first time. `history`: the decisions recorded there.
+//! - `postgres`: the system of record on PostgreSQL; a decision waits for it only if neither its process nor Redis has
+//!   cached its API key. `history`: the decisions recorded there.
 //! - `archive`: old months of the audit log as Parquet files on disk or on S3.
 //! - `batch`: decisions that are made together. `denial_cache`: denials that are remembered in the process.
 //! - `random`: jitter and random names. `telemetry`: metrics and traces.

@@ -1,8 +1,8 @@
 //! The system of record on PostgreSQL 14 or newer: rules, users and API keys, in the schema `tollgate`.
 //!
 //! No decision waits for it: a thread of its own reads rules and users. Only an API key that neither the process nor
-//! Redis knows is looked up for its request, within 2 seconds. [`Postgres::migrate`] creates its tables; nothing calls
-//! that automatically.
+//! Redis has cached is looked up for its request. [`Postgres::migrate`] creates its tables; nothing calls that
+//! automatically.
 
 mod address;
 mod cache;
@@ -44,7 +44,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use deadpool_postgres::{
-    Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType, Transaction,
+    ClientWrapper, Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime,
+    TimeoutType, Transaction,
 };
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -55,7 +56,6 @@ use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Connection, IsolationLevel, Row, Socket};
 
-use follow::in_time;
 use seal::Seal;
 
 #[cfg(feature = "tls")]
@@ -73,6 +73,9 @@ const ASKED_WITHIN: Duration = Duration::from_secs(2);
 const READ_WITHIN: Duration = Duration::from_secs(17);
 /// How long a server may leave sent data unacknowledged.
 const SILENT_FOR: Duration = Duration::from_secs(10);
+/// How long a statement waits for a lock, unless its transaction says otherwise: a server doesn't notice that a client
+/// that waits has gone, so those that were given up would add up.
+const PATIENCE: &str = "SET lock_timeout = '14s'";
 /// Bytes of the shortest secret.
 const SHORTEST_SECRET: usize = 16;
 /// The version number that servers of version 14 report.
@@ -173,6 +176,9 @@ impl Postgres {
             .create_timeout(Some(CONNECTED_WITHIN))
             .recycle_timeout(Some(ASKED_WITHIN))
             .runtime(Runtime::Tokio1)
+            .post_create(Hook::async_fn(|client: &mut ClientWrapper, _| {
+                Box::pin(async move { client.batch_execute(PATIENCE).await.map_err(HookError::Backend) })
+            }))
             .build()
             .map_err(|error| PostgresError::input(format!("postgres: {error}")))?;
         let address = address::shown(&config);
@@ -244,10 +250,10 @@ impl Postgres {
         let reading = timeout(READ_WITHIN, self.reading.acquire()).await;
         let _reading = reading.map_err(|_| PostgresError::late(&self.address))?;
         let mut connection = self.connection().await?;
-        let transaction = begin_reading(&mut connection).await?;
-        transaction.batch_execute("SET LOCAL statement_timeout = '15s'").await?;
+        let transaction = in_time(READ_WITHIN, begin_reading(&mut connection)).await?;
+        in_time(READ_WITHIN, transaction.batch_execute("SET LOCAL statement_timeout = '15s'")).await?;
         let rows = in_time(READ_WITHIN, transaction.query(select, parameters)).await?;
-        transaction.commit().await?;
+        in_time(READ_WITHIN, transaction.commit()).await?;
         Ok(rows)
     }
 
@@ -279,6 +285,17 @@ pub(crate) async fn begin_writing(connection: &mut Object) -> Result<Transaction
 /// A transaction that reads as of one moment.
 async fn begin_reading(connection: &mut Object) -> Result<Transaction<'_>, tokio_postgres::Error> {
     connection.build_transaction().isolation_level(IsolationLevel::RepeatableRead).read_only(true).start().await
+}
+
+/// What the server answers within this time. Its connection is lost otherwise: an answer may still come.
+pub(crate) async fn in_time<T>(
+    most: Duration,
+    work: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, PostgresError> {
+    match timeout(most, work).await {
+        Ok(done) => Ok(done?),
+        Err(_) => Err(PostgresError::lost()),
+    }
 }
 
 /// Checks that a server is new enough; the inner error says that it isn't.

@@ -14,6 +14,9 @@ use tokio::time::{Instant, Sleep};
 
 use crate::error::{Error, Kind};
 
+/// The longest timer: an instant beyond it might not be representable.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
+
 /// That of this call.
 ///
 /// # Errors

@@ -86,7 +86,7 @@ fn of_directory(directory: &Directory, folder: &str) -> std::io::Result<Listing>
             let Some(month) = month_of(year, &entry.name) else { continue };
             match directory.list(&format!("{folder}/{}", entry.name)) {
                 Ok(files) => files.iter().for_each(|file| listing.add(month, &file.name)),
-                // Whoever reads its manifest is told why.
+                // Reading its manifest returns the error.
                 Err(_) => drop(listing.complete.insert(month)),
             }
         }

@@ -13,14 +13,14 @@ use tokio::time::Instant;
 
 use super::Limiter;
 use super::background::persist_until;
-use super::wait::{JITTER, LONGEST_WAIT};
+use super::wait::JITTER;
 use crate::call::Mode;
 use crate::decision::{By, Decision, Denied, RetryAfter};
 use crate::error::{Charged, Error, Kind};
 use crate::random::{jittered, unique_id};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
-use crate::runtime;
+use crate::runtime::{self, LONGEST_WAIT};
 use crate::telemetry;
 
 /// The result of [`Limiter::hold`]: a permit, or the state without one.

@@ -60,7 +60,7 @@ impl Limiter {
     pub(super) async fn after_releases(&self, rule: &Rule, request: &Request<'_>) -> Result<(), Error> {
         let Some(permit) = self.permit(rule, request) else { return Ok(()) };
         let deadline = request.deadline_or(self.deadline);
-        let until = Instant::now() + deadline.min(super::wait::LONGEST_WAIT);
+        let until = Instant::now() + deadline.min(crate::runtime::LONGEST_WAIT);
         loop {
             let found = self.background.releases.by_permit().get(&permit).cloned();
             let Some(release) = found else { return Ok(()) };

@@ -20,14 +20,13 @@ use tokio::time::Instant;
 
 use super::Limiter;
 use super::sharded::ShardChoice;
-use super::wait::LONGEST_WAIT;
 use crate::algorithm::Algorithm;
 use crate::call::Mode;
 use crate::error::Error;
 use crate::limit::Limit;
 use crate::request::Request;
 use crate::rule::Rule;
-use crate::runtime;
+use crate::runtime::{self, LONGEST_WAIT};
 
 /// How long after the reservation to look first. The time between looks doubles.
 const FIRST_LOOK: Duration = Duration::from_millis(100);

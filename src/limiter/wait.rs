@@ -14,13 +14,11 @@ use crate::error::{Charged, Error, Kind};
 use crate::random::{jittered, unique_id};
 use crate::request::Request;
 use crate::rule::Rule;
-use crate::runtime;
+use crate::runtime::{self, LONGEST_WAIT};
 use crate::telemetry;
 
 /// Jitter on a denied caller's wait, in hundredths, so that callers don't all come back at once.
 pub(super) const JITTER: u8 = 10;
-/// The longest timer: an instant beyond it might not be representable.
-pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 impl Limiter {
     /// Takes the cost as soon as it is available, sleeping until then for at most `max_wait`. If that isn't enough, the

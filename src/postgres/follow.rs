@@ -22,7 +22,7 @@ use super::key_text::KeyId;
 use super::keys::{self, KeyRecord, LookedUp, MOST_CHANGES};
 use super::snapshot;
 use super::transactions::{self, one_moment};
-use super::{Postgres, PostgresError, checked_version, rules, users};
+use super::{Postgres, PostgresError, checked_version, in_time, rules, users};
 use crate::random::jittered;
 use crate::rules::RuleSet;
 use crate::telemetry;
@@ -30,9 +30,8 @@ use crate::telemetry;
 /// How often the version is checked, whatever is announced: this notices a connection that died silently.
 const CHECKED_EVERY: Duration = Duration::from_secs(2);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
-/// For one statement that reads changes. Users are read in pages, so a million take no longer at a time than a few.
-/// Longer than a start waits for locks.
-pub(super) const READ_WITHIN: Duration = Duration::from_secs(12);
+/// For one statement that reads changes: longer than a start waits for locks.
+const READ_WITHIN: Duration = Duration::from_secs(12);
 /// How long a table that somebody has locked holds up the others.
 const PATIENCE: &str = "SET LOCAL lock_timeout = '500ms'";
 /// Changes that come sooner after one another are written to Redis together.
@@ -80,7 +79,7 @@ struct Known {
     retired: Vec<RuleSet>,
 }
 
-/// Who waits for the start, until it has succeeded or failed.
+/// Where the outcome of the start is reported, once.
 type Begun = Option<oneshot::Sender<Result<(), PostgresError>>>;
 
 /// What changed in a part since it was last read.
@@ -128,13 +127,13 @@ pub(super) async fn follow(
     }
 }
 
-/// Tells whoever waits for the start how it went.
+/// Reports the outcome of the start, unless that has been done.
 fn begin(shared: &Arc<Shared>, begun: &mut Begun, result: Result<(), PostgresError>) {
     let Some(begun) = begun.take() else { return };
     if result.is_ok() {
         tokio::spawn(keep_cached(Arc::downgrade(shared), Arc::clone(&shared.to_cache)));
     }
-    // Whoever waited may have given up.
+    // The receiver may be gone: its caller gave up.
     let _ = begun.send(result);
 }
 
@@ -185,7 +184,8 @@ async fn listen(
     let taken = async {
         in_time(ANSWERED_WITHIN, checked_version(&client)).await??;
         // Before reading anything, so that no change is missed.
-        in_time(ANSWERED_WITHIN, client.batch_execute("LISTEN tollgate")).await?;
+        // Without a bound, a server whose client is gone would wait on for a lock.
+        in_time(ANSWERED_WITHIN, client.batch_execute("SET lock_timeout = '10s'; LISTEN tollgate")).await?;
         let pid = in_time(ANSWERED_WITHIN, client.query_one("SELECT pg_backend_pid()", &[])).await?.get(0);
         loop {
             take(shared, postgres, (&mut client, pid), known, begun).await?;
@@ -218,7 +218,8 @@ async fn take(
         let is_same = now.all == before.all && before.mark.is_none();
         let is_later = is_same || row.get("is_later");
         // Of a database that was restored to an earlier moment, everything is read again.
-        let before = if is_later && now.history == before.history { before.clone() } else { Versions::default() };
+        let is_other = !is_later || now.history != before.history;
+        let before = if is_other { Versions::default() } else { before.clone() };
         if now == before {
             continue;
         }
@@ -229,7 +230,7 @@ async fn take(
             Ok((_, Changes::Rules(Some(Err(error))))) if begun.is_some() => return Err(error),
             Ok((at, changes)) => {
                 *is_locked = false;
-                taken.push((part, at, changes));
+                taken.push((part, at, changes, is_other));
             }
             Err(error) if error.is_locked() && begun.is_none() => {
                 if !std::mem::replace(is_locked, true) {
@@ -242,7 +243,11 @@ async fn take(
     let Some(shared) = shared.upgrade() else { return Ok(()) };
     // Without an await, so that nobody sees what changed beside the version before it.
     let (mut to_cache, has_changed) = (Vec::new(), !taken.is_empty());
-    for (part, at, changes) in taken {
+    for (part, at, changes, is_other) in taken {
+        if is_other && part == Part::Keys {
+            // Their versions are of another past, and may be higher.
+            shared.keys.forget();
+        }
         apply(&shared, &at, changes, &mut to_cache, &mut known.retired);
         known.versions[part as usize] = at;
     }
@@ -432,8 +437,8 @@ async fn read_keys(
     Ok(Changes::Keys { keys, verified, oldest })
 }
 
-/// Keeps the configuration in Redis, for processes that start while PostgreSQL is away: changes at once, and everything
-/// each minute.
+/// Keeps the configuration in Redis, for processes that start while PostgreSQL is away: changes within a tenth of a second
+/// or so, and everything each minute.
 pub(super) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
     let (mut is_whole, mut users) = (true, Digested::default());
     loop {
@@ -482,15 +487,5 @@ impl ToCache {
 
     fn take(&self) -> Vec<(KeyId, LookedUp)> {
         std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-pub(super) async fn in_time<T>(
-    most: Duration,
-    work: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T, PostgresError> {
-    match timeout(most, work).await {
-        Ok(done) => Ok(done?),
-        Err(_) => Err(PostgresError::lost()),
     }
 }

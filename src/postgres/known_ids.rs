@@ -9,11 +9,11 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
-use tokio_postgres::IsolationLevel;
+use tokio::time::sleep;
+use tokio_postgres::types::ToSql;
 
 use super::key_text::KeyId;
-use super::{Postgres, PostgresError};
+use super::{Postgres, PostgresError, begin_reading, in_time};
 use crate::random::jittered;
 
 /// Beyond this, ids aren't kept: they take 12 bytes each.
@@ -130,12 +130,10 @@ pub(super) async fn keep_ids(known: Arc<KnownIds>, postgres: Postgres) {
 /// All ids, as of one moment; `None` if there are too many.
 async fn slices(postgres: &Postgres) -> Result<Option<Vec<String>>, PostgresError> {
     let mut connection = postgres.connection().await?;
-    let transaction = connection.build_transaction().read_only(true).isolation_level(IsolationLevel::RepeatableRead);
-    let transaction = transaction.start().await?;
+    let transaction = in_time(SLICE_WITHIN, begin_reading(&mut connection)).await?;
     let (mut slices, mut last, mut count) = (Vec::new(), String::new(), 0);
     loop {
-        let next = timeout(SLICE_WITHIN, transaction.query_one(NEXT, &[&last, &SLICE])).await;
-        let row = next.map_err(|_| PostgresError::lost())??;
+        let row = in_time(SLICE_WITHIN, transaction.query_one(NEXT, &[&last as &(dyn ToSql + Sync), &SLICE])).await?;
         let (slice, Some(end)): (String, _) = (row.get(0), row.get(1)) else { break };
         count += slice.len() / KeyId::LENGTH;
         if count > MOST_IDS {
@@ -144,7 +142,7 @@ async fn slices(postgres: &Postgres) -> Result<Option<Vec<String>>, PostgresErro
         slices.push(slice);
         last = end;
     }
-    transaction.commit().await?;
+    in_time(SLICE_WITHIN, transaction.commit()).await?;
     Ok(Some(slices))
 }
 

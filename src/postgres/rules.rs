@@ -33,8 +33,8 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// No connection; no tables; no right; a set without rules, which would allow everything; a name that is too long; text that contains NUL, which PostgreSQL doesn't
-    /// store.
+    /// No connection; no tables; no right; a set without rules, which would allow everything; a name that is too long;
+    /// text that contains NUL, which PostgreSQL doesn't store.
     pub async fn push_rules(&self, rules: &RuleSet, by: &str) -> Result<RuleChanges, PostgresError> {
         input::by(by)?;
         if rules.is_empty() {

@@ -1,4 +1,4 @@
-//! Users with a tier, limits or a block of their own, as a process knows them: some 50 bytes each, since there may be
+//! Users with a tier, limits or a block of their own, as a process knows them: some 90 bytes each, since there may be
 //! millions of them.
 //!
 //! They are kept in parts by the hash of their name. A part is two slices that never change: the users as

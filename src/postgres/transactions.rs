@@ -7,15 +7,17 @@ use futures_util::future::{Either, select};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, IsolationLevel, Transaction};
 
-use super::{Postgres, PostgresError, begin_writing, migrations};
+use super::{Postgres, PostgresError, begin_writing, in_time, migrations};
 
 /// How long a change of the configuration waits for others, and may stay open after its client is gone.
 const CHANGE: &str = "SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '10s'";
 /// How long it then waits for a row or a table: shorter, so that a lock there fails this change and not all those that
 /// wait behind it. A batch of totals whose service has stopped holds its rows for 5 seconds.
 const ITS_ROWS: &str = "SET LOCAL lock_timeout = '7s'";
-/// How long a read waits for a table that somebody has locked, if nobody waits behind it.
+/// How long a read waits for a table that somebody has locked, where no other read waits for this one.
 pub(super) const READ: &str = "SET LOCAL lock_timeout = '10s'";
+/// For what waits for no lock.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 /// When a statement that waits is first looked at, and how often after that.
 const LOOKED_AFTER: Duration = Duration::from_millis(150);
 const LOOKED_EVERY: Duration = Duration::from_secs(1);
@@ -40,8 +42,8 @@ impl Postgres {
         work: impl AsyncFnOnce(&Transaction<'_>) -> Result<T, PostgresError>,
     ) -> Result<T, PostgresError> {
         let mut connection = self.connection().await?;
-        let transaction = begin_writing(&mut connection).await?;
-        transaction.batch_execute(CHANGE).await?;
+        let transaction = in_time(ANSWERED_WITHIN, begin_writing(&mut connection)).await?;
+        in_time(ANSWERED_WITHIN, transaction.batch_execute(CHANGE)).await?;
         migrations::expect_this_version(&transaction).await?;
         let pid = pid(&transaction).await?;
         let changed = async {
@@ -50,7 +52,7 @@ impl Postgres {
             work(&transaction).await
         };
         let changed = self.naming_blockers(pid, changed).await?;
-        transaction.commit().await?;
+        in_time(ANSWERED_WITHIN, transaction.commit()).await?;
         Ok(changed)
     }
 
@@ -80,19 +82,27 @@ impl Postgres {
 
     /// Whom a connection waits for: `pid 4711 (user app, psql, in a transaction since 2026-11-24T21:12:07Z)`.
     async fn blockers(&self, pid: i32) -> Option<String> {
+        // On a connection of its own: one of the pool belongs to the runtime on which it was made.
         let looked = async {
-            let connection = self.connection().await.ok()?;
-            connection.query(BLOCKERS, &[&pid]).await.ok()
+            let (client, connection) = self.connect().await.ok()?;
+            match select(pin!(client.query(BLOCKERS, &[&pid])), pin!(connection)).await {
+                Either::Left((rows, _)) => rows.ok(),
+                Either::Right(_) => None,
+            }
         };
         let rows = timeout(LOOKED_EVERY, looked).await.ok()??;
         let names = rows.iter().map(|row| {
-            let (Some(user), Some(program)) = (row.get::<_, Option<&str>>(1), row.get::<_, Option<&str>>(2)) else {
+            let pid = row.get::<_, i32>(0);
+            if pid == 0 {
                 return "a prepared transaction".to_owned();
+            }
+            let (Some(user), Some(program)) = (row.get::<_, Option<&str>>(1), row.get::<_, Option<&str>>(2)) else {
+                return format!("pid {pid}");
             };
             let program = if program.is_empty() { String::new() } else { format!(", {program}") };
             let since = row.get::<_, Option<&str>>(3);
             let since = since.map(|since| format!(", in a transaction since {since}")).unwrap_or_default();
-            format!("pid {} (user {user}{program}{since})", row.get::<_, i32>(0))
+            format!("pid {pid} (user {user}{program}{since})")
         });
         let names: Vec<_> = names.collect();
         (!names.is_empty()).then(|| names.join(", "))

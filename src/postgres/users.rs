@@ -1,13 +1,12 @@
 //! Users in the database: their own limits, blocks and totals.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Transaction};
 
-use super::follow::{READ_WITHIN, in_time};
 use super::snapshot::{Block, Changes, Settings};
-use super::{OwnLimits, Postgres, PostgresError, input};
+use super::{OwnLimits, Postgres, PostgresError, in_time, input};
 
 /// What the database has on one user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,14 +163,15 @@ const CHANGED: &str = "
 
 /// Rows that are read at once: some milliseconds' work, and well below a megabyte.
 const PAGE: u16 = 5000;
+const PAGE_WITHIN: Duration = Duration::from_secs(12);
 
 /// Reads the users that changed since a version, in pages, so that no result is held as a whole and each page has all
 /// the time for itself. Returns how many rows were read.
 pub(super) async fn read(transaction: &Transaction<'_>, since: i64, users: &mut Changes) -> Result<u64, PostgresError> {
-    let portal = in_time(READ_WITHIN, transaction.bind(CHANGED, &[&since])).await?;
+    let portal = in_time(PAGE_WITHIN, transaction.bind(CHANGED, &[&since])).await?;
     let mut count = 0;
     loop {
-        let rows = in_time(READ_WITHIN, transaction.query_portal(&portal, PAGE.into())).await?;
+        let rows = in_time(PAGE_WITHIN, transaction.query_portal(&portal, PAGE.into())).await?;
         for row in &rows {
             users.add(row.get(0), &settings(row));
         }

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use deadpool_postgres::Transaction;
 
-use super::follow::in_time;
-use super::{Postgres, PostgresError, begin_writing};
+use super::{Postgres, PostgresError, begin_writing, in_time};
 use crate::random::unique_id;
 use crate::telemetry;
 

@@ -371,7 +371,7 @@ fn an_error_of_a_composed_script_ends_with_the_command_that_redis_refused() {
 }
 
 #[test]
-fn a_log_keeps_no_more_than_a_lowered_limit() {
+fn a_log_keeps_what_exceeds_a_lowered_limit() {
     let (_server, mut redis) = server();
     let now: i64 = T.parse().expect("a number");
     for (entries, limit) in [(10, 5), (60, 20)] {
@@ -384,9 +384,13 @@ fn a_log_keeps_no_more_than_a_lowered_limit() {
         let half = limit / 2;
         let at = now + entries;
         let own = format!("{limit} 10000000");
-        // The unit that has to leave first is the oldest of those that stay.
+        // All that exceed the limit, and one more, have to leave first.
         let denied = answer(&mut redis, "sliding_window_log", &key, &format!("{own} 1 acquire {at}"));
         assert_eq!(denied[..4], [0, limit, 0, now + entries - limit + 10_000_000 - at]);
+        // What exceeds it is given back first.
+        let beyond = entries - limit;
+        let refund = answer(&mut redis, "sliding_window_log", &key, &format!("{own} {beyond} refund {at}"));
+        assert_eq!(refund[..3], [1, limit, 0]);
         let refund = answer(&mut redis, "sliding_window_log", &key, &format!("{own} {half} refund {at}"));
         assert_eq!(refund[..3], [1, limit, half]);
         let refund = answer(&mut redis, "sliding_window_log", &key, &format!("{own} {} refund {at}", limit - half));

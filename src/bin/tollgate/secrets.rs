@@ -95,15 +95,27 @@ fn without_password(text: &str) -> String {
 /// Where the password is in an address, of which this text may be the end: `--url=redis://user:password@host`. In libpq's
 /// form, where its end can't be told for sure, it is all that follows.
 fn password(text: &str) -> Option<Range<usize>> {
-    const OPTION: &str = "password=";
-    let range = if let Some(at) = text.find(OPTION) {
-        at + OPTION.len()..text.len()
-    } else {
-        let begin = text.find("://")? + 3;
+    let of_user = |begin: usize| {
         let end = begin + text[begin..].rfind('@')?;
-        begin + text[begin..end].find(':')? + 1..end
+        Some(begin + text[begin..end].find(':')? + 1..end)
+    };
+    let in_url = text.find("://").and_then(|at| of_user(at + 3));
+    let range = match (in_url, option(text)) {
+        // Of both, all from the first on.
+        (Some(url), Some(option)) => url.start.min(option)..text.len(),
+        (Some(url), None) => url,
+        (None, Some(option)) => option..text.len(),
+        (None, None) => return None,
     };
     (!range.is_empty() && &text[range.clone()] != HIDDEN).then_some(range)
+}
+
+/// Where the value of libpq's option begins, which may have spaces around its sign.
+fn option(text: &str) -> Option<usize> {
+    text.match_indices("password").find_map(|(at, name)| {
+        let after = text[at + name.len()..].trim_start().strip_prefix('=')?;
+        Some(text.len() - after.trim_start().len())
+    })
 }
 
 #[cfg(test)]
@@ -118,6 +130,9 @@ mod tests {
             ("redis-cluster://u:sesame@a:1,b:2", "redis-cluster://u:***@a:1,b:2"),
             ("host=h password=open sesame=x", "host=h password=***"),
             ("postgres://h/db?password=open&sesame=x", "postgres://h/db?password=***"),
+            ("host = h password = sesame", "host = h password = ***"),
+            ("postgres://u:sesame@h/db?password=x", "postgres://u:***"),
+            ("postgres://u:xpassword=y@h", "postgres://u:***"),
             ("redis://localhost:6379/0", "redis://localhost:6379/0"),
             ("postgres://u@h:5432/db", "postgres://u@h:5432/db"),
             ("user:42", "user:42"),

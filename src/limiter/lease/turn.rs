@@ -7,8 +7,7 @@ use tokio::runtime::Id;
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 use tokio::time::Instant;
 
-use crate::limiter::wait::LONGEST_WAIT;
-use crate::runtime;
+use crate::runtime::{self, LONGEST_WAIT};
 
 #[derive(Debug)]
 pub(super) struct Turns {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollgate::postgres::{Configuration, Postgres as Database};
+use tollgate::postgres::{ApiKeyError, Configuration, KeyTerms, Postgres as Database};
 
 use super::{database, limiter, prepared};
 use crate::support::polling::wait_until;
@@ -89,8 +89,43 @@ async fn a_restored_database_is_read_anew_also_if_nobody_says_so() {
     let blocked =
         ["undone", "u1", "u2", "u3"].map(|user| service.account_of_user(user).and_then(|user| user.block().cloned()));
     assert_eq!(blocked.map(|block| block.is_some()), [false, false, true, true]);
-    let now = service.status();
-    assert!(now.version > known.version && now.users_read >= known.users_read + 10_000, "{known:?} {now:?}");
+    wait_until("all users are read again", async || {
+        let now = service.status();
+        now.version > known.version && now.users_read >= known.users_read + 10_000
+    })
+    .await;
+}
+
+/// Its version from before the restore is higher than that of its revocation after it.
+#[tokio::test]
+async fn a_key_that_is_revoked_after_a_restore_is_refused() {
+    let (server, tool) = prepared().await;
+    let (key, _) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
+    let service = database(&server).follow(&limiter()).await.expect("a configuration");
+    server.run("CREATE TABLE public.kept AS SELECT version FROM tollgate.configuration").await;
+    server.run("CREATE TABLE public.kept_versions AS SELECT * FROM tollgate.versions").await;
+    for days in 1..=9 {
+        server.run(&format!("UPDATE tollgate.api_keys SET expires_at = now() + interval '{days} days'")).await;
+    }
+    wait_until("all changes are taken", async || service.status().version >= 10).await;
+    assert!(service.account_of_key(key.secret()).await.is_ok());
+    server
+        .run(
+            "BEGIN;
+            SET LOCAL session_replication_role = replica;
+            UPDATE tollgate.api_keys SET version = (SELECT version FROM public.kept);
+            UPDATE tollgate.configuration SET version = (SELECT version FROM public.kept);
+            DELETE FROM tollgate.versions;
+            INSERT INTO tollgate.versions SELECT * FROM public.kept_versions;
+            SET LOCAL session_replication_role = origin;
+            UPDATE tollgate.api_keys SET revoked_at = now();
+            COMMIT",
+        )
+        .await;
+    wait_until("the key is refused", async || {
+        service.account_of_key(key.secret()).await.err() == Some(ApiKeyError::Revoked)
+    })
+    .await;
 }
 
 /// A service as its own role, which an operator can lock out.
