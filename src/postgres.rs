@@ -75,7 +75,9 @@ const READ_WITHIN: Duration = Duration::from_secs(17);
 const SILENT_FOR: Duration = Duration::from_secs(10);
 /// How long a statement waits for a lock, unless its transaction says otherwise: a server doesn't notice that a client
 /// that waits has gone, so those that were given up would add up.
-const PATIENCE: &str = "SET lock_timeout = '14s'";
+const PATIENCE: &str = "SET lock_timeout = '1500ms'";
+/// The same within a transaction that writes, or reads history.
+const LONGER_PATIENCE: &str = "SET LOCAL lock_timeout = '14s'";
 /// Bytes of the shortest secret.
 const SHORTEST_SECRET: usize = 16;
 /// The version number that servers of version 14 report.
@@ -252,6 +254,7 @@ impl Postgres {
         let mut connection = self.connection().await?;
         let transaction = in_time(READ_WITHIN, begin_reading(&mut connection)).await?;
         in_time(READ_WITHIN, transaction.batch_execute("SET LOCAL statement_timeout = '15s'")).await?;
+        in_time(READ_WITHIN, transaction.batch_execute(LONGER_PATIENCE)).await?;
         let rows = in_time(READ_WITHIN, transaction.query(select, parameters)).await?;
         in_time(READ_WITHIN, transaction.commit()).await?;
         Ok(rows)
@@ -279,7 +282,10 @@ impl Postgres {
 /// A transaction that writes, whatever isolation the role or the database has as its default: at a stricter level, one
 /// of two changes at once would fail instead of waiting.
 pub(crate) async fn begin_writing(connection: &mut Object) -> Result<Transaction<'_>, tokio_postgres::Error> {
-    connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted).read_only(false).start().await
+    let transaction = connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted).read_only(false);
+    let transaction = transaction.start().await?;
+    transaction.batch_execute(LONGER_PATIENCE).await?;
+    Ok(transaction)
 }
 
 /// A transaction that reads as of one moment.

@@ -184,10 +184,12 @@ impl Postgres {
                     SELECT key, bucket, sum(count)::int8 AS count
                     FROM chosen JOIN (SELECT key FROM counted) AS shown USING (key),
                         LATERAL unnest((chosen.latency).buckets, (chosen.latency).counts) AS each (bucket, count)
+                    WHERE bucket IS NOT NULL AND count > 0
                     GROUP BY key, bucket
                 ) AS summed GROUP BY key
             )
-            SELECT * FROM counted JOIN times USING (key) ORDER BY {order}"
+            SELECT counted.*, coalesce(buckets, '{{}}') AS buckets, coalesce(counts, '{{}}') AS counts
+            FROM counted LEFT JOIN times USING (key) ORDER BY {order}"
         );
         let (width, StatsQuery { user, endpoint, region, .. }) = (query.width.name(), query);
         let ([from, to], most) = ([query.from, query.to].map(in_range), i64::from(query.most));
@@ -202,7 +204,7 @@ impl Postgres {
 
 impl Stats {
     fn of(row: &Row, is_of_times: bool) -> Self {
-        let count = |name| row.get::<_, i64>(name).unsigned_abs();
+        let count = |name| u64::try_from(row.get::<_, i64>(name)).unwrap_or_default();
         let mut latency = Histogram::default();
         let (buckets, counts): (Vec<i16>, Vec<i64>) = (row.get("buckets"), row.get("counts"));
         buckets.into_iter().zip(counts).for_each(|(bucket, count)| latency.add_count(bucket, count.unsigned_abs()));

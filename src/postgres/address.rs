@@ -35,17 +35,27 @@ pub(super) fn config(address: &str) -> Result<Config, PostgresError> {
     if config.get_hosts().is_empty() {
         return Err(PostgresError::input("postgres: expected an address with a host, got one without"));
     }
+    let texts = config.get_hosts().iter().map(host_of).chain(config.get_dbname().map(str::to_owned));
+    if texts.into_iter().any(|text| text.contains(['=', '@']) || text.contains(char::is_whitespace)) {
+        // A backslash at the end of a password's half has taken the space after it along.
+        return Err(PostgresError::input(
+            "postgres: expected a host and a database without spaces, = and @, and a password with these in quotes",
+        ));
+    }
     Ok(config)
+}
+
+fn host_of(host: &Host) -> String {
+    match host {
+        Host::Tcp(host) => host.clone(),
+        #[cfg(unix)]
+        Host::Unix(path) => path.display().to_string(),
+    }
 }
 
 /// `host:port/database`, with the first host where there are several.
 pub(super) fn shown(config: &Config) -> String {
-    let host = match config.get_hosts().first() {
-        Some(Host::Tcp(host)) => host.clone(),
-        #[cfg(unix)]
-        Some(Host::Unix(path)) => path.display().to_string(),
-        None => String::new(),
-    };
+    let host = config.get_hosts().first().map(host_of).unwrap_or_default();
     let port = config.get_ports().first().copied().unwrap_or(5432);
     let database = config.get_dbname().or(config.get_user()).unwrap_or("postgres");
     format!("{host}:{port}/{database}")
@@ -127,6 +137,7 @@ mod tests {
             ("host=h user=u dbname=db password=open dbname=sesame", "each option once"),
             ("host=h password='open", "with quotes"),
             ("host=h port=sesame password=x", "invalid value for option `port`"),
+            ("user=u password=open host=sesame\\ host=h", "without spaces"),
             ("dbname=x", "a host"),
         ] {
             let error = Postgres::open(address).expect_err(address).to_string();

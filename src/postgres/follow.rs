@@ -185,7 +185,7 @@ async fn listen(
         in_time(ANSWERED_WITHIN, checked_version(&client)).await??;
         // Before reading anything, so that no change is missed.
         // Without a bound, a server whose client is gone would wait on for a lock.
-        in_time(ANSWERED_WITHIN, client.batch_execute("SET lock_timeout = '10s'; LISTEN tollgate")).await?;
+        in_time(ANSWERED_WITHIN, client.batch_execute("SET lock_timeout = '2s'; LISTEN tollgate")).await?;
         let pid = in_time(ANSWERED_WITHIN, client.query_one("SELECT pg_backend_pid()", &[])).await?.get(0);
         loop {
             take(shared, postgres, (&mut client, pid), known, begun).await?;
@@ -211,7 +211,7 @@ async fn take(
     for part in PARTS_READ {
         let before = &known.versions[part as usize];
         let known_version: [&(dyn ToSql + Sync); 2] = [&before.all, &before.mark];
-        let asked = in_time(READ_WITHIN, client.query_one(VERSIONS, &known_version));
+        let asked = in_time(ANSWERED_WITHIN, client.query_one(VERSIONS, &known_version));
         let row = postgres.naming_blockers(pid, asked).await?;
         let now = Versions::of(&row);
         // A version that was set by hand has no mark.
@@ -300,8 +300,8 @@ fn apply(
         }
         Changes::Rules(None) => {}
         Changes::Users { users, read } => {
-            shared.users.apply(users);
             shared.users_read.fetch_add(read, Ordering::Relaxed);
+            shared.users.apply(users);
         }
         Changes::Keys { keys, verified, oldest } => {
             // What others cached before the start needs no change: whatever is older isn't used.

@@ -36,6 +36,8 @@ const MOST_KEYS: usize = 100_000;
 const MOST_UNKNOWN: usize = 50_000;
 /// Look-ups in flight. Beyond this, Redis is away or a flood is on, and callers are rejected at once.
 const MOST_UNDER_WAY: usize = 4096;
+/// The same for ids of keys that exist, which others don't hold up.
+const MOST_KEYS_UNDER_WAY: usize = 65_536;
 /// While Redis can't count these look-ups, each process makes 100 a second.
 const BETWEEN_UNCOUNTED: Duration = Duration::from_millis(10);
 const TURN_WITHIN: Duration = Duration::from_millis(500);
@@ -181,7 +183,8 @@ impl Keys {
             if let Some(waiting) = under_way.get_mut(&id) {
                 waiting.push(answer);
             } else {
-                if under_way.len() >= MOST_UNDER_WAY {
+                let exists = self.ids.len().is_some() && self.ids.may_have(id);
+                if under_way.len() >= if exists { MOST_KEYS_UNDER_WAY } else { MOST_UNDER_WAY } {
                     return Err(unavailable());
                 }
                 under_way.insert(id, vec![answer]);

@@ -287,23 +287,23 @@ const ADD_USERS: &str = "
     ON CONFLICT (user_id) DO UPDATE
     SET (today, total_today) = (
             SELECT greatest(known, excluded.today), CASE
-                WHEN known = excluded.today THEN q.total_today + excluded.total_today
+                WHEN known = excluded.today THEN least(q.total_today::numeric + excluded.total_today, 9223372036854775807)::int8
                 WHEN known > excluded.today THEN q.total_today
                 ELSE excluded.total_today END
             FROM (SELECT CASE WHEN q.today > clock.today THEN clock.today ELSE q.today END AS known FROM clock) AS known),
         (this_month, total_this_month) = (
             SELECT greatest(known, excluded.this_month), CASE
-                WHEN known = excluded.this_month THEN q.total_this_month + excluded.total_this_month
+                WHEN known = excluded.this_month THEN least(q.total_this_month::numeric + excluded.total_this_month, 9223372036854775807)::int8
                 WHEN known > excluded.this_month THEN q.total_this_month
                 ELSE excluded.total_this_month END
             FROM (SELECT CASE WHEN q.this_month > month THEN month ELSE q.this_month END AS known FROM clock) AS known),
-        times_exceeded = q.times_exceeded + excluded.times_exceeded,
+        times_exceeded = least(q.times_exceeded::numeric + excluded.times_exceeded, 9223372036854775807)::int8,
         last_request_at = greatest(
             CASE WHEN q.last_request_at > now() THEN now() ELSE q.last_request_at END, excluded.last_request_at)";
 
 const ADD_KEYS: &str = "
     UPDATE tollgate.api_keys AS k
-    SET total = k.total + counted.allowed,
+    SET total = least(k.total::numeric + counted.allowed, 9223372036854775807)::int8,
         last_used_at = greatest(
             CASE WHEN k.last_used_at > now() THEN now() ELSE k.last_used_at END,
             now() - counted.age * interval '1 microsecond')

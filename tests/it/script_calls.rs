@@ -387,14 +387,10 @@ fn a_log_keeps_what_exceeds_a_lowered_limit() {
         // All that exceed the limit, and one more, have to leave first.
         let denied = answer(&mut redis, "sliding_window_log", &key, &format!("{own} 1 acquire {at}"));
         assert_eq!(denied[..4], [0, limit, 0, now + entries - limit + 10_000_000 - at]);
-        // What exceeds it is given back first.
-        let beyond = entries - limit;
-        let refund = answer(&mut redis, "sliding_window_log", &key, &format!("{own} {beyond} refund {at}"));
-        assert_eq!(refund[..3], [1, limit, 0]);
-        let refund = answer(&mut redis, "sliding_window_log", &key, &format!("{own} {half} refund {at}"));
-        assert_eq!(refund[..3], [1, limit, half]);
-        let refund = answer(&mut redis, "sliding_window_log", &key, &format!("{own} {} refund {at}", limit - half));
-        assert_eq!(refund, [1, limit, limit, 0, 0]);
+        for (given, remaining) in [(entries - limit, 0), (half, half), (limit - half, limit)] {
+            let refund = answer(&mut redis, "sliding_window_log", &key, &format!("{own} {given} refund {at}"));
+            assert_eq!(refund[..3], [1, limit, remaining]);
+        }
     }
 }
 

@@ -294,6 +294,24 @@ async fn decisions_beyond_the_queue_are_counted_as_lost() {
     assert!(said.contains("history of 1000 requests, 1300 lost; ended"), "{said}");
 }
 
+/// A service may write any row of counts: one that is none counts as none.
+#[tokio::test]
+async fn malformed_histograms_are_left_out() {
+    let (server, tool) = prepared().await;
+    for latency in ["ARRAY[1, 2]::int2[], ARRAY[5]::int8[]", "ARRAY[NULL]::int2[], ARRAY[NULL]::int8[]", "NULL, NULL"] {
+        server
+            .run(&format!(
+                "INSERT INTO tollgate.rate_limit_metrics
+                VALUES ('minute', date_trunc('minute', now()), gen_random_uuid(), '', '', 1, -5, 0, 0, 1, ROW({latency}))"
+            ))
+            .await;
+    }
+    let (from, to) = around();
+    let stats = tool.stats(&StatsQuery::new(Width::Minute, from, to)).await.expect("statistics");
+    let counts: Vec<_> = stats.iter().map(|stats| (stats.allowed, stats.throttled)).collect();
+    assert_eq!(counts, [(3, 0)]);
+}
+
 /// Whatever a client writes is stored as text that a terminal can show, within bounds.
 #[tokio::test]
 async fn hostile_text_is_stored() {

@@ -65,7 +65,7 @@ fn a_lock_on_one_table_holds_up_no_change_of_another() {
     });
 }
 
-/// Whoever waits for the same row fails, and says for whom; others don't.
+/// A change that waits for the same row fails, and names the holder; others don't.
 #[tokio::test]
 async fn a_forgotten_commit_is_named_and_holds_up_no_change_of_another_user() {
     let (server, tool) = prepared().await;
@@ -110,4 +110,19 @@ async fn changes_at_once_succeed_at_any_default_isolation() {
         changed.expect("no panic").expect("changed");
     }
     assert_eq!(database(&server).user("42").await.expect("an answer").expect("counted").total_today, 80);
+}
+
+/// A server doesn't notice that a client which waits has gone.
+#[tokio::test]
+async fn look_ups_that_were_given_up_end_at_the_server_too() {
+    let (server, tool) = prepared().await;
+    let service = database(&server).follow(&limiter()).await.expect("a configuration");
+    let (key, _) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
+    let (_holder, _) = holder(&server, "LOCK TABLE tollgate.api_keys").await;
+    assert!(service.account_of_key(key.secret()).await.is_err());
+    wait_until("nothing waits for the lock any more", async || {
+        let waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%key_id = ANY%'";
+        server.run(waiting).await.is_empty()
+    })
+    .await;
 }

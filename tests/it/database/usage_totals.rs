@@ -181,3 +181,28 @@ async fn more_users_than_are_kept_are_counted_as_lost() {
     let writers = tool.writers().await.expect("writers");
     assert_eq!(writers[0].lost, lost);
 }
+
+/// A total that somebody set to the largest number stays there, and costs no other user anything.
+#[tokio::test]
+async fn a_total_that_is_full_stays_so() {
+    let (server, tool) = prepared().await;
+    let service = database(&server).follow(&limiter()).await.expect("a configuration");
+    let most = i64::MAX;
+    server
+        .run(&format!(
+            "INSERT INTO tollgate.user_quotas (user_id, today, total_today, this_month, total_this_month, times_exceeded)
+            SELECT 'full', day, {most}, date_trunc('month', day)::date, {most}, {most}
+            FROM (SELECT (now() AT TIME ZONE 'UTC')::date AS day) AS now"
+        ))
+        .await;
+    for user in ["full", "other"] {
+        service.count(&Attributes::new().user(user), true);
+        service.count(&Attributes::new().user(user), false);
+    }
+    service.finish().await.expect("written");
+    let stored = async |user| tool.user(user).await.expect("an answer").expect("a user").total_today;
+    assert_eq!(
+        (stored("full").await, stored("other").await, service.status().totals_lost),
+        (most.unsigned_abs(), 1, 0)
+    );
+}
