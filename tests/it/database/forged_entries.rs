@@ -230,12 +230,14 @@ async fn entries_under_an_earlier_secret_are_refused_and_replaced() {
     .await;
     // The one from before takes the new secret, too: it uses what the other one has cached.
     wait_until("the first process verifies with it", async || {
+        // A key that was just made is looked up within the limit of those that don't exist.
         let (fresh, stored) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
-        assert!(second.account_of_key(fresh.secret()).await.is_ok());
+        if second.account_of_key(fresh.secret()).await.is_err() {
+            return false;
+        }
         wait_until("it is cached", async || name_of(&redis, &format!(":key:{}", stored.id)).is_some()).await;
         let before = first.status().key_look_ups;
-        assert!(first.account_of_key(fresh.secret()).await.is_ok());
-        first.status().key_look_ups == before
+        first.account_of_key(fresh.secret()).await.is_ok() && first.status().key_look_ups == before
     })
     .await;
     let shown = format!("{:?}{:?}", database(&server), second);
