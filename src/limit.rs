@@ -417,11 +417,14 @@ impl LimitBuilder {
         let numbers = Numbers { rate, period, capacity, max_debt, start };
         limit.exact = (row.fit)(&numbers).map_err(|why| RuleError::new(format!("{limit}: {why}")))?;
         if capacity == 0 && limit.exact.max_debt == 0 {
-            return Err(RuleError::new(format!("{limit}: expected burst or max-debt to leave at least one unit")));
+            return Err(RuleError::new(format!(
+                "{limit}: expected burst or max-debt to leave at least one unit, got none"
+            )));
         }
         if limit.exact.longest_reset > LONGEST_RESET_US {
-            let why = "expected a key to be as if never used within 71 years";
-            return Err(RuleError::new(format!("{}: {why}; raise the rate or lower burst and max-debt", limit)));
+            let days = limit.exact.longest_reset / 86_400_000_000;
+            let why = format!("expected a key to be as if never used within 71 years, got {days} days");
+            return Err(RuleError::new(format!("{limit}: {why}; raise the rate or lower burst and max-debt")));
         }
         let arguments = (row.arguments)(&numbers, &limit.exact);
         limit.arguments = arguments.iter().map(i64::to_string).collect();

@@ -107,7 +107,8 @@ pub(crate) fn fit_window(numbers: &Numbers) -> Result<Exact, String> {
     };
     let span = u128::from(capacity) + u128::from(max_debt);
     if span + u128::from(rate) > u128::from(EXACT) {
-        return Err("expected burst, max-debt and rate to add up to at most 2^53".into());
+        let got = span + u128::from(rate);
+        return Err(format!("expected burst, max-debt and rate to add up to at most 2^53, got {got}"));
     }
     let longest = span.div_ceil(u128::from(rate)) * u128::from(period);
     Ok(Exact { rate, period, tick: 1, max_debt, longest_reset: u64::try_from(longest).unwrap_or(u64::MAX) })

@@ -40,6 +40,12 @@ proptest! {
     }
 }
 
+#[test]
+fn a_limit_that_takes_too_long_to_reset_is_refused_with_its_time() {
+    let error = "gcra 5/9h burst 347136 max-debt 364".parse::<Limit>().expect_err("too long").to_string();
+    assert!(error.contains("expected a key to be as if never used within 71 years, got 26062 days; raise"), "{error}");
+}
+
 /// Any characters, words of the grammar in any order, and texts of limits with some characters changed.
 fn any_text() -> impl Strategy<Value = String> {
     let words = vec![
