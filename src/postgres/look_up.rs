@@ -345,7 +345,7 @@ impl Keys {
 }
 
 impl Changes {
-    /// Forgets changes that are long past. Whoever may write to Redis can put back an entry from before one of them, so
+    /// Forgets changes that are long past. Somebody who may write to Redis can put back an entry from before one of them, so
     /// entries as old as that aren't used any more.
     fn forget_until(&mut self, now: Instant) {
         let Self { of_ids, oldest, .. } = self;

@@ -119,7 +119,7 @@ async fn a_service_changes_no_configuration_whatever_it_sets() {
     assert!(user.is_blocked() && user.updated_by == "operator", "{user:?}");
 }
 
-/// Whoever may change users: what changed is in force, whatever the session sets, and a change of totals is none.
+/// For any role that may change users: a change is in force whatever the session sets; totals make no version.
 #[tokio::test]
 async fn each_change_is_a_version_of_its_own_whatever_a_session_sets() {
     let (server, tool) = prepared().await;

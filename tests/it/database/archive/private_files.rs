@@ -1,4 +1,4 @@
-//! Who may read an archive, what becomes of months that can't be read, and of those that are to be replaced.
+//! Permissions of an archive's files, months that can't be read, and months that are to be replaced.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
