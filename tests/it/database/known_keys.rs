@@ -47,7 +47,7 @@ async fn each_valid_key_is_answered_after_a_start_whatever_else_is_asked_for() {
             u64::from(error == ApiKeyError::Unknown)
         }));
         let asked = join_all(valid.iter().map(|key| service.account_of_key(key)));
-        let (_, deleted, answers) = futures_util::join!(strangers, deleted, asked);
+        let (_, deleted, answers) = tokio::join!(strangers, deleted, asked);
         for (answer, user) in answers.into_iter().zip(0..) {
             assert_eq!(answer.expect("valid").user(), format!("{user}"));
         }
