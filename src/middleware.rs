@@ -13,6 +13,7 @@ mod headers;
 mod layer;
 mod restraint;
 mod service;
+mod settings;
 mod sources;
 
 pub use answer::Rejection;
@@ -21,5 +22,6 @@ pub use api_keys::{ApiKeyLayer, ApiKeys};
 pub use body::{HeldPermits, Permits, ResponseBody, Usage};
 pub use client_address::ClientAddress;
 pub use headers::HeaderStyle;
-pub use layer::{RateLimitLayer, Rules};
+pub use layer::RateLimitLayer;
 pub use service::RateLimit;
+pub use settings::Rules;

@@ -15,6 +15,7 @@ mod pipeline;
 mod queue;
 mod runtime_local;
 mod sentinel;
+mod shown_address;
 mod sweep;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;

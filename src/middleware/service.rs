@@ -17,10 +17,10 @@ use tower_service::Service;
 
 use super::answer::{self, Failure, Protocol};
 use super::body::{Ends, Permits, ResponseBody, SETTLED_WITHIN, Settlement, Usage};
-#[cfg(feature = "postgres")]
-use super::layer::Rules;
-use super::layer::Settings;
 use super::restraint;
+#[cfg(feature = "postgres")]
+use super::settings::Rules;
+use super::settings::Settings;
 use super::sources::Given;
 use crate::error::{Error, Kind};
 #[cfg(feature = "postgres")]

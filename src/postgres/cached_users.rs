@@ -9,11 +9,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::cache::{Cache, HEAD, Head, REFRESHED_EVERY, RULES_TTL, millis};
-use super::seal::Seal;
+use super::entries::{Before, Entries, Head, REFRESHED_EVERY, RULES_TTL, millis};
 use super::snapshot::{Changes, PARTS, Part};
 use crate::error::Error;
 
+pub(super) const HEAD: &str = "head";
 /// Parts that are read or written at once: of a million users, some 700 KB.
 const AT_ONCE: usize = 16;
 /// The same of commands without content.
@@ -58,37 +58,34 @@ impl Digested {
     }
 }
 
-impl Cache {
-    /// Writes the users, of which `there` are there for as long as it says, and a head that lists them.
+impl Entries {
+    /// Writes the users and a head that lists them, unless the head that was read before has changed meanwhile; returns
+    /// whether it hadn't. What the head lists is there for as long as it says.
     pub(super) async fn write_users(
         &self,
-        seal: &Seal,
-        there: Option<(UsersHead, Duration)>,
+        (before, there, left): (Before<'_>, Option<UsersHead>, Duration),
         head: Head,
         users: &Digested,
         is_whole: bool,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
+        let Some(seal) = self.seal() else { return Ok(true) };
         let own = UsersHead { head, digests: users.digests() };
         // Another process may have done all of it just now.
-        let is_recent = |left: Duration| left > RULES_TTL.saturating_sub(REFRESHED_EVERY / 2);
-        if there.as_ref().is_some_and(|(there, left)| *there == own && (!is_whole || is_recent(*left))) {
-            return Ok(());
+        let is_recent = left > RULES_TTL.saturating_sub(REFRESHED_EVERY / 2);
+        if there.as_ref() == Some(&own) && (!is_whole || is_recent) {
+            return Ok(true);
         }
         // Without a head, whatever else is there may be about to expire.
         let is_whole = is_whole || there.is_none();
-        let there = there.map(|(there, _)| there.digests).unwrap_or_default();
+        let there = there.map(|there| there.digests).unwrap_or_default();
         self.write_parts(users, &there, is_whole).await?;
-        let mut write = redis::pipe();
-        let name = self.name(HEAD);
-        let entry = seal.seal(&name, &serde_json::to_vec(&own).unwrap_or_default());
-        let set = write.cmd("SET").arg(name).arg(entry);
         // Last, since it says that the rest is there. It expires when the first of that does.
-        match is_whole {
-            true => set.arg("PX").arg(millis(RULES_TTL)),
-            false => set.arg("XX").arg("KEEPTTL"),
-        };
-        self.ask::<redis::Value>(&write).await?;
-        self.drop_parts(&there, &own.digests).await
+        let content = serde_json::to_vec(&own).unwrap_or_default();
+        let replaced = self.replace(&seal, before, &[(HEAD, content)], is_whole.then_some(RULES_TTL)).await?;
+        if replaced {
+            self.drop_parts(&there, &own.digests).await?;
+        }
+        Ok(replaced)
     }
 
     /// Writes the parts that aren't there yet. `there`: the digests of those that are, unless they have expired;

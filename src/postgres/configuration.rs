@@ -8,13 +8,12 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
 
 use super::cache::Cache;
-use super::follow::ToCache;
 use super::look_up::{ApiKeyError, Keys};
 use super::own_thread::OwnThread;
 use super::snapshot::Users;
+use super::state::{NOT_APPLIED, Shared};
 use super::totals::{Totals, write_totals};
 use super::{Postgres, PostgresError, follow, known_ids};
 use crate::limiter::Limiter;
@@ -78,31 +77,6 @@ pub struct Status {
     pub totals_lag: Duration,
     /// Requests of this process that the totals will never have: there were too many users while PostgreSQL was away.
     pub totals_lost: u64,
-}
-
-/// Versions count from 1.
-pub(super) const NOT_APPLIED: i64 = 0;
-
-pub(super) struct Shared {
-    pub(super) rules: ArcSwap<RuleSet>,
-    pub(super) users: Users,
-    pub(super) keys: Arc<Keys>,
-    pub(super) cache: Cache,
-    pub(super) to_cache: Arc<ToCache>,
-    /// Which history of the database the version belongs to.
-    pub(super) history: ArcSwap<String>,
-    totals: Arc<Totals>,
-    pub(super) version: AtomicI64,
-    /// The version in which the rules in force were last changed; [`NOT_APPLIED`] if the database's can't be used.
-    pub(super) rules_version: AtomicI64,
-    pub(super) connected: Arc<AtomicBool>,
-    pub(super) from_cache: AtomicBool,
-    pub(super) reloads: AtomicU64,
-    pub(super) failures: AtomicU64,
-    pub(super) users_read: AtomicU64,
-    runtime: Handle,
-    thread: OnceLock<OwnThread>,
-    ids: OnceLock<AbortHandle>,
 }
 
 impl Postgres {
@@ -238,15 +212,5 @@ impl fmt::Debug for Configuration {
         let (rules, users, status) = (self.rules().len(), self.shared.users.len(), self.status());
         let mut shown = f.debug_struct("Configuration");
         shown.field("rules", &rules).field("users", &users).field("status", &status).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.ids.get().into_iter().for_each(AbortHandle::abort);
-        if self.totals.is_used() {
-            let totals = Arc::clone(&self.totals);
-            self.runtime.spawn(async move { totals.finish().await });
-        }
     }
 }

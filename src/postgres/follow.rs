@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -15,12 +15,11 @@ use tokio::time::{sleep, timeout};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Row, Transaction};
 
-use super::cache::{Head, HeadedRules, REFRESHED_EVERY};
-use super::cached_users::Digested;
-use super::configuration::{NOT_APPLIED, Shared};
+use super::keep_cached::keep_cached;
 use super::key_text::KeyId;
 use super::keys::{self, KeyRecord, LookedUp, MOST_CHANGES};
 use super::snapshot;
+use super::state::{NOT_APPLIED, Shared};
 use super::transactions::{self, one_moment};
 use super::{Postgres, PostgresError, checked_version, in_time, rules, users};
 use crate::random::jittered;
@@ -34,8 +33,6 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 const READ_WITHIN: Duration = Duration::from_secs(12);
 /// How long a table that somebody has locked holds up the others.
 const PATIENCE: &str = "SET LOCAL lock_timeout = '500ms'";
-/// Changes that come sooner after one another are written to Redis together.
-const BETWEEN_WRITES: Duration = Duration::from_millis(100);
 /// The wait before reconnecting; a random share of up to as much again is added.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -62,11 +59,12 @@ struct Versions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Rules,
-    Users,
     Keys,
+    Users,
 }
 
-const PARTS_READ: [Part; 3] = [Part::Rules, Part::Users, Part::Keys];
+/// In this order: there may be very many users, and each part is in force once it is read.
+const PARTS_READ: [Part; 3] = [Part::Rules, Part::Keys, Part::Users];
 
 /// What a process knows, from one connection to the next.
 #[derive(Default)]
@@ -118,6 +116,8 @@ pub(super) async fn follow(
             if let Err(error) = begin_from_cache(&shared, lost).await {
                 return begin(&shared, &mut begun, Err(error));
             }
+            // Something may have been read before the connection was lost, and replaced by what was cached.
+            known = Known::default();
             begin(&shared, &mut begun, Ok(()));
         } else if shared.connected.swap(false, Ordering::Relaxed) {
             telemetry::database_lost(&lost);
@@ -207,7 +207,6 @@ async fn take(
     begun: &mut Begun,
 ) -> Result<(), PostgresError> {
     let patience = if begun.is_some() { transactions::READ } else { PATIENCE };
-    let mut taken = Vec::new();
     for part in PARTS_READ {
         let before = &known.versions[part as usize];
         let known_version: [&(dyn ToSql + Sync); 2] = [&before.all, &before.mark];
@@ -230,7 +229,12 @@ async fn take(
             Ok((_, Changes::Rules(Some(Err(error))))) if begun.is_some() => return Err(error),
             Ok((at, changes)) => {
                 *is_locked = false;
-                taken.push((part, at, changes, is_other));
+                if is_other && part == Part::Keys {
+                    // Their versions are of another past, and may be higher.
+                    shared.keys.forget();
+                }
+                shared.to_cache.add(apply(&shared, &at, changes, &mut known.retired));
+                known.versions[part as usize] = at;
             }
             Err(error) if error.is_locked() && begun.is_none() => {
                 if !std::mem::replace(is_locked, true) {
@@ -241,21 +245,13 @@ async fn take(
         }
     }
     let Some(shared) = shared.upgrade() else { return Ok(()) };
-    // Without an await, so that nobody sees what changed beside the version before it.
-    let (mut to_cache, has_changed) = (Vec::new(), !taken.is_empty());
-    for (part, at, changes, is_other) in taken {
-        if is_other && part == Part::Keys {
-            // Their versions are of another past, and may be higher.
-            shared.keys.forget();
-        }
-        apply(&shared, &at, changes, &mut to_cache, &mut known.retired);
-        known.versions[part as usize] = at;
+    // Users, the last, have been put in force without an await since, so that nobody sees them beside the version before.
+    let [_, _, users] = &known.versions;
+    if **shared.history.load() != users.history {
+        shared.history.store(Arc::new(users.history.clone()));
     }
     let version = known.versions.iter().map(|versions| versions.all).min();
     shared.version.store(version.unwrap_or_default(), Ordering::Relaxed);
-    if has_changed {
-        shared.to_cache.add(to_cache);
-    }
     known.retired.retain(RuleSet::is_shared);
     shared.from_cache.store(false, Ordering::Relaxed);
     if !shared.connected.swap(true, Ordering::Relaxed) {
@@ -265,18 +261,8 @@ async fn take(
     Ok(())
 }
 
-/// Puts changes in force, and collects those of keys that are to be written to Redis.
-fn apply(
-    shared: &Shared,
-    versions: &Versions,
-    changes: Changes,
-    to_cache: &mut Vec<(KeyId, LookedUp)>,
-    retired: &mut Vec<RuleSet>,
-) {
-    if **shared.history.load() != versions.history {
-        shared.keys.forget();
-        shared.history.store(Arc::new(versions.history.clone()));
-    }
+/// Puts changes in force; returns those of keys that are to be written to Redis.
+fn apply(shared: &Shared, versions: &Versions, changes: Changes, retired: &mut Vec<RuleSet>) -> Vec<(KeyId, LookedUp)> {
     shared.cache.seal_with(&versions.cache_secret);
     shared.keys.check_with(&versions.key_secret);
     // At the start, there was nothing before.
@@ -306,10 +292,11 @@ fn apply(
         Changes::Keys { keys, verified, oldest } => {
             // What others cached before the start needs no change: whatever is older isn't used.
             let is_new = |found: &LookedUp| !is_start && found.version > known;
-            to_cache.extend(keys.iter().filter(|(_, found)| is_new(found)).cloned());
             shared.keys.changed((&versions.history, versions.all), keys.iter().chain(&verified), oldest);
+            return keys.into_iter().filter(|(_, found)| is_new(found)).collect();
         }
     }
+    Vec::new()
 }
 
 /// The versions of now, and whether they are this known one or came after it.
@@ -435,57 +422,4 @@ async fn read_keys(
         verified.extend(known.iter().map(|id| (*id, found(now.all, there.get(id).cloned()))));
     }
     Ok(Changes::Keys { keys, verified, oldest })
-}
-
-/// Keeps the configuration in Redis, for processes that start while PostgreSQL is away: changes within a tenth of a second
-/// or so, and everything each minute.
-pub(super) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
-    let (mut is_whole, mut users) = (true, Digested::default());
-    loop {
-        let Some(shared) = shared.upgrade() else { return };
-        let keys = to_cache.take();
-        // As of one moment: on this thread nothing changes until the next await.
-        let head = |version| Head { history: shared.history.load().as_ref().clone(), version };
-        let of = (head(shared.version.load(Ordering::Relaxed)), shared.connected.load(Ordering::Relaxed), is_whole);
-        let rules = match shared.rules_version.load(Ordering::Relaxed) {
-            NOT_APPLIED => None,
-            version => Some(HeadedRules { head: head(version), rules: RuleSet::clone(&shared.rules.load()) }),
-        };
-        users.update(shared.users.parts()).await;
-        let written = shared.cache.write(of, rules, &users).await;
-        let written = written.and(shared.cache.write_keys(&keys, true).await);
-        if written.is_err() {
-            to_cache.put_back(keys);
-        }
-        drop(shared);
-        // After a failure everything is written once Redis is back: a restart may have emptied it.
-        let pause = if written.is_ok() { REFRESHED_EVERY } else { REFRESHED_EVERY / 10 };
-        sleep(BETWEEN_WRITES).await;
-        is_whole = timeout(jittered(pause, 20), to_cache.changed.notified()).await.is_err() || written.is_err();
-    }
-}
-
-/// Changes of keys that aren't in Redis yet. (Changed users and rules are written whenever anything is.)
-#[derive(Default)]
-pub(super) struct ToCache {
-    changed: Notify,
-    waiting: Mutex<Vec<(KeyId, LookedUp)>>,
-}
-
-impl ToCache {
-    fn add(&self, keys: Vec<(KeyId, LookedUp)>) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
-        self.changed.notify_one();
-    }
-
-    /// Puts keys back for the next write; keeps the latest if there are more than are read at once.
-    fn put_back(&self, mut keys: Vec<(KeyId, LookedUp)>) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        keys.append(&mut waiting);
-        *waiting = keys.split_off(keys.len().saturating_sub(MOST_CHANGES));
-    }
-
-    fn take(&self) -> Vec<(KeyId, LookedUp)> {
-        std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
-    }
 }

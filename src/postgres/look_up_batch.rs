@@ -49,13 +49,19 @@ impl LookUps {
             waiting.drain(..most).collect()
         };
         let ids: Vec<_> = batch.iter().map(|(id, _)| *id).collect();
-        if let Ok(Ok(mut found)) = timeout(ANSWERED_WITHIN, self.postgres.look_up(&ids)).await {
-            for (id, answer) in batch {
-                if let Some(found) = found.remove(&id) {
-                    // The receiver may be gone.
-                    let _ = answer.send(found);
+        match timeout(ANSWERED_WITHIN, self.postgres.look_up(&ids)).await {
+            Ok(Ok(mut found)) => {
+                for (id, answer) in batch {
+                    if let Some(found) = found.remove(&id) {
+                        // The receiver may be gone.
+                        let _ = answer.send(found);
+                    }
                 }
             }
+            // The next query would wait as long, and those that wait for it have waited already.
+            Err(_) => self.waiting().clear(),
+            Ok(Err(error)) if error.is_locked() => self.waiting().clear(),
+            Ok(Err(_)) => {}
         }
     }
 

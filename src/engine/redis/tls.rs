@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore};
 
-use super::address::without_password;
+use super::shown_address::without_password;
 use crate::error::{Error, Kind};
 
 /// The authorities to trust for a `rediss://` address, and the certificate to present: see

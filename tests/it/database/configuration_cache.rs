@@ -177,6 +177,39 @@ async fn users_are_written_to_redis_once_and_then_the_part_that_changed() {
     assert_eq!(third.status().users_read, 5000);
 }
 
+/// Each process writes only over what it has read, so that the newest version stands, whoever writes last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_processes_that_write_at_once_the_newest_version_stands() {
+    let redis = Server::start();
+    let (server, tool) = prepared().await;
+    let limiter = || Limiter::new(Engine::open(&redis.tcp_url()).expect("an address"));
+    let mut services = Vec::new();
+    for _ in 0..6 {
+        services.push(database(&server).follow(&limiter()).await.expect("a configuration"));
+    }
+    for number in 0..10 {
+        let limits = format!("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra {}/1s\"]", number + 1);
+        tool.push_rules(&limits.parse().expect("rules"), "").await.expect("pushed");
+        tool.block_user("42", Some(&number.to_string()), None, "").await.expect("blocked");
+    }
+    let newest: i64 = server.run("SELECT version FROM tollgate.configuration").await[0].parse().expect("a number");
+    wait_until("all follow", async || services.iter().all(|service| service.status().version == newest)).await;
+    let head = || -> Vec<String> {
+        let mut connection = redis.connection();
+        let keys: Vec<String> =
+            tollgate::redis::cmd("KEYS").arg("tollgate:{%c}:*head").query(&mut connection).expect("keys");
+        let value = |key| tollgate::redis::cmd("GET").arg(key).query::<Vec<u8>>(&mut connection).expect("a value");
+        keys.iter().map(value).map(|value| String::from_utf8_lossy(&value).into_owned()).collect()
+    };
+    let is_newest = |head: &String| {
+        let (_, version) = head.split_once("\"version\":").expect("a head");
+        version.trim_end_matches(|c: char| !c.is_ascii_digit()).starts_with(&newest.to_string())
+    };
+    wait_until("the newest is cached", async || head().iter().any(is_newest)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(head().iter().any(is_newest), "{:?}: {newest}", head());
+}
+
 /// An unreachable Redis stops no process.
 #[tokio::test]
 async fn a_configuration_needs_no_redis() {

@@ -91,7 +91,7 @@ async fn rules_are_written_and_followed_by_tls_and_each_new_connection_is_verifi
     server.start_again();
     database.push_rules(&set("gcra 3/1s"), "").await.expect("pushed");
     until_in_force(&rules, "gcra 3/1s").await;
-    assert!(rules.status().is_connected);
+    wait_until("connected", async || rules.status().is_connected).await;
 }
 
 #[tokio::test]

@@ -63,11 +63,8 @@ async fn a_change_reaches_every_process_also_after_a_postgres_outage() {
     server.start_again();
     let took = push("gcra 9/1s").await;
     println!("after PostgreSQL was away: in force after {took:?}");
-    assert!(
-        followed
-            .iter()
-            .all(|rules| rules.status().is_connected && rules.status().reloads == 26 && rules.status().failures == 0)
-    );
+    wait_until("they are connected", async || followed.iter().all(|rules| rules.status().is_connected)).await;
+    assert!(followed.iter().all(|rules| rules.status().reloads == 26 && rules.status().failures == 0));
     // A user is no rule.
     server.run("INSERT INTO tollgate.user_quotas (user_id, blocked) VALUES ('42', true)").await;
     let newest: i64 = server.run("SELECT version FROM tollgate.configuration").await[0].parse().expect("a number");

@@ -1,6 +1,6 @@
 //! Locks that others hold, and changes at once: what they hold up, and who is named.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio_postgres::{Client, NoTls};
@@ -9,6 +9,7 @@ use tollgate::rules::{Attributes, RuleSet};
 
 use super::{database, limiter, prepared};
 use crate::support::alone::alone;
+use crate::support::api_keys::Forger;
 use crate::support::polling::wait_until;
 use crate::support::postgres_server::PostgresServer;
 
@@ -125,4 +126,25 @@ async fn look_ups_that_were_given_up_end_at_the_server_too() {
         server.run(waiting).await.is_empty()
     })
     .await;
+}
+
+/// One query of a thousand ids waits; those that wait for the next have waited as long.
+#[tokio::test]
+async fn a_crowd_of_keys_waits_for_a_locked_table_together() {
+    const KEYS: usize = 5000;
+    let (server, tool) = prepared().await;
+    let forger = Forger::of(&server).await;
+    let keys: Vec<_> = (0..KEYS).map(|number| forger.unknown(number as u64)).collect();
+    let rows: Vec<_> = keys.iter().map(|key| format!("('{}', sha256('{key}'), '42')", &key[3..15])).collect();
+    server.run(&format!("INSERT INTO tollgate.api_keys (key_id, hash, user_id) VALUES {}", rows.join(","))).await;
+    let service = tool.follow(&limiter()).await.expect("a configuration");
+    wait_until("the ids are known", async || service.status().keys_known == Some(KEYS as u64)).await;
+    let (holder, _) = holder(&server, "LOCK TABLE tollgate.api_keys").await;
+    let began = Instant::now();
+    let answers = join_all(keys.iter().map(|key| service.account_of_key(key))).await;
+    assert!(answers.iter().all(Result::is_err));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    holder.batch_execute("COMMIT").await.expect("committed");
+    let answers = join_all(keys.iter().map(|key| service.account_of_key(key))).await;
+    assert_eq!(answers.iter().filter(|answer| answer.is_err()).count(), 0);
 }
