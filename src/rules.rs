@@ -344,6 +344,15 @@ impl RuleSet {
             .collect()
     }
 
+    /// Whether a rule before the one that applies might apply instead if the request had this attribute, which it lacks.
+    #[cfg(feature = "http")]
+    pub(crate) fn misses(&self, attribute: &str, request: &Attributes<'_>) -> bool {
+        let request = self.as_read(request);
+        let (place, _) = self.shared.find(&request);
+        let before = place.map_or(self.len(), |place| place as usize);
+        self.shared.rules[..before].iter().any(|rule| !rule.shadow && rule.misses(attribute, &request))
+    }
+
     /// The request as this set compares it.
     fn as_read<'r, 'a>(&self, request: &'r Attributes<'a>) -> Cow<'r, Attributes<'a>> {
         self.shared.reading.of(request)

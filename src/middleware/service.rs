@@ -31,9 +31,12 @@ use crate::limiter::{Acquisition, HeldVerdict, Limiter};
 use crate::random::unique_id;
 use crate::request::OwnedRequest;
 use crate::rule::Rule;
-use crate::rules::{Account, Applies, Attributes, Effect, Reason, RuleSet, Verdict};
+use crate::rules::{Account, Applies, Effect, Reason, RuleSet, Verdict};
 use crate::runtime;
 use crate::telemetry;
+
+const NO_PEER: &str = "ip: expected the connection's other end, which the server doesn't note (in axum, serve \
+                       into_make_service_with_connect_info::<SocketAddr>())";
 
 /// A service under rules, created by a [`RateLimitLayer`](super::RateLimitLayer).
 #[derive(Clone, Debug)]
@@ -136,7 +139,12 @@ impl Settings {
         let account = self.account(parts, &given);
         let attributes = given.attributes(parts, rules).map_err(uncounted);
         let attributes = attributes.map_err(refused("the address that this request comes from can't be read"))?;
-        let attributes = account.iter().fold(attributes, Attributes::account);
+        let attributes = match &account {
+            // What an earlier layer has found out holds for the request.
+            Some(account) if parts.extensions.get::<Account>().is_some() => attributes.account(account),
+            Some(account) => attributes.known_user(account),
+            None => attributes,
+        };
         if rules.reads_two_ways(&attributes) {
             let error = Error::new(Kind::Input, "path: expected one that reads alike before and after it is decoded");
             return Err(refused("this path can be read in two ways")(uncounted(error)));
@@ -152,6 +160,15 @@ impl Settings {
             None => Acquisition::Hold { id: id.as_ref().map(|id| (id.as_bytes(), SETTLED_WITHIN)) },
         };
         let failed = |error: Error| protocol.failed(Failure::of(&error), &error);
+        let no_peer = || Error::new(Kind::Input, NO_PEER);
+        let lacks_a_peer = given.lacks_a_peer() && rules.uses("ip");
+        if lacks_a_peer {
+            telemetry::no_peer(NO_PEER);
+            // Otherwise it would be led around a rule by address.
+            if rules.misses("ip", &attributes) {
+                return Err(failed(uncounted(no_peer())));
+            }
+        }
         #[cfg(feature = "postgres")]
         let recording = self.history.as_ref().map(|history| (history, Instant::now()));
         let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(failed)?;
@@ -160,13 +177,8 @@ impl Settings {
         if let Rules::Followed(configuration) = &self.rules {
             configuration.count(&attributes, verdict.allowed);
         }
-        if given.lacks_a_peer() && rules.uses("ip") {
-            let why = "ip: expected the connection's other end, which the server doesn't note (in axum, serve \
-                       into_make_service_with_connect_info::<SocketAddr>())";
-            telemetry::no_peer(why);
-            if matches!(&verdict.reason, Reason::Missing(name) if name == "ip") {
-                return Err(failed(Error::new(Kind::Input, why)));
-            }
+        if lacks_a_peer && matches!(&verdict.reason, Reason::Missing(name) if name == "ip") {
+            return Err(failed(no_peer()));
         }
         #[cfg(feature = "postgres")]
         let entry = recording.map(|(history, began)| history.entry(&attributes, &verdict, began.elapsed()));

@@ -20,7 +20,8 @@ use crate::telemetry;
 const WRITTEN_EVERY: Duration = Duration::from_secs(1);
 /// Most rows that a statement adds: a second's work.
 const MOST_ROWS: usize = 10_000;
-/// Most users and keys counted at a time: without a bound, memory would grow while PostgreSQL is away.
+/// Most users counted at a time, each once a day: without a bound, memory would grow while PostgreSQL is away. Keys are as
+/// many as exist.
 const MOST_NAMES: usize = 100_000;
 const STRIPES: usize = 16;
 const SECONDS_OF_A_DAY: u64 = 86_400;
@@ -126,7 +127,11 @@ impl Totals {
             Some(of_user) if of_user.day >= day => of_user.add(now),
             Some(of_user) => {
                 let before = std::mem::replace(of_user, now);
-                counts.before.push((user.to_owned(), before));
+                if self.has_room() {
+                    counts.before.push((user.to_owned(), before));
+                } else {
+                    self.lost.fetch_add(before.allowed + before.denied, Ordering::Relaxed);
+                }
             }
             None if self.has_room() => drop(counts.users.insert(user.to_owned(), now)),
             None => {
@@ -142,7 +147,7 @@ impl Totals {
         }
     }
 
-    /// Whether there is room for another name; if so, takes it.
+    /// Whether there is room for another user or day; if so, takes it.
     fn has_room(&self) -> bool {
         let room = self.names.load(Ordering::Relaxed) < MOST_NAMES;
         if room {
@@ -220,7 +225,7 @@ impl Totals {
         let mut since = None;
         for counts in &self.counts {
             let counts = std::mem::take(&mut *locked(counts));
-            self.names.fetch_sub(counts.users.len(), Ordering::Relaxed);
+            self.names.fetch_sub(counts.users.len() + counts.before.len(), Ordering::Relaxed);
             since = since.into_iter().chain(counts.since).min();
             for (user, of_user) in counts.before.into_iter().chain(counts.users) {
                 batch.requests += of_user.allowed + of_user.denied;

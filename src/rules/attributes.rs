@@ -97,6 +97,17 @@ impl<'a> Attributes<'a> {
         Self { account: Some(account), ..request }
     }
 
+    /// What is known of the request's own user: unlike [`account`](Self::account), keeps what the request says itself where
+    /// the account has nothing.
+    #[cfg(feature = "http")]
+    pub(crate) fn known_user(self, account: &'a Account) -> Self {
+        let request = match account.paid_tier() {
+            Some(tier) => self.set(TIER, tier),
+            None => self,
+        };
+        Self { account: Some(account), ..request }
+    }
+
     /// The client's address: from the connection, or from a header written by your own proxy. With a header that the
     /// client may write, such as `X-Forwarded-For`, the client chooses whom it counts as.
     #[must_use]

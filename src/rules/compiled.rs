@@ -107,6 +107,19 @@ impl Compiled {
         others.all(|(_, condition)| condition.holds(request)) && !self.skips(request)
     }
 
+    /// Whether it might apply to this request, which lacks this attribute, if the request had one.
+    #[cfg(feature = "http")]
+    pub(super) fn misses(&self, attribute: &str, request: &Attributes<'_>) -> bool {
+        let (by_it, mut others): (Vec<_>, Vec<_>) =
+            self.conditions.iter().partition(|condition| condition.attribute() == attribute);
+        others.retain(|condition| !condition.holds(request));
+        let skips_for_it = match &self.action {
+            CompiledAction::Throttle(throttle) if throttle.skips => throttle.skipped(request) == Some(attribute),
+            _ => false,
+        };
+        others.is_empty() && (!by_it.is_empty() || skips_for_it)
+    }
+
     /// Whether it applies only to requests that have everything that it counts by.
     pub(super) fn may_skip(&self) -> bool {
         matches!(&self.action, CompiledAction::Throttle(throttle) if throttle.skips)

@@ -321,6 +321,33 @@ async fn a_layer_knows_users_by_the_database() {
     assert_eq!(totals("43").await, (1, 1, 0, true));
 }
 
+/// What the database doesn't have of a user stays as the service says.
+#[tokio::test]
+async fn a_tier_that_the_service_gives_holds_for_users_whom_the_database_gives_none() {
+    let (server, tool) = prepared().await;
+    tool.push_rules(&rules(), "").await.expect("pushed");
+    tool.set_user("own", None, limits(Some(7), None, None), "").await.expect("set");
+    tool.block_user("past", None, Some(SystemTime::now() + Duration::from_millis(10)), "").await.expect("blocked");
+    tool.set_user("paid", Some("paid"), OwnLimits::default(), "").await.expect("set");
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let configuration = database(&server).follow(&limiter()).await.expect("a configuration");
+    let layer = RateLimitLayer::new(limiter(), configuration).attribute("tier", |_| Some("free"));
+    let layer = layer.header("user", HeaderName::from_static("x-user"));
+    for (user, expected) in
+        [("own", Some("user-quota")), ("past", Some("free")), ("other", Some("free")), ("paid", None)]
+    {
+        let hello =
+            service_fn(|_: Request<Body>| async { Ok::<_, std::convert::Infallible>(Response::new(Body::empty())) });
+        let request = Request::builder().uri("/items").header("x-user", user).body(Body::empty()).expect("a request");
+        let answer = layer.layer(hello).oneshot(request).await.expect("infallible");
+        let policy = answer.headers().get("ratelimit-policy").map(|policy| policy.to_str().expect("text").to_owned());
+        assert_eq!(policy.is_some(), expected.is_some(), "{user}: {policy:?}");
+        let is_expected =
+            expected.is_none_or(|name| policy.as_deref().is_some_and(|policy| policy[1..].starts_with(name)));
+        assert!(is_expected, "{user}: {policy:?}");
+    }
+}
+
 #[tokio::test]
 async fn hostile_text_is_stored_or_refused() {
     let (server, tool) = prepared().await;

@@ -297,6 +297,35 @@ async fn a_server_that_provides_no_address_is_told_in_debug_builds_and_on_stderr
     assert!(output.status.success() && said == 1, "{output:?}");
 }
 
+/// A block by address, or a limit that skips who has none, isn't led around.
+#[tokio::test]
+async fn a_server_that_provides_no_address_opens_no_rule_by_address() {
+    const RULES: &str = r#"
+        [[rule]]
+        name = "banned"
+        match = { ip = "192.0.2.0/24", path = "/a/*" }
+        action = "block"
+        [[rule]]
+        name = "anybody"
+        match = { path = "/b/*" }
+        key = "ip"
+        missing = "skip"
+        limits = ["gcra 1/1h"]
+        [[rule]]
+        name = "tried"
+        match = { ip = "192.0.2.0/24" }
+        action = "block"
+        shadow = true
+        [[rule]]
+        name = "rest"
+        key = "global"
+        limits = ["gcra 100/1h burst 100"]"#;
+    let layer = embedded(RULES);
+    for (path, status) in [("/a/1", 500), ("/b/1", 500), ("/c", 200)] {
+        assert_eq!(ask(&layer, get(path, &[])).await.status.as_u16(), status, "{path}");
+    }
+}
+
 async fn ask_unverified(layer: &RateLimitLayer, path: &str) -> u16 {
     use tower::ServiceExt;
     let service = tower::service_fn(|_: Request<Body>| async {
