@@ -22,13 +22,13 @@ mod migrations;
 mod own_thread;
 mod rules;
 mod seal;
-mod snapshot;
 mod state;
 #[cfg(feature = "tls")]
 mod tls;
 mod totals;
 mod transactions;
 mod users;
+mod users_in_force;
 pub(crate) mod writers;
 
 pub use configuration::{Configuration, Status};

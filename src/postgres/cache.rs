@@ -10,7 +10,7 @@ use super::entries::{Before, Entries, Head, RULES_TTL, millis};
 use super::key_text::KeyId;
 use super::keys::LookedUp;
 use super::seal::{Seal, unverified};
-use super::snapshot::Changes;
+use super::users_in_force::Changes;
 use crate::error::Error;
 use crate::limiter::Limiter;
 use crate::rules::RuleSet;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::entries::{Before, Entries, Head, REFRESHED_EVERY, RULES_TTL, millis};
-use super::snapshot::{Changes, PARTS, Part};
+use super::users_in_force::{Changes, PARTS, Part};
 use crate::error::Error;
 
 pub(super) const HEAD: &str = "head";

@@ -18,9 +18,9 @@ use tokio_postgres::{AsyncMessage, Client, Row, Transaction};
 use super::keep_cached::keep_cached;
 use super::key_text::KeyId;
 use super::keys::{self, KeyRecord, LookedUp, MOST_CHANGES};
-use super::snapshot;
 use super::state::{NOT_APPLIED, Shared};
 use super::transactions::{self, one_moment};
+use super::users_in_force::{Changes as UserChanges, Settings};
 use super::{Postgres, PostgresError, checked_version, in_time, rules, users};
 use crate::random::jittered;
 use crate::rules::RuleSet;
@@ -55,24 +55,24 @@ struct Versions {
     key_secret: Vec<u8>,
 }
 
-/// What is followed. Each is read in a transaction of its own, so that a lock on its table holds up no other.
+/// The tables that are followed. Each is read in a transaction of its own, so that a lock on one holds up no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum Table {
     Rules,
     Keys,
     Users,
 }
 
-/// In this order: there may be very many users, and each part is in force once it is read.
-const PARTS_READ: [Part; 3] = [Part::Rules, Part::Keys, Part::Users];
+/// In this order: there may be very many users, and each table is in force once it is read.
+const TABLES: [Table; 3] = [Table::Rules, Table::Keys, Table::Users];
 
 /// What a process knows, from one connection to the next.
 #[derive(Default)]
 struct Known {
-    /// At which each part was last read.
-    versions: [Versions; PARTS_READ.len()],
-    /// Whether somebody held a lock on a part then.
-    is_locked: [bool; PARTS_READ.len()],
+    /// At which each table was last read.
+    versions: [Versions; TABLES.len()],
+    /// Whether somebody held a lock on a table then.
+    is_locked: [bool; TABLES.len()],
     /// Sets of rules that requests may still hold. Dropping ten thousand rules takes a while, which is spent here.
     retired: Vec<RuleSet>,
 }
@@ -80,12 +80,12 @@ struct Known {
 /// Where the outcome of the start is reported, once.
 type Begun = Option<oneshot::Sender<Result<(), PostgresError>>>;
 
-/// What changed in a part since it was last read.
+/// What changed in a table since it was last read.
 enum Changes {
     /// `None` if unchanged; an error if they can't be used.
     Rules(Option<Result<RuleSet, PostgresError>>),
     Users {
-        users: snapshot::Changes,
+        users: UserChanges,
         /// How many rows were read.
         read: u64,
     },
@@ -197,7 +197,7 @@ async fn listen(
     }
 }
 
-/// Takes the changes that aren't known yet. A part that somebody has locked is left for the next time, but not at the
+/// Takes the changes that aren't known yet. A table that somebody has locked is left for the next time, but not at the
 /// start, which waits for it.
 async fn take(
     shared: &Weak<Shared>,
@@ -207,8 +207,8 @@ async fn take(
     begun: &mut Begun,
 ) -> Result<(), PostgresError> {
     let patience = if begun.is_some() { transactions::READ } else { PATIENCE };
-    for part in PARTS_READ {
-        let before = &known.versions[part as usize];
+    for table in TABLES {
+        let before = &known.versions[table as usize];
         let known_version: [&(dyn ToSql + Sync); 2] = [&before.all, &before.mark];
         let asked = in_time(ANSWERED_WITHIN, client.query_one(VERSIONS, &known_version));
         let row = postgres.naming_blockers(pid, asked).await?;
@@ -223,18 +223,18 @@ async fn take(
             continue;
         }
         let Some(shared) = shared.upgrade() else { return Ok(()) };
-        let read = read(client, part, &before, patience, || shared.keys.known_ids());
-        let is_locked = &mut known.is_locked[part as usize];
+        let read = read(client, table, &before, patience, || shared.keys.known_ids());
+        let is_locked = &mut known.is_locked[table as usize];
         match postgres.naming_blockers(pid, read).await {
             Ok((_, Changes::Rules(Some(Err(error))))) if begun.is_some() => return Err(error),
             Ok((at, changes)) => {
                 *is_locked = false;
-                if is_other && part == Part::Keys {
+                if is_other && table == Table::Keys {
                     // Their versions are of another past, and may be higher.
                     shared.keys.forget();
                 }
                 shared.to_cache.add(apply(&shared, &at, changes, &mut known.retired));
-                known.versions[part as usize] = at;
+                known.versions[table as usize] = at;
             }
             Err(error) if error.is_locked() && begun.is_none() => {
                 if !std::mem::replace(is_locked, true) {
@@ -329,10 +329,10 @@ impl Versions {
     }
 }
 
-/// The changes of one part since these versions, as of one moment, and the versions then.
+/// The changes of one table since these versions, as of one moment, and the versions then.
 async fn read(
     client: &mut Client,
-    part: Part,
+    table: Table,
     before: &Versions,
     patience: &str,
     known_ids: impl FnOnce() -> Vec<KeyId>,
@@ -340,10 +340,10 @@ async fn read(
     let transaction = answered(one_moment(client, patience)).await?;
     let row = in_time(READ_WITHIN, transaction.query_one(VERSIONS, &[&before.all, &before.mark])).await?;
     let versions = Versions::of(&row);
-    let changes = match part {
-        Part::Rules => Changes::Rules(answered(read_rules(&transaction, before, &versions)).await?),
-        Part::Users => read_users(&transaction, before, &versions).await?,
-        Part::Keys => answered(read_keys(&transaction, before, &versions, known_ids)).await?,
+    let changes = match table {
+        Table::Rules => Changes::Rules(answered(read_rules(&transaction, before, &versions)).await?),
+        Table::Users => read_users(&transaction, before, &versions).await?,
+        Table::Keys => answered(read_keys(&transaction, before, &versions, known_ids)).await?,
     };
     in_time(READ_WITHIN, transaction.commit()).await?;
     Ok((versions, changes))
@@ -382,10 +382,10 @@ async fn read_users(
     let deleted = in_time(READ_WITHIN, transaction.query(DELETED_USERS, &[&before.all])).await?;
     // Unless all deletions were read, all users are read again.
     let are_anew = before.all < now.truncated || deleted.len() >= MOST_CHANGES;
-    let mut users = snapshot::Changes::new(are_anew || before.all == 0);
+    let mut users = UserChanges::new(are_anew || before.all == 0);
     // A deleted user may have been created again, so the rows that exist come last.
     for row in &deleted {
-        users.add(row.get("user_id"), &snapshot::Settings::default());
+        users.add(row.get("user_id"), &Settings::default());
     }
     let read = users::read(transaction, if are_anew { 0 } else { before.all }, &mut users).await?;
     Ok(Changes::Users { users, read })

@@ -13,8 +13,8 @@ use super::key_text::KeyId;
 use super::keys::{LookedUp, MOST_CHANGES};
 use super::look_up::Keys;
 use super::own_thread::OwnThread;
-use super::snapshot::Users;
 use super::totals::Totals;
+use super::users_in_force::Users;
 use crate::rules::RuleSet;
 
 /// Versions count from 1.

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Transaction};
 
-use super::snapshot::{Block, Changes, Settings};
+use super::users_in_force::{Block, Changes, Settings};
 use super::{OwnLimits, Postgres, PostgresError, in_time, input};
 
 /// What the database has on one user.

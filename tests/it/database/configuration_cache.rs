@@ -70,9 +70,9 @@ async fn a_restart_without_postgres_is_served_from_redis() {
     for key in keys {
         let ttl: i64 = tollgate::redis::cmd("PTTL").arg(&key).query(&mut redis.connection()).expect("a time");
         let most = if key.contains(":key:") { 600_000 } else { 300_000 };
-        // Users that were replaced expire sooner.
-        let least = if key.contains(":users:") { 0 } else { most - 60_000 };
-        assert!(ttl > least && ttl <= most, "{key}: {ttl}");
+        // Users that were replaced expire within ten seconds.
+        let is_replaced = key.contains(":users:") && ttl <= 10_000;
+        assert!(is_replaced || ttl > most - 60_000 && ttl <= most, "{key}: {ttl}");
     }
 }
 

@@ -39,7 +39,7 @@ fn are_cached(redis: &Server, text: &str) -> bool {
     String::from_utf8_lossy(&entry(redis, ":rules")).contains(text) && name_of(redis, ":head").is_some()
 }
 
-/// By a table whose rows are told apart by role, since all processes here are of one version of tollgate.
+/// All processes here are of one version of tollgate, so row-level security shows an older one rules that it can't use.
 #[tokio::test]
 async fn a_process_that_refuses_new_rules_leaves_those_that_others_cached() {
     let redis = Server::start();

@@ -172,6 +172,7 @@ passed over  office: expected ip 10.0.0.0/8 or 2001:db8:77::/48, got 192.0.2.1
     let line =
         &lines(&tollgate(&["rules", "explain", EXAMPLE, "--path", "/api", "--tier", "free", "--user", "666"]))[0];
     assert_eq!((&line["reason"], &line["override"]), (&json!("blocked"), &json!("user:666")));
+    assert_eq!(line["key"], json!("user:666"), "as a replay shows it");
 }
 
 #[test]

@@ -53,7 +53,7 @@ struct Step<'a> {
     missing: Option<&'a str>,
     #[serde(rename = "override")]
     overridden: Option<String>,
-    /// The key that it counts.
+    /// The key that it counts, or that an override names.
     key: Option<String>,
     cost: Option<u64>,
     limits: Vec<Counted>,
@@ -170,7 +170,7 @@ impl<'a> Step<'a> {
                 _ => None,
             },
             overridden: applies.overridden.map(|key| shown(key.as_bytes())),
-            key: charge.map(|charge| shown(charge.key())),
+            key: charge.map(Charge::key).or(applies.overridden.map(str::as_bytes)).map(shown),
             cost: charge.map(Charge::cost),
             limits: charge.map(|charge| Counted::all(charge, limiter)).unwrap_or_default(),
             on_error: definition.and_then(|rule| rule.on_error),
