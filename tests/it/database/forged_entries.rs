@@ -205,6 +205,28 @@ async fn a_process_with_the_services_secret_verifies_all_that_it_starts_with() {
     assert!(with.follow(&limiter()).await.is_ok());
 }
 
+/// As Redis may have it of a database that was restored to an earlier moment without a new history.
+#[tokio::test]
+async fn an_entry_of_a_version_that_the_database_does_not_have_is_not_used() {
+    let redis = Server::start();
+    let (server, tool) = prepared().await;
+    let (key, stored) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
+    let first = follow(&database(&server), &redis).await;
+    assert!(first.account_of_key(key.secret()).await.is_ok());
+    let end = format!(":key:{}", stored.id);
+    wait_until("it is cached", async || name_of(&redis, &end).is_some()).await;
+    drop(first);
+    server
+        .run(
+            "SET session_replication_role = replica;
+            UPDATE tollgate.api_keys SET revoked_at = now(), version = 1;
+            UPDATE tollgate.configuration SET version = 1",
+        )
+        .await;
+    let second = follow(&database(&server), &redis).await;
+    assert_eq!(second.account_of_key(key.secret()).await.expect_err("revoked"), ApiKeyError::Revoked);
+}
+
 #[tokio::test]
 async fn entries_under_an_earlier_secret_are_refused_and_replaced() {
     let redis = Server::start();
