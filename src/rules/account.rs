@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::attributes::{API_KEY, USER};
+use super::names::{API_KEY, USER};
 use crate::error::RuleError;
 use crate::rule::Rule;
 

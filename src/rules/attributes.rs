@@ -8,25 +8,10 @@ use ipnet::Ipv6Net;
 use smallvec::SmallVec;
 
 use super::account::Account;
-use super::definition::Paths;
+use super::definition::{Paths, Reading};
+use super::names::{API_KEY, IP, METHOD, PATH, TIER, USER};
 use super::path;
 use crate::error::{Error, Kind};
-
-pub(super) const IP: &str = "ip";
-pub(super) const PATH: &str = "path";
-pub(super) const METHOD: &str = "method";
-pub(super) const USER: &str = "user";
-pub(super) const API_KEY: &str = "api_key";
-pub(super) const TIER: &str = "tier";
-
-/// The name of an attribute. Names known to tollgate take no memory of their own in each rule, so that checking many
-/// rules stays within the processor's caches.
-pub(super) type Name = Cow<'static, str>;
-
-pub(super) fn name(text: &str) -> Name {
-    let known = [USER, API_KEY, TIER, IP, PATH, METHOD].into_iter().find(|known| *known == text);
-    known.map_or_else(|| Cow::Owned(text.to_owned()), Cow::Borrowed)
-}
 
 /// What is known of one request, by which a [`RuleSet`](super::RuleSet) finds its rule.
 ///
@@ -254,17 +239,6 @@ impl<'a> Attributes<'a> {
             _ => self.text(name).map(Cow::Borrowed),
         }
     }
-}
-
-/// How a set of rules reads paths. In a file, `ignore_case` and `paths` say so.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Reading {
-    /// Whether the ASCII letters of paths and patterns are compared ignoring case. Default: false.
-    pub ignore_case: bool,
-    /// Whether a path is decoded before it is split, or split and compared as it is sent. Default: decoded before,
-    /// unless that makes a difference.
-    pub paths: Paths,
 }
 
 impl Reading {

@@ -5,15 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::account::{KEY_LIMITS, USER_LIMITS};
-use super::attributes::{Attributes, Reading};
+use super::attributes::Attributes;
 use super::condition::Condition;
-use super::definition::{Action, Cost, Definition};
+use super::definition::{Action, Cost, Definition, Reading};
 use super::error::Field;
-use super::throttle::Throttle;
-use crate::limit::Period;
-
-/// For a key that isn't based on an attribute.
-pub(super) const GLOBAL: &str = "global";
+use super::names::GLOBAL;
+use super::throttle::{Fault, Throttle, time};
 
 /// Names that no rule can have, since tollgate itself counts by them, under the same keys: limits of single users and of
 /// API keys, and look-ups of keys.
@@ -50,9 +47,6 @@ pub(super) enum CompiledAction {
     Block,
     Allow,
 }
-
-/// What is wrong, and where in the definition.
-pub(super) type Fault = (Field, String);
 
 impl Compiled {
     pub(super) fn new(definition: &Definition, reading: Reading) -> Result<Self, Fault> {
@@ -145,15 +139,6 @@ impl Response {
         })?;
         let message = definition.message.as_deref().map(Arc::from);
         Ok(Self { status, message, retry_after: time("retry_after", definition.retry_after.as_deref())? })
-    }
-}
-
-pub(super) fn time(field: &'static str, text: Option<&str>) -> Result<Option<Duration>, Fault> {
-    let Some(text) = text else { return Ok(None) };
-    match text.parse::<Period>() {
-        Ok(Period(0)) => Err((Field::named(field), format!("{field}: expected at least 1us, got {text:?}"))),
-        Ok(Period(us)) => Ok(Some(Duration::from_micros(us))),
-        Err(error) => Err((Field::named(field), format!("{field}: {error}"))),
     }
 }
 

@@ -6,8 +6,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::attributes::{Attributes, IP, METHOD, PATH, Reading, upper_case};
-use super::index::host;
+use super::attributes::{Attributes, upper_case};
+use super::definition::Reading;
+use super::names::{IP, METHOD, PATH};
 use super::path::{self, Pattern};
 
 /// An attribute, and the values of which it must have one.
@@ -166,7 +167,8 @@ pub(crate) fn net(text: &str) -> Result<IpNet, String> {
     let bad = || format!("expected an address or a network, such as 192.0.2.1 or 10.0.0.0/8, got {text:?}");
     let net = match text.parse::<IpNet>() {
         Ok(net) => net,
-        Err(_) => host(text.parse().map_err(|_| bad())?),
+        // The network of this address alone.
+        Err(_) => IpNet::from(text.parse::<IpAddr>().map_err(|_| bad())?),
     };
     let net = match net {
         IpNet::V6(v6) if v6.prefix_len() >= 96 => match v6.addr().to_ipv4_mapped() {

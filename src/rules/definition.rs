@@ -203,6 +203,17 @@ pub enum Paths {
     Segments,
 }
 
+/// How a set of rules reads paths. In a file, `ignore_case` and `paths` say so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reading {
+    /// Whether the ASCII letters of paths and patterns are compared ignoring case. Default: false.
+    pub ignore_case: bool,
+    /// Whether a path is decoded before it is split, or split and compared as it is sent. Default: decoded before,
+    /// unless that makes a difference.
+    pub paths: Paths,
+}
+
 /// A request's cost.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cost {

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::attributes::Reading;
 use super::compiled::Compiled;
-use super::definition::{Defaults, Definition, Document};
+use super::definition::{Defaults, Definition, Document, Reading};
 use super::error::{Field, MOST_FAULTS};
 use super::snapshot::{Seen, Snapshot, including};
 use super::text::{Positions, Said, Source, bad_variable, with_variables};

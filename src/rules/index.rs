@@ -1,15 +1,14 @@
 //! Finds the rules that may apply to a request without checking each: every rule is in one list, for the one of its
 //! conditions that the fewest rules share.
 
-use std::net::IpAddr;
-
 use hashbrown::HashMap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 use smallvec::SmallVec;
 
-use super::attributes::{Attributes, IP, PATH};
+use super::attributes::Attributes;
 use super::condition::{Condition, Values};
+use super::names::{IP, PATH};
 use super::path::{self, Segment};
 
 /// Rules by their index in the set, ascending.
@@ -181,7 +180,7 @@ impl<'a, 'r> Lookup<'a, 'r> {
     pub(super) fn of_request(request: &'a Attributes<'r>) -> Self {
         Self {
             path: request.matched_path().map(|path| path::segments(path).collect()),
-            net: request.ip.map(host),
+            net: request.ip.map(IpNet::from),
             texts: Texts::Request(request),
         }
     }
@@ -198,11 +197,6 @@ impl<'a, 'r> Lookup<'a, 'r> {
         });
         Self { path, net, texts: Texts::Rule(conditions) }
     }
-}
-
-/// The network of this address alone.
-pub(super) fn host(address: IpAddr) -> IpNet {
-    IpNet::from(address)
 }
 
 /// Keeps order and adds a rule once: it may name a value twice.

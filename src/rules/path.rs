@@ -5,8 +5,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::attributes::Reading;
-use super::definition::Paths;
+use super::definition::{Paths, Reading};
 
 /// One segment of a path, or of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

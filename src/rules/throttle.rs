@@ -2,21 +2,25 @@
 
 use std::borrow::Cow;
 use std::ops::Deref;
+use std::time::Duration;
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::account::Account;
-use super::attributes::{self, API_KEY, Attributes, IP, METHOD, Name, OTHER_METHOD, PATH, Reading, TIER, USER};
-use super::compiled::{Fault, GLOBAL, time};
-use super::definition::{Cost, Definition, LimitDefinition, Missing};
+use super::attributes::{self, Attributes, OTHER_METHOD};
+use super::definition::{Cost, Definition, LimitDefinition, Missing, Reading};
 use super::error::Field;
+use super::names::{self, API_KEY, GLOBAL, IP, METHOD, Name, PATH, TIER, USER};
 use crate::algorithm::numbers::EXACT;
 use crate::error::{Error, Kind};
-use crate::limit::Limit;
+use crate::limit::{Limit, Period};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::rule::serialized::Policy;
+
+/// What is wrong, and where in the definition.
+pub(super) type Fault = (Field, String);
 
 /// The attributes of a key.
 type Names = SmallVec<[Name; 1]>;
@@ -107,7 +111,7 @@ impl Throttle {
                 let why = format!("cost: expected a number without quotes, or the name of an attribute, got {name:?}");
                 return Err((Field::named("cost"), why));
             }
-            Cost::Attribute(name) => Some(attributes::name(name)),
+            Cost::Attribute(name) => Some(names::name(name)),
         };
         let min_cost = min_cost(definition, &rule)?;
         let skips = definition.missing == Some(Missing::Skip);
@@ -418,6 +422,15 @@ fn min_cost(definition: &Definition, rule: &Rule) -> Result<u64, Fault> {
     }
 }
 
+pub(super) fn time(field: &'static str, text: Option<&str>) -> Result<Option<Duration>, Fault> {
+    let Some(text) = text else { return Ok(None) };
+    match text.parse::<Period>() {
+        Ok(Period(0)) => Err((Field::named(field), format!("{field}: expected at least 1us, got {text:?}"))),
+        Ok(Period(us)) => Ok(Some(Duration::from_micros(us))),
+        Err(error) => Err((Field::named(field), format!("{field}: {error}"))),
+    }
+}
+
 /// A key's attributes: an empty list for `global`, and none if the field is empty.
 fn names(field: &'static str, names: &[String]) -> Result<Option<Names>, Fault> {
     match names {
@@ -437,7 +450,7 @@ fn names(field: &'static str, names: &[String]) -> Result<Option<Names>, Fault> 
                     ));
                 }
             }
-            Ok(Some(names.iter().map(|name| attributes::name(name)).collect()))
+            Ok(Some(names.iter().map(|name| names::name(name)).collect()))
         }
     }
 }

@@ -1,9 +1,9 @@
 //! What is valid in a rule and probably doesn't match as meant: values written as patterns where none are read.
 
-use super::attributes::{METHOD, PATH, TIER};
-use super::compiled::Fault;
 use super::definition::Definition;
 use super::error::Field;
+use super::names::{METHOD, PATH, TIER};
+use super::throttle::Fault;
 
 /// The route that a router has matched; its own patterns are written in braces.
 const ROUTE: &str = "route";
