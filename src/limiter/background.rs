@@ -292,6 +292,15 @@ pub(super) async fn persist_until<F: Future<Output = Result<Decision, Error>>>(
     due: Option<Instant>,
     attempt: impl Fn() -> F,
 ) -> Result<bool, Error> {
+    persist_while(Error::goes_to_policy, due, attempt).await
+}
+
+/// The same, as long as attempts fail like this.
+pub(super) async fn persist_while<F: Future<Output = Result<Decision, Error>>>(
+    may_retry: impl Fn(&Error) -> bool,
+    due: Option<Instant>,
+    attempt: impl Fn() -> F,
+) -> Result<bool, Error> {
     let (mut pause, mut began) = (FIRST_PAUSE, None);
     loop {
         if due.is_some_and(|due| due <= Instant::now()) {
@@ -302,7 +311,7 @@ pub(super) async fn persist_until<F: Future<Output = Result<Decision, Error>>>(
             Ok(Decision { error: Some(error), .. }) => Error::clone(&error),
             Err(error) => error,
         };
-        if !failure.goes_to_policy() || began.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+        if !may_retry(&failure) || began.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
             return Err(failure);
         }
         runtime::sleep(jittered(pause, 100)).await?;

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Limiter;
-use super::background::persist_until;
+use super::background::{persist_until, persist_while};
 use super::wait::JITTER;
 use crate::call::Mode;
 use crate::decision::{By, Decision, Denied, RetryAfter};
@@ -57,6 +57,8 @@ pub struct Permit {
 /// What a permit shares with the task that renews it.
 #[derive(Debug, Default)]
 struct Renewing {
+    /// Whether no other caller knows the id that it is held by.
+    own_id: bool,
     /// Whether a renewal has begun before, on a runtime that has ended.
     begun: AtomicBool,
     /// Set by whoever gives the permit back.
@@ -255,7 +257,7 @@ impl Permit {
             return self;
         }
         let until = self.rule.holds_for().map(|time| Instant::now() + time.min(LONGEST_WAIT));
-        let renewing = Arc::new(Renewing { until, ..Renewing::default() });
+        let renewing = Arc::new(Renewing { until, own_id: self.own_id, ..Renewing::default() });
         self.renewing = Some(Arc::clone(&renewing));
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
         let runtime = runtime::current().unwrap_or_else(|_| self.runtime.clone());
@@ -278,8 +280,9 @@ impl Permit {
             return self.limiter.peek(&self.rule, &self.request).await;
         }
         let answer = self.limiter.release(&self.rule, &self.request).await;
-        // If a policy answered for Redis, the drop tries once more.
-        self.held = answer.as_ref().map_or(true, |decision| decision.error.is_some());
+        // Unless Redis answered, the drop tries once more.
+        let failed = answer.as_ref().map_or_else(Some, |decision| decision.error.as_deref());
+        self.held = failed.is_some_and(|error| may_retry(self.own_id, error));
         answer
     }
 
@@ -318,9 +321,15 @@ impl Renewing {
                 None => pending().await,
             }
         };
+        // By an id that others know, only for as long as the permit surely lasts.
+        let due = || (!self.own_id).then(|| Instant::now() + ttl / 3);
+        let release =
+            || persist_while(|error| may_retry(self.own_id, error), due(), || limiter.release(&rule, request));
         if self.overdue.load(Ordering::Acquire) {
-            // Its runtime ended while it gave the permit back.
-            let _ = persist_until(None, || limiter.release(&rule, request)).await;
+            // Its runtime ended while it gave the permit back, which it may have done.
+            if self.own_id {
+                let _ = release().await;
+            }
             return;
         }
         if self.over.load(Ordering::Acquire) {
@@ -334,9 +343,15 @@ impl Renewing {
         if !self.over.swap(true, Ordering::AcqRel) {
             self.overdue.store(true, Ordering::Release);
             telemetry::permit_overdue(&rule);
-            let _ = persist_until(None, || limiter.release(&rule, request)).await;
+            let _ = release().await;
         }
     }
+}
+
+/// Whether a release that failed like this may be made again. By an id that others know it may not if Redis may have made
+/// it: another holder may have the permit by now.
+fn may_retry(own_id: bool, error: &Error) -> bool {
+    error.goes_to_policy() && (own_id || error.charged() == Charged::No)
 }
 
 /// Hides the key.

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -33,7 +33,14 @@ const FIRST_LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    queues: Mutex<HashMap<Vec<u8>, Weak<Queue>>>,
+    queues: Mutex<HashMap<Vec<u8>, Places>>,
+}
+
+/// A queue, and how many have a place in it: the last to leave removes it.
+#[derive(Debug)]
+struct Places {
+    queue: Arc<Queue>,
+    count: usize,
 }
 
 /// Those that wait for the same limits.
@@ -116,7 +123,7 @@ impl Limiter {
     /// Looks what is still owed, for those in this process that wait for the same as a reservation just cancelled.
     pub(super) async fn move_up(&self, rule: &Rule, request: &Request<'_>) {
         let Some(name) = self.queue_name(rule, request) else { return };
-        let waits = self.background.turns.queues().get(&name).is_some_and(|queue| queue.strong_count() > 0);
+        let waits = self.background.turns.queues().contains_key(&name);
         if waits {
             self.background.turns.find(name, rule).queue.look(self, request).await;
         }
@@ -135,24 +142,16 @@ impl Limiter {
 }
 
 impl Turns {
-    fn queues(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Weak<Queue>>> {
+    fn queues(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Places>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn find(self: &Arc<Self>, name: Vec<u8>, rule: &Rule) -> Place {
         let mut queues = self.queues();
-        let found = queues.get(&name).and_then(Weak::upgrade);
-        let queue = found.unwrap_or_else(|| {
-            let queue = Arc::new(Queue {
-                rule: rule.clone(),
-                waiting: Mutex::default(),
-                moved_up: Notify::new(),
-                looking: AtomicBool::new(false),
-                again: AtomicBool::new(false),
-            });
-            queues.insert(name.clone(), Arc::downgrade(&queue));
-            queue
-        });
+        let places =
+            queues.entry(name.clone()).or_insert_with(|| Places { queue: Arc::new(Queue::of(rule)), count: 0 });
+        places.count += 1;
+        let queue = Arc::clone(&places.queue);
         drop(queues);
         Place { turns: Arc::clone(self), name, queue, number: None }
     }
@@ -181,13 +180,26 @@ impl Drop for Place {
             self.queue.moved_up.notify_waiters();
         }
         let mut queues = self.turns.queues();
-        if Arc::strong_count(&self.queue) == 1 {
-            queues.remove(&self.name);
+        if let Some(places) = queues.get_mut(&self.name) {
+            places.count -= 1;
+            if places.count == 0 {
+                queues.remove(&self.name);
+            }
         }
     }
 }
 
 impl Queue {
+    fn of(rule: &Rule) -> Self {
+        Self {
+            rule: rule.clone(),
+            waiting: Mutex::default(),
+            moved_up: Notify::new(),
+            looking: AtomicBool::new(false),
+            again: AtomicBool::new(false),
+        }
+    }
+
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -219,8 +231,8 @@ impl Waiting {
         if left.turn <= Instant::now() || sooner.is_zero() {
             return false;
         }
-        let place = (left.turn, number);
-        let behind = self.members.iter_mut().filter(|(other, member)| (member.turn, **other) > place);
+        let place = order(rule, number, &left);
+        let behind = self.members.iter_mut().filter(|(other, member)| order(rule, **other, member) > place);
         let moved = behind.map(|(_, member)| member.turn = member.turn.checked_sub(sooner).unwrap_or(member.turn));
         moved.count() > 0
     }
@@ -230,7 +242,7 @@ impl Waiting {
     fn pay(&mut self, rule: &Rule, asked_at: Instant, paid_at: Instant, remaining: u64) {
         self.looked_at = Some(asked_at);
         let mut paid: Vec<_> = self.members.iter_mut().filter(|(_, member)| member.reserved_at <= asked_at).collect();
-        paid.sort_unstable_by_key(|(number, member)| (member.turn, **number));
+        paid.sort_unstable_by_key(|(number, member)| order(rule, **number, member));
         let mut behind = 0_u64;
         for (_, member) in paid.into_iter().rev() {
             let turn = paid_at.checked_sub(refills(rule, behind, remaining)).unwrap_or(asked_at);
@@ -238,6 +250,13 @@ impl Waiting {
             behind = behind.saturating_add(member.units);
         }
     }
+}
+
+/// In which order members are served. In a fixed window the turns of many are one time, which each has heard of at
+/// another moment, so that only the order in which they came tells them apart.
+fn order(rule: &Rule, number: u64, member: &Member) -> (Option<Instant>, u64) {
+    let has_windows = rule.limits().any(|limit| limit.algorithm() == Algorithm::FixedWindow);
+    ((!has_windows).then_some(member.turn), number)
 }
 
 /// How long this rule took at least to refill so many units that were owed, if so many remain.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate::{Clock, Embedded, Limiter, Redis, RetryAfter, Rule};
@@ -265,5 +266,37 @@ async fn a_cost_that_no_limit_could_admit_is_denied_with_never() {
             let decision = limiter.acquire_wait(&rule(text), request, SECOND).await.expect("a decision");
             assert_eq!((decision.allowed, decision.retry_after), (false, RetryAfter::Never), "{text}: {cost}");
         }
+    }
+}
+
+/// The turns of a window are one time, of which each hears a little later.
+#[tokio::test]
+async fn callers_of_a_fixed_window_move_up_in_order_of_arrival() {
+    let server = Server::start();
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let rule = rule("fixed-window 2/3s start first-hit max-debt 20");
+    let mut of_keys = Vec::new();
+    for number in 0..30 {
+        let key = format!("key {number}");
+        for _ in 0..2 {
+            assert!(limiter.acquire(&rule, &key).await.expect("an answer").allowed);
+        }
+        let mut waits = Vec::new();
+        for _ in 0..4 {
+            let (limiter, rule, key) = (limiter.clone(), rule.clone(), key.clone());
+            waits.push(tokio::spawn(async move {
+                let decision = limiter.acquire_wait(&rule, &key, Duration::from_secs(60)).await;
+                assert!(decision.expect("an answer").allowed);
+                Instant::now()
+            }));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // Two of the three that stay are served by the next window.
+        waits.remove(0).abort();
+        of_keys.push(waits);
+    }
+    for waits in of_keys {
+        let served: Vec<_> = join_all(waits).await.into_iter().map(|served| served.expect("served")).collect();
+        assert!(served[2] + Duration::from_secs(1) > served[1], "the last came a window before the one before it");
     }
 }

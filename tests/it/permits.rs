@@ -6,6 +6,7 @@ use tollgate::redis::cmd;
 use tollgate::{Charged, Clock, Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
 
 use crate::support::polling::wait_until;
+use crate::support::proxy::Proxy;
 use crate::support::redis_server::Server;
 use crate::support::rules::{by_own_id, rule};
 
@@ -404,4 +405,38 @@ async fn permits_held_in_this_process_go_back_while_many_wait_for_redis() {
         comes_to(&limiter, &few, 4).await;
     }
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+/// By an id that others know, what Redis may have done isn't done again: the next holder may have the permit by then.
+#[tokio::test]
+async fn a_release_without_an_answer_takes_no_permit_from_the_next_holder() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let there = Limiter::new(Redis::open(&server.tcp_url()).expect("a good address"));
+    for overdue in [false, true] {
+        let key = format!("key {overdue}");
+        let slow = Limiter::new(Redis::open(&proxy.url()).expect("a good address"));
+        let slow = slow.deadline(Duration::from_millis(300));
+        let rule = rule("concurrency 1 ttl 30s");
+        let rule = if overdue { rule.max_hold(Duration::from_millis(500)).expect("a time") } else { rule };
+        let request = Request::new(&key).id("job-7");
+        let first = slow.hold(&rule, request).await.expect("an answer").permit.expect("a permit");
+        proxy.delay(Duration::from_millis(500));
+        let released = tokio::spawn(async move {
+            if overdue {
+                let first = first.renewed();
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                drop(first);
+            } else {
+                let error = first.release().await.expect_err("no answer in time");
+                assert_eq!(error.charged(), Charged::Unknown);
+            }
+        });
+        wait_until("it is given back", async || there.peek(&rule, &key).await.expect("an answer").remaining == 1).await;
+        let second = there.hold(&rule, request).await.expect("an answer").permit.expect("a permit");
+        proxy.delay(Duration::ZERO);
+        released.await.expect("no panic");
+        slow.finish().await;
+        second.renew().await.expect("it is still held");
+    }
 }
