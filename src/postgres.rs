@@ -68,6 +68,8 @@ use tls::Connector;
 
 /// Most connections held: enough for look-ups, one batch at a time, beside a batch of totals and the ids of keys.
 const MOST_CONNECTIONS: usize = 4;
+/// Changes that use a connection at a time.
+const MOST_CHANGES_AT_ONCE: usize = 2;
 /// How long making a connection, or waiting for one, may take.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a pooled connection may take to show that it still works.
@@ -101,6 +103,8 @@ pub struct Postgres {
     seal: Option<Seal>,
     /// Held while history is being read.
     reading: Arc<Semaphore>,
+    /// Held while the configuration is changed: changes wait for one another, and leave a connection to look-ups.
+    changing: Arc<Semaphore>,
 }
 
 impl Postgres {
@@ -187,7 +191,15 @@ impl Postgres {
             .build()
             .map_err(|error| PostgresError::input(format!("postgres: {error}")))?;
         let address = address::shown(&config);
-        Ok(Self { pool, config, connector, address, seal: None, reading: Arc::new(Semaphore::new(1)) })
+        Ok(Self {
+            pool,
+            config,
+            connector,
+            address,
+            seal: None,
+            reading: Arc::new(Semaphore::new(1)),
+            changing: Arc::new(Semaphore::new(MOST_CHANGES_AT_ONCE)),
+        })
     }
 
     /// A secret of at least 16 bytes that authenticates what is cached in Redis, in place of the database's own. All

@@ -9,7 +9,7 @@ use super::cached_users::{Digested, HEAD, NAMES_AT_ONCE, UsersHead, users_part};
 use super::entries::{Before, Entries, Head, RULES_TTL, millis};
 use super::key_text::KeyId;
 use super::keys::LookedUp;
-use super::seal::{Seal, unverified};
+use super::seal::{SEALED_FROM, Seal, unverified};
 use super::users_in_force::Changes;
 use crate::error::Error;
 use crate::limiter::Limiter;
@@ -48,6 +48,29 @@ pub(super) enum CachedKey {
     Refused,
     Nothing,
 }
+
+/// What an entry of a key is written over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    /// What a process just read may be older than what another has cached since.
+    Nothing,
+    /// A change, which may be written late.
+    Older,
+    /// What can't be used.
+    Anything,
+}
+
+/// Sets an entry for so many milliseconds unless the one that is there, whose content begins at this byte, has this
+/// history and a later version. Whoever reads it verifies it.
+const SET_OVER_OLDER: &str = "
+    local is = redis.call('GET', KEYS[1])
+    if is then
+        local read, there = pcall(cjson.decode, string.sub(is, ARGV[3]))
+        if read and type(there) == 'table' and there.history == ARGV[4]
+            and (tonumber(there.version) or 0) > tonumber(ARGV[5]) then return 0 end
+    end
+    redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+    return 1";
 
 impl Cache {
     /// The cache for the database at this address.
@@ -131,7 +154,8 @@ impl Cache {
     async fn write_rules(&self, seal: &Seal, before: Before<'_>, rules: &HeadedRules) -> Result<bool, Error> {
         let [head, content] =
             [serde_json::to_vec(&rules.head), serde_json::to_vec(rules)].map(Result::unwrap_or_default);
-        self.entries.replace(seal, before, &[(RULES_HEAD, head), (RULES, content)], Some(RULES_TTL)).await
+        let contents = [(RULES_HEAD, head), (RULES, content)];
+        self.entries.replace(seal, before, &contents, Some(RULES_TTL)).await.map(|written| written.is_some())
     }
 
     /// All of it, or nothing. Verified, if this process has the secret.
@@ -173,9 +197,8 @@ impl Cache {
         Ok(found.map_or(CachedKey::Refused, CachedKey::Found))
     }
 
-    /// Writes what was read for ids. What a process just read may be older than what other processes have cached, so
-    /// only a change, or an entry for one that can't be used, replaces an entry.
-    pub(super) async fn write_keys(&self, keys: &[(KeyId, LookedUp)], replace: bool) -> Result<(), Error> {
+    /// Writes what was read for ids.
+    pub(super) async fn write_keys(&self, keys: &[(KeyId, LookedUp)], over: Over) -> Result<(), Error> {
         let Some(seal) = self.entries.seal() else { return Ok(()) };
         for some in keys.chunks(500) {
             let mut write = redis::pipe();
@@ -183,10 +206,14 @@ impl Cache {
                 let Ok(content) = serde_json::to_vec(key) else { continue };
                 let name = self.name_of_key(*id);
                 let entry = seal.seal(&name, &content);
-                let set = write.cmd("SET").arg(name).arg(entry).arg("PX").arg(millis(KEYS_TTL));
-                if !replace {
-                    set.arg("NX");
-                }
+                match over {
+                    Over::Nothing => write.cmd("SET").arg(name).arg(entry).arg("PX").arg(millis(KEYS_TTL)).arg("NX"),
+                    Over::Older => {
+                        let set = write.cmd("EVAL").arg(SET_OVER_OLDER).arg(1).arg(name).arg(entry);
+                        set.arg(millis(KEYS_TTL)).arg(SEALED_FROM).arg(&key.history).arg(key.version)
+                    }
+                    Over::Anything => write.cmd("SET").arg(name).arg(entry).arg("PX").arg(millis(KEYS_TTL)),
+                };
             }
             if !write.is_empty() {
                 self.entries.ask::<redis::Value>(&write).await?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::entries::{Before, Entries, Head, REFRESHED_EVERY, RULES_TTL, millis};
+use super::entries::{Before, Entries, Head, REFRESHED_EVERY, RULES_TTL, millis, sha1};
 use super::users_in_force::{Changes, PARTS, Part};
 use crate::error::Error;
 
@@ -20,6 +20,13 @@ const AT_ONCE: usize = 16;
 pub(super) const NAMES_AT_ONCE: usize = 256;
 /// How long a part that was replaced is kept for processes that have just read the head that lists it.
 const REPLACED_TTL: Duration = Duration::from_secs(10);
+
+/// Lets all but the first of these expire in so many milliseconds, if the SHA-1 of the first is this.
+const EXPIRE: &str = "
+    local is = redis.call('GET', KEYS[1])
+    if not is or redis.sha1hex(is) ~= ARGV[1] then return 0 end
+    for i = 2, #KEYS do redis.call('PEXPIRE', KEYS[i], ARGV[2]) end
+    return 1";
 
 /// Which configuration the cached users belong to, and the digests of their parts.
 #[derive(PartialEq, Eq, Serialize, Deserialize)]
@@ -82,10 +89,10 @@ impl Entries {
         // Last, since it says that the rest is there. It expires when the first of that does.
         let content = serde_json::to_vec(&own).unwrap_or_default();
         let replaced = self.replace(&seal, before, &[(HEAD, content)], is_whole.then_some(RULES_TTL)).await?;
-        if replaced {
-            self.drop_parts(&there, &own.digests).await?;
+        if let Some(entry) = &replaced {
+            self.drop_parts(entry, &there, &own.digests).await?;
         }
-        Ok(replaced)
+        Ok(replaced.is_some())
     }
 
     /// Writes the parts that aren't there yet. `there`: the digests of those that are, unless they have expired;
@@ -113,15 +120,15 @@ impl Entries {
         Ok(())
     }
 
-    /// Lets parts expire that are no longer listed.
-    async fn drop_parts(&self, there: &[String], listed: &[String]) -> Result<(), Error> {
+    /// Lets parts expire that are no longer listed, unless another head has been written since: it may list them again.
+    async fn drop_parts(&self, head: &[u8], there: &[String], listed: &[String]) -> Result<(), Error> {
         let listed: HashSet<_> = listed.iter().collect();
         let replaced: Vec<_> = there.iter().filter(|digest| !listed.contains(digest)).collect();
         for some in replaced.chunks(NAMES_AT_ONCE) {
             let mut expire = redis::pipe();
-            for digest in some {
-                expire.cmd("PEXPIRE").arg(self.name_of_users(digest)).arg(millis(REPLACED_TTL));
-            }
+            let command = expire.cmd("EVAL").arg(EXPIRE).arg(some.len() + 1).arg(self.name(HEAD));
+            some.iter().for_each(|digest| _ = command.arg(self.name_of_users(digest)));
+            command.arg(sha1(head)).arg(millis(REPLACED_TTL));
             self.ask::<redis::Value>(&expire).await?;
         }
         Ok(())

@@ -139,27 +139,28 @@ impl Entries {
     }
 
     /// Seals and writes these entries, for the given time or for as long as they live already, unless the first isn't
-    /// what it was `before`. Returns whether it was.
+    /// what it was `before`. Returns the first as it is written, or nothing if it wasn't.
     pub(super) async fn replace(
         &self,
         seal: &Seal,
         Before(before): Before<'_>,
         contents: &[(&str, Vec<u8>)],
         ttl: Option<Duration>,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<Vec<u8>>, Error> {
         let mut replace = redis::pipe();
         let command = replace.cmd("EVAL").arg(REPLACE).arg(contents.len());
         let names: Vec<_> = contents.iter().map(|(what, _)| self.name(what)).collect();
-        command
-            .arg(&names)
-            .arg(before.map(|before| sha1_smol::Sha1::from(before).digest().to_string()).unwrap_or_default())
-            .arg(ttl.map_or(0, millis));
-        for (name, (_, content)) in names.iter().zip(contents) {
-            command.arg(seal.seal(name, content));
-        }
+        command.arg(&names).arg(before.map(sha1).unwrap_or_default()).arg(ttl.map_or(0, millis));
+        let entries: Vec<_> = names.iter().zip(contents).map(|(name, (_, content))| seal.seal(name, content)).collect();
+        command.arg(&entries);
         let replaced = self.ask::<(Value,)>(&replace).await?;
-        Ok(replaced.is_none_or(|(replaced,)| replaced == Value::Int(1)))
+        let is_replaced = replaced.is_none_or(|(replaced,)| replaced == Value::Int(1));
+        Ok(entries.into_iter().next().filter(|_| is_replaced))
     }
+}
+
+pub(super) fn sha1(bytes: &[u8]) -> String {
+    sha1_smol::Sha1::from(bytes).digest().to_string()
 }
 
 pub(super) fn millis(time: Duration) -> u64 {

@@ -299,9 +299,10 @@ fn apply(shared: &Shared, versions: &Versions, changes: Changes, retired: &mut V
     Vec::new()
 }
 
-/// The versions of now, and whether they are this known one or came after it.
+/// The versions of now, and whether they are this known one or came after it. Deletions are kept as long as versions.
 const VERSIONS: &str = "
-    SELECT history::text, version, rules_version, truncated_version, cache_secret, key_secret,
+    SELECT history::text, version, rules_version, cache_secret, key_secret,
+        greatest(truncated_version, (SELECT min(version) FROM tollgate.versions)) AS truncated_version,
         (SELECT mark::text FROM tollgate.versions WHERE version = configuration.version) AS mark,
         EXISTS (SELECT 1 FROM tollgate.versions WHERE version = $1 AND mark::text = $2) AS is_later
     FROM tollgate.configuration";

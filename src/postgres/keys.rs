@@ -97,7 +97,7 @@ const LOOKED_UP: &str = "
 
 const COLUMNS: &str =
     "key_id, user_id, name, tier, per_second, per_hour, per_day, burst, total, last_used_at, expires_at,
-    revoked_at, revoked_by, replaces, created_at, created_by, now() AS read_at";
+    revoked_at, revoked_by, replaces, greatest(created_at, 'epoch') AS created_at, created_by, now() AS read_at";
 
 impl Postgres {
     /// Creates an API key for a user. The first value returned is the key, which can't be recovered later: the database
@@ -358,7 +358,7 @@ impl StoredKey {
                 name: row.get("name"),
                 tier: row.get("tier"),
                 limits: limits(row),
-                expires_at: row.get("expires_at"),
+                expires_at: input::moment(row.get("expires_at")),
             },
             total: row.get::<_, i64>("total").unsigned_abs(),
             last_used_at: row.get("last_used_at"),

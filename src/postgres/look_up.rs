@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Postgres;
-use super::cache::{Cache, CachedKey, KEYS_TTL};
+use super::cache::{Cache, CachedKey, KEYS_TTL, Over};
 use super::key_text::{self, Checksums, KeyId};
 use super::keys::{KeyRecord, LookedUp};
 use super::known_ids::KnownIds;
@@ -200,18 +200,20 @@ impl Keys {
     }
 
     async fn look_up(&self, id: KeyId) -> Answer {
-        let replace = match self.cache.key(id).await.unwrap_or(CachedKey::Nothing) {
+        let over = match self.cache.key(id).await.unwrap_or(CachedKey::Nothing) {
             CachedKey::Found(found) if locked(&self.changes).allow_cached(id, &found) => {
                 return Ok(self.take(id, &found, KEYS_TTL));
             }
-            CachedKey::Found(_) | CachedKey::Refused => true,
-            CachedKey::Nothing => false,
+            // A change that is written at the same time stays.
+            CachedKey::Found(found) if locked(&self.changes).may_be(&found) => Over::Older,
+            CachedKey::Found(_) | CachedKey::Refused => Over::Anything,
+            CachedKey::Nothing => Over::Nothing,
         };
         match self.in_postgres(id).await {
             Ok(found) => {
                 // In a task of its own, so that the caller doesn't wait for it.
                 let (cache, write) = (self.cache.clone(), vec![(id, found.clone())]);
-                tokio::spawn(async move { cache.write_keys(&write, replace).await });
+                tokio::spawn(async move { cache.write_keys(&write, over).await });
                 Ok(self.take(id, &found, KEYS_TTL))
             }
             Err(error) => {
@@ -358,9 +360,14 @@ impl Changes {
         });
     }
 
+    /// Whether the database has such a version.
+    fn may_be(&self, found: &LookedUp) -> bool {
+        self.is_of_now(found) && found.version <= self.newest
+    }
+
     /// Whether what Redis has on an id can be used.
     fn allow_cached(&self, id: KeyId, found: &LookedUp) -> bool {
-        found.version <= self.newest && self.allow(id, found)
+        self.may_be(found) && self.allow(id, found)
     }
 
     /// Whether what was read of an id is still current, as far as this process knows.

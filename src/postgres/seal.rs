@@ -13,6 +13,8 @@ pub(super) struct Seal {
 
 /// The bytes of a MAC. They precede the content.
 const MAC: usize = 32;
+/// The first byte of the content, counted from 1 as Lua does.
+pub(super) const SEALED_FROM: usize = MAC + 1;
 
 impl Seal {
     pub(super) fn new(secret: &[u8]) -> Self {

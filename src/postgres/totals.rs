@@ -234,7 +234,11 @@ impl Totals {
                     Entry::Vacant(unknown) => drop(unknown.insert(of_user)),
                 }
             }
-            batch.keys.extend(counts.keys);
+            // A key's requests may have been counted for several users.
+            for (key, of_key) in counts.keys {
+                let known = batch.keys.entry(key).or_insert(OfKey { allowed: 0, last: of_key.last });
+                *known = OfKey { allowed: known.allowed + of_key.allowed, last: known.last.max(of_key.last) };
+            }
         }
         *self.on_its_way.lock().unwrap_or_else(PoisonError::into_inner) = since;
         (!batch.users.is_empty()).then_some(batch)

@@ -41,6 +41,7 @@ impl Postgres {
         &self,
         work: impl AsyncFnOnce(&Transaction<'_>) -> Result<T, PostgresError>,
     ) -> Result<T, PostgresError> {
+        let _turn = self.changing.acquire().await;
         let mut connection = self.connection().await?;
         let transaction = in_time(ANSWERED_WITHIN, begin_writing(&mut connection)).await?;
         in_time(ANSWERED_WITHIN, transaction.batch_execute(CHANGE)).await?;

@@ -9,6 +9,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use tollgate::postgres::{Migration, Postgres, Writer};
 
+use crate::escape::shown;
 use crate::found;
 use crate::options::tls::Files;
 #[cfg(not(feature = "tls"))]
@@ -128,7 +129,7 @@ fn print_writers(writers: &[Writer], now: SystemTime) -> io::Result<()> {
             (false, None) if ago > SILENCE => format!("not heard of for {}: perhaps killed", human(ago)),
             (false, None) => format!("runs; wrote {} ago", human(ago)),
         };
-        let (name, requests) = (&writer.name, counted(writer.requests, "request"));
+        let (name, requests) = (shown(writer.name.as_bytes()), counted(writer.requests, "request"));
         let writes = writer.writes.name();
         let from = writer.client.as_deref().unwrap_or("a socket");
         let lost = if writer.lost > 0 { format!(", {} lost", writer.lost) } else { String::new() };

@@ -24,7 +24,8 @@ pub(crate) enum Keys {
     Create(Create),
     /// Create a key to replace another, which stays valid for a while.
     ///
-    /// The new key has the same user, name, tier and limits, and is valid for as long as the old one would have been.
+    /// The new key has the same user, name, tier and limits. If the old one was made for 90 days, the new one is valid for 90
+    /// days from now.
     /// It is printed this once; if that fails, nothing changes.
     Rotate(Rotate),
     /// Make a key invalid permanently, in every process within a second.

@@ -172,7 +172,8 @@ async fn a_storm_of_unknown_keys_does_not_reach_postgres() {
             assert!(service.account_of_key(key.secret()).await.is_ok());
         }
     }
-    let most = 11.0 + 90.0 * began.elapsed().as_secs_f64();
+    // Each service may have looked up the one that exists.
+    let most = 12.0 + 90.0 * began.elapsed().as_secs_f64();
     let looked_up: u64 = services.iter().map(|service| service.status().key_look_ups).sum();
     println!("of 5,000 unknown keys in {:?}, {looked_up} were looked up, {refused} refused", began.elapsed());
     assert!((looked_up as f64) <= most && looked_up >= 10, "{looked_up} of at most {most}");

@@ -8,6 +8,7 @@ use tollgate::{Engine, Limiter};
 use super::{database, prepared};
 use crate::support::polling::wait_until;
 use crate::support::postgres_server::PostgresServer;
+use crate::support::proxy::Proxy;
 use crate::support::redis_server::Server;
 
 fn rules(limit: &str) -> RuleSet {
@@ -225,6 +226,75 @@ async fn an_entry_of_a_version_that_the_database_does_not_have_is_not_used() {
         .await;
     let second = follow(&database(&server), &redis).await;
     assert_eq!(second.account_of_key(key.secret()).await.expect_err("revoked"), ApiKeyError::Revoked);
+}
+
+/// Deletions are only kept for a day or so.
+#[tokio::test]
+async fn an_entry_of_a_key_that_was_deleted_long_ago_is_not_used() {
+    let redis = Server::start();
+    let (server, tool) = prepared().await;
+    let (key, stored) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
+    let first = follow(&database(&server), &redis).await;
+    assert!(first.account_of_key(key.secret()).await.is_ok());
+    let end = format!(":key:{}", stored.id);
+    wait_until("it is cached", async || name_of(&redis, &end).is_some()).await;
+    let before = entry(&redis, &end);
+    drop(first);
+    server.run("DELETE FROM tollgate.api_keys").await;
+    for user in ["1", "2", "3"] {
+        server.run("UPDATE tollgate.versions SET made_at = made_at - interval '2 days'").await;
+        tool.block_user(user, None, None, "").await.expect("blocked");
+    }
+    assert!(server.run("SELECT 1 FROM tollgate.deletions").await.is_empty());
+    let second = follow(&database(&server), &redis).await;
+    put(&redis, &end, &before);
+    assert!(matches!(
+        second.account_of_key(key.secret()).await,
+        Err(ApiKeyError::Unknown | ApiKeyError::Unavailable { .. })
+    ));
+}
+
+/// A process that reaches Redis again, and PostgreSQL not, writes what it knew of a key before.
+#[tokio::test]
+async fn a_change_that_is_written_late_replaces_no_later_one() {
+    let redis = Server::start();
+    let (server, tool) = prepared().await;
+    let (key, stored) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
+    server.run("CREATE ROLE cut LOGIN SUPERUSER").await;
+    let to_redis = Proxy::to(redis.port()).await;
+    let limiter = Limiter::new(Engine::open(&to_redis.url()).expect("an address"));
+    let cut = Database::open(&server.url_of("cut", "postgres")).expect("an address");
+    let cut = cut.follow(&limiter).await.expect("a configuration");
+    let other = follow(&database(&server), &redis).await;
+    assert!(cut.account_of_key(key.secret()).await.is_ok() && other.account_of_key(key.secret()).await.is_ok());
+    let end = format!(":key:{}", stored.id);
+    let is_cached = |text: &str| {
+        name_of(&redis, &end).is_some_and(|_| String::from_utf8_lossy(&entry(&redis, &end)).contains(text))
+    };
+    wait_until("it is cached", async || is_cached("\"revoked\":false")).await;
+    to_redis.swallow(true);
+    server.run("UPDATE tollgate.api_keys SET tier = 'paid'").await;
+    wait_until("both know its tier", async || {
+        let tier = async |service: &Configuration| {
+            let account = service.account_of_key(key.secret()).await;
+            account.is_ok_and(|account| account.paid_tier() == Some("paid"))
+        };
+        tier(&cut).await && tier(&other).await && is_cached("paid")
+    })
+    .await;
+    server.run("ALTER ROLE cut NOLOGIN").await;
+    server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'cut'").await;
+    wait_until("it is cut off", async || !cut.status().is_connected).await;
+    tool.revoke_key(&stored.id, "").await.expect("revoked");
+    wait_until("the revocation is cached", async || is_cached("\"revoked\":true")).await;
+    let head = entry(&redis, ":head");
+    to_redis.swallow(false);
+    // It writes all that it has, and leaves what is newer.
+    let evals = || -> String { cmd("INFO").arg("commandstats").query(&mut redis.connection()).expect("counts") };
+    let count = |text: &str| text.lines().find(|line| line.starts_with("cmdstat_eval:")).map(ToOwned::to_owned);
+    let before = count(&evals());
+    wait_until("it is written", async || count(&evals()) != before).await;
+    assert!(is_cached("\"revoked\":true") && entry(&redis, ":head") == head);
 }
 
 #[tokio::test]

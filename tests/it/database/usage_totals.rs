@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tollgate::postgres::KeyTerms;
 use tollgate::rules::{Account, Attributes};
 
 use super::{database, limiter, prepared};
@@ -205,4 +206,19 @@ async fn a_total_that_is_full_stays_so() {
         (stored("full").await, stored("other").await, service.status().totals_lost),
         (most.unsigned_abs(), 1, 0)
     );
+}
+
+/// As of members of an organisation that share a key.
+#[tokio::test]
+async fn a_key_counts_the_requests_of_all_its_users() {
+    let (server, tool) = prepared().await;
+    let (_, stored) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
+    let service = database(&server).follow(&limiter()).await.expect("a configuration");
+    let account = Account::new("42").api_key(&stored.id);
+    for number in 0..100 {
+        let member = format!("member {}", number % 50);
+        service.count(&Attributes::new().account(&account).user(&member), true);
+    }
+    service.finish().await.expect("written");
+    assert_eq!(tool.key(&stored.id).await.expect("an answer").expect("stored").total, 100);
 }
