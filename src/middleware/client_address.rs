@@ -13,10 +13,18 @@ use crate::rules;
 /// any client can send one.
 ///
 /// ```
-/// use tollgate::middleware::ClientAddress;
+/// use tollgate::middleware::{ClientAddress, RateLimitLayer};
 ///
-/// let address = ClientAddress::behind(["10.0.0.0/8", "2001:db8:1::/48"])?;
-/// # Ok::<(), tollgate::Error>(())
+/// # fn behind_proxies(layer: RateLimitLayer) -> Result<RateLimitLayer, tollgate::Error> {
+/// Ok(layer.client_address(ClientAddress::behind(["10.0.0.0/8", "2001:db8:1::/48"])?))
+/// # }
+/// ```
+///
+/// The proxy must add its client's address to the header, or replace the header by it. One that passes on what the client
+/// sent lets clients choose their address. In nginx:
+///
+/// ```nginx
+/// proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct ClientAddress {
