@@ -82,10 +82,11 @@ impl Limiter {
     /// Takes as many permits of the rule's concurrency limits as the cost, and the cost from its other limits, all or
     /// nothing. The permits are held until the [`Permit`] is dropped, and for the limit's ttl unless it is renewed.
     ///
-    /// A dropped future gives back the permits that it may have taken; what it took from other limits stays taken. With
-    /// an [id](Request::id) of the caller's own, everyone holding by that id shares its permits, and the first to
-    /// release gives them back. A hold by the id of a permit that was just dropped comes after its release, which may
-    /// cost a round trip more.
+    /// A dropped future, and a call whose answer doesn't come in time, give back the permits that they may have taken;
+    /// what they took from other limits stays taken. With an [id](Request::id) of the caller's own, everyone holding by
+    /// that id shares its permits, and the first to release, drop or fail gives them back for all. A hold by the id of a
+    /// permit that was just dropped comes after its release, which may cost a round trip more, and the whole deadline if
+    /// the runtime that has begun the release is blocked.
     ///
     /// A call that reaches Redis after its caller gave up may hold a permit until it expires.
     ///

@@ -203,7 +203,8 @@ impl Postgres {
             let until = until(old.read_at)?;
             // As long as the old one's validity, from now on.
             let length = old.terms.expires_at.map(|end| end.duration_since(old.created_at).unwrap_or_default());
-            let terms = KeyTerms { expires_at: length.map(|length| old.read_at + length), ..old.terms };
+            let end = input::moment(length.map(|length| old.read_at + length));
+            let terms = KeyTerms { expires_at: end, ..old.terms };
             let (key, stored) = insert(transaction, &old.user, &terms, Some(id.as_str()), by).await?;
             let end = "UPDATE tollgate.api_keys SET expires_at = least(expires_at, $2) WHERE key_id = $1";
             transaction.execute(end, &[&id.as_str(), &until]).await?;

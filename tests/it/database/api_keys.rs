@@ -399,6 +399,18 @@ async fn hostile_text_is_stored_or_refused() {
     assert_eq!(server.run("SELECT count(*) FROM tollgate.api_keys").await, ["3"]);
 }
 
+/// Somebody may have written any time by hand.
+#[tokio::test]
+async fn a_key_without_end_is_replaced_by_one_that_ends_as_late_as_can_be() {
+    let (server, tool) = prepared().await;
+    let (_, stored) = tool.create_key("42", &terms(""), "").await.expect("made");
+    server.run("UPDATE tollgate.api_keys SET expires_at = 'infinity', created_at = '-infinity'").await;
+    let (_, successor) = tool.rotate_key(&stored.id, Duration::ZERO, "").await.expect("rotated");
+    let years = server
+        .run("SELECT extract(year FROM expires_at AT TIME ZONE 'UTC') FROM tollgate.api_keys ORDER BY created_at DESC");
+    assert_eq!((years.await[0].as_str(), successor.replaces), ("9999", Some(stored.id)));
+}
+
 #[tokio::test]
 async fn the_tool_makes_keys_and_shows_them_once() {
     let (server, _) = prepared().await;

@@ -148,3 +148,25 @@ async fn a_crowd_of_keys_waits_for_a_locked_table_together() {
     let answers = join_all(keys.iter().map(|key| service.account_of_key(key))).await;
     assert_eq!(answers.iter().filter(|answer| answer.is_err()).count(), 0);
 }
+
+/// Changes wait for one another, and not with the connections that look-ups need.
+#[tokio::test]
+async fn changes_that_wait_hold_up_no_look_up() {
+    let (server, tool) = prepared().await;
+    let mut keys = Vec::new();
+    for number in 0..5 {
+        keys.push(tool.create_key(&number.to_string(), &KeyTerms::default(), "").await.expect("made").0);
+    }
+    let service = tool.follow(&limiter()).await.expect("a configuration");
+    wait_until("the ids are known", async || service.status().keys_known == Some(5)).await;
+    let (_holder, _) = holder(&server, "SELECT 1 FROM tollgate.configuration FOR UPDATE").await;
+    for number in 0..8 {
+        let tool = tool.clone();
+        tokio::spawn(async move { tool.block_user(&number.to_string(), None, None, "").await });
+    }
+    let waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    wait_until("changes wait", async || !server.run(waiting).await.is_empty()).await;
+    for key in &keys {
+        service.account_of_key(key.secret()).await.expect("looked up");
+    }
+}

@@ -147,6 +147,10 @@ async fn a_killed_service_is_reported() {
         "{status}"
     );
     assert!(status.contains(": totals of 1 request; ended "), "{status}");
+    // A service's role names itself as it likes.
+    server.run("INSERT INTO tollgate.writers (writer, writes) VALUES (E'w\\n  all is well\\x1b[2J', 'totals')").await;
+    let status = stdout(&tollgate(&["db", "status", "--database", &server.url()]));
+    assert!(status.contains("  w\\n  all is well\\u{1b}[2J from "), "{status}");
     // The last clone writes what is left.
     service.count(&Attributes::new().user("43"), true);
     drop(service);
