@@ -1,5 +1,7 @@
 //! Entries in Redis: written only by who applied them, and only by who has the secret.
 
+use std::time::Duration;
+
 use tollgate::postgres::{ApiKeyError, Configuration, KeyTerms, Postgres as Database};
 use tollgate::redis::{Commands, cmd};
 use tollgate::rules::RuleSet;
@@ -289,11 +291,14 @@ async fn a_change_that_is_written_late_replaces_no_later_one() {
     wait_until("the revocation is cached", async || is_cached("\"revoked\":true")).await;
     let head = entry(&redis, ":head");
     to_redis.swallow(false);
-    // It writes all that it has, and leaves what is newer.
-    let evals = || -> String { cmd("INFO").arg("commandstats").query(&mut redis.connection()).expect("counts") };
-    let count = |text: &str| text.lines().find(|line| line.starts_with("cmdstat_eval:")).map(ToOwned::to_owned);
-    let before = count(&evals());
-    wait_until("it is written", async || count(&evals()) != before).await;
+    // It writes all that it has, keys last, and leaves what is newer.
+    let written = || -> Option<String> {
+        let counts: String = cmd("INFO").arg("commandstats").query(&mut redis.connection()).expect("counts");
+        counts.lines().find(|line| line.starts_with("cmdstat_pexpire:")).map(ToOwned::to_owned)
+    };
+    let before = written();
+    wait_until("what is there is prolonged", async || written() != before).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(is_cached("\"revoked\":true") && entry(&redis, ":head") == head);
 }
 
