@@ -121,7 +121,8 @@ fn exactly_the_whole_limit_can_be_taken() {
     }
 }
 
-/// One by chance would differ by about three times the root of what each has, which is 30 here.
+/// One by chance would differ by about 24: of 16 shares of 50, each spread by the root of that. Of two it is 3 to 6, once in
+/// some thousand runs 9.
 #[test]
 fn the_better_of_two_keeps_shards_even() {
     for engine in both() {
@@ -138,7 +139,7 @@ fn the_better_of_two_keeps_shards_even() {
             let left: Vec<_> = engine.states(&rule, &key, NOW).iter().map(|state| state.decision.remaining).collect();
             let (least, most) = (left.iter().min().expect("some"), left.iter().max().expect("some"));
             assert_eq!((left.len(), left.iter().sum::<u64>()), (16, 800), "{text}");
-            assert!(most - least <= 8, "{text}: {left:?}");
+            assert!(most - least <= 14, "{text}: {left:?}");
 
             // Back again: what is given back goes where most is missing.
             for _ in 0..640 {
