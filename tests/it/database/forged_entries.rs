@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate::postgres::{ApiKeyError, Configuration, KeyTerms, Postgres as Database};
+use tollgate::postgres::{ApiKeyError, Configuration, KeyTerms, NewKey, Postgres as Database};
 use tollgate::redis::{Commands, cmd};
 use tollgate::rules::RuleSet;
 use tollgate::{Engine, Limiter};
@@ -208,17 +208,22 @@ async fn a_process_with_the_services_secret_verifies_all_that_it_starts_with() {
     assert!(with.follow(&limiter()).await.is_ok());
 }
 
+/// A key that a process has used, and how the name of its entry in Redis ends.
+async fn cached_key(tool: &Database, redis: &Server) -> (NewKey, String) {
+    let (key, stored) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
+    let service = follow(tool, redis).await;
+    assert!(service.account_of_key(key.secret()).await.is_ok());
+    let end = format!(":key:{}", stored.id);
+    wait_until("it is cached", async || name_of(redis, &end).is_some()).await;
+    (key, end)
+}
+
 /// As Redis may have it of a database that was restored to an earlier moment without a new history.
 #[tokio::test]
 async fn an_entry_of_a_version_that_the_database_does_not_have_is_not_used() {
     let redis = Server::start();
     let (server, tool) = prepared().await;
-    let (key, stored) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
-    let first = follow(&database(&server), &redis).await;
-    assert!(first.account_of_key(key.secret()).await.is_ok());
-    let end = format!(":key:{}", stored.id);
-    wait_until("it is cached", async || name_of(&redis, &end).is_some()).await;
-    drop(first);
+    let (key, _) = cached_key(&tool, &redis).await;
     server
         .run(
             "SET session_replication_role = replica;
@@ -235,13 +240,8 @@ async fn an_entry_of_a_version_that_the_database_does_not_have_is_not_used() {
 async fn an_entry_of_a_key_that_was_deleted_long_ago_is_not_used() {
     let redis = Server::start();
     let (server, tool) = prepared().await;
-    let (key, stored) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
-    let first = follow(&database(&server), &redis).await;
-    assert!(first.account_of_key(key.secret()).await.is_ok());
-    let end = format!(":key:{}", stored.id);
-    wait_until("it is cached", async || name_of(&redis, &end).is_some()).await;
+    let (key, end) = cached_key(&tool, &redis).await;
     let before = entry(&redis, &end);
-    drop(first);
     server.run("DELETE FROM tollgate.api_keys").await;
     for user in ["1", "2", "3"] {
         server.run("UPDATE tollgate.versions SET made_at = made_at - interval '2 days'").await;
