@@ -5,9 +5,9 @@
 #
 #   bash benches/run.sh [--rounds N] [--slice MS] [--callers N,N] [--keys N]
 set -euo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "$0")/.."
 
-cargo build --release --quiet --bins
+cargo build --profile bench --quiet -p tollgate-benches --bins
 binaries=${CARGO_TARGET_DIR:-target}/release
 
 model=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null | head -n 1)

@@ -14,7 +14,7 @@ use crate::algorithm::numbers::cost_sent;
 use crate::error::{Error, Kind};
 use crate::key::Key;
 use crate::script::Script;
-use records::Record;
+use records::PackedRecord;
 pub(crate) use records::{Records, packed_number};
 
 /// Groups in a batch, over all its calls; bounded so that it doesn't hold up Redis for long.
@@ -320,8 +320,8 @@ impl<'a> PackedCall<'a> {
         let mut numbers = answer.as_chunks::<7>().0.iter().map(|number| packed_number(*number));
         let least = if self.script.takes_windows() { -3 } else { -2 };
         let each = self.groups.iter().map(|group| match group.asks {
-            0 => Some(Record::default()),
-            asks => Record::read(&mut numbers, least, asks, group.cost > 0),
+            0 => Some(PackedRecord::default()),
+            asks => PackedRecord::read(&mut numbers, least, asks, group.cost > 0),
         });
         match each.collect::<Option<Vec<_>>>() {
             Some(records) if numbers.next().is_none() && answer.len().is_multiple_of(7) => {

@@ -8,23 +8,14 @@ use crate::decision::count;
 use crate::error::Error;
 use crate::key::Key;
 use crate::limit::Windows;
+use crate::operation::Operation;
 use crate::script::Script;
 
 /// What a script is asked to do: its `mode` argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    Acquire,
-    Peek,
-    Reserve,
-    AtMost,
-    Refund,
-    Penalty,
-    Block,
-    Renew,
-    Release,
-    Settle,
-    Cancel,
-    Reset,
+    Call(Operation),
+    /// To say what the state consists of.
     Inspect,
 }
 
@@ -77,32 +68,22 @@ pub(crate) struct Reply {
 }
 
 impl Mode {
-    pub(crate) fn text(self) -> &'static str {
+    fn text(self) -> &'static str {
         match self {
-            Self::Acquire => "acquire",
-            Self::Peek => "peek",
-            Self::Reserve => "reserve",
-            Self::AtMost => "at-most",
-            Self::Refund => "refund",
-            Self::Penalty => "penalty",
-            Self::Block => "block",
-            Self::Renew => "renew",
-            Self::Release => "release",
-            Self::Settle => "settle",
-            Self::Cancel => "cancel",
-            Self::Reset => "reset",
+            Self::Call(operation) => operation.name(),
             Self::Inspect => "inspect",
         }
     }
 
     /// Whether it takes units.
     pub(crate) fn takes(self) -> bool {
-        matches!(self, Self::Acquire | Self::Reserve | Self::AtMost | Self::Penalty | Self::Settle)
+        use Operation::{Acquire, AtMost, Penalty, Reserve, Settle};
+        matches!(self, Self::Call(Acquire | Reserve | AtMost | Penalty | Settle))
     }
 
     /// Whether it may run while writes are refused.
     pub(crate) fn reads_only(self) -> bool {
-        matches!(self, Self::Peek | Self::Inspect)
+        matches!(self, Self::Call(Operation::Peek) | Self::Inspect)
     }
 }
 
@@ -183,11 +164,19 @@ impl Reply {
 
 /// Units that a call took: the number appended by the script, otherwise the whole cost or nothing. None if no call can
 /// have taken that many.
-pub(crate) fn granted(cost: u64, mode: Mode, allowed: bool, appended: Option<&i64>) -> Option<u64> {
-    match (mode, appended) {
-        (Mode::Refund | Mode::Block | Mode::Renew | Mode::Release | Mode::Reset | Mode::Cancel, _) => Some(0),
+pub(crate) fn granted(cost: u64, operation: Operation, allowed: bool, appended: Option<&i64>) -> Option<u64> {
+    match (operation, appended) {
+        (
+            Operation::Refund
+            | Operation::Block
+            | Operation::Renew
+            | Operation::Release
+            | Operation::Reset
+            | Operation::Cancel,
+            _,
+        ) => Some(0),
         (_, Some(granted)) => count(*granted),
-        (Mode::Acquire | Mode::Reserve | Mode::Penalty, None) if allowed => Some(cost),
+        (Operation::Acquire | Operation::Reserve | Operation::Penalty, None) if allowed => Some(cost),
         _ => Some(0),
     }
 }

@@ -1,8 +1,12 @@
 //! The answer to one call.
 
 use std::fmt;
+use std::ops::Deref;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+
+use smallvec::{SmallVec, smallvec};
 
 use crate::error::Error;
 use crate::quota::Quota;
@@ -35,11 +39,8 @@ pub struct Decision {
     pub overage: Option<u64>,
     /// The first limit that denied: its name or, if unnamed, its text.
     pub denied_by: Option<Arc<str>>,
-    /// Each limit's own decision, in the rule's order, if it has several.
-    pub limits: Vec<LimitDecision>,
-    /// The rule's only limit. None if it has several, which have their own in `limits`, and if the policy answered,
-    /// which doesn't know the state.
-    pub quota: Option<Arc<Quota>>,
+    /// Each limit's own decision, in the rule's order. None if the policy answered, which doesn't know the state.
+    pub limits: LimitDecisions,
     /// What answered.
     pub by: By,
     /// What went wrong, if the rule's [policy](crate::OnError) or the engine in this process answered for Redis.
@@ -52,9 +53,7 @@ pub struct Decision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LimitDecision {
-    /// The limit's name or, if unnamed, its text.
-    pub name: Arc<str>,
-    /// The limit's numbers.
+    /// The limit: its name and its numbers.
     pub quota: Arc<Quota>,
     /// Whether this limit allowed. If another denied, nothing was taken here either.
     pub allowed: bool,
@@ -72,17 +71,10 @@ pub struct LimitDecision {
     pub overage: Option<u64>,
 }
 
-/// A script's answer for one limit.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LimitAnswer {
-    pub(crate) allowed: bool,
-    limit: u64,
-    remaining: u64,
-    retry_after: RetryAfter,
-    reset_after: Duration,
-    blocked: bool,
-    overage: Option<u64>,
-}
+/// The decisions of a rule's limits: a slice of [`LimitDecision`]. A single one, as most rules have, needs no memory of its
+/// own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LimitDecisions(SmallVec<[LimitDecision; 1]>);
 
 /// When a request would be allowed, counted from the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,37 +114,10 @@ pub struct Denied {
 }
 
 impl Decision {
-    /// The decision of a rule's only limit.
-    pub(crate) fn of_one(
-        quota: &Arc<Quota>,
-        reply: &LimitAnswer,
-        granted: u64,
-        by: By,
-        decided_at: SystemTime,
-    ) -> Self {
-        let LimitAnswer { allowed, limit, remaining, retry_after, reset_after, blocked, overage } = *reply;
-        Self {
-            allowed,
-            limit,
-            remaining,
-            retry_after,
-            reset_after,
-            granted,
-            blocked,
-            overage,
-            denied_by: (!allowed).then(|| Arc::clone(quota.title())),
-            limits: Vec::new(),
-            quota: Some(Arc::clone(quota)),
-            by,
-            error: None,
-            decided_at,
-        }
-    }
-
-    /// The decision of several limits; none without any.
-    pub(crate) fn of_several(limits: Vec<LimitDecision>, granted: u64, by: By, decided_at: SystemTime) -> Option<Self> {
+    /// The decision of these limits; none without any.
+    pub(crate) fn of(limits: LimitDecisions, granted: u64, by: By, decided_at: SystemTime) -> Option<Self> {
         let scarcest = limits.iter().min_by_key(|limit| limit.remaining)?;
-        let denied_by = limits.iter().find(|limit| !limit.allowed).map(|limit| Arc::clone(&limit.name));
+        let denied_by = limits.first_denial();
         Some(Self {
             allowed: denied_by.is_none(),
             limit: scarcest.limit,
@@ -164,7 +129,6 @@ impl Decision {
             overage: limits.iter().filter_map(|limit| limit.overage).max(),
             denied_by,
             limits,
-            quota: None,
             by,
             error: None,
             decided_at,
@@ -174,8 +138,7 @@ impl Decision {
     /// The name of the rule that decided; none if its policy did.
     #[must_use]
     pub fn rule(&self) -> Option<&str> {
-        let quota = self.quota.as_ref().or_else(|| self.limits.first().map(|limit| &limit.quota))?;
-        quota.rule_name().map(|name| &**name)
+        self.limits.first()?.quota.rule()
     }
 
     /// When it was made, by this machine's clock or, if the caller gave the time, by that.
@@ -195,21 +158,29 @@ impl Decision {
         again.decided_at = SystemTime::now();
         again.retry_after = again.retry_after.less(since);
         again.reset_after = again.reset_after.saturating_sub(since);
-        for limit in &mut again.limits {
+        for limit in again.limits.0.iter_mut() {
             limit.retry_after = limit.retry_after.less(since);
             limit.reset_after = limit.reset_after.saturating_sub(since);
             limit.allowed = limit.retry_after == RetryAfter::Now;
         }
-        if let Some(denying) = again.limits.iter().find(|limit| !limit.allowed) {
-            again.denied_by = Some(Arc::clone(&denying.name));
-        }
+        again.denied_by = again.limits.first_denial().or(again.denied_by);
         again
     }
 
     /// An allowed call that took units held in this process.
     pub(crate) fn leased(quota: &Arc<Quota>, remaining: u64, granted: u64, reset_after: Duration) -> Self {
-        let capacity = quota.capacity();
-        Self { quota: Some(Arc::clone(quota)), ..Self::unasked(By::Lease, capacity, remaining, granted, reset_after) }
+        let limit = LimitDecision {
+            quota: Arc::clone(quota),
+            allowed: true,
+            limit: quota.capacity(),
+            remaining,
+            retry_after: RetryAfter::Now,
+            reset_after,
+            blocked: false,
+            overage: None,
+        };
+        let unasked = Self::unasked(By::Lease, limit.limit, remaining, granted, reset_after);
+        Self { limits: LimitDecisions(smallvec![limit]), ..unasked }
     }
 
     /// Allowed by this process.
@@ -224,8 +195,7 @@ impl Decision {
             blocked: false,
             overage: None,
             denied_by: None,
-            limits: Vec::new(),
-            quota: None,
+            limits: LimitDecisions::default(),
             by,
             error: None,
             decided_at: SystemTime::now(),
@@ -251,7 +221,7 @@ impl Decision {
     /// With the waits of this decision, which blocks it.
     pub(crate) fn wait_as(&mut self, blocked: &Self) {
         self.retry_after = blocked.retry_after;
-        for (limit, blocked) in self.limits.iter_mut().zip(&blocked.limits) {
+        for (limit, blocked) in self.limits.0.iter_mut().zip(&blocked.limits) {
             limit.retry_after = blocked.retry_after;
         }
     }
@@ -261,14 +231,11 @@ impl Decision {
         self.allowed = false;
         self.granted = 0;
         self.retry_after = reservation.retry_after;
-        for (limit, reserved) in self.limits.iter_mut().zip(&reservation.limits) {
+        for (limit, reserved) in self.limits.0.iter_mut().zip(&reservation.limits) {
             limit.retry_after = reserved.retry_after;
             limit.allowed = limit.retry_after == RetryAfter::Now;
         }
-        self.denied_by = match &self.quota {
-            Some(quota) => Some(Arc::clone(quota.title())),
-            None => self.limits.iter().find(|limit| !limit.allowed).map(|limit| Arc::clone(&limit.name)),
-        };
+        self.denied_by = self.limits.first_denial();
         self
     }
 
@@ -276,6 +243,9 @@ impl Decision {
     pub(crate) fn jittered(mut self, hundredths: u8) -> Self {
         if let (false, 1.., RetryAfter::After(wait)) = (self.allowed, hundredths, self.retry_after) {
             self.retry_after = RetryAfter::After(jittered(wait, hundredths));
+            if let [only] = self.limits.0.as_mut_slice() {
+                only.retry_after = self.retry_after;
+            }
         }
         self
     }
@@ -307,17 +277,14 @@ impl Decision {
 }
 
 impl LimitDecision {
-    pub(crate) fn new(quota: &Arc<Quota>, reply: &LimitAnswer) -> Self {
-        let LimitAnswer { allowed, limit, remaining, retry_after, reset_after, blocked, overage } = *reply;
-        let (name, quota) = (Arc::clone(quota.title()), Arc::clone(quota));
-        Self { name, quota, allowed, limit, remaining, retry_after, reset_after, blocked, overage }
-    }
-}
-
-impl LimitAnswer {
     /// From the five integers of a reply, and what it says about a block and denials. None if no script can have given
     /// this reply.
-    pub(crate) fn new(reply: [i64; 5], [blocked_us, overage]: [i64; 2], counts_denials: bool) -> Option<Self> {
+    pub(crate) fn new(
+        quota: &Arc<Quota>,
+        reply: [i64; 5],
+        [blocked_us, overage]: [i64; 2],
+        counts_denials: bool,
+    ) -> Option<Self> {
         let [allowed, limit, remaining, retry_after_us, reset_after_us] = reply;
         let allowed = match (allowed, retry_after_us) {
             (1, 0..) => true,
@@ -329,6 +296,7 @@ impl LimitAnswer {
             return None;
         }
         Some(Self {
+            quota: Arc::clone(quota),
             allowed,
             limit,
             remaining,
@@ -337,6 +305,48 @@ impl LimitAnswer {
             blocked: count(blocked_us)? > 0,
             overage: Some(count(overage)?).filter(|_| counts_denials),
         })
+    }
+
+    /// The limit's name or, if unnamed, its text.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.quota.limit()
+    }
+}
+
+impl LimitDecisions {
+    /// The name of the first limit that denied.
+    fn first_denial(&self) -> Option<Arc<str>> {
+        self.iter().find(|limit| !limit.allowed).map(|limit| Arc::clone(limit.quota.title()))
+    }
+}
+
+impl From<LimitDecision> for LimitDecisions {
+    fn from(only: LimitDecision) -> Self {
+        Self(smallvec![only])
+    }
+}
+
+impl FromIterator<LimitDecision> for LimitDecisions {
+    fn from_iter<I: IntoIterator<Item = LimitDecision>>(limits: I) -> Self {
+        Self(limits.into_iter().collect())
+    }
+}
+
+impl Deref for LimitDecisions {
+    type Target = [LimitDecision];
+
+    fn deref(&self) -> &[LimitDecision] {
+        &self.0
+    }
+}
+
+impl<'a> IntoIterator for &'a LimitDecisions {
+    type Item = &'a LimitDecision;
+    type IntoIter = slice::Iter<'a, LimitDecision>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
     }
 }
 

@@ -10,7 +10,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-#[cfg(feature = "postgres")]
 use ::redis::{FromRedisValue, Pipeline};
 use futures_util::future::BoxFuture;
 
@@ -146,9 +145,14 @@ impl Engine {
         }
     }
 
-    /// The answers to commands that decide nothing, on keys that share a slot with this one. None if there is no Redis.
-    #[cfg(feature = "postgres")]
-    pub(crate) async fn ask<T: FromRedisValue>(
+    /// Sends commands that decide nothing to the node with this key, for what a service keeps beside its limits, and
+    /// returns their answers: one round trip, within the deadline. All keys that they name must share a slot with this
+    /// one. `None` for the embedded engine, which answers scripts alone.
+    ///
+    /// # Errors
+    ///
+    /// Redis is away, didn't answer in time, or refused a command.
+    pub async fn query<T: FromRedisValue>(
         &self,
         key: &[u8],
         commands: &Pipeline,

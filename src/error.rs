@@ -11,6 +11,7 @@
 //!                      script gives
 //! ```
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,17 +48,20 @@ pub struct Error {
     /// Shared, since thousands of callers may get the same error.
     message: Arc<str>,
     charged: Charged,
-    stage: Reached,
+    /// Whether Redis, or the connection to it, is what failed: another call would likely fail too.
+    is_outage: bool,
+    /// Not even tried, because earlier calls had failed.
+    is_unsent: bool,
     /// The deadline that passed, or how long Redis won't be asked.
     time: Option<Duration>,
-    rare: Option<Box<Rare>>,
+    /// Boxed, since few errors have any, and every pending decision has room for an error.
+    attached: Option<Box<Attached>>,
 }
 
-/// Fields that few errors have; boxed separately, since every pending decision has room for an error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Rare {
-    detour: Option<Detour>,
+struct Attached {
     cause: Option<Cause>,
+    note: Option<Note>,
 }
 
 /// The underlying error. Two are equal if they print alike.
@@ -83,27 +87,17 @@ impl PartialEq for Cause {
 
 impl Eq for Cause {}
 
-/// A redirect: where a cluster's node says to ask instead. The call certainly didn't run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Detour {
-    /// The slot belongs to another node.
-    Moved { to: String },
-    /// The slot is moving, and this call's keys are there already, or will be.
-    Ask { to: String },
-    /// Some of the call's keys have moved, and some have not.
-    Again,
-    /// As far as the node knows, no node has the slot.
-    Nobody,
+/// What the engine that reports an error notes for itself. It makes no difference between two errors.
+#[derive(Clone, Debug)]
+struct Note(Arc<dyn Any + Send + Sync>);
+
+impl PartialEq for Note {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
-/// How far a call got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reached {
-    /// Not even tried, because earlier calls had failed.
-    Unsent,
-    Connecting,
-    Asked,
-}
+impl Eq for Note {}
 
 /// Whether a decision that ended in an error took its units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -152,6 +146,13 @@ pub(crate) enum Kind {
     Unconfirmed,
 }
 
+impl Kind {
+    /// Whether it is Redis, or the way to it, that fails for now.
+    fn is_away(self) -> bool {
+        matches!(self, Self::Unreachable | Self::Deadline { .. } | Self::Disconnected | Self::NotNow | Self::Garbled)
+    }
+}
+
 impl Error {
     pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
         let mut message: String = message.into();
@@ -163,26 +164,29 @@ impl Error {
             Kind::Unconfirmed => Charged::Yes,
             _ => Charged::No,
         };
-        Self { kind, message: message.into(), charged, stage: Reached::Asked, time: None, rare: None }
+        let is_outage = kind == Kind::Authentication || kind.is_away();
+        let (message, is_unsent) = (message.into(), false);
+        Self { kind, message, charged, is_outage, is_unsent, time: None, attached: None }
     }
 
-    pub(crate) fn by(mut self, detour: Option<Detour>) -> Self {
-        if detour.is_some() {
-            self.rare.get_or_insert_default().detour = detour;
-        }
+    /// The same of a server that has answered, and knows another that would decide, with a note of where.
+    pub(crate) fn redirected(mut self, note: impl Any + Send + Sync) -> Self {
+        self.is_outage = false;
+        self.attached.get_or_insert_default().note = Some(Note(Arc::new(note)));
         self
+    }
+
+    /// The note of this type, if the error has one.
+    pub(crate) fn note<T: Any>(&self) -> Option<&T> {
+        self.attached.as_ref()?.note.as_ref()?.0.downcast_ref()
     }
 
     /// The same with its cause, unless the message repeats that. Without secrets.
     pub(crate) fn caused_by(mut self, cause: impl std::error::Error + Send + Sync + 'static) -> Self {
         if let Some(cause) = Cause::under(&self.message, cause) {
-            self.rare.get_or_insert_default().cause = Some(cause);
+            self.attached.get_or_insert_default().cause = Some(cause);
         }
         self
-    }
-
-    pub(crate) fn detour(&self) -> Option<&Detour> {
-        self.rare.as_ref()?.detour.as_ref()
     }
 
     pub(crate) fn unconfirmed(why: &str) -> Self {
@@ -221,11 +225,9 @@ impl Error {
         Self { time: Some(after), ..Self::new(Kind::Deadline { sent }, format!("{missing} within the deadline")) }
     }
 
-    /// The same, before there was a connection.
+    /// The same, before there was a connection: whoever connects meets it too.
     pub(crate) fn at_connecting(mut self) -> Self {
-        if self.stage == Reached::Asked {
-            self.stage = Reached::Connecting;
-        }
+        self.is_outage |= matches!(self.kind, Kind::Permission | Kind::Unsupported) && !self.is_unsent;
         self
     }
 
@@ -240,7 +242,7 @@ impl Error {
     }
 
     pub(crate) fn is_unsent(&self) -> bool {
-        self.stage == Reached::Unsent
+        self.is_unsent
     }
 
     /// The same after the units had been taken and were to be given back.
@@ -271,9 +273,9 @@ impl Error {
             Kind::Deadline { .. } | Kind::Disconnected | Kind::Garbled => Kind::Unreachable,
             kind => kind,
         };
-        let cause = self.rare.as_ref().and_then(|rare| rare.cause.clone());
-        let rare = cause.map(|cause| Box::new(Rare { detour: None, cause: Some(cause) }));
-        Self { stage: Reached::Unsent, rare, ..Self::new(kind, format!("{why}, after: {self}")) }
+        let cause = self.attached.as_ref().and_then(|attached| attached.cause.clone());
+        let attached = cause.map(|cause| Box::new(Attached { cause: Some(cause), note: None }));
+        Self { is_unsent: true, attached, ..Self::new(kind, format!("{why}, after: {self}")) }
     }
 
     /// Whether the units were taken.
@@ -298,25 +300,14 @@ impl Error {
 
     /// Whether Redis, or the connection to it, is what failed: another call would likely fail too.
     pub(crate) fn is_outage(&self) -> bool {
-        // The node answered, and knows which one would decide.
-        if self.detour().is_some() {
-            return false;
-        }
-        let forbidden = matches!(self.kind, Kind::Permission | Kind::Unsupported) && self.stage == Reached::Connecting;
-        forbidden || self.kind == Kind::Authentication || self.is_away()
-    }
-
-    fn is_away(&self) -> bool {
-        matches!(
-            self.kind,
-            Kind::Unreachable | Kind::Deadline { .. } | Kind::Disconnected | Kind::NotNow | Kind::Garbled
-        )
+        self.is_outage
     }
 
     /// Whether a rule's [policy](crate::OnError) answers in place of this error. Misuse and permission errors bypass
     /// the policy.
     pub(crate) fn goes_to_policy(&self) -> bool {
-        self.is_away() || matches!(self.kind, Kind::Refused | Kind::Unreadable | Kind::Unconfirmed | Kind::Stale { .. })
+        self.kind.is_away()
+            || matches!(self.kind, Kind::Refused | Kind::Unreadable | Kind::Unconfirmed | Kind::Stale { .. })
     }
 
     /// A word for what went wrong, for logs and metrics: `input`, `unreachable`, `authentication`, `permission`,
@@ -434,7 +425,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(self.rare.as_ref()?.cause.as_ref()?.error())
+        Some(self.attached.as_ref()?.cause.as_ref()?.error())
     }
 }
 
@@ -460,9 +451,9 @@ mod tests {
         let repeated = Error::new(Kind::Unreachable, format!("no connection: {}", refused())).caused_by(refused());
         assert!(repeated.source().is_none());
 
-        let unsent = without.clone().by(Some(Detour::Again)).for_unsent(Duration::ZERO);
+        let unsent = without.clone().redirected("elsewhere").for_unsent(Duration::ZERO);
         assert_eq!(unsent.source().map(ToString::to_string), Some(refused().to_string()));
-        assert!(unsent.detour().is_none());
+        assert!(unsent.note::<&str>().is_none());
         assert_eq!(without, without.clone());
         assert_ne!(without, Error::new(Kind::Unreachable, "no connection"));
     }

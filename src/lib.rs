@@ -29,29 +29,34 @@
 //! - [`Limit`]: an algorithm and its numbers, validated; its text form; its parts, if it is shared or has shards.
 //! - [`Rule`]: a named limit, or several that are decided together; what it answers while Redis is away.
 //! - [`Request`]: whom a call is about, and what it takes.
+//! - [`Operation`]: what a call asks for.
 //! - [`Decision`]: the answer. [`Quota`]: what a limit admits, as its decisions report it. [`Error`]: why there is no
 //!   answer.
 //! - `key`: the format of keys in Redis.
 //! - [`Script`]: a script's text and digest; `call`: one call of it, with its mode and its reply.
 //! - [`Limiter`]: one call: rule + key + cost -> decision; and what extends it: many calls, shards, waiting (`wait`),
 //!   permits for as long as a value lives (`hold`), units of a hot limit that are spent in the process (`lease`).
-//! - `rules`: which rule applies to a request, from a file that is reloaded as it changes.
-//! - `middleware`: HTTP services and clients under rules, and a decision's header fields.
-//! - `postgres`: the system of record on PostgreSQL; a decision waits for it only if neither its process nor Redis has
-//!   cached its API key. `history`: the decisions recorded there.
-//! - `archive`: old months of the audit log as Parquet files on disk or on S3.
+//! - `rules`: which rule applies to a request, from a file that is reloaded as it changes, or from a source of your own.
+//! - `middleware`: HTTP services and clients under rules, and a decision's header fields. It knows where rules come from
+//!   and where decisions go as two traits of `rules`.
 //! - `batch`: decisions that are made together. `denial_cache`: denials that are remembered in the process.
-//! - `random`: jitter and random names. `telemetry`: metrics and traces.
+//! - `random`: jitter and random names. `runtime`: timers, and work that outlasts its caller.
+//! - `telemetry`: metrics and traces, of plain values.
 //! - `engine`: the interface that runs a script, and its implementations: [`Redis`] (`Tls`: whom it trusts), a
 //!   [`Cluster`] of them, and the embedded engine.
 //!
+//! The system of record on PostgreSQL is the crate `tollgate-record`, the command-line tool `tollgate-cli`. Both use what
+//! everybody may use of this one, which knows neither.
+//!
 //! # Invariants
 //!
-//! - The core (`algorithm`, `batch`, `call`, `decision`, `error`, `key`, `limit`, `quota`, `request`, `rule`, `script`)
+//! - The core (`algorithm`, `batch`, `call`, `decision`, `error`, `key`, `limit`, `operation`, `quota`, `request`, `rule`,
+//!   `script`)
 //!   does no I/O, knows no async runtime, and names no feature but `serde`, and `embedded` where a rule's policy needs
 //!   that engine.
-//! - Dependencies point to the core: engines know scripts, never rules, and never each other, except that each node of
-//!   a cluster is a `Redis`.
+//! - Arrows point to the core: `middleware` knows `rules`, these know the limiter, it knows engines, and they know scripts,
+//!   never rules, and never each other, except that each node of a cluster is a `Redis`. All of them may know
+//!   `telemetry`, `random` and `runtime`, which know no more than the core.
 //! - A decision is one round trip.
 //! - The limiter arithmetic is Lua's alone. Rust prepares a rule's arguments and reads replies.
 //! - An algorithm is one script, one row of `algorithm`, one vectors file and one section of the guide; `lua/README.md`
@@ -60,23 +65,20 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
-#[cfg(feature = "archive")]
-pub mod archive;
+mod backoff;
 mod batch;
 mod call;
 mod decision;
 mod denial_cache;
 mod engine;
 mod error;
-#[cfg(feature = "postgres")]
-pub mod history;
 mod key;
 mod limit;
 mod limiter;
+mod lock;
 #[cfg(feature = "http")]
 pub mod middleware;
-#[cfg(feature = "postgres")]
-pub mod postgres;
+mod operation;
 mod quota;
 mod random;
 mod request;
@@ -99,16 +101,11 @@ pub mod guide {}
 /// ```
 pub mod operations {}
 
-/// The README's examples compile.
-#[cfg(all(doctest, feature = "axum"))]
-#[doc = include_str!("../README.md")]
-struct Readme;
-
 pub use deadpool_redis;
 pub use redis;
 
 pub use algorithm::Algorithm;
-pub use decision::{By, Decision, Denied, LimitDecision, RetryAfter};
+pub use decision::{By, Decision, Denied, LimitDecision, LimitDecisions, RetryAfter};
 pub use denial_cache::DenialCache;
 pub use engine::Engine;
 pub use engine::cluster::Cluster;
@@ -124,6 +121,7 @@ pub use limit::{Calendar, Debt, Limit, LimitBuilder, Start};
 pub use limiter::hold::{Held, Permit};
 pub use limiter::lease::Lease;
 pub use limiter::{Limiter, Progress, State};
+pub use operation::Operation;
 pub use quota::Quota;
 pub use request::{OwnedRequest, Request};
 pub use rule::{Change, OnError, Rule};

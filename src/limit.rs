@@ -13,7 +13,7 @@ use crate::algorithm::numbers::{EXACT, Exact, HOLDER, LONGEST_RESET_US, Numbers,
 use crate::algorithm::{Algorithm, Setting};
 use crate::error::RuleError;
 pub use calendar::Calendar;
-pub(crate) use calendar::Windows;
+pub(crate) use calendar::{Windows, system_us};
 pub(crate) use division::Shards;
 pub(crate) use text::Period;
 
@@ -234,18 +234,18 @@ impl Limit {
     }
 
     /// The script's arguments before cost, mode and now, as decimal text, to decide at this time, or at the server's if
-    /// none.
-    pub(crate) fn arguments(&self, now_us: Option<u64>) -> Cow<'_, [String]> {
+    /// none, whose clock is this far ahead of this machine's, as far as known.
+    pub(crate) fn arguments(&self, now_us: Option<u64>, ahead_us: i64) -> Cow<'_, [String]> {
         match &self.windows {
-            Some(windows) => Cow::Owned(windows.at(now_us).arguments.clone()),
+            Some(windows) => Cow::Owned(windows.at(now_us, ahead_us).arguments.clone()),
             None => Cow::Borrowed(&self.arguments),
         }
     }
 
     /// The same in the script's packed form, if it has one.
-    pub(crate) fn packed(&self, now_us: Option<u64>) -> Option<Cow<'_, Arc<[u8]>>> {
+    pub(crate) fn packed(&self, now_us: Option<u64>, ahead_us: i64) -> Option<Cow<'_, Arc<[u8]>>> {
         match &self.windows {
-            Some(windows) => Some(Cow::Owned(Arc::clone(&windows.at(now_us).packed))),
+            Some(windows) => Some(Cow::Owned(Arc::clone(&windows.at(now_us, ahead_us).packed))),
             None => self.packed.as_ref().map(Cow::Borrowed),
         }
     }

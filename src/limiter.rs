@@ -1,9 +1,9 @@
 //! One call: rule + key + cost -> decision.
 
 mod background;
-#[cfg(feature = "rules")]
-mod by_rules;
 mod cached_denials;
+mod counted;
+mod decide;
 mod fallback;
 mod follow_up;
 pub(crate) mod hold;
@@ -15,40 +15,33 @@ mod many;
 mod prepare;
 mod releases;
 mod run;
+mod server_clock;
 mod sharded;
 mod turns;
 pub(crate) mod wait;
 
-use std::future::poll_fn;
 #[cfg(feature = "embedded")]
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use crate::algorithm::ALL_OR_NOTHING;
 use crate::algorithm::numbers::LONGEST_RESET_US;
-use crate::call::{Mode, Reply, granted};
-use crate::decision::{Decision, LimitAnswer, LimitDecision};
+use crate::decision::Decision;
 use crate::denial_cache::DenialCache;
 use crate::engine::Engine;
 #[cfg(feature = "embedded")]
 use crate::engine::embedded::Embedded;
 use crate::error::{Error, Kind};
 use crate::key::{self, KeySecret};
+use crate::operation::Operation;
 use crate::request::Request;
-use crate::rule::{OnError, Rule, Target};
-use crate::telemetry::{self, Observed};
+use crate::rule::{OnError, Rule};
 
 use background::Background;
 #[cfg(feature = "http")]
 pub(crate) use background::persist;
-#[cfg(feature = "http")]
-pub(crate) use by_rules::Acquisition;
-#[cfg(feature = "rules")]
-#[allow(unreachable_pub, reason = "exported with sets of rules, which are a feature of their own")]
-pub use by_rules::HeldVerdict;
+pub(crate) use counted::counted;
 pub use maintenance::{Progress, State};
-use prepare::concerned;
+use server_clock::ServerClock;
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
 ///
@@ -64,18 +57,13 @@ pub struct Limiter {
     denials: Option<DenialCache>,
     key_secret: Option<KeySecret>,
     background: Background,
+    server_clock: ServerClock,
     /// Decides while Redis is away, for rules that say `local`. Created on first use.
     #[cfg(feature = "embedded")]
     local: Arc<OnceLock<Embedded>>,
 }
 
 impl Limiter {
-    /// The engine, and the prefix of its keys: for what is stored beside them.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn engine(&self) -> (&Engine, &str) {
-        (&self.engine, &self.prefix)
-    }
-
     /// A limiter on this engine: prefix `tollgate`, deadline 500 ms, and an error while Redis is away.
     pub fn new(engine: impl Into<Engine>) -> Self {
         Self {
@@ -86,6 +74,7 @@ impl Limiter {
             denials: None,
             key_secret: None,
             background: Background::default(),
+            server_clock: ServerClock::default(),
             #[cfg(feature = "embedded")]
             local: Arc::default(),
         }
@@ -101,12 +90,38 @@ impl Limiter {
         Ok(self)
     }
 
+    /// The engine that decides.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The [prefix](Self::prefix) of its keys.
+    #[must_use]
+    pub fn key_prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// How long a decision may take whose request doesn't say: see [`deadline`](Self::deadline).
+    #[must_use]
+    pub fn default_deadline(&self) -> Duration {
+        self.deadline
+    }
+
     /// How long a decision may take, connecting included. After that the rule's [policy](Rule::on_error) answers;
     /// [`Error::charged`] says whether the units may have been taken. Default: 500 ms.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
+    }
+
+    /// The server's time, where the service knows it better than by this machine's clock: calls with [windows of the
+    /// calendar](crate::guide#windows-of-the-calendar) then name the right ones at once. Otherwise the limiter learns it
+    /// from the first call that the server refuses for its windows, which costs one more round trip. No decision depends
+    /// on it.
+    pub fn set_server_time(&self, time: SystemTime) {
+        self.server_clock.is(time);
     }
 
     /// The answer while Redis is away, for rules that [don't set one](Rule::on_error). Default:
@@ -147,6 +162,56 @@ impl Limiter {
         self
     }
 
+    /// Does what is asked for. The methods below say what each operation means, and are the same in one word.
+    ///
+    /// ```
+    /// # #[cfg(feature = "embedded")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate::{Embedded, Limiter, Operation, Rule};
+    ///
+    /// let limiter = Limiter::new(Embedded::new());
+    /// let rule = "gcra 10/1m".parse::<Rule>()?.named("api")?;
+    /// for operation in ["acquire", "refund", "peek"] {
+    ///     let decision = limiter.call(operation.parse()?, &rule, "user:42").await?;
+    ///     println!("{operation}: {} left", decision.remaining);
+    /// }
+    /// # assert_eq!(limiter.call(Operation::Peek, &rule, "user:42").await?.remaining, 10);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "embedded"))]
+    /// # fn main() {}
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of the operation's method. A block without the [time](Request::block_for) that it lasts.
+    pub async fn call<'a>(
+        &self,
+        operation: Operation,
+        rule: &Rule,
+        request: impl Into<Request<'a>>,
+    ) -> Result<Decision, Error> {
+        let request = request.into();
+        match operation {
+            Operation::Acquire => self.acquire(rule, request).await,
+            Operation::Peek => self.peek(rule, request).await,
+            Operation::Reserve => self.reserve(rule, request).await,
+            Operation::AtMost => self.at_most(rule, request).await,
+            Operation::Refund => self.refund(rule, request).await,
+            Operation::Penalty => self.penalty(rule, request).await,
+            Operation::Block => {
+                let missing = || Error::new(Kind::Input, "block: expected how long it lasts, got none");
+                self.block(rule, request, request.block_time().ok_or_else(missing)?).await
+            }
+            Operation::Renew => self.renew(rule, request).await,
+            Operation::Release => self.release(rule, request).await,
+            Operation::Settle => self.settle(rule, request).await,
+            Operation::Cancel => self.cancel(rule, request).await,
+            Operation::Reset => self.reset(rule, request).await,
+        }
+    }
+
     /// Takes the cost now, or denies and takes nothing.
     ///
     /// # Errors
@@ -155,7 +220,7 @@ impl Limiter {
     /// name. Permits of a `concurrency` limit without an [id](Request::id) to release them by: [`hold`](Self::hold)
     /// makes one.
     pub async fn acquire<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.decide(rule, &request.into(), Mode::Acquire).await
+        self.decide(rule, &request.into(), Operation::Acquire).await
     }
 
     /// What [`acquire`](Self::acquire) would answer, without taking anything. `remaining` and `reset_after` describe
@@ -165,7 +230,7 @@ impl Limiter {
     ///
     /// No decision could be made; see [`Error`].
     pub async fn peek<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.decide(rule, &request.into(), Mode::Peek).await
+        self.decide(rule, &request.into(), Operation::Peek).await
     }
 
     /// Takes the cost now for later: the call is allowed with a wait, after which the work may run. The level may go
@@ -179,7 +244,7 @@ impl Limiter {
             let why = "expected a token bucket, gcra or fixed window of a period, which can owe units";
             return Err(Error::new(Kind::Input, format!("reserve: {why}, got {limit}")));
         }
-        self.decide(rule, &request.into(), Mode::Reserve).await
+        self.decide(rule, &request.into(), Operation::Reserve).await
     }
 
     /// Takes what is available, up to the cost: [`Decision::granted`] says how much. Denied if nothing is.
@@ -188,7 +253,7 @@ impl Limiter {
     ///
     /// No decision could be made; see [`Error`].
     pub async fn at_most<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.decide(rule, &request.into(), Mode::AtMost).await
+        self.decide(rule, &request.into(), Operation::AtMost).await
     }
 
     /// Gives the cost back, never above full. In windows and logs the newest units go first, and expired units give
@@ -209,9 +274,9 @@ impl Limiter {
         match request.earlier() {
             Some(earlier) => {
                 let cost = request.units(rule).min(earlier.granted);
-                self.follow_up(rule, &request.cost(cost), Mode::Refund).await
+                self.follow_up(rule, &request.cost(cost), Operation::Refund).await
             }
-            None => self.follow_up(rule, &request, Mode::Refund).await,
+            None => self.follow_up(rule, &request, Operation::Refund).await,
         }
     }
 
@@ -222,7 +287,7 @@ impl Limiter {
     ///
     /// No answer; see [`Error`].
     pub async fn penalty<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.decide(rule, &request.into(), Mode::Penalty).await
+        self.decide(rule, &request.into(), Operation::Penalty).await
     }
 
     /// Denies every call on the key for this long, whatever it has left; refunds, penalties and releases still count.
@@ -240,7 +305,7 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let length = u64::try_from(time.as_nanos().div_ceil(1000)).ok().filter(|us| *us <= LONGEST_RESET_US);
         let bad = || Error::new(Kind::Input, format!("block: expected at most 71 years, got {time:?}"));
-        self.decide(rule, &request.into().cost(length.ok_or_else(bad)?), Mode::Block).await
+        self.decide(rule, &request.into().cost(length.ok_or_else(bad)?), Operation::Block).await
     }
 
     /// Lifts a [block](Self::block).
@@ -258,7 +323,7 @@ impl Limiter {
     ///
     /// A request without an id; [`Error::is_unknown_id`] if none is held: released or expired; no answer, see [`Error`].
     pub async fn renew<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.change_permits("renew", rule, request.into(), Mode::Renew).await
+        self.change_permits("renew", rule, request.into(), Operation::Renew).await
     }
 
     /// Gives back the permits held by this [id](Request::id), if any are left, and forgets the id.
@@ -267,7 +332,7 @@ impl Limiter {
     ///
     /// A request without an id; no answer, see [`Error`].
     pub async fn release<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.change_permits("release", rule, request.into(), Mode::Release).await
+        self.change_permits("release", rule, request.into(), Operation::Release).await
     }
 
     async fn change_permits(
@@ -275,7 +340,7 @@ impl Limiter {
         what: &str,
         rule: &Rule,
         request: Request<'_>,
-        mode: Mode,
+        operation: Operation,
     ) -> Result<Decision, Error> {
         if request.id.is_none() {
             return Err(Error::new(Kind::Input, format!("{what}: expected the id that holds the permits, got none")));
@@ -283,11 +348,11 @@ impl Limiter {
         // Unless the request says where they were taken, look in this process first.
         #[cfg(feature = "embedded")]
         if request.earlier().is_none()
-            && let Some(decision) = Box::pin(self.change_local_permits(rule, &request, mode)).await
+            && let Some(decision) = Box::pin(self.change_local_permits(rule, &request, operation)).await
         {
             return Ok(decision);
         }
-        self.follow_up(rule, &request, mode).await
+        self.follow_up(rule, &request, operation).await
     }
 
     /// Replaces the cost taken by the call of this [id](Request::id) with this one, once. More is charged, available or
@@ -298,7 +363,7 @@ impl Limiter {
     /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id; no
     /// answer, see [`Error`].
     pub async fn settle<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.change_charge("settle", rule, request.into(), Mode::Settle).await
+        self.change_charge("settle", rule, request.into(), Operation::Settle).await
     }
 
     /// Gives back what the call of this [id](Request::id) took, and forgets the id.
@@ -308,7 +373,7 @@ impl Limiter {
     /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id; no
     /// answer, see [`Error`].
     pub async fn cancel<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.change_charge("cancel", rule, request.into(), Mode::Cancel).await
+        self.change_charge("cancel", rule, request.into(), Operation::Cancel).await
     }
 
     async fn change_charge(
@@ -316,7 +381,7 @@ impl Limiter {
         what: &str,
         rule: &Rule,
         request: Request<'_>,
-        mode: Mode,
+        operation: Operation,
     ) -> Result<Decision, Error> {
         if request.id.is_none() {
             return Err(Error::new(Kind::Input, format!("{what}: expected the id of the call to {what}, got none")));
@@ -325,7 +390,7 @@ impl Limiter {
             let why = format!("expected a limit that isn't concurrency, whose permits are released, got {rule}");
             return Err(Error::new(Kind::Input, format!("{what}: {why}")));
         }
-        self.follow_up(rule, &request, mode).await
+        self.follow_up(rule, &request, operation).await
     }
 
     /// Forgets what each limit of the rule counts for this request, and the request's id if it has one. A limit that
@@ -336,159 +401,11 @@ impl Limiter {
     ///
     /// No answer; see [`Error`].
     pub async fn reset<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.follow_up(rule, &request.into(), Mode::Reset).await
+        self.follow_up(rule, &request.into(), Operation::Reset).await
     }
 
     /// The policy while Redis is away.
     fn policy(&self, rule: &Rule) -> OnError {
         rule.policy().unwrap_or(self.on_error)
     }
-
-    async fn decide(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
-        let decided = self.decide_uncounted(rule, request, mode).await;
-        if matches!(mode, Mode::Acquire | Mode::Reserve | Mode::AtMost) {
-            telemetry::decided(rule, decided.as_ref());
-        }
-        decided
-    }
-
-    /// Decides, but leaves it to the caller to count the decision: it may take several calls.
-    pub(crate) async fn decide_uncounted(
-        &self,
-        rule: &Rule,
-        request: &Request<'_>,
-        mode: Mode,
-    ) -> Result<Decision, Error> {
-        let observed = Observed::begin(rule, mode);
-        let decided = observed.around(self.decide_or_fall_back(rule, request, mode)).await;
-        observed.end(&decided);
-        decided
-    }
-
-    /// Decides by Redis or, while it is away, by the rule's policy.
-    async fn decide_or_fall_back(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
-        let decided = match &self.denials {
-            None => self.decide_by_engine(rule, request, mode).await,
-            Some(cache) => Box::pin(self.decide_or_recall(cache, rule, request, mode)).await,
-        };
-        let decision = match decided {
-            Ok(decision) => decision,
-            Err(error) => Box::pin(self.answer_instead(error, rule, request, mode)).await?,
-        };
-        Ok(decision.jittered(request.wait_jitter()))
-    }
-
-    async fn decide_by_engine(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
-        // Boxed to keep the common path's future small: there may be thousands of callers.
-        match rule.scoped_limits() {
-            [scoped] if scoped.limit.shards() > 1 => {
-                let choice = self.choose_shard(rule, scoped, request, mode);
-                Box::pin(self.decide_sharded(rule, scoped, request, mode, choice)).await
-            }
-            [scoped] if mode == Mode::Acquire => self.decide_one(rule, scoped.whole(), request, mode).await,
-            _ => Box::pin(self.decide_in_full(rule, &concerned(rule, mode, request)?, request, mode)).await,
-        }
-    }
-
-    /// Decides by a single limit, or one shard of it.
-    async fn decide_one(
-        &self,
-        rule: &Rule,
-        target: Target<'_>,
-        request: &Request<'_>,
-        mode: Mode,
-    ) -> Result<Decision, Error> {
-        if mode == Mode::Acquire {
-            let deadline = request.deadline_or(self.deadline);
-            let began = target.limit.windows().map(|_| Instant::now());
-            let begin =
-                |context: &mut Context<'_>| Poll::Ready(self.begin(rule, target, request, deadline, context.waker()));
-            if let Some(acquiring) = poll_fn(begin).await? {
-                let reply = match acquiring.await {
-                    Err(stale) if stale.stale_at().is_some() => {
-                        Box::pin(self.acquire_again(rule, target, request, stale, began)).await?
-                    }
-                    reply => reply?,
-                };
-                return self.decision_of_ask(rule, target, request, &reply);
-            }
-        }
-        Box::pin(self.decide_in_full(rule, &[target], request, mode)).await
-    }
-
-    async fn decide_in_full(
-        &self,
-        rule: &Rule,
-        targets: &[Target<'_>],
-        request: &Request<'_>,
-        mode: Mode,
-    ) -> Result<Decision, Error> {
-        let marker = self.marker(rule, targets, request, mode)?;
-        let inputs = self.limit_inputs(rule, targets, request, mode)?;
-        let script = match (inputs.as_slice(), &marker) {
-            ([input], None) => input.script,
-            _ => &ALL_OR_NOTHING,
-        };
-        let reply = self.run(rule, script, &inputs, marker.as_ref(), request, mode).await?;
-        self.decision(rule, targets, request, mode, &reply)
-    }
-
-    /// The decision in a reply about these limits.
-    fn decision(
-        &self,
-        rule: &Rule,
-        targets: &[Target<'_>],
-        request: &Request<'_>,
-        mode: Mode,
-        reply: &Reply,
-    ) -> Result<Decision, Error> {
-        let (others, rest) = reply.appended.split_at_checked(5 * (targets.len() - 1)).ok_or_else(garbled)?;
-        let fives = std::iter::once(&reply.decision).chain(others.as_chunks::<5>().0);
-        // An odd count begins with `granted`; then come `blocked_us` and `overage` of each limit.
-        let (appended, notes) = rest.split_at(rest.len() % 2);
-        let notes = notes.as_chunks::<2>().0;
-        if !notes.is_empty() && notes.len() != targets.len() {
-            return Err(garbled());
-        }
-        let notes = notes.iter().copied().chain(std::iter::repeat([0, 0]));
-        let answers = fives.zip(notes).map(|(reply, notes)| LimitAnswer::new(*reply, notes, rule.counts_denials()));
-        let answers = answers.collect::<Option<Vec<_>>>().ok_or_else(garbled)?;
-        let allowed = answers.iter().all(|answered| answered.allowed);
-        let mut granted = granted(request.units(rule), mode, allowed, appended.first()).ok_or_else(garbled)?;
-        if mode == Mode::Penalty {
-            granted = targets.iter().map(|target| target.limit.most_counted()).fold(granted, u64::min);
-        }
-        let mut limits = targets.iter().map(|target| &target.scoped.quota).zip(&answers);
-        let (by, at) = (self.engine.by(), decided_at(request, reply));
-        match targets.len() {
-            1 => limits.next().map(|(quota, answered)| Decision::of_one(quota, answered, granted, by, at)),
-            _ => {
-                let limits = limits.map(|(quota, answered)| LimitDecision::new(quota, answered)).collect();
-                Decision::of_several(limits, granted, by, at)
-            }
-        }
-        .ok_or_else(garbled)
-    }
-
-    fn decision_of_ask(
-        &self,
-        rule: &Rule,
-        target: Target<'_>,
-        request: &Request<'_>,
-        reply: &Reply,
-    ) -> Result<Decision, Error> {
-        let notes = reply.appended.first_chunk().copied().unwrap_or_default();
-        let answered = LimitAnswer::new(reply.decision, notes, false).ok_or_else(garbled)?;
-        let granted = if answered.allowed { request.units(rule) } else { 0 };
-        Ok(Decision::of_one(&target.scoped.quota, &answered, granted, self.engine.by(), decided_at(request, reply)))
-    }
-}
-
-/// A well-formed reply that no script gives.
-fn garbled() -> Error {
-    Error::new(Kind::Garbled, "expected a decision of each limit within its bounds, got something else")
-}
-
-fn decided_at(request: &Request<'_>, reply: &Reply) -> SystemTime {
-    request.time().unwrap_or(reply.at)
 }

@@ -4,24 +4,22 @@
 #![doc = include_str!("middleware/answers.md")]
 
 mod answer;
-#[cfg(feature = "postgres")]
 mod api_keys;
 mod body;
 mod client_address;
 mod grpc;
 mod headers;
 mod layer;
+mod pending;
 mod restraint;
 mod service;
 mod settings;
 mod sources;
 
 pub use answer::Rejection;
-#[cfg(feature = "postgres")]
 pub use api_keys::{ApiKeyLayer, ApiKeys};
 pub use body::{HeldPermits, Permits, ResponseBody, Usage};
 pub use client_address::ClientAddress;
 pub use headers::HeaderStyle;
 pub use layer::RateLimitLayer;
 pub use service::RateLimit;
-pub use settings::Rules;

@@ -53,8 +53,9 @@ impl Quota {
         &self.title
     }
 
-    /// The same, shared.
-    pub(crate) fn title(&self) -> &Arc<str> {
+    /// The same, shared: to keep it costs no copy.
+    #[must_use]
+    pub fn title(&self) -> &Arc<str> {
         &self.title
     }
 

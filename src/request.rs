@@ -68,6 +68,8 @@ struct Terms {
     after: Option<Earlier>,
     /// How long a reservation may wait; of a cost of 0, that the wait for what is owed is asked for.
     within: Option<Duration>,
+    /// How long a block lasts.
+    block: Option<Duration>,
 }
 
 /// The facts about an earlier call that matter to a call that gives back what it took.
@@ -101,9 +103,25 @@ impl<'a> Request<'a> {
     /// A request for this key, at the rule's cost. Any bytes except an empty key.
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        let terms =
-            Terms { id_ttl: ID_TTL, cost: None, at: None, deadline: None, jitter: 0, after: None, within: None };
+        let terms = Terms {
+            id_ttl: ID_TTL,
+            cost: None,
+            at: None,
+            deadline: None,
+            jitter: 0,
+            after: None,
+            within: None,
+            block: None,
+        };
         Self { key: key.as_ref(), parts: Parts::Borrowed(&[]), id: None, terms }
+    }
+
+    /// How long the key is denied, for [`Operation::Block`](crate::Operation::Block): at most 71 years; 0 lifts a block.
+    /// Other operations don't use it.
+    #[must_use]
+    pub fn block_for(mut self, time: Duration) -> Self {
+        self.terms.block = Some(time);
+        self
     }
 
     /// What limits count by instead of the key, by name; see [`Rule::and_by`].
@@ -249,7 +267,11 @@ impl Request<'_> {
         self
     }
 
-    /// The same in microseconds, as far as scripts take it.
+    pub(crate) fn block_time(&self) -> Option<Duration> {
+        self.terms.block
+    }
+
+    /// How long a reservation may wait, in microseconds, as far as scripts take it.
     pub(crate) fn within_us(&self) -> Option<u64> {
         let us = self.terms.within?.as_micros();
         Some(u64::try_from(us).map_or(LONGEST_RESET_US, |us| us.min(LONGEST_RESET_US)))

@@ -1,9 +1,13 @@
 //! A rule: a named limit, or several that are decided together.
 
 mod change;
+#[cfg(feature = "serde")]
+pub(crate) mod fields;
+#[cfg(feature = "serde")]
+pub(crate) mod forms;
 mod on_error;
 #[cfg(feature = "serde")]
-pub(crate) mod serialized;
+mod serialized;
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -83,7 +87,10 @@ impl Rule {
     }
 
     fn unnamed(limit: Limit) -> Self {
-        let limits = vec![ScopedLimit::new("", limit, None)];
+        Self::of(vec![ScopedLimit::new("", limit, None)])
+    }
+
+    fn of(limits: Vec<ScopedLimit>) -> Self {
         Self {
             name: None,
             limits,
@@ -339,32 +346,26 @@ impl Rule {
         self
     }
 
-    /// What happens to the keys' state when a limit's numbers have [changed](Self::on_change).
-    #[allow(dead_code, reason = "asked by sets of rules, which are a feature")]
-    pub(crate) fn change(&self) -> Change {
-        self.on_change
-    }
-
     pub(crate) fn counts_denials(&self) -> bool {
         self.counts_denials
     }
 
+    /// The same rule, which blocks no key.
+    #[allow(dead_code, reason = "asked by sets of rules, which are a feature")]
+    pub(crate) fn without_block(mut self) -> Self {
+        self.block_for = None;
+        self.spelled()
+    }
+
     /// How long a denied key is blocked, as written.
-    pub(crate) fn block_period(&self) -> Option<Period> {
+    fn block_period(&self) -> Option<Period> {
         self.block_for.map(written)
     }
 
     /// How long permits are renewed, as written.
     #[cfg(feature = "serde")]
-    pub(crate) fn hold_period(&self) -> Option<Period> {
+    fn hold_period(&self) -> Option<Period> {
         self.max_hold.map(written)
-    }
-
-    /// Makes the first limit count by this part of the request.
-    #[cfg(feature = "serde")]
-    pub(crate) fn by(mut self, part: &str) -> Result<Self, RuleError> {
-        let first = self.limits.remove(0);
-        self.and_by(part, first.limit)
     }
 
     fn with(mut self, limit: Limit, by: Option<String>) -> Result<Self, RuleError> {

@@ -35,11 +35,13 @@
 #![doc = include_str!("rules/format.md")]
 
 mod account;
+mod api_key;
 mod applies;
 mod attributes;
 mod changes;
 mod compiled;
 mod condition;
+mod deciding;
 mod definition;
 mod error;
 mod file;
@@ -48,6 +50,7 @@ mod names;
 mod path;
 mod reload;
 mod snapshot;
+mod source;
 mod text;
 mod throttle;
 mod verdict;
@@ -69,9 +72,9 @@ use compiled::{Compiled, CompiledAction};
 use error::{Field, MOST_FAULTS};
 use index::{Index, Lookup};
 
-pub use crate::limiter::HeldVerdict;
-pub use crate::rule::serialized::Policy;
-pub use account::{Account, UserBlock};
+pub use crate::rule::fields::Policy;
+pub use account::{Account, UserBlock, UserLimits};
+pub use api_key::{ApiKeyError, ApiKeyLookup, FoundAccount};
 pub(crate) use applies::Shadow;
 pub use applies::{Applies, Charge, Effect};
 pub use attributes::Attributes;
@@ -79,9 +82,13 @@ pub use changes::RuleChanges;
 pub use compiled::Response;
 #[cfg(feature = "http")]
 pub(crate) use condition::net;
+#[cfg(feature = "http")]
+pub(crate) use deciding::Acquisition;
+pub use deciding::HeldVerdict;
 pub use definition::{Action, Cost, Definition, LimitDefinition, Missing, OneOrMore, Paths, Reading};
 pub use error::{Fault, RuleSetError};
 pub use reload::WatchedRules;
+pub use source::{DecisionSink, OnResponse, RuleSource};
 pub use verdict::{Reason, ShadowVerdict, Verdict};
 
 /// Rules, of which at most one applies to a request: among those whose conditions hold, the one with the highest
@@ -214,15 +221,9 @@ impl RuleSet {
         &self.shared.warnings
     }
 
-    /// Whether the two sets are the same.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn is_same_as(&self, other: &Self) -> bool {
-        self.shared.reading == other.shared.reading && self.shared.definitions == other.shared.definitions
-    }
-
-    /// Whether there is another clone of it.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn is_shared(&self) -> bool {
+    /// Whether there is another clone of it, such as one that a request still uses.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.shared) > 1
     }
 
@@ -464,6 +465,13 @@ impl Shared {
             first = before.find(hides).unwrap_or(first);
         }
         (first < place).then(|| &*self.rules[first].name)
+    }
+}
+
+/// Whether both say the same: their rules, in their order, and how they are read.
+impl PartialEq for RuleSet {
+    fn eq(&self, other: &Self) -> bool {
+        self.shared.reading == other.shared.reading && self.shared.definitions == other.shared.definitions
     }
 }
 

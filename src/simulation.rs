@@ -3,7 +3,9 @@
 //!
 //! ```text
 //! callers    ask the limiter, wait or give up, and remember the answers
-//! network    carries bytes to the servers, as late, as short or never, as the faults say
+//! network    connects them to the servers, if the faults let it
+//! wire       carries bytes, as late, as short or never, as the faults say
+//! medium     the time, how long messages take, and the record of what happens
 //! serving    what servers answer, by the scripts themselves
 //! faults     what goes wrong, and when
 //! ledger     what was really taken
@@ -18,6 +20,7 @@ mod chance;
 mod dropped;
 mod faults;
 mod ledger;
+mod medium;
 mod network;
 mod oracle;
 mod resp;

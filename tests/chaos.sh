@@ -11,6 +11,7 @@ usage='Usage: bash tests/chaos.sh [--seconds N] [--seed N]
   --seed N     draws the same events again (by chance, and printed)'
 
 fail() { printf 'tests/chaos.sh: %s\n' "$*" >&2; exit 2; }
+. tests/built.sh
 
 seconds=60
 seed=$((RANDOM * 32768 + RANDOM))
@@ -27,13 +28,13 @@ done
 [ "$seconds" -ge 6 ] || fail "--seconds: expected at least 6, one for each load, got $seconds"
 command -v redis-server >/dev/null || fail 'expected redis-server on the PATH: tests/run.sh installs it'
 
-cargo test --quiet --all-features --test it --no-run
+build_tests
 errors=$(mktemp)
 trap 'rm -f "$errors"' EXIT
 # Hides the harness's own output, unless the test ended without a verdict.
 result=0
 TOLLGATE_CHAOS_SECONDS=$seconds TOLLGATE_CHAOS_SEED=$seed \
-    cargo test --quiet --all-features --test it -- chaos --nocapture 2>"$errors" |
+    run_tests crates/cli tests/it/main.rs chaos --nocapture 2>"$errors" |
     awk '/^chaos of/ { shown = 1 } shown && !/^test / { print; fflush() } /^chaos: / { shown = 0 }' || result=1
 if [ "$result" -ne 0 ] && ! grep -q '^seed ' "$errors"; then
     cat "$errors" >&2

@@ -2,7 +2,7 @@
 # What hardly finds anything that .ci/run doesn't, by hand before a release: about two hours on two cores.
 #   bash tests/nightly.sh
 # Every test, with five times the cases of slow properties; then on each supported server and PostgreSQL; the packed
-# crate with its tests; further sets of features; and the measurements, in small. Exits with 1 if anything failed.
+# library with its tests; further sets of features; and the measurements, in small. Exits with 1 if anything failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,14 +12,16 @@ export CARGO_INCREMENTAL=0
 TOLLGATE_TEST_TIMES=5 TOLLGATE_SIMULATE_SEEDS=1000 bash tests/run.sh
 TOLLGATE_TEST_TIMES=5 bash tests/servers.sh --all redis-6 redis-8 valkey-8 valkey-9
 TOLLGATE_TEST_TIMES=5 bash tests/postgres.sh --all 14 16 17 18
-# What a program built without TLS reports that has no default features either.
-cargo test --no-default-features --lib engine::redis
-for features in postgres,tls embedded,serde; do
-    cargo clippy --quiet --lib --no-default-features --features "$features" -- -D warnings
-done
-cargo clippy --quiet --features cli --all-targets -- -D warnings
-# The published package builds in a directory of its own, and passes its own tests.
-cargo package --quiet --allow-dirty --all-features
+while read -r package features; do
+    cargo clippy --quiet -p "$package" --no-default-features --features "$features" -- -D warnings
+done <<'END'
+tollgate embedded,serde
+tollgate axum,tls
+tollgate-record archive,tls
+tollgate-cli postgres,tls
+END
+# The published library passes its own tests, in a directory of its own.
+cargo package --quiet --allow-dirty --all-features -p tollgate -p tollgate-record -p tollgate-cli
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 cargo test --manifest-path "target/package/tollgate-$version/Cargo.toml" --target-dir target --all-features --lib
 # That the measurements run; what they say is for a machine that does nothing else.

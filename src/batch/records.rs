@@ -10,7 +10,7 @@ use crate::script::Script;
 /// A call's answer: one record for each group.
 #[derive(Debug)]
 pub(crate) struct Records {
-    pub(super) records: Vec<Record>,
+    pub(super) records: Vec<PackedRecord>,
     pub(super) script: &'static Script,
     pub(super) limit: i64,
     pub(super) at: SystemTime,
@@ -19,7 +19,7 @@ pub(crate) struct Records {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Record {
+pub(super) struct PackedRecord {
     /// How many of the asks are allowed; -1 if the key is blocked, -2 if its state can't be read, -3 if the script got
     /// windows that don't contain the time `retry_after_us`.
     allowed: i64,
@@ -39,7 +39,7 @@ impl Records {
 
     /// The reply to the ask at this position.
     pub(crate) fn reply(&self, position: Position) -> Result<Reply, Error> {
-        let Record { allowed, remaining, retry_after_us, reset_after_us, costs } =
+        let PackedRecord { allowed, remaining, retry_after_us, reset_after_us, costs } =
             self.records[position.group.group as usize];
         let reply = |allowed: bool, appended| {
             let wait = if allowed { 0 } else { retry_after_us };
@@ -66,7 +66,7 @@ impl Records {
     }
 }
 
-impl Record {
+impl PackedRecord {
     /// Reads a key's record: remaining and reset or, if not all of its asks are allowed, -1 - remaining, reset, wait,
     /// and how many are allowed. None if it is malformed.
     pub(super) fn read(numbers: &mut impl Iterator<Item = i64>, least: i64, asks: u32, costs: bool) -> Option<Self> {

@@ -15,26 +15,26 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-#[cfg(feature = "postgres")]
 use redis::{FromRedisValue, Pipeline};
 use tokio::time::Instant;
 
 use super::deadline::Deadline;
 use super::redis::address;
 use super::redis::breaker::Breaker;
+use super::redis::redirect::Redirect;
 #[cfg(feature = "tls")]
 use super::redis::tls::Tls;
 use super::redis::{Asking, Confirm, Redis};
 use crate::batch::Ask;
 use crate::call::{Call, Reply};
-use crate::error::{Detour, Error, Kind};
+use crate::error::{Error, Kind};
 use crate::random::jittered;
 use crate::runtime;
 use slots::slot_of;
 use topology::{Node, Topology};
 
 /// The most redirects that one call follows.
-const MOST_DETOURS: u32 = 8;
+const MOST_REDIRECTS: u32 = 8;
 /// From the second redirect on the nodes don't agree yet: the pause before it, longer by as much for each further one.
 const DISAGREEMENT: Duration = Duration::from_millis(5);
 
@@ -214,7 +214,6 @@ impl Cluster {
     }
 
     /// The answers of the node that has this key's slot. If it no longer has it, the next try asks another.
-    #[cfg(feature = "postgres")]
     pub(crate) async fn ask_commands<T: FromRedisValue>(
         &self,
         key: &[u8],
@@ -259,15 +258,15 @@ impl Cluster {
         slot: u16,
         until: Deadline,
     ) -> Result<Reply, Error> {
-        let (mut detours, mut was_moving) = (0, false);
+        let (mut redirects, mut was_moving) = (0, false);
         loop {
-            let (next, routing) = match error.detour() {
-                Some(Detour::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Routing::Batched),
-                Some(Detour::Ask { to }) => (self.topology.learn(to, &node, None)?, Routing::Asking),
+            let (next, routing) = match Redirect::of(&error) {
+                Some(Redirect::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Routing::Batched),
+                Some(Redirect::Ask { to }) => (self.topology.learn(to, &node, None)?, Routing::Asking),
                 // An ask continues as a call of its one key, which never gets this error; for a call of several keys,
                 // the node's own waits have already retried it.
-                Some(Detour::Again) => (self.owner(slot, until).await?, Routing::Alone),
-                Some(Detour::Nobody) => {
+                Some(Redirect::Again) => (self.owner(slot, until).await?, Routing::Alone),
+                Some(Redirect::Nobody) => {
                     self.topology.refresh_soon();
                     return Err(error);
                 }
@@ -287,15 +286,16 @@ impl Cluster {
                 return Err(until.missed(false));
             }
             // While keys are moving, both nodes are asked in turn until the keys have arrived: that isn't disagreement.
-            let moving = matches!(error.detour(), Some(Detour::Again));
+            let moving = matches!(Redirect::of(&error), Some(Redirect::Again));
             if !moving && !was_moving {
-                detours += 1;
-                if detours > MOST_DETOURS {
-                    let why = format!("the nodes of the cluster named each other {MOST_DETOURS} times for slot {slot}");
+                redirects += 1;
+                if redirects > MOST_REDIRECTS {
+                    let why =
+                        format!("the nodes of the cluster named each other {MOST_REDIRECTS} times for slot {slot}");
                     return Err(Error::new(Kind::NotNow, why));
                 }
-                if detours > 1 {
-                    let wait = jittered(DISAGREEMENT * (detours - 1), 50);
+                if redirects > 1 {
+                    let wait = jittered(DISAGREEMENT * (redirects - 1), 50);
                     runtime::sleep_until((Instant::now() + wait).min(until.at)).await?;
                 }
             }

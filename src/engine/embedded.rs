@@ -10,8 +10,8 @@ mod sorted;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mlua::{BString, Function, Lua, MultiValue, Table, Value};
@@ -20,13 +20,14 @@ use super::{Swept, Which};
 use crate::batch::{Ask, Batch, PackedCall, Position, Records};
 use crate::call::{Call, Reply};
 use crate::error::{Error, Kind};
+use crate::lock::Lock;
 use crate::script::Script;
 use keyspace::{Argument, Keyspace, Outcome};
 
 /// The engine that runs in this process. Clones share their state.
 #[derive(Clone)]
 pub struct Embedded {
-    shared: Arc<Mutex<Interpreter>>,
+    shared: Arc<Lock<Interpreter>>,
 }
 
 /// The embedded engine's clock. Clones share it.
@@ -55,7 +56,7 @@ const LOCK_GLOBALS: &str = r#"setmetatable(_G, {
 struct Interpreter {
     lua: Lua,
     redis: Table,
-    keyspace: Arc<Mutex<Keyspace>>,
+    keyspace: Arc<Lock<Keyspace>>,
     /// Each script as a function of KEYS, ARGV and redis, by its name.
     compiled: HashMap<&'static str, Function>,
     clock: Clock,
@@ -72,7 +73,7 @@ impl Embedded {
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
         let interpreter = Interpreter::new(clock).expect("a new interpreter takes a few functions");
-        Self { shared: Arc::new(Mutex::new(interpreter)) }
+        Self { shared: Arc::new(Lock::new(interpreter)) }
     }
 
     /// The same on the system's time, forgetting keys beyond this many.
@@ -83,7 +84,7 @@ impl Embedded {
     }
 
     pub(crate) fn run(&self, call: &Call<'_>) -> Result<Reply, Error> {
-        let mut interpreter = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut interpreter = self.shared.lock();
         interpreter.run(call)
     }
 
@@ -112,7 +113,7 @@ impl Embedded {
     }
 
     fn records(&self, call: PackedCall<'_>) -> Result<Records, Error> {
-        let mut interpreter = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut interpreter = self.shared.lock();
         call.read(&interpreter.run_packed(call)?, None)
     }
 
@@ -128,8 +129,8 @@ impl Embedded {
     }
 
     fn keyspace<T>(&self, look: impl FnOnce(&mut Keyspace) -> T) -> T {
-        let interpreter = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        look(&mut interpreter.keyspace.lock().unwrap_or_else(PoisonError::into_inner))
+        let interpreter = self.shared.lock();
+        look(&mut interpreter.keyspace.lock())
     }
 }
 
@@ -175,7 +176,7 @@ fn micros(time: Duration) -> u64 {
 impl Interpreter {
     fn new(clock: Clock) -> mlua::Result<Self> {
         let lua = Lua::new();
-        let keyspace = Arc::new(Mutex::new(Keyspace::default()));
+        let keyspace = Arc::new(Lock::new(Keyspace::default()));
         let redis = lua.create_table()?;
         let store = Arc::clone(&keyspace);
         redis.set(
@@ -222,7 +223,7 @@ impl Interpreter {
         keys: impl Iterator<Item = &'a [u8]>,
         each_argument: impl FnOnce(&mut dyn FnMut(&[u8])),
     ) -> Result<Value, Error> {
-        self.keyspace.lock().unwrap_or_else(PoisonError::into_inner).set_time(self.clock.now_us());
+        self.keyspace.lock().set_time(self.clock.now_us());
         match self.call(script, keys, each_argument) {
             Ok(Value::Table(table)) => match table.raw_get::<String>("err") {
                 Ok(message) => Err(from_message(&message)),
@@ -267,9 +268,9 @@ impl Interpreter {
 }
 
 /// Runs a script's command, and answers as Redis does.
-fn run(lua: &Lua, keyspace: &Mutex<Keyspace>, words: &MultiValue) -> mlua::Result<Result<Value, ServerError>> {
+fn run(lua: &Lua, keyspace: &Lock<Keyspace>, words: &MultiValue) -> mlua::Result<Result<Value, ServerError>> {
     let words = words.iter().map(argument).collect::<mlua::Result<Vec<_>>>()?;
-    let outcome = keyspace.lock().unwrap_or_else(PoisonError::into_inner).run(words);
+    let outcome = keyspace.lock().run(words);
     let string = |bytes: Vec<u8>| lua.create_string(bytes).map(Value::String);
     let value = match outcome {
         Outcome::Nothing => Value::Boolean(false),

@@ -11,11 +11,13 @@ mod connection;
 mod dispatch;
 mod errors;
 mod exchange;
+mod per_runtime;
 mod pipeline;
 mod queue;
-mod runtime_local;
+pub(super) mod redirect;
 mod sentinel;
 mod shown_address;
+mod silence;
 mod sweep;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
@@ -23,7 +25,7 @@ mod transport;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -33,11 +35,12 @@ use redis::Client;
 use super::deadline::{Deadline, LONGEST_DEADLINE};
 use crate::call::{Call, Reply};
 use crate::error::{Error, Kind};
+use crate::lock::Lock;
 use address::{Endpoint, address};
 use breaker::Breaker;
 pub(crate) use dispatch::{Many, Queued};
+use per_runtime::PerRuntime;
 pub(super) use pipeline::{Asking, Confirm};
-use runtime_local::RuntimeLocal;
 use sentinel::Sentinels;
 #[cfg(feature = "tls")]
 use tls::Tls;
@@ -55,10 +58,10 @@ struct Shared {
     /// The address, for messages.
     address: String,
     /// Read by every call, so lock-free.
-    locals: ArcSwap<Vec<Arc<RuntimeLocal>>>,
+    runtimes: ArcSwap<Vec<Arc<PerRuntime>>>,
     made: AtomicU64,
     /// The server process that answered last, by its own run id.
-    process: Mutex<Option<String>>,
+    process: Lock<Option<String>>,
     restarts: AtomicU64,
     confirm: OnceLock<Confirm>,
 }
@@ -151,9 +154,9 @@ impl Redis {
         let shared = Shared {
             connector,
             address,
-            locals: ArcSwap::default(),
+            runtimes: ArcSwap::default(),
             made: AtomicU64::new(0),
-            process: Mutex::default(),
+            process: Lock::default(),
             restarts: AtomicU64::new(0),
             confirm: OnceLock::new(),
         };
@@ -224,7 +227,7 @@ impl Redis {
     /// isn't either.
     #[must_use]
     pub fn breaker(&self) -> Breaker {
-        let mut breakers = self.locals().into_iter().map(|local| local.breaker.current());
+        let mut breakers = self.runtimes().into_iter().map(|per_runtime| per_runtime.breaker.current());
         breakers.find(|breaker| *breaker != Breaker::Closed).unwrap_or(Breaker::Closed)
     }
 
@@ -248,10 +251,10 @@ impl Redis {
 
     /// The same for a slot that is moving to this node, or that it has.
     pub(super) async fn run_as(&self, asking: Asking, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
-        let local = self.local()?;
-        let _entry = local.breaker.enter()?;
+        let per_runtime = self.per_runtime()?;
+        let _entry = per_runtime.breaker.enter()?;
         let confirmed = call.mode.takes() && call.cost > 0;
-        self.ask_one(&local, call, asking, confirmed, Deadline::after(deadline)).await
+        self.ask_one(&per_runtime, call, asking, confirmed, Deadline::after(deadline)).await
     }
 }
 

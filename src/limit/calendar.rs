@@ -45,9 +45,8 @@ pub(crate) struct Windows {
     /// As the time zone database spells it.
     name: Arc<str>,
     limit: u64,
-    /// The windows around the server's time, as far as that is known: shared by clones, and not part of the limit's
-    /// identity.
-    current: Arc<ArcSwap<Pair>>,
+    /// The windows that were computed last: shared by clones, and not part of the limit's identity.
+    last: Arc<ArcSwap<Pair>>,
 }
 
 /// Two consecutive windows, in microseconds since the epoch, and as a script's arguments.
@@ -56,8 +55,6 @@ pub(crate) struct Pair {
     first: i64,
     second: i64,
     stop: i64,
-    /// How far ahead of this machine's clock the server's was found, in microseconds.
-    ahead_us: i64,
     /// The script's own arguments, as decimal text.
     pub(crate) arguments: Vec<String>,
     /// The same in the script's packed form.
@@ -125,8 +122,8 @@ impl Windows {
             let expected = "expected a name of the time-zone database, such as Europe/Zurich";
             return Err(RuleError::new(format!("tz: {expected}, got {zone:?}")));
         };
-        let pair = Pair::around(limit, unit, &zone, system_us(), 0);
-        Ok(Self { unit, zone, name, limit, current: Arc::new(ArcSwap::from_pointee(pair)) })
+        let pair = Pair::around(limit, unit, &zone, system_us());
+        Ok(Self { unit, zone, name, limit, last: Arc::new(ArcSwap::from_pointee(pair)) })
     }
 
     pub(super) fn unit(&self) -> Calendar {
@@ -144,42 +141,36 @@ impl Windows {
         matches!(self.unit, Calendar::Day | Calendar::Week) && later() == Some(true)
     }
 
-    /// The windows for a decision at this time, or at the server's if none. Then it is the last pair used, until that
-    /// nears its end by the server's clock, as far as known, or is refused; see
-    /// [`around_server_time`](Self::around_server_time).
-    pub(crate) fn at(&self, now_us: Option<u64>) -> Arc<Pair> {
-        let pair = self.current.load();
+    /// The windows for a decision at this time, or at the server's if none: the last ones, until those near their end by
+    /// the server's clock, which is this far ahead of this machine's, as far as known.
+    pub(crate) fn at(&self, now_us: Option<u64>, ahead_us: i64) -> Arc<Pair> {
+        let pair = self.last.load();
         if let Some(now) = now_us {
             let now = i64::try_from(now).unwrap_or(LAST_TIME);
-            let has_it = (pair.first..pair.second).contains(&now);
-            return if has_it { Arc::clone(&pair) } else { Arc::new(self.around(now, 0)) };
+            return if pair.begins_around(now) { Arc::clone(&pair) } else { Arc::new(self.around(now)) };
         }
-        let now = system_us().saturating_add(pair.ahead_us);
+        let now = system_us().saturating_add(ahead_us);
         // By the middle of the second window the clock is no longer in doubt.
-        if (pair.first..pair.second + (pair.stop - pair.second) / 2).contains(&now) {
-            return Arc::clone(&pair);
-        }
-        self.renew(now, pair.ahead_us)
+        let is_near = (pair.first..pair.second + (pair.stop - pair.second) / 2).contains(&now);
+        if is_near { Arc::clone(&pair) } else { self.renew(now) }
     }
 
     /// The windows around the time of a server that refused a call with other windows. Later calls use them too.
     pub(crate) fn around_server_time(&self, now_us: u64) -> Arc<Pair> {
         let now = i64::try_from(now_us).unwrap_or(LAST_TIME);
-        let pair = self.current.load();
-        let ahead_us = now - system_us();
+        let pair = self.last.load();
         // Another call refused at the same time may have come first.
-        let is_known = (pair.first..pair.second).contains(&now) && (ahead_us - pair.ahead_us).abs() < 1_000_000;
-        if is_known { Arc::clone(&pair) } else { self.renew(now, ahead_us) }
+        if pair.begins_around(now) { Arc::clone(&pair) } else { self.renew(now) }
     }
 
-    fn renew(&self, now: i64, ahead_us: i64) -> Arc<Pair> {
-        let pair = Arc::new(self.around(now, ahead_us));
-        self.current.store(Arc::clone(&pair));
+    fn renew(&self, now: i64) -> Arc<Pair> {
+        let pair = Arc::new(self.around(now));
+        self.last.store(Arc::clone(&pair));
         pair
     }
 
-    fn around(&self, now: i64, ahead_us: i64) -> Pair {
-        Pair::around(self.limit, self.unit, &self.zone, now, ahead_us)
+    fn around(&self, now: i64) -> Pair {
+        Pair::around(self.limit, self.unit, &self.zone, now)
     }
 }
 
@@ -200,12 +191,17 @@ impl Hash for Windows {
 
 impl Pair {
     /// The window that contains this instant, and the next one.
-    fn around(limit: u64, unit: Calendar, zone: &TimeZone, now: i64, ahead_us: i64) -> Self {
+    fn around(limit: u64, unit: Calendar, zone: &TimeZone, now: i64) -> Self {
         let [first, second, stop] = bounds(unit, zone, now.clamp(0, LAST_TIME)).unwrap_or([i64::MIN >> 10, -1, 0]);
         let numbers = windows_arguments(limit, [first, second, stop]);
         let packed = Algorithm::CalendarWindow.row().packed(&numbers).unwrap_or_default();
         let arguments = numbers.iter().map(i64::to_string).collect();
-        Self { first, second, stop, ahead_us, arguments, packed: packed.into() }
+        Self { first, second, stop, arguments, packed: packed.into() }
+    }
+
+    /// Whether this instant is in the first window.
+    fn begins_around(&self, now: i64) -> bool {
+        (self.first..self.second).contains(&now)
     }
 }
 
@@ -248,7 +244,7 @@ fn first_instant(zone: &TimeZone, day: Date) -> Option<i64> {
 }
 
 /// This machine's clock, in microseconds since the epoch.
-fn system_us() -> i64 {
+pub(crate) fn system_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(LAST_TIME)
 }
@@ -387,32 +383,32 @@ mod tests {
     }
 
     #[test]
-    fn the_pair_is_told_anew_as_it_nears_its_end_or_is_refused_and_clones_share_it() {
+    fn windows_are_computed_anew_as_they_near_their_end_or_are_refused_and_clones_share_them() {
         let windows = Windows::of(5, Calendar::Day, "UTC").unwrap();
         let (clone, day) = (windows.clone(), i64::try_from(DAY_US).unwrap());
-        let first = windows.at(None);
-        assert!(Arc::ptr_eq(&first, &clone.at(None)));
+        let first = windows.at(None, 0);
+        assert!(Arc::ptr_eq(&first, &clone.at(None, 0)));
         // The server's clock is a hundred days ahead.
-        let server_us = system_us() + 100 * day;
+        let ahead_us = 100 * day;
+        let server_us = system_us() + ahead_us;
         windows.around_server_time(u64::try_from(server_us).unwrap());
-        let then = clone.at(None);
+        let then = clone.at(None, ahead_us);
         assert_eq!((then.first, then.second, then.stop), {
             let first = server_us - server_us % day;
             (first, first + day, first + 2 * day)
         });
-        assert!((then.ahead_us - 100 * day).abs() < 1_000_000);
-        assert!(Arc::ptr_eq(&then, &windows.at(None)));
-        // By that clock the pair is past its middle.
-        let ahead_us = then.ahead_us - 100 * day;
-        windows.current.store(Arc::new(Pair::around(5, Calendar::Day, &windows.zone, system_us() - 2 * day, ahead_us)));
-        let now = system_us();
-        let renewed = clone.at(None);
-        assert!(renewed.first <= now && now < renewed.second + 1_000_000 && renewed.ahead_us == ahead_us);
+        assert!(Arc::ptr_eq(&then, &windows.at(None, ahead_us)));
+        // A server whose clock is right has others.
+        let (now, renewed) = (system_us(), clone.at(None, 0));
+        assert!(renewed.first <= now && now < renewed.second + 1_000_000);
+        // By the clock of one that is a day and a half ahead, these are past their middle.
+        let later = clone.at(None, day + day / 2 + day / 4);
+        assert!(later.first > renewed.first);
         assert_eq!(windows, clone);
-        // A time set by the caller gets its own pair.
-        let given = windows.at(Some(1_000_000_000_000_000));
+        // A time set by the caller gets its own.
+        let given = windows.at(Some(1_000_000_000_000_000), 0);
         assert!((given.first..given.second).contains(&1_000_000_000_000_000));
-        assert!(Arc::ptr_eq(&renewed, &windows.at(None)));
+        assert!(Arc::ptr_eq(&later, &windows.at(None, day + day / 2 + day / 4)));
     }
 
     #[test]

@@ -329,59 +329,6 @@ impl fmt::Display for Limit {
     }
 }
 
-#[cfg(feature = "serde")]
-mod serialized {
-    use std::fmt;
-
-    use serde::de::value::MapAccessDeserializer;
-    use serde::de::{Error, MapAccess, Visitor};
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    use super::Limit;
-
-    #[derive(Serialize, Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Table {
-        name: String,
-        limit: String,
-    }
-
-    impl Serialize for Limit {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            match self.name() {
-                None => serializer.collect_str(self),
-                Some(name) => Table { name: name.to_owned(), limit: self.to_string() }.serialize(serializer),
-            }
-        }
-    }
-
-    impl<'de> Deserialize<'de> for Limit {
-        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            deserializer.deserialize_any(LineOrTable)
-        }
-    }
-
-    /// A line, or a table with a name, with error messages for each form.
-    struct LineOrTable;
-
-    impl<'de> Visitor<'de> for LineOrTable {
-        type Value = Limit;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a limit's line, or a table of name and limit")
-        }
-
-        fn visit_str<E: Error>(self, line: &str) -> Result<Limit, E> {
-            line.parse().map_err(E::custom)
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Limit, A::Error> {
-            let Table { name, limit } = Table::deserialize(MapAccessDeserializer::new(map))?;
-            limit.parse().and_then(|limit: Limit| limit.named(&name)).map_err(A::Error::custom)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, select};
@@ -20,16 +20,15 @@ use tokio::time::Instant;
 use super::Limiter;
 use super::releases::Releases;
 use super::turns::Turns;
+use crate::backoff::Backoff;
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::random::jittered;
+use crate::lock::Lock;
 use crate::runtime;
 use crate::telemetry;
 
-/// The pause before the second try. It doubles with each try, up to the longest; jitter makes it up to twice as long,
-/// so that clients don't all come back at once.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The pauses between tries, each up to twice as long.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(2), 100);
 /// A failure later than this after the first one isn't retried.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -51,14 +50,14 @@ struct Running {
     tasks: AtomicUsize,
     none_left: Notify,
     /// Those that have something to do.
-    workers: Mutex<Vec<Arc<Worker>>>,
+    workers: Lock<Vec<Arc<Worker>>>,
 }
 
 /// What waits to be done on one runtime.
 #[derive(Debug)]
 struct Worker {
     runtime: Handle,
-    waiting: Mutex<VecDeque<Task>>,
+    waiting: Lock<VecDeque<Task>>,
     more: Notify,
 }
 
@@ -173,7 +172,7 @@ impl Limiter {
 
 impl Running {
     fn workers(&self) -> MutexGuard<'_, Vec<Arc<Worker>>> {
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.workers.lock()
     }
 
     fn give(self: &Arc<Self>, runtime: &Handle, task: Task) {
@@ -184,7 +183,7 @@ impl Running {
             worker.more.notify_one();
             return;
         }
-        let waiting = Mutex::new(VecDeque::from([task]));
+        let waiting = Lock::new(VecDeque::from([task]));
         let worker = Arc::new(Worker { runtime: runtime.clone(), waiting, more: Notify::new() });
         workers.push(Arc::clone(&worker));
         drop(workers);
@@ -205,7 +204,7 @@ impl Running {
 
 impl Worker {
     fn waiting(&self) -> MutexGuard<'_, VecDeque<Task>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 }
 
@@ -301,7 +300,7 @@ pub(super) async fn persist_while<F: Future<Output = Result<Decision, Error>>>(
     due: Option<Instant>,
     attempt: impl Fn() -> F,
 ) -> Result<bool, Error> {
-    let (mut pause, mut began) = (FIRST_PAUSE, None);
+    let (mut pauses, mut began) = (PAUSES, None);
     loop {
         if due.is_some_and(|due| due <= Instant::now()) {
             return Ok(false);
@@ -314,7 +313,6 @@ pub(super) async fn persist_while<F: Future<Output = Result<Decision, Error>>>(
         if !may_retry(&failure) || began.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
             return Err(failure);
         }
-        runtime::sleep(jittered(pause, 100)).await?;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        runtime::sleep(pauses.pause()).await?;
     }
 }

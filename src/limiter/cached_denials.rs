@@ -2,10 +2,10 @@
 
 use super::Limiter;
 use super::fallback::may_fit;
-use crate::call::Mode;
 use crate::decision::Decision;
 use crate::denial_cache::{DenialCache, Sighting};
 use crate::error::Error;
+use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::Rule;
 
@@ -16,23 +16,23 @@ impl Limiter {
         cache: &DenialCache,
         rule: &Rule,
         request: &Request<'_>,
-        mode: Mode,
+        operation: Operation,
     ) -> Result<Decision, Error> {
-        if matches!(mode, Mode::Peek | Mode::Inspect) {
-            return self.decide_by_engine(rule, request, mode).await;
+        if operation == Operation::Peek {
+            return self.decide_by_engine(rule, request, operation).await;
         }
-        if mode != Mode::Acquire {
+        if operation != Operation::Acquire {
             // However the call ends, it may have changed the state.
             let _changing = cache.changing(self.state_keys(rule, request)?);
-            return self.decide_by_engine(rule, request, mode).await;
+            return self.decide_by_engine(rule, request, operation).await;
         }
         let Some(sighting) = self.sight(cache, rule, request)? else {
-            return self.decide_by_engine(rule, request, mode).await;
+            return self.decide_by_engine(rule, request, operation).await;
         };
         if let Some(denial) = cache.recall(&sighting, request.units(rule)) {
             return Ok(denial);
         }
-        let decision = self.decide_by_engine(rule, request, mode).await?;
+        let decision = self.decide_by_engine(rule, request, operation).await?;
         cache.remember(sighting, request.units(rule), &decision);
         Ok(decision)
     }
@@ -50,7 +50,7 @@ impl Limiter {
             return Ok(None);
         }
         // A denial of a lower cost has a wait.
-        if !may_fit(rule, request, Mode::Acquire) {
+        if !may_fit(rule, request, Operation::Acquire) {
             return Ok(None);
         }
         Ok(Some(cache.sight(self.state_keys(rule, request)?, rule.fingerprint())))

@@ -3,11 +3,11 @@
 use super::Limiter;
 #[cfg(feature = "embedded")]
 use crate::algorithm::numbers::EXACT;
-use crate::call::Mode;
 use crate::decision::Decision;
 #[cfg(feature = "embedded")]
 use crate::decision::RetryAfter;
 use crate::error::Error;
+use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
 use crate::telemetry;
@@ -19,37 +19,46 @@ impl Limiter {
         error: Error,
         rule: &Rule,
         request: &Request<'_>,
-        mode: Mode,
+        operation: Operation,
     ) -> Result<Decision, Error> {
-        let asks = matches!(mode, Mode::Acquire | Mode::Peek | Mode::Reserve | Mode::AtMost);
-        let gives_back = matches!(mode, Mode::Refund | Mode::Settle | Mode::Cancel | Mode::Release | Mode::Reset);
+        let asks = matches!(operation, Operation::Acquire | Operation::Peek | Operation::Reserve | Operation::AtMost);
+        let gives_back = matches!(
+            operation,
+            Operation::Refund | Operation::Settle | Operation::Cancel | Operation::Release | Operation::Reset
+        );
         if !(asks || gives_back) || !error.goes_to_policy() {
             return Err(error);
         }
         let policy = self.policy(rule);
         if policy != OnError::Closed {
-            telemetry::answered_instead(rule, policy, &error);
+            telemetry::answered_instead(rule.name(), policy.name(), error.class(), error.is_outage());
         }
         match policy {
             OnError::Open | OnError::Local { .. } if gives_back => {
                 Ok(Decision::by_policy(rule.capacity(), 0).instead_of(error))
             }
             OnError::Open => {
-                let granted = match mode {
-                    Mode::Peek => 0,
-                    Mode::AtMost => request.units(rule).min(rule.capacity()),
+                let granted = match operation {
+                    Operation::Peek => 0,
+                    Operation::AtMost => request.units(rule).min(rule.capacity()),
                     _ => request.units(rule),
                 };
                 let decision = Decision::by_policy(rule.capacity(), granted).instead_of(error);
-                Ok(if mode == Mode::AtMost || may_fit(rule, request, mode) { decision } else { decision.never() })
+                Ok(if operation == Operation::AtMost || may_fit(rule, request, operation) {
+                    decision
+                } else {
+                    decision.never()
+                })
             }
             #[cfg(feature = "embedded")]
             OnError::Local { processes } => match self
-                .decide_locally(rule, processes, &raised_if_never_admitted(rule, request, mode), mode)
+                .decide_locally(rule, processes, &raised_if_never_admitted(rule, request, operation), operation)
                 .await
             {
                 // The share could never admit what the rule may.
-                Ok(decision) if decision.retry_after == RetryAfter::Never && may_fit(rule, request, mode) => Err(error),
+                Ok(decision) if decision.retry_after == RetryAfter::Never && may_fit(rule, request, operation) => {
+                    Err(error)
+                }
                 Ok(decision) => Ok(decision.instead_of(error)),
                 Err(_) => Err(error),
             },
@@ -61,13 +70,13 @@ impl Limiter {
 /// The request, at a cost above every share if the whole rule could never admit it: its local share must not admit it
 /// either, whatever the rounding.
 #[cfg(feature = "embedded")]
-fn raised_if_never_admitted<'a>(rule: &Rule, request: &Request<'a>, mode: Mode) -> Request<'a> {
-    let refused = mode != Mode::AtMost && !may_fit(rule, request, mode);
+fn raised_if_never_admitted<'a>(rule: &Rule, request: &Request<'a>, operation: Operation) -> Request<'a> {
+    let refused = operation != Operation::AtMost && !may_fit(rule, request, operation);
     if refused { request.cost(request.units(rule).max(EXACT)) } else { *request }
 }
 
 /// Whether the rule could ever admit this.
-pub(super) fn may_fit(rule: &Rule, request: &Request<'_>, mode: Mode) -> bool {
+pub(super) fn may_fit(rule: &Rule, request: &Request<'_>, operation: Operation) -> bool {
     let cost = request.units(rule);
-    rule.limits().all(|limit| cost <= limit.largest_cost(mode == Mode::Reserve))
+    rule.limits().all(|limit| cost <= limit.largest_cost(operation == Operation::Reserve))
 }

@@ -2,19 +2,24 @@
 //! this process, or nowhere.
 
 use super::Limiter;
-use crate::call::Mode;
 use crate::decision::{By, Decision};
 use crate::error::{Charged, Error};
+use crate::operation::Operation;
 use crate::request::{Earlier, Request};
 use crate::rule::Rule;
 
 impl Limiter {
     /// Gives back, keeps or forgets what an earlier call took, wherever it was taken.
-    pub(super) async fn follow_up(&self, rule: &Rule, request: &Request<'_>, mode: Mode) -> Result<Decision, Error> {
+    pub(super) async fn follow_up(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        operation: Operation,
+    ) -> Result<Decision, Error> {
         match request.earlier() {
             Some(Earlier { by: By::Policy, charged, .. }) => {
-                if must_ask_redis(mode, charged) {
-                    match self.decide(rule, request, mode).await {
+                if must_ask_redis(operation, charged) {
+                    match self.decide(rule, request, operation).await {
                         Err(error) if error.goes_to_policy() || error.is_unknown_id() => {}
                         answer => return answer,
                     }
@@ -23,19 +28,19 @@ impl Limiter {
             }
             #[cfg(feature = "embedded")]
             Some(Earlier { by: By::Local, charged, .. }) => {
-                Box::pin(self.follow_up_locally(rule, request, mode, charged)).await
+                Box::pin(self.follow_up_locally(rule, request, operation, charged)).await
             }
-            _ => self.decide(rule, request, mode).await,
+            _ => self.decide(rule, request, operation).await,
         }
     }
 }
 
 /// Whether to ask Redis about a call that a fallback answered. Redis may have taken the units although its answer was
 /// lost. It can settle, cancel or release them by the id, whereas a refund could give back what it never took.
-pub(super) fn must_ask_redis(mode: Mode, charged: Charged) -> bool {
+pub(super) fn must_ask_redis(operation: Operation, charged: Charged) -> bool {
     match charged {
         Charged::No => false,
         Charged::Yes => true,
-        Charged::Unknown => mode != Mode::Refund,
+        Charged::Unknown => operation != Operation::Refund,
     }
 }

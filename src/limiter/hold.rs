@@ -11,12 +11,12 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::Limiter;
 use super::background::{persist_until, persist_while};
 use super::wait::JITTER;
-use crate::call::Mode;
+use super::{Limiter, counted};
 use crate::decision::{By, Decision, Denied, RetryAfter};
 use crate::error::{Charged, Error, Kind};
+use crate::operation::Operation;
 use crate::random::{jittered, unique_id};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
@@ -115,7 +115,7 @@ impl Limiter {
     pub async fn hold<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Held, Error> {
         let request = request.into();
         let held = self.hold_once(rule, request, !request.has_id()).await;
-        telemetry::decided(rule, held.as_ref().map(|held| &held.decision));
+        counted(rule, held.as_ref().map(|held| &held.decision));
         held
     }
 
@@ -133,8 +133,8 @@ impl Limiter {
         let mut permit =
             Permit { limiter, rule, request: owned, own_id, held: true, given_back: false, renewing: None, runtime };
         let decided = match self.if_released(&permit, &request).await {
-            Ok(()) => self.decide_uncounted(&permit.rule, &request, Mode::Acquire).await,
-            Err(error) => Box::pin(self.answer_instead(error, &permit.rule, &request, Mode::Acquire)).await,
+            Ok(()) => self.decide_uncounted(&permit.rule, &request, Operation::Acquire).await,
+            Err(error) => Box::pin(self.answer_instead(error, &permit.rule, &request, Operation::Acquire)).await,
         };
         let decision = decided.inspect_err(|error| permit.held = error.charged() != Charged::No)?;
         // Redis may have charged for the call, even if a policy answered.
@@ -164,7 +164,7 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Held, Error> {
         let held = self.hold_within(rule, request.into(), max_wait).await;
-        telemetry::decided(rule, held.as_ref().map(|held| &held.decision));
+        counted(rule, held.as_ref().map(|held| &held.decision));
         held
     }
 
@@ -209,10 +209,7 @@ impl Waits {
     /// None if the request is allowed, or could never be.
     fn of(rule: &Rule, decision: &Decision) -> Option<Self> {
         let mut waits = Self { certain: Duration::ZERO, permit: None };
-        let RetryAfter::After(wait) = decision.retry_after else { return None };
-        if decision.limits.is_empty() {
-            if decision.blocked { waits.certain = wait } else { waits.permit = Some(wait) }
-        }
+        let RetryAfter::After(_) = decision.retry_after else { return None };
         for (limit, decided) in rule.limits().zip(&decision.limits).filter(|(_, decided)| !decided.allowed) {
             let wait = decided.retry_after.duration()?;
             if limit.algorithm().holds() && !decided.blocked {
@@ -311,7 +308,7 @@ impl Renewing {
             while runtime::sleep(wait).await.is_ok() {
                 wait = match limiter.renew(&rule, request).await {
                     Ok(Decision { error: None, .. }) => every,
-                    Err(error) if error.is_unknown_id() => return telemetry::permit_lost(&rule),
+                    Err(error) if error.is_unknown_id() => return telemetry::permit_lost(rule.name()),
                     _ => jittered(again, 50),
                 };
             }
@@ -343,7 +340,7 @@ impl Renewing {
         // Either this task gives the permit back or its value does: the first to set `over`.
         if !self.over.swap(true, Ordering::AcqRel) {
             self.overdue.store(true, Ordering::Release);
-            telemetry::permit_overdue(&rule);
+            telemetry::permit_overdue(rule.name());
             let _ = release().await;
         }
     }

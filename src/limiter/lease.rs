@@ -20,22 +20,22 @@ mod stock;
 mod turn;
 
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::algorithm::Algorithm;
-use crate::call::Mode;
 use crate::decision::Decision;
 use crate::error::{Error, Kind};
 use crate::limit::Start;
-use crate::limiter::Limiter;
+use crate::limiter::{Limiter, counted};
+use crate::lock::Lock;
+use crate::operation::Operation;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::runtime::{self, LONGEST_WAIT};
-use crate::telemetry;
 use stock::{Stock, Unused};
 use turn::{Turn, Turns};
 
@@ -55,7 +55,7 @@ struct Shared {
     request: OwnedRequest,
     /// Jitter of denials. Not applied to peeks, whose wait must be exact.
     jitter: u8,
-    stock: Mutex<Stock>,
+    stock: Lock<Stock>,
     turns: Turns,
     /// The runtime to return the rest on, wherever the last clone is dropped.
     runtime: OnceLock<Handle>,
@@ -157,7 +157,7 @@ impl Limiter {
         if share == 0 {
             return Err(bad(&format!("a burst of at least twice the {processes} processes")));
         }
-        let stock = Mutex::new(Stock::new(share, capacity - processes * share, Instant::now()));
+        let stock = Lock::new(Stock::new(share, capacity - processes * share, Instant::now()));
         let (limiter, rule, closed) = (self.clone(), rule.clone(), rule.clone().closed());
         let (jitter, request) = (request.wait_jitter(), request.jitter(0).into_owned());
         let (turns, runtime) = (Turns::new(self.deadline), OnceLock::new());
@@ -238,7 +238,7 @@ impl Shared {
     }
 
     fn stock(&self) -> MutexGuard<'_, Stock> {
-        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stock.lock()
     }
 
     /// The decision, if it can be made here.
@@ -256,7 +256,7 @@ impl Shared {
             runtime.spawn(Arc::clone(self).refill(1, turn));
         }
         let decision = Decision::leased(&self.rule.scoped_limits()[0].quota, left, cost, reset_after);
-        telemetry::decided(&self.rule, Ok(&decision));
+        counted(&self.rule, Ok(&decision));
         Some(decision)
     }
 
@@ -320,7 +320,8 @@ impl Shared {
             return Ok(());
         }
         let (_out, sound_until) = (self.out(batch), self.stock().sound_until());
-        let answer = self.limiter.decide_uncounted(&self.closed, &self.request().cost(batch), Mode::AtMost).await?;
+        let answer =
+            self.limiter.decide_uncounted(&self.closed, &self.request().cost(batch), Operation::AtMost).await?;
         if self.turns.has(turn) {
             self.stock().put(&answer, Instant::now());
         } else {
@@ -417,10 +418,10 @@ impl Drop for Shared {
         if let (Some(unused), Some(runtime)) = (unused, self.runtime.get()) {
             let (limiter, rule, request) = (self.limiter.clone(), self.closed.clone(), self.request.clone());
             // Nobody reads this answer. Sent once only: a second return would give the units twice.
-            let unused = Mutex::new(Some(unused));
+            let unused = Lock::new(Some(unused));
             self.limiter.spawn(runtime, move |_| {
                 let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
-                let unused = unused.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let unused = unused.lock().take();
                 async move {
                     if let Some(unused) = unused {
                         let _ = give(&limiter, &rule, &request, unused).await;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use futures_util::future::join;
 
 use super::Limiter;
-use crate::call::Mode;
 use crate::decision::{By, Decision};
 use crate::engine::embedded::Embedded;
 use crate::error::{Charged, Error, Kind};
+use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
 
@@ -23,11 +23,11 @@ impl Limiter {
         rule: &Rule,
         processes: NonZeroU32,
         request: &Request<'_>,
-        mode: Mode,
+        operation: Operation,
     ) -> Result<Decision, Error> {
         let share = rule.share(processes).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
         let engine = self.local.get_or_init(|| Embedded::of_at_most(MOST_KEYS)).clone().into();
-        let mut decision = Self { engine, ..self.clone() }.decide_by_engine(&share, request, mode).await?;
+        let mut decision = Self { engine, ..self.clone() }.decide_by_engine(&share, request, operation).await?;
         decision.by = By::Local;
         Ok(decision)
     }
@@ -37,14 +37,14 @@ impl Limiter {
         &self,
         rule: &Rule,
         request: &Request<'_>,
-        mode: Mode,
+        operation: Operation,
         charged: Charged,
     ) -> Result<Decision, Error> {
         match self.policy(rule) {
-            OnError::Local { processes } if super::follow_up::must_ask_redis(mode, charged) => {
-                self.follow_up_everywhere(rule, processes, request, mode).await
+            OnError::Local { processes } if super::follow_up::must_ask_redis(operation, charged) => {
+                self.follow_up_everywhere(rule, processes, request, operation).await
             }
-            OnError::Local { processes } => self.decide_locally(rule, processes, request, mode).await,
+            OnError::Local { processes } => self.decide_locally(rule, processes, request, operation).await,
             // The rule's policy has changed since.
             _ => Ok(Decision::by_policy(rule.capacity(), 0)),
         }
@@ -55,14 +55,14 @@ impl Limiter {
         &self,
         rule: &Rule,
         request: &Request<'_>,
-        mode: Mode,
+        operation: Operation,
     ) -> Option<Decision> {
         let OnError::Local { processes } = self.policy(rule) else { return None };
         self.local.get()?;
-        let renewed = self.decide_locally(rule, processes, request, Mode::Renew).await.ok()?;
-        match mode {
-            Mode::Renew => Some(renewed),
-            _ => self.follow_up_everywhere(rule, processes, request, mode).await.ok(),
+        let renewed = self.decide_locally(rule, processes, request, Operation::Renew).await.ok()?;
+        match operation {
+            Operation::Renew => Some(renewed),
+            _ => self.follow_up_everywhere(rule, processes, request, operation).await.ok(),
         }
     }
 
@@ -73,10 +73,10 @@ impl Limiter {
         rule: &Rule,
         processes: NonZeroU32,
         request: &Request<'_>,
-        mode: Mode,
+        operation: Operation,
     ) -> Result<Decision, Error> {
-        let there = Box::pin(self.decide(rule, request, mode));
-        let (here, there) = join(self.decide_locally(rule, processes, request, mode), there).await;
+        let there = Box::pin(self.decide(rule, request, operation));
+        let (here, there) = join(self.decide_locally(rule, processes, request, operation), there).await;
         let mut decision = here?;
         decision.error = match there {
             Ok(there) => there.error,

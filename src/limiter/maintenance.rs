@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 
-use super::{Limiter, decided_at};
+use super::Limiter;
+use super::decide::decided_at;
 use crate::call::Mode;
-use crate::decision::{Decision, LimitAnswer};
+use crate::decision::{Decision, LimitDecision};
 use crate::denial_cache::DenialCache;
 use crate::engine::{Swept, Which};
 use crate::error::{Error, Kind};
@@ -124,17 +125,18 @@ impl Limiter {
             let reply =
                 self.run(rule, input.script, std::slice::from_ref(&input), None, &request, Mode::Inspect).await?;
             let names = scoped.limit.algorithm().state_fields();
+            let (by, at) = (self.engine.by(), decided_at(&request, &reply));
             let read = match reply.appended.as_slice() {
                 [ttl_ms, fields @ .., blocked_us, overage] if fields.len() + 2 == names.len() => {
-                    LimitAnswer::new(reply.decision, [*blocked_us, *overage], rule.counts_denials())
-                        .map(|answered| (ttl_ms, &reply.appended[1..], answered))
+                    let notes = [*blocked_us, *overage];
+                    LimitDecision::new(&scoped.quota, reply.decision, notes, rule.counts_denials())
+                        .and_then(|limit| Decision::of(limit.into(), 0, by, at))
+                        .map(|decision| (ttl_ms, &reply.appended[1..], decision))
                 }
                 _ => None,
             };
-            let (ttl_ms, fields, answered) =
+            let (ttl_ms, fields, decision) =
                 read.ok_or_else(|| Error::new(Kind::Garbled, "inspect: expected a reply with the state appended"))?;
-            let decision =
-                Decision::of_one(&scoped.quota, &answered, 0, self.engine.by(), decided_at(&request, &reply));
             states.push(State {
                 key: String::from_utf8_lossy(&input.key).into_owned(),
                 decision,

@@ -4,18 +4,19 @@ use std::time::Instant;
 
 use futures_util::future::{join, join_all};
 
+use super::decide::garbled;
 use super::run::left_of;
 use super::sharded::ShardChoice;
-use super::{Limiter, garbled};
+use super::{Limiter, counted};
 use crate::batch::Ask;
-use crate::call::{Mode, Reply};
+use crate::call::Reply;
 use crate::decision::Decision;
 use crate::denial_cache::Sighting;
 use crate::engine::AcquiringAll;
 use crate::error::Error;
+use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::{Rule, Target};
-use crate::telemetry;
 
 /// How many requests are prepared before the first of them are sent.
 const STEP: usize = 4096;
@@ -90,7 +91,7 @@ impl Limiter {
             steps.push(self.engine.acquire_all(asks));
         }
         let alone = requests.iter().zip(&ways).filter(|(_, way)| matches!(way, Plan::Alone));
-        let alone = alone.map(|(request, _)| self.decide(rule, request, Mode::Acquire));
+        let alone = alone.map(|(request, _)| self.decide(rule, request, Operation::Acquire));
         let begun = join_all(steps.iter_mut().map(AcquiringAll::begin));
         let mut alone = join(begun, join_all(alone)).await.1.into_iter();
         let mut steps = steps.into_iter();
@@ -123,7 +124,7 @@ impl Limiter {
                 Plan::Recalled(denial) => Ok(*denial),
                 Plan::Late => Err(Error::deadline(request.deadline_or(self.deadline), false)),
                 Plan::Refused(error) => {
-                    telemetry::decided(rule, Err(&error));
+                    counted(rule, Err(&error));
                     decisions.push(Err(error));
                     continue;
                 }
@@ -148,10 +149,10 @@ impl Limiter {
             Err(error) => {
                 // Deciding in this process never yields by itself.
                 tokio::task::consume_budget().await;
-                Box::pin(self.answer_instead(error, rule, request, Mode::Acquire)).await
+                Box::pin(self.answer_instead(error, rule, request, Operation::Acquire)).await
             }
         };
-        telemetry::decided(rule, decided.as_ref());
+        counted(rule, decided.as_ref());
         decided.map(|decision| decision.jittered(request.wait_jitter()))
     }
 
@@ -211,7 +212,7 @@ impl Limiter {
         let [scoped] = rule.scoped_limits() else { return None };
         match scoped.limit.shards() {
             1 => Some(scoped.whole()),
-            _ => match self.choose_shard(rule, scoped, request, Mode::Acquire) {
+            _ => match self.choose_shard(rule, scoped, request, Operation::Acquire) {
                 ShardChoice::One(number) => Some(scoped.shard(number)),
                 ShardChoice::OneOf(..) | ShardChoice::All => None,
             },

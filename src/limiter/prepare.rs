@@ -3,9 +3,10 @@
 use super::Limiter;
 use crate::algorithm::numbers::EXACT;
 use crate::batch::Ask;
-use crate::call::{LimitInput, Marker, Mode};
+use crate::call::{LimitInput, Marker};
 use crate::error::{Error, Kind};
 use crate::key::{self, Key, Name};
+use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::{Rule, ScopedLimit, Target};
 
@@ -22,7 +23,7 @@ impl Limiter {
             return Ok(None);
         }
         let now_us = request.now_us()?;
-        let Some(numbers) = target.limit.packed(now_us) else { return Ok(None) };
+        let Some(numbers) = target.limit.packed(now_us, self.server_clock.ahead_us()) else { return Ok(None) };
         Ok(Some(Ask {
             script: target.limit.algorithm().script(),
             numbers,
@@ -40,9 +41,9 @@ impl Limiter {
         rule: &Rule,
         targets: &[Target<'_>],
         request: &Request<'_>,
-        mode: Mode,
+        operation: Operation,
     ) -> Result<Option<Marker>, Error> {
-        let remembers = !matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Renew);
+        let remembers = !matches!(operation, Operation::Peek | Operation::Block | Operation::Renew);
         let Some(id) = request.id.filter(|_| remembers) else { return Ok(None) };
         if rule.limits().all(|limit| limit.algorithm().holds()) {
             return Ok(None);
@@ -63,9 +64,9 @@ impl Limiter {
         rule: &Rule,
         targets: &[Target<'r>],
         request: &Request<'_>,
-        mode: Mode,
+        operation: Operation,
     ) -> Result<Vec<LimitInput<'r>>, Error> {
-        let holder = holder(targets, request, mode)?;
+        let holder = holder(targets, request, operation)?;
         targets.iter().map(|target| self.limit_input(rule, *target, request, &holder)).collect()
     }
 
@@ -81,7 +82,7 @@ impl Limiter {
         Ok(LimitInput {
             key: self.state_key(rule, target, request)?,
             script: limit.algorithm().script(),
-            arguments: limit.arguments(request.now_us()?),
+            arguments: limit.arguments(request.now_us()?, self.server_clock.ahead_us()),
             windows: limit.windows(),
             replaced: match (limit.spread(), limit.holder()) {
                 (Some((at, period)), _) => {
@@ -124,36 +125,40 @@ impl Limiter {
 }
 
 /// The limits that such a call applies to.
-pub(super) fn concerned<'r>(rule: &'r Rule, mode: Mode, request: &Request<'_>) -> Result<Vec<Target<'r>>, Error> {
-    let (which, expected): (fn(&ScopedLimit) -> bool, _) = match mode {
+pub(super) fn concerned<'r>(
+    rule: &'r Rule,
+    operation: Operation,
+    request: &Request<'_>,
+) -> Result<Vec<Target<'r>>, Error> {
+    let (which, expected): (fn(&ScopedLimit) -> bool, _) = match operation {
         // Lifts the blocks of all limits, since a denial may have blocked their keys too.
-        Mode::Block if request.units(rule) == 0 => (|_| true, "a limit"),
-        Mode::Block => (|scoped| scoped.by.is_none(), "a limit that counts the request's key"),
-        Mode::Renew | Mode::Release => (|scoped| scoped.limit.algorithm().holds(), "a concurrency limit"),
+        Operation::Block if request.units(rule) == 0 => (|_| true, "a limit"),
+        Operation::Block => (|scoped| scoped.by.is_none(), "a limit that counts the request's key"),
+        Operation::Renew | Operation::Release => (|scoped| scoped.limit.algorithm().holds(), "a concurrency limit"),
         _ => (|_| true, "a limit"),
     };
     let targets: Vec<_> = rule.scoped_limits().iter().filter(|scoped| which(scoped)).map(ScopedLimit::whole).collect();
     if targets.is_empty() {
-        return Err(Error::new(Kind::Input, format!("{}: expected {expected}, got {rule}", mode.text())));
+        return Err(Error::new(Kind::Input, format!("{}: expected {expected}, got {rule}", operation.name())));
     }
     Ok(targets)
 }
 
 /// The id that permits are held by; empty if the call neither takes nor gives back any.
-fn holder(targets: &[Target<'_>], request: &Request<'_>, mode: Mode) -> Result<Key, Error> {
+fn holder(targets: &[Target<'_>], request: &Request<'_>, operation: Operation) -> Result<Key, Error> {
     let Some(permits) = targets.iter().find(|target| target.limit.holder().is_some()) else {
         return Ok(Key::new());
     };
     match request.id {
         Some(id) => key::holder(id),
-        None if matches!(mode, Mode::Peek | Mode::Inspect | Mode::Block | Mode::Reset) => Ok(Key::new()),
+        None if matches!(operation, Operation::Peek | Operation::Block | Operation::Reset) => Ok(Key::new()),
         None => {
-            let expected = match mode {
-                Mode::Refund => "the id that holds the permits",
+            let expected = match operation {
+                Operation::Refund => "the id that holds the permits",
                 _ => "an id (Request::id) to give its permits back by, or a call of Limiter::hold, which makes one",
             };
-            let (mode, limit) = (mode.text(), &permits.scoped.limit);
-            Err(Error::new(Kind::Input, format!("{mode} of {limit}: expected {expected}, got none")))
+            let (operation, limit) = (operation.name(), &permits.scoped.limit);
+            Err(Error::new(Kind::Input, format!("{operation} of {limit}: expected {expected}, got none")))
         }
     }
 }

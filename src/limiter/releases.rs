@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -11,13 +11,14 @@ use tokio::time::Instant;
 use super::Limiter;
 use crate::decision::Decision;
 use crate::error::{Charged, Error};
+use crate::lock::Lock;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::runtime;
 
 #[derive(Debug, Default)]
 pub(super) struct Releases {
-    by_permit: Mutex<HashMap<Vec<u8>, Arc<Release>>>,
+    by_permit: Lock<HashMap<Vec<u8>, Arc<Release>>>,
 }
 
 #[derive(Debug)]
@@ -109,7 +110,7 @@ impl Drop for PendingRelease {
 
 impl Releases {
     fn by_permit(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Arc<Release>>> {
-        self.by_permit.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_permit.lock()
     }
 
     fn has(&self, permit: &[u8], release: &Arc<Release>) -> bool {

@@ -12,6 +12,7 @@ use crate::batch::Ask;
 use crate::call::{Call, LimitInput, Marker, Mode, Reply};
 use crate::engine::Acquiring;
 use crate::error::Error;
+use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::{Rule, Target};
 use crate::script::Script;
@@ -59,6 +60,7 @@ impl Limiter {
         stale: &Error,
     ) -> Result<Option<Ask<'r>>, Error> {
         let (Some(windows), Some(server_us)) = (target.limit.windows(), stale.stale_at()) else { return Ok(None) };
+        self.server_clock.heard(server_us);
         let numbers = Arc::clone(&windows.around_server_time(server_us).packed);
         Ok(self.ask(rule, target, request)?.map(|ask| Ask { numbers: Cow::Owned(numbers), ..ask }))
     }
@@ -75,12 +77,13 @@ impl Limiter {
     ) -> Result<Reply, Error> {
         let (cost, now_us) = (request.units(rule), request.now_us()?);
         let options = match request.earlier() {
-            Some(earlier) if mode == Mode::Refund => {
+            Some(earlier) if mode == Mode::Call(Operation::Refund) => {
                 Cow::Owned(format!("{}{}", rule.options(), earlier.owed_at(request.time())))
             }
             _ => Cow::Borrowed(rule.options()),
         };
-        let within_us = request.within_us().filter(|_| matches!(mode, Mode::Reserve | Mode::Peek));
+        let within_us =
+            request.within_us().filter(|_| matches!(mode, Mode::Call(Operation::Reserve | Operation::Peek)));
         let call = Call { script, limits, marker, cost, mode, options: &options, within_us, now_us };
         let deadline = request.deadline_or(self.deadline);
         let began = limits.iter().any(|input| input.windows.is_some()).then(Instant::now);
@@ -94,6 +97,7 @@ impl Limiter {
     }
 
     async fn run_again(&self, call: &Call<'_>, server_us: u64, deadline: Duration) -> Result<Reply, Error> {
+        self.server_clock.heard(server_us);
         let mut limits = call.limits.to_vec();
         for input in &mut limits {
             if let Some(windows) = input.windows {

@@ -12,6 +12,7 @@ use crate::call::Mode;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::key;
+use crate::operation::Operation;
 use crate::random::random;
 use crate::request::Request;
 use crate::rule::{Rule, ScopedLimit};
@@ -32,17 +33,17 @@ impl Limiter {
         rule: &Rule,
         scoped: &ScopedLimit,
         request: &Request<'_>,
-        mode: Mode,
+        operation: Operation,
     ) -> ShardChoice {
         let cost = request.units(rule);
-        let never = match mode {
-            Mode::Acquire | Mode::Peek => cost > scoped.limit.largest_cost(false),
-            Mode::Reserve => cost > scoped.limit.largest_cost(true),
+        let never = match operation {
+            Operation::Acquire | Operation::Peek => cost > scoped.limit.largest_cost(false),
+            Operation::Reserve => cost > scoped.limit.largest_cost(true),
             _ => false,
         };
         let shards = scoped.limit.shards();
-        match (mode, request.id) {
-            (Mode::Reset | Mode::Block, _) => ShardChoice::All,
+        match (operation, request.id) {
+            (Operation::Reset | Operation::Block, _) => ShardChoice::All,
             // A larger shard might admit it: the answer must not depend on chance.
             _ if never => ShardChoice::One(shards - 1),
             (_, Some(id)) => ShardChoice::One(key::shard_of(id, shards)),
@@ -57,24 +58,24 @@ impl Limiter {
         rule: &Rule,
         scoped: &ScopedLimit,
         request: &Request<'_>,
-        mode: Mode,
+        operation: Operation,
         choice: ShardChoice,
     ) -> Result<Decision, Error> {
         // Calls that don't apply, such as a renewal of what isn't held, are rejected as usual.
-        concerned(rule, mode, request)?;
+        concerned(rule, operation, request)?;
         match choice {
-            ShardChoice::One(number) => self.decide_one(rule, scoped.shard(number), request, mode).await,
+            ShardChoice::One(number) => self.decide_one(rule, scoped.shard(number), request, operation).await,
             ShardChoice::OneOf(one, other) => {
                 let targets = [scoped.shard(one), scoped.shard(other)];
-                let inputs = self.limit_inputs(rule, &targets, request, mode)?;
-                let reply = self.run(rule, &TWO_CHOICES, &inputs, None, request, mode).await?;
-                self.decision(rule, &targets[..1], request, mode, &reply)
+                let inputs = self.limit_inputs(rule, &targets, request, operation)?;
+                let reply = self.run(rule, &TWO_CHOICES, &inputs, None, request, Mode::Call(operation)).await?;
+                self.decision(rule, &targets[..1], request, operation, &reply)
             }
             ShardChoice::All => {
-                let all = scoped.targets().map(|target| self.decide_one(rule, target, request, mode));
+                let all = scoped.targets().map(|target| self.decide_one(rule, target, request, operation));
                 let answers = join_all(all).await.into_iter().collect::<Result<Vec<_>, _>>()?;
                 let most_used = answers.into_iter().min_by_key(|answer| (answer.remaining, answer.limit));
-                most_used.ok_or_else(super::garbled)
+                most_used.ok_or_else(super::decide::garbled)
             }
         }
     }
@@ -163,7 +164,8 @@ mod tests {
         for &(now, cost) in traffic {
             let request = Request::new("key").cost(cost).at(UNIX_EPOCH + Duration::from_micros(now));
             let choice = if choices == 2 { two_of(shards) } else { ShardChoice::One(one_of(shards)) };
-            let decision = limiter.decide_sharded(&sharded, scoped, &request, Mode::Acquire, choice).await.unwrap();
+            let decision =
+                limiter.decide_sharded(&sharded, scoped, &request, Operation::Acquire, choice).await.unwrap();
             let would = if decision.allowed {
                 after.acquire(&whole, request).await.unwrap()
             } else {

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -21,9 +21,10 @@ use tokio::time::Instant;
 use super::Limiter;
 use super::sharded::ShardChoice;
 use crate::algorithm::Algorithm;
-use crate::call::Mode;
 use crate::error::Error;
 use crate::limit::Limit;
+use crate::lock::Lock;
+use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::Rule;
 use crate::runtime::{self, LONGEST_WAIT};
@@ -33,7 +34,7 @@ const FIRST_LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    queues: Mutex<HashMap<Vec<u8>, Places>>,
+    queues: Lock<HashMap<Vec<u8>, Places>>,
 }
 
 /// A queue, and how many have a place in it: the last to leave removes it.
@@ -47,7 +48,7 @@ struct Places {
 #[derive(Debug)]
 struct Queue {
     rule: Rule,
-    waiting: Mutex<Waiting>,
+    waiting: Lock<Waiting>,
     /// Somebody has moved up.
     moved_up: Notify,
     looking: AtomicBool,
@@ -133,7 +134,7 @@ impl Limiter {
         let mut name = self.state_keys(rule, request).ok()?;
         name.extend_from_slice(&rule.fingerprint().to_le_bytes());
         if let Some(scoped) = rule.sharded()
-            && let ShardChoice::One(shard) = self.choose_shard(rule, scoped, request, Mode::Reserve)
+            && let ShardChoice::One(shard) = self.choose_shard(rule, scoped, request, Operation::Reserve)
         {
             name.extend_from_slice(&shard.to_le_bytes());
         }
@@ -143,7 +144,7 @@ impl Limiter {
 
 impl Turns {
     fn queues(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Places>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queues.lock()
     }
 
     fn find(self: &Arc<Self>, name: Vec<u8>, rule: &Rule) -> Place {
@@ -193,7 +194,7 @@ impl Queue {
     fn of(rule: &Rule) -> Self {
         Self {
             rule: rule.clone(),
-            waiting: Mutex::default(),
+            waiting: Lock::default(),
             moved_up: Notify::new(),
             looking: AtomicBool::new(false),
             again: AtomicBool::new(false),
@@ -201,7 +202,7 @@ impl Queue {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 
     /// Asks when nothing is owed any more, once for all who want to know meanwhile.
@@ -213,7 +214,7 @@ impl Queue {
             let asked_at = Instant::now();
             let owed = request.cost(0).jitter(0).within(Duration::ZERO);
             // What something else answers for Redis says nothing of its state, nor does a block.
-            if let Ok(now) = limiter.decide_uncounted(&self.rule, &owed, Mode::Peek).await
+            if let Ok(now) = limiter.decide_uncounted(&self.rule, &owed, Operation::Peek).await
                 && let (true, None, Some(wait)) = (now.allowed, &now.error, now.retry_after.duration())
             {
                 self.waiting().pay(&self.rule, asked_at, Instant::now() + wait, now.remaining);

@@ -5,17 +5,16 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::Limiter;
 use super::background::persist_until;
+use super::{Limiter, counted};
 use crate::algorithm::numbers::EXACT;
-use crate::call::Mode;
 use crate::decision::{Decision, RetryAfter};
 use crate::error::{Charged, Error, Kind};
+use crate::operation::Operation;
 use crate::random::{jittered, unique_id};
 use crate::request::Request;
 use crate::rule::Rule;
 use crate::runtime::{self, LONGEST_WAIT};
-use crate::telemetry;
 
 /// Jitter on a denied caller's wait, in hundredths, so that callers don't all come back at once.
 pub(super) const JITTER: u8 = 10;
@@ -50,7 +49,7 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Decision, Error> {
         let decided = self.wait_within(rule, request.into(), max_wait, Blocks::Outrun).await;
-        telemetry::decided(rule, decided.as_ref());
+        counted(rule, decided.as_ref());
         decided
     }
 
@@ -96,7 +95,7 @@ impl Limiter {
         let mut reservation = Reservation { limiter: self, rule, request: asked, due: until, kept: false, runtime };
         let mut left = max_wait;
         let mut decision = loop {
-            let decision = match self.decide_uncounted(rule, &asked.within(left), Mode::Reserve).await {
+            let decision = match self.decide_uncounted(rule, &asked.within(left), Operation::Reserve).await {
                 Ok(decision) => decision,
                 Err(error) => {
                     reservation.kept = error.charged() == Charged::No;
@@ -149,7 +148,7 @@ impl Limiter {
     /// Waits until the key is no longer blocked, or returns its present state if that takes too long.
     async fn after_blocks(&self, rule: &Rule, request: Request<'_>, until: Instant) -> Option<Decision> {
         // While Redis is away, a block can't be known.
-        while let Ok(now) = self.decide_uncounted(rule, &request.cost(0), Mode::Peek).await {
+        while let Ok(now) = self.decide_uncounted(rule, &request.cost(0), Operation::Peek).await {
             let wait = now.retry_after.duration().filter(|_| now.blocked)?;
             if wait > until.saturating_duration_since(Instant::now()) {
                 return Some(now);
@@ -164,7 +163,7 @@ impl Limiter {
         let (started, jitter) = (Instant::now(), request.wait_jitter());
         loop {
             // The wait without jitter is what must fit.
-            let decision = self.decide_uncounted(rule, &request.jitter(0), Mode::Acquire).await?;
+            let decision = self.decide_uncounted(rule, &request.jitter(0), Operation::Acquire).await?;
             let left = max_wait.saturating_sub(started.elapsed());
             // What Redis took, or may have taken, isn't requested again.
             let charged = decision.error.as_ref().is_some_and(|error| error.charged() != Charged::No);

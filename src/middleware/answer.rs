@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-#[cfg(feature = "postgres")]
 use http::header::WWW_AUTHENTICATE;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::request::Parts;
@@ -15,7 +14,7 @@ use super::headers::{HeaderStyle, policy_name};
 use crate::decision::{Decision, Denied, RetryAfter};
 use crate::error::Error;
 use crate::rules::{Reason, Verdict};
-use crate::telemetry;
+use crate::telemetry::{self, Unanswered};
 
 /// The form in which the client expects a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +160,12 @@ impl Protocol {
     /// reason, unless the client's own request is at fault or, in debug builds, the service's code or rules.
     pub(super) fn failed(self, failure: Failure, error: &Error) -> Response<Bytes> {
         if !matches!(failure, Failure::Request(_)) {
-            telemetry::unanswered(error);
+            let why = match error {
+                _ if error.is_input() => Unanswered::Input,
+                _ if error.is_outage() => Unanswered::Outage,
+                _ => Unanswered::Other,
+            };
+            telemetry::unanswered(why, error, error.class());
         }
         let (status, code, kind, title) = match failure {
             Failure::Request(_) => (StatusCode::BAD_REQUEST, grpc::INVALID_ARGUMENT, "about:blank", "Bad Request"),
@@ -198,7 +202,6 @@ impl Protocol {
 }
 
 /// Responses to requests with API keys.
-#[cfg(feature = "postgres")]
 impl Protocol {
     /// To a request without a valid key.
     pub(super) fn unauthenticated(self, challenge: &HeaderValue, detail: &str) -> Response<Bytes> {
@@ -261,11 +264,8 @@ pub(super) fn append(headers: &mut HeaderMap, extensions: &mut Extensions, field
 }
 
 fn violated(decision: &Decision) -> Vec<String> {
-    if let Some(quota) = &decision.quota {
-        return vec![policy_name(quota, false)];
-    }
     let denied = decision.limits.iter().filter(|limit| !limit.allowed);
-    denied.map(|limit| policy_name(&limit.quota, true)).collect()
+    denied.map(|limit| policy_name(&limit.quota, decision.limits.len() > 1)).collect()
 }
 
 fn problem(problem: &Problem<'_>) -> Response<Bytes> {

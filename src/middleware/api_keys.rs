@@ -18,10 +18,9 @@ use tower_service::Service;
 use super::answer::{Failure, Protocol};
 use super::body::ResponseBody;
 use super::sources::{self, Read};
-use crate::postgres::{ApiKeyError, Configuration};
-use crate::rules::Account;
+use crate::rules::{Account, ApiKeyError, ApiKeyLookup};
 
-/// Authenticates requests by API keys from the system of record. Put it around a
+/// Authenticates requests by API keys, of the system of record or of any other [look-up](ApiKeyLookup). Put it around a
 /// [`RateLimitLayer`](super::RateLimitLayer), which then counts by the key's user, tier and id: the layer puts an
 /// [`Account`] into the request's extensions, where handlers find it too.
 ///
@@ -30,20 +29,17 @@ use crate::rules::Account;
 /// # mod example {
 /// use axum::Router;
 /// use axum::routing::get;
+/// use tollgate::Limiter;
 /// use tollgate::middleware::{ApiKeyLayer, RateLimitLayer};
-/// use tollgate::postgres::Postgres;
-/// use tollgate::{Limiter, Redis};
+/// use tollgate::rules::{ApiKeyLookup, WatchedRules};
 ///
-/// # async fn router() -> Result<Router, Box<dyn std::error::Error>> {
-/// let limiter = Limiter::new(Redis::open("redis://127.0.0.1/")?);
-/// let configuration = Postgres::open("postgres://limits@127.0.0.1/app")?.follow(&limiter).await?;
-/// let app = Router::new()
-///     .route("/items", get(|| async { "items" }))
-///     .layer(RateLimitLayer::new(limiter, configuration.clone()))
-///     // Added last, so it comes first.
-///     .layer(ApiKeyLayer::new(configuration));
-/// # Ok(app)
-/// # }
+/// fn router(limiter: Limiter, rules: WatchedRules, keys: impl ApiKeyLookup) -> Router {
+///     Router::new()
+///         .route("/items", get(|| async { "items" }))
+///         .layer(RateLimitLayer::new(limiter, rules))
+///         // Added last, so it comes first.
+///         .layer(ApiKeyLayer::new(keys))
+/// }
 /// # }
 /// ```
 ///
@@ -54,8 +50,8 @@ use crate::rules::Account;
 /// | sent twice | 400 | 3 | |
 /// | can't be looked up now | 503 | 14 | `Retry-After` |
 ///
-/// The reason for a refusal is in the response's extensions, as an [`ApiKeyError`], unless the request had no key. A
-/// key that this process has seen in the last ten minutes costs no round trip.
+/// The reason for a refusal is in the response's extensions, as an [`ApiKeyError`], unless the request had no key. What
+/// a request costs is up to the look-up.
 #[derive(Clone, Debug)]
 pub struct ApiKeyLayer {
     settings: Settings,
@@ -70,7 +66,7 @@ pub struct ApiKeys<S> {
 
 #[derive(Clone)]
 struct Settings {
-    configuration: Configuration,
+    keys: Arc<dyn ApiKeyLookup>,
     read: Read,
     challenge: HeaderValue,
     is_optional: bool,
@@ -79,9 +75,9 @@ struct Settings {
 impl ApiKeyLayer {
     /// Keys are sent as `Authorization: Bearer ...`.
     #[must_use]
-    pub fn new(configuration: Configuration) -> Self {
+    pub fn new(keys: impl ApiKeyLookup) -> Self {
         let challenge = HeaderValue::from_static("Bearer");
-        Self { settings: Settings { configuration, read: sources::bearer(), challenge, is_optional: false } }
+        Self { settings: Settings { keys: Arc::new(keys), read: sources::bearer(), challenge, is_optional: false } }
     }
 
     /// Keys are sent in this header, such as `x-api-key`, and nowhere else.
@@ -154,7 +150,7 @@ impl Settings {
                 false => Err(protocol.unauthenticated(&self.challenge, "this request needs an API key")),
             };
         };
-        let error = match self.configuration.account_of_key(key).await {
+        let error = match self.keys.account_of_key(key).await {
             Ok(account) => return Ok(Some(account)),
             Err(error) => error,
         };
@@ -171,6 +167,6 @@ impl Settings {
 
 impl std::fmt::Debug for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Settings").field("configuration", &self.configuration).finish_non_exhaustive()
+        f.debug_struct("Settings").field("is_optional", &self.is_optional).finish_non_exhaustive()
     }
 }

@@ -25,15 +25,15 @@ pin_project! {
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
-        kind: Kind<B>,
+        kind: Source<B>,
         ends: Option<Ends>,
     }
 }
 
 pin_project! {
-    #[project = KindProjection]
+    #[project = SourceProjection]
     #[derive(Debug)]
-    enum Kind<B> {
+    enum Source<B> {
         Inner { #[pin] body: B },
         Answer { bytes: Option<Bytes> },
     }
@@ -149,7 +149,7 @@ impl Drop for Settlement {
                 let settled = persist(&at_once, || limiter.settle(&rule, request)).await;
                 drop(permits);
                 if let Err(error) = &settled {
-                    telemetry::unsettled(error);
+                    telemetry::unsettled(error.class());
                 }
                 !settled.is_err_and(|error| error.is_input())
             }
@@ -166,11 +166,11 @@ impl fmt::Debug for Ends {
 
 impl<B> ResponseBody<B> {
     pub(super) fn inner(body: B, ends: Option<Ends>) -> Self {
-        Self { kind: Kind::Inner { body }, ends }
+        Self { kind: Source::Inner { body }, ends }
     }
 
     pub(super) fn answer(bytes: Bytes) -> Self {
-        Self { kind: Kind::Answer { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) }, ends: None }
+        Self { kind: Source::Answer { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) }, ends: None }
     }
 }
 
@@ -192,31 +192,31 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         let this = self.project();
         let mut kind = this.kind;
         match kind.as_mut().project() {
-            KindProjection::Inner { mut body } => {
+            SourceProjection::Inner { mut body } => {
                 let polled = body.as_mut().poll_frame(context);
                 let ended = body.is_end_stream();
                 if matches!(polled, Poll::Ready(None | Some(Err(_)))) || (polled.is_ready() && ended) {
                     // Dropping it may still set its cost.
-                    kind.set(Kind::Answer { bytes: None });
+                    kind.set(Source::Answer { bytes: None });
                     *this.ends = None;
                 }
                 polled
             }
-            KindProjection::Answer { bytes } => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            SourceProjection::Answer { bytes } => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Inner { body } => body.is_end_stream(),
-            Kind::Answer { bytes } => bytes.is_none(),
+            Source::Inner { body } => body.is_end_stream(),
+            Source::Answer { bytes } => bytes.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Inner { body } => body.size_hint(),
-            Kind::Answer { bytes } => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Source::Inner { body } => body.size_hint(),
+            Source::Answer { bytes } => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
         }
     }
 }

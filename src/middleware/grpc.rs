@@ -14,7 +14,6 @@ pub(super) const PERMISSION_DENIED: u8 = 7;
 pub(super) const RESOURCE_EXHAUSTED: u8 = 8;
 pub(super) const INTERNAL: u8 = 13;
 pub(super) const UNAVAILABLE: u8 = 14;
-#[cfg(feature = "postgres")]
 pub(super) const UNAUTHENTICATED: u8 = 16;
 
 /// A response of headers only. gRPC's status is in its own header; the HTTP status is always 200.

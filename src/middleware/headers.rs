@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::algorithm::Algorithm;
-use crate::decision::{By, Decision, RetryAfter};
+use crate::decision::{By, Decision, LimitDecision, RetryAfter};
 use crate::quota::Quota;
 use crate::rules::{Reason, Verdict};
 
@@ -88,18 +88,15 @@ impl Decision {
         if self.blocked {
             return Some(wait);
         }
-        let holds = |quota: &Quota| quota.algorithm() == Algorithm::Concurrency;
-        match &self.quota {
-            Some(quota) if holds(quota) => Some(wait.min(NEXT_LOOK)),
-            None if self.limits.iter().any(|limit| !limit.allowed && holds(&limit.quota)) => {
-                let waits = self.limits.iter().filter_map(|limit| {
-                    let wait = limit.retry_after.duration()?;
-                    Some(if holds(&limit.quota) { wait.min(NEXT_LOOK) } else { wait })
-                });
-                waits.max()
-            }
-            _ => Some(wait),
+        let holds = |limit: &LimitDecision| limit.quota.algorithm() == Algorithm::Concurrency;
+        if !self.limits.iter().any(|limit| !limit.allowed && holds(limit)) {
+            return Some(wait);
         }
+        let waits = self.limits.iter().filter_map(|limit| {
+            let wait = limit.retry_after.duration()?;
+            Some(if holds(limit) { wait.min(NEXT_LOOK) } else { wait })
+        });
+        waits.max()
     }
 
     /// With this wait instead of the true one.
@@ -138,21 +135,14 @@ impl Decision {
     }
 
     fn standings(&self) -> Vec<Standing<'_>> {
-        match &self.quota {
-            Some(quota) => {
-                let seconds = seconds_left(quota, self.allowed, self.retry_after, self.reset_after);
-                vec![Standing { quota, remaining: of_all_shards(quota, self.limit, self.remaining), seconds }]
-            }
-            None => {
-                let standings = self.limits.iter().map(|limit| {
-                    // Another limit denied, so this one took nothing and has no wait to report.
-                    let said = self.allowed || !limit.allowed;
-                    let seconds = seconds_left(&limit.quota, limit.allowed, limit.retry_after, limit.reset_after);
-                    Standing { quota: &limit.quota, remaining: limit.remaining, seconds: seconds.filter(|_| said) }
-                });
-                standings.collect()
-            }
-        }
+        let standings = self.limits.iter().map(|limit| {
+            let LimitDecision { quota, allowed, .. } = limit;
+            // If another limit denied, this one took nothing and has no wait to report.
+            let says = self.allowed || !allowed;
+            let seconds = seconds_left(quota, *allowed, limit.retry_after, limit.reset_after).filter(|_| says);
+            Standing { quota, remaining: of_all_shards(quota, limit.limit, limit.remaining), seconds }
+        });
+        standings.collect()
     }
 }
 

@@ -11,11 +11,10 @@ use tower_layer::Layer;
 use super::client_address::ClientAddress;
 use super::headers::HeaderStyle;
 use super::service::RateLimit;
-use super::settings::{Rules, Settings};
+use super::settings::Settings;
 use super::sources::{self, Sources};
-#[cfg(feature = "postgres")]
-use crate::history::History;
 use crate::limiter::Limiter;
+use crate::rules::{DecisionSink, RuleSource};
 
 /// Puts a service under rules: see [the module](super).
 #[derive(Clone, Debug)]
@@ -24,23 +23,23 @@ pub struct RateLimitLayer {
 }
 
 impl RateLimitLayer {
-    /// Puts a service under these rules, decided by this limiter. The rules know each request's `method`, its `path`
+    /// Puts a service under these rules, decided by this limiter: a [set](crate::rules::RuleSet), [one that follows its
+    /// file](crate::rules::WatchedRules), a database's, or any other [source](RuleSource). The rules know each request's `method`, its `path`
     /// and, as `ip`, its connection's peer address, if the server provides it: as
     /// `axum::extract::ConnectInfo<SocketAddr>` (feature `axum`), or as a [`SocketAddr`](std::net::SocketAddr) in the
     /// request's extensions.
     #[must_use]
-    pub fn new(limiter: Limiter, rules: impl Into<Rules>) -> Self {
+    pub fn new(limiter: Limiter, rules: impl RuleSource) -> Self {
         let settings = Settings {
             limiter,
-            rules: rules.into(),
+            rules: Arc::new(rules),
             sources: Sources::new(),
             style: HeaderStyle::default(),
             skip: None,
             max_wait: None,
             settles: false,
             heeds: None,
-            #[cfg(feature = "postgres")]
-            history: None,
+            sink: None,
             checked: Arc::default(),
         };
         Self { settings }
@@ -50,7 +49,7 @@ impl RateLimitLayer {
     /// Redis stores the value as given, unless keys are [hashed](Limiter::key_secret).
     ///
     /// Nobody checks the key: a client that invents one for each request is never limited by it. So put an
-    /// [`ApiKeyLayer`](super::ApiKeyLayer) (feature `postgres`) or your own authentication around this layer, or limit
+    /// [`ApiKeyLayer`](super::ApiKeyLayer) or your own authentication around this layer, or limit
     /// addresses beside it:
     ///
     /// ```
@@ -173,13 +172,12 @@ impl RateLimitLayer {
         self
     }
 
-    /// Records each decision, with the response's status. No request waits for that. If the client left before there
-    /// was a response, there is no status. Requests that are [skipped](Self::skip), and those for which no decision
-    /// could be made, aren't recorded.
-    #[cfg(feature = "postgres")]
+    /// Records each decision in this sink, such as the history of the crate `tollgate-record`, with the response's
+    /// status. No request waits for that. If the client left before there was a response, there is no status. Requests
+    /// that are [skipped](Self::skip), and those for which no decision could be made, aren't recorded.
     #[must_use]
-    pub fn history(mut self, history: History) -> Self {
-        self.settings.history = Some(history);
+    pub fn record(mut self, sink: impl DecisionSink) -> Self {
+        self.settings.sink = Some(Arc::new(sink));
         self
     }
 }

@@ -6,7 +6,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
-#[cfg(feature = "postgres")]
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -17,21 +16,18 @@ use tower_service::Service;
 
 use super::answer::{self, Failure, Protocol};
 use super::body::{Ends, Permits, ResponseBody, SETTLED_WITHIN, Settlement, Usage};
+use super::pending::Pending;
 use super::restraint;
-#[cfg(feature = "postgres")]
-use super::settings::Rules;
 use super::settings::Settings;
 use super::sources::Given;
 use crate::error::{Error, Kind};
-#[cfg(feature = "postgres")]
-use crate::history::Entry;
+use crate::limiter::Limiter;
 use crate::limiter::hold::Permit;
 use crate::limiter::wait::Blocks;
-use crate::limiter::{Acquisition, HeldVerdict, Limiter};
 use crate::random::unique_id;
 use crate::request::OwnedRequest;
 use crate::rule::Rule;
-use crate::rules::{Account, Applies, Effect, Reason, RuleSet, Verdict};
+use crate::rules::{Account, Acquisition, Applies, Effect, HeldVerdict, Reason, RuleSet, Verdict};
 use crate::runtime;
 use crate::telemetry;
 
@@ -64,7 +60,7 @@ where
         // Takes the instance that is ready.
         let again = self.service.clone();
         let service = mem::replace(&mut self.service, again);
-        let (settings, rules) = (Arc::clone(&self.settings), self.settings.rules.current());
+        let (settings, rules) = (Arc::clone(&self.settings), self.settings.rules.rules());
         if settings.checked.load(Ordering::Relaxed) != rules.address() {
             settings.checked.store(rules.address(), Ordering::Relaxed);
             settings.sources.check(&rules, settings.knows_accounts(&request));
@@ -79,8 +75,7 @@ struct Admitted {
     ends: Option<Ends>,
     /// The rule and request that were charged.
     charged: Option<(Rule, OwnedRequest)>,
-    #[cfg(feature = "postgres")]
-    entry: Option<Entry>,
+    pending: Pending,
 }
 
 impl Settings {
@@ -110,15 +105,12 @@ impl Settings {
             Ok(admitted) => admitted,
             Err(answer) => return Ok(answer.map(ResponseBody::answer)),
         };
-        let Admitted { verdict, ends, charged, .. } = admitted;
-        #[cfg(feature = "postgres")]
-        let entry = admitted.entry;
+        let Admitted { verdict, ends, charged, pending } = admitted;
         let fields = verdict.headers(self.style);
         parts.extensions.insert(verdict);
         parts.extensions.get_or_insert_default::<Permits>().add(ends.as_ref());
         let (mut parts, body) = service.call(Request::from_parts(parts, body)).await?.into_parts();
-        #[cfg(feature = "postgres")]
-        entry.into_iter().for_each(|entry| entry.answered(parts.status.as_u16()));
+        pending.responded(parts.status.as_u16());
         if let (Some((rule, request)), Some(most)) = (charged, self.heeds) {
             restraint::heed(&self.limiter, &rule, &request, most, &parts).await;
         }
@@ -131,7 +123,7 @@ impl Settings {
         let protocol = Protocol::of(parts);
         let refused = |detail| move |error: Error| protocol.failed(Failure::Request(detail), &error);
         let uncounted = |error: Error| {
-            telemetry::judged(Err((None, &error)));
+            telemetry::judged(None, Err(error.class()));
             error
         };
         let given = self.sources.of(parts, self.max_wait.is_some() || self.heeds.is_some()).map_err(uncounted);
@@ -169,23 +161,23 @@ impl Settings {
                 return Err(failed(uncounted(no_peer())));
             }
         }
-        #[cfg(feature = "postgres")]
-        let recording = self.history.as_ref().map(|history| (history, Instant::now()));
+        let began = self.hands_on().then(Instant::now);
         let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(failed)?;
         let HeldVerdict { verdict, permits } = held;
-        #[cfg(feature = "postgres")]
-        if let Rules::Followed(configuration) = &self.rules {
-            configuration.count(&attributes, verdict.allowed);
+        let latency = began.map(|began| began.elapsed()).unwrap_or_default();
+        let mut pending = Pending::default();
+        if let Some(sink) = self.rules.sink() {
+            pending.add(sink.decided(&attributes, &verdict, latency));
         }
         if lacks_a_peer && matches!(&verdict.reason, Reason::Missing(name) if name == "ip") {
             return Err(failed(no_peer()));
         }
-        #[cfg(feature = "postgres")]
-        let entry = recording.map(|(history, began)| history.entry(&attributes, &verdict, began.elapsed()));
+        if let Some(sink) = &self.sink {
+            pending.add(sink.decided(&attributes, &verdict, latency));
+        }
         if !verdict.allowed {
             let answer = protocol.denied(verdict, self.style);
-            #[cfg(feature = "postgres")]
-            entry.into_iter().for_each(|entry| entry.answered(answer.status().as_u16()));
+            pending.responded(answer.status().as_u16());
             return Err(answer);
         }
         // For as long as the response takes.
@@ -207,41 +199,34 @@ impl Settings {
         };
         let holds = settlement.is_some() || !permits.is_empty();
         let ends = holds.then_some(Ends { _settlement: settlement, permits });
-        Ok(Admitted {
-            verdict,
-            ends,
-            charged,
-            #[cfg(feature = "postgres")]
-            entry,
-        })
+        Ok(Admitted { verdict, ends, charged, pending })
     }
 }
 
 impl Settings {
-    /// Whether a request's user, tier and API key may come from elsewhere than the layer's own sources.
-    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_self, reason = "no configuration"))]
-    fn knows_accounts<B>(&self, request: &Request<B>) -> bool {
-        #[cfg(feature = "postgres")]
-        if let Rules::Followed(_) = &self.rules {
-            return true;
-        }
-        request.extensions().get::<Account>().is_some()
+    /// Whether a decision goes anywhere else than to the service.
+    fn hands_on(&self) -> bool {
+        self.sink.is_some() || self.rules.sink().is_some()
     }
 
-    /// The account behind the request: as an earlier layer found it, with what the configuration knows of the user.
-    #[cfg_attr(not(feature = "postgres"), allow(unused_variables, clippy::unused_self, reason = "no configuration"))]
+    /// Whether a request's user, tier and API key may come from elsewhere than the layer's own sources.
+    fn knows_accounts<B>(&self, request: &Request<B>) -> bool {
+        self.rules.knows_users() || request.extensions().get::<Account>().is_some()
+    }
+
+    /// The account behind the request: as an earlier layer found it, with what the source of the rules knows of the
+    /// user.
     fn account(&self, parts: &Parts, given: &Given<'_>) -> Option<Account> {
         let account = parts.extensions.get::<Account>().cloned();
-        #[cfg(feature = "postgres")]
-        if let Rules::Followed(configuration) = &self.rules {
-            let user = account.as_ref().map(Account::user).or_else(|| given.user());
-            let known = user.and_then(|user| configuration.account_of_user(user));
-            return match (account, known) {
-                (Some(account), Some(known)) => Some(account.with_user(&known)),
-                (account, known) => account.or(known),
-            };
+        if !self.rules.knows_users() {
+            return account;
         }
-        account
+        let user = account.as_ref().map(Account::user).or_else(|| given.user());
+        let known = user.and_then(|user| self.rules.account_of_user(user));
+        match (account, known) {
+            (Some(account), Some(known)) => Some(account.with_user(&known)),
+            (account, known) => account.or(known),
+        }
     }
 }
 

@@ -77,7 +77,6 @@ impl Sources {
 
 impl Given<'_> {
     /// The user, if that is text.
-    #[cfg(feature = "postgres")]
     pub(super) fn user(&self) -> Option<&str> {
         let (_, user) = self.others.iter().find(|(name, _)| *name == "user")?;
         std::str::from_utf8(user).ok()

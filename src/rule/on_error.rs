@@ -41,6 +41,17 @@ pub enum OnError {
     },
 }
 
+impl OnError {
+    /// The policy in a word: closed, open or local.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::Local { .. } => "local",
+        }
+    }
+}
+
 impl Rule {
     /// The answer while Redis is away. Default: the [limiter's](crate::Limiter::on_error).
     ///
@@ -104,10 +115,6 @@ impl OnError {
 
 impl fmt::Display for OnError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Closed => "closed",
-            Self::Open => "open",
-            Self::Local { .. } => "local",
-        })
+        f.write_str(self.name())
     }
 }

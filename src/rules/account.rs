@@ -1,6 +1,7 @@
 //! The account behind a request, from another system's records: the user, the user's tier, and limits of that user's
 //! own.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -49,10 +50,14 @@ pub struct Account {
     user: Arc<str>,
     api_key: Option<Arc<str>>,
     tier: Option<Arc<str>>,
-    limits: Option<Arc<Rule>>,
+    limits: Option<UserLimits>,
     key_limits: Option<Arc<Rule>>,
     block: Option<Arc<UserBlock>>,
 }
+
+/// Limits of a user's own, checked once. A clone shares them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UserLimits(Arc<Rule>);
 
 /// Why a user is denied everything, and until when.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,9 +100,15 @@ impl Account {
     /// # Errors
     ///
     /// Limits with a tag, parts or shards.
-    pub fn limits(mut self, limits: Rule) -> Result<Self, RuleError> {
-        self.limits = Some(Arc::new(own(limits, USER_LIMITS)?));
-        Ok(self)
+    pub fn limits(self, limits: Rule) -> Result<Self, RuleError> {
+        Ok(self.user_limits(UserLimits::new(limits)?))
+    }
+
+    /// The same as [`limits`](Self::limits), checked before and shared by all users who have them.
+    #[must_use]
+    pub fn user_limits(mut self, limits: UserLimits) -> Self {
+        self.limits = Some(limits);
+        self
     }
 
     /// The API key's own limits, which count by its id, under the name `key-quota`. They replace the same limits as the
@@ -146,41 +157,53 @@ impl Account {
     pub(super) fn own_limits(&self) -> Option<(&Rule, String)> {
         match (&self.key_limits, &self.limits, &self.api_key) {
             (Some(limits), _, Some(id)) => Some((limits, format!("{API_KEY}:{id}"))),
-            (_, limits, _) => limits.as_deref().map(|limits| (limits, format!("{USER}:{}", self.user))),
+            (_, limits, _) => limits.as_ref().map(|limits| (&*limits.0, format!("{USER}:{}", self.user))),
         }
     }
 
-    /// This user's own limits, as [`limits`](Self::limits) makes them, for [`with_limits`](Self::with_limits).
-    #[cfg(feature = "postgres")]
-    pub(crate) fn prepared_limits(limits: Rule) -> Result<Arc<Rule>, RuleError> {
-        own(limits, USER_LIMITS).map(Arc::new)
-    }
-
-    /// The same as [`limits`](Self::limits), shared by the users who have them.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn with_limits(mut self, limits: Arc<Rule>) -> Self {
-        self.limits = Some(limits);
-        self
-    }
-
-    #[cfg(all(test, feature = "postgres"))]
-    pub(crate) fn shared_limits(&self) -> Option<Arc<Rule>> {
-        self.limits.clone()
+    /// The user's own limits, if there are any.
+    #[must_use]
+    pub fn shared_limits(&self) -> Option<&UserLimits> {
+        self.limits.as_ref()
     }
 
     /// The block, even if it has ended.
-    #[cfg(all(test, feature = "postgres"))]
-    pub(crate) fn any_block(&self) -> Option<&UserBlock> {
+    #[must_use]
+    pub fn last_block(&self) -> Option<&UserBlock> {
         self.block.as_deref()
     }
 
-    /// The same, with what else is known of the user.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn with_user(mut self, user: &Self) -> Self {
+    /// The same, with what another source knows of its user: a tier where this account has none, and the source's
+    /// limits and block in place of this account's.
+    #[must_use]
+    pub fn with_user(mut self, user: &Self) -> Self {
         self.tier = self.tier.or_else(|| user.tier.clone());
         self.limits = user.limits.clone().or(self.limits);
         self.block = user.block.clone().or(self.block);
         self
+    }
+}
+
+impl UserLimits {
+    /// These limits, for [`Account::user_limits`].
+    ///
+    /// # Errors
+    ///
+    /// Limits with a tag, parts or shards.
+    pub fn new(limits: Rule) -> Result<Self, RuleError> {
+        Ok(Self(Arc::new(own(limits, USER_LIMITS)?)))
+    }
+
+    /// The limits, as one rule.
+    #[must_use]
+    pub fn rule(&self) -> &Rule {
+        &self.0
+    }
+}
+
+impl fmt::Display for UserLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -34,6 +34,7 @@ pub(crate) type Shadow<'s> = (&'s Arc<str>, Result<Applies<'s>, Error>);
 /// What the rule that applies does with a request.
 #[derive(Debug)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant, reason = "boxing the charge would be an allocation for each request")]
 pub enum Effect<'s> {
     /// Allowed, and nothing is counted: no rule applies, or one that allows.
     Allow,

@@ -174,21 +174,21 @@ impl<'a> Attributes<'a> {
         self.counted(name, 128)
     }
 
-    /// The user, if that is text, and the request's API key, if its owner is known.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn counted_for(&self) -> Option<(&str, Option<&str>)> {
-        let user = std::str::from_utf8(self.text(USER)?).ok()?;
-        Some((user, self.key_id()))
+    /// The user, if that is text.
+    #[must_use]
+    pub fn user_name(&self) -> Option<&str> {
+        std::str::from_utf8(self.text(USER)?).ok()
     }
 
-    /// The id of the request's API key, if its owner is known.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn key_id(&self) -> Option<&str> {
+    /// The id of the request's API key, if its owner is known: from its [`account`](Self::account).
+    #[must_use]
+    pub fn key_id(&self) -> Option<&str> {
         self.account.and_then(Account::key_id)
     }
 
-    #[cfg(feature = "postgres")]
-    pub(crate) fn address(&self) -> Option<IpAddr> {
+    /// The client's address.
+    #[must_use]
+    pub fn address(&self) -> Option<IpAddr> {
         self.ip
     }
 

@@ -37,8 +37,15 @@ impl RuleChanges {
         *self == Self::default()
     }
 
-    /// The changes between rules, each with its name and in order.
-    pub(crate) fn between<T: PartialEq>(before: &[(String, T)], after: &[(String, T)], settings: bool) -> Self {
+    /// Whether rules differ, or their places, rather than settings alone.
+    #[must_use]
+    pub fn has_rules(&self) -> bool {
+        self.reordered || [&self.added, &self.changed, &self.removed].into_iter().any(|names| !names.is_empty())
+    }
+
+    /// The changes between rules that somebody keeps in a form of their own, each with its name and in order.
+    #[must_use]
+    pub fn between<T: PartialEq>(before: &[(String, T)], after: &[(String, T)], settings: bool) -> Self {
         let said: BTreeMap<_, _> = before.iter().map(|(name, said)| (name, said)).collect();
         let still: BTreeSet<_> = after.iter().map(|(name, _)| name).collect();
         let names = |rules: &[(String, T)], kept: &dyn Fn(&String) -> bool| -> Vec<String> {

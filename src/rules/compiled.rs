@@ -10,7 +10,8 @@ use super::condition::Condition;
 use super::definition::{Action, Cost, Definition, Reading};
 use super::error::Field;
 use super::names::GLOBAL;
-use super::throttle::{Fault, Throttle, time};
+use super::throttle::{Refusal, Throttle};
+use crate::rule::fields::time;
 
 /// Names that no rule can have, since tollgate itself counts by them, under the same keys: limits of single users and of
 /// API keys, and look-ups of keys.
@@ -49,7 +50,7 @@ pub(super) enum CompiledAction {
 }
 
 impl Compiled {
-    pub(super) fn new(definition: &Definition, reading: Reading) -> Result<Self, Fault> {
+    pub(super) fn new(definition: &Definition, reading: Reading) -> Result<Self, Refusal> {
         let name =
             crate::key::checked_name(&definition.name).map_err(|error| (Field::named("name"), error.to_string()))?;
         if RESERVED.contains(&name) {
@@ -132,18 +133,19 @@ impl Compiled {
 }
 
 impl Response {
-    fn new(definition: &Definition, default: u16) -> Result<Self, Fault> {
+    fn new(definition: &Definition, default: u16) -> Result<Self, Refusal> {
         let got = definition.status.unwrap_or(default);
         let status = NonZeroU16::new(got).filter(|_| (400..=599).contains(&got)).ok_or_else(|| {
             (Field::named("status"), format!("status: expected an HTTP status from 400 to 599, got {got}"))
         })?;
         let message = definition.message.as_deref().map(Arc::from);
-        Ok(Self { status, message, retry_after: time("retry_after", definition.retry_after.as_deref())? })
+        let retry_after = definition.retry_after.as_deref().map(|text| time("retry_after", text)).transpose()?;
+        Ok(Self { status, message, retry_after })
     }
 }
 
 /// Rejects fields that only rules with limits may have.
-fn only_for_limits(definition: &Definition) -> Result<(), Fault> {
+fn only_for_limits(definition: &Definition) -> Result<(), Refusal> {
     let Definition { key, limits, tag, cost, overrides, block, allow, .. } = definition;
     let says = [
         ("key", !key.0.is_empty()),

@@ -1,13 +1,13 @@
 //! A set of rules as written: in a file, in JSON, or in code.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::num::NonZeroU32;
 
-use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::rule::serialized::{LineOr, LineOrTable, Policy};
+use crate::error::RuleError;
+use crate::rule::fields::{LimitFields, Policy, RuleFields, is_default};
+use crate::rule::forms::{self, Form};
 use crate::rule::{Change, Rule};
 
 /// A whole file.
@@ -104,7 +104,7 @@ pub struct Definition {
     #[serde(default, skip_serializing_if = "OneOrMore::is_empty")]
     pub key: OneOrMore,
     /// Its limits: a request is charged to all of them, or to none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_more_limits")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "forms::read")]
     pub limits: Vec<LimitDefinition>,
     /// The attribute that all its keys share as hash tag, and within which they count, or `global`. Required if limits
     /// count by different attributes.
@@ -171,7 +171,8 @@ pub struct Definition {
 }
 
 /// One limit of a rule: a line, or a table if it has a name or counts by something other than its rule.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "LimitFields<OneOrMore>", into = "LimitFields<OneOrMore>")]
 #[non_exhaustive]
 pub struct LimitDefinition {
     /// Its name in its key. Default: its algorithm and period.
@@ -258,25 +259,43 @@ impl Definition {
 
     /// A rule with these limits for all requests, counting by these attributes.
     pub(super) fn of(rule: &Rule, key: impl Into<OneOrMore>) -> Self {
-        let limits = rule.limits().zip(rule.counted_parts()).map(|(limit, part)| LimitDefinition {
-            name: limit.name().map(str::to_owned),
-            limit: limit.to_string(),
-            key: OneOrMore(part.map(str::to_owned).into_iter().collect()),
+        let fields = RuleFields::of(rule);
+        let limits = fields.limits.into_iter().map(|LimitFields { name, limit, key }| LimitDefinition {
+            name,
+            limit,
+            key: OneOrMore(key.into_iter().collect()),
         });
-        let (on_error, processes) = Policy::parts(rule.policy());
         Self {
+            name: fields.name.unwrap_or_default(),
             key: key.into(),
             limits: limits.collect(),
-            tag: rule.tag().map(str::to_owned),
-            cost: Cost::Units(rule.default_cost()),
-            block_for: rule.block_period().map(|time| time.to_string()),
-            max_hold: rule.hold_period().map(|time| time.to_string()),
-            on_error,
-            processes,
-            on_change: Some(rule.change()),
-            overage: Some(rule.counts_denials()),
-            hash_keys: rule.hashes_keys(),
-            ..Self::new(rule.name().unwrap_or_default())
+            tag: fields.tag,
+            cost: Cost::Units(fields.cost),
+            block_for: fields.block_for,
+            max_hold: fields.max_hold,
+            on_error: fields.on_error,
+            processes: fields.processes,
+            on_change: Some(fields.on_change),
+            overage: Some(fields.overage),
+            hash_keys: fields.hash_keys,
+            ..Self::default()
+        }
+    }
+
+    /// Its fields that are a rule's own, but for the limits, which overrides replace.
+    pub(super) fn fields(&self) -> RuleFields {
+        RuleFields {
+            name: Some(self.name.clone()),
+            limits: Vec::new(),
+            tag: self.tag.clone(),
+            cost: if let Cost::Units(units) = self.cost { units } else { 1 },
+            on_change: self.on_change.unwrap_or_default(),
+            overage: self.overage.unwrap_or_default(),
+            block_for: self.block_for.clone(),
+            max_hold: self.max_hold.clone(),
+            hash_keys: self.hash_keys,
+            on_error: self.on_error,
+            processes: self.processes,
         }
     }
 
@@ -349,10 +368,6 @@ impl Default for Cost {
     }
 }
 
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
-}
-
 impl Serialize for OneOrMore {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0.as_slice() {
@@ -364,57 +379,32 @@ impl Serialize for OneOrMore {
 
 impl<'de> Deserialize<'de> for OneOrMore {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Strings;
-
-        impl<'de> Visitor<'de> for Strings {
-            type Value = OneOrMore;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string, or a list of strings")
-            }
-
-            fn visit_str<E: de::Error>(self, one: &str) -> Result<OneOrMore, E> {
-                Ok([one].into())
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut several: A) -> Result<OneOrMore, A::Error> {
-                let mut values = Vec::new();
-                while let Some(value) = several.next_element()? {
-                    values.push(value);
-                }
-                Ok(OneOrMore(values))
-            }
-        }
-
-        deserializer.deserialize_any(Strings)
+        forms::read(deserializer)
     }
 }
 
-/// A list, or one line.
-fn one_or_more_limits<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LimitDefinition>, D::Error> {
-    struct Limits;
+impl<'de> Form<'de> for OneOrMore {
+    const EXPECTED: &'static str = "a string, or a list of strings";
 
-    impl<'de> Visitor<'de> for Limits {
-        type Value = Vec<LimitDefinition>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a list of limits, such as [\"gcra 10/1s\"]")
-        }
-
-        fn visit_str<E: de::Error>(self, one: &str) -> Result<Self::Value, E> {
-            Ok(vec![one.into()])
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut several: A) -> Result<Self::Value, A::Error> {
-            let mut limits = Vec::new();
-            while let Some(limit) = several.next_element()? {
-                limits.push(limit);
-            }
-            Ok(limits)
-        }
+    fn text(one: &str) -> Result<Self, RuleError> {
+        Ok(one.into())
     }
 
-    deserializer.deserialize_any(Limits)
+    fn list<D: Deserializer<'de>>(list: D) -> Result<Self, D::Error> {
+        Vec::deserialize(list).map(Self)
+    }
+}
+
+impl<'de> Form<'de> for Vec<LimitDefinition> {
+    const EXPECTED: &'static str = "a list of limits, such as [\"gcra 10/1s\"]";
+
+    fn text(one: &str) -> Result<Self, RuleError> {
+        Ok(vec![one.into()])
+    }
+
+    fn list<D: Deserializer<'de>>(list: D) -> Result<Self, D::Error> {
+        Self::deserialize(list)
+    }
 }
 
 impl Serialize for Cost {
@@ -428,59 +418,30 @@ impl Serialize for Cost {
 
 impl<'de> Deserialize<'de> for Cost {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct UnitsOrName;
-
-        impl Visitor<'_> for UnitsOrName {
-            type Value = Cost;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("units, or the name of an attribute that says them")
-            }
-
-            fn visit_u64<E: de::Error>(self, units: u64) -> Result<Cost, E> {
-                Ok(Cost::Units(units))
-            }
-
-            fn visit_i64<E: de::Error>(self, units: i64) -> Result<Cost, E> {
-                let unexpected = de::Unexpected::Signed(units);
-                u64::try_from(units).map(Cost::Units).map_err(|_| E::invalid_value(unexpected, &self))
-            }
-
-            fn visit_str<E: de::Error>(self, name: &str) -> Result<Cost, E> {
-                Ok(Cost::Attribute(name.to_owned()))
-            }
-        }
-
-        deserializer.deserialize_any(UnitsOrName)
+        forms::read(deserializer)
     }
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LimitTable {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    limit: String,
-    #[serde(default, skip_serializing_if = "OneOrMore::is_empty")]
-    key: OneOrMore,
-}
+impl<'de> Form<'de> for Cost {
+    const EXPECTED: &'static str = "units, or the name of an attribute that says them";
 
-impl Serialize for LimitDefinition {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.name.is_none() && self.key.is_empty() {
-            return serializer.serialize_str(&self.limit);
-        }
-        let Self { name, limit, key } = self.clone();
-        LimitTable { name, limit, key }.serialize(serializer)
+    fn text(name: &str) -> Result<Self, RuleError> {
+        Ok(Self::Attribute(name.to_owned()))
+    }
+
+    fn units(units: u64) -> Option<Self> {
+        Some(Self::Units(units))
     }
 }
 
-impl<'de> Deserialize<'de> for LimitDefinition {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let form: LineOr<LimitTable> = LineOr::new("a limit's line, or a table of name, limit and key");
-        Ok(match deserializer.deserialize_any(form)? {
-            LineOrTable::Line(limit) => Self { limit, ..Self::default() },
-            LineOrTable::Table(LimitTable { name, limit, key }) => Self { name, limit, key },
-        })
+impl From<LimitFields<OneOrMore>> for LimitDefinition {
+    fn from(LimitFields { name, limit, key }: LimitFields<OneOrMore>) -> Self {
+        Self { name, limit, key }
+    }
+}
+
+impl From<LimitDefinition> for LimitFields<OneOrMore> {
+    fn from(LimitDefinition { name, limit, key }: LimitDefinition) -> Self {
+        Self { name, limit, key }
     }
 }

@@ -54,7 +54,7 @@ pub(super) fn compiled(snapshot: &Snapshot) -> Result<RuleSet, RuleSetError> {
             Err(Fault::new("expected at least one [[rule]], got none").in_file(&main.path, None).into())
         }
         _ => {
-            rules.warnings().iter().for_each(telemetry::doubtful_rule);
+            rules.warnings().iter().for_each(|warning| telemetry::doubtful_rule(warning));
             Ok(rules)
         }
     }

@@ -27,7 +27,7 @@ pub(super) type Lists<'i> = SmallVec<[&'i [u32]; 8]>;
 
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    paths: Paths,
+    paths: PathTree,
     v4: PrefixMap<Ipv4Net, Places>,
     v6: PrefixMap<Ipv6Net, Places>,
     /// By attribute.
@@ -41,7 +41,7 @@ pub(super) struct Index {
 /// Path patterns as a tree of segments. A router finds the one best pattern; this finds all that match, since priority
 /// decides between rules.
 #[derive(Debug)]
-struct Paths {
+struct PathTree {
     nodes: Vec<Node>,
 }
 
@@ -206,13 +206,13 @@ fn add(list: &mut Places, place: u32) {
     }
 }
 
-impl Default for Paths {
+impl Default for PathTree {
     fn default() -> Self {
         Self { nodes: vec![Node::default()] }
     }
 }
 
-impl Paths {
+impl PathTree {
     fn insert<'p>(&mut self, segments: impl Iterator<Item = Segment<'p>>, place: u32) {
         let mut at = 0;
         for segment in segments {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use arc_swap::ArcSwap;
 
 use super::snapshot::{Seen, Snapshot};
 use super::{RuleSet, RuleSetError, file};
+use crate::lock::Lock;
 use crate::telemetry;
 
 /// How often the file is checked. A change is taken once it looks the same twice, so within twice this interval plus
@@ -48,7 +49,7 @@ pub struct WatchedRules {
 struct Watched {
     path: PathBuf,
     current: ArcSwap<RuleSet>,
-    error: Mutex<Option<RuleSetError>>,
+    error: Lock<Option<RuleSetError>>,
     reloads: AtomicU64,
     failures: AtomicU64,
 }
@@ -82,7 +83,7 @@ impl WatchedRules {
         let shared = Arc::new(Watched {
             path,
             current: ArcSwap::from_pointee(rules),
-            error: Mutex::default(),
+            error: Lock::default(),
             reloads: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         });
@@ -106,7 +107,7 @@ impl WatchedRules {
     /// The current fault in the file, if the rules in force are older than it.
     #[must_use]
     pub fn error(&self) -> Option<RuleSetError> {
-        self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.error.lock().clone()
     }
 
     /// How often a changed file was taken so far.
@@ -141,13 +142,13 @@ fn follow(watched: &Weak<Watched>, mut last: Last, reloaded: &dyn Fn(Result<&Rul
         match read {
             Ok(rules) => {
                 // Cleared first, so that a caller that sees the new rules doesn't see the old error.
-                *shared.error.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                *shared.error.lock() = None;
                 shared.reloads.fetch_add(1, Ordering::Relaxed);
                 shared.current.store(Arc::new(rules.clone()));
                 tell(reloaded, Ok(&rules));
             }
             Err(error) => {
-                *shared.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
+                *shared.error.lock() = Some(error.clone());
                 shared.failures.fetch_add(1, Ordering::Relaxed);
                 tell(reloaded, Err(&error));
             }
@@ -157,7 +158,7 @@ fn follow(watched: &Weak<Watched>, mut last: Last, reloaded: &dyn Fn(Result<&Rul
 
 /// After a panic in this call, the next change is reported all the same.
 fn tell(reloaded: &dyn Fn(Result<&RuleSet, &RuleSetError>), result: Result<&RuleSet, &RuleSetError>) {
-    telemetry::reloaded(result.map_err(|error| error as &dyn std::error::Error));
+    telemetry::reloaded(result.map(RuleSet::len).map_err(|error| error as &dyn fmt::Display));
     drop(catch_unwind(AssertUnwindSafe(|| reloaded(result))));
 }
 

@@ -24,11 +24,11 @@ pub(super) struct Snapshot {
 
 /// The metadata of files and directories when they were read; none if one couldn't be read.
 #[derive(Default)]
-pub(super) struct Seen(Vec<(PathBuf, Option<Look>)>);
+pub(super) struct Seen(Vec<(PathBuf, Option<Stamp>)>);
 
 /// A file's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Look {
+struct Stamp {
     modified: SystemTime,
     /// When its content, its name or its owner changed; always the same if the system doesn't know.
     changed: SystemTime,
@@ -73,15 +73,15 @@ impl Seen {
     }
 
     fn is_unchanged(&self) -> bool {
-        self.0.iter().all(|(path, look)| Look::of(path) == *look)
+        self.0.iter().all(|(path, look)| Stamp::of(path) == *look)
     }
 
-    fn note(&mut self, path: &Path, look: Option<Look>) {
+    fn note(&mut self, path: &Path, look: Option<Stamp>) {
         self.0.push((path.to_owned(), look));
     }
 }
 
-impl Look {
+impl Stamp {
     fn of(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().as_ref().map(Self::from)
     }
@@ -92,7 +92,7 @@ impl Look {
     }
 }
 
-impl From<&Metadata> for Look {
+impl From<&Metadata> for Stamp {
     fn from(metadata: &Metadata) -> Self {
         let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         #[cfg(unix)]
@@ -149,10 +149,10 @@ fn text_of(path: &Path, seen: &mut Seen) -> Result<String, Fault> {
     // Of the opened file, whatever its name leads to by now.
     let opened = open(path).and_then(|file| Ok((file.metadata()?, file)));
     let (metadata, file) = opened.map_err(|error| {
-        seen.note(path, Look::of(path));
+        seen.note(path, Stamp::of(path));
         unreadable(error)
     })?;
-    seen.note(path, Some(Look::from(&metadata)));
+    seen.note(path, Some(Stamp::from(&metadata)));
     if !metadata.is_file() {
         let got = if metadata.is_dir() { "a directory" } else { "something else" };
         return Err(fault(format!("expected a file of rules, got {got}")));
@@ -188,7 +188,7 @@ fn included(directory: &Path, pattern: &str, seen: &mut Seen) -> Result<Vec<Path
         };
     }
     let within = path.parent().filter(|within| !within.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    seen.note(within, Look::of(within));
+    seen.note(within, Stamp::of(within));
     let entries = fs::read_dir(within)
         .map_err(|error| format!("expected a directory that can be read, got {pattern:?}: {error}"))?;
     let mut files: Vec<PathBuf> = entries

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::ops::Deref;
-use std::time::Duration;
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -14,13 +13,12 @@ use super::error::Field;
 use super::names::{self, API_KEY, GLOBAL, IP, METHOD, Name, PATH, TIER, USER};
 use crate::algorithm::numbers::EXACT;
 use crate::error::{Error, Kind};
-use crate::limit::{Limit, Period};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
-use crate::rule::serialized::Policy;
+use crate::rule::fields::{self, LimitFields, Why};
 
 /// What is wrong, and where in the definition.
-pub(super) type Fault = (Field, String);
+pub(super) type Refusal = (Field, String);
 
 /// The attributes of a key.
 type Names = SmallVec<[Name; 1]>;
@@ -55,6 +53,7 @@ enum Override {
 
 /// What a rule that throttles makes of a request.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "boxing the request would be an allocation for each")]
 pub(super) enum Throttled<'s> {
     Charge { rule: ChargedBy<'s>, request: OwnedRequest },
     Block,
@@ -83,7 +82,7 @@ impl Deref for ChargedBy<'_> {
 }
 
 impl Throttle {
-    pub(super) fn new(definition: &Definition, reading: Reading) -> Result<Self, Fault> {
+    pub(super) fn new(definition: &Definition, reading: Reading) -> Result<Self, Refusal> {
         let key = names("key", &definition.key.0)?;
         let Some(key) = key else {
             let why = "key: expected what it counts by, such as \"user\", \"ip\" or \"global\", got none";
@@ -125,7 +124,7 @@ impl Throttle {
         Ok(throttle)
     }
 
-    fn override_keys(&mut self, definition: &Definition, reading: Reading) -> Result<(), Fault> {
+    fn override_keys(&mut self, definition: &Definition, reading: Reading) -> Result<(), Refusal> {
         for (key, text) in &definition.overrides {
             let at = Field::named("overrides").entry(key);
             let instead = match text.as_str() {
@@ -154,7 +153,7 @@ impl Throttle {
         Ok(())
     }
 
-    fn override_key(&mut self, key: &str, instead: Override, at: Field, reading: Reading) -> Result<(), Fault> {
+    fn override_key(&mut self, key: &str, instead: Override, at: Field, reading: Reading) -> Result<(), Refusal> {
         let spelled = self.listed_key(key, reading).map_err(|why| (at.clone(), why))?;
         if self.overrides.insert(spelled.into(), instead).is_some() {
             return Err((at, format!("expected each key once among overrides, block and allow, got {key:?} again")));
@@ -338,77 +337,48 @@ fn first_missing<'n>(names: impl IntoIterator<Item = &'n Name>, request: &Attrib
 }
 
 /// A rule with these limits and the definition's other fields; also returns the parts of a request that they count.
-fn rule(definition: &Definition, limits: &[LimitDefinition], parts: &mut Vec<(String, Names)>) -> Result<Rule, Fault> {
-    let whole = |error: crate::error::RuleError| (Field::named("limits"), error.to_string());
-    let mut rule: Option<Rule> = None;
-    for (index, text) in limits.iter().enumerate() {
+fn rule(
+    definition: &Definition,
+    limits: &[LimitDefinition],
+    parts: &mut Vec<(String, Names)>,
+) -> Result<Rule, Refusal> {
+    let limits = limits.iter().enumerate().map(|(index, LimitDefinition { name, limit, key })| {
         let at = || Field::named("limits").item(index);
-        let fault = |error: crate::error::RuleError| (at(), error.to_string());
-        if text.limit.contains(',') {
-            let why = format!("limits: expected one limit in each string of the list, got {:?}", text.limit);
+        if limit.contains(',') {
+            let why = format!("limits: expected one limit in each string of the list, got {limit:?}");
             return Err((at(), why));
         }
-        let limit: Limit = text.limit.parse().map_err(fault)?;
-        let limit = match &text.name {
-            Some(name) => limit.named(name).map_err(fault)?,
-            None => limit,
-        };
-        let part = match names("key", &text.key.0).map_err(|(_, why)| (at(), why))? {
-            None => None,
-            Some(own) => {
-                let name = text.key.0.join(",");
-                if !parts.iter().any(|(other, _)| *other == name) {
-                    parts.push((name.clone(), own));
-                }
-                Some(name)
+        let part = names("key", &key.0).map_err(|(_, why)| (at(), why))?.map(|own| {
+            let part = key.0.join(",");
+            if !parts.iter().any(|(other, _)| *other == part) {
+                parts.push((part.clone(), own));
             }
-        };
-        rule = Some(match (rule, part) {
-            (None, part) => {
-                let mut rule = Rule::new(&definition.name, limit).map_err(fault)?;
-                if let Some(tag) = &definition.tag {
-                    rule = rule.tagged(tag);
-                }
-                match part {
-                    Some(part) => rule.by(&part).map_err(fault)?,
-                    None => rule,
-                }
-            }
-            (Some(rule), Some(part)) => rule.and_by(&part, limit).map_err(fault)?,
-            (Some(rule), None) => rule.and(limit).map_err(fault)?,
+            part
         });
-    }
-    let Some(mut rule) = rule else {
-        let why = "limits: expected at least one limit, such as \"token-bucket 100/1m\", got none".into();
-        return Err((Field::named("name"), why));
-    };
-    rule =
-        rule.on_change(definition.on_change.unwrap_or_default()).count_denials(definition.overage.unwrap_or_default());
-    if let Cost::Units(units) = definition.cost {
-        rule = rule.cost(units).map_err(|error| (Field::named("cost"), error.to_string()))?;
-    }
-    if let Some(yes) = definition.hash_keys {
-        rule = rule.hash_keys(yes);
-    }
-    if let Some(time) = time("block_for", definition.block_for.as_deref())? {
-        let blocking = rule.clone().block_for(time).map_err(|error| (Field::named("block_for"), error.to_string()))?;
-        // A trial has no effect: a block would outlast it, and deny once the rule is switched on.
-        rule = if definition.shadow.unwrap_or_default() { rule } else { blocking };
-    }
-    if let Some(time) = time("max_hold", definition.max_hold.as_deref())? {
-        rule = rule.max_hold(time).map_err(|error| (Field::named("max_hold"), error.to_string()))?;
-    }
-    let policy = Policy::of(definition.on_error, definition.processes);
-    let field = if definition.processes.is_some() { "processes" } else { "on_error" };
-    let policy = policy.map_err(|why| (Field::named(field), format!("{field}: expected {why}")))?;
-    match policy {
-        Some(policy) => rule.on_error(policy).map_err(whole),
-        None => Ok(rule),
+        Ok(LimitFields { name: name.clone(), limit: limit.clone(), key: part })
+    });
+    let rule = definition.fields().build(limits)?;
+    // A trial has no effect: a block would outlast it, and deny once the rule is switched on.
+    Ok(if definition.shadow.unwrap_or_default() { rule.without_block() } else { rule })
+}
+
+impl From<fields::Refusal> for Refusal {
+    fn from(fields::Refusal { field, item, why }: fields::Refusal) -> Self {
+        let at = item.map_or(Field::named(field), |index| Field::named(field).item(index));
+        match why {
+            Why::NoLimits => {
+                let why = "limits: expected at least one limit, such as \"token-bucket 100/1m\", got none";
+                (Field::named("name"), why.into())
+            }
+            Why::Policy(expected) => (at, format!("{field}: expected {expected}")),
+            Why::NoTime(text) => (at, format!("{field}: expected at least 1us, got {text:?}")),
+            Why::Error(error) => (at, error),
+        }
     }
 }
 
 /// The least cost of a request that says its own.
-fn min_cost(definition: &Definition, rule: &Rule) -> Result<u64, Fault> {
+fn min_cost(definition: &Definition, rule: &Rule) -> Result<u64, Refusal> {
     let fault = |why: String| (Field::named("min_cost"), why);
     match (definition.min_cost, &definition.cost) {
         (None, _) => Ok(1),
@@ -422,17 +392,8 @@ fn min_cost(definition: &Definition, rule: &Rule) -> Result<u64, Fault> {
     }
 }
 
-pub(super) fn time(field: &'static str, text: Option<&str>) -> Result<Option<Duration>, Fault> {
-    let Some(text) = text else { return Ok(None) };
-    match text.parse::<Period>() {
-        Ok(Period(0)) => Err((Field::named(field), format!("{field}: expected at least 1us, got {text:?}"))),
-        Ok(Period(us)) => Ok(Some(Duration::from_micros(us))),
-        Err(error) => Err((Field::named(field), format!("{field}: {error}"))),
-    }
-}
-
 /// A key's attributes: an empty list for `global`, and none if the field is empty.
-fn names(field: &'static str, names: &[String]) -> Result<Option<Names>, Fault> {
+fn names(field: &'static str, names: &[String]) -> Result<Option<Names>, Refusal> {
     match names {
         [] => Ok(None),
         [global] if global == GLOBAL => Ok(Some(Names::new())),

@@ -3,13 +3,13 @@
 use super::definition::Definition;
 use super::error::Field;
 use super::names::{METHOD, PATH, TIER};
-use super::throttle::Fault;
+use super::throttle::Refusal;
 
 /// The route that a router has matched; its own patterns are written in braces.
 const ROUTE: &str = "route";
 
 /// What is compared literally in this rule though it looks like a pattern.
-pub(super) fn of(rule: &Definition) -> Vec<Fault> {
+pub(super) fn of(rule: &Definition) -> Vec<Refusal> {
     let mut found = Vec::new();
     for (attribute, values) in &rule.conditions {
         // Any value.

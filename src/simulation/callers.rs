@@ -16,7 +16,7 @@ use crate::{By, Charged, Decision, Error, Limiter, Request, Rule};
 pub(super) struct Told {
     pub(super) caller: usize,
     pub(super) key: String,
-    pub(super) kind: Kind,
+    pub(super) kind: CallKind,
     pub(super) cost: u64,
     pub(super) deadline: Duration,
     /// In milliseconds of simulated time.
@@ -27,7 +27,7 @@ pub(super) struct Told {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum CallKind {
     /// On a key that no other call uses.
     Own,
     /// The same, by a rule of two limits.
@@ -113,7 +113,7 @@ impl Callers {
     /// Asks once, before all other callers.
     pub(super) async fn first(&self) {
         let ask = |key| self.limiter.peek(&self.rules.own, key);
-        self.ask(0, Patience::Awaits, Duration::from_secs(5), "first", Kind::Peek, 1, ask).await;
+        self.ask(0, Patience::Awaits, Duration::from_secs(5), "first", CallKind::Peek, 1, ask).await;
     }
 
     /// Asks now and then, until `end`.
@@ -127,7 +127,7 @@ impl Callers {
             self.one(caller, number, &mut chance).await;
             let mut wait = chance.between(0, 2 * pause);
             if together {
-                let now = self.network.ms();
+                let now = self.network.medium.ms();
                 wait = (now + wait).next_multiple_of(100) - now;
             }
             sleep(Duration::from_millis(wait)).await;
@@ -146,15 +146,15 @@ impl Callers {
         match chance.below(16) {
             0..=4 => {
                 let (rule, kind) = match chance.one_in(5) {
-                    true => (&self.rules.own_of_two, Kind::OwnOfTwo),
-                    false => (&self.rules.own, Kind::Own),
+                    true => (&self.rules.own_of_two, CallKind::OwnOfTwo),
+                    false => (&self.rules.own, CallKind::Own),
                 };
                 let ask = |key| self.limiter.acquire(rule, key);
                 self.ask(caller, patience, deadline, &key, kind, cost, ask).await;
             }
             5 => {
                 let ask = |key| self.limiter.peek(&self.rules.own, key);
-                self.ask(caller, patience, deadline, &key, Kind::OwnPeek, cost, ask).await;
+                self.ask(caller, patience, deadline, &key, CallKind::OwnPeek, cost, ask).await;
             }
             6 | 7 => self.by_id(caller, patience, deadline, &key, cost).await,
             8 => self.many(caller, patience, deadline, &key, chance).await,
@@ -163,19 +163,19 @@ impl Callers {
                 let which = chance.below(3) as usize;
                 let (key, cost) = (format!("s{which}-{}", chance.below(2)), chance.between(1, 8));
                 let ask = |key| self.limiter.at_most(&self.rules.shared[which].0, key);
-                self.ask(caller, patience, deadline, &key, Kind::AtMost(which), cost, ask).await;
+                self.ask(caller, patience, deadline, &key, CallKind::AtMost(which), cost, ask).await;
             }
             11 => {
                 let which = chance.below(4) as usize;
                 let key = format!("s{which}-{}", chance.below(2));
                 let ask = |key| self.limiter.peek(&self.rules.shared[which].0, key);
-                self.ask(caller, patience, deadline, &key, Kind::Peek, 1, ask).await;
+                self.ask(caller, patience, deadline, &key, CallKind::Peek, 1, ask).await;
             }
             _ => {
                 let which = chance.below(4) as usize;
                 let (key, cost) = (format!("s{which}-{}", chance.below(2)), chance.between(1, 2));
                 let ask = |key| self.limiter.acquire(&self.rules.shared[which].0, key);
-                self.ask(caller, patience, deadline, &key, Kind::Shared(which), cost, ask).await;
+                self.ask(caller, patience, deadline, &key, CallKind::Shared(which), cost, ask).await;
             }
         }
     }
@@ -188,7 +188,7 @@ impl Callers {
         patience: Patience,
         deadline: Duration,
         key: &'a str,
-        kind: Kind,
+        kind: CallKind,
         cost: u64,
         ask: impl FnOnce(Request<'a>) -> F,
     ) -> Outcome
@@ -209,7 +209,7 @@ impl Callers {
                 let (request, id) = (request.into_owned(), &id);
                 async move { self.limiter.acquire(&self.rules.own, Request::from(&request).id(id)).await }
             };
-            let outcome = self.ask(caller, patience, deadline, key, Kind::OwnById, cost, ask).await;
+            let outcome = self.ask(caller, patience, deadline, key, CallKind::OwnById, cost, ask).await;
             if !matches!(outcome, Outcome::Abandoned | Outcome::Failed { charged: Charged::Unknown, .. }) {
                 return;
             }
@@ -221,7 +221,7 @@ impl Callers {
         let each: Vec<_> =
             (0..chance.between(2, 12)).map(|at| (format!("{key}-{at}"), chance.between(1, 50))).collect();
         let places: Vec<_> =
-            each.iter().map(|(key, cost)| self.begin(caller, key, Kind::Own, *cost, deadline)).collect();
+            each.iter().map(|(key, cost)| self.begin(caller, key, CallKind::Own, *cost, deadline)).collect();
         let requests = each.iter().map(|(key, cost)| Request::new(key).cost(*cost).deadline(deadline));
         let answers = patience.wait(self.limiter.acquire_many(&self.rules.own, requests)).await;
         match answers {
@@ -234,7 +234,7 @@ impl Callers {
 
     async fn hold(&self, caller: usize, patience: Patience, deadline: Duration, chance: &mut Chance) {
         let key = format!("p{}", chance.below(3));
-        let place = self.begin(caller, &key, Kind::Hold, 1, deadline);
+        let place = self.begin(caller, &key, CallKind::Hold, 1, deadline);
         let request = Request::new(&key).deadline(deadline);
         let held = patience.wait(self.limiter.hold(&self.rules.permits, request)).await;
         let outcome = match &held {
@@ -254,18 +254,18 @@ impl Callers {
         }
     }
 
-    fn begin(&self, caller: usize, key: &str, kind: Kind, cost: u64, deadline: Duration) -> usize {
+    fn begin(&self, caller: usize, key: &str, kind: CallKind, cost: u64, deadline: Duration) -> usize {
         let told = Told {
             caller,
             key: key.to_owned(),
             kind,
             cost,
             deadline,
-            began: self.network.ms(),
+            began: self.network.medium.ms(),
             ended: None,
             outcome: Outcome::Abandoned,
         };
-        self.network.note(|| format!("{caller} asks {kind:?} {key} cost {cost} within {deadline:?}"));
+        self.network.medium.note(|| format!("{caller} asks {kind:?} {key} cost {cost} within {deadline:?}"));
         let mut all = self.told.lock().expect("nobody panicked");
         all.push(told);
         all.len() - 1
@@ -274,12 +274,12 @@ impl Callers {
     fn end(&self, place: usize, outcome: Outcome) {
         let mut all = self.told.lock().expect("nobody panicked");
         let told = &mut all[place];
-        (told.ended, told.outcome) = (Some(self.network.ms()), outcome);
-        self.network.note(|| format!("{} is told of {}: {:?}", told.caller, told.key, told.outcome));
+        (told.ended, told.outcome) = (Some(self.network.medium.ms()), outcome);
+        self.network.medium.note(|| format!("{} is told of {}: {:?}", told.caller, told.key, told.outcome));
     }
 }
 
-impl Kind {
+impl CallKind {
     pub(super) fn is_own(self) -> bool {
         matches!(self, Self::Own | Self::OwnOfTwo | Self::OwnById)
     }

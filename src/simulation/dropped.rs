@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::chance::Chance;
-use super::faults::{self, Fault};
+use super::faults::{self, Injection};
 use super::network::Network;
 use super::oracle::Verdict;
 use super::run::{Run, alone, build, shown};
@@ -63,7 +63,7 @@ pub(super) fn run(seed: u64) -> Run {
     run
 }
 
-async fn simulate(seed: u64, outage: &Fault) -> Run {
+async fn simulate(seed: u64, outage: &Injection) -> Run {
     let network = Network::new(Chance::new(seed, 4), 262_144);
     NETWORK.set(Some(Arc::clone(&network)));
     let engine = crate::Redis::open(build(&network, Topology::OneNode)).expect("an address");
@@ -91,7 +91,7 @@ async fn simulate(seed: u64, outage: &Fault) -> Run {
     if left > 0 {
         broken.push(format!("{left} tasks are left after all was dropped"));
     }
-    let digest = network.digest();
+    let digest = network.medium.digest();
     network.forget();
     Run { verdict: Verdict { broken, calls, failed, recovered: 0 }, digest: Some(digest), shown: String::new() }
 }
@@ -131,7 +131,7 @@ impl Callers {
     /// By an id, settled to a lower cost than it had, or cancelled, some time later and perhaps by two tasks.
     async fn settle(&self, chance: &mut Chance, caller: u64) {
         let text = chance.pick(&SETTLED);
-        let (rule, id) = (rule(text), format!("{caller}-{}", self.network.ms()));
+        let (rule, id) = (rule(text), format!("{caller}-{}", self.network.medium.ms()));
         let (cost, deadline) = (chance.between(1, 40), deadline(chance));
         let used = if chance.one_in(2) { 0 } else { chance.between(1, cost) };
         let request = Request::new(text).id(&id).cost(cost).deadline(deadline);
@@ -167,19 +167,19 @@ impl Callers {
 
     async fn hold(&self, chance: &mut Chance) {
         let text = chance.pick(&[PERMITS, SHORT_PERMITS]);
-        let (rule, began) = (rule(text), self.network.ms());
+        let (rule, began) = (rule(text), self.network.medium.ms());
         let request = Request::new(text).deadline(deadline(chance));
         let waits = self.limiter.hold_wait(&rule, request, chance.ms(0, 2_000));
         let held = timeout(chance.ms(0, 4_000), waits).await;
         self.count(held.as_ref().is_ok_and(Result::is_err));
         let Ok(Ok(held)) = held else { return };
         let Some(permit) = held.permit else { return };
-        let from = self.network.ms();
+        let from = self.network.medium.ms();
         let permit = if chance.one_in(2) { permit.renewed() } else { permit };
         sleep(chance.ms(0, 3_000)).await;
         // Some time of its ttl had passed when the answer came.
         let ttl = rule.limits().map(Limit::period).min().unwrap_or_default().as_millis() as u64;
-        let until = self.network.ms().min(began + ttl);
+        let until = self.network.medium.ms().min(began + ttl);
         self.got().permits.entry(text).or_default().push((from, until));
         match chance.one_in(3) {
             true => drop(permit.release().await),
@@ -198,12 +198,12 @@ impl Callers {
     }
 
     fn admitted(&self, key: &'static str, units: u64) {
-        let now = self.network.ms();
-        self.network.note(|| format!("{units} admitted by {key}"));
+        let now = self.network.medium.ms();
+        self.network.medium.note(|| format!("{units} admitted by {key}"));
         self.got().units.entry(key).or_default().push((now, units));
     }
 
-    async fn judge(&self, outage: &Fault) -> Vec<String> {
+    async fn judge(&self, outage: &Injection) -> Vec<String> {
         let mut broken = Vec::new();
         let got = std::mem::take(&mut *self.got());
         for (key, admitted) in &got.units {

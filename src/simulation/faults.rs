@@ -18,7 +18,7 @@ use super::wire::{Direction, Hole};
 
 /// A fault, when it begins, and how long it lasts.
 #[derive(Clone, Debug)]
-pub(super) struct Fault {
+pub(super) struct Injection {
     at: Duration,
     length: Duration,
     /// The server; if it has a replica, whichever of the two is the primary at the time.
@@ -97,21 +97,21 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(2500);
 const BOTH: &[Direction] = &[ToServer, ToClient];
 
 /// This seed's faults, in order, and when all of them are over.
-pub(super) fn script(chance: &mut Chance, topology: Topology) -> (Vec<Fault>, Duration) {
+pub(super) fn script(chance: &mut Chance, topology: Topology) -> (Vec<Injection>, Duration) {
     // Sometimes a single fault, to see its effect alone.
     let (count, last) = if chance.one_in(3) { (1, 800) } else { (chance.between(2, 7), chance.between(1500, 5000)) };
     let mut faults: Vec<_> = (0..count).map(|_| fault(chance, topology, last)).collect();
     // A crashed server stays away long enough that its successor must be found.
-    if let [Fault { length, what: What::FailsOver { .. }, .. }] = faults.as_mut_slice() {
+    if let [Injection { length, what: What::FailsOver { .. }, .. }] = faults.as_mut_slice() {
         *length = Duration::from_secs(8);
     }
     faults.sort_by_key(|fault| fault.at);
-    let end = faults.iter().map(Fault::end).max().unwrap_or_default();
+    let end = faults.iter().map(Injection::end).max().unwrap_or_default();
     (faults, end)
 }
 
 /// One outage of the only server, of any length from a millisecond to 12 seconds.
-pub(super) fn outage(chance: &mut Chance) -> Fault {
+pub(super) fn outage(chance: &mut Chance) -> Injection {
     let digits = chance.between(1, 13);
     let length = chance.ms(1, 1 << digits).min(Duration::from_secs(12));
     let at = chance.ms(0, 5000);
@@ -126,24 +126,24 @@ pub(super) fn outage(chance: &mut Chance) -> Fault {
             everywhere: true,
         },
     };
-    Fault { at, length, server: 0, what, chance: Chance::new(chance.draw(), 0) }
+    Injection { at, length, server: 0, what, chance: Chance::new(chance.draw(), 0) }
 }
 
-pub(super) fn expected(faults: &[Fault], end: Duration, confirmed: bool) -> Expected {
+pub(super) fn expected(faults: &[Injection], end: Duration, confirmed: bool) -> Expected {
     let first = faults.iter().map(|fault| fault.at).min().unwrap_or_default();
     // The breaker's pause is about as long as the outage was.
     let pauses = (end - first).min(LONGEST_PAUSE);
     let (well_from, only_connections_fail_from) = match faults {
-        [Fault { at, what: What::BlackHole { new: false, everywhere: false, .. }, .. }] => {
+        [Injection { at, what: What::BlackHole { new: false, everywhere: false, .. }, .. }] => {
             (end + RECONNECTED, Some(*at))
         }
         // The crashed server is still away by then, and all others know its successor.
-        [Fault { at, length, what: What::FailsOver { crashes: true, .. }, .. }] if !confirmed => {
+        [Injection { at, length, what: What::FailsOver { crashes: true, .. }, .. }] if !confirmed => {
             (*at + *length / 2 + RECONNECTED, None)
         }
         _ => (end + RECONNECTED + pauses, None),
     };
-    let is_mild = |fault: &Fault| {
+    let is_mild = |fault: &Injection| {
         matches!(fault.what, What::Resets | What::CutsReplyAfter(_) | What::FlushesScripts | What::ReplicaLags)
     };
     Expected {
@@ -159,7 +159,7 @@ pub(super) fn expected(faults: &[Fault], end: Duration, confirmed: bool) -> Expe
     }
 }
 
-fn fault(chance: &mut Chance, topology: Topology, last: u64) -> Fault {
+fn fault(chance: &mut Chance, topology: Topology, last: u64) -> Injection {
     let at = chance.ms(200, last);
     let length = if chance.one_in(3) { chance.ms(1, 100) } else { chance.ms(50, 2000) };
     let server = match topology {
@@ -215,17 +215,17 @@ fn fault(chance: &mut Chance, topology: Topology, last: u64) -> Fault {
         }
         _ => What::Resets,
     };
-    Fault { at, length, server, what, chance: Chance::new(chance.draw(), 0) }
+    Injection { at, length, server, what, chance: Chance::new(chance.draw(), 0) }
 }
 
 /// Plays all of them, and repairs everything at the end.
-pub(super) async fn play(network: &Arc<Network>, faults: &[Fault], end: Duration) {
+pub(super) async fn play(network: &Arc<Network>, faults: &[Injection], end: Duration) {
     let began = Instant::now();
     let each = faults.iter().map(|fault| {
         let (mut fault, network) = (fault.clone(), Arc::clone(network));
         async move {
             sleep_until(began + fault.at).await;
-            network.note(|| fault.to_string());
+            network.medium.note(|| fault.to_string());
             fault.play(&network).await;
         }
     });
@@ -235,15 +235,15 @@ pub(super) async fn play(network: &Arc<Network>, faults: &[Fault], end: Duration
 }
 
 fn heal(network: &Network) {
-    network.note(|| "all is well".into());
-    network.set_delay((0, 2));
+    network.medium.note(|| "all is well".into());
+    network.medium.set_delay((0, 2));
     for server in network.servers() {
         server.start(true);
         server.state().trouble = Trouble::default();
         server.thaw();
         network.set_reach(server.at, Reach::Open);
     }
-    network.wires(None).iter().for_each(|wire| wire.climb_out());
+    network.wires().iter().for_each(|wire| wire.climb_out());
     // Servers that missed a change learn the slot map.
     let servers = network.servers();
     let primary = primary_of(network, 0).at;
@@ -268,7 +268,7 @@ fn heal(network: &Network) {
     }
 }
 
-impl Fault {
+impl Injection {
     pub(super) fn end(&self) -> Duration {
         self.at + self.length
     }
@@ -283,14 +283,14 @@ impl Fault {
         let at = server.at;
         match self.what.clone() {
             What::Delays(first, last) => {
-                network.set_delay((first, last.max(first)));
+                network.medium.set_delay((first, last.max(first)));
                 sleep(self.length).await;
-                network.set_delay((0, 2));
+                network.medium.set_delay((0, 2));
             }
             What::BlackHole { hole, directions, new, everywhere } => {
                 let those: Vec<_> = if everywhere { network.servers() } else { vec![Arc::clone(&server)] };
                 for server in &those {
-                    network.wires(Some(server.at)).iter().for_each(|wire| wire.fall_into(hole, directions));
+                    server.wires().iter().for_each(|wire| wire.fall_into(hole, directions));
                     if new {
                         network.set_reach(server.at, Reach::Hole(hole, directions));
                     }
@@ -298,12 +298,12 @@ impl Fault {
                 sleep(self.length).await;
                 for server in &those {
                     network.set_reach(server.at, Reach::Open);
-                    network.wires(Some(server.at)).iter().for_each(|wire| wire.climb_out());
+                    server.wires().iter().for_each(|wire| wire.climb_out());
                 }
             }
             What::Resets => server.drop_connections(),
             What::CutsReplyAfter(bytes) => {
-                network.wires(Some(at)).iter().for_each(|wire| wire.cut_after(bytes));
+                server.wires().iter().for_each(|wire| wire.cut_after(bytes));
             }
             What::ClosesIdleAfter(idle) => self.with(&server, |trouble| trouble.idle = Some(idle)).await,
             What::Refuses => self.reached(network, &[at], Reach::Refused).await,
@@ -451,7 +451,7 @@ impl Fault {
         }
         if !moved {
             // Keys carried over already are lost.
-            network.ledger().emptied += 1;
+            network.medium.ledger().emptied += 1;
             return;
         }
         for server in [&to, &from] {
@@ -472,7 +472,7 @@ fn carry(from: &Server, to: &Server, which: impl Fn(&[u8]) -> bool) {
     source.unsynced.extend_from_slice(&keys);
     drop(source);
     to.state().unsynced.extend_from_slice(&keys);
-    to.network.ledger().carried += keys.len();
+    to.medium.ledger().carried += keys.len();
 }
 
 /// The current primary among a server and its replica.
@@ -485,7 +485,7 @@ fn primary_of(network: &Network, at: usize) -> Arc<Server> {
     other.filter(|_| role == Role::Replica).map_or(server, |other| network.server(other))
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for Injection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { at, length, server, what, .. } = self;
         write!(f, "{:>5} ms, for {:>4} ms, server {server}: {what:?}", at.as_millis(), length.as_millis())

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::Topology;
-use super::callers::{Callers, Kind, OWN, Outcome, Told};
+use super::callers::{CallKind, Callers, OWN, Outcome, Told};
 use super::faults::{Expected, RECONNECTED};
 use super::ledger::request_key;
 use super::server::Role;
@@ -16,8 +16,6 @@ const GRAIN: Duration = Duration::from_millis(3);
 pub(super) const RECOVERY: Duration = Duration::from_millis(3500);
 /// A deadline long enough for an answer if nothing is wrong.
 pub(super) const ENOUGH: Duration = Duration::from_millis(100);
-/// Whether a call of which nothing was written may be answered that its charge isn't known.
-const KNOWS_WHAT_WAS_WRITTEN: bool = true;
 
 /// The first violation, and a run's numbers.
 pub(super) struct Verdict {
@@ -37,7 +35,7 @@ pub(super) fn judge(
 ) -> Verdict {
     let told = callers.told.lock().expect("nobody panicked").clone();
     let mut judge = Judge { callers, broken: Vec::new() };
-    let end = callers.network.ms();
+    let end = callers.network.medium.ms();
     judge.answers_in_time(&told);
     judge.errors_are_explained(&told, expected);
     judge.own_keys(&told);
@@ -49,9 +47,7 @@ pub(super) fn judge(
     // A call that must wait for replicas waits for at most a quarter of its time.
     let enough = if confirmed { 5 * ENOUGH } else { ENOUGH };
     let recovered = judge.recovers(&told, healed, enough, expected);
-    if KNOWS_WHAT_WAS_WRITTEN {
-        judge.unwritten_is_known(&told);
-    }
+    judge.unwritten_is_known(&told);
     let failed = told.iter().filter(|told| matches!(told.outcome, Outcome::Failed { .. })).count();
     Verdict { broken: judge.broken, calls: told.len(), failed, recovered }
 }
@@ -104,18 +100,18 @@ impl Judge<'_> {
     /// Compares the answers for each key with what its server did.
     fn own_keys(&mut self, all: &[Told]) {
         let mut by_key: BTreeMap<&str, Vec<&Told>> = BTreeMap::new();
-        for told in all.iter().filter(|told| told.kind.is_own() || told.kind == Kind::OwnPeek) {
+        for told in all.iter().filter(|told| told.kind.is_own() || told.kind == CallKind::OwnPeek) {
             by_key.entry(&told.key).or_default().push(told);
         }
         let (taken, forgotten) = {
-            let ledger = self.callers.network.ledger();
+            let ledger = self.callers.network.medium.ledger();
             (by_key.keys().map(|key| ledger.of(key)).collect::<Vec<_>>(), ledger.forgotten())
         };
         for ((key, all), taken) in by_key.into_iter().zip(taken) {
             let first = all[0];
             // A forgotten id may be charged again.
-            let most = if first.kind == Kind::OwnById && all.len() > 1 { 1 + forgotten } else { 1 };
-            let peeks = first.kind == Kind::OwnPeek;
+            let most = if first.kind == CallKind::OwnById && all.len() > 1 { 1 + forgotten } else { 1 };
+            let peeks = first.kind == CallKind::OwnPeek;
             let most = if peeks { 0 } else { most };
             let what = |how: &str| format!("{how}: {key} was charged {taken:?}, and told {all:?}");
             self.must(taken.calls <= most, || what("charged more than once"));
@@ -143,12 +139,12 @@ impl Judge<'_> {
     fn shared_keys(&mut self, all: &[Told], topology: Topology, end: u64) {
         let mut sums: BTreeMap<&str, (usize, u64, u64)> = BTreeMap::new();
         for told in all {
-            let (Kind::Shared(rule) | Kind::AtMost(rule)) = told.kind else { continue };
+            let (CallKind::Shared(rule) | CallKind::AtMost(rule)) = told.kind else { continue };
             let (_, told_taken, perhaps) = sums.entry(&told.key).or_insert((rule, 0, 0));
             match &told.outcome {
                 Outcome::Allowed { granted, .. } => *told_taken += granted,
                 // The answer doesn't say how much of the cost it got.
-                Outcome::Failed { charged: Charged::Yes, .. } if matches!(told.kind, Kind::AtMost(_)) => {
+                Outcome::Failed { charged: Charged::Yes, .. } if matches!(told.kind, CallKind::AtMost(_)) => {
                     *perhaps += told.cost;
                 }
                 Outcome::Failed { charged: Charged::Yes, .. } => *told_taken += told.cost,
@@ -158,7 +154,7 @@ impl Judge<'_> {
         }
         for (key, (rule, admitted, perhaps)) in sums {
             let (taken, forgotten) = {
-                let ledger = self.callers.network.ledger();
+                let ledger = self.callers.network.medium.ledger();
                 (ledger.of(key).units, ledger.forgotten())
             };
             let what = |how: &str| {
@@ -175,7 +171,7 @@ impl Judge<'_> {
             self.must(taken <= most, || what("more than the rule"));
         }
         for told in all {
-            let (Kind::Shared(rule) | Kind::AtMost(rule)) = told.kind else { continue };
+            let (CallKind::Shared(rule) | CallKind::AtMost(rule)) = told.kind else { continue };
             let (Outcome::Allowed { limit, .. } | Outcome::Denied { limit }) = told.outcome else { continue };
             let capacity = self.callers.rules.shared[rule].1;
             // With two limits, the one with the least left is reported.
@@ -187,7 +183,7 @@ impl Judge<'_> {
     /// don't ask the wrong server for long.
     fn servers_are_told_apart(&mut self, healed: u64) {
         let (misled, moved) = {
-            let ledger = self.callers.network.ledger();
+            let ledger = self.callers.network.medium.ledger();
             (ledger.misled, ledger.moved.clone())
         };
         self.must(misled == 0, || format!("{misled} scripts were sent to who has been a replica all the time"));
@@ -201,13 +197,13 @@ impl Judge<'_> {
     fn confirmed_is_kept(&mut self, all: &[Told]) {
         let network = &self.callers.network;
         let (emptied, carried) = {
-            let ledger = network.ledger();
+            let ledger = network.medium.ledger();
             (ledger.emptied, ledger.carried)
         };
         if emptied > 0 || carried > 0 {
             return;
         }
-        let now_us = network.now_us();
+        let now_us = network.medium.now_us();
         let mut kept = BTreeSet::new();
         for server in network.servers() {
             let mut state = server.state();
@@ -251,13 +247,13 @@ impl Judge<'_> {
 
     /// If a connection breaks before any of a call is written, its charge is known.
     fn unwritten_is_known(&mut self, all: &[Told]) {
-        let (requests, whole) = self.callers.network.requests();
+        let (requests, whole) = self.callers.network.medium.requests();
         if !whole {
             return;
         }
         let keys = requests.iter().flatten().filter(|word| word.contains(&b'{')).map(|word| request_key(word));
         let written: BTreeSet<_> = keys.collect();
-        for told in all.iter().filter(|told| matches!(told.kind, Kind::Own)) {
+        for told in all.iter().filter(|told| matches!(told.kind, CallKind::Own)) {
             let doubts = matches!(told.outcome, Outcome::Failed { charged: Charged::Unknown, disconnected: true, .. });
             self.must(!doubts || written.contains(&told.key), || format!("never written, and not known: {told:?}"));
         }

@@ -10,10 +10,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::callers::Callers;
 use super::chance::Chance;
-use super::faults::{self, Fault};
+use super::faults::{self, Injection};
 use super::network::Network;
 use super::oracle::{RECOVERY, Verdict, judge};
-use super::server::{Role, Server};
+use super::server::Role;
 use super::slots::{GROUPS, Slots};
 use super::{NETWORK, Topology};
 use crate::random::seeded;
@@ -62,7 +62,7 @@ pub(super) fn alone(seed: u64, simulation: impl Future<Output = Run>) -> Run {
     run
 }
 
-async fn simulate(seed: u64, topology: Topology, faults: &[Fault], end: Duration) -> Run {
+async fn simulate(seed: u64, topology: Topology, faults: &[Injection], end: Duration) -> Run {
     let mut chance = Chance::new(seed, 3);
     let room = chance.pick(&[4_096, 32_768, 262_144, 262_144]) as usize;
     let network = Network::new(Chance::new(seed, 4), room);
@@ -98,7 +98,7 @@ async fn simulate(seed: u64, topology: Topology, faults: &[Fault], end: Duration
         })
         .collect();
     faults::play(&network, faults, end).await;
-    let healed = network.ms();
+    let healed = network.medium.ms();
     sleep_until(last).await;
     let aborts: Vec<_> = tasks.iter().map(|task| task.abort_handle()).collect();
     let ended = timeout(AFTER, join_all(tasks)).await;
@@ -112,37 +112,36 @@ async fn simulate(seed: u64, topology: Topology, faults: &[Fault], end: Duration
     replication.abort();
     sleep(AFTER).await;
     let left = Handle::current().metrics().num_alive_tasks() - before;
-    let open = network.wires(None).iter().filter(|wire| wire.is_open_at_server()).count();
+    let open = network.wires().iter().filter(|wire| wire.is_open_at_server()).count();
     if (left, open) != (0, 0) {
         verdict.broken.push(format!("{left} tasks and {open} connections are left after all was dropped"));
     }
-    let digest = network.digest();
+    let digest = network.medium.digest();
     network.forget();
     Run { verdict, digest: repeats.then_some(digest), shown: String::new() }
 }
 
 /// Creates the servers; returns the address of all of them.
 pub(super) fn build(network: &Arc<Network>, topology: Topology) -> &'static str {
-    let add = |at: usize, port: u16, role: Role| network.add(Server::new(at, port, role, network));
     let pair = |primary: usize, replica: usize| {
         network.server(primary).state().other = Some(replica);
         network.server(replica).state().other = Some(primary);
     };
     match topology {
         Topology::OneNode => {
-            add(0, 6379, Role::Primary);
+            network.add(6379, Role::Primary);
             "redis://10.0.0.1:6379/"
         }
         Topology::Sentinel => {
-            add(0, 6379, Role::Primary);
-            add(1, 6379, Role::Replica);
-            (2..5).for_each(|at| add(at, 26379, Role::Sentinel(0)));
+            network.add(6379, Role::Primary);
+            network.add(6379, Role::Replica);
+            (2..5).for_each(|_| network.add(26379, Role::Sentinel(0)));
             pair(0, 1);
             "redis-sentinel://10.0.0.3:26379,10.0.0.4:26379,10.0.0.5:26379/main"
         }
         Topology::Cluster => {
-            (0..3).for_each(|at| add(at, 7000, Role::Primary));
-            (3..6).for_each(|at| add(at, 7000, Role::Replica));
+            (0..3).for_each(|_| network.add(7000, Role::Primary));
+            (3..6).for_each(|_| network.add(7000, Role::Replica));
             (0..3).for_each(|at| pair(at, at + 3));
             let owners = std::array::from_fn(|group| group * 3 / GROUPS);
             network.servers().iter().for_each(|server| server.state().slots = Some(Slots::new(owners)));
@@ -167,7 +166,7 @@ async fn replicate(network: Arc<Network>, every: Duration) {
     }
 }
 
-pub(super) fn shown(seed: u64, what: &str, faults: &[Fault], verdict: &Verdict) -> String {
+pub(super) fn shown(seed: u64, what: &str, faults: &[Injection], verdict: &Verdict) -> String {
     let mut text = format!("seed {seed} ({what}) broke\n");
     faults.iter().for_each(|fault| text += &format!("  {fault}\n"));
     let broken = &verdict.broken;

@@ -1,23 +1,32 @@
 //! A server: its data, its role, and its current faults.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::network::Network;
+use super::medium::Medium;
 use super::slots::Slots;
+use super::wire::Wire;
 use crate::engine::embedded::raw::Store;
+use crate::lock::Lock;
+
+/// All servers of a simulation, which know each other.
+#[derive(Default)]
+pub(super) struct Servers(Lock<Vec<Arc<Server>>>);
 
 pub(super) struct Server {
     /// Its index among the servers.
     pub(super) at: usize,
     host: String,
     port: u16,
-    pub(super) network: Arc<Network>,
-    state: Mutex<State>,
+    pub(super) medium: Arc<Medium>,
+    pub(super) others: Arc<Servers>,
+    /// The connections to it.
+    wires: Lock<Vec<Arc<Wire>>>,
+    state: Lock<State>,
     /// One thread serves all connections in turn.
     pub(super) turn: tokio::sync::Mutex<()>,
     pub(super) thawed: Notify,
@@ -71,8 +80,28 @@ pub(super) struct Trouble {
     pub(super) lags: bool,
 }
 
+impl Servers {
+    pub(super) fn add(self: &Arc<Self>, port: u16, role: Role, medium: &Arc<Medium>) {
+        let mut all = self.0.lock();
+        let server = Server::new(all.len(), port, role, Arc::clone(medium), Arc::clone(self));
+        all.push(Arc::new(server));
+    }
+
+    pub(super) fn at(&self, at: usize) -> Arc<Server> {
+        Arc::clone(&self.0.lock()[at])
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Server>> {
+        self.0.lock().clone()
+    }
+
+    pub(super) fn forget(&self) {
+        self.0.lock().clear();
+    }
+}
+
 impl Server {
-    pub(super) fn new(at: usize, port: u16, role: Role, network: &Arc<Network>) -> Arc<Self> {
+    fn new(at: usize, port: u16, role: Role, medium: Arc<Medium>, others: Arc<Servers>) -> Self {
         let state = State {
             up: true,
             run: at as u64,
@@ -85,15 +114,17 @@ impl Server {
             slots: None,
             trouble: Trouble::default(),
         };
-        Arc::new(Self {
+        Self {
             at,
             host: format!("10.0.0.{}", at + 1),
             port,
-            network: Arc::clone(network),
-            state: Mutex::new(state),
+            medium,
+            others,
+            wires: Lock::default(),
+            state: Lock::new(state),
             turn: tokio::sync::Mutex::default(),
             thawed: Notify::new(),
-        })
+        }
     }
 
     pub(super) fn is_at(&self, host: &str, port: u16) -> bool {
@@ -123,12 +154,12 @@ impl Server {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Kills its process, with all connections.
     pub(super) fn crash(&self) {
-        self.network.note(|| format!("server {} crashes", self.at));
+        self.medium.note(|| format!("server {} crashes", self.at));
         {
             let mut state = self.state();
             state.up = false;
@@ -144,9 +175,9 @@ impl Server {
         if self.is_up() {
             return;
         }
-        self.network.note(|| format!("server {} starts", self.at));
+        self.medium.note(|| format!("server {} starts", self.at));
         // Others may have learned meanwhile that its replica replaced it.
-        let succeeded = self.state().other.filter(|other| self.network.server(*other).state().role == Role::Primary);
+        let succeeded = self.state().other.filter(|other| self.others.at(*other).state().role == Role::Primary);
         if let Some(other) = succeeded.filter(|_| self.state().role == Role::Primary) {
             self.demote(false);
             if let Some(slots) = &mut self.state().slots {
@@ -158,7 +189,7 @@ impl Server {
         state.run += 1000;
         if !keeps && state.role == Role::Primary {
             state.store = Store::default();
-            self.network.ledger().emptied += 1;
+            self.medium.ledger().emptied += 1;
         }
         state.unsynced.clear();
         let (role, other, store) = (state.role.clone(), state.other, state.store.clone());
@@ -166,13 +197,24 @@ impl Server {
         if role == Role::Primary
             && let Some(other) = other
         {
-            let other = self.network.server(other);
+            let other = self.others.at(other);
             other.state().store = store;
         }
     }
 
+    pub(super) fn connected(&self, wire: &Arc<Wire>) {
+        self.wires.lock().push(Arc::clone(wire));
+    }
+
+    /// The connections to it that either side still has open.
+    pub(super) fn wires(&self) -> Vec<Arc<Wire>> {
+        let mut wires = self.wires.lock();
+        wires.retain(|wire| !wire.is_over());
+        wires.clone()
+    }
+
     pub(super) fn drop_connections(&self) {
-        self.network.wires(Some(self.at)).iter().for_each(|wire| wire.reset());
+        self.wires().iter().for_each(|wire| wire.reset());
     }
 
     pub(super) fn thaw(&self) {
@@ -197,7 +239,7 @@ impl Server {
         let Some(other) = state.other.filter(|_| state.role == Role::Primary && state.up && !state.trouble.lags) else {
             return;
         };
-        let replica = self.network.server(other);
+        let replica = self.others.at(other);
         let listens = {
             let replica = replica.state();
             replica.up && replica.role == Role::Replica
@@ -219,21 +261,21 @@ impl Server {
     /// The replica takes over with the data that it has; this server becomes its replica once it learns of that.
     pub(super) fn promote_replica(&self) -> Option<usize> {
         let other = self.state().other?;
-        self.network.note(|| format!("server {other} takes the place of {}", self.at));
-        let replica = self.network.server(other);
+        self.medium.note(|| format!("server {other} takes the place of {}", self.at));
+        let replica = self.others.at(other);
         let mut state = replica.state();
         state.role = Role::Primary;
         state.unsynced.clear();
         drop(state);
-        self.network.ledger().succeeded += 1;
+        self.medium.ledger().succeeded += 1;
         Some(other)
     }
 
     /// It learns that another server is the primary in its place.
     pub(super) fn demote(&self, kills: bool) {
         let Some(other) = self.state().other else { return };
-        self.network.note(|| format!("server {} is a replica now", self.at));
-        let store = self.network.server(other).state().store.clone();
+        self.medium.note(|| format!("server {} is a replica now", self.at));
+        let store = self.others.at(other).state().store.clone();
         let mut state = self.state();
         state.role = Role::Replica;
         state.store = store;

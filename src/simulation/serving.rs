@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::resp::{Requests, write, write_map};
 use super::server::{Role, Server};
-use super::slots;
+use super::slots::{self, Node};
 use super::wire::ServerEnd;
 use crate::engine::embedded::raw::{Answer, Runner};
 
@@ -179,13 +179,13 @@ impl Server {
             "ROLE" => Answer::Array(vec![Answer::Bytes(b"slave".to_vec())]),
             "SENTINEL" => match role {
                 Role::Sentinel(primary) => {
-                    let primary = self.network.server(primary);
+                    let primary = self.others.at(primary);
                     let port = primary.port().to_string();
                     Answer::Array([primary.host(), &port].map(|text| Answer::Bytes(text.into())).into())
                 }
                 _ => error("ERR unknown command 'SENTINEL'"),
             },
-            "CLUSTER" if word(1).is_some_and(|what| what == "SLOTS") => slots::shown(self),
+            "CLUSTER" if word(1).is_some_and(|what| what == "SLOTS") => self.slots(),
             "CLUSTER" => {
                 let state = if trouble.refuses_scripts == Some(slots::DOWN) { "fail" } else { "ok" };
                 Answer::Bytes(format!("cluster_state:{state}\r\n").into_bytes())
@@ -230,21 +230,42 @@ impl Server {
         write_map(&pairs, session.resp3, replies);
     }
 
+    fn slots(&self) -> Answer {
+        let Some(slots) = self.state().slots.clone() else {
+            return Answer::Error("ERR This instance has cluster support disabled".into());
+        };
+        slots.shown(|at| {
+            let node = self.others.at(at);
+            Node { host: node.host().to_owned(), port: node.port(), replica: node.state().other }
+        })
+    }
+
+    /// The answer to a request for keys that this server of a cluster doesn't have.
+    fn elsewhere(&self, keys: &[Vec<u8>], asking: bool) -> Option<String> {
+        let mut state = self.state();
+        let slots = state.slots.clone()?;
+        state.store.set_time(self.medium.now_us());
+        let missing = keys.iter().filter(|key| !state.store.has(key)).count();
+        let primary = (state.role != Role::Replica).then_some(self.at);
+        drop(state);
+        slots.elsewhere(primary, keys, missing, asking, |at| self.others.at(at).address())
+    }
+
     fn run_script(&self, session: &mut Session, asking: bool, name: &str, words: &Words) -> Answer {
         let count = std::str::from_utf8(&words[2]).ok().and_then(|count| count.parse::<usize>().ok()).expect("keys");
         let (keys, arguments) = words[3..].split_at(count);
-        if let Some(elsewhere) = slots::elsewhere(self, keys, asking) {
+        if let Some(elsewhere) = self.elsewhere(keys, asking) {
             if elsewhere.starts_with("MOVED") {
-                self.network.ledger().moved.push(self.network.ms());
+                self.medium.ledger().moved.push(self.medium.ms());
             }
             return Answer::Error(elsewhere);
         }
         let mut state = self.state();
         session.of_replica &= state.role == Role::Replica;
         if session.of_replica && state.slots.is_none() && count > 0 {
-            self.network.ledger().misled += 1;
+            self.medium.ledger().misled += 1;
         }
-        let now_us = self.network.now_us();
+        let now_us = self.medium.now_us();
         state.store.set_time(now_us);
         let digest = if name.starts_with("EVALSHA") {
             let digest = String::from_utf8_lossy(&words[1]).into_owned();
@@ -271,7 +292,7 @@ impl Server {
             session.wrote_at = Some(Instant::now());
         }
         drop(state);
-        self.network.ledger().enter(keys, arguments, &answer, changed);
+        self.medium.ledger().enter(keys, arguments, &answer, changed);
         answer
     }
 }

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 
 use crc::{CRC_16_XMODEM, Crc};
 
-use super::server::{Role, Server};
 use crate::engine::embedded::raw::Answer;
 
 pub(super) const GROUPS: usize = 16;
@@ -25,6 +24,13 @@ pub(super) struct Slots {
     pub(super) importing: BTreeMap<usize, usize>,
 }
 
+/// Where a server is, and which one is its replica.
+pub(super) struct Node {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) replica: Option<usize>,
+}
+
 impl Slots {
     pub(super) fn new(owners: [usize; GROUPS]) -> Self {
         Self { owners, migrating: BTreeMap::new(), importing: BTreeMap::new() }
@@ -36,6 +42,60 @@ impl Slots {
         let mut all = self.migrating.values_mut().chain(self.importing.values_mut());
         all.by_ref().filter(|server| **server == old).for_each(|server| *server = new);
     }
+
+    /// What a server answers to a request for these keys, of which it lacks some, unless it has the slot. `primary` is
+    /// the server, if it isn't a replica.
+    pub(super) fn elsewhere(
+        &self,
+        primary: Option<usize>,
+        keys: &[Vec<u8>],
+        missing: usize,
+        asking: bool,
+        address: impl Fn(usize) -> String,
+    ) -> Option<String> {
+        let first = keys.first()?;
+        let (slot, group) = (slot_of(first), group_of(first));
+        if keys.iter().any(|key| slot_of(key) != slot) {
+            return Some("CROSSSLOT Keys in request don't hash to the same slot".into());
+        }
+        let owner = self.owners[group];
+        let named = |how: &str, to: usize| Some(format!("{how} {slot} {}", address(to)));
+        if primary == Some(owner) {
+            return match self.migrating.get(&group) {
+                Some(to) if missing == keys.len() => named("ASK", *to),
+                Some(_) if missing > 0 => Some("TRYAGAIN Multiple keys request during rehashing of slot".into()),
+                _ => None,
+            };
+        }
+        if self.importing.contains_key(&group) && asking && primary.is_some() {
+            let several = keys.len() > 1 && missing > 0;
+            return several.then(|| "TRYAGAIN Multiple keys request during rehashing of slot".into());
+        }
+        // A replica whose primary isn't known to have changed names that primary.
+        named("MOVED", owner)
+    }
+
+    /// CLUSTER SLOTS.
+    pub(super) fn shown(&self, node: impl Fn(usize) -> Node) -> Answer {
+        let shown = |at: usize, node: &Node| {
+            let host = Answer::Bytes(node.host.as_bytes().to_vec());
+            let id = Answer::Bytes(format!("{at:040x}").into_bytes());
+            Answer::Array(vec![host, Answer::Integer(node.port.into()), id])
+        };
+        let mut runs = Vec::new();
+        let mut first = 0;
+        while first < GROUPS {
+            let owner = self.owners[first];
+            let end = (first..GROUPS).find(|group| self.owners[*group] != owner).unwrap_or(GROUPS);
+            let mut run = vec![Answer::Integer((first * SLOTS) as i64), Answer::Integer((end * SLOTS - 1) as i64)];
+            let primary = node(owner);
+            run.push(shown(owner, &primary));
+            run.extend(primary.replica.map(|replica| shown(replica, &node(replica))));
+            runs.push(Answer::Array(run));
+            first = end;
+        }
+        Answer::Array(runs)
+    }
 }
 
 fn slot_of(key: &[u8]) -> usize {
@@ -46,62 +106,4 @@ fn slot_of(key: &[u8]) -> usize {
 
 pub(super) fn group_of(key: &[u8]) -> usize {
     slot_of(key) / SLOTS
-}
-
-/// A cluster server's answer to a request for keys that it doesn't have.
-pub(super) fn elsewhere(server: &Server, keys: &[Vec<u8>], asking: bool) -> Option<String> {
-    let mut state = server.state();
-    let first = keys.first()?;
-    let (slot, group) = (slot_of(first), group_of(first));
-    state.slots.as_ref()?;
-    if keys.iter().any(|key| slot_of(key) != slot) {
-        return Some("CROSSSLOT Keys in request don't hash to the same slot".into());
-    }
-    state.store.set_time(server.network.now_us());
-    let missing = keys.iter().filter(|key| !state.store.has(key)).count();
-    let replica = state.role == Role::Replica;
-    let slots = state.slots.as_ref()?;
-    let owner = slots.owners[group];
-    let (migrating, importing) = (slots.migrating.get(&group).copied(), slots.importing.contains_key(&group));
-    drop(state);
-    let named = |how: &str, to: usize| Some(format!("{how} {slot} {}", server.network.server(to).address()));
-    if owner == server.at && !replica {
-        return match migrating {
-            Some(to) if missing == keys.len() => named("ASK", to),
-            Some(_) if missing > 0 => Some("TRYAGAIN Multiple keys request during rehashing of slot".into()),
-            _ => None,
-        };
-    }
-    if importing && asking && !replica {
-        let several = keys.len() > 1 && missing > 0;
-        return several.then(|| "TRYAGAIN Multiple keys request during rehashing of slot".into());
-    }
-    // A replica whose primary isn't known to have changed names that primary.
-    named("MOVED", owner)
-}
-
-/// CLUSTER SLOTS.
-pub(super) fn shown(server: &Server) -> Answer {
-    let Some(slots) = server.state().slots.clone() else {
-        return Answer::Error("ERR This instance has cluster support disabled".into());
-    };
-    let node = |at: usize| {
-        let node = server.network.server(at);
-        let host = Answer::Bytes(node.host().as_bytes().to_vec());
-        let id = Answer::Bytes(format!("{at:040x}").into_bytes());
-        Answer::Array(vec![host, Answer::Integer(node.port().into()), id])
-    };
-    let mut runs = Vec::new();
-    let mut first = 0;
-    while first < GROUPS {
-        let owner = slots.owners[first];
-        let end = (first..GROUPS).find(|group| slots.owners[*group] != owner).unwrap_or(GROUPS);
-        let mut run = vec![Answer::Integer((first * SLOTS) as i64), Answer::Integer((end * SLOTS - 1) as i64)];
-        run.push(node(owner));
-        let replica = server.network.server(owner).state().other;
-        run.extend(replica.map(node));
-        runs.push(Answer::Array(run));
-        first = end;
-    }
-    Answer::Array(runs)
 }

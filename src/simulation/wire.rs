@@ -3,21 +3,20 @@
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll, Waker, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use super::network::Network;
+use super::medium::Medium;
+use crate::lock::Lock;
 
 /// A connection between a client and a server.
 pub(super) struct Wire {
     pub(super) number: u64,
-    /// The server that it leads to.
-    pub(super) server: usize,
-    network: Arc<Network>,
-    state: Mutex<State>,
+    medium: Arc<Medium>,
+    state: Lock<State>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,9 +73,9 @@ pub(super) struct ServerEnd {
 }
 
 impl Wire {
-    pub(super) fn ends(number: u64, server: usize, network: Arc<Network>, room: usize) -> (ClientEnd, ServerEnd) {
+    pub(super) fn ends(medium: Arc<Medium>, room: usize) -> (ClientEnd, ServerEnd) {
         let state = State { halves: Default::default(), reset: false, room, client_gone: false, server_gone: false };
-        let wire = Arc::new(Self { number, server, network, state: Mutex::new(state) });
+        let wire = Arc::new(Self { number: medium.connection(), medium, state: Lock::new(state) });
         let timer = || Box::pin(tokio::time::sleep_until(Instant::now()));
         (ClientEnd { wire: Arc::clone(&wire), timer: timer() }, ServerEnd { wire, timer: timer() })
     }
@@ -106,7 +105,7 @@ impl Wire {
             if half.hole == Some(Hole::Held) {
                 half.hole = None;
                 for (at, _) in &mut half.chunks {
-                    let arrives = self.network.arrival(half.last);
+                    let arrives = self.medium.arrival(half.last);
                     half.last = Some(arrives);
                     *at = Some(arrives);
                 }
@@ -133,7 +132,7 @@ impl Wire {
     fn write(&self, direction: Direction, bytes: &[u8]) {
         let mut state = self.state();
         if !state.reset {
-            state.halves[direction as usize].push(bytes, &self.network);
+            state.halves[direction as usize].push(bytes, &self.medium);
         }
     }
 
@@ -178,7 +177,7 @@ impl Wire {
                 writer.wake();
             }
             drop(state);
-            self.network.record(&[self.number, direction as u64, taken.len() as u64], &taken);
+            self.medium.record(&[self.number, direction as u64, taken.len() as u64], &taken);
             return Poll::Ready(Ok(taken));
         }
     }
@@ -201,12 +200,12 @@ impl Wire {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
 impl Half {
-    fn push(&mut self, bytes: &[u8], network: &Network) {
+    fn push(&mut self, bytes: &[u8], medium: &Medium) {
         let mut bytes = bytes.to_vec();
         let mut ends = false;
         if let Some(cut) = &mut self.cut {
@@ -215,7 +214,7 @@ impl Half {
             ends = *cut == 0;
         }
         self.queued += bytes.len();
-        let at = self.hole.is_none().then(|| network.arrival(self.last));
+        let at = self.hole.is_none().then(|| medium.arrival(self.last));
         self.last = at.or(self.last);
         if !bytes.is_empty() && !self.ended {
             self.chunks.push_back((at, bytes));
@@ -255,10 +254,10 @@ impl AsyncWrite for ClientEnd {
         let written = &bytes[..room.min(bytes.len())];
         // A server that is gone reads none of it.
         if !dead {
-            half.push(written, &self.wire.network);
+            half.push(written, &self.wire.medium);
         }
         drop(state);
-        self.wire.network.wrote(&self.wire, written);
+        self.wire.medium.wrote(self.wire.number, written);
         Poll::Ready(Ok(written.len()))
     }
 

@@ -6,9 +6,8 @@ use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate::{Clock, Embedded, Limiter, Redis, RetryAfter, Rule};
-
-use crate::support::redis_server::Server;
-use crate::support::rules::rule;
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::rules::rule;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -5,10 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use tollgate::{Embedded, Limiter, Redis, Request, Rule};
-
-use crate::support::polling::is_pending;
-use crate::support::redis_server::Server;
-use crate::support::rules::rule;
+use tollgate_testing::polling::is_pending;
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::rules::rule;
 
 /// One call: a rule, a key, a cost, and a time, each by its number; and whether it is dropped.
 type Asked = (usize, usize, u64, u64, bool);

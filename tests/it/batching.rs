@@ -8,10 +8,9 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tollgate::redis::cmd;
 use tollgate::{Charged, Decision, Error, Limiter, Redis, Request, RetryAfter, Rule};
-
-use crate::support::polling::PATIENCE;
-use crate::support::redis_server::Server;
-use crate::support::rules::rule;
+use tollgate_testing::polling::PATIENCE;
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::rules::rule;
 
 fn limiter(server: &Server) -> Limiter {
     Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE)

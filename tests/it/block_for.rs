@@ -7,11 +7,10 @@ use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{
     By, Change, Charged, Clock, Decision, DenialCache, Embedded, Limiter, OnError, Redis, Request, RetryAfter, Rule,
 };
-
-use crate::support::engines::{Engine, Micros, time};
-use crate::support::oracle::Retry;
-use crate::support::redis_server::{Server, free_port};
-use crate::support::rules::{FIVE, by_own_id, limit, rule};
+use tollgate_testing::engines::{Engine, Micros, time};
+use tollgate_testing::oracle::Retry;
+use tollgate_testing::redis_server::{Server, free_port};
+use tollgate_testing::rules::{FIVE, by_own_id, limit, rule};
 
 const SECOND: Micros = 1_000_000;
 const NOW: Micros = 1 << 50;

@@ -8,13 +8,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::future::join_all;
 use tollgate::redis::{Connection, cmd};
 use tollgate::{Calendar, Clock, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule};
-
-use crate::support::engines::{Micros, answer, time};
-use crate::support::oracle::calendar::{Window, bounds};
-use crate::support::oracle_spec::oracle;
-use crate::support::polling::PATIENCE;
-use crate::support::redis_server::Server;
-use crate::support::rules::rule;
+use tollgate_testing::engines::{Micros, answer, time};
+use tollgate_testing::oracle::calendar::{Window, bounds};
+use tollgate_testing::oracle_spec::oracle;
+use tollgate_testing::polling::PATIENCE;
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::rules::rule;
 
 const SECOND: Micros = 1_000_000;
 const HOUR: Micros = 3600 * SECOND;
@@ -24,15 +23,6 @@ const FEBRUARY_28: Micros = 1_709_078_400 * SECOND;
 
 fn now() -> Micros {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros().try_into().expect("fits")
-}
-
-/// Tells the rule of windows around this time, as a server would whose clock stands there: clones share what they were
-/// told.
-async fn told_of(rule: &Rule, at: Micros) {
-    let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(time(at))));
-    for _ in 0..2 {
-        limiter.peek(rule, Request::new("other")).await.expect("a decision");
-    }
 }
 
 /// A limiter on a server that knows every script that these tests call.
@@ -68,7 +58,7 @@ async fn windows_of_another_time_cost_every_operation_one_more_call_and_no_charg
                 _ => "fixed-window 50/day tz Europe/Zurich",
             };
             let rule = rule(text);
-            told_of(&rule, at).await;
+            limiter.set_server_time(time(at));
             let key = format!("{what} {at}");
             let request = || Request::new(&key).cost(3);
             for (calls, remaining) in [(2, 47), (1, 44)] {
@@ -100,7 +90,7 @@ async fn callers_in_one_batch_retry_together_and_the_limit_holds() {
     let limiter = warm(&server).await;
     let (stale, other) = (rule("fixed-window 100/year"), rule("gcra 1000/30d"));
     limiter.acquire(&other, "warm").await.expect("a decision");
-    told_of(&stale, HOUR).await;
+    limiter.set_server_time(time(HOUR));
     server.reset_command_counts();
     let calls = (0..400).map(|call| limiter.acquire(if call % 2 == 0 { &stale } else { &other }, "key"));
     let decisions: Vec<_> = join_all(calls).await.into_iter().map(|answer| answer.expect("a decision")).collect();
@@ -120,7 +110,7 @@ async fn decisions_of_acquire_many_are_retried_together() {
     let keys: Vec<_> = (0..800).map(|key| format!("key {key}")).collect();
     for (calls, remaining) in [(20, 4), (10, 3)] {
         if remaining == 4 {
-            told_of(&rule, now() + 400 * DAY).await;
+            limiter.set_server_time(time(now() + 400 * DAY));
         }
         server.reset_command_counts();
         let decisions = limiter.acquire_many(&rule, &keys).await;
@@ -144,21 +134,22 @@ async fn clients_who_differ_about_the_time_admit_the_limit_in_each_window_togeth
         ("fixed-window 12/month", Window::Month, "UTC", FEBRUARY_28, 23 * HOUR),
     ] {
         let clock = Clock::set_to(time(begin));
-        let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
-        let clients: Vec<_> = (0..4).map(|_| rule(text)).collect();
+        let (engine, rule) = (Embedded::with_clock(clock.clone()), rule(text));
+        let clients: Vec<_> = (0..4).map(|_| Limiter::new(engine.clone())).collect();
         let zone = zone.parse().expect("a zone");
         let (mut now, mut taken) = (begin, BTreeMap::new());
         for turn in 0..600_u64 {
             // One of them is now and then given another time, up to three days from the others'.
             if turn % 5 == 0 {
-                told_of(&clients[(turn / 5) as usize % 4], now - 3 * DAY + turn * 7919 % 144 * HOUR).await;
+                let client = &clients[(turn / 5) as usize % 4];
+                client.set_server_time(time(now - 3 * DAY + turn * 7919 % 144 * HOUR));
             }
             // Of the last moments of a window as well.
             let [first, second, _] = bounds(window, zone, i64::try_from(now).expect("fits"));
             let left = u64::try_from(second).expect("fits") - now;
             let by = if left <= step && left > 1 { left - 1 } else { step.min(left) };
             for client in &clients {
-                let decision = limiter.acquire(client, "key").await.expect("a decision");
+                let decision = client.acquire(&rule, "key").await.expect("a decision");
                 *taken.entry(first).or_insert(0) += decision.granted;
                 assert_eq!(decision.reset_after, Duration::from_micros(left), "{text} at {now}");
                 if !decision.allowed {
@@ -168,7 +159,7 @@ async fn clients_who_differ_about_the_time_admit_the_limit_in_each_window_togeth
             clock.advance(Duration::from_micros(by));
             now += by;
         }
-        let limit = clients[0].limits().next().expect("a limit").rate();
+        let limit = rule.limits().next().expect("a limit").rate();
         let whole = taken.len() - 1;
         assert!(whole > 3 && taken.values().take(whole).all(|units| *units == limit), "{text}: {taken:?}");
     }
@@ -182,7 +173,7 @@ async fn a_state_in_a_later_window_is_decided_by_the_next_pair_of_windows() {
         let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(time(noon))));
         let (rule, others) = (rule("fixed-window 5/day"), rule("fixed-window 5/day"));
         // Of yesterday and today.
-        told_of(&rule, noon - DAY + HOUR / 2).await;
+        limiter.set_server_time(time(noon - DAY + HOUR / 2));
         let written = limiter.acquire(&others, Request::new("ahead").cost(2).at(time(noon + 13 * HOUR))).await;
         assert_eq!(written.expect("a decision").remaining, 3);
         let (fresh, ahead) = if packed {
@@ -297,7 +288,7 @@ async fn a_rule_on_two_servers_of_different_times_is_decided_on_both() {
     }
 }
 
-fn oracle_of(rule: &Rule) -> crate::support::oracle::Oracle {
+fn oracle_of(rule: &Rule) -> tollgate_testing::oracle::Oracle {
     oracle(rule.limits().next().expect("a limit"))
 }
 

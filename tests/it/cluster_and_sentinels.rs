@@ -1,19 +1,16 @@
-//! The tool and the library on a cluster and on a primary under Sentinels, while nothing fails.
+//! The library on a cluster and on a primary under Sentinels, while nothing fails.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate::redis::cmd;
 use tollgate::{By, Charged, Cluster, Engine, Limiter, OnError, Redis, Request};
-
-use crate::support::acl::{least, more};
-use crate::support::cluster::ClusterServers;
-use crate::support::polling::{PATIENCE, block_until};
-use crate::support::redis_server::{Server, command_text, run_command};
-use crate::support::rules::rule;
-use crate::support::sentinels::Sentinels;
-use crate::support::tool::{code, lines, stderr, stdout, tollgate};
+use tollgate_testing::acl::{least, more};
+use tollgate_testing::cluster::ClusterServers;
+use tollgate_testing::polling::{PATIENCE, block_until};
+use tollgate_testing::redis_server::{Server, command_text, run_command};
+use tollgate_testing::rules::rule;
+use tollgate_testing::sentinels::Sentinels;
 
 fn on(engine: impl Into<Engine>) -> Limiter {
     Limiter::new(engine).deadline(PATIENCE)
@@ -21,58 +18,6 @@ fn on(engine: impl Into<Engine>) -> Limiter {
 
 fn on_cluster(servers: &ClusterServers) -> Limiter {
     on(Cluster::open(&servers.url()).expect("a good address"))
-}
-
-/// Every command that takes an address.
-fn every_command_works(url: &str, primaries: usize) {
-    let probe = tollgate(&["probe", "gcra 3/1d", "user:1", "--count", "4", "--url", url]);
-    let allowed: Vec<_> = lines(&probe).iter().map(|line| line["allowed"] == true).collect();
-    assert_eq!((code(&probe), allowed), (1, vec![true, true, true, false]), "{}", stderr(&probe));
-    assert!(lines(&probe).iter().all(|line| line["by"] == "redis"));
-
-    let both = ["probe", "gcra 3/1d", "fixed-window 9/1d", "user:2", "--id", "call", "--url", url];
-    assert_eq!((code(&tollgate(&both)), code(&tollgate(&both))), (0, 0), "several limits and an id");
-
-    let state = tollgate(&["inspect", "gcra 3/1d", "user:1", "--url", url]);
-    assert_eq!((code(&state), &lines(&state)[0]["remaining"]), (0, &0.into()), "{}", stderr(&state));
-
-    let load = ["load", "gcra 5/1s", "--key-count", "30", "--rate", "300", "--warmup", "100ms"];
-    let load = tollgate(&[&load[..], &["--duration", "1s", "--url", url]].concat());
-    let report = &lines(&load)[0];
-    assert_eq!(code(&load), 0, "{report} {}", stderr(&load));
-    assert_eq!((&report["answered"], &report["audit"]["over_admissions"]), (&300.into(), &0.into()), "{report}");
-
-    let doctor = tollgate(&["doctor", "--url", url]);
-    let nodes: HashSet<_> = lines(&doctor).iter().map(|line| line["node"].to_string()).collect();
-    assert_eq!(nodes.len(), primaries, "{}{}", stdout(&doctor), stderr(&doctor));
-    assert!(code(&doctor) < 2, "{}", stdout(&doctor));
-
-    let records: String = (0..20).map(|n| format!("{{\"t_us\": {n}, \"key\": \"u{n}\"}}\n")).collect();
-    let replay =
-        crate::support::tool::with_input(&["replay", "--rule", "gcra 1/1d", "-", "--url", url], records.as_bytes());
-    assert_eq!((code(&replay), lines(&replay).len()), (0, 20), "{}", stderr(&replay));
-
-    let reset = tollgate(&["reset", "--rule", "cli", "--url", url]);
-    assert_eq!(code(&reset), 0, "{}", stderr(&reset));
-    let probe = tollgate(&["probe", "gcra 3/1d", "user:1", "--url", url]);
-    assert_eq!(lines(&probe)[0]["remaining"], 2, "forgotten");
-}
-
-#[test]
-fn every_command_works_on_a_cluster_and_leaves_no_key() {
-    let servers = ClusterServers::of_primaries();
-    every_command_works(&servers.url(), 3);
-    let left = servers.nodes().iter().map(|node| cmd("DBSIZE").query::<u64>(&mut node.connection()).expect("a size"));
-    assert_eq!(left.sum::<u64>(), 1, "but that of the last probe");
-}
-
-#[test]
-fn every_command_works_on_a_primary_that_sentinels_know() {
-    let servers = Sentinels::start();
-    every_command_works(&servers.url(), 1);
-    let findings = lines(&tollgate(&["doctor", "--url", &servers.url()]));
-    let sentinels = findings.iter().find(|finding| finding["check"] == "sentinels").expect("a finding");
-    assert_eq!((&sentinels["level"], &sentinels["numbers"]["known"]), (&"ok".into(), &3.into()), "{sentinels}");
 }
 
 #[tokio::test]
@@ -226,24 +171,6 @@ async fn a_waiting_caller_is_not_charged_again_for_an_answer_that_no_replica_con
         .map(|(calls, failed)| calls - failed)
         .sum();
     assert_eq!((waited.by, waited.allowed, calls), (By::Local, false, 1), "{waited:?}");
-}
-
-/// It examines each node's own keys, whatever its user may read of the cluster.
-#[test]
-fn the_doctor_needs_no_more_of_a_cluster_than_its_smallest_user_may() {
-    let servers = ClusterServers::of_primaries();
-    for node in servers.nodes() {
-        let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">sesame"];
-        run_command(node, &[&user[..], &least(), &["+cluster|slots", "+cluster|info", "+asking"]].concat());
-    }
-    let output = tollgate(&["doctor", "--url", &servers.url().replace("://", "://limiter:sesame@")]);
-    assert!(code(&output) < 2, "{}{}", stdout(&output), stderr(&output));
-    servers.node(0).signal("-STOP");
-    let output = tollgate(&["doctor", "--url", &servers.url(), "--deadline", "300ms"]);
-    servers.node(0).signal("-CONT");
-    let unfit: Vec<_> = lines(&output).into_iter().filter(|finding| finding["level"] == "unfit").collect();
-    assert_eq!((code(&output), unfit.len()), (2, 1), "one of three: {}", stdout(&output));
-    assert_eq!(unfit[0]["check"], "reachable");
 }
 
 /// WAIT lasts for as long as the most patient of a batch has time, and replicas that are there need but a moment.

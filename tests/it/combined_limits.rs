@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tollgate::{Limit, Request, Rule};
-
-use crate::support::engines::{Engine, answer, on_both_engines, time};
-use crate::support::histories::{beginning, steps};
-use crate::support::limits::any_limit;
-use crate::support::oracle::{Answer, Oracle, Retry};
-use crate::support::oracle_spec::oracle;
-use crate::support::rules::by_own_id;
+use tollgate_testing::engines::{Engine, answer, on_both_engines, time};
+use tollgate_testing::histories::{beginning, steps};
+use tollgate_testing::limits::any_limit;
+use tollgate_testing::oracle::{Answer, Oracle, Retry};
+use tollgate_testing::oracle_spec::oracle;
+use tollgate_testing::rules::by_own_id;
 
 /// Rules of two to four limits of any algorithm.
 fn rules() -> impl Strategy<Value = Vec<Limit>> {
@@ -141,7 +140,7 @@ fn limits_may_count_different_keys_of_one_tag() {
 
 #[test]
 fn limits_that_would_share_their_state_are_refused() {
-    let rule = crate::support::rules::rule("gcra 5/1s");
+    let rule = tollgate_testing::rules::rule("gcra 5/1s");
     let error = rule.and("gcra 50/1s".parse().expect("a limit")).expect_err("one state");
     assert!(error.to_string().contains("gcra-1s twice"), "{error}");
 }
@@ -227,7 +226,7 @@ fn a_long_log_among_others_is_read_as_alone() {
 #[test]
 fn overages_are_reported_by_the_limits_that_counted_them_also_by_at_most() {
     let engine = Engine::redis();
-    let rule = crate::support::rules::rule("gcra 5/1d, gcra 3/1h").count_denials(true);
+    let rule = tollgate_testing::rules::rule("gcra 5/1d, gcra 3/1h").count_denials(true);
     let call = |cost| Request::new("key").cost(cost).at(time(1 << 50));
     for cost in [9, 9, 3] {
         engine.runtime.block_on(engine.limiter.acquire(&rule, call(cost))).expect("a decision");

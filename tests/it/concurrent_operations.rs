@@ -10,11 +10,10 @@ use proptest::test_runner::{Config, TestRunner};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tollgate::{Decision, Embedded, Error, Limiter, Redis, Request, Rule};
-
-use crate::support::engines::{Micros, answer, time};
-use crate::support::oracle_spec::oracle;
-use crate::support::redis_server::Server;
-use crate::support::rules::by_own_id;
+use tollgate_testing::engines::{Micros, answer, time};
+use tollgate_testing::oracle_spec::oracle;
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::rules::by_own_id;
 
 const RULES: [&str; 7] = [
     "token-bucket 40/1h max-debt 20",
@@ -111,7 +110,7 @@ fn play(
     key: &str,
     tasks: Vec<Vec<Ask>>,
 ) -> Result<(), TestCaseError> {
-    let rule = crate::support::rules::rule(text);
+    let rule = tollgate_testing::rules::rule(text);
     let limit = rule.limits().next().expect("a limit").clone();
     let (holds, bound) = (limit.algorithm().holds(), limit.capacity() + limit.max_debt());
     let (out, imposed) = (AtomicI64::new(0), AtomicI64::new(0));

@@ -3,12 +3,11 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::redis::{Connection, cmd};
-use tollgate::{Charged, Decision, Error, Request, Rule};
-
-use crate::support::effort;
-use crate::support::engines::{Engine, Micros, micros, time};
-use crate::support::histories::Operation;
-use crate::support::rules::by_own_id;
+use tollgate::{Charged, Decision, Error, Operation, Request, Rule};
+use tollgate_testing::effort;
+use tollgate_testing::engines::{Engine, Micros, micros, time};
+use tollgate_testing::histories::call_of;
+use tollgate_testing::rules::by_own_id;
 
 /// Long enough that nothing refills during a test.
 const RULES: [&str; 11] = [
@@ -105,7 +104,7 @@ fn survive(
         }
         for request in requests {
             put(redis);
-            let answer = run.block_on(operation.call(limiter, rule, request));
+            let answer = run.block_on(call_of(operation, limiter, rule, request));
             let decided = answer.is_ok();
             judge(answer, operation, &before, redis)?;
             let left = run.block_on(limiter.inspect(rule, on(1)));
@@ -232,7 +231,7 @@ fn poisoned_strings(now: Option<Micros>) {
     let engine = Engine::redis();
     let redis = std::cell::RefCell::new(engine.server.as_ref().expect("a redis").connection());
     for text in RULES {
-        let rule = crate::support::rules::rule(text);
+        let rule = tollgate_testing::rules::rule(text);
         let mut redis = redis.borrow_mut();
         let valid = states(&engine, &mut redis, &rule, now);
         cmd("FLUSHALL").exec(&mut *redis).expect("flushed");
@@ -281,7 +280,7 @@ fn every_operation_reports_a_foreign_value_as_unreadable_state() {
         &["ZADD", "", "-inf", "time"],
     ];
     for text in RULES.into_iter().chain(["concurrency 5 ttl 1d"]) {
-        let rule = crate::support::rules::rule(text);
+        let rule = tollgate_testing::rules::rule(text);
         cmd("FLUSHALL").exec(&mut redis).expect("flushed");
         let name = name(&engine, &rule);
         let operations: &[Operation] = if text.starts_with("concurrency") { &PERMITS } else { &STRINGS };
@@ -315,7 +314,7 @@ const PERMITS: [Operation; 8] = [
 fn permits_that_were_harmed_are_unreadable_or_decide_within_bounds() {
     let engine = Engine::redis();
     let redis = std::cell::RefCell::new(engine.server.as_ref().expect("a redis").connection());
-    let rule = crate::support::rules::rule("concurrency 5 ttl 10s");
+    let rule = tollgate_testing::rules::rule("concurrency 5 ttl 10s");
     let name = name(&engine, &rule);
     let member = proptest::sample::select(vec![
         "time", "blocked", "denied", "denials", "1:id", "2:id", "3:id", "4:id", "5:id", "6:id", "1:other", "2:other",
@@ -355,7 +354,7 @@ fn a_marker_that_was_harmed_is_unreadable_or_answers_within_bounds() {
     for texts in
         [&["gcra 5/1d"][..], &["token-bucket 5/1d", "sliding-log 7/1d"], &["gcra 5/1d", "concurrency 6 ttl 1d"]]
     {
-        let first = crate::support::rules::rule(texts[0]);
+        let first = tollgate_testing::rules::rule(texts[0]);
         let rule =
             texts[1..].iter().fold(first, |rule, text| rule.and(text.parse().expect("a limit")).expect("a rule"));
         let mut redis = redis.borrow_mut();
@@ -367,9 +366,12 @@ fn a_marker_that_was_harmed_is_unreadable_or_answers_within_bounds() {
                 if texts.len() > 1 && texts[1].starts_with("concurrency") {
                     continue;
                 }
-                engine.runtime.block_on(Operation::Acquire.call(&engine.limiter, &rule, request)).expect("a decision");
+                engine
+                    .runtime
+                    .block_on(call_of(Operation::Acquire, &engine.limiter, &rule, request))
+                    .expect("a decision");
             }
-            engine.runtime.block_on(operation.call(&engine.limiter, &rule, request)).expect("a decision");
+            engine.runtime.block_on(call_of(operation, &engine.limiter, &rule, request)).expect("a decision");
             let keys: Vec<String> = cmd("KEYS").arg("*#*").query(&mut *redis).expect("keys");
             markers.push((keys[0].clone(), cmd("GET").arg(&keys[0]).query(&mut *redis).expect("a marker")));
         }
@@ -388,7 +390,7 @@ fn a_marker_that_was_harmed_is_unreadable_or_answers_within_bounds() {
             cmd("SET").arg(&name).arg(&poison).exec(redis).expect("poisoned");
             let before = dumps(redis);
             let request = Request::new(KEY).cost(2).at(time(NOW)).id("id");
-            let answer = engine.runtime.block_on(operation.call(&engine.limiter, &rule, request));
+            let answer = engine.runtime.block_on(call_of(operation, &engine.limiter, &rule, request));
             let of_another = "an id of its own for each operation";
             if answer.as_ref().is_err_and(|error| error.is_refused() && error.to_string().contains(of_another)) {
                 prop_assert_eq!(dumps(redis), before);
@@ -405,7 +407,7 @@ fn a_marker_that_was_harmed_is_unreadable_or_answers_within_bounds() {
 fn a_window_before_all_time_is_no_state() {
     let engine = Engine::redis();
     let mut redis = engine.server.as_ref().expect("a redis").connection();
-    let rule = crate::support::rules::rule("fixed-window 5/3us");
+    let rule = tollgate_testing::rules::rule("fixed-window 5/3us");
     let (name, request) = (name(&engine, &rule), Request::new(KEY).at(time(NOW)));
     let acquire = || engine.runtime.block_on(engine.limiter.acquire(&rule, request));
     acquire().expect("a decision");

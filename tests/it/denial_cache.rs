@@ -5,9 +5,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use proptest::prelude::*;
 use tollgate::redis::cmd;
 use tollgate::{By, Clock, Decision, DenialCache, Embedded, Limiter, Redis, Request, RetryAfter, Rule};
-
-use crate::support::redis_server::Server;
-use crate::support::rules::{FIVE, SIX, by_own_id, rule};
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::rules::{FIVE, SIX, by_own_id, rule};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -7,12 +7,11 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::redis::{Connection, cmd};
-use tollgate::{Algorithm, By, Charged, Debt, Decision, Error, Limit, Request, Start, State};
-
-use crate::support::engines::{Engine, Micros, Subject, micros, time};
-use crate::support::histories::{Operation, beginning, lived, steps, steps_with};
-use crate::support::limits::{limit_of, two_limits};
-use crate::support::rules::{FIVE, SIX, by_own_id, limit};
+use tollgate::{Algorithm, By, Charged, Debt, Decision, Error, Limit, Operation, Request, Start, State};
+use tollgate_testing::engines::{Engine, Micros, Subject, micros, time};
+use tollgate_testing::histories::{beginning, call_of, lived, steps, steps_with};
+use tollgate_testing::limits::{limit_of, two_limits};
+use tollgate_testing::rules::{FIVE, SIX, by_own_id, limit};
 
 #[test]
 fn the_embedded_engine_answers_as_redis_does() {
@@ -92,7 +91,7 @@ fn answer_to(engine: &Engine, subject: &Subject<'_>, call: Call, cost: u64, now:
         }
     };
     let request = if operation == Operation::Acquire { by_own_id(rule, request) } else { request };
-    let decision = runtime.block_on(operation.call(limiter, rule, request));
+    let decision = runtime.block_on(call_of(operation, limiter, rule, request));
     ((by_redis(decision.expect("a decision")), None), None)
 }
 

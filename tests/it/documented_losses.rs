@@ -36,7 +36,7 @@ fn admitted(rule: &str, event: Event, at: u64, begin: i64) -> u64 {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
         let limiter = Limiter::new(Embedded::new());
-        let rule = crate::support::rules::rule(rule);
+        let rule = tollgate_testing::rules::rule(rule);
         let (mut admitted, mut off) = (0, begin);
         for step in 0..STEPS {
             match event {

@@ -6,14 +6,13 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tollgate::{Clock, Embedded, Limit, Limiter, Request, Rule};
-
-use crate::support::effort::cases;
-use crate::support::engines::{Micros, answer, micros, time};
-use crate::support::histories::beginning;
-use crate::support::limits::two_limits;
-use crate::support::oracle::Retry;
-use crate::support::oracle_spec::{oracle, spec};
-use crate::support::rules::by_own_id;
+use tollgate_testing::effort::cases;
+use tollgate_testing::engines::{Micros, answer, micros, time};
+use tollgate_testing::histories::beginning;
+use tollgate_testing::limits::two_limits;
+use tollgate_testing::oracle::Retry;
+use tollgate_testing::oracle_spec::{oracle, spec};
+use tollgate_testing::rules::by_own_id;
 
 /// How the clock moves before a call, and whether the rule changes after it.
 type Step = (u64, Aim, u64, bool);
@@ -128,7 +127,7 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
 #[tokio::test]
 async fn after_the_largest_penalty_an_acquire_in_server_time_waits_as_its_peek_says() {
     for algorithm in ["gcra", "token-bucket"] {
-        let rule = crate::support::rules::rule(&format!("{algorithm} 5/1000003us burst 10"));
+        let rule = tollgate_testing::rules::rule(&format!("{algorithm} 5/1000003us burst 10"));
         let clock = Clock::set_to(time(1 << 50));
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         limiter.penalty(&rule, Request::new("key").cost(1 << 53)).await.expect("taken");

@@ -11,7 +11,6 @@ mod runtimes;
 mod sentinel_failover;
 mod shard_outage;
 mod short_deadlines;
-mod tool;
 mod unavailable_server;
 mod unpolled_futures;
 
@@ -20,12 +19,11 @@ use std::time::Duration;
 
 use tollgate::redis::cmd;
 use tollgate::{Breaker, By, Charged, Cluster, Decision, Error, Limiter, OnError, Redis, Request, Rule};
-
-use crate::support::callers::{Callers, SLACK};
-use crate::support::cluster::ClusterServers;
-use crate::support::polling::{PATIENCE, in_time, is_pending, wait_for_value, wait_until};
-use crate::support::proxy::Proxy;
-use crate::support::redis_server::Server;
+use tollgate_testing::callers::{Callers, SLACK};
+use tollgate_testing::cluster::ClusterServers;
+use tollgate_testing::polling::{PATIENCE, in_time, is_pending, wait_for_value, wait_until};
+use tollgate_testing::proxy::Proxy;
+use tollgate_testing::redis_server::Server;
 
 const DEADLINE: Duration = Duration::from_millis(150);
 const LOCAL: OnError = OnError::Local { processes: NonZeroU32::new(2).unwrap() };
@@ -44,7 +42,7 @@ fn cluster_limiter(servers: &ClusterServers) -> (Cluster, Limiter) {
 }
 
 fn rule(text: &str, on_error: OnError) -> Rule {
-    crate::support::rules::rule(text).on_error(on_error).expect("a policy")
+    tollgate_testing::rules::rule(text).on_error(on_error).expect("a policy")
 }
 
 /// Waits until the breaker is open and its pause is over, while Redis answers again.

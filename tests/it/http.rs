@@ -21,10 +21,9 @@ use tokio::net::TcpListener;
 use tollgate::middleware::{RateLimit, RateLimitLayer, ResponseBody};
 use tollgate::rules::RuleSet;
 use tollgate::{Embedded, Limiter, Redis};
+use tollgate_testing::polling::wait_until;
+use tollgate_testing::redis_server::Server;
 use tower::{Layer, ServiceExt, service_fn};
-
-use crate::support::polling::wait_until;
-use crate::support::redis_server::Server;
 
 pub(crate) fn set(text: &str) -> RuleSet {
     text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"))

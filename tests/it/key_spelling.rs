@@ -7,9 +7,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::{Charged, DenialCache, KeySecret, Limiter, Redis, Request, Rule, redis};
-
-use crate::support::engines::{Engine, time};
-use crate::support::redis_server::Server;
+use tollgate_testing::engines::{Engine, time};
+use tollgate_testing::redis_server::Server;
 
 /// What Redis Cluster hashes of a key: what stands between its first brace and the next closing one, if anything does.
 fn hashed(name: &str) -> &str {
@@ -59,7 +58,7 @@ fn attacks(on: &[u8]) -> Vec<Vec<u8>> {
 #[test]
 fn no_two_keys_are_spelled_alike_and_no_key_steers_to_anothers_slot() {
     let engine = Engine::redis();
-    let rule = crate::support::rules::rule("gcra 100/1d");
+    let rule = tollgate_testing::rules::rule("gcra 100/1d");
     let beside = rule.clone().tagged("org");
     let (names, tags) = (RefCell::new(HashMap::new()), RefCell::new(HashMap::new()));
     let spelled = |rule: &Rule, tag: Option<&[u8]>, key: &[u8]| {
@@ -112,14 +111,14 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
         "sliding-window 5/1d",
         "sliding-log 5/1d",
     ];
-    let mut rules: Vec<_> = texts.into_iter().map(crate::support::rules::rule).collect();
+    let mut rules: Vec<_> = texts.into_iter().map(tollgate_testing::rules::rule).collect();
     rules.push(
-        crate::support::rules::rule("gcra 9/1d")
+        tollgate_testing::rules::rule("gcra 9/1d")
             .tagged("org")
             .and_by("org", "gcra 7/2d".parse().expect("a limit"))
             .expect("a rule"),
     );
-    rules.push(crate::support::rules::rule("gcra 4000/1d shards 8"));
+    rules.push(tollgate_testing::rules::rule("gcra 4000/1d shards 8"));
     let request = Request::new("alice@example.com").parts(&[("org", b"example.org")]);
     for rule in &rules {
         let first = limiter.acquire(rule, request).await.expect("a decision");
@@ -128,7 +127,7 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
         limiter.block(rule, request, Duration::from_secs(60)).await.expect("a block");
         assert!(limiter.acquire(rule, request).await.expect("a decision").blocked, "{rule}");
     }
-    let permits = crate::support::rules::rule("concurrency 3 ttl 1h");
+    let permits = tollgate_testing::rules::rule("concurrency 3 ttl 1h");
     limiter.acquire(&permits, request.id("call-2")).await.expect("a decision");
     limiter.acquire_many(&rules[0], [request; 3]).await;
 

@@ -5,13 +5,12 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tollgate::{Embedded, Limiter, Redis, Request, Rule};
-
-use crate::support::effort::cases;
-use crate::support::engines::micros;
-use crate::support::engines::time;
-use crate::support::oracle_spec::oracle;
-use crate::support::redis_server::Server;
-use crate::support::rules::rule;
+use tollgate_testing::effort::cases;
+use tollgate_testing::engines::micros;
+use tollgate_testing::engines::time;
+use tollgate_testing::oracle_spec::oracle;
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::rules::rule;
 
 /// Ten sleepers each reserve 100 units; Redis is away, they are dropped, and their cancellations arrive one by one,
 /// between the calls of others. All of it may have at most the capacity and what refills.

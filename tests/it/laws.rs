@@ -3,13 +3,12 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tollgate::{Algorithm, Calendar, Debt, Limit};
-
-use crate::support::engines::{Engine, Micros, micros, on_both_engines};
-use crate::support::histories::{Compared, Operation, any_change, beginning, histories, lived, steps};
-use crate::support::limits::{any_limit, two_limits};
-use crate::support::oracle::{Answer, Retry};
-use crate::support::oracle_spec::{oracle, spec};
+use tollgate::{Algorithm, Calendar, Debt, Limit, Operation};
+use tollgate_testing::engines::{Engine, Micros, micros, on_both_engines};
+use tollgate_testing::histories::{Compared, any_change, beginning, histories, lived, steps};
+use tollgate_testing::limits::{any_limit, two_limits};
+use tollgate_testing::oracle::{Answer, Retry};
+use tollgate_testing::oracle_spec::{oracle, spec};
 
 #[test]
 fn every_answer_is_the_oracles() {
@@ -143,7 +142,7 @@ fn law_6_no_span_admits_more_than_capacity_and_rate() {
 
 /// The most units that a limit may admit from one moment to another, both included.
 fn most_in(limit: &Limit, begin: Micros, end: Micros) -> u128 {
-    use crate::support::oracle::Spec;
+    use tollgate_testing::oracle::Spec;
     let span = u128::from(end - begin);
     let [rate, period, capacity] = [limit.rate(), micros(limit.period()), limit.capacity()].map(u128::from);
     match spec(limit) {
@@ -182,7 +181,7 @@ fn law_7_no_clock_locks_anybody_out_for_longer_than_the_rule_could() {
 #[test]
 fn law_8_a_coarse_tick_is_a_divisor_and_every_product_is_exact() {
     on_both_engines(any_limit(), |_, limit| {
-        use crate::support::oracle::Spec;
+        use tollgate_testing::oracle::Spec;
         let [rate, period, capacity, debt] =
             [limit.rate(), micros(limit.period()), limit.capacity(), limit.max_debt()].map(u128::from);
         let tick = u128::from(micros(limit.tick()));
@@ -273,7 +272,7 @@ fn law_9_at_the_same_instant_units_taken_stay_taken() {
 #[test]
 fn law_10_an_entry_one_window_old_no_longer_counts() {
     on_both_engines((any_limit(), beginning()), |engine, (limit, now)| {
-        if !matches!(spec(&limit), crate::support::oracle::Spec::SlidingLog { .. }) {
+        if !matches!(spec(&limit), tollgate_testing::oracle::Spec::SlidingLog { .. }) {
             return Ok(());
         }
         let period = micros(limit.period());

@@ -9,10 +9,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tollgate::{By, Clock, Decision, Embedded, Lease, Limiter, Redis, Request, Rule};
-
-use crate::support::polling::wait_until;
-use crate::support::redis_server::Server;
-use crate::support::rules::rule;
+use tollgate_testing::polling::wait_until;
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::rules::rule;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Ends a test that would hang; no machine is so slow that it decides one.

@@ -3,8 +3,7 @@
 use proptest::prelude::*;
 use serde_json::json;
 use tollgate::{Limit, Rule};
-
-use crate::support::limits::{any_limit, sharded};
+use tollgate_testing::limits::{any_limit, sharded};
 
 proptest! {
     #[test]

@@ -7,9 +7,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tokio::runtime::Runtime;
 use tollgate::{Charged, Decision, Error, Limiter, Redis};
-
-use crate::support::fake_redis::fake_redis;
-use crate::support::rules::rule;
+use tollgate_testing::fake_redis::fake_redis;
+use tollgate_testing::rules::rule;
 
 const DEADLINE: Duration = Duration::from_millis(100);
 

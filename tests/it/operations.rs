@@ -3,13 +3,12 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
-use tollgate::{Embedded, Limiter, Request};
-
-use crate::support::engines::{Engine, micros, on_both_engines};
-use crate::support::histories::{Compared, Operation, any_change, beginning, steps_with};
-use crate::support::limits::two_limits;
-use crate::support::oracle::Retry;
-use crate::support::rules::{FIVE, limit, rule};
+use tollgate::{Embedded, Limiter, Operation, Request};
+use tollgate_testing::engines::{Engine, micros, on_both_engines};
+use tollgate_testing::histories::{Compared, any_change, beginning, steps_with};
+use tollgate_testing::limits::two_limits;
+use tollgate_testing::oracle::Retry;
+use tollgate_testing::rules::{FIVE, limit, rule};
 
 /// None changes the rule's numbers.
 const OPERATIONS: [(u32, Option<Operation>); 9] = [
@@ -96,7 +95,7 @@ fn a_penalty_is_taken_even_where_nothing_is_left_and_a_refund_forgives_it() {
 #[test]
 fn only_algorithms_with_debt_can_reserve() {
     let engine = Engine::embedded();
-    let rule = crate::support::rules::rule("sliding-log 5/1s");
+    let rule = tollgate_testing::rules::rule("sliding-log 5/1s");
     let error = engine.runtime.block_on(engine.limiter.reserve(&rule, "key")).expect_err("a log can't owe");
     assert!(error.is_input() && error.to_string().contains("got sliding-log 5/1s"), "{error}");
 }

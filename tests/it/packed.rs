@@ -7,10 +7,9 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tollgate::Algorithm;
 use tollgate::redis::{Cmd, Connection, cmd, pipe};
-
-use crate::support::effort::cases;
-use crate::support::redis_server::Server;
-use crate::support::scripts::{Record, records};
+use tollgate_testing::effort::cases;
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::scripts::{Record, records};
 
 const NOW: i64 = 1 << 50;
 const KEYS: [&str; 3] = ["a", "b", "c"];

@@ -6,12 +6,11 @@ use std::time::Duration;
 use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 use tollgate::redis::cmd;
 use tollgate::{Change, Charged, Error, Limiter, OnError, Redis, Request, Rule};
-
-use crate::support::acl::{least, more};
-use crate::support::engines::time;
-use crate::support::polling::PATIENCE;
-use crate::support::redis_server::Server;
-use crate::support::rules::{by_own_id, rule};
+use tollgate_testing::acl::{least, more};
+use tollgate_testing::engines::time;
+use tollgate_testing::polling::PATIENCE;
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::rules::{by_own_id, rule};
 
 /// Each list without one of its members, and that.
 fn each_left_out(of: &[&'static str]) -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {

@@ -4,11 +4,10 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use tollgate::redis::cmd;
 use tollgate::{Charged, Clock, Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
-
-use crate::support::polling::wait_until;
-use crate::support::proxy::Proxy;
-use crate::support::redis_server::Server;
-use crate::support::rules::{by_own_id, rule};
+use tollgate_testing::polling::wait_until;
+use tollgate_testing::proxy::Proxy;
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::rules::{by_own_id, rule};
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -9,14 +9,13 @@ use proptest::test_runner::{Config, TestRunner};
 use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 use tollgate::redis::cmd;
 use tollgate::{Charged, Limiter, Redis, Request, RetryAfter};
-
-use crate::support::engines::Engine;
-use crate::support::fake_redis::fake_redis_with_hello;
-use crate::support::histories::{beginning, steps};
-use crate::support::limits::any_limit;
-use crate::support::polling::PATIENCE;
-use crate::support::redis_server::{Server, free_port};
-use crate::support::rules::{SIX, rule};
+use tollgate_testing::engines::Engine;
+use tollgate_testing::fake_redis::fake_redis_with_hello;
+use tollgate_testing::histories::{beginning, steps};
+use tollgate_testing::limits::any_limit;
+use tollgate_testing::polling::PATIENCE;
+use tollgate_testing::redis_server::{Server, free_port};
+use tollgate_testing::rules::{SIX, rule};
 
 #[tokio::test]
 async fn a_decision_is_one_round_trip() {

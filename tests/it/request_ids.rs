@@ -3,17 +3,16 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use tollgate::{Charged, Decision, Error, Request};
-
-use crate::support::engines::{Engine, Subject, answer, on_both_engines, time};
-use crate::support::histories::{Operation, Step, beginning, steps_with};
-use crate::support::limits::any_limit;
-use crate::support::oracle::{Answer, Taken};
-use crate::support::oracle_spec::oracle;
-use crate::support::rules::limit;
+use tollgate::{Charged, Decision, Error, Operation, Request};
+use tollgate_testing::engines::{Engine, Subject, answer, on_both_engines, time};
+use tollgate_testing::histories::{Step, beginning, call_of, steps_with};
+use tollgate_testing::limits::any_limit;
+use tollgate_testing::oracle::{Answer, Taken};
+use tollgate_testing::oracle_spec::oracle;
+use tollgate_testing::rules::limit;
 
 fn call(engine: &Engine, subject: &Subject<'_>, operation: Operation, request: Request<'_>) -> Result<Decision, Error> {
-    engine.runtime.block_on(operation.call(&engine.limiter, &subject.rule, request))
+    engine.runtime.block_on(call_of(operation, &engine.limiter, &subject.rule, request))
 }
 
 fn calls() -> impl Strategy<Value = Vec<(usize, (Operation, Step))>> {
@@ -179,7 +178,7 @@ fn an_id_answers_for_the_limits_that_it_was_given_to() {
     let engine = Engine::redis();
     let request = Request::new("key").at(time(1 << 50)).id("m");
     for (rule, remaining) in [("gcra 100/1s", 99), ("token-bucket 5/1d", 4)] {
-        let rule = crate::support::rules::rule(rule);
+        let rule = tollgate_testing::rules::rule(rule);
         let decision = engine.runtime.block_on(engine.limiter.acquire(&rule, request)).expect("a decision");
         assert_eq!(decision.remaining, remaining, "{rule}");
     }
@@ -203,7 +202,7 @@ fn a_refund_cannot_be_settled_and_a_cost_that_no_number_holds_is_refused() {
 #[test]
 fn a_call_with_permits_is_settled_cancelled_and_released_in_any_order() {
     for engine in [Engine::embedded(), Engine::redis()] {
-        let rule = crate::support::rules::rule("concurrency 5 ttl 1h, fixed-window 100/1d start first-hit");
+        let rule = tollgate_testing::rules::rule("concurrency 5 ttl 1h, fixed-window 100/1d start first-hit");
         let (limiter, run) = (&engine.limiter, &engine.runtime);
         for (cost, settled) in [(1, Some(0)), (3, Some(1)), (2, Some(9)), (2, None)] {
             for release in [false, true] {

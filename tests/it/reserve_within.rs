@@ -6,10 +6,9 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tollgate::Algorithm;
 use tollgate::redis::{Connection, cmd};
-
-use crate::support::oracle::{Answer, Oracle, Retry, Spec, Start};
-use crate::support::redis_server::Server;
-use crate::support::scripts::composed;
+use tollgate_testing::oracle::{Answer, Oracle, Retry, Spec, Start};
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::scripts::composed;
 
 const T: u64 = 1_000_000_000_000_000;
 

@@ -10,9 +10,8 @@ use tokio::sync::RwLock;
 use tokio::task::JoinSet;
 use tollgate::redis::{Connection, cmd};
 use tollgate::{Limiter, Redis};
-
-use crate::support::redis_server::Server;
-use crate::support::rules::{THOUSAND, by_own_id, rule};
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::rules::{THOUSAND, by_own_id, rule};
 
 #[tokio::test]
 async fn a_server_that_lost_its_scripts_gets_each_one_back_with_one_eval() {

@@ -3,10 +3,9 @@
 
 use tollgate::Algorithm;
 use tollgate::redis::{Connection, RedisError, cmd};
-
-use crate::support::redis_server::Server;
-use crate::support::repository::read;
-use crate::support::scripts::{composed, records};
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::repository::read;
+use tollgate_testing::scripts::{composed, records};
 
 /// 2001, in microseconds: a whole number of seconds, minutes, hours and days before it.
 const T: &str = "1000000000000000";

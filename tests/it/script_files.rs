@@ -1,18 +1,15 @@
-//! The files of the scripts: what a header says, its body does and Rust sends; and what the tool makes of them.
+//! The files of the scripts: what a header says, its body does and Rust sends.
 
 use std::collections::BTreeSet;
 
 use tollgate::redis::{Value, cmd, from_redis_value};
 use tollgate::{Algorithm, Limiter, Redis, Request, Script};
-
-use crate::support::acl::least;
-use crate::support::engines::time;
-use crate::support::python::python;
-use crate::support::redis_server::Server;
-use crate::support::repository::{read, stems};
-use crate::support::rules::by_own_id;
-use crate::support::scripts::composed;
-use crate::support::tool::{code, stderr, stdout, tollgate};
+use tollgate_testing::acl::least;
+use tollgate_testing::engines::time;
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::repository::{read, stems};
+use tollgate_testing::rules::by_own_id;
+use tollgate_testing::scripts::composed;
 
 /// What decides by the scripts of the algorithms, whose text comes before it.
 const COMPOSED: [&str; 2] = ["all_or_nothing", "two_choices"];
@@ -216,7 +213,7 @@ async fn rust_sends_the_arguments_that_the_header_lists() {
     let mut redis = server.connection();
     for (algorithm, file) in Algorithm::all().zip(algorithms()) {
         let name = &file.name;
-        let rule = crate::support::rules::rule(crate::support::rules::five_of(algorithm));
+        let rule = tollgate_testing::rules::rule(tollgate_testing::rules::five_of(algorithm));
         let request = Request::new("key").cost(3).at(time(1 << 50));
         let request = by_own_id(&rule, request);
         limiter.at_most(&rule, request).await.expect("a decision");
@@ -305,67 +302,4 @@ fn the_scripts_readme_lists_every_script_with_its_arguments_and_every_mode() {
     for mode in modes.into_iter().chain(["renew", "release", "settle", "cancel"]) {
         assert!(readme.contains(&format!("| `{mode}` |")), "lua/README.md: {mode}");
     }
-}
-
-#[test]
-fn the_tool_prints_a_script_its_digest_and_writes_all_of_them() {
-    let gcra = Algorithm::Gcra.script();
-    let printed = tollgate(&["script", "gcra"]);
-    assert_eq!((code(&printed), stdout(&printed)), (0, gcra.text().to_owned()));
-    assert_eq!(stdout(&tollgate(&["script", "gcra", "--digest"])), format!("{}\n", gcra.digest()));
-    let wrong = tollgate(&["script", "gcr"]);
-    assert!(
-        code(&wrong) == 2 && stderr(&wrong).starts_with("error: script: expected one of token_bucket, "),
-        "{wrong:?}"
-    );
-    assert_eq!(code(&tollgate(&["script"])), 2);
-    let directory = tempfile::tempdir().expect("a directory");
-    let made = directory.path().join("made/when missing");
-    assert_eq!(code(&tollgate(&["script", "--out", made.to_str().expect("text")])), 0);
-    for script in Script::all() {
-        let file = made.join(format!("{}.lua", script.name()));
-        assert_eq!(std::fs::read_to_string(file).expect("a file"), script.text());
-    }
-    let file = made.join("gcra.lua");
-    let refused = tollgate(&["script", "--out", file.to_str().expect("text")]);
-    let expected = format!("error: --out: {}", file.display());
-    assert!(code(&refused) == 2 && stderr(&refused).starts_with(&expected), "{refused:?}");
-}
-
-/// The programs of the scripts' README, as they stand there, and what it says that they print.
-#[test]
-fn python_programs_print_what_the_readme_shows() {
-    let server = Server::start();
-    let directory = tempfile::tempdir().expect("a directory");
-    let scripts = directory.path().join("scripts");
-    assert_eq!(code(&tollgate(&["script", "--out", scripts.to_str().expect("text")])), 0);
-    let readme = read("lua/README.md");
-    let mut parts = readme.split("```python\n").skip(1).map(|part| part.split_once("```").expect("an end"));
-    let (mut printed, mut programs) = (0, 0);
-    for (program, after) in parts.by_ref() {
-        cmd("FLUSHALL").exec(&mut server.connection()).expect("flushed");
-        let program = program.replace("redis.Redis()", &format!("redis.Redis(port={})", server.port()));
-        let mut python = std::process::Command::new(python());
-        let output = python.args(["-c", &program]).current_dir(directory.path()).output().expect("Python");
-        assert!(output.status.success(), "{program}{}", String::from_utf8_lossy(&output.stderr));
-        let (_, rest) = after.split_once("```text\n").expect("what it prints");
-        let expected = rest.split_once("```").expect("an end").0;
-        let said = stdout(&output);
-        assert_eq!(said.lines().count(), expected.lines().count(), "{said}");
-        for (said, expected) in said.lines().zip(expected.lines()) {
-            for (said, expected) in said.split(' ').zip(expected.split(' ')) {
-                // But for some microseconds, a second at most on a slow machine.
-                let near = match (said.parse::<i64>(), expected.parse::<i64>()) {
-                    (Ok(said), Ok(expected)) => {
-                        said == expected || expected > 100_000 && said.abs_diff(expected) < 1_000_000
-                    }
-                    _ => said == expected,
-                };
-                assert!(near, "{said}, not {expected}");
-                printed += 1;
-            }
-        }
-        programs += 1;
-    }
-    assert!(programs == 3 && printed > 40, "{programs} {printed}");
 }

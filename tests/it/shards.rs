@@ -8,15 +8,14 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tollgate::redis::cmd;
-use tollgate::{Algorithm, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule, State};
-
-use crate::support::engines::{Engine, Micros, micros, on_both_engines, time};
-use crate::support::histories::{beginning, steps};
-use crate::support::limits::{sharded, split};
-use crate::support::oracle::Oracle;
-use crate::support::oracle_spec::spec;
-use crate::support::redis_server::Server;
-use crate::support::rules::by_own_id;
+use tollgate::{Algorithm, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule};
+use tollgate_testing::engines::{Engine, Micros, micros, on_both_engines, time};
+use tollgate_testing::histories::{beginning, steps};
+use tollgate_testing::limits::{sharded, split};
+use tollgate_testing::oracle::Oracle;
+use tollgate_testing::oracle_spec::spec;
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::rules::by_own_id;
 
 const NOW: Micros = 1 << 50;
 const SECOND: Micros = 1_000_000;
@@ -38,7 +37,7 @@ fn rule(text: &str) -> Rule {
     let limit: Limit = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
     let more = limit.rate() + kept_back(&limit);
     let limit = text.replacen(&limit.rate().to_string(), &more.to_string(), 1);
-    crate::support::rules::rule(&limit)
+    tollgate_testing::rules::rule(&limit)
 }
 
 /// Units that shards keep back of what they estimate.
@@ -48,21 +47,6 @@ fn kept_back(limit: &Limit) -> u64 {
 
 fn request(key: &str, now: Micros) -> Request<'_> {
     Request::new(key).at(time(now))
-}
-
-impl Engine {
-    fn call<T, E: std::fmt::Debug>(&self, call: impl Future<Output = Result<T, E>>) -> T {
-        self.runtime.block_on(call).expect("an answer")
-    }
-
-    fn states(&self, rule: &Rule, key: &str, now: Micros) -> Vec<State> {
-        self.call(self.limiter.inspect(rule, request(key, now)))
-    }
-
-    /// What is left of all shards.
-    fn left(&self, rule: &Rule, key: &str, now: Micros) -> u64 {
-        self.states(rule, key, now).iter().map(|state| state.decision.remaining).sum()
-    }
 }
 
 fn both() -> [Engine; 2] {

@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use cargo_metadata::semver::{Version, VersionReq};
-use cargo_metadata::{CargoOpt, Metadata, MetadataCommand, Package};
+use cargo_metadata::{CargoOpt, MetadataCommand, Package};
 use serde::Deserialize;
 use spdx::{Expression, Licensee, ParseMode};
-use toml::Table;
-
-use crate::support::repository::read;
+use tollgate_testing::repository::read;
+use toml::{Table, Value};
 
 /// What this reads of `deny.toml`.
 #[derive(Deserialize)]
@@ -49,15 +48,38 @@ fn deny() -> Deny {
     toml::from_str(&read("deny.toml")).unwrap_or_else(|error| panic!("deny.toml: {error}"))
 }
 
-/// This crate and all that it can depend on, on whatever system.
+/// What is handed out; examples and benches are for readers.
+const PUBLISHED: [&str; 3] = ["tollgate", "tollgate-record", "tollgate-cli"];
+
+/// These crates and all that they and their tests can depend on, on whatever system.
 fn packages() -> &'static [Package] {
-    static METADATA: OnceLock<Metadata> = OnceLock::new();
-    let metadata = METADATA.get_or_init(|| {
+    static PACKAGES: OnceLock<Vec<Package>> = OnceLock::new();
+    PACKAGES.get_or_init(|| {
         let mut cargo = MetadataCommand::new();
         cargo.manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).features(CargoOpt::AllFeatures);
-        cargo.other_options(["--locked".to_owned(), "--quiet".to_owned()]).exec().expect("what cargo says")
-    });
-    &metadata.packages
+        let all = cargo.other_options(["--locked".to_owned(), "--quiet".to_owned()]).exec().expect("what cargo says");
+        let nodes: BTreeMap<_, _> =
+            all.resolve.iter().flat_map(|resolve| &resolve.nodes).map(|node| (&node.id, &node.dependencies)).collect();
+        let ours = all.packages.iter().filter(|package| is_one_of(package, &PUBLISHED));
+        let mut left: Vec<_> = ours.map(|package| &package.id).collect();
+        let mut reached = BTreeSet::new();
+        while let Some(id) = left.pop() {
+            if reached.insert(id) {
+                left.extend(nodes[id]);
+            }
+        }
+        all.packages.iter().filter(|package| reached.contains(&package.id)).cloned().collect()
+    })
+}
+
+/// The same without what stands in this repository.
+fn dependencies() -> impl Iterator<Item = &'static Package> {
+    let ours = [&PUBLISHED[..], &["tollgate-testing"]].concat();
+    packages().iter().filter(move |package| !is_one_of(package, &ours))
+}
+
+fn is_one_of(package: &Package, names: &[&str]) -> bool {
+    names.contains(&package.name.as_str())
 }
 
 #[test]
@@ -68,7 +90,7 @@ fn every_dependency_comes_under_a_licence_that_is_allowed() {
         let stated = package.license.as_ref().unwrap_or_else(|| panic!("{}: no licence", package.id));
         Expression::parse_mode(stated, mode).unwrap_or_else(|error| panic!("{}: {error}", package.id))
     };
-    let licences: Vec<_> = packages().iter().map(|package| (&package.id, licence(package))).collect();
+    let licences: Vec<_> = dependencies().map(|package| (&package.id, licence(package))).collect();
     let allowed: Vec<_> =
         deny().licenses.allow.iter().map(|name| Licensee::parse(name).unwrap_or_else(|why| panic!("{why}"))).collect();
     for (id, licence) in &licences {
@@ -103,7 +125,7 @@ fn no_crate_comes_in_two_versions_but_for_a_reason() {
 
 #[test]
 fn every_dependency_comes_from_the_registry() {
-    for package in packages().iter().filter(|package| package.name != "tollgate") {
+    for package in dependencies() {
         let source = package.source.as_ref();
         assert!(source.is_some_and(|source| source.is_crates_io()), "{}: {source:?}", package.id);
     }
@@ -124,12 +146,16 @@ fn the_rust_that_is_asked_for_is_no_older_than_what_the_dependencies_ask_for() {
 
 #[test]
 fn unsafe_code_is_forbidden_here_and_in_the_benches_and_clippy_knows_the_rust_that_is_asked_for() {
-    let lint = |manifest: &str, tool: &str, lint: &str| {
-        let manifest: Table = read(manifest).parse().expect("TOML");
-        manifest.get("lints")?.get(tool)?.get(lint)?.as_str().map(str::to_owned)
-    };
-    for manifest in ["Cargo.toml", "benches/Cargo.toml"] {
-        assert_eq!(lint(manifest, "rust", "unsafe_code").as_deref(), Some("forbid"), "{manifest}");
+    fn lint<'a>(of: &'a Table, tool: &str, lint: &str) -> Option<&'a str> {
+        of.get("lints")?.get(tool)?.get(lint)?.as_str()
     }
-    assert_eq!(lint("Cargo.toml", "clippy", "incompatible_msrv").as_deref(), Some("warn"));
+    let root: Table = read("Cargo.toml").parse().expect("TOML");
+    let workspace = root["workspace"].as_table().expect("the workspace").clone();
+    assert_eq!(lint(&workspace, "rust", "unsafe_code"), Some("forbid"));
+    assert_eq!(lint(&workspace, "clippy", "incompatible_msrv"), Some("warn"));
+    for folder in [".", "crates/record", "crates/cli", "tests/support", "benches"] {
+        let manifest: Table = read(&format!("{folder}/Cargo.toml")).parse().expect("TOML");
+        let of_workspace = manifest["lints"].get("workspace").and_then(Value::as_bool) == Some(true);
+        assert!(of_workspace || lint(&manifest, "rust", "unsafe_code") == Some("forbid"), "{folder}");
+    }
 }

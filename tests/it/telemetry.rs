@@ -14,10 +14,9 @@ use metrics::{
 use tollgate::middleware::RateLimitLayer;
 use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Embedded, Limiter, OnError, Redis, Rule};
+use tollgate_testing::polling::wait_until;
+use tollgate_testing::redis_server::Server;
 use tower::{Layer, ServiceExt, service_fn};
-
-use crate::support::polling::wait_until;
-use crate::support::redis_server::Server;
 
 /// Name and labels of each series, and its value or how many were recorded.
 #[derive(Clone, Default)]

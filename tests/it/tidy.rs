@@ -1,6 +1,8 @@
 //! The repository's own rules, read from its files: the core stays a core, and features only add.
 
-use crate::support::repository::{read, root, rust_files, stems};
+use std::collections::BTreeSet;
+
+use tollgate_testing::repository::{read, root, rust_files, stems};
 
 #[test]
 fn the_core_does_no_io_and_names_no_feature_but_serde() {
@@ -77,9 +79,11 @@ fn each_documented_fault_names_an_existing_test() {
     for test in rows.split('`').filter(|word| word.contains("::") && !word.contains(' ') && word.contains('_')) {
         let (module, name) = test.rsplit_once("::").expect("a module");
         if module == module.to_lowercase() && !module.starts_with("crate") {
-            let file = format!("tests/it/{}.rs", module.replace("::", "/"));
-            let text = std::fs::read_to_string(root().join(&file)).unwrap_or_else(|error| panic!("{file}: {error}"));
-            assert!(text.contains(&format!("fn {name}(")), "{test}");
+            let found = ["tests/it", "crates/cli/tests/it", "crates/record/tests/it"].iter().any(|tests| {
+                let file = root().join(tests).join(module.replace("::", "/")).with_extension("rs");
+                std::fs::read_to_string(file).is_ok_and(|text| text.contains(&format!("fn {name}(")))
+            });
+            assert!(found, "{test}");
             named += 1;
         }
     }
@@ -89,9 +93,14 @@ fn each_documented_fault_names_an_existing_test() {
 /// A new module of tests is put into one of the lists by choice: on each server only the first one runs.
 #[test]
 fn each_module_of_tests_is_said_to_depend_on_the_server_or_not() {
-    for (parent, script) in [("tests/it/main.rs", "tests/servers.sh"), ("tests/it/database.rs", "tests/postgres.sh")] {
-        let (parent, text) = (read(parent), read(script));
-        let names = parent.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+    for (parents, script) in [
+        (["tests/it/main.rs", "crates/cli/tests/it/main.rs"], "tests/servers.sh"),
+        (["crates/record/tests/it/main.rs", "crates/cli/tests/it/database.rs"], "tests/postgres.sh"),
+    ] {
+        let (parents, text) = (parents.map(read).concat(), read(script));
+        let modules = parents.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+        // Two crates may have modules of the same name.
+        let names: BTreeSet<_> = modules.map(str::to_owned).collect();
         let list = |name: &str| {
             let (_, rest) = text.split_once(&format!("\n{name}='")).unwrap_or_else(|| panic!("{script}: {name}"));
             let (list, _) = rest.split_once('\'').expect("an end");
@@ -99,9 +108,7 @@ fn each_module_of_tests_is_said_to_depend_on_the_server_or_not() {
         };
         let mut listed = [list("depends"), list("alike")].concat();
         listed.sort();
-        let mut names: Vec<_> = names.map(str::to_owned).collect();
-        names.sort();
-        assert_eq!(listed, names, "{script}");
+        assert_eq!(listed, names.into_iter().collect::<Vec<_>>(), "{script}");
     }
 }
 
@@ -110,7 +117,7 @@ fn each_module_of_tests_is_said_to_depend_on_the_server_or_not() {
 fn no_rust_file_exceeds_five_hundred_lines() {
     const MOST: usize = 500;
     let mut seen = 0;
-    for file in ["src", "tests", "benches", "examples"].into_iter().flat_map(rust_files) {
+    for file in ["src", "crates", "tests", "benches", "examples"].into_iter().flat_map(rust_files) {
         let lines = read(&file).lines().count();
         assert!(lines <= MOST, "{file}: {lines} lines, expected {MOST} at most");
         seen += 1;

@@ -1,8 +1,7 @@
 //! TLS settings of a Redis client: which are refused before any connection is made.
 
 use tollgate::{Redis, Tls};
-
-use crate::support::certificates::Authority;
+use tollgate_testing::certificates::Authority;
 
 #[test]
 fn an_invalid_certificate_or_key_is_an_error_at_once() {

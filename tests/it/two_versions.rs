@@ -5,12 +5,11 @@ use std::time::{Duration, SystemTime};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tollgate::{Algorithm, Embedded, Limit, Limiter, Request};
-
-use crate::support::effort::cases;
-use crate::support::engines::{Engine, Micros, micros};
-use crate::support::limits::logarithmic;
-use crate::support::oracle_spec::oracle;
-use crate::support::rules::rule;
+use tollgate_testing::effort::cases;
+use tollgate_testing::engines::{Engine, Micros, micros};
+use tollgate_testing::limits::logarithmic;
+use tollgate_testing::oracle_spec::oracle;
+use tollgate_testing::rules::rule;
 
 /// Calls in a history.
 const CALLS: usize = 400;

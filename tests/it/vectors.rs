@@ -9,11 +9,10 @@ use std::path::Path;
 
 use serde_json::Value;
 use tollgate::{Algorithm, Limit, Rule, Start};
-
-use crate::support::engines::{Engine, Micros, Subject, micros};
-use crate::support::oracle::{Answer, Change, Oracle, Retry, Spec};
-use crate::support::oracle_spec::spec;
-use crate::support::rules::limit;
+use tollgate_testing::engines::{Engine, Micros, Subject, micros};
+use tollgate_testing::oracle::{Answer, Change, Oracle, Retry, Spec};
+use tollgate_testing::oracle_spec::spec;
+use tollgate_testing::rules::limit;
 
 /// A multiple of every period in the tables (30 days): 2024, where times have as many digits as in production.
 const RECENT: Micros = 660 * 30 * 86_400 * 1_000_000;
@@ -213,7 +212,7 @@ impl OnOracle {
             (Start::Spread, Spec::FixedWindow { rate, period_us, capacity, max_debt, .. }) => {
                 let digest = sha1_smol::Sha1::from(key).digest().bytes();
                 let first = digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte));
-                let start = crate::support::oracle::Start::At(first % micros(self.limit.period()));
+                let start = tollgate_testing::oracle::Start::At(first % micros(self.limit.period()));
                 Spec::FixedWindow { rate, period_us, capacity, max_debt, start }
             }
             (_, spec) => spec,

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use tokio::time::{MissedTickBehavior, interval};
-use tollgate::history::{History, HistorySettings};
-use tollgate::postgres::Postgres;
 use tollgate::rules::{Attributes, RuleSet, Verdict};
 use tollgate::{Limiter, Redis};
 use tollgate_benches::report::{Targets, header, median, row, short};
 use tollgate_benches::server::Server;
+use tollgate_record::Postgres;
+use tollgate_record::history::{History, HistorySettings};
 
 const CALLERS: u64 = 4;
 const CALLS_A_SECOND: u64 = 4_000;

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use tokio::time::{MissedTickBehavior, interval};
-use tollgate::postgres::{Configuration, KeyTerms, Postgres};
 use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Limiter, Redis};
 use tollgate_benches::report::{Targets, header, row, short};
 use tollgate_benches::server::Server;
+use tollgate_record::{Configuration, KeyTerms, Postgres};
 
 const UNKNOWN_A_SECOND: u64 = 10_000;
 const CALLERS: u64 = 4;

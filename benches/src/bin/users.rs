@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::sleep;
 use tokio_postgres::NoTls;
-use tollgate::postgres::{Configuration, Postgres};
 use tollgate::rules::{Action, Definition, RuleSet};
 use tollgate::{Embedded, Limiter, Redis};
 use tollgate_benches::postgres::PostgresServer;
 use tollgate_benches::report::{Targets, header, row, short};
 use tollgate_benches::server::Server;
 use tollgate_benches::{process, rule};
+use tollgate_record::{Configuration, Postgres};
 
 /// Kinds of users, and the columns that set them apart, of the user with number `n`.
 const KINDS: [(&str, &str); 4] = [

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
@@ -11,28 +11,30 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::slots::{self, Address, Run, SLOTS};
+use crate::backoff::Backoff;
 use crate::engine::redis::address::{Endpoint, host_and_port};
 use crate::engine::redis::breaker::Breaker;
 use crate::engine::redis::{Confirm, Redis};
 use crate::error::{Error, Kind};
-use crate::random::{jittered, random};
+use crate::lock::Lock;
+use crate::random::random;
 
 /// The pause between refreshes, at first; it doubles after each one that finds nothing new.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Jitter on the pause, in hundredths, so that processes don't all refresh at once.
-const JITTER: u8 = 50;
+/// Longer by up to a half, so that processes don't all refresh at once.
+const PAUSES: Backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, 50);
 /// How long one node may take to answer before another is asked.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// The longest refresh. One that has taken this long may be on a runtime that is no longer driven, so another begins.
-const LONGEST_LOOK: Duration = Duration::from_secs(2);
+const LONGEST_REFRESH: Duration = Duration::from_secs(2);
 /// Stands for the owner of a slot that no node has.
 const NOBODY: u16 = u16::MAX;
 
 pub(super) struct Topology {
     seeds: Vec<Endpoint>,
     known: watch::Sender<Known>,
-    looking: Mutex<Looking>,
+    refreshing: Lock<Refreshing>,
     looks: AtomicU64,
     /// The confirmation that every node's calls need.
     pub(super) confirm: OnceLock<Confirm>,
@@ -59,17 +61,22 @@ struct Map {
     nodes: Vec<Arc<Node>>,
 }
 
-#[derive(Default)]
-struct Looking {
+struct Refreshing {
     /// When the running refresh began.
     since: Option<Instant>,
     number: u64,
-    pause: Duration,
+    pauses: Backoff,
     next: Option<Instant>,
 }
 
+impl Default for Refreshing {
+    fn default() -> Self {
+        Self { since: None, number: 0, pauses: PAUSES, next: None }
+    }
+}
+
 /// A running refresh. However it is dropped, another may begin.
-struct Look {
+struct Refresh {
     topology: Arc<Topology>,
     number: u64,
 }
@@ -79,7 +86,7 @@ impl Topology {
         let nodes = seeds.iter().map(|seed| node(seed.clone())).collect::<Result<Vec<_>, _>>()?;
         let map = Map { owners: vec![NOBODY; SLOTS], nodes };
         let known = watch::Sender::new(Known { map, said: false, failed: None });
-        Ok(Self { seeds, known, looking: Mutex::default(), looks: AtomicU64::new(0), confirm: OnceLock::new() })
+        Ok(Self { seeds, known, refreshing: Lock::default(), looks: AtomicU64::new(0), confirm: OnceLock::new() })
     }
 
     /// The node that has the slot, as far as known.
@@ -125,7 +132,7 @@ impl Topology {
         loop {
             self.refresh_soon();
             // The refresh ends, is dropped, or is on a runtime that is no longer driven.
-            let _ = tokio::time::timeout(LONGEST_LOOK / 4, known.changed()).await;
+            let _ = tokio::time::timeout(LONGEST_REFRESH / 4, known.changed()).await;
             match read(&known.borrow_and_update()) {
                 Some(Ok(found)) => return Ok(found),
                 Some(Err((error, wait))) if !wait.is_zero() => return Err(error),
@@ -162,25 +169,25 @@ impl Topology {
     /// Refreshes the slot map, unless a refresh is running or recent.
     pub(super) fn refresh_soon(self: &Arc<Self>) {
         let (number, at) = {
-            let (mut looking, now) = (self.looking(), Instant::now());
-            if looking.since.is_some_and(|since| now - since < LONGEST_LOOK) {
+            let (mut refreshing, now) = (self.refreshing(), Instant::now());
+            if refreshing.since.is_some_and(|since| now - since < LONGEST_REFRESH) {
                 return;
             }
-            if looking.next.is_none_or(|next| now > next + LONGEST_PAUSE) {
-                looking.pause = FIRST_PAUSE;
+            if refreshing.next.is_none_or(|next| now > next + LONGEST_PAUSE) {
+                refreshing.pauses.reset();
             }
-            let at = looking.next.map_or(now, |next| next.max(now));
-            looking.since = Some(at);
-            looking.number += 1;
-            (looking.number, at)
+            let at = refreshing.next.map_or(now, |next| next.max(now));
+            refreshing.since = Some(at);
+            refreshing.number += 1;
+            (refreshing.number, at)
         };
-        tokio::spawn(Look { topology: Arc::clone(self), number }.begin(at));
+        tokio::spawn(Refresh { topology: Arc::clone(self), number }.begin(at));
     }
 
     /// Asks the nodes one by one until one returns the slot map, those with a closed breaker first. Until a first map
     /// is known, asks all of them at once. A node that finds the cluster down, such as one cut off from the others, is
     /// believed only if no other knows better.
-    async fn look(&self) -> Result<Vec<Run>, Error> {
+    async fn ask_nodes(&self) -> Result<Vec<Run>, Error> {
         let mut nodes: Vec<_> = self.nodes().collect();
         nodes.sort_by_cached_key(|node| (node.redis.breaker() != Breaker::Closed, random()));
         let unknown = |seed: &&Endpoint| !nodes.iter().any(|node| node.is(seed.host(), seed.port()));
@@ -234,22 +241,24 @@ impl Topology {
         Ok(node)
     }
 
-    fn looking(&self) -> MutexGuard<'_, Looking> {
-        self.looking.lock().unwrap_or_else(PoisonError::into_inner)
+    fn refreshing(&self) -> MutexGuard<'_, Refreshing> {
+        self.refreshing.lock()
     }
 }
 
-impl Look {
+impl Refresh {
     async fn begin(self, at: Instant) {
         tokio::time::sleep_until(at).await;
-        let found = tokio::time::timeout(LONGEST_LOOK, self.topology.look()).await;
-        let found = found.unwrap_or_else(|_| Err(Error::deadline(LONGEST_LOOK, false)));
+        let found = tokio::time::timeout(LONGEST_REFRESH, self.topology.ask_nodes()).await;
+        let found = found.unwrap_or_else(|_| Err(Error::deadline(LONGEST_REFRESH, false)));
         let mut changed = false;
         let next = |changed: bool| {
-            let mut looking = self.topology.looking();
-            looking.pause = if changed { FIRST_PAUSE } else { (looking.pause * 2).min(LONGEST_PAUSE) };
-            let next = Instant::now() + jittered(looking.pause, JITTER);
-            looking.next = Some(next);
+            let mut refreshing = self.topology.refreshing();
+            if changed {
+                refreshing.pauses.reset();
+            }
+            let next = Instant::now() + refreshing.pauses.pause();
+            refreshing.next = Some(next);
             next
         };
         self.topology.known.send_modify(|known| match found.and_then(|runs| self.topology.map_of(&runs, &known.map)) {
@@ -263,12 +272,12 @@ impl Look {
     }
 }
 
-impl Drop for Look {
+impl Drop for Refresh {
     fn drop(&mut self) {
         {
-            let mut looking = self.topology.looking();
-            if looking.number == self.number {
-                looking.since = None;
+            let mut refreshing = self.topology.refreshing();
+            if refreshing.number == self.number {
+                refreshing.since = None;
             }
         }
         // A waiter may have to refresh the map itself.

@@ -1,12 +1,13 @@
 //! Scripts by their text, over a keyspace that the caller keeps: for simulated servers.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use mlua::{Function, Lua, Table, Value};
 
 use super::keyspace::Keyspace;
 use super::{Clock, Interpreter, ServerError, run};
+use crate::lock::Lock;
 
 /// What a server keeps.
 #[derive(Clone, Debug, Default)]
@@ -16,9 +17,9 @@ pub(crate) struct Store(Keyspace);
 pub(crate) struct Runner {
     lua: Lua,
     redis: Table,
-    keyspace: Arc<Mutex<Keyspace>>,
+    keyspace: Arc<Lock<Keyspace>>,
     /// The error that refuses every command that writes.
-    refusal: Arc<Mutex<Option<String>>>,
+    refusal: Arc<Lock<Option<String>>>,
     /// By digest.
     compiled: BTreeMap<String, Function>,
 }
@@ -70,13 +71,13 @@ impl Store {
 impl Runner {
     pub(crate) fn new() -> Self {
         let Interpreter { lua, keyspace, .. } = Interpreter::new(Clock::default()).expect("an interpreter");
-        let refusal: Arc<Mutex<Option<String>>> = Arc::default();
+        let refusal: Arc<Lock<Option<String>>> = Arc::default();
         let redis = lua.create_table().expect("a table");
         let called = |lua: &Lua, throws: bool| {
             let (store, refusal) = (Arc::clone(&keyspace), Arc::clone(&refusal));
             lua.create_function(move |lua, words: mlua::MultiValue| {
                 let reads = matches!(words.front(), Some(Value::String(name)) if READS.contains(&&*name.as_bytes()));
-                let refused = refusal.lock().unwrap_or_else(PoisonError::into_inner).clone().filter(|_| !reads);
+                let refused = refusal.lock().clone().filter(|_| !reads);
                 match refused.map_or_else(|| run(lua, &store, &words), |why| Ok(Err(ServerError(why))))? {
                     Ok(value) => Ok(value),
                     Err(error) if throws => Err(mlua::Error::external(error)),
@@ -114,9 +115,9 @@ impl Runner {
         (keys, arguments): (&[Vec<u8>], &[Vec<u8>]),
         refusal: Option<&str>,
     ) -> Answer {
-        *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = refusal.map(str::to_owned);
+        *self.refusal.lock() = refusal.map(str::to_owned);
         let swap = |store: &mut Store| {
-            std::mem::swap(&mut *self.keyspace.lock().unwrap_or_else(PoisonError::into_inner), &mut store.0);
+            std::mem::swap(&mut *self.keyspace.lock(), &mut store.0);
         };
         swap(store);
         let answer = self.call(digest, keys, arguments);

@@ -127,9 +127,7 @@ pub(crate) fn address(url: &str) -> Result<Endpoint, Error> {
                         (redis-sentinel://..., redis-cluster://... for more than one)";
         Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
     };
-    let for_tls = ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme));
-    let lacking = for_tls && !cfg!(feature = "tls");
-    let why = if lacking { ", which is TLS: this program was built without tollgate's feature \"tls\"" } else { "" };
+    let why = lacking(url, cfg!(feature = "tls"));
     let info = url.into_connection_info().map_err(|error| match error.detail() {
         None => malformed(why).caused_by(error),
         // The error's text repeats a part of the address.
@@ -231,10 +229,16 @@ impl<'a> Parts<'a> {
 }
 
 fn unusable(url: &str, expected: &str) -> Error {
-    let for_tls = url.starts_with("rediss-") || url.starts_with("valkeys-");
-    let lacking = for_tls && !cfg!(feature = "tls");
-    let why = if lacking { ", which is TLS: this program was built without tollgate's feature \"tls\"" } else { "" };
+    let why = lacking(url, cfg!(feature = "tls"));
     Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
+}
+
+/// What an address needs that this program may not have.
+fn lacking(url: &str, has_tls: bool) -> &'static str {
+    let for_tls = ["rediss", "valkeys"]
+        .iter()
+        .any(|scheme| url.strip_prefix(scheme).is_some_and(|rest| rest.starts_with([':', '-'])));
+    if for_tls && !has_tls { ", which is TLS: this program was built without tollgate's feature \"tls\"" } else { "" }
 }
 
 /// Host and port of `host:port`, as a cluster's nodes name each other. An empty host means the answering node's own.
@@ -260,14 +264,14 @@ mod tests {
         }
     }
 
-    #[cfg(not(feature = "tls"))]
     #[test]
     fn without_tls_its_addresses_name_what_is_missing() {
-        for url in ["rediss://:hunter2@localhost", "valkeys://:hunter2@localhost"] {
-            let error = Redis::open(url).unwrap_err();
-            let message = error.to_string();
-            assert!(error.is_input() && message.ends_with("without tollgate's feature \"tls\""), "{message}");
-            assert!(!message.contains("hunter2"), "{message}");
+        for url in ["rediss://localhost", "valkeys://localhost", "rediss-cluster://a,b", "rediss-sentinel://a/main"] {
+            assert!(lacking(url, false).ends_with("without tollgate's feature \"tls\""), "{url}");
+            assert_eq!(lacking(url, true), "", "{url}");
+        }
+        for url in ["redis://localhost", "unix:///x", "redis-cluster://a,b", "redissx://a"] {
+            assert_eq!(lacking(url, false), "", "{url}");
         }
     }
 

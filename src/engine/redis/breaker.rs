@@ -1,22 +1,23 @@
 //! Stops asking a Redis that doesn't answer, and probes it now and then.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::backoff::Backoff;
 use crate::error::Error;
-use crate::random::jittered;
+use crate::lock::Lock;
 use crate::telemetry;
 
 /// Consecutive failed attempts before the breaker opens.
 const FAILURES: u32 = 5;
-/// How long it is open at first; doubled after each failed probe.
+/// How long it is open at first.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Jitter on the pause, in hundredths, so that processes don't all probe at once.
-const JITTER: u8 = 25;
+/// After each failed probe, twice as long; longer by up to a quarter, so that processes don't all probe at once.
+const PAUSES: Backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, 25);
 
 /// Whether calls are sent to a [`Redis`](crate::Redis).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub enum Breaker {
 /// A call that was let in.
 #[derive(Debug)]
 #[must_use]
-pub(super) struct Entry {
+pub(super) struct Admission {
     /// Set for the call that probes Redis. When it ends, the next may probe, if the breaker is still open.
     probes: Option<(Arc<CircuitBreaker>, u64)>,
 }
@@ -43,14 +44,14 @@ pub(super) struct Entry {
 pub(super) struct CircuitBreaker {
     /// Whether the state needs a look: almost never.
     troubled: AtomicBool,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     /// Consecutive.
     failures: u32,
-    pause: Duration,
+    pauses: Backoff,
     open: Option<Open>,
     /// The call that is probing, and since when.
     probing: Option<(u64, Instant)>,
@@ -69,13 +70,13 @@ struct Open {
 
 impl CircuitBreaker {
     /// Admits a call, or says why not.
-    pub(super) fn enter(self: &Arc<Self>) -> Result<Entry, Error> {
+    pub(super) fn enter(self: &Arc<Self>) -> Result<Admission, Error> {
         if !self.troubled.load(Ordering::Relaxed) {
-            return Ok(Entry { probes: None });
+            return Ok(Admission { probes: None });
         }
         let mut state = self.state();
         let now = Instant::now();
-        let Some(open) = &state.open else { return Ok(Entry { probes: None }) };
+        let Some(open) = &state.open else { return Ok(Admission { probes: None }) };
         if now < open.until {
             return Err(open.unsent.clone().with_wait(open.until - now));
         }
@@ -85,7 +86,7 @@ impl CircuitBreaker {
         }
         state.probes += 1;
         state.probing = Some((state.probes, now));
-        Ok(Entry { probes: Some((Arc::clone(self), state.probes)) })
+        Ok(Admission { probes: Some((Arc::clone(self), state.probes)) })
     }
 
     /// The same check for an admitted call, before it connects.
@@ -145,18 +146,24 @@ impl CircuitBreaker {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
+    }
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { failures: 0, pauses: PAUSES, open: None, probing: None, probes: 0 }
     }
 }
 
 impl State {
     /// Opens it; for twice as long as before, if it was open.
     fn open(&mut self, error: &Error) -> Error {
-        self.pause = if self.open.is_some() { (self.pause * 2).min(LONGEST_PAUSE) } else { FIRST_PAUSE };
         if self.open.is_none() {
-            telemetry::breaker_opened(error);
+            self.pauses.reset();
+            telemetry::breaker_opened(error.class());
         }
-        let pause = jittered(self.pause, JITTER);
+        let pause = self.pauses.pause();
         let unsent = error.for_unsent(pause);
         self.open = Some(Open { until: Instant::now() + pause, unsent: unsent.clone(), probed: error.while_probed() });
         self.probing = None;
@@ -166,13 +173,13 @@ impl State {
 
 impl Drop for CircuitBreaker {
     fn drop(&mut self) {
-        if self.state.get_mut().is_ok_and(|state| state.open.is_some()) {
+        if self.state.get_mut().open.is_some() {
             telemetry::breaker_gone();
         }
     }
 }
 
-impl Drop for Entry {
+impl Drop for Admission {
     fn drop(&mut self) {
         if let Some((breaker, number)) = &self.probes {
             breaker.state().probing.take_if(|(probing, _)| probing == number);

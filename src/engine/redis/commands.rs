@@ -26,22 +26,22 @@ impl Redis {
         if commands.is_empty() {
             return Ok(Vec::new());
         }
-        let local = &self.local()?;
-        let _entry = local.breaker.enter()?;
+        let per_runtime = &self.per_runtime()?;
+        let _entry = per_runtime.breaker.enter()?;
         let mut sent = false;
         let answer = runtime::timeout_at(Deadline::after(deadline).at, async {
-            let connection = self.connection(local).await?;
+            let connection = self.connection(per_runtime).await?;
             sent = true;
             let answers = connection.pipeline(commands, commands.len()).await;
-            let answers = answers.map_err(|error| local.interpret(&error, connection.number))?;
+            let answers = answers.map_err(|error| per_runtime.interpret(&error, connection.number))?;
             let answers: Vec<_> = answers.into_iter().map(Value::extract_error).collect();
             let answers = match answers.first() {
                 Some(Err(error)) if answers.iter().all(Result::is_err) => {
-                    Err(local.interpret(error, connection.number))
+                    Err(per_runtime.interpret(error, connection.number))
                 }
                 _ => Ok(answers),
             };
-            local.report_outcome(answers.as_ref().err());
+            per_runtime.report_outcome(answers.as_ref().err());
             answers
         });
         answer.await.unwrap_or_else(|| Err(Error::deadline(deadline, sent)))

@@ -1,7 +1,7 @@
 //! Makes the connection that a runtime's calls go over, keeps it, and replaces it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use deadpool_redis::{Connection as PoolConnection, PoolError};
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::connection::Connection;
 use super::errors::from_connecting;
-use super::runtime_local::RuntimeLocal;
+use super::per_runtime::PerRuntime;
 use super::transport::{self, Opened, Wire};
 use super::{Connector, LONGEST_DEADLINE, Redis};
 use crate::error::{Error, Kind};
@@ -25,39 +25,39 @@ const SLOW_CONNECT: Duration = Duration::from_secs(1);
 
 /// An attempt to connect. One runs at a time, however many callers wait for it.
 struct Attempt {
-    local: Arc<RuntimeLocal>,
+    per_runtime: Arc<PerRuntime>,
 }
 
 impl Attempt {
     /// None while another one is running.
-    fn begin(local: &Arc<RuntimeLocal>) -> Option<Self> {
-        let begins = !local.connecting.swap(true, Ordering::AcqRel);
-        begins.then(|| Self { local: Arc::clone(local) })
+    fn begin(per_runtime: &Arc<PerRuntime>) -> Option<Self> {
+        let begins = !per_runtime.connecting.swap(true, Ordering::AcqRel);
+        begins.then(|| Self { per_runtime: Arc::clone(per_runtime) })
     }
 }
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        self.local.connecting.store(false, Ordering::Release);
-        self.local.attempted.notify_waiters();
+        self.per_runtime.connecting.store(false, Ordering::Release);
+        self.per_runtime.attempted.notify_waiters();
     }
 }
 
 impl Redis {
-    pub(super) async fn connection(&self, local: &Arc<RuntimeLocal>) -> Result<Connection, Error> {
-        if let Some(held) = local.current_connection() {
+    pub(super) async fn connection(&self, per_runtime: &Arc<PerRuntime>) -> Result<Connection, Error> {
+        if let Some(held) = per_runtime.current_connection() {
             if held.is_usable().await {
                 return Ok(held);
             }
-            local.drop_connection(held.number);
+            per_runtime.drop_connection(held.number);
             held.lose();
         }
         let attempt = loop {
             // From here on, no end of an attempt is missed. The turn isn't handed to a particular waiter, whose future
             // may no longer be polled.
-            let ended = local.attempted.notified();
-            let attempt = Attempt::begin(local);
-            if let Some(held) = local.current_connection() {
+            let ended = per_runtime.attempted.notified();
+            let attempt = Attempt::begin(per_runtime);
+            if let Some(held) = per_runtime.current_connection() {
                 return Ok(held);
             }
             if let Some(attempt) = attempt {
@@ -65,19 +65,19 @@ impl Redis {
             }
             ended.await;
             // The attempt may have failed.
-            if let Some(held) = local.current_connection() {
+            if let Some(held) = per_runtime.current_connection() {
                 return Ok(held);
             }
-            local.breaker.check()?;
+            per_runtime.breaker.check()?;
         };
         // A separate task, so that callers with deadlines shorter than connecting takes still leave a connection for
         // the next one. The caller may be polled on another runtime than the one that the connection is for.
-        let (this, local) = (self.clone(), Arc::clone(local));
-        let connect = local.runtime.clone().spawn(async move {
-            let made = this.make_at_last(&local).await;
+        let (this, per_runtime) = (self.clone(), Arc::clone(per_runtime));
+        let connect = per_runtime.runtime.clone().spawn(async move {
+            let made = this.make_at_last(&per_runtime).await;
             match &made {
-                Ok(connection) => local.set_connection(connection.clone()),
-                Err(error) => local.report_failure(error),
+                Ok(connection) => per_runtime.set_connection(connection.clone()),
+                Err(error) => per_runtime.report_failure(error),
             }
             drop(attempt);
             made
@@ -93,7 +93,7 @@ impl Redis {
 
     /// The first of several attempts to succeed. Another starts for each second that the others take: one attempt may
     /// never be answered, and the next at once.
-    async fn make_at_last(&self, local: &RuntimeLocal) -> Result<Connection, Error> {
+    async fn make_at_last(&self, per_runtime: &PerRuntime) -> Result<Connection, Error> {
         let late = |after| Error::deadline(after, false).at_connecting();
         let (began, mut failed) = (Instant::now(), None);
         let mut attempts = FuturesUnordered::new();
@@ -114,7 +114,7 @@ impl Redis {
                 }
                 Err(_) => {
                     // Callers from now on needn't wait for it.
-                    local.report_away(&late(SLOW_CONNECT));
+                    per_runtime.report_away(&late(SLOW_CONNECT));
                     attempts.push(self.make());
                 }
             }
@@ -128,7 +128,8 @@ impl Redis {
         let took = began.elapsed();
         self.notice_restart(&mut connection).await;
         let number = self.shared.made.fetch_add(1, Ordering::Relaxed);
-        Ok(Connection::new(Arc::downgrade(&self.shared), number, (connection, wire), took))
+        let owner = Arc::downgrade(&self.shared);
+        Ok(Connection::new(owner, number, (connection, wire), took))
     }
 
     async fn connect(&self) -> Result<(MultiplexedConnection, Option<Arc<Wire>>), Error> {
@@ -161,7 +162,7 @@ impl Redis {
         // A user without that permission doesn't learn of restarts.
         let Ok(info) = redis::cmd("INFO").arg("server").query_async::<String>(connection).await else { return };
         let Some(process) = info.lines().find_map(|line| line.strip_prefix("run_id:")) else { return };
-        let mut last = self.shared.process.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.shared.process.lock();
         if last.replace(process.to_owned()).is_some_and(|last| last != process) {
             self.shared.restarts.fetch_add(1, Ordering::Relaxed);
         }

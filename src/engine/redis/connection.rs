@@ -1,26 +1,23 @@
 //! One connection, and the task that watches whether it still answers.
 //!
 //! Callers may give up at any time, so the outcome of their calls says little about Redis. Instead, a task watches the
-//! connection while anything on it is unanswered. If nothing is answered for a while, it tries another connection, to
-//! distinguish a dead connection from a Redis that is away, and from one that runs no script for now.
+//! connection while anything on it is unanswered. If nothing is answered for a while, it asks the connection's owner what
+//! that means.
 
+use std::fmt;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{BoxFuture, Either, select};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::errors::from_answer;
-use super::runtime_local::RuntimeLocal;
 use super::transport::Wire;
-use super::{Redis, Shared};
-use crate::error::{Error, Kind};
 
 /// How often to check whether anything was answered.
 const TICK: Duration = Duration::from_millis(50);
@@ -46,7 +43,7 @@ pub(super) struct Connection {
 
 #[derive(Debug)]
 struct Health {
-    owner: Weak<Shared>,
+    owner: Weak<dyn Owner>,
     /// The runtime that drives the connection.
     runtime: Handle,
     /// How long it may be silent.
@@ -67,9 +64,18 @@ struct Health {
     losing: Notify,
 }
 
+/// Who holds connections: asked when one of them falls silent, and told when one has ended.
+pub(super) trait Owner: fmt::Debug + Send + Sync {
+    /// What it means that nothing is answered on the connection since this request; none if nobody uses it any more.
+    fn diagnose<'a>(self: Arc<Self>, connection: &'a Connection, answered: u64) -> BoxFuture<'a, Option<Diagnosis>>;
+
+    /// The connection is given up. `broke`: that was noticed by its watch.
+    fn ended(self: Arc<Self>, connection: &Connection, broke: bool);
+}
+
 /// What the silence of a connection was found to mean.
-#[derive(PartialEq, Eq)]
-enum Diagnosis {
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Diagnosis {
     /// It answers after all, or the cause is unknown.
     Unresolved,
     /// Another connection answers.
@@ -87,7 +93,7 @@ struct Request<'a> {
 impl Connection {
     /// A connection to a Redis that the current runtime drives, given how long connecting took.
     pub(super) fn new(
-        owner: Weak<Shared>,
+        owner: Weak<dyn Owner>,
         number: u64,
         (multiplexed, wire): (MultiplexedConnection, Option<Arc<Wire>>),
         took: Duration,
@@ -185,6 +191,21 @@ impl Connection {
         answer.err().is_none_or(|error| !error.is_io_error())
     }
 
+    /// How long it may be silent.
+    pub(super) fn patience(&self) -> Duration {
+        self.health.patience()
+    }
+
+    /// The latest of its requests that was answered.
+    pub(super) fn last_answered(&self) -> u64 {
+        self.health.last_answered()
+    }
+
+    /// Whether callers wait for answers on it.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.health.waiting.load(Ordering::Relaxed) > 0
+    }
+
     /// Bytes written so far, if they are counted.
     pub(super) fn written(&self) -> Option<u64> {
         self.wire.as_ref().map(|wire| wire.written())
@@ -233,75 +254,24 @@ impl Connection {
             if health.last_answered() != answered || began.elapsed() > 2 * health.patience() {
                 continue;
             }
-            let Some(shared) = health.owner.upgrade() else { break };
-            let redis = Redis { shared };
-            let Ok(local) = redis.local() else { break };
-            if !local.is_current(&self) && health.waiting.load(Ordering::Relaxed) == 0 {
-                break;
-            }
+            let Some(owner) = health.owner.upgrade() else { break };
             health.beat();
-            if redis.diagnose_silence(&local, &self, answered).await == Diagnosis::Waits {
-                drop((redis, local));
-                let until = Instant::now() + AWAY;
-                while Instant::now() < until {
-                    tokio::time::sleep(TICK).await;
-                    health.beat();
+            match owner.diagnose(&self, answered).await {
+                None => break,
+                Some(Diagnosis::Waits) => {
+                    let until = Instant::now() + AWAY;
+                    while Instant::now() < until {
+                        tokio::time::sleep(TICK).await;
+                        health.beat();
+                    }
                 }
+                Some(_) => {}
             }
         }
         self.lose();
-        if let Some(shared) = health.owner.upgrade()
-            && let Ok(local) = (Redis { shared }).local()
-        {
-            let was_current = local.drop_connection(self.number);
-            if was_current && broke {
-                local.report_failure(&from_answer(&lost()));
-            }
+        if let Some(owner) = health.owner.upgrade() {
+            owner.ended(&self, broke);
         }
-    }
-}
-
-impl Redis {
-    /// Finds out through another connection what this one's silence means.
-    async fn diagnose_silence(&self, local: &RuntimeLocal, connection: &Connection, answered: u64) -> Diagnosis {
-        let (patience, began) = (connection.health.patience(), Instant::now());
-        let other = match local.current_connection().filter(|other| other.number != connection.number) {
-            Some(other) => Ok(other),
-            None => tokio::time::timeout(patience, self.make()).await.unwrap_or_else(|_| {
-                let why = "redis answers nothing, nor does another connection to it";
-                Err(Error::new(Kind::Unreachable, why))
-            }),
-        };
-        if let Ok(other) = &other {
-            // EVAL may write, so it is held up while Redis pauses writes; then neither connection is to blame.
-            let mut nothing = redis::cmd("EVAL");
-            nothing.arg("return 1").arg(0);
-            match tokio::time::timeout(patience, other.command(&nothing)).await {
-                Ok(Err(error)) if error.is_io_error() => return Diagnosis::Unresolved,
-                Ok(_) => {}
-                Err(_) => return Diagnosis::Waits,
-            }
-            // The old connection may have much in flight, and the new one nothing.
-            tokio::time::sleep(patience).await;
-        }
-        // If this runtime stalled, the silence proves nothing.
-        if connection.health.last_answered() != answered || began.elapsed() > 4 * patience {
-            return Diagnosis::Unresolved;
-        }
-        match other {
-            Ok(other) => {
-                local.report_silence(&from_answer(&lost()));
-                local.replace(connection, other);
-            }
-            Err(error) if error.is_outage() => {
-                local.report_away(&error);
-                return Diagnosis::Waits;
-            }
-            // A refusal: the next caller connects, and gets its reason.
-            Err(_) => _ = local.drop_connection(connection.number),
-        }
-        connection.lose();
-        Diagnosis::Dead
     }
 }
 
@@ -342,7 +312,7 @@ impl Drop for Request<'_> {
     }
 }
 
-fn lost() -> RedisError {
+pub(super) fn lost() -> RedisError {
     let why = "it was given up, since it answers nothing or can't be trusted any more";
     std::io::Error::new(std::io::ErrorKind::ConnectionAborted, why).into()
 }

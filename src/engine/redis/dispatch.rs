@@ -7,12 +7,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::Redis;
-use super::breaker::Entry;
+use super::breaker::Admission;
 use super::connection::Connection;
 use super::exchange::{CallOptions, Outcome, Retries};
+use super::per_runtime::PerRuntime;
 use super::pipeline::Asking;
 use super::queue::{Entered, InFlight, Stage, ToBegin, Waiting};
-use super::runtime_local::RuntimeLocal;
 use crate::batch::Ask;
 use crate::call::Reply;
 use crate::engine::Acquiring;
@@ -25,7 +25,7 @@ use crate::telemetry;
 #[derive(Debug)]
 struct Dispatch {
     redis: Redis,
-    local: Arc<RuntimeLocal>,
+    per_runtime: Arc<PerRuntime>,
     generation: u64,
     /// Whether this one is responsible for the batches that wait to be sent. False while its own batch is in flight.
     is_responsible: bool,
@@ -35,14 +35,14 @@ struct Dispatch {
 #[derive(Debug)]
 pub(crate) struct Queued {
     waiting: Waiting,
-    _entry: Entry,
+    _entry: Admission,
 }
 
 /// The asks of one caller that waits for all of them.
 #[derive(Debug)]
 pub(crate) struct Many {
     waiting: std::vec::IntoIter<Waiting>,
-    _entry: Option<Entry>,
+    _entry: Option<Admission>,
     /// The error for those that weren't queued, and how many they are.
     failed: Option<(Error, usize)>,
 }
@@ -55,16 +55,16 @@ impl Redis {
         deadline: Duration,
         waker: &Waker,
     ) -> Result<Acquiring<'a>, Error> {
-        self.with_local(|local| {
-            let entry = local.breaker.enter()?;
+        self.with_per_runtime(|per_runtime| {
+            let entry = per_runtime.breaker.enter()?;
             let until = Deadline::after(deadline);
-            Ok(match local.queue.enter(local, &ask, until, waker) {
+            Ok(match per_runtime.queue.enter(&ask, until, waker) {
                 Entered::Alone(generation) => {
-                    let dispatch = Dispatch::new(self, local, generation, false);
+                    let dispatch = Dispatch::new(self, per_runtime, generation, false);
                     Acquiring::Otherwise(Box::pin(self.acquire_alone(entry, dispatch, ask, until)))
                 }
                 Entered::Queued(waiting, begin) => {
-                    self.begin(local, &begin);
+                    self.begin(per_runtime, &begin);
                     Acquiring::Queued(Queued { waiting, _entry: entry })
                 }
             })
@@ -73,12 +73,12 @@ impl Redis {
 
     async fn acquire_alone(
         &self,
-        _entry: Entry,
+        _entry: Admission,
         dispatch: Dispatch,
         ask: Ask<'_>,
         until: Deadline,
     ) -> Result<Reply, Error> {
-        self.by_itself(&dispatch.local, Asking::No, &ask, until).await
+        self.by_itself(&dispatch.per_runtime, Asking::No, &ask, until).await
     }
 
     /// Decides this ask in a call of its own.
@@ -88,30 +88,30 @@ impl Redis {
         ask: &Ask<'_>,
         deadline: Duration,
     ) -> Result<Reply, Error> {
-        let local = self.local()?;
-        let _entry = local.breaker.enter()?;
-        self.by_itself(&local, asking, ask, Deadline::after(deadline)).await
+        let per_runtime = self.per_runtime()?;
+        let _entry = per_runtime.breaker.enter()?;
+        self.by_itself(&per_runtime, asking, ask, Deadline::after(deadline)).await
     }
 
     async fn by_itself(
         &self,
-        local: &Arc<RuntimeLocal>,
+        per_runtime: &Arc<PerRuntime>,
         asking: Asking,
         ask: &Ask<'_>,
         until: Deadline,
     ) -> Result<Reply, Error> {
         let alone = ask.alone();
-        let replies = self.ask_one(local, &alone.call(), asking, ask.cost > 0, until).await?;
+        let replies = self.ask_one(per_runtime, &alone.call(), asking, ask.cost > 0, until).await?;
         telemetry::sent_together(|| 1);
         replies.only()
     }
 
     /// Decides all of these together, each independently and by its own deadline. They are queued at once.
     pub(in crate::engine) fn acquire_all<'r>(&self, asks: impl Iterator<Item = (Ask<'r>, Duration)>) -> Many {
-        match self.local().and_then(|local| Ok((local.breaker.enter()?, local))) {
-            Ok((entry, local)) => {
-                let (waiting, begin) = local.queue.enter_all(&local, asks);
-                self.begin(&local, &begin);
+        match self.per_runtime().and_then(|per_runtime| Ok((per_runtime.breaker.enter()?, per_runtime))) {
+            Ok((entry, per_runtime)) => {
+                let (waiting, begin) = per_runtime.queue.enter_all(asks);
+                self.begin(&per_runtime, &begin);
                 // A call without asks leaves probing to others.
                 let entry = (!waiting.is_empty()).then_some(entry);
                 Many { waiting: waiting.into_iter(), _entry: entry, failed: None }
@@ -120,16 +120,16 @@ impl Redis {
         }
     }
 
-    fn begin(&self, local: &Arc<RuntimeLocal>, begin: &ToBegin) {
-        begin.begin_watch(local);
+    fn begin(&self, per_runtime: &Arc<PerRuntime>, begin: &ToBegin) {
+        begin.begin_watch(&per_runtime.queue);
         if let Some(generation) = begin.dispatch {
-            Dispatch::new(self, local, generation, true).spawn();
+            Dispatch::new(self, per_runtime, generation, true).spawn();
         }
     }
 
     /// Sends a batch, and resends what didn't run, for callers still waiting. Each call is answered as its reply
     /// arrives.
-    async fn send(&self, local: &Arc<RuntimeLocal>, mut connection: Connection, mut in_flight: InFlight<'_>) {
+    async fn send(&self, per_runtime: &Arc<PerRuntime>, mut connection: Connection, mut in_flight: InFlight<'_>) {
         let options = CallOptions { asking: Asking::No, confirm_by: Some(in_flight.last) };
         let mut retries = Retries::new();
         loop {
@@ -139,7 +139,7 @@ impl Redis {
                 return;
             }
             telemetry::sent_together(|| calls.iter().map(|call| call.key_count()).sum());
-            let outcomes = self.exchange(local, &connection, &calls, options, &retries).await;
+            let outcomes = self.exchange(per_runtime, &connection, &calls, options, &retries).await;
             let (mut unsent, mut refused) = (false, false);
             for (call, outcome) in numbers.into_iter().zip(outcomes) {
                 match outcome {
@@ -158,7 +158,7 @@ impl Redis {
                 return;
             }
             in_flight.wake();
-            match retries.next(self, local, refused).await {
+            match retries.next(self, per_runtime, refused).await {
                 Ok(connected) => connection = connected,
                 Err(error) => return in_flight.answer_all(&error),
             }
@@ -191,12 +191,12 @@ impl Many {
 }
 
 impl Dispatch {
-    fn new(redis: &Redis, local: &Arc<RuntimeLocal>, generation: u64, is_responsible: bool) -> Self {
-        Self { redis: redis.clone(), local: Arc::clone(local), generation, is_responsible }
+    fn new(redis: &Redis, per_runtime: &Arc<PerRuntime>, generation: u64, is_responsible: bool) -> Self {
+        Self { redis: redis.clone(), per_runtime: Arc::clone(per_runtime), generation, is_responsible }
     }
 
     fn spawn(self) {
-        self.local.runtime.clone().spawn(self.run());
+        self.per_runtime.runtime.clone().spawn(self.run());
     }
 
     /// Sends one batch after another.
@@ -205,25 +205,25 @@ impl Dispatch {
         while self.is_responsible {
             // Lets callers that are about to ask join the batch, such as those that were just answered.
             tokio::task::yield_now().await;
-            let queue = &self.local.queue;
+            let queue = &self.per_runtime.queue;
             self.is_responsible = queue.keep_dispatch(generation);
             if !self.is_responsible {
                 return;
             }
-            let connection = match self.redis.connection(&self.local).await {
+            let connection = match self.redis.connection(&self.per_runtime).await {
                 Ok(connection) => connection,
                 Err(error) => {
                     self.is_responsible = false;
-                    return queue.fail_waiting(generation, &error);
+                    return queue.unconnected(generation, &error);
                 }
             };
             let next = queue.next(generation);
             self.is_responsible = false;
             if let Some((batch, more)) = next {
                 if let Some(generation) = more {
-                    Self::new(&self.redis, &self.local, generation, true).spawn();
+                    Self::new(&self.redis, &self.per_runtime, generation, true).spawn();
                 }
-                self.redis.send(&self.local, connection, batch).await;
+                self.redis.send(&self.per_runtime, connection, batch).await;
             }
             self.is_responsible = queue.resume_dispatch(generation);
         }
@@ -233,8 +233,8 @@ impl Dispatch {
 impl Drop for Dispatch {
     fn drop(&mut self) {
         // If dropped before it has sent what waits, its runtime has ended, and another dispatch would get no further.
-        if let Some(generation) = self.local.queue.leave(self.generation, self.is_responsible) {
-            Self::new(&self.redis, &self.local, generation, true).spawn();
+        if let Some(generation) = self.per_runtime.queue.leave(self.generation, self.is_responsible) {
+            Self::new(&self.redis, &self.per_runtime, generation, true).spawn();
         }
     }
 }

@@ -4,9 +4,10 @@ use std::borrow::Cow;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use super::redirect::Redirect;
 use crate::batch::PackedCall;
 use crate::call::Call;
-use crate::error::{Detour, Error, Kind};
+use crate::error::{Error, Kind};
 use crate::script::Script;
 
 pub(super) fn from_connecting(error: &RedisError, address: &str) -> Error {
@@ -72,7 +73,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         (_, "STALE") => return Error::stale_from_message(&described(error)),
         // Misuse, such as an id of another operation, which must not open a gate.
         (_, "BADARG") => Kind::Input,
-        (_, "CLUSTERDOWN") if of_a_slot(error) => Kind::Refused,
+        (_, "CLUSTERDOWN") if Redirect::in_answer(error) == Some(Redirect::Nobody) => Kind::Refused,
         (_, "LOADING" | "BUSY" | "MASTERDOWN" | "READONLY" | "CLUSTERDOWN" | "TRYAGAIN") => Kind::NotNow,
         (ErrorKind::Server(_) | ErrorKind::Extension, _) => {
             // Within a script these errors have no code of their own.
@@ -119,7 +120,11 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         Kind::Input => "a script refused its arguments".into(),
         _ => "redis refused".into(),
     };
-    let told = Error::new(kind, format!("{what}: {}", described(error))).by(detour(error));
+    let told = Error::new(kind, format!("{what}: {}", described(error)));
+    let told = match Redirect::in_answer(error) {
+        Some(redirect) => told.redirected(redirect),
+        None => told,
+    };
     let begun = error.detail().is_some_and(|detail| detail.contains(" script: ") || detail.contains(" command: "));
     // A script reads all it needs, and finds what it can't read, before it writes.
     let writing = matches!(kind, Kind::Permission | Kind::Unsupported | Kind::Refused);
@@ -185,22 +190,6 @@ fn named_by(error: &RedisError, script: Option<&Script>) -> Option<String> {
 /// Whether the connection was closed in the middle of an answer.
 fn is_cut_short(error: &RedisError) -> bool {
     error.to_string().contains("nexpected end of input")
-}
-
-/// Whether a node of an otherwise well cluster says that a slot has no owner: `CLUSTERDOWN Hash slot not served`.
-fn of_a_slot(error: &RedisError) -> bool {
-    error.detail().is_some_and(|detail| detail.starts_with("Hash slot"))
-}
-
-fn detour(error: &RedisError) -> Option<Detour> {
-    let to = error.redirect_node().map(|(to, _)| to.to_owned());
-    match (error.kind(), to) {
-        (ErrorKind::Server(ServerErrorKind::Moved), Some(to)) => Some(Detour::Moved { to }),
-        (ErrorKind::Server(ServerErrorKind::Ask), Some(to)) => Some(Detour::Ask { to }),
-        (ErrorKind::Server(ServerErrorKind::TryAgain), _) => Some(Detour::Again),
-        (ErrorKind::Server(ServerErrorKind::ClusterDown), _) if of_a_slot(error) => Some(Detour::Nobody),
-        _ => None,
-    }
 }
 
 /// The server's or system's message. redis-rs puts no password into its errors.

@@ -12,9 +12,10 @@ use tokio::time::Instant;
 use super::Redis;
 use super::connection::Connection;
 use super::errors::Called;
+use super::per_runtime::PerRuntime;
 use super::pipeline::{Asking, Eval, call_command, packed_command, send};
 use super::queue::Stage;
-use super::runtime_local::RuntimeLocal;
+use super::redirect::Redirect;
 use crate::batch::{PackedCall, Records};
 use crate::call::{Call, Reply};
 use crate::engine::deadline::Deadline;
@@ -77,13 +78,13 @@ impl Retries {
     pub(super) async fn next(
         &mut self,
         redis: &Redis,
-        local: &Arc<RuntimeLocal>,
+        per_runtime: &Arc<PerRuntime>,
         refused: bool,
     ) -> Result<Connection, Error> {
         if refused {
-            local.sleep(jittered(self.waits.next().unwrap_or_default(), 50)).await;
+            per_runtime.sleep(jittered(self.waits.next().unwrap_or_default(), 50)).await;
         }
-        redis.connection(local).await
+        redis.connection(per_runtime).await
     }
 }
 
@@ -91,7 +92,7 @@ impl Redis {
     /// Sends one call, and ends by the deadline.
     pub(super) async fn ask_one<Q: ScriptCall>(
         &self,
-        local: &Arc<RuntimeLocal>,
+        per_runtime: &Arc<PerRuntime>,
         call: &Q,
         asking: Asking,
         must_confirm: bool,
@@ -101,17 +102,17 @@ impl Redis {
         let mut stage = Stage::Unsent;
         let asked = async {
             let mut retries = Retries::new();
-            let mut connection = self.connection(local).await?;
+            let mut connection = self.connection(per_runtime).await?;
             loop {
                 stage = Stage::Sent;
                 let calls = std::slice::from_ref(call);
-                let mut outcomes = self.exchange(local, &connection, calls, options, &retries).await;
+                let mut outcomes = self.exchange(per_runtime, &connection, calls, options, &retries).await;
                 stage = match outcomes.pop() {
                     Some(Outcome::Answered(answer)) => return answer,
                     Some(Outcome::Refused(error)) => Stage::Refused(error),
                     Some(Outcome::Unsent) | None => Stage::Unsent,
                 };
-                connection = retries.next(self, local, matches!(stage, Stage::Refused(_))).await?;
+                connection = retries.next(self, per_runtime, matches!(stage, Stage::Refused(_))).await?;
             }
         };
         match runtime::timeout_at(until.at, asked).await {
@@ -123,7 +124,7 @@ impl Redis {
     /// Sends these calls once, and again those whose script the server doesn't have.
     pub(super) async fn exchange<Q: ScriptCall>(
         &self,
-        local: &Arc<RuntimeLocal>,
+        per_runtime: &Arc<PerRuntime>,
         connection: &Connection,
         calls: &[Q],
         options: CallOptions,
@@ -140,7 +141,7 @@ impl Redis {
             if let Some(error) = lost
                 && connection.wrote_nothing_since(written)
             {
-                local.interpret(error, connection.number);
+                per_runtime.interpret(error, connection.number);
                 break;
             }
             let (mut missing, mut answered, mut failed) = (Vec::new(), false, None);
@@ -152,7 +153,7 @@ impl Redis {
                         answered = true;
                         continue;
                     }
-                    Err(error) => Err(local.interpret_call(call.called(), &error, connection.number)),
+                    Err(error) => Err(per_runtime.interpret_call(call.called(), &error, connection.number)),
                     Ok(value) => call.read(value, lacking.clone()),
                 };
                 outcomes[at] = match answer {
@@ -164,7 +165,7 @@ impl Redis {
                         }
                         if answer.as_ref().is_err_and(Error::is_garbled) {
                             // It may be another call's answer: nothing more on this connection can be trusted.
-                            local.drop_connection(connection.number);
+                            per_runtime.drop_connection(connection.number);
                             connection.lose();
                         }
                         Outcome::Answered(answer)
@@ -173,7 +174,7 @@ impl Redis {
             }
             // Together they are one attempt: Redis is away if it answered none of them.
             if answered || failed.is_some() {
-                local.report_outcome(failed.filter(|_| !answered).as_ref());
+                per_runtime.report_outcome(failed.filter(|_| !answered).as_ref());
             }
             asked = missing;
             if asked.is_empty() {
@@ -198,7 +199,7 @@ impl ScriptCall for Call<'_> {
     /// Also retried when a cluster's node asks for it: of several keys some may have moved and some not, until all
     /// have.
     fn is_asked_again_after(&self, error: &Error) -> bool {
-        error.is_not_now() && (self.key_count() > 1 || error.detour().is_none())
+        error.is_not_now() && (self.key_count() > 1 || Redirect::of(error).is_none())
     }
 
     fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Reply, Error> {
@@ -227,7 +228,7 @@ impl ScriptCall for PackedCall<'_> {
 
     /// A call that a cluster's node redirects is sent on alone, so that no other waits for it.
     fn is_asked_again_after(&self, error: &Error) -> bool {
-        error.is_not_now() && error.detour().is_none()
+        error.is_not_now() && Redirect::of(error).is_none()
     }
 
     fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Records, Error> {

@@ -6,38 +6,41 @@
 //! and each keeps its own deadline.
 
 mod in_flight;
+mod machine;
 
 use std::collections::VecDeque;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::runtime_local::RuntimeLocal;
 use crate::batch::{Ask, Batch};
 use crate::call::Reply;
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
+use crate::lock::Lock;
 use crate::runtime::{self, Timer};
 use in_flight::{BatchState, Sent, Waiter};
 pub(super) use in_flight::{InFlight, Stage};
+use machine::{Action, Event, Machine};
 
-/// Batches in flight at once: while one's answer travels, the server works on the other. With more of them, each would
-/// only be smaller.
-const IN_FLIGHT: usize = 2;
 /// Callers in one batch; bounded so that a batch whose callers have all given up is soon freed.
 const MOST_WAITERS: usize = 16_384;
 /// How late a caller may be woken after its deadline. Callers with deadlines this close are woken together: checking
 /// for each by itself would take quadratic time.
 const GRAIN: Duration = Duration::from_millis(1);
 
-#[derive(Debug, Default)]
+/// The calls of one runtime to one Redis.
+#[derive(Debug)]
 pub(super) struct Queue {
-    state: Mutex<State>,
+    /// Runs the watch.
+    runtime: Handle,
+    state: Lock<State>,
     /// Wakes the deadline watch: there is an earlier deadline, or the queue is being dropped.
     earlier: Arc<Notify>,
 }
@@ -48,15 +51,8 @@ struct State {
     filling: VecDeque<Filling>,
     /// Batches awaiting answers, including those given up.
     in_flight: Vec<Arc<BatchState>>,
-    /// How many dispatches of this generation run: each has a batch in flight, or is about to send one.
-    dispatches: usize,
-    /// Goes up when the batches in flight are given up. From then on their dispatches, of an earlier generation, change
-    /// nothing here.
-    generation: u64,
-    /// Whether one of the dispatches is responsible for the batches that wait to be sent.
-    claimed: bool,
-    /// When the watch checks deadlines next; none if no watch runs.
-    next_check: Option<Instant>,
+    /// Who sends them.
+    machine: Machine,
     /// Memory of earlier batches, for reuse.
     spare: Vec<(Batch, Vec<Waiter>)>,
 }
@@ -104,24 +100,26 @@ pub(super) enum Entered {
 }
 
 impl Queue {
+    pub(super) fn new(runtime: &Handle) -> Arc<Self> {
+        Arc::new(Self { runtime: runtime.clone(), state: Lock::default(), earlier: Arc::default() })
+    }
+
     /// Enters with this ask: alone, or queued to be woken when there is an answer.
-    pub(super) fn enter(&self, local: &Arc<RuntimeLocal>, ask: &Ask<'_>, until: Deadline, waker: &Waker) -> Entered {
+    pub(super) fn enter(self: &Arc<Self>, ask: &Ask<'_>, until: Deadline, waker: &Waker) -> Entered {
         let (hash, waker) = (ask.hash(), waker.clone());
         let mut state = self.state();
-        if state.dispatches == 0 {
-            state.dispatches = 1;
-            return Entered::Alone(state.generation);
+        if let Action::SendOwn(generation) = state.machine.on(Event::Entered) {
+            return Entered::Alone(generation);
         }
-        let (shared, index) = state.add(local, ask, hash, until.at, Some(waker));
-        let begin = ToBegin { watch: self.claim_watch(&mut state, until.at), dispatch: state.claim_dispatch() };
+        let (shared, index) = state.add(self, ask, hash, until.at, Some(waker));
+        let begin = ToBegin { watch: self.claim_watch(&mut state, until.at), dispatch: state.dispatch(Event::Queued) };
         drop(state);
         Entered::Queued(Waiting::new(shared, index, until, true), begin)
     }
 
     /// Enters with many asks, whose caller waits for one after another.
     pub(super) fn enter_all<'r>(
-        &self,
-        local: &Arc<RuntimeLocal>,
+        self: &Arc<Self>,
         asks: impl Iterator<Item = (Ask<'r>, Duration)>,
     ) -> (Vec<Waiting>, ToBegin) {
         let now = Instant::now();
@@ -129,26 +127,29 @@ impl Queue {
         for (ask, deadline) in asks {
             let (hash, until) = (ask.hash(), Deadline::counted_from(now, deadline));
             // Releases the lock in between, so that others get their turn.
-            let (shared, index) = self.state().add(local, &ask, hash, until.at, None);
+            let (shared, index) = self.state().add(self, &ask, hash, until.at, None);
             waiting.push(Waiting::new(shared, index, until, false));
         }
-        (waiting, ToBegin { watch: false, dispatch: self.state().claim_dispatch() })
+        let mut state = self.state();
+        let dispatch = if state.filling.is_empty() { None } else { state.dispatch(Event::Queued) };
+        (waiting, ToBegin { watch: false, dispatch })
     }
 
     /// The next batch to send; none if nothing waits, or a newer generation sends it. Also the generation in which to
     /// send another batch at the same time, if more waits.
     pub(super) fn next(&self, generation: u64) -> Option<(InFlight<'_>, Option<u64>)> {
         let mut state = self.state();
-        if state.generation != generation {
+        let waits = !state.filling.is_empty();
+        if state.machine.on(Event::Connected { generation, waits }) != Action::SendNext {
             return None;
         }
-        state.claimed = false;
         let Filling { mut batch, waiters, shared, .. } = state.filling.pop_front()?;
         // From now on the batch is found in `in_flight`.
         let own = Arc::clone(&shared);
         let mut in_flight = own.waiters();
         state.in_flight.push(Arc::clone(&shared));
-        let more = state.claim_dispatch();
+        let waits = !state.filling.is_empty();
+        let more = state.dispatch(Event::Taken { waits });
         drop(state);
         let now = Instant::now();
         // A caller whose deadline has just passed isn't sent.
@@ -164,74 +165,62 @@ impl Queue {
     /// to come.
     pub(super) fn keep_dispatch(&self, generation: u64) -> bool {
         let mut state = self.state();
-        let more = state.generation == generation && !state.filling.is_empty();
-        // The next caller to arrive then starts another dispatch.
-        state.claimed &= more || state.generation != generation;
-        more
+        let waits = !state.filling.is_empty();
+        state.machine.on(Event::Looked { generation, waits }) == Action::GoOn
+    }
+
+    /// Makes the caller, whose batch is done, responsible for those that wait. False if a newer generation sends them.
+    pub(super) fn resume_dispatch(&self, generation: u64) -> bool {
+        self.state().machine.on(Event::Sent { generation }) == Action::GoOn
     }
 
     /// Ends one of the dispatches; returns the generation of another to start, if there is work for one. `stranded`: the
     /// batches that wait can't be sent any more, since the runtime is shutting down.
     pub(super) fn leave(&self, generation: u64, stranded: bool) -> Option<u64> {
-        let mut state = self.state();
-        if state.generation != generation {
-            return None;
-        }
-        state.dispatches -= 1;
         if stranded {
             let error = Error::new(Kind::Unreachable, "redis was not asked: the runtime is shutting down");
-            let failed = state.fail_waiting(&error);
-            drop(state);
-            failed.into_iter().for_each(Filling::wake);
+            self.fail_waiting(Event::Stranded { generation }, &error);
             return None;
         }
-        state.claim_dispatch()
+        let mut state = self.state();
+        let waits = !state.filling.is_empty();
+        state.dispatch(Event::Left { generation, waits })
     }
 
-    /// Makes the caller responsible for the batches that wait to be sent. False if a newer generation sends them.
-    pub(super) fn resume_dispatch(&self, generation: u64) -> bool {
-        let mut state = self.state();
-        let is_current = state.generation == generation;
-        state.claimed |= is_current;
-        is_current
-    }
-
-    /// Fails all callers waiting to be sent.
-    pub(super) fn fail_waiting(&self, generation: u64, error: &Error) {
-        let mut state = self.state();
-        if state.generation == generation {
-            let failed = state.fail_waiting(error);
-            drop(state);
-            failed.into_iter().for_each(Filling::wake);
-        }
+    /// Fails all callers waiting to be sent, since there is no connection.
+    pub(super) fn unconnected(&self, generation: u64, error: &Error) {
+        self.fail_waiting(Event::Unconnected { generation }, error);
     }
 
     /// Gives up the batches in flight, whose connection has fallen silent, so that they hold up no others; and fails
     /// the callers waiting to be sent, which would have to wait for the breaker.
     pub(super) fn abandon(&self, unsent: &Error) {
+        self.fail_waiting(Event::Abandoned, unsent);
+    }
+
+    fn fail_waiting(&self, event: Event, error: &Error) {
         let failed = {
             let mut state = self.state();
-            state.generation += 1;
-            state.dispatches = 0;
-            state.fail_waiting(unsent)
+            match state.machine.on(event) {
+                Action::FailWaiting => state.take_waiting(error),
+                _ => return,
+            }
         };
         failed.into_iter().for_each(Filling::wake);
     }
 
     /// Ensures that a caller with this deadline is woken. Returns whether a watch must be started for that.
     fn claim_watch(&self, state: &mut State, until: Instant) -> bool {
-        if state.next_check.is_some_and(|at| at <= until) {
-            return false;
+        match state.machine.on(Event::Waits(until)) {
+            Action::StartWatch => return true,
+            Action::WakeWatch => self.earlier.notify_one(),
+            _ => {}
         }
-        let is_watched = state.next_check.replace(until).is_some();
-        if is_watched {
-            self.earlier.notify_one();
-        }
-        !is_watched
+        false
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -242,12 +231,12 @@ impl Drop for Queue {
 }
 
 impl ToBegin {
-    pub(super) fn begin_watch(&self, local: &Arc<RuntimeLocal>) {
+    pub(super) fn begin_watch(&self, queue: &Arc<Queue>) {
         if self.watch {
-            let mut ends = WatchEnds { local: Arc::downgrade(local), over: false };
-            let earlier = Arc::clone(&local.queue.earlier);
+            let mut ends = WatchEnds { queue: Arc::downgrade(queue), over: false };
+            let earlier = Arc::clone(&queue.earlier);
             // The caller may be polled on another runtime.
-            local.runtime.spawn(async move { watch(&mut ends, &earlier).await });
+            queue.runtime.spawn(async move { watch(&mut ends, &earlier).await });
         }
     }
 }
@@ -255,7 +244,7 @@ impl ToBegin {
 impl State {
     fn add(
         &mut self,
-        local: &Arc<RuntimeLocal>,
+        queue: &Arc<Queue>,
         ask: &Ask<'_>,
         hash: u64,
         until: Instant,
@@ -264,7 +253,7 @@ impl State {
         let is_full = |last: &Filling| last.waiters.len() >= MOST_WAITERS || !last.batch.has_room(ask, hash);
         if self.filling.back().is_none_or(is_full) {
             let (batch, waiters) = self.spare.pop().unwrap_or_default();
-            self.filling.push_back(Filling { batch, waiters, waiting: 0, shared: BatchState::of(local) });
+            self.filling.push_back(Filling { batch, waiters, waiting: 0, shared: BatchState::of(queue) });
         }
         let last = self.filling.len() - 1;
         let Filling { batch, waiters, waiting, shared } = &mut self.filling[last];
@@ -274,13 +263,12 @@ impl State {
         (Arc::clone(shared), waiters.len() - 1)
     }
 
-    /// Makes the caller responsible for sending what waits, in this generation, if nobody is and another batch may be in
-    /// flight.
-    fn claim_dispatch(&mut self) -> Option<u64> {
-        let claims = self.dispatches < IN_FLIGHT && !self.claimed && !self.filling.is_empty();
-        self.dispatches += usize::from(claims);
-        self.claimed |= claims;
-        claims.then_some(self.generation)
+    /// The generation in which to start a dispatch after this event, if one is needed.
+    fn dispatch(&mut self, event: Event) -> Option<u64> {
+        match self.machine.on(event) {
+            Action::StartDispatch(generation) => Some(generation),
+            _ => None,
+        }
     }
 
     /// The index of this batch among those being filled.
@@ -290,8 +278,7 @@ impl State {
 
     /// Takes out all callers waiting to be sent. They are marked under the lock, so that a caller that registers later
     /// sees it.
-    fn fail_waiting(&mut self, error: &Error) -> VecDeque<Filling> {
-        self.claimed = false;
+    fn take_waiting(&mut self, error: &Error) -> VecDeque<Filling> {
         let filling = std::mem::take(&mut self.filling);
         filling.iter().for_each(|filling| _ = filling.shared.failed.set(error.clone()));
         filling
@@ -302,15 +289,15 @@ impl State {
 /// than the rest of a caller's work.
 async fn watch(ends: &mut WatchEnds, earlier: &Notify) {
     loop {
-        let at = ends.local.upgrade().and_then(|local| local.queue.state().next_check);
+        let at = ends.queue.upgrade().and_then(|queue| queue.state().machine.next_check());
         let Some(at) = at else { return };
         if let Either::Right(_) = select(pin!(tokio::time::sleep_until(at + GRAIN)), pin!(earlier.notified())).await {
             continue;
         }
-        let Some(local) = ends.local.upgrade() else { return };
+        let Some(queue) = ends.queue.upgrade() else { return };
         let (mut late, mut next) = (Vec::new(), None::<Instant>);
         let over = {
-            let (mut state, now) = (local.queue.state(), Instant::now());
+            let (mut state, now) = (queue.state(), Instant::now());
             let mut look = |waiters: &mut Vec<Waiter>| {
                 for waiter in waiters.iter_mut().filter(|waiter| waiter.waker.is_some()) {
                     if waiter.until <= now {
@@ -322,9 +309,8 @@ async fn watch(ends: &mut WatchEnds, earlier: &Notify) {
             };
             state.filling.iter_mut().for_each(|filling| look(&mut filling.waiters));
             state.in_flight.iter().for_each(|shared| look(&mut shared.waiters()));
-            state.next_check = next;
             // The next caller starts another watch.
-            ends.over = next.is_none();
+            ends.over = state.machine.on(Event::Checked(next)) == Action::End;
             ends.over
         };
         late.into_iter().for_each(Waker::wake);
@@ -337,14 +323,14 @@ async fn watch(ends: &mut WatchEnds, earlier: &Notify) {
 /// Lets another watch begin if this one ends early, with the runtime it runs on.
 #[derive(Debug)]
 struct WatchEnds {
-    local: Weak<RuntimeLocal>,
+    queue: Weak<Queue>,
     over: bool,
 }
 
 impl Drop for WatchEnds {
     fn drop(&mut self) {
-        if let Some(local) = self.local.upgrade().filter(|_| !self.over) {
-            local.queue.state().next_check = None;
+        if let Some(queue) = self.queue.upgrade().filter(|_| !self.over) {
+            queue.state().machine.on(Event::WatchLost);
         }
     }
 }
@@ -356,8 +342,7 @@ impl Waiting {
 
     /// Registers to be woken at an answer or at the deadline. False if either is already there.
     fn register(&self, waker: &Waker) -> bool {
-        let local = &self.shared.local;
-        let queue = &local.queue;
+        let queue = &self.shared.queue;
         let (mut state, waker) = (queue.state(), waker.clone());
         // Dropped once no lock is held: a waker may own its task.
         let before;
@@ -372,14 +357,14 @@ impl Waiting {
         let begin = ToBegin { watch: queue.claim_watch(&mut state, self.until.at), dispatch: None };
         drop(state);
         drop(before);
-        begin.begin_watch(local);
+        begin.begin_watch(queue);
         // It may have been answered meanwhile, or left out of the batch that was sent, for which nothing wakes it.
         self.shared.answer(self.index).is_none() && Instant::now() < self.until.at
     }
 
     /// Whether its deadline has passed, if another runtime polls it.
     fn is_late_elsewhere(&mut self, context: &mut Context<'_>) -> bool {
-        let home = self.shared.local.runtime.id();
+        let home = self.shared.queue.runtime.id();
         if runtime::current().is_ok_and(|here| here.id() != home) {
             let timer = self.elsewhere.get_or_insert_with(|| Timer::until(self.until.at));
             return timer.poll(context).is_ready() && self.until.at <= Instant::now();
@@ -390,7 +375,7 @@ impl Waiting {
     /// Takes the caller out of its batch if that isn't sent yet. Returns how far the call has come.
     fn give_up(&mut self) -> Stage {
         self.ended = true;
-        let mut state = self.shared.local.queue.state();
+        let mut state = self.shared.queue.state();
         if let Some(at) = state.filling_of(&self.shared) {
             let Filling { waiters, waiting, .. } = &mut state.filling[at];
             let waiter = &mut waiters[self.index];
@@ -461,7 +446,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_registers_as_its_batch_ends_unsent_does_not_wait() {
         let redis = Redis::open("redis://127.0.0.1:1/").unwrap();
-        let local = redis.local().unwrap();
+        let per_runtime = redis.per_runtime().unwrap();
         let numbers: Arc<[u8]> = Arc::from([1]);
         let (script, waker) = (&SCRIPT, futures_util::task::noop_waker());
         let ask = |key: &str| {
@@ -476,14 +461,14 @@ mod tests {
                 partition: 0,
             }
         };
-        let alone = local.queue.enter(&local, &ask("a"), Deadline::after(Duration::from_secs(9)), &waker);
+        let alone = per_runtime.queue.enter(&ask("a"), Deadline::after(Duration::from_secs(9)), &waker);
         assert!(matches!(alone, Entered::Alone(0)));
         let asks = [(ask("b"), Duration::from_millis(5))];
-        let (mut waiting, begin) = local.queue.enter_all(&local, asks.into_iter());
+        let (mut waiting, begin) = per_runtime.queue.enter_all(asks.into_iter());
         let waiting = waiting.pop().unwrap();
         assert!(waiting.shared.answer(waiting.index).is_none());
         tokio::time::advance(Duration::from_millis(5)).await;
-        let (batch, _) = local.queue.next(begin.dispatch.unwrap()).unwrap();
+        let (batch, _) = per_runtime.queue.next(begin.dispatch.unwrap()).unwrap();
         assert_eq!(batch.batch.calls().count(), 0);
         drop(batch);
         assert!(!waiting.register(&waker));

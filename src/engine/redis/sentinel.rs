@@ -17,7 +17,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// All Sentinels are asked at once, so that a dead one delays no caller. Each is asked over a new connection: a kept
 /// one would be driven by the runtime that made it.
-/// would be driven by the runtime that made it.
 pub(super) struct Sentinels {
     watched: Watched,
 }

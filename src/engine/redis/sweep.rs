@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::Redis;
 use super::errors::from_answer;
 use super::pipeline::Asking;
+use super::redirect::Redirect;
 use crate::engine::{Swept, Which};
 use crate::error::Error;
 
@@ -46,7 +47,7 @@ impl Redis {
             commands.cmd("UNLINK").arg(key);
         }
         let answers = match self.ask_each(&commands, deadline).await {
-            Err(error) if error.detour().is_some() => return Ok((0, keys)),
+            Err(error) if Redirect::of(&error).is_some() => return Ok((0, keys)),
             answers => answers?.into_iter().skip(each - 1).step_by(each),
         };
         let (mut removed, mut elsewhere) = (0, Vec::new());

@@ -88,8 +88,12 @@ impl Tls {
         info.map_err(|error| Error::new(Kind::Input, format!("tls: {error}")))
     }
 
-    /// The rustls configuration.
-    pub(crate) fn config(&self) -> io::Result<Arc<ClientConfig>> {
+    /// The same configuration for other connections of the service, such as those to its database. It is made once.
+    ///
+    /// # Errors
+    ///
+    /// Certificates that can't be read, or a key that doesn't belong to its certificate.
+    pub fn client_config(&self) -> io::Result<Arc<ClientConfig>> {
         match self.config.get() {
             Some(config) => Ok(Arc::clone(config)),
             None => {

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_util::future::select_ok;
@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 
 use super::address::Endpoint;
+use crate::lock::Lock;
 
 /// A connection, and what is known about its bytes.
 pub(super) struct Opened {
@@ -28,7 +29,7 @@ pub(super) struct Opened {
 /// What is known about a connection's bytes. Dropping it closes the connection.
 #[derive(Debug)]
 pub(super) struct Wire {
-    traffic: Arc<Mutex<Traffic>>,
+    traffic: Arc<Lock<Traffic>>,
     driver: AbortHandle,
 }
 
@@ -42,7 +43,7 @@ struct Traffic {
 /// A stream that counts the bytes written.
 struct Counted {
     stream: Box<dyn Stream>,
-    traffic: Arc<Mutex<Traffic>>,
+    traffic: Arc<Lock<Traffic>>,
 }
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -62,7 +63,7 @@ pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened, RedisError> {
 }
 
 /// Counts what the system accepts: below TLS, which may have written a part of what it failed to write.
-async fn connect(endpoint: &Endpoint, traffic: &Arc<Mutex<Traffic>>) -> io::Result<Box<dyn Stream>> {
+async fn connect(endpoint: &Endpoint, traffic: &Arc<Lock<Traffic>>) -> io::Result<Box<dyn Stream>> {
     let counted = |stream: Box<dyn Stream>| Counted { stream, traffic: Arc::clone(traffic) };
     #[cfg(all(test, feature = "embedded"))]
     if let Some(network) = crate::simulation::network() {
@@ -74,7 +75,7 @@ async fn connect(endpoint: &Endpoint, traffic: &Arc<Mutex<Traffic>>) -> io::Resu
         #[cfg(feature = "tls")]
         ConnectionAddr::TcpTls { host, port, .. } => {
             let name = rustls::pki_types::ServerName::try_from(host.clone()).map_err(io::Error::other)?;
-            let connector = tokio_rustls::TlsConnector::from(endpoint.tls().config()?);
+            let connector = tokio_rustls::TlsConnector::from(endpoint.tls().client_config()?);
             let stream = counted(Box::new(tcp_stream(host, *port, tcp).await?));
             Ok(Box::new(connector.connect(name, stream).await?))
         }
@@ -104,16 +105,16 @@ async fn tcp_stream(host: &str, port: u16, settings: &TcpSettings) -> io::Result
 impl Wire {
     /// Bytes written so far.
     pub(super) fn written(&self) -> u64 {
-        locked(&self.traffic).written
+        self.traffic.lock().written
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        locked(&self.traffic).closed
+        self.traffic.lock().closed
     }
 
     /// From here on no more is written.
     pub(super) fn close(&self) {
-        locked(&self.traffic).closed = true;
+        self.traffic.lock().closed = true;
         self.driver.abort();
     }
 }
@@ -130,7 +131,7 @@ impl Counted {
         &mut self,
         write: impl FnOnce(Pin<&mut dyn Stream>) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        let mut traffic = locked(&self.traffic);
+        let mut traffic = self.traffic.lock();
         if traffic.closed {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
@@ -174,10 +175,6 @@ impl AsyncWrite for Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        locked(&self.traffic).closed = true;
+        self.traffic.lock().closed = true;
     }
-}
-
-fn locked(traffic: &Mutex<Traffic>) -> MutexGuard<'_, Traffic> {
-    traffic.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,25 +1,26 @@
 //! Whose turn it is to take units or to return them: one task's at a time, unless it is stuck.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tokio::runtime::Id;
-use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
+use crate::lock::Lock;
 use crate::runtime::{self, LONGEST_WAIT};
 
 #[derive(Debug)]
 pub(super) struct Turns {
     /// A turn that takes longer is stuck: its runtime is blocked.
     longest: Duration,
-    current: Mutex<Current>,
+    current: Lock<Current>,
 }
 
 #[derive(Debug)]
 struct Current {
     /// Replaced if the one who holds it is stuck.
-    lock: Arc<Lock<()>>,
+    lock: Arc<tokio::sync::Mutex<()>>,
     /// When the last turn began, and where.
     began: Instant,
     runtime: Option<Id>,
@@ -27,7 +28,7 @@ struct Current {
 
 #[derive(Debug)]
 pub(super) struct Turn {
-    lock: Arc<Lock<()>>,
+    lock: Arc<tokio::sync::Mutex<()>>,
     is_first: bool,
     _guard: OwnedMutexGuard<()>,
 }
@@ -36,11 +37,11 @@ impl Turns {
     /// Turns of at most three calls with this deadline each.
     pub(super) fn new(deadline: Duration) -> Self {
         let current = Current { lock: Arc::default(), began: Instant::now(), runtime: None };
-        Self { longest: deadline.min(LONGEST_WAIT / 3) * 3, current: Mutex::new(current) }
+        Self { longest: deadline.min(LONGEST_WAIT / 3) * 3, current: Lock::new(current) }
     }
 
     fn current(&self) -> MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        self.current.lock()
     }
 
     /// The turn, unless a task has it.

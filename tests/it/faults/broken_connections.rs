@@ -209,7 +209,7 @@ fn a_runtime_that_is_no_longer_driven_does_not_stop_others_from_connecting() {
 async fn a_pipeline_that_breaks_while_a_script_is_loaded_confirms_nothing() {
     let allowed: Vec<u8> = [8_i64, 1000].into_iter().flat_map(|number| number.to_le_bytes()[..7].to_vec()).collect();
     let evalshas = std::sync::atomic::AtomicUsize::new(0);
-    let address = crate::support::fake_redis::fake_redis(move |words| {
+    let address = tollgate_testing::fake_redis::fake_redis(move |words| {
         let word = words[0].to_ascii_uppercase();
         match word.as_slice() {
             b"HELLO" => Some(b"*4\r\n$7\r\nversion\r\n$5\r\n7.0.0\r\n$5\r\nproto\r\n:2\r\n".to_vec()),

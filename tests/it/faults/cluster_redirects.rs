@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use tollgate::Engine;
+use tollgate_testing::redis_server::{command_text, free_port, run_command};
 
 use super::*;
-use crate::support::redis_server::{command_text, free_port, run_command};
 
 const SCRIPTS: [&str; 4] = ["evalsha", "eval", "evalsha_ro", "eval_ro"];
 const TOPOLOGY: [&str; 3] = ["cluster|slots", "cluster|shards", "cluster|nodes"];

@@ -89,10 +89,10 @@ async fn refused_connections_and_commands_are_classified_whatever_form_the_error
         stays_closed(&renamed.tcp_url(), "unsupported").await;
     }
     stays_closed(&format!("{}/99", server.tcp_url()), "unsupported").await;
-    let cluster = crate::support::cluster::ClusterServers::of_primaries();
+    let cluster = tollgate_testing::cluster::ClusterServers::of_primaries();
     let elsewhere = cluster.keys_of(1, 1).remove(0);
     stays_closed_on(&cluster.node(0).tcp_url(), &elsewhere, "unsupported").await;
-    let sentinels = crate::support::sentinels::Sentinels::start();
+    let sentinels = tollgate_testing::sentinels::Sentinels::start();
     stays_closed(&sentinels.sentinel(0).tcp_url(), "unsupported").await;
 }
 

@@ -85,7 +85,7 @@ fn a_call_without_a_runtime_that_can_wait_is_misuse() {
         assert_eq!(error.charged(), Charged::No);
     };
     let embedded = Limiter::new(tollgate::Embedded::new());
-    let queue = crate::support::rules::rule("gcra 1/1h burst 1 max-debt 5");
+    let queue = tollgate_testing::rules::rule("gcra 1/1h burst 1 max-debt 5");
     let calls = async || {
         misused("acquire", limiter.acquire(&open, "key").await.map(drop));
         misused("peek", limiter.peek(&open, "key").await.map(drop));

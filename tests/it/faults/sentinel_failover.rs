@@ -1,8 +1,9 @@
 //! Failover under Sentinels: callers follow the primary.
 
+use tollgate_testing::redis_server::run_command;
+use tollgate_testing::sentinels::Sentinels;
+
 use super::*;
-use crate::support::redis_server::run_command;
-use crate::support::sentinels::Sentinels;
 
 const SOME_TIME: Duration = Duration::from_secs(1);
 const OUTAGES: [&str; 4] = ["unreachable", "disconnected", "deadline", "not-now"];

@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
+use tollgate_testing::redis_server::run_command;
+
 use super::*;
-use crate::support::redis_server::run_command;
 
 /// Shorter than a lost shard is lost here, and longer than a busy machine keeps one waiting.
 const SOME_TIME: Duration = Duration::from_secs(1);

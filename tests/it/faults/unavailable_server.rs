@@ -160,7 +160,7 @@ async fn permits_taken_locally_are_renewed_and_released_locally() {
     assert_eq!(held.len(), 2);
     assert!(in_time(elsewhere.renew()).await.is_err(), "that one is Redis's");
     server.signal("-CONT");
-    answered_again(&limiter, &crate::support::rules::rule("gcra 5/1d"), "another").await;
+    answered_again(&limiter, &tollgate_testing::rules::rule("gcra 5/1d"), "another").await;
     in_time(elsewhere.renew()).await.expect("renewed by redis");
     for permit in held {
         assert_eq!(in_time(permit.release()).await.expect("released").by, By::Local);
@@ -168,7 +168,7 @@ async fn permits_taken_locally_are_renewed_and_released_locally() {
 }
 
 fn nobody() -> String {
-    format!("redis://127.0.0.1:{}", crate::support::redis_server::free_port())
+    format!("redis://127.0.0.1:{}", tollgate_testing::redis_server::free_port())
 }
 
 #[tokio::test]
@@ -364,13 +364,13 @@ async fn a_limiters_policy_answers_for_rules_without_one() {
     let mut server = Server::start();
     let open = limiter(&server.tcp_url()).on_error(OnError::Open).expect("a policy");
     server.stop();
-    let unsaid = crate::support::rules::rule("gcra 10/1d");
+    let unsaid = tollgate_testing::rules::rule("gcra 10/1d");
     assert_eq!(acquire(&open, &unsaid, "key").await.expect("open").by, By::Policy);
     let closed = rule("gcra 10/1d", OnError::Closed);
     acquire(&open, &closed, "key").await.expect_err("the rule's own goes first");
     let local = open.clone().on_error(LOCAL).expect("a policy");
     assert_eq!(acquire(&local, &unsaid, "key").await.expect("here").by, By::Local);
-    acquire(&local, &crate::support::rules::rule("gcra 1/1d"), "key").await.expect_err("half a unit each");
+    acquire(&local, &tollgate_testing::rules::rule("gcra 1/1d"), "key").await.expect_err("half a unit each");
 }
 
 #[tokio::test]

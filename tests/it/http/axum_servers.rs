@@ -13,10 +13,10 @@ use tokio::net::TcpStream;
 use tollgate::middleware::RateLimitLayer;
 use tollgate::rules::WatchedRules;
 use tollgate::{Limiter, Redis};
+use tollgate_testing::polling::wait_until;
+use tollgate_testing::redis_server::Server;
 
 use super::{serve, set};
-use crate::support::polling::wait_until;
-use crate::support::redis_server::Server;
 
 fn limiter(server: &Server) -> Limiter {
     Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_secs(2))

@@ -9,9 +9,9 @@ use axum::http::{HeaderName, HeaderValue, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tollgate::middleware::{ClientAddress, RateLimitLayer};
+use tollgate_testing::nginx::Nginx;
 
 use super::{ask, embedded, get, serve};
-use crate::support::nginx::Nginx;
 
 const BY_ADDRESS: &str = "[[rule]]\nname = \"r\"\nkey = \"ip\"\nlimits = [\"fixed-window 1/1h\"]\nipv6_prefix = 128";
 

@@ -12,9 +12,9 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tollgate::middleware::{Permits, RateLimitLayer};
+use tollgate_testing::redis_server::Server;
 
 use super::{PERMITS, left, redis_limiter, serve, set, until_left};
-use crate::support::redis_server::Server;
 
 const MEGABYTES: usize = 32;
 

@@ -80,8 +80,7 @@ async fn a_policy_is_the_rules_rate_over_whole_seconds() {
             ("api", &("r".to_owned(), decision.remaining.to_string())),
             "{text}"
         );
-        let quota = decision.quota.as_ref().expect("it");
-        assert_eq!((decision.rule(), quota.limit()), (Some("api"), text));
+        assert_eq!((decision.rule(), decision.limits[0].quota.limit()), (Some("api"), text));
     }
 }
 

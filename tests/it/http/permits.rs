@@ -13,11 +13,11 @@ use tokio::sync::{Notify, mpsc};
 use tollgate::middleware::{Permits, RateLimitLayer, Usage};
 use tollgate::rules::RuleSet;
 use tollgate::{Clock, Embedded, Limiter, Redis, Rule};
+use tollgate_testing::polling::{wait_for_value, wait_until};
+use tollgate_testing::redis_server::Server;
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::{PERMITS, answer, get, left, redis_limiter, set, until_left};
-use crate::support::polling::{wait_for_value, wait_until};
-use crate::support::redis_server::Server;
 
 #[tokio::test]
 async fn a_permit_is_held_until_the_body_has_ended_or_is_dropped() {

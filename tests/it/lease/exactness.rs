@@ -6,9 +6,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::{By, Decision, Lease, Limiter, Request};
+use tollgate_testing::effort::{cases, times};
 
 use super::{World, settle};
-use crate::support::effort::{cases, times};
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -1,9 +1,9 @@
 //! A lease that several runtimes share: one that is blocked or has ended holds up no other, and keeps no units.
 
 use tokio::runtime::{Builder, Runtime};
+use tollgate_testing::polling::is_pending;
 
 use super::*;
-use crate::support::polling::is_pending;
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")

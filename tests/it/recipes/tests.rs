@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate::{Limiter, OnError, Redis, Rule};
+use tollgate_testing::polling::PATIENCE;
+use tollgate_testing::redis_server::Server;
 
 use super::{batch, call, complete, crawl, export, guess, login, pay, report, report_in_turn, send_mail, upload};
-use crate::support::polling::PATIENCE;
-use crate::support::redis_server::Server;
 
 const DEADLINE: Duration = Duration::from_millis(200);
 const ONE: NonZeroU32 = NonZeroU32::MIN;

@@ -5,10 +5,10 @@ use std::time::Duration;
 use tollgate::redis::cmd;
 use tollgate::rules::{Account, Attributes, Definition, Effect, Reason, RuleSet, Verdict};
 use tollgate::{By, Error, Limiter, RetryAfter, Rule};
+use tollgate_testing::polling::wait_for_value;
+use tollgate_testing::redis_server::Server;
 
 use super::{limiter, set};
-use crate::support::polling::wait_for_value;
-use crate::support::redis_server::Server;
 
 async fn verdict(limiter: &Limiter, rules: &RuleSet, request: &Attributes<'_>) -> Verdict {
     limiter.acquire_by(rules, request).await.expect("a verdict")

@@ -315,7 +315,7 @@ fn files_include_others_by_name_or_by_directory() {
 
 #[test]
 fn the_file_in_the_documentation_does_what_it_says() {
-    let format = crate::support::repository::read("src/rules/format.md");
+    let format = tollgate_testing::repository::read("src/rules/format.md");
     let (_, rest) = format.split_once("```toml\n").expect("a file");
     let rules = set(rest.split_once("```").expect("its end").0);
     let of = |request: Attributes<'_>| applies(&rules, &request);

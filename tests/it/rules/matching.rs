@@ -8,9 +8,9 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 use tollgate::rules::{Action, Attributes, Definition, Missing, OneOrMore, RuleSet};
+use tollgate_testing::effort::cases;
 
 use super::applies;
-use crate::support::effort::cases;
 
 #[derive(Clone, Debug)]
 struct Sample {

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tollgate::rules::{Attributes, RuleSet, WatchedRules};
 use tollgate::{Embedded, Limiter};
-
-use crate::support::polling::block_until;
+use tollgate_testing::polling::block_until;
 
 /// A hundred rules that all say of which edition they are.
 fn edition(number: u64) -> String {

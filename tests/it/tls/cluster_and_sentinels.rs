@@ -1,19 +1,13 @@
 //! TLS on a cluster and on a primary under Sentinels, whose servers listen by TLS alone.
 
 use tollgate::{Engine, OnError};
+use tollgate_testing::cluster::ClusterServers;
+use tollgate_testing::polling::wait_until;
+use tollgate_testing::redis_server::command_text;
+use tollgate_testing::sentinels::Sentinels;
+use tollgate_testing::server_setup::ServerSetup;
 
 use super::*;
-use crate::support::cluster::ClusterServers;
-use crate::support::polling::wait_until;
-use crate::support::redis_server::command_text;
-use crate::support::sentinels::Sentinels;
-use crate::support::server_setup::ServerSetup;
-use crate::support::tool::lines;
-
-/// All of them require certificates of clients.
-fn setup(authority: &Authority) -> ServerSetup {
-    ServerSetup::by_tls(TlsFiles::of(authority, authority.signs(&["127.0.0.1", "localhost"]), "yes"))
-}
 
 fn on(url: &str, tls: &Tls) -> Limiter {
     Limiter::new(Engine::open_with_tls(url, tls).expect("a good address")).deadline(PATIENCE)
@@ -38,7 +32,7 @@ fn keys_there(cluster: &ClusterServers) -> u64 {
 #[tokio::test]
 async fn keys_of_all_nodes_of_a_cluster_are_decided_by_tls_and_those_that_move_are_followed() {
     let authority = Authority::new("ours");
-    let cluster = ClusterServers::of_primaries_with(setup(&authority));
+    let cluster = ClusterServers::of_primaries_with(ServerSetup::by_tls(&authority));
     let keys: Vec<_> = (0..3).flat_map(|node| cluster.keys_of(node, 5)).collect();
     for (url, left) in [(cluster.url(), 4), (cluster.url().replace("127.0.0.1", "localhost") + "?protocol=resp3", 3)] {
         let limiter = on(&url, &authority.trusted_by(&authority));
@@ -76,7 +70,7 @@ async fn keys_of_all_nodes_of_a_cluster_are_decided_by_tls_and_those_that_move_a
 #[tokio::test]
 async fn a_cluster_that_isnt_trusted_or_spoken_to_plainly_is_an_error_of_one_line_and_charges_nothing() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    let cluster = ClusterServers::of_primaries_with(setup(&theirs));
+    let cluster = ClusterServers::of_primaries_with(ServerSetup::by_tls(&theirs));
     let (mine, platforms) = (ours.trusted_by(&theirs), Tls::new());
     for limiter in [on(&cluster.url(), &mine), on(&cluster.url(), &platforms)] {
         let error = refused(&limiter).await;
@@ -98,7 +92,7 @@ async fn a_cluster_that_isnt_trusted_or_spoken_to_plainly_is_an_error_of_one_lin
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_sentinels_know_is_found_by_tls_and_followed_through_a_failover() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    let fleet = Sentinels::with(setup(&ours));
+    let fleet = Sentinels::with(ServerSetup::by_tls(&ours));
     let tls = ours.trusted_by(&ours);
     let limiters = [on(&fleet.url(), &tls), on(&format!("{}?protocol=resp3", fleet.url()), &tls)];
     for (limiter, left) in limiters.iter().zip([4, 3]) {
@@ -133,7 +127,8 @@ async fn a_primary_that_sentinels_know_is_found_by_tls_and_followed_through_a_fa
 #[tokio::test]
 async fn nodes_of_a_cluster_require_a_user_and_a_password() {
     let authority = Authority::new("ours");
-    let cluster = ClusterServers::of_primaries_with(ServerSetup { password: Some("harness"), ..setup(&authority) });
+    let cluster =
+        ClusterServers::of_primaries_with(ServerSetup { password: Some("harness"), ..ServerSetup::by_tls(&authority) });
     for node in cluster.nodes() {
         node.user("limiter", "~* +@all");
     }
@@ -160,7 +155,8 @@ async fn nodes_of_a_cluster_require_a_user_and_a_password() {
 #[tokio::test]
 async fn sentinels_and_their_primary_require_passwords_and_errors_name_which_refused() {
     let authority = Authority::new("ours");
-    let passwords = ServerSetup { password: Some("secret"), of_sentinels: Some("watch"), ..setup(&authority) };
+    let passwords =
+        ServerSetup { password: Some("secret"), of_sentinels: Some("watch"), ..ServerSetup::by_tls(&authority) };
     let mut fleet = Sentinels::with(passwords);
     let tls = authority.trusted_by(&authority);
     let limiter = |primarys: &str, sentinels: &str, protocol: &str| {
@@ -191,41 +187,5 @@ async fn sentinels_and_their_primary_require_passwords_and_errors_name_which_ref
     fleet.kill_sentinel(2);
     for error in [first, refused_whatever_the_policy(&on(&wrong, &tls)).await] {
         assert!(error.is_authentication(), "the others did refuse: {error:?}");
-    }
-}
-
-#[test]
-fn the_tool_decides_on_a_cluster_and_under_sentinels_by_tls() {
-    let authority = Authority::new("ours");
-    let cluster = ClusterServers::of_primaries_with(setup(&authority));
-    let fleet = Sentinels::with(setup(&authority));
-    let tls_files = TlsFiles::of(&authority, authority.signs(&["tool"]), "yes");
-    let [ca, cert, key] = ["ca.pem", "server.pem", "server.key"].map(|file| tls_files.file(file));
-    let tls = ["--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key];
-    for (url, primaries) in [(cluster.url(), 3), (fleet.url(), 1)] {
-        let run = |words: &[&str], tls: &[&str]| {
-            let all = [words, &["--deadline", "30s", "--url", &url], tls].concat();
-            command(&all).output().expect("the tool runs")
-        };
-        for key in 0..10 {
-            let output = run(&["probe", "gcra 5/30d", &key.to_string()], &tls);
-            assert_eq!(code(&output), 0, "{}", stderr(&output));
-            assert_eq!(lines(&output)[0]["remaining"], 4);
-        }
-        let doctor = run(&["doctor"], &tls);
-        assert!(code(&doctor) < 2, "{}{}", stdout(&doctor), stderr(&doctor));
-        let reached = lines(&doctor).iter().filter(|finding| finding["check"] == "latency").count();
-        assert_eq!(reached, primaries, "{}", stdout(&doctor));
-        if primaries == 1 {
-            let findings = lines(&doctor);
-            let sentinels = findings.iter().find(|finding| finding["check"] == "sentinels").expect("a finding");
-            assert_eq!(sentinels["numbers"]["known"], 3, "{sentinels}");
-        }
-        for command in [&["probe", "gcra 5/30d", "0"][..], &["doctor"]] {
-            let output = run(command, &[]);
-            let told = format!("{}{}", stdout(&output), stderr(&output));
-            assert_eq!((code(&output), told.lines().count()), (2, 1), "{told}");
-            assert!(told.contains("UnknownIssuer"), "{told}");
-        }
     }
 }

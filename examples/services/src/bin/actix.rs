@@ -1,6 +1,6 @@
 //! An actix-web service, which doesn't use tower: a verdict's header fields suit any framework.
 //!
-//!   cargo run --manifest-path examples/services/Cargo.toml --bin actix
+//!   cargo run -p tollgate-examples --bin actix
 //!   curl -i http://127.0.0.1:3001/
 
 use std::error::Error;

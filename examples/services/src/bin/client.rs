@@ -1,7 +1,7 @@
 //! Calls a third party that allows five calls a second. All processes that share a Redis stay under its limit together,
 //! wait for their turn, and hold back when its responses ask for that.
 //!
-//!   TARGET=http://127.0.0.1:3000/ cargo run --manifest-path examples/services/Cargo.toml --bin client
+//!   TARGET=http://127.0.0.1:3000/ cargo run -p tollgate-examples --bin client
 
 use std::error::Error;
 use std::time::{Duration, Instant};

@@ -2,7 +2,7 @@
 //! tokens by organisation; and five failed logins in 15 minutes. While Redis is away, requests pass, but each of the
 //! two processes still allows only two login attempts per account.
 //!
-//!   cargo run --manifest-path examples/services/Cargo.toml --bin completions
+//!   cargo run -p tollgate-examples --bin completions
 //!   curl -i -H 'Authorization: Bearer k' -H 'X-Org: acme' -d 'What is a tollgate?' http://127.0.0.1:3000/completions
 
 use std::collections::HashMap;

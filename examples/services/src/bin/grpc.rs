@@ -1,7 +1,7 @@
 //! A tonic service under a layer: gRPC's own health service. With `call ADDRESS`, a client that calls it ten times.
 //!
-//!   cargo run --manifest-path examples/services/Cargo.toml --bin grpc
-//!   cargo run --manifest-path examples/services/Cargo.toml --bin grpc -- call http://127.0.0.1:3002
+//!   cargo run -p tollgate-examples --bin grpc
+//!   cargo run -p tollgate-examples --bin grpc -- call http://127.0.0.1:3002
 
 use std::error::Error;
 

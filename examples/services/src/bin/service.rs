@@ -2,13 +2,14 @@
 //! `TOLLGATE_DATABASE`, it uses the rules, users and API keys of a PostgreSQL instead, and records each decision there.
 //! `TOLLGATE_CACHE_SECRET`, 16 bytes or more, lets it accept keys also if it starts while PostgreSQL is away:
 //!
-//!   cargo run --manifest-path examples/services/Cargo.toml --bin service
+//!   cargo run -p tollgate-examples --bin service
 //!   curl -i -H 'X-User: 42' -H 'X-Tier: free' http://127.0.0.1:3000/api/v1/items
 //!   curl -i -H "X-Api-Key: $(tollgate keys create --user 42)" http://127.0.0.1:3000/api/v1/items
 
 use std::error::Error;
 use std::future::ready;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -16,11 +17,11 @@ use axum::http::HeaderName;
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use tollgate::Limiter;
-use tollgate::history::HistorySettings;
-use tollgate::middleware::{ApiKeyLayer, RateLimitLayer, Rules};
-use tollgate::postgres::{Configuration, Postgres};
-use tollgate::rules::WatchedRules;
+use tollgate::middleware::{ApiKeyLayer, RateLimitLayer};
+use tollgate::rules::{RuleSource, WatchedRules};
 use tollgate_examples::{address, engine, interrupted};
+use tollgate_record::history::HistorySettings;
+use tollgate_record::{Configuration, Postgres};
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
@@ -34,6 +35,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .set_buckets_for_metric(Matcher::Suffix("_keys".into()), &keys)?
         .install_recorder()?;
     tollgate::describe_metrics();
+    tollgate_record::describe_metrics();
 
     let upkeep = metrics.clone();
     tokio::spawn(async move {
@@ -56,11 +58,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
         None => (None, None),
     };
-    let rules: Rules = match &configuration {
-        Some(configuration) => configuration.clone().into(),
+    let rules: Arc<dyn RuleSource> = match &configuration {
+        Some(configuration) => Arc::new(configuration.clone()),
         None => {
             let file = std::env::var("RULES").unwrap_or_else(|_| "examples/rules.toml".to_owned());
-            WatchedRules::open(&file)?.into()
+            Arc::new(WatchedRules::open(&file)?)
         }
     };
     // In a service, the user comes from authentication, such as the API keys below, and never from a header that
@@ -72,7 +74,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .header("org", HeaderName::from_static("x-org"))
         .header("megabytes", HeaderName::from_static("x-megabytes"));
     let layer = match &history {
-        Some(history) => layer.history(history.clone()),
+        Some(history) => layer.record(history.clone()),
         None => layer,
     };
 

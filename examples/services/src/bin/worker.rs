@@ -1,6 +1,6 @@
 //! A worker that waits for its turn: ten jobs, in order, at five a second over all workers that share a Redis.
 //!
-//!   cargo run --manifest-path examples/services/Cargo.toml --bin worker
+//!   cargo run -p tollgate-examples --bin worker
 
 use std::error::Error;
 use std::time::{Duration, Instant};

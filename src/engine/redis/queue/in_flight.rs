@@ -1,16 +1,17 @@
 //! What a batch's waiters share: whether it was sent, each waiter's position in it, and the answers.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::task::Waker;
 
 use tokio::time::Instant;
 
-use super::{IN_FLIGHT, Queue};
+use super::Queue;
+use super::machine::IN_FLIGHT;
 use crate::batch::{Batch, GroupId, Position, Records};
 use crate::call::Reply;
 use crate::engine::deadline::Deadline;
-use crate::engine::redis::runtime_local::RuntimeLocal;
 use crate::error::{Error, Kind};
+use crate::lock::Lock;
 
 /// A caller waiting for a batch.
 #[derive(Debug)]
@@ -24,9 +25,9 @@ pub(super) struct Waiter {
 /// The state that a batch's waiters share.
 #[derive(Debug)]
 pub(super) struct BatchState {
-    pub(super) local: Arc<RuntimeLocal>,
+    pub(super) queue: Arc<Queue>,
     /// Its waiters, from when it is sent until it is answered.
-    waiters: Mutex<Vec<Waiter>>,
+    waiters: Lock<Vec<Waiter>>,
     pub(super) sent: OnceLock<Sent>,
     /// Why it isn't answered, and never will be.
     pub(super) failed: OnceLock<Error>,
@@ -44,7 +45,7 @@ pub(super) struct Sent {
 #[derive(Debug, Default)]
 struct SentCall {
     answer: OnceLock<Result<Records, Error>>,
-    stage: Mutex<Stage>,
+    stage: Lock<Stage>,
 }
 
 /// How far an unanswered call has come.
@@ -80,9 +81,9 @@ impl Sent {
 }
 
 impl BatchState {
-    pub(super) fn of(local: &Arc<RuntimeLocal>) -> Arc<Self> {
+    pub(super) fn of(queue: &Arc<Queue>) -> Arc<Self> {
         let (waiters, sent, failed) = Default::default();
-        Arc::new(Self { local: Arc::clone(local), waiters, sent, failed })
+        Arc::new(Self { queue: Arc::clone(queue), waiters, sent, failed })
     }
 
     /// Each time it was sent, the latest last.
@@ -110,18 +111,18 @@ impl BatchState {
     /// The stage of this caller, which isn't answered yet.
     pub(super) fn stage(&self, index: usize) -> Stage {
         let latest = self.sent().filter_map(|sent| sent.call_of(index)).last();
-        latest.map_or(Stage::Unsent, |(call, _)| call.stage.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        latest.map_or(Stage::Unsent, |(call, _)| call.stage.lock().clone())
     }
 
     pub(super) fn waiters(&self) -> MutexGuard<'_, Vec<Waiter>> {
-        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiters.lock()
     }
 }
 
 impl InFlight<'_> {
     pub(in crate::engine::redis) fn set_stage(&self, call: usize, stage: Stage) {
         if let Some(sent) = self.shared.latest() {
-            *sent.calls[call].stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+            *sent.calls[call].stage.lock() = stage;
         }
     }
 

@@ -1,0 +1,50 @@
+//! `tollgate block`: blocks a key for a time, or lifts its block.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use tollgate::{Operation, Request};
+
+use crate::line::{Line, Printer};
+use crate::operation::call;
+use crate::options::{self, Options};
+use crate::probe::warn_of_a_fresh_key;
+use crate::rule_arguments::{GRAMMAR, RuleOptions, RulesAndKey};
+
+#[derive(Debug, Args)]
+#[command(after_long_help = GRAMMAR)]
+pub(crate) struct Block {
+    #[command(flatten)]
+    whom: RulesAndKey,
+    /// How long the block lasts, such as 10m or 1d.
+    #[arg(long = "for", value_name = "D", value_parser = options::duration)]
+    #[arg(required_unless_present = "lift", conflicts_with = "lift")]
+    length: Option<Duration>,
+    /// Lift the block.
+    #[arg(long)]
+    lift: bool,
+    #[command(flatten)]
+    about: RuleOptions,
+    #[command(flatten)]
+    options: Options,
+}
+
+impl Block {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
+        let (subject, key) = self.about.whom(&self.whom, false)?.limits()?;
+        let subject = subject.follow_policy(&self.options)?;
+        let limiter = self.about.of_service(self.options.limiter_on_redis("block a key in")?)?;
+        subject.say_who_overrides();
+        let parts = subject.parts();
+        let request = Request::new(&key).parts(&parts);
+        warn_of_a_fresh_key(&limiter, &subject, request).await;
+        let length = self.length.unwrap_or_default();
+        let decision = call(&limiter, &subject.rule, Operation::Block, request, Some(length)).await?;
+        let mut printer = Printer::new(anstream::stdout(), self.options.shape());
+        let line = Line::new(&subject, Operation::Block, &key, subject.cost, &decision);
+        printer.print(&line.lasting(Some(length)))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

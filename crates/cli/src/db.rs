@@ -1,0 +1,139 @@
+//! `tollgate db`: the tables of the system of record on PostgreSQL.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use tollgate_record::{Migration, Postgres, Writer};
+
+use crate::escape::shown;
+use crate::found;
+use crate::options::tls::Files;
+#[cfg(not(feature = "tls"))]
+use crate::options::tls::lacking;
+use crate::output::{QUIET, counted, human};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Db {
+    /// Create the tables, or migrate those of an older version.
+    ///
+    /// Runs in one transaction; a concurrent run waits for the first. Does nothing if the tables are up to date.
+    Migrate(Database),
+    /// Show which migrations the database has and which are pending, and which services write to it.
+    ///
+    /// Exit code: 0 if it has all, 1 if some are pending, 2 on an error.
+    Status(Database),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Database {
+    /// PostgreSQL 14 or newer, such as postgres://user:password@127.0.0.1/app. A password is best kept in the
+    /// environment: other users of this machine can see arguments, for a moment at least.
+    #[arg(long = "database", value_name = "URL", env = "TOLLGATE_DATABASE", hide_env_values = true)]
+    #[arg(help_heading = "Database")]
+    url: String,
+    /// The certificate authorities to trust for PostgreSQL, in PEM, instead of the platform's. Each of these three
+    /// files turns on TLS, as ?sslmode=require does.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CA", help_heading = "Database")]
+    database_tls_ca: Option<OsString>,
+    /// The client certificate for PostgreSQL, in PEM.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CERT", help_heading = "Database")]
+    database_tls_cert: Option<OsString>,
+    /// The private key of that certificate, in PEM.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_KEY", help_heading = "Database")]
+    database_tls_key: Option<OsString>,
+}
+
+/// The database, and who changes it.
+#[derive(Debug, Args)]
+pub(crate) struct Author {
+    /// Who makes the change; stored with it.
+    #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
+    pub(crate) by: String,
+    #[command(flatten)]
+    pub(crate) database: Database,
+}
+
+impl Database {
+    pub(crate) fn open(&self) -> Result<Postgres> {
+        let files = [&self.database_tls_ca, &self.database_tls_cert, &self.database_tls_key];
+        let files = Files::new("--database-tls", files);
+        #[cfg(feature = "tls")]
+        if let Some(tls) = files.read()? {
+            return Ok(Postgres::open_with_tls(&self.url, &tls)?);
+        }
+        #[cfg(not(feature = "tls"))]
+        if let Some(option) = files.named() {
+            return Err(lacking(&option, "postgres,tls"));
+        }
+        Ok(Postgres::open(&self.url)?)
+    }
+}
+
+impl Db {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
+        match self {
+            Self::Migrate(database) => {
+                let made = database.open()?.migrate().await?;
+                found(ExitCode::SUCCESS, print_made(&made))
+            }
+            Self::Status(database) => {
+                let postgres = database.open()?;
+                let schema = postgres.schema().await?;
+                let code = if schema.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(1) };
+                let printed =
+                    writeln!(anstream::stdout(), "{}: PostgreSQL {}", postgres.address(), schema.server_version);
+                let printed = printed.and_then(|()| schema.migrations.iter().try_for_each(print));
+                let writers = if schema.is_complete() { postgres.writers().await? } else { Vec::new() };
+                // Their times are of the database's clock.
+                let now = postgres.now().await?;
+                found(code, printed.and_then(|()| print_writers(&writers, now)))
+            }
+        }
+    }
+}
+
+fn print_made(made: &[Migration]) -> io::Result<()> {
+    match made {
+        [] => writeln!(anstream::stdout(), "nothing to do: the database has all migrations"),
+        made => made.iter().try_for_each(print),
+    }
+}
+
+/// `1 configuration   applied 2026-11-22T18:10:11Z`
+fn print(migration: &Migration) -> io::Result<()> {
+    let applied = migration.applied_at.and_then(|at| jiff::Timestamp::try_from(at).ok());
+    let state = applied.map_or("to be made".to_owned(), |at| format!("applied {at:.0}"));
+    writeln!(anstream::stdout(), "{:>4} {:<16} {state}", migration.number, migration.name)
+}
+
+/// Running services report every ten seconds.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Running services, and those that ended in the last days.
+fn print_writers(writers: &[Writer], now: SystemTime) -> io::Result<()> {
+    let mut out = anstream::stdout();
+    if !writers.is_empty() {
+        writeln!(out, "{QUIET}services that write{QUIET:#}")?;
+    }
+    for writer in writers {
+        let ago = now.duration_since(writer.written_at).unwrap_or_default();
+        let state = match (writer.killed, writer.ended_at) {
+            (true, _) => {
+                format!("killed: what it had not yet written, {} ago, is lost", human(ago))
+            }
+            (false, Some(_)) => format!("ended {} ago", human(ago)),
+            (false, None) if ago > SILENCE => format!("not heard of for {}: perhaps killed", human(ago)),
+            (false, None) => format!("runs; wrote {} ago", human(ago)),
+        };
+        let (name, requests) = (shown(writer.name.as_bytes()), counted(writer.requests, "request"));
+        let writes = writer.writes.name();
+        let from = writer.client.as_deref().unwrap_or("a socket");
+        let lost = if writer.lost > 0 { format!(", {} lost", writer.lost) } else { String::new() };
+        writeln!(out, "  {name} from {from}: {writes} of {requests}{lost}; {state}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! The permits that recorded requests hold: each until its request ended, as far as the records say when.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::{Duration, UNIX_EPOCH};
+
+use tollgate::{Error, Limiter, Operation, OwnedRequest, Request, Rule};
+
+use crate::messages;
+use crate::operation;
+use crate::output::{counted, micros};
+use crate::records::{Permits, Record};
+
+/// Permits under way, and what the records don't say of others.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    /// By the time at which something is due, and the order in which they were taken.
+    due: BinaryHeap<Reverse<(u64, usize)>>,
+    holders: Vec<Option<Holder>>,
+    /// Given back at once, since it isn't known for how long they were held.
+    unknown: u64,
+    /// Left to later records to give back, and whether any of these did.
+    left: u64,
+    any_given_back: bool,
+}
+
+#[derive(Debug)]
+struct Holder {
+    rule: Rule,
+    request: OwnedRequest,
+    ends_us: u64,
+    /// A service renews its permits for as long as a request takes.
+    renewed_every_us: u64,
+}
+
+/// Whether requests hold permits of this rule.
+pub(crate) fn holds(rule: &Rule) -> bool {
+    rule.limits().any(|limit| limit.algorithm().holds())
+}
+
+impl Held {
+    /// Renews and gives back what is due by now.
+    pub(crate) async fn until(&mut self, limiter: &Limiter, now_us: u64) -> Result<(), Error> {
+        while let Some(&Reverse((at, place))) = self.due.peek().filter(|Reverse((at, _))| *at <= now_us) {
+            self.due.pop();
+            let Some(holder) = self.holders.get_mut(place).and_then(Option::take) else { continue };
+            let request = Request::from(&holder.request).at(UNIX_EPOCH + Duration::from_micros(at));
+            if at >= holder.ends_us {
+                limiter.release(&holder.rule, request).await?;
+                continue;
+            }
+            match limiter.renew(&holder.rule, request).await {
+                // A recorded operation has ended it.
+                Err(error) if error.is_unknown_id() => continue,
+                renewed => renewed?,
+            };
+            self.hold(at, place, holder);
+        }
+        Ok(())
+    }
+
+    /// Notes what this record has done by this rule.
+    pub(crate) async fn note(
+        &mut self,
+        limiter: &Limiter,
+        rule: &Rule,
+        request: &OwnedRequest,
+        record: &Record,
+        allowed: bool,
+    ) -> Result<(), Error> {
+        self.any_given_back |= record.op == Operation::Release;
+        if !allowed || !operation::takes(record.op) || !holds(rule) {
+            return Ok(());
+        }
+        let ends_us = match record.permits {
+            Permits::Until(ends_us) => ends_us,
+            Permits::Unknown => {
+                self.unknown += 1;
+                record.t_us
+            }
+            Permits::ByRecords => {
+                self.left += 1;
+                return Ok(());
+            }
+        };
+        // Nor is a permit held for longer than its rule says.
+        let longest = rule.holds_for().map_or(u64::MAX, |time| record.t_us.saturating_add(micros(time)));
+        let ends_us = ends_us.min(longest);
+        let ttl = rule.limits().filter(|limit| limit.algorithm().holds()).map(|limit| micros(limit.period())).min();
+        let renewed_every_us = (ttl.unwrap_or_default() / 3).max(1);
+        let place = self.holders.len();
+        self.holders.push(None);
+        self.hold(
+            record.t_us,
+            place,
+            Holder { rule: rule.clone(), request: request.clone(), ends_us, renewed_every_us },
+        );
+        self.until(limiter, record.t_us).await
+    }
+
+    fn hold(&mut self, now_us: u64, place: usize, holder: Holder) {
+        let next = now_us.saturating_add(holder.renewed_every_us).min(holder.ends_us);
+        self.due.push(Reverse((next, place)));
+        self.holders[place] = Some(holder);
+    }
+
+    /// How many permits were not held for as long as they were in truth.
+    pub(crate) fn not_replayed(&self) -> u64 {
+        self.unknown + if self.any_given_back { 0 } else { self.left }
+    }
+
+    /// Says so.
+    pub(crate) fn sum_up(&self) {
+        if self.unknown > 0 {
+            messages::note(format!(
+                "permits can't be replayed: {} taken by records that don't say how long a request took (request_time), \
+                 and given back at once, so concurrency is not limited",
+                counted(self.unknown, "permit")
+            ));
+        }
+        if self.left > 0 && !self.any_given_back {
+            messages::note(format!(
+                "permits can't be replayed: {} ended by the ttl alone, since no record gives one back (op release) or \
+                 says how long a request took (request_time); denials by concurrency mean little",
+                counted(self.left, "permit")
+            ));
+        }
+    }
+}

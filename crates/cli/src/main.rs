@@ -1,0 +1,202 @@
+//! The command-line tool: makes decisions by hand, replays recorded traffic, generates load and audits it, explains a
+//! key's state, examines a Redis.
+//!
+//! Exit code: 0 allowed, 1 denied or a fault found, 2 an error (under load, a single call without a reply) or misuse.
+
+#[cfg(feature = "archive")]
+mod archive;
+mod attributes;
+#[cfg(feature = "postgres")]
+mod audit;
+mod block;
+#[cfg(feature = "postgres")]
+mod database_output;
+#[cfg(feature = "postgres")]
+mod db;
+mod doctor;
+mod escape;
+mod held;
+mod inspect;
+#[cfg(feature = "postgres")]
+mod keys;
+mod line;
+mod load;
+mod messages;
+mod operation;
+mod options;
+mod output;
+mod probe;
+mod records;
+mod replay;
+mod reset;
+mod rule_arguments;
+mod rules;
+mod rules_file;
+mod script;
+mod secrets;
+#[cfg(feature = "postgres")]
+mod stats;
+mod subject;
+#[cfg(feature = "postgres")]
+mod time_options;
+#[cfg(feature = "postgres")]
+mod users;
+mod verdict;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+/// A rate limiter: every decision is one atomic Lua script on Redis.
+#[derive(Debug, Parser)]
+#[command(name = "tollgate", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(after_long_help = rule_arguments::GRAMMAR)]
+struct Tollgate {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make decisions and show them.
+    ///
+    /// Exit code: 0 if all were allowed, 1 if any was denied, 2 on an error.
+    Probe(probe::Probe),
+    /// Run recorded traffic through a rule or a set of rules, on a clock taken from the records.
+    ///
+    /// A permit is held for the record's request_time, in seconds, and renewed meanwhile; in an access log, that is
+    /// nginx's $request_time: what follows rt= or request_time=, or the first number with three decimals after the
+    /// request. Its lines have the time at which a request ended. Without it, a record's permit lasts until another
+    /// gives its id back, or until the ttl ends; an access log's is given back at once, and the log is said not to
+    /// tell. With --rules, requests that the middleware refuses, since servers read their path in two ways, are denied.
+    Replay(replay::Replay),
+    /// Put a rule under load, measure the latency of decisions, and audit what was admitted.
+    ///
+    /// The audit compares what was admitted with an exact limiter. For a run of more than 500,000 calls, it takes a
+    /// sample of the keys, each with all its calls, or the beginning of the run if there are too few keys. What a
+    /// policy (--on-error) answered in place of Redis is shown separately and isn't counted against Redis. With a
+    /// concurrency limit, each call holds its own permits and gives them back once it is answered.
+    ///
+    /// Exit code: 0; 1 if the audit found calls that were wrongly admitted or denied; otherwise 2 if any measured call
+    /// got no answer (it failed, or was never sent because too many were unanswered), or on an error.
+    Load(load::Load),
+    /// Show a key's state, decoded and explained, and when it expires.
+    Inspect(inspect::Inspect),
+    /// Deny every call on a key for a time, whatever remains, or lift that.
+    Block(block::Block),
+    /// Forget every key of a rule, in small steps, or one key of a rule of --rules.
+    Reset(reset::Reset),
+    /// Check a service's set of rules, explain what it does with a request, or compare two sets.
+    #[command(subcommand)]
+    Rules(rules::Rules),
+    /// Check a Redis before you rely on it for limits.
+    ///
+    /// Exit code: 0; 1 if there are warnings; 2 if it is unfit or can't be reached.
+    Doctor(doctor::Doctor),
+    /// Print the Lua script of an algorithm, for other languages and `redis-cli --eval`.
+    Script(script::ScriptCommand),
+    /// Create the tables of the system of record in PostgreSQL, or show which exist.
+    #[cfg(feature = "postgres")]
+    #[command(subcommand)]
+    Db(db::Db),
+    /// Move old months of the audit log from PostgreSQL to Parquet on disk or on S3; list, verify, query and delete them.
+    ///
+    /// Each month is read back and compared by count and checksum before its table is detached and dropped. If a run is
+    /// interrupted at any point, the next run continues it.
+    ///
+    /// Exit code: 0; 1 if a month wasn't moved (a line for each says why); 2 if the database or the store can't be
+    /// reached, or on misuse.
+    #[cfg(feature = "archive")]
+    Archive(archive::ArchiveCommand),
+    /// Block users, or give them a tier or their own limits, in the system of record.
+    #[cfg(feature = "postgres")]
+    #[command(subcommand)]
+    Users(users::Users),
+    /// Create, rotate and revoke API keys in the system of record.
+    #[cfg(feature = "postgres")]
+    #[command(subcommand)]
+    Keys(keys::Keys),
+    /// Show why a user was denied at a given time: the decisions that services have recorded.
+    ///
+    /// Exit code: 0; 1 if none is recorded; 2 on an error.
+    #[cfg(feature = "postgres")]
+    Audit(audit::Audit),
+    /// Show totals of decisions: how many were allowed and denied, and how long they took.
+    ///
+    /// Percentiles are within 2.2 %, even over many rows. Exit code: 0; 1 if nothing is counted; 2 on an error.
+    #[cfg(feature = "postgres")]
+    Stats(stats::Stats),
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let arguments = match Tollgate::try_parse_from(secrets::arguments()) {
+        Ok(arguments) => arguments,
+        Err(error) => return misused(&error),
+    };
+    let outcome = match arguments.command {
+        Command::Probe(probe) => probe.run().await,
+        Command::Replay(replay) => replay.run().await,
+        Command::Load(load) => load.run().await,
+        Command::Inspect(inspect) => inspect.run().await,
+        Command::Block(block) => block.run().await,
+        Command::Reset(reset) => reset.run().await,
+        Command::Rules(rules) => rules.run().await,
+        Command::Script(script) => script.run(),
+        Command::Doctor(doctor) => doctor.run().await,
+        #[cfg(feature = "postgres")]
+        Command::Db(db) => db.run().await,
+        #[cfg(feature = "archive")]
+        Command::Archive(archive) => archive.run().await,
+        #[cfg(feature = "postgres")]
+        Command::Users(users) => users.run().await,
+        #[cfg(feature = "postgres")]
+        Command::Keys(keys) => keys.run().await,
+        #[cfg(feature = "postgres")]
+        Command::Audit(audit) => audit.run().await,
+        #[cfg(feature = "postgres")]
+        Command::Stats(stats) => stats.run().await,
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) if reader_is_gone(&error) => ExitCode::SUCCESS,
+        Err(error) => failed(&messages::line(&error)),
+    }
+}
+
+fn failed(message: &str) -> ExitCode {
+    messages::error(message);
+    ExitCode::from(2)
+}
+
+/// Prints clap's message on one line; help is printed as it is.
+fn misused(error: &clap::Error) -> ExitCode {
+    let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if asked_for || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // If the reader is gone, there is nothing left to do.
+        let _ = error.print();
+        return if asked_for { ExitCode::SUCCESS } else { ExitCode::from(2) };
+    }
+    // Before its lines are joined, which would alter what it quotes.
+    let text = secrets::hidden(&error.to_string());
+    let first = text.split("\n\n").next().unwrap_or_default();
+    // Clap's suggestions of known names, if it has any.
+    let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: ")).map(|tip| format!("; {tip}"));
+    let message = first.split_whitespace().collect::<Vec<_>>().join(" ") + &tips.collect::<String>();
+    failed(message.strip_prefix("error: ").unwrap_or(&message))
+}
+
+/// The command's exit code, also if its reader is gone before the end.
+pub(crate) fn found(code: ExitCode, printed: io::Result<()>) -> anyhow::Result<ExitCode> {
+    match printed {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(code),
+    }
+}
+
+/// Whether a command ended early because the reader of its output closed it.
+pub(crate) fn reader_is_gone(error: &anyhow::Error) -> bool {
+    messages::of_output(error).is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

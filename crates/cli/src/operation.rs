@@ -1,0 +1,67 @@
+//! What the tool has to know of an operation.
+
+use std::fmt;
+use std::time::Duration;
+
+use tollgate::{Decision, Error, Limiter, Operation, Request, Rule};
+
+use crate::escape::one_of;
+use crate::records::field::quoted;
+
+/// The operation with this name.
+pub(crate) fn named(name: &str) -> Result<Operation, UnknownOperation> {
+    name.parse().map_err(|_| UnknownOperation(name.to_owned()))
+}
+
+/// A name that no operation has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UnknownOperation(String);
+
+impl fmt::Display for UnknownOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = Operation::ALL.iter().map(|operation| operation.name()).collect();
+        write!(f, "expected {}, got {}", one_of(&names), quoted(self.0.as_bytes()))
+    }
+}
+
+impl std::error::Error for UnknownOperation {}
+
+/// What the operation lacks or has too much of, as one short line.
+pub(crate) fn check(operation: Operation, has_id: bool, has_length: bool) -> Result<(), String> {
+    use Operation::{Block, Cancel, Release, Renew, Settle};
+    let of_an_id = matches!(operation, Renew | Release | Settle | Cancel);
+    match operation {
+        _ if of_an_id && !has_id => Err(format!("id: missing, and {operation} needs that of an earlier call")),
+        Block if !has_length => Err("for: missing, and block needs a duration such as 10m, 0s to lift it".into()),
+        Block => Ok(()),
+        _ if has_length => Err(format!("for: only block takes it, and this is {operation}")),
+        _ => Ok(()),
+    }
+}
+
+/// Whether it takes from a limit; permits are then held by an id.
+pub(crate) fn takes(operation: Operation) -> bool {
+    matches!(operation, Operation::Acquire | Operation::AtMost | Operation::Penalty)
+}
+
+/// Whether it can be denied.
+pub(crate) fn asks(operation: Operation) -> bool {
+    matches!(operation, Operation::Acquire | Operation::Peek | Operation::Reserve | Operation::AtMost)
+}
+
+/// Whether it uses a cost.
+pub(crate) fn costs(operation: Operation) -> bool {
+    use Operation::{Block, Cancel, Release, Renew, Reset};
+    !matches!(operation, Block | Renew | Release | Cancel | Reset)
+}
+
+/// Makes the call; a block lasts for this long.
+pub(crate) async fn call(
+    limiter: &Limiter,
+    rule: &Rule,
+    operation: Operation,
+    request: Request<'_>,
+    length: Option<Duration>,
+) -> Result<Decision, Error> {
+    limiter.call(operation, rule, request.block_for(length.unwrap_or_default())).await
+}

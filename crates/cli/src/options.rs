@@ -1,0 +1,235 @@
+//! Options of every command: where to decide, how long to wait, how to print.
+
+pub(crate) mod tls;
+
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use clap::{Args, ValueEnum};
+use tollgate::{By, Embedded, Engine, Limiter, OnError, Rule};
+
+use crate::messages;
+use crate::output::{Shape, shape};
+use tls::TlsFiles;
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The Redis that decides, such as redis://127.0.0.1:6379, unix:///run/redis.sock,
+    /// redis-sentinel://host:26379,host:26379/primary or redis-cluster://host:7000,host:7001. Without one, probe,
+    /// replay and load use the embedded engine; the other commands need a Redis.
+    #[arg(long, env = "TOLLGATE_URL", hide_env_values = true)]
+    url: Option<String>,
+    #[command(flatten)]
+    tls: TlsFiles,
+    /// The deadline of each decision.
+    #[arg(long, value_name = "D", default_value = "500ms", value_parser = duration)]
+    deadline: Duration,
+    /// What to answer while Redis is away: closed (the error), open (allowed) or local (the embedded engine). Default:
+    /// closed, or what a rule in JSON or from --rules says.
+    #[arg(long, value_enum, value_name = "HOW")]
+    on_error: Option<Policy>,
+    /// How many processes share a rule that is decided locally: this one decides with its share.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = processes)]
+    processes: NonZeroU32,
+    /// How many replicas must have what a call took before it is allowed; waits for less than half the deadline.
+    #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true)]
+    confirmed_by: u8,
+    /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
+    #[arg(long, value_enum)]
+    format: Option<Shape>,
+}
+
+/// What decides while Redis is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Policy {
+    Closed,
+    Open,
+    Local,
+}
+
+impl Options {
+    pub(crate) fn url(&self) -> Option<&str> {
+        self.url.as_deref()
+    }
+
+    pub(crate) fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// The address's host if it isn't this machine, with its port and without a password.
+    pub(crate) fn remote(&self) -> Option<String> {
+        let (scheme, rest) = self.url()?.split_once("://")?;
+        if scheme == "unix" {
+            return None;
+        }
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
+        hosts.split(',').find(|host| !is_this_machine(without_port(host))).map(str::to_owned)
+    }
+
+    /// The engine that decides, unless another does in its place.
+    pub(crate) fn engine(&self) -> By {
+        if self.url().is_some() { By::Redis } else { By::Embedded }
+    }
+
+    /// A limiter on the chosen engine.
+    pub(crate) fn limiter(&self) -> Result<Limiter> {
+        let limiter = self.redis()?.map_or_else(|| Limiter::new(Embedded::new()), Limiter::new);
+        Ok(limiter.deadline(self.deadline))
+    }
+
+    /// Reports who decides, if it isn't a Redis.
+    pub(crate) fn say_who_decides(&self) {
+        if self.url().is_none() {
+            messages::note("no --url, so the embedded engine decides: its state ends with this command");
+        }
+    }
+
+    /// A limiter on the chosen Redis, for commands on its state, which need one.
+    pub(crate) fn limiter_on_redis(&self, to: &str) -> Result<Limiter> {
+        match self.redis()? {
+            Some(redis) => Ok(Limiter::new(redis).deadline(self.deadline)),
+            None => Err(no_redis(to)),
+        }
+    }
+
+    /// The chosen Redis, if any.
+    pub(crate) fn redis(&self) -> Result<Option<Engine>> {
+        let Some(engine) = self.tls.open(self.url())? else {
+            if self.confirmed_by > 0 {
+                bail!("--confirmed-by: expected --url with it, got no --url");
+            }
+            return Ok(None);
+        };
+        let (replicas, within) = (self.confirmed_by, self.deadline / 2);
+        Ok(Some(match engine {
+            Engine::Redis(redis) => redis.confirmed_by(replicas, within).into(),
+            Engine::Cluster(cluster) => cluster.confirmed_by(replicas, within).into(),
+            other => other,
+        }))
+    }
+
+    /// The rule with the chosen policy for when Redis is away.
+    pub(crate) fn follow_policy(&self, rule: Rule) -> Result<Rule> {
+        let policy = match self.on_error {
+            None => return Ok(rule),
+            Some(Policy::Closed) => OnError::Closed,
+            Some(Policy::Open) => OnError::Open,
+            Some(Policy::Local) => OnError::Local { processes: self.processes },
+        };
+        Ok(rule.on_error(policy)?)
+    }
+
+    /// The same for any rule of a set: one that would have less than a unit for each process is closed instead.
+    pub(crate) fn follow_policy_or_close(&self, rule: Rule) -> Rule {
+        let closed = || rule.clone().on_error(OnError::Closed).ok();
+        self.follow_policy(rule.clone()).ok().or_else(closed).unwrap_or(rule)
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        shape(self.format)
+    }
+}
+
+/// The error when a command needs a Redis and none was given.
+pub(crate) fn no_redis(to: &str) -> anyhow::Error {
+    let expected = format!("expected the Redis to {to}, such as redis://127.0.0.1:6379 (--url or TOLLGATE_URL)");
+    anyhow!("url: {expected}, got none")
+}
+
+fn without_port(host: &str) -> &str {
+    match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').map_or(rest, |(host, _)| host),
+        None => host.split_once(':').map_or(host, |(host, _)| host),
+    }
+}
+
+/// Goes by the name alone: names aren't resolved.
+fn is_this_machine(host: &str) -> bool {
+    let address = host.parse::<IpAddr>().map(|address| address.to_canonical());
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
+/// A duration such as `200ms` or `1m30s`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    // A day has 24 hours, as in a rule.
+    let days = text.split_once('d').and_then(|(days, rest)| Some((days.trim().parse::<i64>().ok()?, rest)));
+    let (days, rest) = days.unwrap_or((0, text));
+    let rest = if rest.is_empty() && days > 0 { "0s" } else { rest };
+    let parsed = rest
+        .parse::<jiff::SignedDuration>()
+        .ok()
+        .and_then(|rest| rest.checked_add(jiff::SignedDuration::try_from_hours(days.checked_mul(24)?)?));
+    let parsed = parsed.and_then(|signed| Duration::try_from(signed).ok());
+    parsed.ok_or_else(|| "expected a duration such as 200ms, 1m30s or 7d".into())
+}
+
+/// Like `duration`, but above zero.
+#[cfg(feature = "postgres")]
+pub(crate) fn time_to_come(text: &str) -> Result<Duration, String> {
+    duration(text).ok().filter(|time| !time.is_zero()).ok_or_else(|| "expected a duration such as 10m or 7d".into())
+}
+
+/// A whole number that a script can compute with.
+pub(crate) fn units(text: &str) -> Result<u64, String> {
+    const MOST: u64 = (1 << 53) - 1;
+    let number = text.parse().ok().filter(|number| *number <= MOST);
+    number.ok_or_else(|| format!("expected a whole number from 0 to {MOST}"))
+}
+
+/// How many of something to show.
+pub(crate) fn from_zero(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "expected a whole number from 0 up".into())
+}
+
+fn processes(text: &str) -> Result<NonZeroU32, String> {
+    from_one::<u32, { u32::MAX as u64 }>(text).map(|count| NonZeroU32::new(count).unwrap_or(NonZeroU32::MIN))
+}
+
+/// A whole number from 1 up.
+pub(crate) fn from_one<N: TryFrom<u64>, const MOST: u64>(text: &str) -> Result<N, String> {
+    let number = text.parse().ok().filter(|number| (1..=MOST).contains(number)).map(N::try_from);
+    number.and_then(Result::ok).ok_or_else(|| format!("expected a whole number from 1 to {MOST}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_of_this_machine_if_it_says_so() {
+        let remote = |url: &str| {
+            let (url, tls, deadline) = (Some(url.into()), TlsFiles::default(), Duration::ZERO);
+            let (on_error, processes, confirmed_by, format) = (None, NonZeroU32::MIN, 0, None);
+            let options = Options { url, tls, deadline, on_error, processes, confirmed_by, format };
+            options.remote().unwrap_or_default()
+        };
+        for url in [
+            "",
+            "redis://localhost",
+            "redis://LOCALHOST:7000/1",
+            "redis://:s3cret@127.0.0.1:6379",
+            "redis://127.8.9.1",
+            "redis://[::1]:6379",
+            "redis://[::ffff:127.0.0.1]",
+            "rediss://localhost:6380",
+            "unix:///run/redis.sock",
+            "redis-cluster://u:s3cret@127.0.0.1:7000,localhost:7001,[::1]:7002",
+            "redis-sentinel://localhost,127.0.0.1:26380/main/1",
+        ] {
+            assert_eq!(remote(url), "", "{url}");
+        }
+        for (url, address) in [
+            ("redis://user:s3cret@redis.example.com/0", "redis.example.com"),
+            ("redis://localhost.example.com", "localhost.example.com"),
+            ("redis://10.0.0.1:7000", "10.0.0.1:7000"),
+            ("rediss://10.0.0.1:7000", "10.0.0.1:7000"),
+            ("redis-cluster://127.0.0.1:7000,10.0.0.2:7000", "10.0.0.2:7000"),
+            ("redis-sentinel://u:s3cret@sentinel.example.com:26379/main", "sentinel.example.com:26379"),
+        ] {
+            assert_eq!(remote(url), address);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What all output is made of: JSON lines that other programs read, tables and texts for people.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use anstyle::{AnsiColor, Style};
+use clap::ValueEnum;
+use serde::Serialize;
+use tollgate::RetryAfter;
+
+pub(crate) const RIGHT: Style = AnsiColor::Green.on_default();
+pub(crate) const WRONG: Style = AnsiColor::Red.on_default();
+pub(crate) const QUIET: Style = Style::new().dimmed();
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shape {
+    /// For people.
+    Table,
+    /// One JSON object per line.
+    Jsonl,
+}
+
+/// The chosen format, or the one that suits the output.
+pub(crate) fn shape(asked: Option<Shape>) -> Shape {
+    let by_terminal = || if io::stdout().is_terminal() { Shape::Table } else { Shape::Jsonl };
+    asked.unwrap_or_else(by_terminal)
+}
+
+/// The first column, for records.
+pub(crate) fn time(t_us: Option<u64>) -> String {
+    t_us.map(|t_us| format!("{:<27} ", timestamp(t_us))).unwrap_or_default()
+}
+
+/// The remaining units and the waits, in columns.
+pub(crate) fn numbers(remaining: u64, limit: u64, retry_after: RetryAfter, reset_after_us: u64) -> String {
+    let remaining = format!("{remaining} / {limit}");
+    let retry = match retry_after {
+        RetryAfter::Now => "-".to_owned(),
+        RetryAfter::After(wait) => human(wait),
+        RetryAfter::Never => "never".to_owned(),
+    };
+    let reset = if reset_after_us == 0 { "-".to_owned() } else { human(Duration::from_micros(reset_after_us)) };
+    format!("{remaining:>15} {retry:>12} {reset:>12}")
+}
+
+/// One JSON object on a line of its own.
+pub(crate) fn json(mut out: impl Write, value: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut out, value)?;
+    out.write_all(b"\n")
+}
+
+/// The width of lines: the terminal's, but no more than is comfortable to read.
+pub(crate) fn width() -> usize {
+    const UNKNOWN: usize = 80;
+    const WIDEST: usize = 120;
+    console::Term::stdout().size_checked().map_or(UNKNOWN, |(_, columns)| usize::from(columns)).min(WIDEST)
+}
+
+/// Wraps text to lines of at most this width, unless a word is longer.
+pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+/// Names and values, one pair a line.
+pub(crate) fn facts(mut out: impl Write, facts: &[(&str, String)]) -> io::Result<()> {
+    let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    for (name, value) in facts {
+        writeln!(out, "{QUIET}{name:<width$}{QUIET:#}  {value}")?;
+    }
+    Ok(())
+}
+
+/// `1 key`, `2 keys`.
+pub(crate) fn counted(count: u64, thing: &str) -> String {
+    if count == 1 { format!("1 {thing}") } else { format!("{count} {thing}s") }
+}
+
+/// A time of day in UTC, to the microsecond.
+pub(crate) fn timestamp(t_us: u64) -> String {
+    let time = i64::try_from(t_us).ok().and_then(|t_us| jiff::Timestamp::from_microsecond(t_us).ok());
+    time.map_or_else(|| format!("{t_us}us"), |time| format!("{time:.6}"))
+}
+
+/// A duration for people, rounded up to three digits after the point or to the second: `1.976s`, `4m10s`.
+pub(crate) fn human(duration: Duration) -> String {
+    let us = micros(duration);
+    let digits = |thousandths: u64, unit: &str| {
+        let (whole, rest) = (thousandths / 1000, thousandths % 1000);
+        let text = format!("{whole}.{rest:03}");
+        format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
+    };
+    match us {
+        0..1000 => format!("{us}us"),
+        1000..1_000_000 => digits(us, "ms"),
+        1_000_000..60_000_000 => digits(us.div_ceil(1000), "s"),
+        _ => {
+            let seconds = us.div_ceil(1_000_000);
+            let parts =
+                [("d", seconds / 86_400), ("h", seconds / 3600 % 24), ("m", seconds / 60 % 60), ("s", seconds % 60)];
+            parts.iter().filter(|(_, count)| *count > 0).map(|(unit, count)| format!("{count}{unit}")).collect()
+        }
+    }
+}
+
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_well_and_never_too_short() {
+        for (us, expected) in [
+            (0, "0us"),
+            (999, "999us"),
+            (1500, "1.5ms"),
+            (250_000, "250ms"),
+            (1_975_001, "1.976s"),
+            (2_000_000, "2s"),
+            (59_999_999, "60s"),
+            (250_000_000, "4m10s"),
+            (2_592_000_000_000, "30d"),
+        ] {
+            assert_eq!(human(Duration::from_micros(us)), expected);
+        }
+    }
+
+    #[test]
+    fn lines_break_between_words() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("one two three", 4), ["one", "two", "three"]);
+        assert_eq!(wrapped("", 4), [""]);
+    }
+}

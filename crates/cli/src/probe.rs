@@ -1,0 +1,126 @@
+//! `tollgate probe`: decisions by hand.
+
+use std::ffi::{OsStr, OsString};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use clap::Args;
+use tollgate::{Change, Limiter, Operation, Request};
+
+use crate::escape::shown;
+use crate::line::{Line, Printer};
+use crate::operation;
+use crate::operation::call;
+use crate::options::{self, Options};
+use crate::rule_arguments::{GRAMMAR, RuleOptions, RulesAndKey};
+use crate::rules_file::Whom;
+use crate::subject::Subject;
+use crate::{found, messages};
+
+#[derive(Debug, Args)]
+#[command(after_long_help = GRAMMAR)]
+pub(crate) struct Probe {
+    #[command(flatten)]
+    whom: RulesAndKey,
+    /// Units that each request takes; 0 looks without taking. Default: 1, or what a rule in JSON or from --rules says.
+    #[arg(long, value_name = "N", value_parser = options::units, allow_negative_numbers = true)]
+    cost: Option<u64>,
+    /// How many requests to make.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = options::units, allow_negative_numbers = true)]
+    count: u64,
+    /// How long to wait between them.
+    #[arg(long, value_name = "D", value_parser = options::duration)]
+    interval: Option<Duration>,
+    /// The operation: acquire, peek, reserve, at-most, refund, penalty, block, renew, release, settle, cancel or reset.
+    #[arg(long, default_value = "acquire", value_parser = operation::named)]
+    op: Operation,
+    /// An id for the call: calls with the same id are charged once, and can be settled. Permits are held, renewed and
+    /// released under it; a call that takes permits without an id gets one, which is shown.
+    #[arg(long, value_name = "ID")]
+    id: Option<OsString>,
+    /// How long a block lasts; 0s lifts it.
+    #[arg(long = "for", value_name = "D", value_parser = options::duration)]
+    length: Option<Duration>,
+    /// What happens to the key's state if the rule's numbers have changed: keep-used, as-is or reset. Default:
+    /// keep-used, or what a rule in JSON or from --rules says.
+    #[arg(long, value_name = "HOW")]
+    on_change: Option<Change>,
+    /// Also count denied calls, and show them as overage.
+    #[arg(long)]
+    overage: bool,
+    #[command(flatten)]
+    about: RuleOptions,
+    #[command(flatten)]
+    options: Options,
+}
+
+impl Probe {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
+        let whom = self.about.whom(&self.whom, self.cost.is_none() && operation::costs(self.op))?;
+        if let Whom::Listed(listed) = &whom
+            && operation::asks(self.op)
+        {
+            let mut printer = Printer::new(anstream::stdout(), self.options.shape());
+            let line = Line::of_listed(listed, self.op);
+            let printed = (0..self.count).try_for_each(|_| printer.print(&line));
+            return found(code(!listed.allowed && self.count > 0), printed);
+        }
+        let (subject, key) = whom.limits()?;
+        let mut subject = subject.follow_policy(&self.options)?;
+        if let Some(on_change) = self.on_change {
+            subject.rule = subject.rule.on_change(on_change);
+        }
+        if self.overage {
+            subject.rule = subject.rule.count_denials(true);
+        }
+        let cost = self.cost.unwrap_or(subject.cost);
+        // The other operations take or give back any amount.
+        let takes_all = operation::asks(self.op) && self.op != Operation::AtMost;
+        let subject = if takes_all { subject.at_cost(cost)? } else { subject };
+        operation::check(self.op, self.id.is_some(), self.length.is_some()).map_err(|why| anyhow!("--{why}"))?;
+        let limiter = self.about.of_service(self.options.limiter()?)?;
+        self.options.say_who_decides();
+        subject.say_who_overrides();
+        let mut printer = Printer::new(anstream::stdout(), self.options.shape());
+        let (parts, names_itself) = (subject.parts(), operation::takes(self.op) && subject.holds());
+        if self.options.url().is_some() && matches!(self.op, Operation::Block | Operation::Reset) {
+            warn_of_a_fresh_key(&limiter, &subject, Request::new(&key).parts(&parts)).await;
+        }
+        let mut denied = false;
+        for number in 0..self.count {
+            if let Some(interval) = self.interval.filter(|_| number > 0) {
+                tokio::time::sleep(interval).await;
+            }
+            let own = names_itself.then(|| format!("probe-{:016x}", fastrand::u64(..)));
+            let id = self.id.as_deref().map(OsStr::as_encoded_bytes).or(own.as_deref().map(str::as_bytes));
+            let mut request = Request::new(&key).parts(&parts).cost(cost);
+            if let Some(id) = id {
+                request = request.id(id);
+            }
+            let decision = call(&limiter, &subject.rule, self.op, request, self.length).await?;
+            denied |= !decision.allowed;
+            if let Some(error) = &decision.error {
+                messages::warning(format!("{}; answered by {}", messages::in_full(error), decision.by));
+            }
+            let line = Line::new(&subject, self.op, &key, cost, &decision).named(id).lasting(self.length);
+            if let Err(error) = printer.print(&line) {
+                return found(code(denied), Err(error));
+            }
+        }
+        Ok(code(denied))
+    }
+}
+
+fn code(denied: bool) -> ExitCode {
+    if denied { ExitCode::from(1) } else { ExitCode::SUCCESS }
+}
+
+/// Warns if a key to be blocked or reset has no state: the name or prefix is then probably another than the service's.
+pub(crate) async fn warn_of_a_fresh_key(limiter: &Limiter, subject: &Subject, request: Request<'_>) {
+    let Ok(states) = limiter.inspect(&subject.rule, request).await else { return };
+    if states.iter().all(|state| !state.exists) {
+        let first = states.first().map(|state| shown(state.key.as_bytes())).unwrap_or_default();
+        messages::note(format!("nobody has used this key yet: {first}; --name and --prefix choose others"));
+    }
+}

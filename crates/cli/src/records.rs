@@ -1,0 +1,184 @@
+//! Recorded traffic as a stream of [`Record`]s: JSON lines, CSV, or a web server's access log.
+//!
+//! A line that can't be read is an item like any other ([`Unreadable`]), so that one bad line neither stops a replay
+//! nor goes uncounted. Memory is bounded by one line of at most 16 MiB: enough for a key of a megabyte with every byte
+//! escaped.
+
+use std::fmt;
+use std::io::{self, BufRead};
+use std::time::Duration;
+
+mod combined;
+mod csv_table;
+pub(crate) mod field;
+mod jsonl;
+mod lines;
+mod looks;
+
+use crate::attributes::Pairs;
+use clap::ValueEnum;
+use csv_table::Columns;
+use lines::Lines;
+pub(crate) use looks::{Looks, look};
+use tollgate::Operation;
+
+/// One recorded request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// The line it starts on, from 1.
+    pub(crate) line: u64,
+    /// When it arrived: microseconds since 1970, at most 2^52.
+    pub(crate) t_us: u64,
+    /// The requested operation.
+    pub(crate) op: Operation,
+    /// The key it counts against: any bytes, at least one; empty if it has attributes.
+    pub(crate) key: Vec<u8>,
+    /// The requested cost: less than 2^53; `None` for the rule's own.
+    pub(crate) cost: Option<u64>,
+    /// The id of the call, or of the one to settle: any bytes, at least one.
+    pub(crate) id: Option<Vec<u8>>,
+    /// How long a block lasts; zero lifts it.
+    pub(crate) length: Option<Duration>,
+    /// For how long it holds permits, if it takes some.
+    pub(crate) permits: Permits,
+    /// The attributes that a set of rules finds its rule by, if they are used in place of a key.
+    pub(crate) attributes: Pairs,
+}
+
+/// For how long a record's permits are held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Permits {
+    /// Until a later record gives them back, or the ttl ends.
+    #[default]
+    ByRecords,
+    /// Until this time, in microseconds since 1970: the request had ended.
+    Until(u64),
+    /// The log doesn't say.
+    Unknown,
+}
+
+impl Record {
+    /// How long the request took, as in the field request_time; null if the log doesn't say.
+    pub(crate) fn request_time(&self) -> Option<Option<String>> {
+        match self.permits {
+            Permits::ByRecords => None,
+            Permits::Unknown => Some(None),
+            Permits::Until(ends_us) => {
+                let took = ends_us.saturating_sub(self.t_us);
+                Some(Some(format!("{}.{:06}", took / 1_000_000, took % 1_000_000)))
+            }
+        }
+    }
+}
+
+/// How records are written down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// A JSON object per line: t_us and key; op and cost if not acquire and 1; optionally id; for with a block;
+    /// request_time, the seconds for which it holds permits; with --rules, attrs in place of key. Replay's own output
+    /// can be read too.
+    Jsonl,
+    /// CSV with the same names in a header; with --rules, a column attr.NAME for each attribute.
+    Csv,
+    /// A web server's Combined (or Common) Log Format, of nginx also with $request_time after it.
+    Combined,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Jsonl => "jsonl",
+            Self::Csv => "csv",
+            Self::Combined => "combined",
+        })
+    }
+}
+
+/// The field of an access log's line that becomes the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KeyField {
+    /// The client's address, or its host name if the server logs that.
+    Ip,
+    /// The request's path without the query string.
+    Path,
+    /// The request's method.
+    Method,
+    /// The user that the server authenticated.
+    User,
+}
+
+/// Where a record names whom it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whom {
+    /// A key; in an access log, this field.
+    Key(KeyField),
+    /// Attributes, for a set of rules.
+    Attributes,
+}
+
+/// A line without a valid record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unreadable {
+    /// The line it starts on, from 1.
+    pub(crate) line: u64,
+    /// One short line: the field, what was expected, what was found.
+    pub(crate) reason: String,
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.reason)
+    }
+}
+
+/// The records of `input`, in order.
+///
+/// An `io::Error` means that the rest can't be read, and is the last item: the stream itself failed, or (kind
+/// `InvalidData`) a CSV header doesn't describe records.
+pub(crate) fn read(
+    format: Format,
+    about: Whom,
+    input: impl BufRead,
+) -> impl Iterator<Item = io::Result<Result<Record, Unreadable>>> {
+    let shape = match format {
+        Format::Jsonl => Shape::Jsonl,
+        Format::Csv => Shape::Csv(None),
+        Format::Combined => Shape::Combined,
+    };
+    Records { lines: Lines::new(input), shape, about, ended: false }
+}
+
+struct Records<R> {
+    lines: Lines<R>,
+    shape: Shape,
+    about: Whom,
+    ended: bool,
+}
+
+enum Shape {
+    Jsonl,
+    /// `None` until the header has been read.
+    Csv(Option<Columns>),
+    Combined,
+}
+
+impl<R: BufRead> Iterator for Records<R> {
+    type Item = io::Result<Result<Record, Unreadable>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let item = match &mut self.shape {
+            Shape::Jsonl => self.lines.next_record(|line, text| jsonl::parse(line, text, self.about)),
+            Shape::Csv(columns) => csv_table::next_record(&mut self.lines, columns, self.about),
+            Shape::Combined => self.lines.next_record(|line, text| combined::parse(line, text, self.about)),
+        };
+        // A stream that failed once may fail for ever, and a caller that only counts errors would never end.
+        self.ended = !matches!(item, Ok(Some(_)));
+        item.transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests;

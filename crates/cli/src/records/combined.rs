@@ -1,0 +1,340 @@
+//! A web server's access log, in Common Log Format
+//! (`host ident user [time] "request" status bytes`) or Combined (`... "referer" "agent"`).
+//!
+//! The text after the request is ignored, apart from nginx's `$request_time`: real logs truncate or extend it.
+
+use jiff::fmt::strtime;
+
+use tollgate::Operation;
+
+use super::field::{self, unexpected};
+use super::{KeyField, Permits, Record, Whom};
+use crate::attributes::Pairs;
+use crate::records::field::quoted;
+
+pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, String> {
+    let (host, user, rest) = who(text)
+        .ok_or_else(|| unexpected("line", "host ident user [time] \"request\" status bytes", &quoted(text)))?;
+    let (t_us, rest) = time(rest)?;
+    let (request, after) =
+        request(rest).ok_or_else(|| unexpected("request", "text between quotes", &quoted(rest.trim_ascii())))?;
+    let user = Some(user).filter(|user| !matches!(user, &b"-" | &b"\"\""));
+    let (key, attributes) = match about {
+        Whom::Key(by) => (key(by, host, user, request)?, Vec::new()),
+        Whom::Attributes => (Vec::new(), attributes(host, user, request)?),
+    };
+    // nginx writes a line, and its time, when the request has ended.
+    let (t_us, permits) = match took(after) {
+        Some(took) => (t_us.saturating_sub(took), Permits::Until(t_us)),
+        None => (t_us, Permits::Unknown),
+    };
+    Ok(Record { line, t_us, op: Operation::Acquire, key, cost: None, id: None, length: None, permits, attributes })
+}
+
+/// `$request_time`, in microseconds: what `request_time=` or `rt=` names, or else the first number with three decimals.
+/// A client can't write one, since what it sends stands in quotes.
+fn took(mut text: &[u8]) -> Option<u64> {
+    let seconds = |word: &[u8]| field::micros(str::from_utf8(word).ok()?);
+    let mut first = None;
+    while !text.is_empty() {
+        let (word, rest) = word(text);
+        let named = [&b"request_time="[..], b"rt="].into_iter().find_map(|name| word.strip_prefix(name));
+        if let Some(named) = named.and_then(|named| seconds(unquoted(named))) {
+            return Some(named);
+        }
+        if first.is_none() && word.iter().rev().position(|byte| *byte == b'.') == Some(3) {
+            first = seconds(word);
+        }
+        text = rest;
+    }
+    first
+}
+
+fn unquoted(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\"").and_then(|text| text.strip_suffix(b"\"")).unwrap_or(text)
+}
+
+/// The text up to the next space that isn't in quotes, and what follows the space.
+fn word(text: &[u8]) -> (&[u8], &[u8]) {
+    let (mut quoted, mut escaped) = (false, false);
+    let end = text.iter().position(|byte| {
+        quoted ^= *byte == b'"' && !escaped;
+        escaped = *byte == b'\\' && !escaped;
+        *byte == b' ' && !quoted
+    });
+    end.map_or((text, &[]), |end| (&text[..end], &text[end + 1..]))
+}
+
+fn key(by: KeyField, host: &[u8], user: Option<&[u8]>, request: &[u8]) -> Result<Vec<u8>, String> {
+    let key = match by {
+        KeyField::Ip => Some(host),
+        KeyField::User => user,
+        KeyField::Method => method(request),
+        KeyField::Path => path(request),
+    };
+    let key = key.filter(|key| !key.is_empty()).ok_or_else(|| match by {
+        KeyField::Ip => "no host on this line".to_owned(),
+        KeyField::User => "no user on this line".to_owned(),
+        KeyField::Method => format!("no method on this line: the request is {}", quoted(request)),
+        KeyField::Path => format!("no path on this line: the request is {}", quoted(request)),
+    })?;
+    Ok(unescape(key))
+}
+
+/// All attributes in the line; a request that isn't HTTP has neither method nor path.
+fn attributes(host: &[u8], user: Option<&[u8]>, request: &[u8]) -> Result<Pairs, String> {
+    let target = path(request).map(|path| in_utf8(&unescape(path)));
+    let found = [
+        ("ip", Some(host.to_vec())),
+        ("method", method(request).map(<[u8]>::to_vec)),
+        ("path", target),
+        ("user", user.map(unescape)),
+    ];
+    let found = found.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    let attributes = found.filter(|(_, value)| !value.is_empty()).collect();
+    crate::attributes::check(&attributes)?;
+    Ok(attributes)
+}
+
+/// The path in UTF-8: other bytes are percent-encoded, as the client should have sent them.
+fn in_utf8(path: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(path.len());
+    for chunk in path.utf8_chunks() {
+        text.extend_from_slice(chunk.valid().as_bytes());
+        text.extend(chunk.invalid().iter().flat_map(|byte| format!("%{byte:02X}").into_bytes()));
+    }
+    text
+}
+
+/// Host and user, and the text after them.
+fn who(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let (host, rest) = split(text, b' ')?;
+    let (_ident, rest) = split(rest, b' ')?;
+    let (user, rest) = split(rest, b' ')?;
+    Some((host, user, rest))
+}
+
+/// `[17/May/2015:10:05:03 +0000]` in microseconds, and the text after it.
+fn time(text: &[u8]) -> Result<(u64, &[u8]), String> {
+    const EXPECTED: &str = "[dd/Mon/yyyy:hh:mm:ss +zzzz]";
+    let (time, rest) = text
+        .strip_prefix(b"[")
+        .and_then(|rest| split(rest, b']'))
+        .ok_or_else(|| unexpected("time", EXPECTED, &quoted(text)))?;
+    let at = str::from_utf8(time)
+        .ok()
+        .and_then(|time| strtime::parse("%d/%b/%Y:%H:%M:%S %z", time).ok()?.to_timestamp().ok())
+        .ok_or_else(|| unexpected("time", EXPECTED, &quoted(time)))?;
+    let t_us = u64::try_from(at.as_microsecond())
+        .ok()
+        .filter(|t_us| *t_us <= field::MAX_T_US)
+        .ok_or_else(|| unexpected("time", "a time from 1970 to 2112", &quoted(time)))?;
+    Ok((t_us, rest))
+}
+
+/// The text between the quotes, with its escapes, and what follows them.
+fn request(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let text = text.strip_prefix(b" \"")?;
+    let mut escaped = false;
+    let end = text.iter().enumerate().position(|(i, byte)| {
+        // If a server doesn't escape quotes, this still works where no space follows one.
+        let closes = *byte == b'"' && !escaped && matches!(text.get(i + 1), None | Some(b' '));
+        escaped = *byte == b'\\' && !escaped;
+        closes
+    })?;
+    Some((text.get(..end)?, text.get(end + 1..)?))
+}
+
+fn method(request: &[u8]) -> Option<&[u8]> {
+    let word = request.split(|byte| *byte == b' ').next()?;
+    // Otherwise a TLS client or a port scanner sent it; some servers log only a "-" for that.
+    let plausible = word.first()?.is_ascii_alphabetic()
+        && word.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte));
+    plausible.then_some(word)
+}
+
+fn path(request: &[u8]) -> Option<&[u8]> {
+    method(request)?;
+    let target = request.split(|byte| *byte == b' ').nth(1)?;
+    target.split(|byte| *byte == b'?').next()
+}
+
+/// The bytes before the first `at`, and those after it.
+fn split(text: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
+    let (before, from) = text.split_at(text.iter().position(|byte| *byte == at)?);
+    Some((before, from.get(1..)?))
+}
+
+/// The bytes that were sent: Apache writes a quote as `\"` and nginx as `\x22`, and both must be one key.
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [byte, tail @ ..] = rest {
+        let (byte, tail) = match rest {
+            [b'\\', b'x', high, low, tail @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+                (hex(*high) << 4 | hex(*low), tail)
+            }
+            [b'\\', quoted @ (b'"' | b'\\'), tail @ ..] => (*quoted, tail),
+            _ => (*byte, tail),
+        };
+        out.push(byte);
+        rest = tail;
+    }
+    out
+}
+
+/// The value of a hexadecimal digit.
+fn hex(digit: u8) -> u8 {
+    match digit {
+        b'0'..=b'9' => digit - b'0',
+        _ => (digit | 0x20).wrapping_sub(b'a').wrapping_add(10),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 17 May 2015, 10:05:03 UTC.
+    const T_US: u64 = 1_431_857_103_000_000;
+    const COMBINED: &str = r#"1.2.3.4 - ann [17/May/2015:10:05:03 +0000] "GET /a/b?c=d HTTP/1.1" 200 203 "http://x/" "Mozilla/5.0 (\"x\")""#;
+
+    fn key(text: &str, by: KeyField) -> Result<String, String> {
+        parse(1, text.as_bytes(), Whom::Key(by)).map(|record| String::from_utf8_lossy(&record.key).into_owned())
+    }
+
+    fn requesting(request: &str) -> String {
+        format!(r#"::1 - - [17/May/2015:10:05:03 +0000] "{request}" 400 0"#)
+    }
+
+    #[test]
+    fn any_of_its_fields_can_be_the_key() {
+        let record = parse(9, COMBINED.as_bytes(), Whom::Key(KeyField::Ip)).unwrap();
+        let want = Record {
+            line: 9,
+            t_us: T_US,
+            op: Operation::Acquire,
+            key: b"1.2.3.4".to_vec(),
+            cost: None,
+            id: None,
+            length: None,
+            permits: Permits::Unknown,
+            attributes: Vec::new(),
+        };
+        assert_eq!(record, want);
+        assert_eq!(key(COMBINED, KeyField::Path).unwrap(), "/a/b");
+        assert_eq!(key(COMBINED, KeyField::Method).unwrap(), "GET");
+        assert_eq!(key(COMBINED, KeyField::User).unwrap(), "ann");
+    }
+
+    #[test]
+    fn what_follows_the_request_does_not_matter() {
+        let head = r#"h - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1""#;
+        for tail in ["", " 200 -", r#" 200 5 "-" "cut off"#, r#" 200 5 "-" "agent" 0.003 "more""#] {
+            assert_eq!(key(&format!("{head}{tail}"), KeyField::Path).unwrap(), "/");
+        }
+        let line = [head.as_bytes(), b" 200 5 \"-\" \"\xe4\xf6\xff\""].concat();
+        assert_eq!(parse(1, &line, Whom::Key(KeyField::Ip)).unwrap().key, b"h");
+    }
+
+    #[test]
+    fn the_time_that_nginx_says_a_request_took_is_found_and_a_clients_text_is_not() {
+        let head = r#"h - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 5"#;
+        for (tail, took) in [
+            ("", None),
+            (" 0.003", Some(3_000)),
+            (r#" "-" "agent" 0.003"#, Some(3_000)),
+            (r#" "-" "agent" 1.003 0.900"#, Some(1_003_000)),
+            (r#" "-" "agent" 0.900 rt=1.003"#, Some(1_003_000)),
+            (r#" "-" "agent" "10.0.0.1" request_time="1.003""#, Some(1_003_000)),
+            (r#" "-" "a \" 0.003 \" rt=0.003" 3.21 1700000000.123"#, None),
+            (r#" "-" "0.003" "rt=0.003""#, None),
+            (r#" "-" "cut off 0.003"#, None),
+        ] {
+            let record = parse(1, format!("{head}{tail}").as_bytes(), Whom::Key(KeyField::Ip)).unwrap();
+            let expected = match took {
+                Some(took) => (T_US - took, Permits::Until(T_US)),
+                None => (T_US, Permits::Unknown),
+            };
+            assert_eq!((record.t_us, record.permits), expected, "{tail}");
+        }
+    }
+
+    #[test]
+    fn the_offset_counts() {
+        let at = |time: &str| {
+            parse(1, format!(r#"h - - [{time}] "-" 408 0"#).as_bytes(), Whom::Key(KeyField::Ip)).map(|r| r.t_us)
+        };
+        assert_eq!(at("17/May/2015:12:35:03 +0230"), Ok(T_US));
+        assert_eq!(at("16/May/2015:22:05:03 -1200"), Ok(T_US));
+        assert_eq!(at("01/Jan/1970:00:00:00 +0000"), Ok(0));
+        assert_eq!(at("30/Jun/2015:23:59:60 +0000"), at("30/Jun/2015:23:59:59 +0000"), "a leap second");
+
+        for time in ["31/Dec/1969:23:59:59 +0000", "01/Jan/1970:00:00:00 +0100", "01/Jan/2113:00:00:00 +0000"] {
+            assert_eq!(at(time), Err(format!("time: expected a time from 1970 to 2112, got \"{time}\"")));
+        }
+        for time in [
+            "",
+            "31/Feb/2015:10:05:03 +0000",
+            "17/May/2015:10:05:03",
+            "2015-05-17T10:05:03Z",
+            "17/May/2015:24:00:00 +0000",
+        ] {
+            assert_eq!(at(time), Err(format!("time: expected [dd/Mon/yyyy:hh:mm:ss +zzzz], got \"{time}\"")));
+        }
+    }
+
+    #[test]
+    fn only_the_field_that_counts_must_be_there() {
+        for request in ["-", "", r"\x16\x03\x01", r#"\"\\"#, " / ", "/a b"] {
+            let line = requesting(request);
+            assert_eq!(key(&line, KeyField::Ip).unwrap(), "::1");
+            for (by, name) in [(KeyField::Method, "method"), (KeyField::Path, "path")] {
+                let want = format!("no {name} on this line: the request is \"{request}\"");
+                assert_eq!(key(&line, by), Err(want));
+            }
+            assert_eq!(key(&line, KeyField::User), Err("no user on this line".to_owned()));
+        }
+        for request in ["GET", "GET ", "GET ?a", "GET  HTTP/1.1"] {
+            assert_eq!(key(&requesting(request), KeyField::Method).unwrap(), "GET");
+            assert!(key(&requesting(request), KeyField::Path).is_err());
+        }
+    }
+
+    #[test]
+    fn escapes_are_the_bytes_they_stand_for() {
+        for (request, want) in [
+            (r#"GET /a\"b HTTP/1.1"#, "/a\"b"),
+            (r"GET /a\x22b HTTP/1.1", "/a\"b"),
+            (r#"GET /a\\" HTTP/1.1"#, r"/a\"),
+            (r"GET /\xc3\xA9 HTTP/1.1", "/é"),
+            (r"GET /a\\x22 HTTP/1.1", r"/a\x22"),
+            (r"GET /a\q\x2 HTTP/1.1", r"/a\q\x2"),
+            (r#"GET /a"b HTTP/1.1"#, "/a\"b"),
+            ("GET /a", "/a"),
+        ] {
+            assert_eq!(key(&requesting(request), KeyField::Path).unwrap(), want, "{request}");
+        }
+    }
+
+    #[test]
+    fn another_format_is_refused() {
+        let expected = r#"line: expected host ident user [time] "request" status bytes, got "#;
+        assert_eq!(key("hello world", KeyField::Ip), Err(format!("{expected}\"hello world\"")));
+        for (line, want) in [
+            // A virtual host before the client, which would be taken for the client.
+            ("v:80 1.2.3.4 - - [17/May/2015:10:05:03 +0000] \"-\" 408 0", "time: expected ["),
+            ("h - - [17/May/2015:10:05:03 +0000", "time: expected ["),
+            (
+                "h - - [17/May/2015:10:05:03 +0000] \"GET /cut",
+                "request: expected text between quotes, got \"\"GET /cut\"",
+            ),
+            ("h - - [17/May/2015:10:05:03 +0000] GET / 200", "request: expected text between quotes"),
+            ("h - [17/May/2015:10:05:03 +0000] \"-\" 408 0", "time: expected ["),
+            (" - - [17/May/2015:10:05:03 +0000] \"-\" 408 0", "no host on this line"),
+        ] {
+            let reason = key(line, KeyField::Ip).unwrap_err();
+            assert!(reason.starts_with(want), "{line}: {reason}");
+        }
+    }
+}

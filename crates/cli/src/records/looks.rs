@@ -1,0 +1,108 @@
+//! Detects the format of recorded traffic from its beginning.
+
+use std::io::{self, BufRead, Read};
+
+use super::{Format, KeyField, Whom, combined};
+
+use crate::records::field::quoted;
+
+/// The most lines examined.
+const LINES: usize = 10;
+/// The most bytes examined.
+const BYTES: u64 = 64 << 10;
+
+/// What the beginning of a stream shows.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    /// The format that one of its first lines has.
+    pub(crate) format: Option<Format>,
+    /// Its first non-blank line, as one short printable line; `None` if there is none.
+    pub(crate) begins: Option<String>,
+}
+
+/// What the stream looks like, and all of it to read. If the format hardly matters, waits for the first line only.
+pub(crate) fn look<R: BufRead>(mut input: R, matters: bool) -> io::Result<(Looks, impl BufRead)> {
+    let (mut head, mut looks) = (Vec::new(), Looks::default());
+    for _ in 0..LINES {
+        let start = head.len();
+        let left = BYTES.saturating_sub(start as u64);
+        if input.by_ref().take(left).read_until(b'\n', &mut head)? == 0 {
+            break;
+        }
+        let line = head[start..].trim_ascii();
+        let line = if start == 0 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line) } else { line };
+        if line.is_empty() {
+            continue;
+        }
+        looks.format = of_line(line, looks.begins.is_none());
+        looks.begins.get_or_insert_with(|| quoted(line));
+        if looks.format.is_some() || !matters {
+            break;
+        }
+    }
+    Ok((looks, io::Cursor::new(head).chain(input)))
+}
+
+/// The format of a line; `first` if it may be a header.
+fn of_line(line: &[u8], first: bool) -> Option<Format> {
+    let names = || line.split(|byte| *byte == b',').map(|name| unquoted(name.trim_ascii()));
+    if line.starts_with(b"{") {
+        Some(Format::Jsonl)
+    } else if combined::parse(1, line, Whom::Key(KeyField::Ip)).is_ok() {
+        Some(Format::Combined)
+    } else if first && names().any(|name| matches!(name, b"t_us" | b"key") || name.starts_with(b"attr.")) {
+        Some(Format::Csv)
+    } else {
+        None
+    }
+}
+
+fn unquoted(name: &[u8]) -> &[u8] {
+    name.strip_prefix(b"\"").and_then(|name| name.strip_suffix(b"\"")).unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "1.2.3.4 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 1\n";
+
+    #[test]
+    fn a_format_is_told_by_the_first_line_that_has_one() {
+        for (text, format) in [
+            ("{\"t_us\":1,\"key\":\"a\"}\n".to_owned(), Some(Format::Jsonl)),
+            ("\u{feff}\n \n{".into(), Some(Format::Jsonl)),
+            ("# a note\n{}\n".into(), Some(Format::Jsonl)),
+            (LOG.into(), Some(Format::Combined)),
+            (format!("-- log of May --\r\n{LOG}"), Some(Format::Combined)),
+            ("t_us,key\n1,a\n".into(), Some(Format::Csv)),
+            ("\"key\" , \"time\"\n".into(), Some(Format::Csv)),
+            ("a note\nt_us,key\n".into(), None),
+            ("time user\n".into(), None),
+            ("x\n".repeat(10) + LOG, None),
+            ("x".repeat(1 << 20) + "\n" + LOG, None),
+            (String::new(), None),
+        ] {
+            let (looks, mut all) = look(text.as_bytes(), true).unwrap();
+            assert_eq!(looks.format, format, "{text:.60}");
+            let mut read = String::new();
+            all.read_to_string(&mut read).unwrap();
+            assert!(read == text, "nothing is lost of {text:.60}");
+        }
+    }
+
+    #[test]
+    fn where_it_does_not_matter_much_no_second_line_is_waited_for() {
+        struct Waits;
+
+        impl Read for Waits {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                panic!("nothing more comes")
+            }
+        }
+
+        let input = || b"a note\n".chain(io::BufReader::new(Waits));
+        let (looks, _) = look(input(), false).unwrap();
+        assert_eq!((looks.format, looks.begins.as_deref()), (None, Some("\"a note\"")));
+    }
+}

@@ -1,0 +1,271 @@
+//! `tollgate replay`: recorded traffic through a rule, on a clock taken from the records.
+
+mod by_rules;
+mod player;
+mod source;
+mod summary;
+mod unreadable;
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, anyhow, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use tollgate::Rule;
+
+use crate::line::Printer;
+use crate::options::Options;
+use crate::records::{Format, KeyField, Record, Unreadable, Whom};
+use crate::rule_arguments::{GRAMMAR, RuleOptions};
+use crate::rules_file::RulesFile;
+use crate::subject::Subject;
+use crate::{messages, reader_is_gone};
+use by_rules::ByRules;
+pub(crate) use player::unplayable;
+use player::{Player, Plays};
+pub(crate) use source::Source;
+use summary::Order;
+pub(crate) use summary::is_zero;
+pub(crate) use unreadable::Warnings;
+
+#[derive(Debug, Args)]
+#[command(after_long_help = GRAMMAR)]
+pub(crate) struct Replay {
+    /// The rule, such as "sliding-log 60/1m"; given several times, all or nothing. With --rules, the name of the one
+    /// rule to use, whatever its conditions; default: whichever rule applies.
+    #[arg(long, required_unless_present = "set")]
+    rule: Vec<String>,
+    /// Also count denied calls, and show them as overage.
+    #[arg(long)]
+    overage: bool,
+    /// The records' format. Default: detected from the beginning of the file.
+    #[arg(long, value_enum)]
+    input: Option<Format>,
+    /// Which field of an access log to count by; with --rules, the rules decide. Default: ip.
+    #[arg(long, value_enum, conflicts_with = "set")]
+    key: Option<KeyField>,
+    /// Replay a file as it stands, even if its clock steps back, instead of sorted by time.
+    #[arg(long)]
+    unsorted: bool,
+    /// Stop at the first line that can't be read.
+    #[arg(long)]
+    strict: bool,
+    /// Print totals instead of decisions.
+    #[arg(long)]
+    summary: bool,
+    /// The records; - for standard input, whose clock is kept from stepping back.
+    file: PathBuf,
+    #[command(flatten)]
+    about: RuleOptions,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// From this many records, a progress bar is worthwhile.
+const LONG: usize = 2000;
+
+impl Replay {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
+        let service = self.about.rules_file()?;
+        let plays = match &service {
+            None => Plays::Rule(Box::new(self.subject()?), HashSet::new()),
+            Some(service) => Plays::ByRules(self.set(service)?),
+        };
+        let prefix = self.about.own_prefix("replay");
+        let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
+        let printer = Printer::new(io::BufWriter::new(anstream::stdout()), self.options.shape());
+        let mut player = Player::new(limiter, plays, printer, self.summary);
+        let played = tokio::select! {
+            biased;
+            told = interrupted() => Err(told.map_or_else(anyhow::Error::from, |()| anyhow!("interrupted"))),
+            played = self.play(&mut player) => played,
+        };
+        let left = "in an hour, or twice the longest that the rule takes to reset";
+        let forgotten = player.forget_keys().await;
+        let forgotten =
+            forgotten.map_err(|error| anyhow!("keys of prefix {prefix} are left, and expire {left}: {error}"));
+        match (played, forgotten) {
+            (Ok(()), forgotten) => forgotten?,
+            (Err(why), Err(left)) if !reader_is_gone(&why) => bail!("{}; {left}", messages::line(&why)),
+            (Err(why), _) => return Err(why),
+        }
+        player.flush()?;
+        player.sum_up_permits();
+        if self.summary {
+            player.summary.print(anstream::stdout(), self.options.shape(), self.order())?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn subject(&self) -> Result<Subject> {
+        let mut subject = self.about.subject(&self.rule)?.follow_policy(&self.options)?;
+        if self.overage {
+            subject.rule = subject.rule.count_denials(true);
+        }
+        Ok(subject)
+    }
+
+    fn set<'s>(&'s self, service: &'s RulesFile) -> Result<ByRules<'s>> {
+        let only = match self.rule.as_slice() {
+            [] => None,
+            [name] => Some(service.definition(name)?.name.as_str()),
+            several => {
+                let got = several.len();
+                bail!("--rule: expected the name of one with --rules, got {got}");
+            }
+        };
+        let hashed = service.rules.definitions().iter().find(|rule| rule.hash_keys == Some(true));
+        if let (Some(rule), false) = (hashed, self.about.has_key_secret()?) {
+            let why = "expected a secret to hash its keys by (--key-secret-file or TOLLGATE_KEY_SECRET), got none";
+            bail!("rule {}: {why}", rule.name);
+        }
+        // A rule that can't block is left as it is.
+        let adapted = |rule: Rule| {
+            let rule = if self.overage { rule.count_denials(true) } else { rule };
+            self.options.follow_policy_or_close(self.about.blocking(rule.clone()).unwrap_or(rule))
+        };
+        let adapted = Box::new(adapted);
+        let (rules, given) = (&service.rules, self.about.attributes()?);
+        Ok(ByRules { rules, only, given, adapted, touched: self.options.url().map(|_| HashMap::new()) })
+    }
+
+    async fn play(&self, player: &mut Player<'_, impl Write>) -> Result<()> {
+        let by_key = Whom::Key(self.key.unwrap_or(KeyField::Ip));
+        let about = if player.plays_a_set() { Whom::Attributes } else { by_key };
+        let source = Source { path: &self.file, format: self.input, about, strict: self.strict };
+        if source.is_standard_input() {
+            let (mut records, mut warnings) = source.stream().await?;
+            let played = self.play_stream(player, &mut records, &mut warnings).await;
+            warnings.sum_up();
+            return played;
+        }
+        let (records, mut warnings) = source.open()?;
+        let played = self.play_file(player, records, &mut warnings).await;
+        warnings.sum_up();
+        played
+    }
+
+    /// Plays standard input as it arrives, on a clock that never steps back.
+    async fn play_stream(
+        &self,
+        player: &mut Player<'_, impl Write>,
+        records: &mut source::Records,
+        warnings: &mut Warnings,
+    ) -> Result<()> {
+        let (mut latest, mut said) = (0, false);
+        while let Some(item) = records.recv().await {
+            let item = item.map_err(|error| warnings.broken(&error))?;
+            let Some(mut record) = readable(item, player, warnings)? else { continue };
+            if !std::mem::replace(&mut said, true) {
+                self.options.say_who_decides();
+            }
+            player.summary.in_order(record.t_us, latest);
+            latest = latest.max(record.t_us);
+            record.t_us = latest;
+            play_one(player, &record, warnings).await?;
+            player.flush()?;
+        }
+        warnings.end()
+    }
+
+    async fn play_file(
+        &self,
+        player: &mut Player<'_, impl Write>,
+        records: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
+        warnings: &mut Warnings,
+    ) -> Result<()> {
+        let records = self.in_order_of_play(player, records, warnings)?;
+        self.options.say_who_decides();
+        let progress = self.progress(records.len());
+        for record in &records {
+            play_one(player, record, warnings).await?;
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+        Ok(())
+    }
+
+    fn in_order_of_play(
+        &self,
+        player: &mut Player<'_, impl Write>,
+        items: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
+        warnings: &mut Warnings,
+    ) -> Result<Vec<Record>> {
+        let mut records = Vec::new();
+        let mut latest = 0;
+        for item in items {
+            let item = item.map_err(|error| warnings.broken(&error))?;
+            let Some(record) = readable(item, player, warnings)? else { continue };
+            player.summary.in_order(record.t_us, latest);
+            latest = latest.max(record.t_us);
+            records.push(record);
+        }
+        warnings.end()?;
+        if !self.unsorted {
+            records.sort_by_key(|record| record.t_us);
+        }
+        Ok(records)
+    }
+
+    fn order(&self) -> Order {
+        match (self.file.as_os_str() == "-", self.unsorted) {
+            (true, _) => Order::Clamped,
+            (false, true) => Order::AsItStands,
+            (false, false) => Order::Sorted,
+        }
+    }
+
+    /// A bar on standard error, unless decisions scroll by on the same terminal.
+    fn progress(&self, records: usize) -> ProgressBar {
+        if records < LONG || (io::stdout().is_terminal() && !self.summary) {
+            return ProgressBar::hidden();
+        }
+        let style = ProgressStyle::with_template("{wide_bar} {human_pos} of {human_len} records, {eta} left");
+        let bar = ProgressBar::new(records.try_into().unwrap_or(u64::MAX));
+        bar.with_style(style.expect("a well-formed template"))
+    }
+}
+
+async fn play_one(player: &mut Player<'_, impl Write>, record: &Record, warnings: &mut Warnings) -> Result<()> {
+    match player.play(record).await? {
+        None => Ok(()),
+        Some(unreadable) => readable(Err(unreadable), player, warnings).map(|_| ()),
+    }
+}
+
+/// The record, or `None` with a warning if it could not be read.
+fn readable(
+    item: Result<Record, Unreadable>,
+    player: &mut Player<'_, impl Write>,
+    warnings: &mut Warnings,
+) -> Result<Option<Record>> {
+    match item {
+        Ok(record) => {
+            warnings.read();
+            Ok(Some(record))
+        }
+        Err(unreadable) => {
+            warnings.unreadable(unreadable)?;
+            player.summary.unreadable();
+            Ok(None)
+        }
+    }
+}
+
+/// Ends when the user or the system asks the process to end.
+pub(crate) async fn interrupted() -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminated = signal(SignalKind::terminate())?;
+        tokio::select! {
+            told = tokio::signal::ctrl_c() => told,
+            _ = terminated.recv() => Ok(()),
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await
+}

@@ -1,0 +1,224 @@
+//! The summary of a replay.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::escape::shown;
+use crate::output::{QUIET, Shape, facts, json};
+
+/// Counts while records are played.
+#[derive(Debug, Default)]
+pub(super) struct Summary {
+    allowed: u64,
+    denied: u64,
+    unreadable: u64,
+    out_of_order: u64,
+    refused: u64,
+    permits_not_replayed: u64,
+    /// Denials by key.
+    keys: HashMap<Vec<u8>, u64>,
+    /// For a set: the decisions of each rule, and what each shadow rule would have decided.
+    rules: BTreeMap<Option<String>, Counts>,
+    shadows: BTreeMap<Option<String>, Counts>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+struct Counts {
+    /// `None` if no rule applied.
+    rule: Option<String>,
+    allowed: u64,
+    denied: u64,
+}
+
+/// The totals, with the field names and order that other programs rely on.
+#[derive(Debug, Serialize)]
+struct Totals {
+    records: u64,
+    allowed: u64,
+    denied: u64,
+    unreadable: u64,
+    out_of_order: u64,
+    keys: usize,
+    busiest_denied: Vec<Busiest>,
+    /// For a set: those whose path can be read in two ways, which the middleware refuses. They count as denied.
+    #[serde(skip_serializing_if = "is_zero")]
+    refused: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    permits_not_replayed: u64,
+    /// For a set: by the rule that applied.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    rules: Vec<Counts>,
+    /// For a set: what shadow rules would have allowed and denied.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    shadows: Vec<Counts>,
+}
+
+#[derive(Debug, Serialize)]
+struct Busiest {
+    key: String,
+    denied: u64,
+}
+
+/// What happens to records earlier than the ones before them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Order {
+    Sorted,
+    AsItStands,
+    Clamped,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+pub(crate) fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+/// How many of the most denied keys are named.
+const NAMED: usize = 10;
+
+impl Summary {
+    pub(super) fn unreadable(&mut self) {
+        self.unreadable += 1;
+    }
+
+    /// Notes a record at this time after others, the latest of which was at `latest`.
+    pub(super) fn in_order(&mut self, t_us: u64, latest: u64) {
+        self.out_of_order += u64::from(t_us < latest);
+    }
+
+    /// Notes a key that is about to be written.
+    pub(super) fn touched(&mut self, key: &[u8]) {
+        if !self.keys.contains_key(key) {
+            self.keys.insert(key.to_vec(), 0);
+        }
+    }
+
+    pub(super) fn decided(&mut self, key: &[u8], allowed: bool) {
+        if allowed {
+            self.allowed += 1;
+            return;
+        }
+        self.denied += 1;
+        if let Some(denied) = self.keys.get_mut(key) {
+            *denied += 1;
+        }
+    }
+
+    /// Counts a request that the middleware refuses before any rule.
+    pub(super) fn refused(&mut self) {
+        self.refused += 1;
+    }
+
+    pub(super) fn permits_not_replayed(&mut self, count: u64) {
+        self.permits_not_replayed = count;
+    }
+
+    /// Counts the decision of a rule in a set.
+    pub(super) fn decided_by(&mut self, rule: Option<&str>, allowed: bool) {
+        Counts::note(&mut self.rules, rule, allowed);
+    }
+
+    /// Counts what a shadow rule of a set would have decided.
+    pub(super) fn shadow(&mut self, rule: Option<&str>, allowed: bool) {
+        Counts::note(&mut self.shadows, rule, allowed);
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &Vec<u8>> {
+        self.keys.keys()
+    }
+
+    pub(super) fn print(&self, out: impl Write, shape: Shape, order: Order) -> io::Result<()> {
+        let totals = self.totals();
+        match shape {
+            Shape::Jsonl => json(out, &totals),
+            Shape::Table => totals.print(out, order),
+        }
+    }
+
+    fn totals(&self) -> Totals {
+        let mut denied: Vec<_> = self.keys.iter().filter(|(_, denied)| **denied > 0).collect();
+        denied.sort_by_key(|(key, denied)| (Reverse(**denied), *key));
+        let named = denied.iter().take(NAMED);
+        let busiest_denied = named.map(|(key, denied)| Busiest { key: shown(key), denied: **denied }).collect();
+        let Self { allowed, denied, unreadable, out_of_order, refused, permits_not_replayed, .. } = *self;
+        Totals {
+            records: allowed + denied,
+            allowed,
+            denied,
+            unreadable,
+            out_of_order,
+            keys: self.keys.len(),
+            busiest_denied,
+            refused,
+            permits_not_replayed,
+            rules: most_denied_first(&self.rules),
+            shadows: most_denied_first(&self.shadows),
+        }
+    }
+}
+
+impl Counts {
+    fn note(counts: &mut BTreeMap<Option<String>, Self>, rule: Option<&str>, allowed: bool) {
+        let rule = rule.map(str::to_owned);
+        let counts = counts.entry(rule.clone()).or_insert(Self { rule, ..Self::default() });
+        if allowed { counts.allowed += 1 } else { counts.denied += 1 }
+    }
+}
+
+fn most_denied_first(counts: &BTreeMap<Option<String>, Counts>) -> Vec<Counts> {
+    let mut counts: Vec<_> = counts.values().cloned().collect();
+    counts.sort_by_key(|counts| Reverse((counts.denied, counts.allowed)));
+    counts
+}
+
+/// The decisions of rules, if there were any.
+fn table(out: &mut impl Write, names: [&str; 3], rows: &[Counts]) -> io::Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let [allowed, denied, rule] = names;
+    writeln!(out, "\n{QUIET}{allowed:>11} {denied:>10}  {rule}{QUIET:#}")?;
+    for Counts { rule, allowed, denied } in rows {
+        let rule = rule.as_deref().unwrap_or("no rule applied");
+        writeln!(out, "{allowed:>11} {denied:>10}  {rule}")?;
+    }
+    Ok(())
+}
+
+impl Totals {
+    fn print(&self, mut out: impl Write, order: Order) -> io::Result<()> {
+        facts(&mut out, &self.as_facts(order))?;
+        table(&mut out, ["allowed", "denied", "rule"], &self.rules)?;
+        table(&mut out, ["would allow", "would deny", "shadow rule"], &self.shadows)
+    }
+
+    fn as_facts(&self, order: Order) -> Vec<(&'static str, String)> {
+        let why = match order {
+            _ if self.out_of_order == 0 => "",
+            Order::Sorted => ", earlier than a line before them: played sorted by time",
+            Order::AsItStands => ", earlier than a line before them: played so, with a clock that steps back",
+            Order::Clamped => ", earlier than a line before them: played at the latest time by then",
+        };
+        let mut lines = vec![
+            ("records", self.records.to_string()),
+            ("allowed", self.allowed.to_string()),
+            ("denied", self.denied.to_string()),
+            ("unreadable", self.unreadable.to_string()),
+            ("out of order", format!("{}{why}", self.out_of_order)),
+            ("keys", self.keys.to_string()),
+        ];
+        if self.refused > 0 {
+            lines.push(("refused", format!("{}, denied since their path can be read in two ways", self.refused)));
+        }
+        if self.permits_not_replayed > 0 {
+            lines.push(("permits", format!("{} not replayed", self.permits_not_replayed)));
+        }
+        for (place, Busiest { key, denied }) in self.busiest_denied.iter().enumerate() {
+            let name = if place == 0 { "busiest denied" } else { "" };
+            lines.push((name, format!("{denied:>8}  {}", key)));
+        }
+        lines
+    }
+}

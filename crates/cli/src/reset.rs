@@ -1,0 +1,115 @@
+//! `tollgate reset`: removes every key of a rule, or one key.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, anyhow};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use tollgate::{Limiter, Operation, Request, Rule};
+
+use crate::attributes::{self, pairs};
+use crate::line::{Line, Printer};
+use crate::messages;
+use crate::options::Options;
+use crate::output::{Shape, counted, json};
+use crate::probe::warn_of_a_fresh_key;
+use crate::rule_arguments::{KeyOptions, name_of};
+use crate::rules_file::RulesFile;
+
+#[derive(Debug, Args)]
+pub(crate) struct Reset {
+    /// The rule's name, or the rule in JSON, of which only the name is used; once for each rule to forget.
+    #[arg(long = "rule", visible_alias = "name", value_name = "NAME", required = true)]
+    rules: Vec<String>,
+    /// The service's own set of rules, which must contain NAME.
+    #[arg(long = "rules", value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// For a rule from --rules: forget what it counts for this key, such as user:42, or for the attributes in --attr,
+    /// including limits that count another part of the request, such as its organisation.
+    #[arg(requires = "file")]
+    key: Option<OsString>,
+    /// Attributes of the request that the rule counts; may be given several times.
+    #[arg(long = "attr", visible_alias = "part", value_name = "NAME=VALUE", requires = "file")]
+    attributes: Vec<OsString>,
+    #[command(flatten)]
+    place: KeyOptions,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    rule: &'a str,
+    forgotten: u64,
+}
+
+impl Reset {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
+        let names = self.rules.iter().map(|rule| name_of(rule)).collect::<Result<Vec<_>, _>>()?;
+        let service = self.file.as_deref().map(RulesFile::read).transpose()?;
+        if let Some(service) = &service {
+            names.iter().try_for_each(|name| service.with_limits(name).map(|_| ()))?;
+            if self.key.is_some() || !self.attributes.is_empty() {
+                return self.reset_one(service, &names).await;
+            }
+        }
+        let limiter = self.options.limiter_on_redis("forget keys of")?.prefix(self.place.prefix())?;
+        // Check all names before any key is removed.
+        for name in &names {
+            "gcra 1/1s".parse::<Rule>()?.named(name)?;
+        }
+        for name in &names {
+            let report = Report { rule: name, forgotten: forget(&limiter, name).await? };
+            match self.options.shape() {
+                Shape::Jsonl => json(anstream::stdout(), &report)?,
+                Shape::Table => report.print(anstream::stdout())?,
+            }
+            if report.forgotten == 0 {
+                let prefix = self.place.prefix();
+                messages::note(format!("no key of rule {name} under the prefix {prefix}: --prefix chooses another"));
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn reset_one(&self, service: &RulesFile, names: &[String]) -> Result<ExitCode> {
+        let given = pairs("--attr", &self.attributes)?;
+        attributes::check(&given).map_err(|why| anyhow!("--attr: {why}"))?;
+        let key = self.key.as_deref().map(OsStr::as_encoded_bytes);
+        let whom = |name: &String| service.whom(name, key, given.clone(), false)?.limits();
+        let all = names.iter().map(whom).collect::<Result<Vec<_>, _>>()?;
+        let limiter = self.place.of_service(self.options.limiter_on_redis("forget a key of")?)?;
+        let mut printer = Printer::new(anstream::stdout(), self.options.shape());
+        for (subject, key) in &all {
+            subject.say_who_overrides();
+            let parts = subject.parts();
+            let request = Request::new(key).parts(&parts);
+            warn_of_a_fresh_key(&limiter, subject, request).await;
+            let decision = limiter.reset(&subject.rule, request).await?;
+            printer.print(&Line::new(subject, Operation::Reset, key, subject.cost, &decision))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+async fn forget(limiter: &Limiter, name: &str) -> Result<u64, tollgate::Error> {
+    let style = ProgressStyle::with_template("{wide_bar} {human_pos} of {human_len} keys, {msg} forgotten");
+    let bar = ProgressBar::new(0).with_message("0").with_style(style.expect("a well-formed template"));
+    let forgotten = limiter.reset_all(name, |progress| {
+        bar.set_length(progress.keys);
+        bar.set_position(progress.looked_at);
+        bar.set_message(progress.forgotten.to_string());
+    });
+    let forgotten = forgotten.await;
+    bar.finish_and_clear();
+    forgotten
+}
+
+impl Report<'_> {
+    fn print(&self, mut out: impl std::io::Write) -> std::io::Result<()> {
+        writeln!(out, "{} of rule {} forgotten", counted(self.forgotten, "key"), self.rule)
+    }
+}

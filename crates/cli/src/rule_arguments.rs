@@ -1,0 +1,294 @@
+//! The arguments of a command that say what it is about: a rule, where its keys are, and what its limits count.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use tollgate::{KeySecret, Limiter, Rule};
+
+use crate::attributes::{self, Pairs, pairs};
+use crate::options;
+use crate::rules_file::{RulesFile, Whom};
+use crate::subject::Subject;
+
+/// The name of a rule that is given without one.
+pub(crate) const UNNAMED: &str = "cli";
+
+/// How rules are written, for the help of every command that takes a rule.
+pub(crate) const GRAMMAR: &str = "\
+Rules:
+  A RULE is a limit in one line:
+
+    ALGORITHM UNITS/PERIOD [burst N] [max-debt N|none] [start PERIOD|first-hit|spread] [max N] [shards N]
+    fixed-window UNITS/day|week|month|year [shards N] [tz ZONE]
+    concurrency N ttl PERIOD [shards N]
+
+  Not every algorithm has every option; a PERIOD is in us, ms, s, m, h or d, such as 10s or 1h30m.
+
+    gcra 100/1s burst 20                    100 a second, up to 20 at once
+    token-bucket 100/1m burst 200           100 a minute, up to 200 at once
+    token-bucket 10/1s max-debt 50          reservations may owe up to 50 units
+    fixed-window 100/1h                     100 from each full hour on; start 8h | first-hit | spread
+    fixed-window 250/day tz Europe/Zurich   in each day there; day | week | month | year, of UTC without tz
+    sliding-window 1000/1h                  an estimate that slides, in little memory
+    sliding-log 5/10s                       exactly 5 in any 10 seconds
+    concurrency 8 ttl 30s                   at most 8 held at once, each for 30 seconds unless renewed
+    gcra 100000/1s shards 8                 too hot for one node: in eight keys
+
+  Several limits, as further RULEs or separated by commas, are decided together, all or nothing.
+  Their keys in Redis are those of a rule called cli, unless --name gives another. Give any other
+  rule of a service as JSON:
+
+    {\"name\": \"api\", \"limits\": [\"gcra 10/1s\", {\"limit\": \"fixed-window 1000/1m\", \"key\": \"org\"}], \"tag\": \"org\"}
+
+  In JSON, a limit may have a name, and may count another part of the request (key) than the rest.
+  tag names the part whose value goes in the braces of every key, so that Redis Cluster keeps them
+  together. --part gives these parts. A rule may also have cost, on_change, overage, block_for,
+  hash_keys, on_error and processes.
+
+Examples:
+  tollgate probe \"token-bucket 5/10s\" user:42 --count 7
+  tollgate probe \"gcra 10/1s\" \"fixed-window 250/1d\" user:42 --name api --cost 3
+  tollgate probe '{\"name\": \"api\", \"limits\": [{\"limit\": \"gcra 9/1s\", \"key\": \"org\"}], \"tag\": \"org\"}' user:42 --part org=acme
+
+A service's own file of rules:
+  --rules gives the file, and RULE is then the name of one of its rules:
+
+    tollgate inspect --rules rules.toml uploads user:42 --prefix shop --url redis://127.0.0.1:6379
+
+  Spell the key as the rule counts it; --attr gives what else the rule counts, such as org=acme. To
+  see which rule applies to a request, and which keys it writes, use tollgate rules explain.
+
+Keys:
+  A key is any bytes. Printable keys are shown as they are. \\xff stands for a byte that isn't UTF-8,
+  \\n or \\u{1b} for a character that can't be printed, and \\\\ for a backslash.
+";
+
+/// Rules and a key, as positional arguments.
+#[derive(Debug, Args)]
+pub(crate) struct RulesAndKey {
+    /// The rule, such as "token-bucket 5/10s"; several are decided together, all or nothing. Last, the key: who is
+    /// limited, such as user:42.
+    // Options may stand between them, so clap takes them one by one: this is shown as <RULE> <KEY>...
+    #[arg(value_name = "RULE> <KEY", num_args = 1.., required = true)]
+    rules_and_key: Vec<OsString>,
+}
+
+impl RulesAndKey {
+    /// The name of a rule in a service's set, and the key.
+    fn name_and_key(&self) -> Result<(String, Option<&[u8]>)> {
+        let name = |name: &OsString| name.to_string_lossy().into_owned();
+        match self.rules_and_key.as_slice() {
+            [one] => Ok((name(one), None)),
+            [one, key] => Ok((name(one), Some(key.as_encoded_bytes()))),
+            several => {
+                let expected = "expected the NAME of one of its rules and a KEY with --rules";
+                bail!("{expected}, got {} words", several.len())
+            }
+        }
+    }
+
+    pub(crate) fn split(&self) -> Result<(Vec<String>, &[u8])> {
+        let Some((key, rules @ [_, ..])) = self.rules_and_key.split_last() else {
+            bail!("expected RULE... KEY, such as \"token-bucket 5/10s\" user:42, got only one of them");
+        };
+        Ok((rules.iter().map(|rule| rule.to_string_lossy().into_owned()).collect(), key.as_encoded_bytes()))
+    }
+}
+
+/// The options of a rule: its name, the file it is in, what its limits count, and what its denials do.
+#[derive(Debug, Args)]
+pub(crate) struct RuleOptions {
+    /// The rule's name, which is part of its keys. Default: cli, or the name in its JSON.
+    #[arg(long, value_name = "NAME", conflicts_with = "set")]
+    name: Option<String>,
+    /// The service's own set of rules; RULE is then the name of one of them. KEY is then spelled as the rule counts it,
+    /// such as user:42, and is optional if --attr gives its parts.
+    #[arg(long = "rules", value_name = "FILE")]
+    set: Option<PathBuf>,
+    /// What limits count instead of the key, and the tag; once for each part that the rule has. With --rules,
+    /// attributes of the request.
+    #[arg(long = "part", visible_alias = "attr", value_name = "NAME=VALUE")]
+    parts: Vec<OsString>,
+    /// How long a denied key is blocked, such as 15m; denials meanwhile don't extend the block. Default: no block, or
+    /// what a rule in JSON or from --rules says.
+    #[arg(long, value_name = "D", value_parser = options::duration)]
+    block_for: Option<Duration>,
+    #[command(flatten)]
+    place: KeyOptions,
+}
+
+/// Where a service's keys are, and how they are spelled.
+#[derive(Debug, Args)]
+pub(crate) struct KeyOptions {
+    /// The prefix of the service's keys. A replay or a load appends a name of its own, so that it starts with no keys,
+    /// touches no others, and can remove its keys at the end.
+    #[arg(long, default_value = "tollgate")]
+    prefix: String,
+    /// A file with the secret that the service hashes its keys with (a newline at its end is ignored); or put the
+    /// secret itself in TOLLGATE_KEY_SECRET. Default: none, keys are stored in plain text.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_KEY_SECRET_FILE")]
+    key_secret_file: Option<PathBuf>,
+}
+
+impl RuleOptions {
+    /// The rule written in these arguments, with the parts that its limits count.
+    pub(crate) fn subject(&self, rules: &[String]) -> Result<Subject> {
+        let rule = match rules {
+            [one] if is_json(one) => from_json(one, self.name.as_deref())?,
+            [] => bail!("rule: expected at least one, such as \"token-bucket 5/10s\", got none"),
+            lines => from_lines(lines, self.name.as_deref().unwrap_or(UNNAMED))?,
+        };
+        Subject::of(self.blocking(rule)?, pairs("--part", &self.parts)?)
+    }
+
+    /// The rule, and the key that it counts. If `costs` is false, the rule's cost needn't be known.
+    pub(crate) fn whom(&self, whom: &RulesAndKey, costs: bool) -> Result<Whom> {
+        let Some(service) = self.rules_file()? else {
+            let (rules, key) = whom.split()?;
+            return Ok(Whom::Limits(Box::new(self.subject(&rules)?), key.to_vec()));
+        };
+        let (name, key) = whom.name_and_key()?;
+        let mut whom = service.whom(&name, key, self.attributes()?, costs)?;
+        if let Whom::Limits(subject, _) = &mut whom {
+            subject.rule = self.blocking(subject.rule.clone())?;
+        }
+        Ok(whom)
+    }
+
+    /// The rule; it blocks a denied key, if that was asked for.
+    pub(crate) fn blocking(&self, rule: Rule) -> Result<Rule> {
+        Ok(match self.block_for {
+            Some(time) => rule.block_for(time)?,
+            None => rule,
+        })
+    }
+
+    /// The service's set of rules, if it was given.
+    pub(crate) fn rules_file(&self) -> Result<Option<RulesFile>> {
+        self.set.as_deref().map(RulesFile::read).transpose()
+    }
+
+    /// The request's attributes as given, for a set of rules.
+    pub(crate) fn attributes(&self) -> Result<Pairs> {
+        let given = pairs("--attr", &self.parts)?;
+        attributes::check(&given).map_err(|why| anyhow!("--attr: {why}"))?;
+        Ok(given)
+    }
+
+    /// Whether a secret for hashing keys was given.
+    pub(crate) fn has_key_secret(&self) -> Result<bool> {
+        self.place.key_secret().map(|secret| secret.is_some())
+    }
+
+    /// The limiter for the service's keys.
+    pub(crate) fn of_service(&self, limiter: Limiter) -> Result<Limiter> {
+        self.place.of_service(limiter)
+    }
+
+    /// The limiter for its own keys, spelled as the service's are.
+    pub(crate) fn of_prefix(&self, prefix: &str, limiter: Limiter) -> Result<Limiter> {
+        self.place.of_prefix(prefix, limiter)
+    }
+
+    /// A prefix under the service's that no other run has.
+    pub(crate) fn own_prefix(&self, what: &str) -> String {
+        own_prefix(&self.place.prefix, what)
+    }
+}
+
+impl KeyOptions {
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(crate) fn of_service(&self, limiter: Limiter) -> Result<Limiter> {
+        self.of_prefix(&self.prefix, limiter)
+    }
+
+    fn of_prefix(&self, prefix: &str, limiter: Limiter) -> Result<Limiter> {
+        let limiter = limiter.prefix(prefix)?;
+        Ok(match self.key_secret()? {
+            Some(secret) => limiter.key_secret(&secret),
+            None => limiter,
+        })
+    }
+
+    fn key_secret(&self) -> Result<Option<KeySecret>> {
+        let given = |path: &&PathBuf| !path.as_os_str().is_empty();
+        let (secret, whence) = match self.key_secret_file.as_ref().filter(given) {
+            Some(path) => {
+                let whence = format!("--key-secret-file {}", path.display());
+                let mut secret = std::fs::read(path).with_context(|| whence.clone())?;
+                if secret.pop_if(|byte| *byte == b'\n').is_some() {
+                    secret.pop_if(|byte| *byte == b'\r');
+                }
+                (secret, whence)
+            }
+            None => match std::env::var_os("TOLLGATE_KEY_SECRET").filter(|secret| !secret.is_empty()) {
+                Some(secret) => (secret.into_encoded_bytes(), "TOLLGATE_KEY_SECRET".to_owned()),
+                None => return Ok(None),
+            },
+        };
+        KeySecret::new(secret).map(Some).context(whence)
+    }
+}
+
+/// A rule with these limits on the key.
+#[cfg(test)]
+pub(crate) fn subject_of(limits: &str) -> Result<Subject> {
+    Subject::of(from_lines(&[limits.to_owned()], UNNAMED)?, Vec::new())
+}
+
+/// A prefix under this one that no other run uses, so that keys start empty and other keys aren't touched.
+pub(crate) fn own_prefix(prefix: &str, what: &str) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{prefix}:{what}-{}-{}", std::process::id(), now.as_nanos())
+}
+
+/// The name of a rule, given by its name or as JSON.
+pub(crate) fn name_of(rule: &str) -> Result<String> {
+    if is_json(rule) { Ok(from_json(rule, None)?.name().unwrap_or_default().to_owned()) } else { Ok(rule.to_owned()) }
+}
+
+fn is_json(rule: &str) -> bool {
+    rule.trim_start().starts_with(['{', '['])
+}
+
+/// A rule as JSON in the form of a service's own file, with this name unless it has one.
+fn from_json(text: &str, name: Option<&str>) -> Result<Rule> {
+    let rule: Rule = serde_json::from_str(text).map_err(|error| {
+        let expected = "expected {\"name\": \"api\", \"limits\": [\"gcra 10/1s\"]} or the like";
+        anyhow!("rule in JSON: {expected}, got one with a mistake: {error}")
+    })?;
+    match (rule.name(), name) {
+        (Some(own), Some(name)) if own != name => {
+            bail!("--name: expected {own}, as the rule in JSON says, got {name}")
+        }
+        (Some(_), _) => Ok(rule),
+        (None, name) => Ok(rule.named(name.unwrap_or(UNNAMED))?),
+    }
+}
+
+/// A rule with this name and these limits.
+pub(crate) fn from_lines(rules: &[String], name: &str) -> Result<Rule> {
+    if let Some(json) = rules.iter().find(|rule| is_json(rule)) {
+        let why = "expected a rule in JSON alone, with all its limits in its list";
+        bail!("rule: {why}, got others beside {}", json.trim());
+    }
+    let read = rules.iter().map(|rule| line(rule)).collect::<Result<Vec<_>, _>>()?;
+    let mut limits = read.iter().flat_map(Rule::limits).cloned();
+    let first = limits.next().context("rule: expected a limit, got nothing")?;
+    limits.try_fold(Rule::new(name, first)?, |rule, limit| Ok(rule.and(limit)?))
+}
+
+/// One limit, or several separated by commas, with a hint where quotes seem to be missing.
+fn line(text: &str) -> Result<Rule> {
+    text.parse().map_err(|error| {
+        let unquoted = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
+        let hint = if unquoted { "; is a rule not quoted, as in \"token-bucket 5/10s\"?" } else { "" };
+        anyhow!("{error}{hint}")
+    })
+}

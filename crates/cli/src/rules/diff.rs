@@ -1,0 +1,378 @@
+//! `tollgate rules diff`: who would be treated differently by another set of rules.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::UNIX_EPOCH;
+
+use anyhow::Result;
+#[cfg(feature = "postgres")]
+use anyhow::bail;
+use clap::Args;
+use serde::Serialize;
+use tollgate::rules::RuleSet;
+use tollgate::{Clock, Embedded, Error, Limiter};
+
+use super::changes;
+use crate::attributes::{self, Shown};
+use crate::escape::shown;
+use crate::found;
+use crate::held::Held;
+use crate::options::from_zero;
+use crate::output::{QUIET, Shape, counted, facts, json, shape};
+use crate::records::{Format, Record, Whom};
+use crate::replay::{Source, Warnings, is_zero, unplayable};
+use crate::rules_file::RulesFile;
+use crate::verdict::{Judged, MISSING};
+
+#[derive(Debug, Args)]
+pub(crate) struct Diff {
+    /// The current set of rules: a file, the address of a database, or env: and the name of an environment variable
+    /// that has one.
+    before: PathBuf,
+    /// The set that would replace it.
+    after: PathBuf,
+    /// The records; - for standard input. Without records, only the rules themselves are compared.
+    log: Option<PathBuf>,
+    /// The records' format. Default: detected from the beginning of the file.
+    #[arg(long, value_enum)]
+    input: Option<Format>,
+    /// Replay the records as they stand, even if their clock steps back, instead of sorted by time.
+    #[arg(long)]
+    unsorted: bool,
+    /// Stop at the first line that can't be read.
+    #[arg(long)]
+    strict: bool,
+    /// Leave out the records that are treated differently, as a table does: print only totals.
+    #[arg(long)]
+    summary: bool,
+    /// How many of the most affected keys to name.
+    #[arg(long, value_name = "N", default_value = "10", value_parser = from_zero, allow_negative_numbers = true)]
+    top: usize,
+    /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
+    #[arg(long, value_enum)]
+    format: Option<Shape>,
+}
+
+/// In place of a rule's name, which has no space, for requests that the middleware refuses.
+const REFUSED: &str = "ambiguous path";
+
+/// A record that is treated differently, with the names and the order that other programs rely on.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    /// The line in the log.
+    line: u64,
+    t_us: u64,
+    attrs: Shown<'a>,
+    key: String,
+    change: &'static str,
+    before: Side<'a>,
+    after: Side<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct Side<'a> {
+    rule: Option<&'a str>,
+    reason: &'static str,
+    allowed: bool,
+    denied_by: Option<&'a str>,
+}
+
+/// The totals.
+#[derive(Debug, Default, Serialize)]
+struct Totals {
+    /// The names of the two sets.
+    before: String,
+    after: String,
+    records: u64,
+    allowed_by_both: u64,
+    denied_by_both: u64,
+    /// Denied by both, since the middleware refuses their path, which can be read in two ways.
+    #[serde(skip_serializing_if = "is_zero")]
+    refused_by_both: u64,
+    /// Denied by both, since the record lacks an attribute that a rule's key names: no limit was asked.
+    #[serde(skip_serializing_if = "is_zero")]
+    missing_by_both: u64,
+    newly_denied: u64,
+    newly_allowed: u64,
+    /// Treated alike, but by another rule.
+    other_rule: u64,
+    /// Only one set can't decide these, for instance because an attribute isn't a valid cost.
+    undecided: u64,
+    unreadable: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    permits_not_replayed: u64,
+    /// By the rule that denies now, or denied before.
+    rules: Vec<Affected>,
+    keys_affected: usize,
+    keys: Vec<Affected>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+struct Affected {
+    name: String,
+    newly_denied: u64,
+    newly_allowed: u64,
+}
+
+/// How often each kind of difference occurred.
+#[derive(Debug, Default)]
+struct Counts {
+    rules: BTreeMap<String, Affected>,
+    keys: HashMap<Vec<u8>, Affected>,
+}
+
+/// A set, and where it comes from.
+struct Set {
+    name: String,
+    rules: RuleSet,
+}
+
+/// A set, and what it has counted so far.
+struct Player {
+    rules: RuleSet,
+    limiter: Limiter,
+}
+
+impl Diff {
+    pub(super) async fn run(self) -> Result<ExitCode> {
+        let sets = [Set::read(&self.before).await?, Set::read(&self.after).await?];
+        let Some(log) = &self.log else {
+            let changes = sets[0].rules.changes_to(&sets[1].rules);
+            let code = ExitCode::from(u8::from(!changes.is_empty()));
+            return found(code, changes::print(&changes, sets[1].rules.len()));
+        };
+        let [before, after] = sets.each_ref().map(|set| set.name.clone());
+        let [one, other] = sets.map(Player::new);
+        let players = [one?, other?];
+        let source = Source { path: log, format: self.input, about: Whom::Attributes, strict: self.strict };
+        let mut totals = Totals { before, after, ..Totals::default() };
+        let (mut records, mut warnings) = self.records(&source, &mut totals).await?;
+        if !self.unsorted {
+            records.sort_by_key(|record| record.t_us);
+        }
+        let shape = shape(self.format);
+        let mut out = BufWriter::new(anstream::stdout());
+        let lines = shape == Shape::Jsonl && !self.summary;
+        let (mut counts, mut held) = (Counts::default(), [Held::default(), Held::default()]);
+        let mut printed = Ok(());
+        for record in &records {
+            let [before, after] = match Player::both(&players, &mut held, record).await {
+                [Ok(before), Ok(after)] => [before, after],
+                [before, after] => {
+                    // If only one set can't decide it, it is treated differently.
+                    let by_one = before.is_ok() != after.is_ok();
+                    *(if by_one { &mut totals.undecided } else { &mut totals.unreadable }) += 1;
+                    if let Some(error) = after.err().or(before.err()) {
+                        warnings.unreadable(unplayable(record, error)?)?;
+                    }
+                    continue;
+                }
+            };
+            let Some(change) = totals.count(&before, &after) else { continue };
+            let denier = if before.allowed { &after } else { &before };
+            let whom = denier.whom(&record.attributes);
+            let by = if denier.is_refused() { REFUSED } else { denier.rule().unwrap_or_default() };
+            counts.note(by, &whom, before.allowed);
+            if lines && printed.is_ok() {
+                let (t_us, attrs, key) = (record.t_us, Shown(&record.attributes), shown(&whom));
+                let (before, after) = (Side::of(&before), Side::of(&after));
+                printed = json(&mut out, &Line { line: record.line, t_us, attrs, key, change, before, after });
+            }
+        }
+        warnings.sum_up();
+        if let Some(held) = held.iter().max_by_key(|held| held.not_replayed()) {
+            held.sum_up();
+            totals.permits_not_replayed = held.not_replayed();
+        }
+        counts.sum_up(&mut totals, self.top);
+        let differ = totals.newly_denied + totals.newly_allowed + totals.undecided > 0;
+        let printed = printed.and_then(|()| match shape {
+            Shape::Jsonl => json(&mut out, &totals),
+            Shape::Table => totals.print(&mut out),
+        });
+        found(ExitCode::from(u8::from(differ)), printed.and_then(|()| out.flush()))
+    }
+
+    async fn records(&self, source: &Source<'_>, totals: &mut Totals) -> Result<(Vec<Record>, Warnings)> {
+        let mut records = Vec::new();
+        let mut keep = |item: io::Result<Result<Record, _>>, warnings: &mut Warnings| {
+            match item.map_err(|error| warnings.broken(&error))? {
+                Ok(record) => {
+                    warnings.read();
+                    records.push(record);
+                }
+                Err(unreadable) => {
+                    warnings.unreadable(unreadable)?;
+                    totals.unreadable += 1;
+                }
+            }
+            anyhow::Ok(())
+        };
+        let warnings = if source.is_standard_input() {
+            let (mut items, mut warnings) = source.stream().await?;
+            while let Some(item) = items.recv().await {
+                keep(item, &mut warnings)?;
+            }
+            warnings
+        } else {
+            let (items, mut warnings) = source.open()?;
+            for item in items {
+                keep(item, &mut warnings)?;
+            }
+            warnings
+        };
+        warnings.end()?;
+        Ok((records, warnings))
+    }
+}
+
+impl Set {
+    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, reason = "files alone"))]
+    async fn read(from: &Path) -> Result<Self> {
+        #[cfg(feature = "postgres")]
+        if let Some(url) = address(from)? {
+            let postgres = tollgate_record::Postgres::open(&url)?;
+            return Ok(Self { name: postgres.address().to_owned(), rules: postgres.rules().await?.rules });
+        }
+        Ok(Self { name: from.display().to_string(), rules: RulesFile::read(from)?.rules })
+    }
+}
+
+/// The address of a database, if it is none of a file: as it is, or in an environment variable.
+#[cfg(feature = "postgres")]
+fn address(from: &Path) -> Result<Option<String>> {
+    let Some(text) = from.to_str() else { return Ok(None) };
+    match text.strip_prefix("env:") {
+        Some(name) => match std::env::var(name) {
+            Ok(address) => Ok(Some(address)),
+            Err(_) => bail!("{text}: expected the address of a database in this environment variable, got none"),
+        },
+        None => Ok(text.contains("://").then(|| text.to_owned())),
+    }
+}
+
+impl Player {
+    fn new(set: Set) -> Result<Self> {
+        // A clock that stands still, so that keys expire only in the time of the records.
+        let engine = Embedded::with_clock(Clock::set_to(UNIX_EPOCH));
+        let secret = tollgate::KeySecret::new("rules that hash their keys need one")?;
+        Ok(Self { rules: set.rules, limiter: Limiter::new(engine).key_secret(&secret) })
+    }
+
+    async fn both<'s>(players: &'s [Self; 2], held: &mut [Held; 2], record: &Record) -> [Result<Judged<'s>, Error>; 2] {
+        let ([before, after], [by_before, by_after]) = (players, held);
+        [before.play(record, by_before).await, after.play(record, by_after).await]
+    }
+
+    async fn play(&self, record: &Record, held: &mut Held) -> Result<Judged<'_>, Error> {
+        held.until(&self.limiter, record.t_us).await?;
+        let request = attributes::read(&record.attributes);
+        if self.rules.reads_two_ways(&request) {
+            return Ok(Judged::refused(record));
+        }
+        let judged = Judged::of(self.rules.applies(&request)?, &self.limiter, &|rule| rule, record).await?;
+        judged.hold(held, &self.limiter, record).await?;
+        Ok(judged)
+    }
+}
+
+impl Totals {
+    /// How the record is treated differently, if it is.
+    fn count(&mut self, before: &Judged<'_>, after: &Judged<'_>) -> Option<&'static str> {
+        self.records += 1;
+        match (before.allowed, after.allowed) {
+            (true, false) => {
+                self.newly_denied += 1;
+                return Some("newly-denied");
+            }
+            (false, true) => {
+                self.newly_allowed += 1;
+                return Some("newly-allowed");
+            }
+            (true, true) => self.allowed_by_both += 1,
+            (false, false) => self.denied_by_both += 1,
+        }
+        self.refused_by_both += u64::from(before.is_refused() && after.is_refused());
+        self.missing_by_both += u64::from([before, after].iter().all(|judged| judged.reason() == MISSING));
+        self.other_rule += u64::from((before.rule(), before.is_refused()) != (after.rule(), after.is_refused()));
+        None
+    }
+
+    fn print(&self, mut out: impl Write) -> io::Result<()> {
+        let differ = self.newly_denied + self.newly_allowed;
+        let other = match self.other_rule {
+            0 => String::new(),
+            count => format!(" (of the others, {count} by another rule)"),
+        };
+        let of_them = |count: u64, why: &str| if count == 0 { String::new() } else { format!(" ({count} {why})") };
+        let refused = of_them(self.refused_by_both, "refused: their path can be read in two ways");
+        let missing = of_them(self.missing_by_both, "lack an attribute that a rule's key names: no limit was asked");
+        facts(
+            &mut out,
+            &[
+                ("before", self.before.clone()),
+                ("after", self.after.clone()),
+                ("records", self.records.to_string()),
+                ("allowed by both", self.allowed_by_both.to_string()),
+                ("denied by both", format!("{}{refused}{missing}", self.denied_by_both)),
+                ("newly denied", self.newly_denied.to_string()),
+                ("newly allowed", self.newly_allowed.to_string()),
+                ("differ", format!("{differ}{other}")),
+                ("undecided by one", self.undecided.to_string()),
+                ("unreadable", self.unreadable.to_string()),
+            ],
+        )?;
+        table(&mut out, "rule", &self.rules)?;
+        table(&mut out, "key", &self.keys)?;
+        if let more @ 1.. = self.keys_affected.saturating_sub(self.keys.len()) {
+            writeln!(out, "{:>26}  and {}: --top shows more", "", counted(more as u64, "more key"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Counts {
+    fn note(&mut self, rule: &str, key: &[u8], was_allowed: bool) {
+        let rules = self.rules.entry(rule.to_owned()).or_default();
+        let keys = self.keys.entry(key.to_vec()).or_default();
+        for affected in [rules, keys] {
+            if was_allowed { affected.newly_denied += 1 } else { affected.newly_allowed += 1 }
+        }
+    }
+
+    /// Most affected first, then by name.
+    fn sum_up(self, totals: &mut Totals, top: usize) {
+        totals.keys_affected = self.keys.len();
+        let named = |(name, affected)| Affected { name, ..affected };
+        totals.rules = self.rules.into_iter().map(named).collect();
+        totals.keys = self.keys.into_iter().map(|(key, affected)| named((shown(&key), affected))).collect();
+        for list in [&mut totals.rules, &mut totals.keys] {
+            list.sort_by(|one, other| {
+                let order = |affected: &Affected| Reverse(affected.newly_denied + affected.newly_allowed);
+                order(one).cmp(&order(other)).then_with(|| one.name.cmp(&other.name))
+            });
+        }
+        totals.keys.truncate(top);
+    }
+}
+
+impl<'a> Side<'a> {
+    fn of(judged: &'a Judged<'_>) -> Self {
+        let (rule, denied_by) = (judged.rule(), judged.denied_by());
+        Self { rule, reason: judged.reason(), allowed: judged.allowed, denied_by }
+    }
+}
+
+fn table(out: &mut impl Write, what: &str, rows: &[Affected]) -> io::Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\n{QUIET}{:>12} {:>13}  {what}{QUIET:#}", "newly denied", "newly allowed")?;
+    for Affected { name, newly_denied, newly_allowed } in rows {
+        writeln!(out, "{newly_denied:>12} {newly_allowed:>13}  {name}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! The verdict of a set of rules on a recorded request.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use tollgate::rules::{Applies, Charge, Effect};
+use tollgate::{Decision, Error, Limiter, OwnedRequest, Rule};
+
+use crate::attributes::Pairs;
+use crate::held::{self, Held};
+use crate::operation;
+use crate::operation::call;
+use crate::records::Record;
+
+/// Why a request is refused whose path can be read in two ways.
+pub(crate) const AMBIGUOUS: &str = "ambiguous";
+
+/// Why a request is denied that lacks an attribute which a rule's key names.
+pub(crate) const MISSING: &str = "missing";
+
+/// A rule that applies to a record, or would if it weren't a shadow rule, and the outcome.
+#[derive(Debug)]
+pub(crate) struct Judged<'s> {
+    /// None if the middleware refuses the request before any rule.
+    pub(crate) applies: Option<Applies<'s>>,
+    pub(crate) allowed: bool,
+    /// If its limits were asked: what they decided, and whom they charged.
+    pub(crate) asked: Option<Asked>,
+}
+
+/// The limits that were asked, and what they decided.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) rule: Rule,
+    request: OwnedRequest,
+    pub(crate) cost: u64,
+    /// The call's id: the record's, or a generated one if it holds permits.
+    pub(crate) id: Option<Vec<u8>>,
+    /// What each limit counts.
+    pub(crate) counted: Vec<Vec<u8>>,
+    pub(crate) decision: Decision,
+}
+
+impl<'s> Judged<'s> {
+    /// A request whose path can be read in two ways.
+    pub(crate) fn refused(record: &Record) -> Self {
+        Self { applies: None, allowed: !operation::asks(record.op), asked: None }
+    }
+
+    /// Decides with the rule's limits, if it has some, at the record's time; `adapted` changes a rule as the options
+    /// ask.
+    pub(crate) async fn of(
+        applies: Applies<'s>,
+        limiter: &Limiter,
+        adapted: &(dyn Fn(Rule) -> Rule + Sync),
+        record: &Record,
+    ) -> Result<Self, Error> {
+        let Record { line, t_us, op, cost, ref id, length, .. } = *record;
+        let Effect::Limit(charge) = &applies.effect else {
+            let allowed = !operation::asks(op) || matches!(applies.effect, Effect::Allow);
+            return Ok(Self { applies: Some(applies), allowed, asked: None });
+        };
+        let rule = adapted(charge.rule().clone());
+        let cost = cost.unwrap_or(charge.cost());
+        // Permits are held by an id: the same one in every replay of the file.
+        let own = (id.is_none() && operation::takes(op) && held::holds(&rule)).then(|| format!("replay-{t_us}-{line}"));
+        let mut request = charge.request().cost(cost).at(UNIX_EPOCH + Duration::from_micros(t_us));
+        let id = id.clone().or(own.map(String::into_bytes));
+        if let Some(id) = &id {
+            request = request.id(id);
+        }
+        let decision = call(limiter, &rule, op, request, length).await?;
+        let (request, counted) = (request.into_owned(), counted(charge));
+        let asked = Asked { rule, request, cost, id, counted, decision };
+        Ok(Self { allowed: asked.decision.allowed, applies: Some(applies), asked: Some(asked) })
+    }
+
+    /// The rule and the request that were charged.
+    pub(crate) fn charged(&self) -> Option<(&Rule, &OwnedRequest)> {
+        self.asked.as_ref().map(|asked| (&asked.rule, &asked.request))
+    }
+
+    /// Notes the permits that it holds.
+    pub(crate) async fn hold(&self, held: &mut Held, limiter: &Limiter, record: &Record) -> Result<(), Error> {
+        match self.charged() {
+            Some((rule, request)) => held.note(limiter, rule, request, record, self.allowed).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The rule's name; none if no rule applies.
+    pub(crate) fn rule(&self) -> Option<&'s str> {
+        self.applies.as_ref().and_then(|applies| applies.rule)
+    }
+
+    /// Whether the middleware refuses the request before any rule.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.applies.is_none()
+    }
+
+    /// Why it is allowed or denied.
+    pub(crate) fn reason(&self) -> &'static str {
+        self.applies.as_ref().map_or(AMBIGUOUS, reason)
+    }
+
+    pub(crate) fn overridden(&self) -> Option<&'s str> {
+        self.applies.as_ref().and_then(|applies| applies.overridden)
+    }
+
+    pub(crate) fn denied_by(&self) -> Option<&str> {
+        self.asked.as_ref().and_then(|asked| asked.decision.denied_by.as_deref())
+    }
+
+    /// The key that the rule counts, or that an override names.
+    pub(crate) fn key(&self) -> Option<&[u8]> {
+        match &self.applies.as_ref()?.effect {
+            Effect::Limit(charge) => Some(charge.key()),
+            _ => self.overridden().map(str::as_bytes),
+        }
+    }
+
+    /// The counted key or, if there is none, the client.
+    pub(crate) fn whom(&self, attributes: &Pairs) -> Vec<u8> {
+        if let Some(key) = self.key() {
+            return key.to_vec();
+        }
+        let found = ["user", "api_key", "ip"].iter().find_map(|name| attributes.iter().find(|(own, _)| own == name));
+        match found.or(attributes.first()) {
+            Some((name, value)) => [name.as_bytes(), b":", value].concat(),
+            None => b"nobody".to_vec(),
+        }
+    }
+}
+
+/// Why a request is allowed or denied: no-rule, allowed, blocked, missing or limits.
+pub(crate) fn reason(applies: &Applies<'_>) -> &'static str {
+    match applies.effect {
+        Effect::Allow if applies.rule.is_none() => "no-rule",
+        Effect::Allow => "allowed",
+        Effect::Block => "blocked",
+        Effect::Missing(_) => MISSING,
+        _ => "limits",
+    }
+}
+
+/// What each limit of a charge counts, in order.
+pub(crate) fn counted(charge: &Charge<'_>) -> Vec<Vec<u8>> {
+    let part = |name: &str| charge.parts().find(|(other, _)| *other == name).map(|(_, value)| value.to_vec());
+    let parts = charge.rule().counted_parts();
+    parts.map(|name| name.and_then(part).unwrap_or_else(|| charge.key().to_vec())).collect()
+}

@@ -1,0 +1,60 @@
+//! The tool and the system of record.
+
+mod api_keys;
+#[cfg(feature = "archive")]
+mod archive;
+#[cfg(target_os = "linux")]
+mod clocks;
+#[cfg(feature = "tls")]
+mod encrypted_connections;
+mod history;
+mod passwords;
+mod printed_keys;
+mod rules;
+mod usage_totals;
+mod users;
+
+use tollgate_testing::postgres_server::PostgresServer;
+use tollgate_testing::record::prepared;
+
+use crate::support::tool::{code, stderr, stdout, tollgate};
+
+#[tokio::test]
+async fn the_tool_makes_the_tables_and_shows_them() {
+    let server = PostgresServer::start();
+    let url = server.url();
+    let run = |command: &str| tollgate(&["db", command, "--database", &url]);
+    let status = run("status");
+    assert_eq!(code(&status), 1);
+    let (first, rest) =
+        stdout(&status).split_once('\n').map(|(first, rest)| (first.to_owned(), rest.to_owned())).expect("lines");
+    assert!(first.starts_with(&format!("127.0.0.1:{}/postgres: PostgreSQL 1", server.port())), "{first}");
+    assert_eq!(rest, "   1 configuration    to be made\n   2 history          to be made\n");
+    let made = run("migrate");
+    assert!(code(&made) == 0 && stdout(&made).starts_with("   1 configuration    applied 20"), "{made:?}");
+    assert_eq!(stdout(&run("migrate")), "nothing to do: the database has all migrations\n");
+    let status = run("status");
+    assert!(code(&status) == 0 && stdout(&status).contains("   1 configuration    applied 20"), "{status:?}");
+    let none = tollgate(&["db", "status"]);
+    assert!(code(&none) == 2 && stderr(&none).contains("--database <URL>"), "{none:?}");
+    assert!(!format!("{:?}{:?}", run("status"), run("migrate")).contains("sesame"));
+}
+
+#[tokio::test]
+async fn nothing_is_changed_in_tables_that_are_newer_or_older() {
+    let (server, _) = prepared().await;
+    for (sql, expected) in [
+        (
+            "INSERT INTO tollgate.migrations VALUES (3, 'future', 'x')",
+            "schema: expected at most 2 migrations, got number 3, future: the database is newer than this version of tollgate",
+        ),
+        (
+            "DELETE FROM tollgate.migrations WHERE number > 1",
+            "schema: expected 2 migrations, got 1: tollgate db migrate makes the others",
+        ),
+    ] {
+        server.run(sql).await;
+        let set = tollgate(&["users", "set", "42", "--tier", "paid", "--database", &server.url()]);
+        assert_eq!((code(&set), stderr(&set)), (2, format!("error: {expected}\n")));
+    }
+}

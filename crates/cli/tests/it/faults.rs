@@ -1,0 +1,3 @@
+//! Faults of the servers that the tool asks.
+
+mod tool;

@@ -1,0 +1,170 @@
+//! The tool's messages, also where its output is closed.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+
+use tollgate_testing::repository::{read, rust_files};
+
+use super::*;
+use crate::support::tool::{code, command, lines, stderr, stdout, tollgate, with_input};
+
+/// The ends of a pipe that is not read.
+fn closed() -> Stdio {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    writer.into()
+}
+
+#[test]
+fn a_closed_output_does_not_make_the_tool_panic() {
+    let server = Server::start();
+    let url = server.url();
+    let bad = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(&bad, "{\"t_us\":1,\"key\":\"a\"}\n".to_owned() + &"{}\n".repeat(10_000)).expect("written");
+    let bad = bad.path().to_str().expect("UTF-8");
+    for (arguments, to_the_end) in [
+        (&["replay", "--rule", "gcra 5/1s", LOG][..], 0),
+        (&["replay", "--rule", "gcra 5/1s", "--summary", bad], 0),
+        (&["replay", "--rule", "gcra 5/1s", "--input", "jsonl", LOG], 2),
+        (&["probe", "gcra 5/1s", "k", "--count", "3"], 0),
+        (&["probe", "gcra 5/1x", "k"], 2),
+        (&["probe", "gcra 5/1s", "k", "--url", "redis://127.0.0.1:1"], 2),
+        (&["probe", "gcra 5/1s", "k", "--url", "redis://127.0.0.1:1", "--on-error", "open"], 0),
+        (&["probe", "--help"], 0),
+        (&["load", "gcra 5/1s", "--count", "3", "--warmup", "0s"], 0),
+        (&["inspect", "gcra 5/1s", "fixed-window 5/1s", "k", "--url", &url, "--format", "table"], 0),
+        (&["reset", "--rule", "cli", "--url", &url, "--format", "table"], 0),
+        (&["doctor", "--url", &url, "--format", "table"], 0),
+        (&[], 2),
+        (&["frobnicate"], 2),
+    ] {
+        let run = |stdout: Stdio, stderr: Stdio| {
+            let ended = command(arguments).stdout(stdout).stderr(stderr).status().expect("the tool runs");
+            ended.code().expect("an exit code")
+        };
+        assert_eq!(run(Stdio::null(), closed()), to_the_end, "{arguments:?} without a reader of stderr");
+        // What goes wrong is still told by the exit code.
+        let quiet = run(closed(), Stdio::null());
+        assert!([0, to_the_end].contains(&quiet), "{arguments:?} without a reader of stdout: {quiet}");
+        let quiet = run(closed(), closed());
+        assert!([0, to_the_end].contains(&quiet), "{arguments:?} without readers: {quiet}");
+        let full = || Stdio::from(File::options().write(true).open("/dev/full").expect("the full device"));
+        assert_eq!(run(Stdio::null(), full()), to_the_end, "{arguments:?} where stderr can't be written");
+        assert!([to_the_end, 2].contains(&run(full(), full())), "{arguments:?} where nothing can be written");
+    }
+}
+
+#[test]
+fn nothing_is_printed_by_a_macro_that_panics() {
+    for file in rust_files("crates/cli/src") {
+        for line in read(&file).lines() {
+            assert!(!line.contains("print!(") && !line.contains("println!("), "{file}: {line}");
+        }
+    }
+}
+
+#[test]
+fn commands_that_read_a_redis_require_an_address() {
+    for arguments in [&["inspect", "gcra 5/1s", "k"][..], &["reset", "--rule", "api"], &["doctor"]] {
+        let output = tollgate(arguments);
+        let told = stderr(&output);
+        assert_eq!((code(&output), stdout(&output).as_str(), told.lines().count()), (2, "", 1), "{told}");
+        assert!(told.contains("--url") && told.contains("TOLLGATE_URL") && told.ends_with(", got none\n"), "{told}");
+    }
+}
+
+#[test]
+fn two_keys_never_look_alike() {
+    let server = Server::start();
+    let url = server.url();
+    for (key, text) in [
+        (&b"user:42"[..], "user:42"),
+        ("Zoë \"z\"".as_bytes(), "Zoë \"z\""),
+        (b"a\xffb", r"a\xffb"),
+        (b"a\xfeb", r"a\xfeb"),
+        (br"a\xffb", r"a\\xffb"),
+        ("a\u{fffd}b".as_bytes(), "a\u{fffd}b"),
+        (b"\x1b[2J\n", r"\u{1b}[2J\n"),
+    ] {
+        let probe = |shape: &str| {
+            let mut probe = command(&["probe", "gcra 5/1s", "--format", shape, "--url", &url]);
+            probe.arg(OsStr::from_bytes(key)).output().expect("the tool runs")
+        };
+        assert_eq!(lines(&probe("jsonl"))[0]["key"], text);
+        let table = stdout(&probe("table"));
+        assert!(table.ends_with(&format!(" {text}\n")), "{table}");
+
+        let mut inspect = command(&["inspect", "gcra 5/1s", "--format", "jsonl", "--url", &url, "--prefix", "p\\q"]);
+        let report = &lines(&inspect.arg(OsStr::from_bytes(key)).output().expect("the tool runs"))[0];
+        assert_eq!(report["key"], text);
+        let name = report["redis_key"].as_str().expect("a key");
+        assert!(name.starts_with(r"p\\q:{") && !name.contains('\u{fffd}'), "{name}");
+    }
+}
+
+#[test]
+fn an_output_can_be_replayed_whatever_bytes_its_keys_have() {
+    let input = b"t_us,key,id\n1,\xff,\xfe\n2,a\\xff,\n3,C:\\new,\n4,\"a\nb\",\n";
+    let replay = ["replay", "--rule", "gcra 5/1s", "-"];
+    let output = with_input(&replay, input);
+    let keys: Vec<_> = lines(&output).iter().map(|line| line["key"].as_str().expect("text").to_owned()).collect();
+    assert_eq!(keys, [r"\xff", r"a\\xff", r"C:\\new", r"a\nb"]);
+    assert_eq!(lines(&output)[0]["id"], r"\xfe");
+    let again = with_input(&replay, &output.stdout);
+    assert_eq!(stdout(&again), stdout(&output));
+    let summary = with_input(&[&replay[..], &["--summary"]].concat(), b"t_us,key,cost\n1,\xff,9\n");
+    assert_eq!(lines(&summary)[0]["busiest_denied"][0]["key"], r"\xff");
+}
+
+#[test]
+fn help_has_the_grammar_of_rules_and_its_examples_work_as_printed() {
+    let help = stdout(&tollgate(&["probe", "--help"]));
+    for subcommand in [&[][..], &["inspect"], &["load"], &["replay"]] {
+        let whole = stdout(&tollgate(&[subcommand, &["--help"]].concat()));
+        let rules = &help[help.find("Rules:").expect("the grammar")..];
+        assert!(whole.contains(rules), "{subcommand:?}: {whole}");
+    }
+    let (_, rules) = help.split_once("Rules:").expect("the grammar");
+    let (rules, rest) = rules.split_once("Examples:").expect("examples");
+    let limits = rules.lines().filter_map(|line| line.strip_prefix("    ")?.split("   ").next());
+    let limits: Vec<_> = limits.filter(|limit| !limit.contains(" [")).collect();
+    assert!(limits.len() >= 8, "{limits:?}");
+    for limit in limits {
+        let output = match limit.starts_with('{') {
+            true => tollgate(&["probe", limit, "key", "--part", "org=acme"]),
+            false => tollgate(&["probe", limit, "key"]),
+        };
+        assert_eq!(code(&output), 0, "{limit}: {}", stderr(&output));
+    }
+    let examples: Vec<_> = rest.lines().filter_map(|line| line.strip_prefix("  tollgate ")).collect();
+    assert_eq!(examples.len(), 3);
+    for example in examples {
+        let path = std::path::Path::new(env!("CARGO_BIN_EXE_tollgate"));
+        let shell = Command::new("sh").arg("-c").arg(format!("{} {example}", path.display())).output();
+        let output = shell.expect("a shell");
+        assert!(code(&output) < 2, "{example}: {}", stderr(&output));
+        assert!(!lines(&output).is_empty());
+    }
+}
+
+#[test]
+fn inspect_explains_in_words_and_units() {
+    let server = Server::start();
+    let url = server.url();
+    let inspect =
+        |limit: &str, key: &str| stdout(&tollgate(&["inspect", limit, key, "--url", &url, "--format", "table"]));
+    tollgate(&["probe", "sliding-log 5/15m", "k", "--count", "3", "--url", &url]);
+    let table = inspect("sliding-log 5/15m", "k");
+    assert!(table.contains("remaining     2 of 5 units\n"), "{table}");
+    assert!(table.contains("full again    in 1") && table.contains(", if nothing more is taken\n"), "{table}");
+    assert!(table.contains("state_period  15m (900000000)\n"), "{table}");
+    assert!(inspect("sliding-log 5/15m", "other").contains("full again  now: nothing is in use\n"));
+    tollgate(&["probe", "sliding-window 1000000/30d", "k", "--url", &url]);
+    let table = inspect("sliding-window 1000000/30d", "k");
+    assert!(
+        table.contains("state_period  30d (9000000000)\n") && table.contains("state_tick    288us (288)\n"),
+        "{table}"
+    );
+    assert!(inspect("gcra 1/1s", "other").contains("remaining   1 of 1 unit\n"));
+}

@@ -1,0 +1,86 @@
+//! Reads rows as PostgreSQL sends them, a few at a time.
+
+use std::error::Error;
+use std::pin::Pin;
+
+use futures_util::TryStreamExt;
+use tokio_postgres::Client;
+use tokio_postgres::binary_copy::{BinaryCopyOutRow, BinaryCopyOutStream};
+use tokio_postgres::types::{FromSql, Type};
+
+use super::ArchiveError;
+use super::row::{Field, Row};
+use crate::history::columns::{COLUMNS, Column, ColumnType, SqlType, WIDTH};
+
+/// From 1970 to PostgreSQL's epoch, the year 2000, in microseconds.
+const EPOCH: i64 = 946_684_800_000_000;
+
+/// The rows of a table.
+pub(super) struct Copy(Pin<Box<BinaryCopyOutStream>>);
+
+/// One row.
+pub(super) struct Copied(BinaryCopyOutRow);
+
+/// The bytes of a value.
+struct Raw<'a>(&'a [u8]);
+
+impl<'a> FromSql<'a> for Raw<'a> {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn Error + Sync + Send>> {
+        Ok(Self(raw))
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+}
+
+impl Copy {
+    /// All rows of a table in the schema `tollgate`, in this order: `ORDER BY ...` or nothing.
+    pub(super) async fn of(client: &Client, table: &str, order: &str) -> Result<Self, ArchiveError> {
+        let columns: Vec<_> = COLUMNS.iter().map(selected).collect();
+        let columns = columns.join(", ");
+        let copy = format!("COPY (SELECT {columns} FROM ONLY tollgate.{table} {order}) TO STDOUT (FORMAT binary)");
+        let types = COLUMNS.each_ref().map(|column| match column.kind {
+            ColumnType::Time => Type::TIMESTAMPTZ,
+            ColumnType::Text => Type::TEXT,
+            ColumnType::Long => Type::INT8,
+            ColumnType::Short => Type::INT2,
+        });
+        let stream = client.copy_out(&copy).await?;
+        Ok(Self(Box::pin(BinaryCopyOutStream::new(stream, &types))))
+    }
+
+    pub(super) async fn next(&mut self) -> Result<Option<Copied>, ArchiveError> {
+        Ok(self.0.try_next().await?.map(Copied))
+    }
+}
+
+/// An address as PostgreSQL displays it: with a mask only if it has one.
+fn selected(column: &Column) -> String {
+    let name = column.name;
+    if column.sql == SqlType::Inet { format!("textin(inet_out({name}))") } else { name.to_owned() }
+}
+
+impl Copied {
+    pub(super) fn row(&self) -> Result<Row<'_>, ArchiveError> {
+        let mut row = [Field::Null; WIDTH];
+        for (at, (field, column)) in row.iter_mut().zip(&COLUMNS).enumerate() {
+            let Some(Raw(raw)) = self.0.try_get::<Option<Raw<'_>>>(at)? else { continue };
+            *field = value(column.kind, raw).ok_or_else(|| unfit(column))?;
+        }
+        Ok(row)
+    }
+}
+
+fn value(kind: ColumnType, raw: &[u8]) -> Option<Field<'_>> {
+    Some(match kind {
+        ColumnType::Text => Field::Text(raw),
+        ColumnType::Long => Field::Number(i64::from_be_bytes(raw.try_into().ok()?)),
+        ColumnType::Short => Field::Number(i16::from_be_bytes(raw.try_into().ok()?).into()),
+        ColumnType::Time => Field::Number(i64::from_be_bytes(raw.try_into().ok()?).checked_add(EPOCH)?),
+    })
+}
+
+fn unfit(column: &Column) -> ArchiveError {
+    ArchiveError::refused(format!("{}: expected {}, got what that can't be", column.name, column.sql.name()))
+}

@@ -1,0 +1,328 @@
+//! A PostgreSQL: its connections, and how transactions begin.
+
+mod address;
+mod error;
+pub(crate) mod migrations;
+pub(crate) mod seal;
+#[cfg(feature = "tls")]
+mod tls;
+pub(crate) mod transactions;
+
+pub use error::PostgresError;
+
+use std::fmt;
+use std::panic::catch_unwind;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use deadpool_postgres::{
+    ClientWrapper, Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime,
+    TimeoutType, Transaction,
+};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+#[cfg(not(feature = "tls"))]
+use tokio_postgres::NoTls as Connector;
+use tokio_postgres::config::{Host, SslMode};
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Config, Connection, IsolationLevel, Row, Socket};
+
+use seal::Seal;
+
+#[cfg(feature = "tls")]
+use tls::Connector;
+#[cfg(feature = "tls")]
+use tollgate::Tls;
+
+/// Most connections held: enough for look-ups, one batch at a time, beside a batch of totals and the ids of keys.
+const MOST_CONNECTIONS: usize = 4;
+/// Changes that use a connection at a time.
+const MOST_CHANGES_AT_ONCE: usize = 2;
+/// How long making a connection, or waiting for one, may take.
+const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
+/// How long a pooled connection may take to show that it still works.
+const ASKED_WITHIN: Duration = Duration::from_secs(2);
+/// How long a query of the history may take: a little longer than the server allows it.
+const READ_WITHIN: Duration = Duration::from_secs(17);
+/// How long a server may leave sent data unacknowledged.
+const SILENT_FOR: Duration = Duration::from_secs(10);
+/// How long a statement waits for a lock, unless its transaction says otherwise: a server doesn't notice that a client
+/// that waits has gone, so those that were given up would add up.
+const PATIENCE: &str = "SET lock_timeout = '1500ms'";
+/// The same within a transaction that writes, or reads history.
+const LONGER_PATIENCE: &str = "SET LOCAL lock_timeout = '14s'";
+/// Bytes of the shortest secret.
+const SHORTEST_SECRET: usize = 16;
+/// The end of the year 9999, since the epoch.
+pub(crate) const LAST_TIME: Duration = Duration::from_secs(253_402_300_799);
+/// The version number that servers of version 14 report.
+const OLDEST: u32 = 140_000;
+
+/// What a TLS connection is read and written through.
+type Stream = <Connector as MakeTlsConnect<Socket>>::Stream;
+
+/// A PostgreSQL database with the configuration of limits. Cheap to clone; connects on first use.
+#[derive(Clone)]
+pub struct Postgres {
+    pub(crate) pool: Pool,
+    pub(crate) config: Config,
+    connector: Connector,
+    /// The host, port and database, without user and password.
+    pub(crate) address: String,
+    /// Authenticates what is cached in Redis, in place of the database's own secret.
+    pub(crate) seal: Option<Seal>,
+    /// Held while history is being read.
+    reading: Arc<Semaphore>,
+    /// Held while the configuration is changed: changes wait for one another, and leave a connection to look-ups.
+    pub(crate) changing: Arc<Semaphore>,
+}
+
+impl Postgres {
+    /// The database at a URL, `postgres://user:password@host:port/database`, or in libpq's form, `host=... dbname=...`.
+    ///
+    /// With the feature `tls`, an address with `sslmode=require` is connected to over TLS. The server's certificate
+    /// must then be for this host and from one of the platform's authorities (libpq's `verify-full`); `open_with_tls`
+    /// takes other authorities. Any other address is connected to without TLS.
+    ///
+    /// # Errors
+    ///
+    /// An address that can't be read, or one that asks for TLS without the feature or on a Unix socket.
+    ///
+    /// ```
+    /// use tollgate_record::Postgres;
+    ///
+    /// let postgres = Postgres::open("postgres://limits@127.0.0.1/app")?;
+    /// # Ok::<(), tollgate_record::PostgresError>(())
+    /// ```
+    pub fn open(url: &str) -> Result<Self, PostgresError> {
+        let mut config = address::config(url)?;
+        if config.get_ssl_mode() != SslMode::Require {
+            // `prefer`, the default, would use TLS wherever a server has it, and few servers' certificates can be
+            // verified.
+            config.ssl_mode(SslMode::Disable);
+        } else if !cfg!(feature = "tls") {
+            let why = "which is TLS: this program was built without tollgate's feature \"tls\"";
+            let message = format!("postgres: expected an address without TLS, got sslmode=require, {why}");
+            return Err(PostgresError::input(message));
+        }
+        #[cfg(feature = "tls")]
+        let connector = Connector::default();
+        #[cfg(not(feature = "tls"))]
+        let connector = Connector;
+        Self::at(config, connector)
+    }
+
+    /// Like `open`, but always over TLS, with the caller's own authorities or client certificate, even if the address
+    /// doesn't say `sslmode=require`.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate::Tls;
+    /// use tollgate_record::Postgres;
+    ///
+    /// let tls = Tls::new().authority(&std::fs::read("ca.pem")?)?;
+    /// let postgres = Postgres::open_with_tls("postgres://limits@db.internal/app", &tls)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// An address that can't be read, or one that rules TLS out: `sslmode=disable`, or a Unix socket.
+    #[cfg(feature = "tls")]
+    pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, PostgresError> {
+        let mut config = address::config(url)?;
+        if config.get_ssl_mode() == SslMode::Disable {
+            return Err(PostgresError::input("postgres: expected sslmode=require for TLS, got sslmode=disable"));
+        }
+        config.ssl_mode(SslMode::Require);
+        Self::at(config, Connector::from(tls))
+    }
+
+    fn at(mut config: Config, connector: Connector) -> Result<Self, PostgresError> {
+        let by_tcp = |host: &Host| matches!(host, Host::Tcp(_));
+        if config.get_ssl_mode() == SslMode::Require && !config.get_hosts().iter().all(by_tcp) {
+            return Err(PostgresError::input("postgres: expected a host for TLS, got a Unix socket"));
+        }
+        config.application_name("tollgate").connect_timeout(CONNECTED_WITHIN);
+        // Notices a server that vanished silently.
+        config.tcp_user_timeout(SILENT_FOR).keepalives_idle(SILENT_FOR).keepalives_interval(SILENT_FOR / 5);
+        // An idle connection may have died silently, so it is checked before use.
+        let recycled = ManagerConfig { recycling_method: RecyclingMethod::Verified };
+        let manager = Manager::from_config(config.clone(), Connector::clone(&connector), recycled);
+        let pool = Pool::builder(manager)
+            .max_size(MOST_CONNECTIONS)
+            .wait_timeout(Some(CONNECTED_WITHIN))
+            .create_timeout(Some(CONNECTED_WITHIN))
+            .recycle_timeout(Some(ASKED_WITHIN))
+            .runtime(Runtime::Tokio1)
+            .post_create(Hook::async_fn(|client: &mut ClientWrapper, _| {
+                Box::pin(async move { client.batch_execute(PATIENCE).await.map_err(HookError::Backend) })
+            }))
+            .build()
+            .map_err(|error| PostgresError::input(format!("postgres: {error}")))?;
+        let address = address::shown(&config);
+        Ok(Self {
+            pool,
+            config,
+            connector,
+            address,
+            seal: None,
+            reading: Arc::new(Semaphore::new(1)),
+            changing: Arc::new(Semaphore::new(MOST_CHANGES_AT_ONCE)),
+        })
+    }
+
+    /// A secret of at least 16 bytes that authenticates what is cached in Redis, in place of the database's own. All
+    /// processes must have the same, and nobody else: whoever has it and may write to Redis can be any user.
+    ///
+    /// The database's secret can't be read while PostgreSQL is away. A process that [starts](Self::follow) then takes
+    /// rules and users from Redis unverified, and no API keys; with a secret from its service, it verifies all of them.
+    /// Default: the database's.
+    ///
+    /// ```
+    /// use tollgate_record::Postgres;
+    ///
+    /// let secret = b"32 bytes by chance, from a vault";
+    /// let postgres = Postgres::open("postgres://limits@127.0.0.1/app")?.cache_secret(secret)?;
+    /// # Ok::<(), tollgate_record::PostgresError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A shorter secret.
+    pub fn cache_secret(self, secret: impl AsRef<[u8]>) -> Result<Self, PostgresError> {
+        let secret = secret.as_ref();
+        if secret.len() < SHORTEST_SECRET {
+            let got = secret.len();
+            return Err(PostgresError::input(format!(
+                "cache secret: expected at least {SHORTEST_SECRET} bytes, got {got}"
+            )));
+        }
+        Ok(Self { seal: Some(Seal::new(secret)), ..self })
+    }
+
+    /// The host, port and database, without user and password.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The time by the database's clock, which ends of blocks and keys are best computed from: this host's may be wrong.
+    /// One round trip.
+    ///
+    /// # Errors
+    ///
+    /// No connection.
+    pub async fn now(&self) -> Result<SystemTime, PostgresError> {
+        Ok(self.connection().await?.query_one("SELECT now()", &[]).await?.get(0))
+    }
+
+    /// A connection to a server that is new enough.
+    pub(crate) async fn connection(&self) -> Result<Object, PostgresError> {
+        let connected = timeout(CONNECTED_WITHIN, self.pool.get()).await;
+        let connection = connected.unwrap_or(Err(PoolError::Timeout(TimeoutType::Create)));
+        let connection = connection.map_err(|error| PostgresError::unreachable(&self.address, &error))?;
+        let checked = timeout(ASKED_WITHIN, checked_version(&connection)).await;
+        checked.map_err(|_| PostgresError::late(&self.address))???;
+        Ok(connection)
+    }
+
+    /// The rows of a history query, which may read a lot. Such queries run one at a time, so that connections are left
+    /// for short ones, and the server itself ends them when they take too long.
+    pub(crate) async fn read(
+        &self,
+        select: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, PostgresError> {
+        let reading = timeout(READ_WITHIN, self.reading.acquire()).await;
+        let _reading = reading.map_err(|_| PostgresError::late(&self.address))?;
+        let mut connection = self.connection().await?;
+        let transaction = in_time(READ_WITHIN, begin_reading(&mut connection)).await?;
+        in_time(READ_WITHIN, transaction.batch_execute("SET LOCAL statement_timeout = '15s'")).await?;
+        in_time(READ_WITHIN, transaction.batch_execute(LONGER_PATIENCE)).await?;
+        let rows = in_time(READ_WITHIN, transaction.query(select, parameters)).await?;
+        in_time(READ_WITHIN, transaction.commit()).await?;
+        Ok(rows)
+    }
+
+    /// A connection of its own; the caller drives it and reads its notifications.
+    pub(crate) async fn connect(&self) -> Result<(Client, Connection<Socket, Stream>), PostgresError> {
+        match timeout(CONNECTED_WITHIN, self.config.connect(Connector::clone(&self.connector))).await {
+            Ok(connected) => connected.map_err(|error| PostgresError::not_connected(&self.address, &error)),
+            Err(_) => Err(PostgresError::late(&self.address)),
+        }
+    }
+
+    /// The same for another module, with the future that drives the connection.
+    #[cfg(feature = "archive")]
+    pub(crate) async fn connect_alone(
+        &self,
+    ) -> Result<(Client, impl Future<Output = ()> + Send + Unpin + use<>), PostgresError> {
+        let (client, connection) = self.connect().await?;
+        // Callers waiting for a reply learn of the connection's end, so its result is dropped.
+        Ok((client, futures_util::FutureExt::map(connection, drop)))
+    }
+}
+
+/// A transaction that writes, whatever isolation the role or the database has as its default: at a stricter level, one
+/// of two changes at once would fail instead of waiting.
+pub(crate) async fn begin_writing(connection: &mut Object) -> Result<Transaction<'_>, tokio_postgres::Error> {
+    let transaction = connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted).read_only(false);
+    let transaction = transaction.start().await?;
+    transaction.batch_execute(LONGER_PATIENCE).await?;
+    Ok(transaction)
+}
+
+/// A transaction that reads as of one moment.
+pub(crate) async fn begin_reading(connection: &mut Object) -> Result<Transaction<'_>, tokio_postgres::Error> {
+    connection.build_transaction().isolation_level(IsolationLevel::RepeatableRead).read_only(true).start().await
+}
+
+/// What the server answers within this time. Its connection is lost otherwise: an answer may still come.
+pub(crate) async fn in_time<T>(
+    most: Duration,
+    work: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, PostgresError> {
+    match timeout(most, work).await {
+        Ok(done) => Ok(done?),
+        Err(_) => Err(PostgresError::lost()),
+    }
+}
+
+/// Checks that a server is new enough; the inner error says that it isn't.
+pub(crate) async fn checked_version(client: &Client) -> Result<Result<(), PostgresError>, tokio_postgres::Error> {
+    let row = client.query_one("SELECT current_setting('server_version_num')::int4", &[]).await?;
+    let version = u32::try_from(row.get::<_, i32>(0)).unwrap_or_default();
+    if version >= OLDEST {
+        return Ok(Ok(()));
+    }
+    let got = format!("{}.{}", version / 10_000, version % 10_000);
+    Ok(Err(PostgresError::input(format!("postgres: expected version 14 or newer, got {got}"))))
+}
+
+/// The runtime of this call, which must be able to wait.
+pub(crate) fn runtime_with_timers() -> Result<Handle, PostgresError> {
+    let misused = |got: &str| {
+        let expected = "expected to be called within a tokio runtime with enable_all";
+        PostgresError::input(format!("runtime: {expected}, got {got}"))
+    };
+    let runtime = Handle::try_current().map_err(|_| misused("none"))?;
+    // There is no other way to ask whether a runtime has timers.
+    catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).map_err(|_| misused("one without timers"))?;
+    Ok(runtime)
+}
+
+/// The nearest moment from 1970 to 9999, which PostgreSQL can compare with.
+pub(crate) fn in_range(time: SystemTime) -> SystemTime {
+    time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST_TIME)
+}
+
+/// Hides user and password.
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Postgres").field("address", &self.address).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,184 @@
+//! Addresses of databases. Nothing that may be part of a password is repeated: neither in messages nor in what is shown
+//! of an address.
+
+use std::collections::BTreeSet;
+use std::error::Error as _;
+use std::iter::Peekable;
+use std::str::Chars;
+
+use tokio_postgres::Config;
+use tokio_postgres::config::Host;
+
+use super::PostgresError;
+
+const EXPECTED: &str = "postgres: expected an address such as postgres://user:password@host/database";
+
+/// Parses an address; its host must be given.
+pub(crate) fn config(address: &str) -> Result<Config, PostgresError> {
+    let rest = ["postgres://", "postgresql://"].iter().find_map(|scheme| address.strip_prefix(scheme));
+    let is_twice = match rest {
+        Some(rest) if rest.rsplit_once('@').is_some_and(|(before, _)| before.contains(['@', '?'])) => {
+            // What stands between or before them is probably a part of a password, and would be read as something else.
+            return Err(PostgresError::input(
+                "postgres: expected an @ or ? in a password as %40 or %3F, got it as it is",
+            ));
+        }
+        Some(rest) => has_a_parameter_twice(rest),
+        None => has_an_option_twice(address),
+    };
+    if is_twice {
+        return Err(PostgresError::input(
+            "postgres: expected each option once, and a password with a space as password='...' or %20, got one twice",
+        ));
+    }
+    let config: Config = address.parse().map_err(|error| unreadable(&error))?;
+    if config.get_hosts().is_empty() {
+        return Err(PostgresError::input("postgres: expected an address with a host, got one without"));
+    }
+    let texts = config.get_hosts().iter().map(host_of).chain(config.get_dbname().map(str::to_owned));
+    if texts.into_iter().any(|text| text.contains(['=', '@']) || text.contains(char::is_whitespace)) {
+        // A backslash at the end of a password's half has taken the space after it along.
+        return Err(PostgresError::input(
+            "postgres: expected a host and a database without spaces, = and @, and a password with these in quotes",
+        ));
+    }
+    Ok(config)
+}
+
+fn host_of(host: &Host) -> String {
+    match host {
+        Host::Tcp(host) => host.clone(),
+        #[cfg(unix)]
+        Host::Unix(path) => path.display().to_string(),
+    }
+}
+
+/// `host:port/database`, with the first host where there are several.
+pub(crate) fn shown(config: &Config) -> String {
+    let host = config.get_hosts().first().map(host_of).unwrap_or_default();
+    let port = config.get_ports().first().copied().unwrap_or(5432);
+    let database = config.get_dbname().or(config.get_user()).unwrap_or("postgres");
+    format!("{host}:{port}/{database}")
+}
+
+/// The parser quotes what it doesn't know, which may be the second half of a password with a space. Only the name of an
+/// option whose value is wrong is one of its own.
+fn unreadable(error: &tokio_postgres::Error) -> PostgresError {
+    let why = error.source().map(ToString::to_string).filter(|why| why.starts_with("invalid value for option `"));
+    let why = why.unwrap_or_else(|| "or host=... password='...', with quotes around a value with a space".to_owned());
+    PostgresError::input(format!("{EXPECTED}: {why}"))
+}
+
+/// Whether a URL, whose path names the database, has an option twice, as one does whose password has `&dbname=` in it.
+fn has_a_parameter_twice(url: &str) -> bool {
+    let Some((before, parameters)) = url.split_once('?') else { return false };
+    let path = before.split_once('/').filter(|(_, database)| !database.is_empty()).map(|_| "dbname");
+    let names = parameters.split('&').filter_map(|parameter| parameter.split('=').next());
+    let mut known = BTreeSet::new();
+    !path.into_iter().chain(names).all(|name| known.insert(name))
+}
+
+/// The same of an address in libpq's form, whose password has ` dbname=` in it.
+fn has_an_option_twice(address: &str) -> bool {
+    let (mut rest, mut known) = (address.chars().peekable(), BTreeSet::new());
+    loop {
+        skip_spaces(&mut rest);
+        let mut name = String::new();
+        while let Some(character) = rest.next_if(|character| *character != '=' && !character.is_whitespace()) {
+            name.push(character);
+        }
+        skip_spaces(&mut rest);
+        if rest.next() != Some('=') {
+            // The end, or what the parser refuses.
+            return false;
+        }
+        skip_spaces(&mut rest);
+        skip_value(&mut rest);
+        if !known.insert(name) {
+            return true;
+        }
+    }
+}
+
+fn skip_spaces(rest: &mut Peekable<Chars<'_>>) {
+    while rest.next_if(|character| character.is_whitespace()).is_some() {}
+}
+
+/// A value in quotes, or up to the next space; a backslash takes the next character as it is.
+fn skip_value(rest: &mut Peekable<Chars<'_>>) {
+    let is_quoted = rest.next_if_eq(&'\'').is_some();
+    while let Some(character) =
+        rest.next_if(|character| if is_quoted { *character != '\'' } else { !character.is_whitespace() })
+    {
+        if character == '\\' {
+            rest.next();
+        }
+    }
+    if is_quoted {
+        rest.next();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use crate::postgres::Postgres;
+
+    #[test]
+    fn addresses_that_could_show_a_part_of_a_password_are_refused() {
+        for (address, expected) in [
+            ("postgres://u:open@sesame@h/db", "%40"),
+            ("postgres://h/db?user=u&password=open@sesame", "%40"),
+            ("postgres://h/db?user=u&password=open&dbname=sesame", "each option once"),
+            ("postgres://u:open@sesame/x@h/db", "%40"),
+            ("host=h user=u password=open sesame=x", "with quotes"),
+            ("host=h user=u password=open sesame", "with quotes"),
+            ("host=h user=u dbname=db password=open dbname=sesame", "each option once"),
+            ("host=h password='open", "with quotes"),
+            ("host=h port=sesame password=x", "invalid value for option `port`"),
+            ("user=u password=open host=sesame\\ host=h", "without spaces"),
+            ("dbname=x", "a host"),
+        ] {
+            let error = Postgres::open(address).expect_err(address).to_string();
+            assert!(error.contains(expected) && !error.contains("sesame"), "{address}: {error}");
+        }
+        for address in [
+            "postgres://u:open%40sesame@h/db",
+            "postgres://u:open/sesame@h:5432/db",
+            "host=h dbname=db password='open dbname=sesame' user=u",
+            "host=h dbname=db password=open\\ dbname=sesame user=u",
+            "host = h dbname = db password = sesame",
+        ] {
+            assert_eq!(Postgres::open(address).expect(address).address(), "h:5432/db");
+        }
+    }
+
+    proptest! {
+        /// Whatever a password has in it, as it is or escaped.
+        #[test]
+        fn no_part_of_a_password_is_shown(
+            words in prop::collection::vec("[A-Z]{4}", 1..5),
+            between in prop::collection::vec("[ @:/?#&=%'\\\\,]{1,2}|[ @:/?&]dbname=|[ @:/?&]host=|[ @:/?&]x=", 5),
+        ) {
+            let password: String = words.iter().zip(&between).map(|(word, mark)| format!("{word}{mark}")).collect();
+            for address in [
+                format!("postgres://u:{password}@h/db"),
+                format!("postgres://u:{password}@h:5432"),
+                format!("postgres://h/db?user=u&password={password}"),
+                format!("host=h dbname=db user=u password={password}"),
+                format!("host=h dbname=db user=u password='{password}'"),
+                format!("user=u password={password} host=h dbname=db"),
+                format!("mysql://u:{password}@h/db"),
+            ] {
+                let shown = match Postgres::open(&address) {
+                    Ok(postgres) => format!("{} {postgres:?}", postgres.address()),
+                    Err(error) => format!("{error} {error:?}"),
+                };
+                for word in &words {
+                    prop_assert!(!shown.contains(word), "{address}: {shown}");
+                }
+            }
+        }
+    }
+}

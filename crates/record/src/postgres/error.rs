@@ -1,0 +1,152 @@
+//! Errors of PostgreSQL, each in one line, without values or passwords.
+
+use std::error::Error as _;
+use std::fmt;
+
+use deadpool_postgres::PoolError;
+use tokio_postgres::error::SqlState;
+
+/// Why PostgreSQL could not do what was asked.
+///
+/// The message is complete, and there is no [`source`](std::error::Error::source): the rest of a server's message,
+/// above all its DETAIL, may contain a row's values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PostgresError {
+    kind: Kind,
+    message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Input,
+    Unreachable,
+    Schema,
+    /// What was sent can't be stored.
+    Data,
+    /// Somebody else has held a lock for too long.
+    Locked,
+    Refused,
+}
+
+impl PostgresError {
+    pub(crate) fn input(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Input, message: message.into() }
+    }
+
+    pub(crate) fn schema(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Schema, message: message.into() }
+    }
+
+    pub(crate) fn refused(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Refused, message: message.into() }
+    }
+
+    pub(crate) fn lost() -> Self {
+        Self { kind: Kind::Unreachable, message: "postgres: the connection was lost".to_owned() }
+    }
+
+    pub(crate) fn unreachable(address: &str, error: &PoolError) -> Self {
+        match error {
+            PoolError::Backend(error) => Self::not_connected(address, error),
+            PoolError::Timeout(_) => Self::late(address),
+            other => Self { kind: Kind::Unreachable, message: format!("postgres at {address}: {other}") },
+        }
+    }
+
+    pub(crate) fn not_connected(address: &str, error: &tokio_postgres::Error) -> Self {
+        if error.as_db_error().is_some() {
+            return Self::from_server(address, error);
+        }
+        let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        Self { kind: Kind::Unreachable, message: format!("postgres at {address}: {why}") }
+    }
+
+    pub(crate) fn late(address: &str) -> Self {
+        Self { kind: Kind::Unreachable, message: format!("postgres at {address}: no connection in time") }
+    }
+
+    fn from_server(address: &str, error: &tokio_postgres::Error) -> Self {
+        let said = Self::from(tokio_error(error));
+        Self { message: said.message.replacen("postgres:", &format!("postgres at {address}:"), 1), ..said }
+    }
+
+    /// The input can't be used: an address, a value, rules, or a server that is too old.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        self.kind == Kind::Input
+    }
+
+    /// No connection could be made, or it broke.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        self.kind == Kind::Unreachable
+    }
+
+    /// The data can't be stored, however often that is tried.
+    pub(crate) fn is_data(&self) -> bool {
+        self.kind == Kind::Data
+    }
+
+    /// Somebody else held a lock on what was to be read or written for too long.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.kind == Kind::Locked
+    }
+
+    /// Adds who held the lock that was waited for in vain, if that is known.
+    pub(crate) fn held_by(mut self, blockers: Option<&str>) -> Self {
+        if let (Kind::Locked, Some(blockers)) = (self.kind, blockers) {
+            self.message = format!("{}: the lock is held by {blockers}", self.message);
+        }
+        self
+    }
+
+    /// The tables are missing, older or newer than this version of tollgate knows; see
+    /// [`Postgres::migrate`](super::Postgres::migrate).
+    #[must_use]
+    pub fn is_schema(&self) -> bool {
+        self.kind == Kind::Schema
+    }
+}
+
+/// The server's message and its SQLSTATE, or why there is none.
+fn tokio_error(error: &tokio_postgres::Error) -> (Kind, String) {
+    let Some(said) = error.as_db_error() else {
+        let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        let kind = if error.is_closed() || error.source().is_some_and(|why| why.is::<std::io::Error>()) {
+            Kind::Unreachable
+        } else {
+            Kind::Refused
+        };
+        return (kind, format!("postgres: {why}"));
+    };
+    let kind = match *said.code() {
+        // Connection errors, lack of resources, an operator's intervention.
+        ref state if ["08", "53", "57"].contains(&&state.code()[..2]) => Kind::Unreachable,
+        ref state if ["21", "22", "23"].contains(&&state.code()[..2]) => Kind::Data,
+        SqlState::LOCK_NOT_AVAILABLE => Kind::Locked,
+        SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::INVALID_SCHEMA_NAME => Kind::Schema,
+        _ => Kind::Refused,
+    };
+    let remedy = if kind == Kind::Schema { ": tollgate db migrate makes the tables" } else { "" };
+    (kind, format!("postgres: {} (SQLSTATE {}){remedy}", said.message(), said.code().code()))
+}
+
+impl From<(Kind, String)> for PostgresError {
+    fn from((kind, message): (Kind, String)) -> Self {
+        Self { kind, message }
+    }
+}
+
+impl From<tokio_postgres::Error> for PostgresError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        tokio_error(&error).into()
+    }
+}
+
+impl fmt::Display for PostgresError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for PostgresError {}

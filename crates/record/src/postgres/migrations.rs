@@ -1,0 +1,170 @@
+//! Creates the tables step by step, from the files in `sql/`.
+
+use std::time::SystemTime;
+
+use sha2::{Digest, Sha256};
+use tokio_postgres::Transaction;
+
+use super::{Postgres, PostgresError, begin_reading, begin_writing};
+
+/// A file in `sql/`, whose name begins with its number.
+struct Step {
+    name: &'static str,
+    sql: &'static str,
+}
+
+/// In order; the first has number 1. A released step never changes, since databases have it.
+const STEPS: [Step; 2] = [
+    Step { name: "configuration", sql: include_str!("../../sql/0001_configuration.sql") },
+    Step { name: "history", sql: include_str!("../../sql/0002_history.sql") },
+];
+
+/// Held while migrating, so that two migrations don't run at once.
+const LOCK: i64 = i64::from_be_bytes(*b"tollgate");
+
+const OWN_NAME: &str = "to_regclass('tollgate.migrations')";
+
+/// How long to wait for a migration that runs at the same time.
+const PATIENCE: &str = "SET LOCAL lock_timeout = '60s'";
+
+/// Creating a schema needs a right in the database, also where `IF NOT EXISTS` finds it there.
+const OWN_SCHEMA: &str = "CREATE SCHEMA tollgate";
+
+const OWN_TABLE: &str = "
+    CREATE TABLE tollgate.migrations (
+        number integer PRIMARY KEY,
+        name text NOT NULL,
+        -- SHA-256 of its text.
+        digest bytea NOT NULL,
+        applied_at timestamptz NOT NULL DEFAULT now()
+    )";
+
+/// One of the steps to the tables that this version of tollgate uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Migration {
+    /// Counts from 1.
+    pub number: u32,
+    /// What it makes.
+    pub name: String,
+    /// When it was applied to this database; `None` if it is pending.
+    pub applied_at: Option<SystemTime>,
+}
+
+/// Which migrations a database has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Schema {
+    /// The server's version as it reports it, such as `15.18`.
+    pub server_version: String,
+    /// All migrations that this version of tollgate knows.
+    pub migrations: Vec<Migration>,
+}
+
+impl Schema {
+    /// Whether no migration is pending.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.migrations.iter().all(|migration| migration.applied_at.is_some())
+    }
+}
+
+impl Postgres {
+    /// Creates the tables, or upgrades those of an older version. Returns the migrations that were applied, in order;
+    /// none if there was nothing to do. All run in one transaction; a concurrent call waits, for at most a minute. The
+    /// first time, this needs the right to create a schema in the database, unless there is an empty one that the role
+    /// owns; later, to read `tollgate.migrations`.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no right; a database that isn't in UTF-8; tables of a newer version of tollgate, or altered
+    /// migrations.
+    pub async fn migrate(&self) -> Result<Vec<Migration>, PostgresError> {
+        let mut connection = self.connection().await?;
+        let transaction = begin_writing(&mut connection).await?;
+        transaction.batch_execute(PATIENCE).await?;
+        let encoding: String = transaction.query_one("SELECT current_setting('server_encoding')", &[]).await?.get(0);
+        if encoding != "UTF8" {
+            // Clients write text that other encodings can't hold, and a whole batch would then fail.
+            return Err(PostgresError::input(format!("encoding: expected a database in UTF8, got {encoding}")));
+        }
+        transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await?;
+        for (name, create) in [("to_regnamespace('tollgate')", OWN_SCHEMA), (OWN_NAME, OWN_TABLE)] {
+            if !is_there(&transaction, name).await? {
+                transaction.batch_execute(create).await?;
+            }
+        }
+        let done = applied(&transaction).await?;
+        let mut made = Vec::new();
+        for (step, number) in STEPS.iter().zip(1_i32..).skip(done.len()) {
+            transaction.batch_execute(step.sql).await?;
+            let insert =
+                "INSERT INTO tollgate.migrations (number, name, digest) VALUES ($1, $2, $3) RETURNING applied_at";
+            let row = transaction.query_one(insert, &[&number, &step.name, &digest(step)]).await?;
+            made.push(Migration {
+                number: number.unsigned_abs(),
+                name: step.name.to_owned(),
+                applied_at: Some(row.get(0)),
+            });
+        }
+        transaction.commit().await?;
+        Ok(made)
+    }
+
+    /// Which migrations this database has. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no right; tables of a newer version of tollgate, or altered migrations.
+    pub async fn schema(&self) -> Result<Schema, PostgresError> {
+        let mut connection = self.connection().await?;
+        let transaction = begin_reading(&mut connection).await?;
+        let row = transaction.query_one("SELECT current_setting('server_version')", &[]).await?;
+        let done = if is_there(&transaction, OWN_NAME).await? { applied(&transaction).await? } else { Vec::new() };
+        transaction.commit().await?;
+        let migrations = STEPS.iter().zip(1..).map(|(step, number)| Migration {
+            number,
+            name: step.name.to_owned(),
+            applied_at: done.get(number as usize - 1).copied(),
+        });
+        Ok(Schema { server_version: row.get(0), migrations: migrations.collect() })
+    }
+}
+
+/// Refuses tables that are older or newer than this program: what it would read or write there may mean something else.
+pub(crate) async fn expect_this_version(transaction: &Transaction<'_>) -> Result<(), PostgresError> {
+    let (got, expected) = (applied(transaction).await?.len(), STEPS.len());
+    if got < expected {
+        let why = format!("schema: expected {expected} migrations, got {got}");
+        return Err(PostgresError::schema(format!("{why}: tollgate db migrate makes the others")));
+    }
+    Ok(())
+}
+
+async fn is_there(transaction: &Transaction<'_>, name: &str) -> Result<bool, PostgresError> {
+    Ok(transaction.query_one(&format!("SELECT {name} IS NOT NULL"), &[]).await?.get(0))
+}
+
+/// When each applied step was applied.
+async fn applied(transaction: &Transaction<'_>) -> Result<Vec<SystemTime>, PostgresError> {
+    let select = "SELECT number, name, digest, applied_at FROM tollgate.migrations ORDER BY number";
+    let mut done = Vec::new();
+    for (row, number) in transaction.query(select, &[]).await?.iter().zip(1_i32..) {
+        let (got, name): (i32, String) = (row.get(0), row.get(1));
+        let Some(step) = usize::try_from(number - 1).ok().and_then(|at| STEPS.get(at)) else {
+            let most = STEPS.len();
+            let why = format!("schema: expected at most {most} migrations, got number {got}, {name}");
+            return Err(PostgresError::schema(format!("{why}: the database is newer than this version of tollgate")));
+        };
+        if got != number || name != step.name || row.get::<_, &[u8]>(2) != digest(step) {
+            let why = format!("schema: expected migration {number}, {}, as this version of tollgate has it", step.name);
+            return Err(PostgresError::schema(format!("{why}, got another of number {got}, {name}")));
+        }
+        done.push(row.get(3));
+    }
+    Ok(done)
+}
+
+fn digest(step: &Step) -> Vec<u8> {
+    Sha256::digest(step.sql).to_vec()
+}

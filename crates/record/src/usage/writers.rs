@@ -1,0 +1,214 @@
+//! Services that write in batches. Each numbers its batches, so that none is written twice, and a killed one is
+//! noticed.
+
+use std::future::Future;
+use std::time::{Duration, Instant, SystemTime};
+
+use deadpool_postgres::Transaction;
+
+use crate::chance::unique_id;
+use crate::postgres::{Postgres, PostgresError, begin_writing, in_time};
+use crate::telemetry;
+
+/// How long each statement of a batch may take.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(15);
+/// How often a service shows that it runs, if it has nothing to write.
+const HEARD_EVERY: Duration = Duration::from_secs(10);
+/// A service silent for longer was killed.
+const SILENT_FOR: &str = "30 seconds";
+
+/// What a service writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Written {
+    /// Totals of users and API keys.
+    Totals,
+    /// Single decisions, and statistics of them.
+    History,
+}
+
+/// A service that writes, as the database knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Writer {
+    /// The name that it gave itself.
+    pub name: String,
+    /// What it writes.
+    pub writes: Written,
+    /// The address it connects from; `None` over a Unix socket.
+    pub client: Option<String>,
+    /// Requests in the batches that it wrote.
+    pub requests: u64,
+    /// Requests that it could not keep while PostgreSQL was away.
+    pub lost: u64,
+    /// When it began.
+    pub started_at: SystemTime,
+    /// When it last wrote, or showed that it runs: every ten seconds at least.
+    pub written_at: SystemTime,
+    /// When it had written everything and stopped or, if it was killed, was last heard from; `None` while it runs.
+    pub ended_at: Option<SystemTime>,
+    /// Whether it was killed. What it counted since its last write is then lost, and this is the only record of that.
+    pub killed: bool,
+}
+
+/// The batches of one service; one is in flight at a time.
+pub(crate) struct Batches {
+    name: String,
+    writes: Written,
+    /// The number of the last written batch.
+    written: i64,
+    heard: Option<Instant>,
+    /// The number last reported as lost.
+    lost: u64,
+    /// Whether the database knows that nothing is missing.
+    ended: bool,
+}
+
+/// What is reported with a batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct About {
+    /// How many requests it holds; `None`: the report only says that the service runs, or has ended.
+    pub(crate) requests: Option<u64>,
+    /// Requests lost by this service so far.
+    pub(crate) lost: u64,
+    /// Whether this is the last report.
+    pub(crate) is_end: bool,
+}
+
+impl Batches {
+    pub(crate) fn new(writes: Written) -> Self {
+        Self { name: unique_id("service"), writes, written: 0, heard: None, lost: 0, ended: false }
+    }
+
+    /// Whether the database knows of this service.
+    pub(crate) fn is_known(&self) -> bool {
+        self.heard.is_some()
+    }
+
+    /// Whether there is something to report.
+    pub(crate) fn is_due(&self, about: About) -> bool {
+        let due = self.heard.is_none_or(|heard| heard.elapsed() >= HEARD_EVERY) || about.lost != self.lost;
+        about.requests.is_some() || about.is_end || (due && !self.ended)
+    }
+
+    /// Begins a batch's transaction. Also returns whether the batch is still to be written (one sent over a lost
+    /// connection may have been), and the server's process. Call [`done`](Self::done) after the commit.
+    pub(crate) async fn begin<'c>(
+        &self,
+        connection: &'c mut deadpool_postgres::Object,
+        about: About,
+    ) -> Result<(Transaction<'c>, bool, i32), PostgresError> {
+        let transaction = answered(begin_writing(connection)).await?;
+        answered(transaction.batch_execute(PATIENCE)).await?;
+        let number = self.written + i64::from(about.requests.is_some());
+        answered(transaction.execute(REGISTER, &[&self.name, &self.writes.name()])).await?;
+        // The previous connection may still be committing the last batch; this query waits for that.
+        let row = answered(transaction.query_one(LAST_BATCH, &[&self.name])).await?;
+        let (written, pid) = (row.get::<_, i64>(0), row.get(1));
+        let is_new = written < number;
+        let requests = column(about.requests.filter(|_| is_new).unwrap_or_default());
+        let (number, lost) = (number.max(written), column(about.lost));
+        answered(transaction.execute(ADVANCE, &[&self.name, &number, &requests, &lost, &about.is_end])).await?;
+        Ok((transaction, is_new, pid))
+    }
+
+    /// Records that the batch was written or, if it `failed`, given up. Call it before the next await. Returns whether to
+    /// [look for killed writers](Self::note_killed): not after an outage, when every writer looks silent.
+    pub(crate) fn done(&mut self, about: About, failed: bool) -> bool {
+        if !failed {
+            self.written += i64::from(about.requests.is_some());
+        }
+        let heard = self.heard.replace(Instant::now());
+        (self.lost, self.ended) = (about.lost, about.is_end && !failed);
+        heard.is_some_and(|heard| heard.elapsed() < HEARD_EVERY * 2)
+    }
+
+    /// Marks other writers that were killed. If that fails, the next writer does it.
+    pub(crate) async fn note_killed(&self, postgres: &Postgres) {
+        let noted = async {
+            let mut connection = postgres.connection().await?;
+            let transaction = answered(begin_writing(&mut connection)).await?;
+            let killed = answered(transaction.query(NOTE_KILLED, &[&SILENT_FOR, &self.name])).await?;
+            answered(transaction.commit()).await?;
+            Ok::<_, PostgresError>(killed)
+        };
+        if let Ok(killed) = noted.await {
+            killed.iter().for_each(|row| telemetry::writer_killed(row.get(0), row.get(1)));
+        }
+    }
+}
+
+impl Written {
+    /// The word for it: totals or history.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Totals => "totals",
+            Self::History => "history",
+        }
+    }
+}
+
+/// So that a process that stalls holds up nobody.
+pub(crate) const PATIENCE: &str = "SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '5s';
+    SET LOCAL statement_timeout = '10s'";
+
+const REGISTER: &str = "INSERT INTO tollgate.writers (writer, writes) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+
+const LAST_BATCH: &str = "SELECT batch, pg_backend_pid() FROM tollgate.writers WHERE writer = $1 FOR UPDATE";
+
+const ADVANCE: &str = "
+    UPDATE tollgate.writers
+    SET batch = $2, requests = requests + $3, lost = $4, written_at = now(), killed = false,
+        ended_at = CASE WHEN $5 THEN now() END
+    WHERE writer = $1";
+
+/// Marks silent writers as killed, and forgets those that ended long ago.
+const NOTE_KILLED: &str = "
+    WITH forgotten AS (
+        DELETE FROM tollgate.writers WHERE ended_at < now() - interval '90 days' AND writer <> $2
+    ), silent AS (
+        SELECT writer FROM tollgate.writers
+        WHERE ended_at IS NULL AND written_at < now() - $1::text::interval AND writer <> $2
+        FOR UPDATE SKIP LOCKED
+    )
+    UPDATE tollgate.writers AS w SET killed = true, ended_at = written_at FROM silent WHERE w.writer = silent.writer
+    RETURNING w.writer, w.written_at";
+
+/// The result of a batch's statement, within the time allowed.
+pub(crate) async fn answered<T>(
+    work: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, PostgresError> {
+    in_time(ANSWERED_WITHIN, work).await
+}
+
+pub(crate) fn column(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+impl Postgres {
+    /// The services that write, or did in the last 90 days: the latest to start first, at most 100. A service that
+    /// writes both totals and history appears twice.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables.
+    pub async fn writers(&self) -> Result<Vec<Writer>, PostgresError> {
+        let select =
+            "SELECT writer, writes, host(client) AS client, requests, lost, started_at, written_at, ended_at, killed
+            FROM tollgate.writers ORDER BY started_at DESC LIMIT 100";
+        let rows = self.connection().await?.query(select, &[]).await?;
+        let writer = |row: &tokio_postgres::Row| Writer {
+            name: row.get("writer"),
+            writes: if row.get::<_, &str>("writes") == "history" { Written::History } else { Written::Totals },
+            client: row.get("client"),
+            requests: row.get::<_, i64>("requests").unsigned_abs(),
+            lost: row.get::<_, i64>("lost").unsigned_abs(),
+            started_at: row.get("started_at"),
+            written_at: row.get("written_at"),
+            ended_at: row.get("ended_at"),
+            killed: row.get("killed"),
+        };
+        Ok(rows.iter().map(writer).collect())
+    }
+}

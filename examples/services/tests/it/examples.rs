@@ -1,0 +1,325 @@
+//! The examples, started as a reader would, and called.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tollgate_testing::redis_server::Server;
+use tollgate_testing::repository::read;
+
+use crate::example_service::{Running, call, command, send, start};
+
+#[test]
+fn the_axum_service_follows_its_rules_on_both_engines() {
+    let server = Server::start();
+    for url in [None, Some(server.tcp_url())] {
+        let service = start("service", url.as_deref(), &[]);
+        let (status, text) = call(&service.address, "GET /api/v1/items", "X-User: 42\r\nX-Tier: free\r\n");
+        assert!(status == 200 && text.contains("\r\nratelimit-policy: \"free"), "{text}");
+        assert_eq!(call(&service.address, "GET /api/v1/items", "X-User: 666\r\nX-Tier: free\r\n").0, 403);
+        let guesses: Vec<_> = (0..7).map(|_| call(&service.address, "POST /login", "X-User: eve\r\n").0).collect();
+        assert_eq!(guesses, [200, 200, 200, 200, 200, 429, 429]);
+        let (_, metrics) = call(&service.address, "GET /metrics", "");
+        let series = "tollgate_verdicts_total{rule=\"login\",outcome=\"denied\",reason=\"limits\"} 2";
+        assert!(metrics.contains(series), "{metrics}");
+        assert!(metrics.contains("tollgate_decision_duration_seconds_bucket{source="), "{metrics}");
+    }
+}
+
+/// So many at once, over two processes in turn: the statuses.
+fn at_once(services: &[Running; 2], count: usize, one: impl Fn(&str) -> u16 + Sync) -> Vec<u16> {
+    std::thread::scope(|scope| {
+        let one = &one;
+        let calls: Vec<_> = (0..count).map(|number| scope.spawn(move || one(&services[number % 2].address))).collect();
+        calls.into_iter().map(|call| call.join().expect("an answer")).collect()
+    })
+}
+
+fn count(statuses: &[u16], wanted: u16) -> usize {
+    statuses.iter().filter(|status| **status == wanted).count()
+}
+
+/// Of two processes that share a Redis, and then have none.
+#[test]
+fn a_service_with_four_limits_keeps_each_of_them() {
+    let mut server = Server::start();
+    let services = [(); 2].map(|()| start("completions", Some(&server.tcp_url()), &[]));
+    let complete = |address: &str, key: &str, prompt: &str| {
+        let headers = format!("Authorization: Bearer {key}\r\nX-Org: acme\r\n");
+        send(address, "POST /completions", &headers, prompt)
+    };
+    // What each took in the end is charged, not the 500 that it might have.
+    for service in &services {
+        let (status, text) = complete(&service.address, "a", "Why?");
+        assert!(status == 200 && text.contains("\r\nratelimit: \"tokens\";r=99"), "{text}");
+        assert!(text.contains("\"requests/concurrency\";r=7"), "{text}");
+    }
+    let until = Instant::now() + Duration::from_secs(5);
+    let left = loop {
+        let (_, text) = complete(&services[0].address, "a", "Why?");
+        let left =
+            text.split("\"tokens\";r=").nth(1).and_then(|rest| rest.split(['\r', ';', ',']).next()?.parse().ok());
+        let left: u64 = left.unwrap_or_else(|| panic!("{text}"));
+        if left > 99_400 || Instant::now() > until {
+            break left;
+        }
+    };
+    assert!((99_480..=99_500).contains(&left), "{left}");
+    // Of 16 at once, 8 are under way at a time; of more, 20 of a burst are let through.
+    let statuses = at_once(&services, 16, |address| complete(address, "b", "").0);
+    assert_eq!((count(&statuses, 200), count(&statuses, 429)), (8, 8), "{statuses:?}");
+    let statuses: Vec<_> = (0..30)
+        .map(|at| call(&services[at % 2].address, "POST /completions", "Authorization: Bearer c\r\n").0)
+        .collect();
+    // Without an organisation: those whom the outer limit lets through get that far.
+    let passed = count(&statuses, 400);
+    assert!((20..=22).contains(&passed) && count(&statuses, 429) == 30 - passed, "{statuses:?}");
+    assert_eq!(call(&services[0].address, "POST /completions", "").0, 400, "without a key");
+    // Guesses of a password, at once.
+    let form = "Content-Type: application/x-www-form-urlencoded\r\n";
+    let guess = |address: &str, account: &str, password: &str| {
+        send(address, "POST /login", form, &format!("account={account}&password={password}")).0
+    };
+    let statuses = at_once(&services, 200, |address| guess(address, "eve", "wrong"));
+    assert_eq!((count(&statuses, 401), count(&statuses, 429)), (5, 195));
+    assert_eq!(guess(&services[0].address, "eve", "right"), 429, "also with the right one");
+    for _ in 0..3 {
+        let tries: Vec<_> = (0..4).map(|at| guess(&services[at % 2].address, "bob", "wrong")).collect();
+        assert_eq!((count(&tries, 401), guess(&services[0].address, "bob", "right")), (4, 200));
+    }
+    server.stop();
+    for at in 0..30 {
+        let address = &services[at % 2].address;
+        let (completed, login) = (complete(address, "a", "").0, guess(address, "eve", "right"));
+        assert_eq!((completed, login), (200, 200), "{at}");
+    }
+    let statuses = at_once(&services, 40, |address| guess(address, "mallory", "wrong"));
+    assert_eq!((count(&statuses, 401), count(&statuses, 429)), (4, 36), "{statuses:?}");
+}
+
+/// Lines that its limits add to a service, of which all else is here.
+#[test]
+fn four_limits_take_at_most_thirty_lines() {
+    let unlimited = "
+        use std::collections::HashMap;
+        use std::error::Error;
+        use std::time::Duration;
+        use axum::http::StatusCode;
+        use axum::routing::post;
+        use axum::{Form, Router};
+        use tollgate_examples::{address, interrupted};
+        #[tokio::main]
+        async fn main() -> Result<(), Box<dyn Error>> {
+        tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+        let app = Router::new()
+        .route(\"/completions\", post(complete))
+        .route(\"/login\", post(login));
+        let listener = tokio::net::TcpListener::bind(address(\"127.0.0.1:3000\")).await?;
+        println!(\"listening on {}\", listener.local_addr()?);
+        axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
+        Ok(())
+        }
+        async fn complete(prompt: String) -> String {
+        let answer = format!(\"{prompt} I don't know.\\n\");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        answer
+        }
+        async fn login(
+        Form(form): Form<HashMap<String, String>>,
+        ) -> StatusCode {
+        let account = form.get(\"account\").map_or(\"\", String::as_str).trim().to_lowercase();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        if form.get(\"password\").is_none_or(|password| password != \"right\") {
+        return StatusCode::UNAUTHORIZED;
+        }
+        StatusCode::OK
+        }
+    ";
+    let mut known: Vec<_> = unlimited.lines().map(str::trim).collect();
+    let program = read("examples/services/src/bin/completions.rs");
+    let code = program.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
+    let added: Vec<_> = code
+        .filter(|line| match known.iter().position(|other| other == line) {
+            Some(at) => {
+                known.swap_remove(at);
+                false
+            }
+            None => true,
+        })
+        .collect();
+    assert!(added.len() <= 30, "{}: {added:#?}", added.len());
+}
+
+#[test]
+fn the_actix_service_answers_with_fields_of_both_kinds() {
+    let server = Server::start();
+    for url in [None, Some(server.tcp_url())] {
+        let service = start("actix", url.as_deref(), &[]);
+        let answers: Vec<_> = (0..7).map(|_| call(&service.address, "GET /", "")).collect();
+        assert!(answers[..5].iter().all(|(status, _)| *status == 200) && answers[6].0 == 429, "{answers:?}");
+        let denied = &answers[6].1;
+        for field in ["retry-after: 1\r\n", "ratelimit-policy: \"hello\";q=60;w=60\r\n", "x-ratelimit-limit: 60\r\n"] {
+            assert!(denied.contains(field), "{field}: {denied}");
+        }
+    }
+    let away = start("actix", Some("redis://127.0.0.1:1"), &[]);
+    assert_eq!(call(&away.address, "GET /", "").0, 503);
+}
+
+#[test]
+fn two_workers_share_five_jobs_a_second() {
+    let server = Server::start();
+    let began = Instant::now();
+    let workers: Vec<_> = (0..2)
+        .map(|_| command("worker", Some(&server.tcp_url())).stdout(Stdio::piped()).spawn().expect("a worker"))
+        .collect();
+    for worker in workers {
+        let output = worker.wait_with_output().expect("its end");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 10, "{output:?}");
+    }
+    assert!(began.elapsed() >= Duration::from_millis(19 * 200), "{:?}", began.elapsed());
+}
+
+#[test]
+fn the_tonic_service_answers_in_grpcs_terms() {
+    let server = Server::start();
+    for url in [None, Some(server.tcp_url())] {
+        let service = start("grpc", url.as_deref(), &[]);
+        let output =
+            command("grpc", None).args(["call", &format!("http://{}", service.address)]).output().expect("a client");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!((lines.len(), lines[..5].iter().all(|line| *line == "ok")), (10, true), "{output:?}");
+        assert!(lines[9].starts_with("ResourceExhausted: Too many requests, retry after "), "{text}");
+    }
+}
+
+const STRICT: &str =
+    "[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"fixed-window 1000/1h start first-hit\"]\n";
+
+/// Decisions that a service has counted, of this outcome.
+fn counted(service: &Running, outcome: &str) -> u64 {
+    let (_, metrics) = call(&service.address, "GET /metrics", "");
+    let series = metrics.lines().filter(|line| line.starts_with("tollgate_decisions_total{") && line.contains(outcome));
+    series.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok()).expect("a count")).sum()
+}
+
+/// Two processes and one Redis under a load tool, while Redis is killed and restarted and the rules are changed.
+#[test]
+fn two_services_under_load_admit_exactly_what_their_rules_allow() {
+    let mut server = Server::start();
+    let directory = tempfile::TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    std::fs::write(&path, STRICT).expect("rules");
+    let rules = path.to_str().expect("text");
+    let services = [(); 2].map(|()| start("service", Some(&server.tcp_url()), &[("RULES", rules)]));
+    let load: Vec<_> = services
+        .iter()
+        .map(|service| {
+            let target = format!("http://{}/", service.address);
+            let wrk = Command::new("wrk").args(["-t1", "-c16", "-d6s", &target]).stdout(Stdio::piped()).spawn();
+            wrk.expect("wrk, which tests/run.sh installs")
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(1500));
+    server.stop();
+    std::thread::sleep(Duration::from_millis(500));
+    server.restart();
+    std::thread::sleep(Duration::from_millis(2000));
+    std::fs::write(directory.path().join("next"), STRICT.replace("1000/1h", "1500/1h")).expect("rules");
+    std::fs::rename(directory.path().join("next"), &path).expect("replaced");
+    let (mut answered, mut refused) = (0, 0);
+    for wrk in load {
+        let output = wrk.wait_with_output().expect("its end");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let number = |line: &str| line.split_whitespace().find_map(|word| word.parse::<u64>().ok()).expect("a number");
+        answered +=
+            text.lines().find(|line| line.contains("requests in")).map(number).unwrap_or_else(|| panic!("{text}"));
+        refused += text.lines().find(|line| line.contains("Non-2xx")).map(number).unwrap_or_else(|| panic!("{text}"));
+        assert!(!text.contains("Socket errors"), "{text}");
+    }
+    // The killed Redis lost its counts: once more as many, and 500 by the changed rules. What
+    // was taken as it died, without an answer, is missing.
+    let admitted: u64 = services.iter().map(|service| counted(service, "outcome=\"allowed\"")).sum();
+    assert!((2400..=2500).contains(&admitted), "{admitted}");
+    let passed = answered - refused;
+    assert!((2300..=admitted).contains(&passed), "{passed} of {admitted}: of {answered}");
+    assert!(services.iter().map(|service| counted(service, "outcome=\"error\"")).sum::<u64>() > 0, "Redis was away");
+    for service in &services {
+        let (_, metrics) = call(&service.address, "GET /metrics", "");
+        assert!(metrics.contains("\ntollgate_rules_reloads_total{outcome=\"taken\"} 1\n"), "{metrics}");
+    }
+    let (status, text) = call(&services[0].address, "GET /", "");
+    let field =
+        |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {text}"));
+    assert_eq!(status, 429, "{text}");
+    let wait: u64 = field("retry-after: ").parse().expect("seconds");
+    for (name, parameter, value) in [("ratelimit-policy: ", "q", 1500), ("ratelimit: ", "t", wait)] {
+        let list: sfv::List = sfv::Parser::new(field(name)).parse().expect(name);
+        let [sfv::ListEntry::Item(item)] = list.as_slice() else { panic!("{list:?}") };
+        assert_eq!(item.bare_item.as_string().map(|name| name.as_str()), Some("all"));
+        assert_eq!(
+            item.params.get(parameter).and_then(|value| value.as_integer()).map(i64::from),
+            Some(value.cast_signed())
+        );
+    }
+}
+
+/// Each query of the dashboard uses metrics that exist, by labels that they have.
+#[test]
+fn the_dashboard_queries_metrics_that_exist() {
+    let dashboard: serde_json::Value = serde_json::from_str(include_str!("../../grafana.json")).expect("JSON");
+    let told = [read("src/guide.md"), read("crates/record/src/operations.md")].concat();
+    let labels_of = |metric: &str| {
+        let row = told
+            .lines()
+            .find(|line| line.starts_with(&format!("| `{metric}` |")))
+            .unwrap_or_else(|| panic!("{metric}"));
+        row.split('|').nth(2).expect("its labels").to_owned()
+    };
+    let code = [read("src/telemetry.rs"), read("crates/record/src/telemetry.rs")].concat();
+    let mut seen = std::collections::BTreeSet::new();
+    for target in dashboard["panels"]
+        .as_array()
+        .expect("panels")
+        .iter()
+        .flat_map(|panel| panel["targets"].as_array().expect("targets"))
+    {
+        let query = target["expr"].as_str().expect("a query");
+        for word in query.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_') {
+            if let Some(name) = word.strip_prefix("tollgate_") {
+                let base =
+                    ["_bucket", "_sum", "_count"].iter().fold(name, |name, end| name.strip_suffix(end).unwrap_or(name));
+                let metric = format!("tollgate_{base}");
+                assert!(code.contains(&format!("\"{metric}\"")), "{metric}: {query}");
+                for label in ["rule", "outcome", "source", "class", "reason"] {
+                    let grouped = query.contains(&format!("({label}"))
+                        || query.contains(&format!(", {label})"))
+                        || query.contains(&format!("{label}="));
+                    assert!(
+                        !grouped || labels_of(&metric).contains(&format!("`{label}`")),
+                        "{metric} has no {label}: {query}"
+                    );
+                }
+                seen.insert(metric);
+            }
+        }
+    }
+    assert_eq!(seen.len(), 8, "{seen:?}");
+}
+
+/// It waits for its own turn, and for as long as the other side says.
+#[test]
+fn the_client_stays_under_a_third_partys_limit() {
+    let rules = "[[rule]]\nname = \"strict\"\nkey = \"global\"\nlimits = [\"fixed-window 4/2s start first-hit\"]\n";
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), rules).expect("rules");
+    let third_party = start("service", None, &[("RULES", file.path().to_str().expect("text"))]);
+    let target = format!("http://{}/", third_party.address);
+    let output = command("client", None).env("TARGET", target).output().expect("a client");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let statuses: Vec<_> = text.lines().map(|line| line.rsplit(": ").next().unwrap_or_default()).collect();
+    assert_eq!(statuses.len(), 10, "{output:?}");
+    // It learns of each limit by an answer, and isn't denied twice for one.
+    let refused = statuses.iter().filter(|status| status.starts_with("429")).count();
+    assert!(refused <= 3 && statuses.iter().filter(|status| status.starts_with("200")).count() >= 7, "{text}");
+}

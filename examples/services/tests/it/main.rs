@@ -1,0 +1,5 @@
+//! The example services against servers of their own. A missing server is a failure, never a skip.
+
+mod database;
+mod example_service;
+mod examples;

@@ -1,0 +1,193 @@
+//! What the callers of one tokio runtime share.
+//!
+//! A connection is driven by the runtime that made it. If several runtimes shared one, it would stall whenever that
+//! runtime is blocked, isn't driven, or has ended. And what one runtime can't reach, another may be connected to.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use super::Redis;
+use super::breaker::{Breaker, CircuitBreaker};
+use super::connection::Connection;
+use super::errors::{Called, from_answer, from_call};
+use super::queue::Queue;
+use crate::error::Error;
+use crate::runtime;
+
+#[derive(Debug)]
+pub(super) struct PerRuntime {
+    pub(super) runtime: Handle,
+    current: RwLock<Option<Connection>>,
+    /// Whether an attempt to connect is running, and the signal that one has ended.
+    pub(super) connecting: AtomicBool,
+    pub(super) attempted: Notify,
+    pub(super) queue: Arc<Queue>,
+    pub(super) breaker: Arc<CircuitBreaker>,
+    /// A task that lives as long as both the runtime and this.
+    lifetime: AbortHandle,
+    dropped: Arc<Notify>,
+}
+
+impl Redis {
+    /// The state of the runtime that this is called on.
+    pub(super) fn per_runtime(&self) -> Result<Arc<PerRuntime>, Error> {
+        self.with_per_runtime(Arc::clone)
+    }
+
+    /// The same, without cloning the Arc, whose count all threads would contend for.
+    pub(super) fn with_per_runtime<T>(&self, with: impl FnOnce(&Arc<PerRuntime>) -> T) -> Result<T, Error> {
+        let runtime = runtime::current()?;
+        if let Some(per_runtime) = of_runtime(&self.shared.runtimes.load(), &runtime) {
+            return Ok(with(per_runtime));
+        }
+        let runtime = runtime::with_timers()?;
+        let made = Arc::new(PerRuntime::of(&runtime));
+        self.shared.runtimes.rcu(|runtimes| {
+            let lasting = runtimes.iter().filter(|per_runtime| !per_runtime.lifetime.is_finished());
+            let mut runtimes: Vec<_> = lasting.cloned().collect();
+            // Another thread of the runtime may have been faster.
+            if of_runtime(&runtimes, &runtime).is_none() {
+                runtimes.push(Arc::clone(&made));
+            }
+            runtimes
+        });
+        let runtimes = self.shared.runtimes.load();
+        Ok(with(of_runtime(&runtimes, &runtime).unwrap_or(&made)))
+    }
+
+    /// Those of runtimes that haven't ended.
+    pub(super) fn runtimes(&self) -> Vec<Arc<PerRuntime>> {
+        self.shared.runtimes.load().iter().filter(|per_runtime| !per_runtime.lifetime.is_finished()).cloned().collect()
+    }
+}
+
+fn of_runtime<'a>(runtimes: &'a [Arc<PerRuntime>], runtime: &Handle) -> Option<&'a Arc<PerRuntime>> {
+    runtimes.iter().find(|per_runtime| per_runtime.runtime.id() == runtime.id())
+}
+
+impl PerRuntime {
+    fn of(runtime: &Handle) -> Self {
+        let dropped = Arc::new(Notify::new());
+        let until = Arc::clone(&dropped);
+        let lifetime = runtime.spawn(async move { until.notified().await }).abort_handle();
+        let (current, queue, breaker) = (RwLock::default(), Queue::new(runtime), Arc::default());
+        let (connecting, attempted) = (AtomicBool::new(false), Notify::new());
+        Self { runtime: runtime.clone(), current, connecting, attempted, queue, breaker, lifetime, dropped }
+    }
+
+    /// Sleeps by this runtime's timer, wherever the caller is polled. Doesn't sleep once the runtime has ended.
+    pub(super) async fn sleep(&self, time: Duration) {
+        if !self.lifetime.is_finished() {
+            let sleep = {
+                let _entered = self.runtime.enter();
+                tokio::time::sleep(time)
+            };
+            sleep.await;
+        }
+    }
+
+    /// The connection, unless the other side has closed it, as some do when it is idle.
+    pub(super) fn current_connection(&self) -> Option<Connection> {
+        let held = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        held.filter(|connection| !connection.is_lost())
+    }
+
+    pub(super) fn set_connection(&self, connection: Connection) {
+        *self.current_mut() = Some(connection);
+    }
+
+    pub(super) fn is_current(&self, connection: &Connection) -> bool {
+        self.current_connection().is_some_and(|held| held.number == connection.number)
+    }
+
+    /// Whether it was the current connection.
+    pub(super) fn drop_connection(&self, number: u64) -> bool {
+        self.current_mut().take_if(|held| held.number == number).is_some()
+    }
+
+    /// Replaces the connection, unless that has already happened.
+    pub(super) fn replace(&self, connection: &Connection, by: Connection) {
+        let mut current = self.current_mut();
+        if current.as_ref().is_none_or(|held| held.number == connection.number) {
+            *current = Some(by);
+        }
+    }
+
+    pub(super) fn current_mut(&self) -> RwLockWriteGuard<'_, Option<Connection>> {
+        self.current.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PerRuntime {
+    /// Notes how calls that were sent together ended: with answers, or with an error. Connections that can't be made,
+    /// that break or that fall silent are reported where that is noticed, once each; and a missed deadline says more
+    /// about its caller than about Redis.
+    pub(super) fn report_outcome(&self, error: Option<&Error>) {
+        match error {
+            Some(error) if error.is_disconnected() => {}
+            Some(error) if error.is_outage() => self.report_failure(error),
+            _ => self.breaker.answered(),
+        }
+    }
+
+    /// An attempt failed, on behalf of all callers that share it.
+    pub(super) fn report_failure(&self, error: &Error) {
+        if error.is_outage() && !error.is_unsent() {
+            self.stop_asking(self.breaker.failed(error));
+        }
+    }
+
+    /// Nothing is answered on a connection, while another one is answered.
+    pub(super) fn report_silence(&self, error: &Error) {
+        match self.breaker.current() {
+            Breaker::Closed => self.report_failure(error),
+            Breaker::Open(_) | Breaker::Probing => self.breaker.answered(),
+        }
+    }
+
+    /// Nothing is answered on any connection.
+    pub(super) fn report_away(&self, error: &Error) {
+        self.stop_asking(self.breaker.away(error));
+    }
+
+    /// If the breaker opened: gives up the connection, and fails the calls waiting to be sent with this error.
+    fn stop_asking(&self, opened: Option<Error>) {
+        if let Some(unsent) = opened {
+            self.current_mut().take();
+            self.queue.abandon(&unsent);
+        }
+    }
+
+    /// Interprets an error on this connection, and drops the connection if it is no longer of use.
+    pub(super) fn interpret(&self, error: &RedisError, number: u64) -> Error {
+        self.drop_if_useless(error, number, from_answer(error))
+    }
+
+    /// The same for a script's call.
+    pub(super) fn interpret_call(&self, called: Called, error: &RedisError, number: u64) -> Error {
+        self.drop_if_useless(error, number, from_call(error, Some(called)))
+    }
+
+    /// Drops the connection if this error shows that it is no longer of use.
+    fn drop_if_useless(&self, said: &RedisError, number: u64, error: Error) -> Error {
+        // A server that has become a replica may have a successor at the same address.
+        let replica = said.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
+        let useless = said.is_unrecoverable_error() || said.is_io_error() || replica;
+        if useless && self.drop_connection(number) && error.is_disconnected() {
+            self.report_failure(&error);
+        }
+        error
+    }
+}
+
+impl Drop for PerRuntime {
+    fn drop(&mut self) {
+        self.dropped.notify_one();
+    }
+}

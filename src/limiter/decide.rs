@@ -1,0 +1,179 @@
+//! From a request to its decision: which limits are asked, by what call, and what their reply says.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+use std::time::{Instant, SystemTime};
+
+use super::Limiter;
+use super::counted::{counted, ended};
+use super::prepare::concerned;
+use crate::algorithm::ALL_OR_NOTHING;
+use crate::call::{Mode, Reply, granted};
+use crate::decision::{Decision, LimitDecision, LimitDecisions};
+use crate::error::{Error, Kind};
+use crate::operation::Operation;
+use crate::request::Request;
+use crate::rule::{Rule, Target};
+use crate::telemetry::Observed;
+
+impl Limiter {
+    pub(super) async fn decide(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        operation: Operation,
+    ) -> Result<Decision, Error> {
+        let decided = self.decide_uncounted(rule, request, operation).await;
+        if operation.decides() {
+            counted(rule, decided.as_ref());
+        }
+        decided
+    }
+
+    /// Decides, but leaves it to the caller to count the decision: it may take several calls.
+    pub(crate) async fn decide_uncounted(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        operation: Operation,
+    ) -> Result<Decision, Error> {
+        let observed = Observed::begin(rule.name(), operation.name(), operation.decides());
+        let decided = observed.around(self.decide_or_fall_back(rule, request, operation)).await;
+        observed.end(ended(decided.as_ref()));
+        decided
+    }
+
+    /// Decides by Redis or, while it is away, by the rule's policy.
+    pub(super) async fn decide_or_fall_back(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        operation: Operation,
+    ) -> Result<Decision, Error> {
+        let decided = match &self.denials {
+            None => self.decide_by_engine(rule, request, operation).await,
+            Some(cache) => Box::pin(self.decide_or_recall(cache, rule, request, operation)).await,
+        };
+        let decision = match decided {
+            Ok(decision) => decision,
+            Err(error) => Box::pin(self.answer_instead(error, rule, request, operation)).await?,
+        };
+        Ok(decision.jittered(request.wait_jitter()))
+    }
+
+    pub(super) async fn decide_by_engine(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        operation: Operation,
+    ) -> Result<Decision, Error> {
+        // Boxed to keep the common path's future small: there may be thousands of callers.
+        match rule.scoped_limits() {
+            [scoped] if scoped.limit.shards() > 1 => {
+                let choice = self.choose_shard(rule, scoped, request, operation);
+                Box::pin(self.decide_sharded(rule, scoped, request, operation, choice)).await
+            }
+            [scoped] if operation == Operation::Acquire => {
+                self.decide_one(rule, scoped.whole(), request, operation).await
+            }
+            _ => Box::pin(self.decide_in_full(rule, &concerned(rule, operation, request)?, request, operation)).await,
+        }
+    }
+
+    /// Decides by a single limit, or one shard of it.
+    pub(super) async fn decide_one(
+        &self,
+        rule: &Rule,
+        target: Target<'_>,
+        request: &Request<'_>,
+        operation: Operation,
+    ) -> Result<Decision, Error> {
+        if operation == Operation::Acquire {
+            let deadline = request.deadline_or(self.deadline);
+            let began = target.limit.windows().map(|_| Instant::now());
+            let begin =
+                |context: &mut Context<'_>| Poll::Ready(self.begin(rule, target, request, deadline, context.waker()));
+            if let Some(acquiring) = poll_fn(begin).await? {
+                let reply = match acquiring.await {
+                    Err(stale) if stale.stale_at().is_some() => {
+                        Box::pin(self.acquire_again(rule, target, request, stale, began)).await?
+                    }
+                    reply => reply?,
+                };
+                return self.decision_of_ask(rule, target, request, &reply);
+            }
+        }
+        Box::pin(self.decide_in_full(rule, &[target], request, operation)).await
+    }
+
+    pub(super) async fn decide_in_full(
+        &self,
+        rule: &Rule,
+        targets: &[Target<'_>],
+        request: &Request<'_>,
+        operation: Operation,
+    ) -> Result<Decision, Error> {
+        let marker = self.marker(rule, targets, request, operation)?;
+        let inputs = self.limit_inputs(rule, targets, request, operation)?;
+        let script = match (inputs.as_slice(), &marker) {
+            ([input], None) => input.script,
+            _ => &ALL_OR_NOTHING,
+        };
+        let reply = self.run(rule, script, &inputs, marker.as_ref(), request, Mode::Call(operation)).await?;
+        self.decision(rule, targets, request, operation, &reply)
+    }
+
+    /// The decision in a reply about these limits.
+    pub(super) fn decision(
+        &self,
+        rule: &Rule,
+        targets: &[Target<'_>],
+        request: &Request<'_>,
+        operation: Operation,
+        reply: &Reply,
+    ) -> Result<Decision, Error> {
+        let (others, rest) = reply.appended.split_at_checked(5 * (targets.len() - 1)).ok_or_else(garbled)?;
+        let fives = std::iter::once(&reply.decision).chain(others.as_chunks::<5>().0);
+        // An odd count begins with `granted`; then come `blocked_us` and `overage` of each limit.
+        let (appended, notes) = rest.split_at(rest.len() % 2);
+        let notes = notes.as_chunks::<2>().0;
+        if !notes.is_empty() && notes.len() != targets.len() {
+            return Err(garbled());
+        }
+        let notes = notes.iter().copied().chain(std::iter::repeat([0, 0]));
+        let counts_denials = rule.counts_denials();
+        let answered = targets.iter().zip(fives.zip(notes));
+        let limits = answered
+            .map(|(target, (five, notes))| LimitDecision::new(&target.scoped.quota, *five, notes, counts_denials))
+            .collect::<Option<LimitDecisions>>()
+            .ok_or_else(garbled)?;
+        let allowed = limits.iter().all(|limit| limit.allowed);
+        let mut granted = granted(request.units(rule), operation, allowed, appended.first()).ok_or_else(garbled)?;
+        if operation == Operation::Penalty {
+            granted = targets.iter().map(|target| target.limit.most_counted()).fold(granted, u64::min);
+        }
+        Decision::of(limits, granted, self.engine.by(), decided_at(request, reply)).ok_or_else(garbled)
+    }
+
+    pub(super) fn decision_of_ask(
+        &self,
+        rule: &Rule,
+        target: Target<'_>,
+        request: &Request<'_>,
+        reply: &Reply,
+    ) -> Result<Decision, Error> {
+        let notes = reply.appended.first_chunk().copied().unwrap_or_default();
+        let limit = LimitDecision::new(&target.scoped.quota, reply.decision, notes, false).ok_or_else(garbled)?;
+        let granted = if limit.allowed { request.units(rule) } else { 0 };
+        Decision::of(limit.into(), granted, self.engine.by(), decided_at(request, reply)).ok_or_else(garbled)
+    }
+}
+
+/// A well-formed reply that no script gives.
+pub(super) fn garbled() -> Error {
+    Error::new(Kind::Garbled, "expected a decision of each limit within its bounds, got something else")
+}
+
+pub(super) fn decided_at(request: &Request<'_>, reply: &Reply) -> SystemTime {
+    request.time().unwrap_or(reply.at)
+}

@@ -1,0 +1,271 @@
+//! The fields of a rule as written, and the rule that they make: in a table of its own, and in a set's file.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::forms::{Form, read};
+use super::{Change, Limit, OnError, Rule, ScopedLimit, whole};
+use crate::error::RuleError;
+use crate::limit::Period;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RuleFields {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    pub(crate) limits: Vec<LimitFields>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tag: Option<String>,
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub(crate) cost: u64,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) on_change: Change,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) overage: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) block_for: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) max_hold: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) hash_keys: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) on_error: Option<Policy>,
+    /// How many processes share a `local` rule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) processes: Option<NonZeroU32>,
+}
+
+/// One of the limits: its line, or a table. A rule's own limit counts by one part of a request, a set's by several
+/// attributes, which is `K`.
+#[derive(Clone, Debug)]
+pub(crate) struct LimitFields<K = Option<String>> {
+    pub(crate) name: Option<String>,
+    pub(crate) limit: String,
+    pub(crate) key: K,
+}
+
+/// The policy while Redis is away, as written; see [`OnError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+#[allow(unreachable_pub, reason = "exported with sets of rules, which are a feature of their own")]
+pub enum Policy {
+    /// The error.
+    Closed,
+    /// Allowed.
+    Open,
+    /// The engine in this process decides by its share; `processes` says how many there are.
+    Local,
+}
+
+/// Why fields make no rule.
+#[allow(dead_code, reason = "sets of rules, which are a feature, also say where")]
+pub(crate) struct Refusal {
+    pub(crate) field: &'static str,
+    /// Which one of the limits, if it is one of them.
+    pub(crate) item: Option<usize>,
+    pub(crate) why: Why,
+}
+
+/// What each form of a rule says in its own words, and errors in the same words for all.
+#[allow(dead_code, reason = "sets of rules, which are a feature, also say what was written")]
+pub(crate) enum Why {
+    NoLimits,
+    /// What was expected of `on_error` and `processes`, which don't go together.
+    Policy(String),
+    /// The text of a time that is zero.
+    NoTime(String),
+    Error(String),
+}
+
+impl RuleFields {
+    pub(crate) fn of(rule: &Rule) -> Self {
+        let (on_error, processes) = Policy::parts(rule.on_error);
+        let [block_for, max_hold] = [rule.block_period(), rule.hold_period()].map(|time| Some(time?.to_string()));
+        Self {
+            name: rule.name.clone(),
+            limits: rule.limits.iter().map(LimitFields::of).collect(),
+            tag: rule.tag.clone(),
+            cost: rule.cost,
+            on_change: rule.on_change,
+            overage: rule.counts_denials,
+            block_for,
+            max_hold,
+            hash_keys: rule.hash_keys,
+            on_error,
+            processes,
+        }
+    }
+
+    /// The rule of a table of its own.
+    pub(super) fn rule(mut self) -> Result<Rule, RuleError> {
+        let limits = std::mem::take(&mut self.limits);
+        self.build(limits.into_iter().map(Ok)).map_err(|Refusal { field, why, .. }| {
+            let subject = self.name.map_or_else(|| "rule".to_owned(), |name| format!("rule {name}"));
+            RuleError::new(match why {
+                Why::NoLimits => format!("{subject}: expected at least one limit, got none"),
+                Why::Policy(expected) => format!("{subject}: expected {expected}"),
+                Why::NoTime(_) => format!("{field}: {}", whole(Duration::ZERO).err().unwrap_or_default()),
+                Why::Error(error) => error,
+            })
+        })
+    }
+
+    /// The rule with these limits in place of its own. The first mistake is reported, in the order of the name, the
+    /// limits and the other fields; that may be one which was found in a limit before it came here.
+    pub(crate) fn build<E: From<Refusal>>(
+        &self,
+        limits: impl IntoIterator<Item = Result<LimitFields, E>>,
+    ) -> Result<Rule, E> {
+        let mut rule = self.without_limits().map_err(|error| Refusal::of("name", &error))?;
+        for (item, limit) in limits.into_iter().enumerate() {
+            let more = limit?.added_to(rule);
+            rule = more.map_err(|error| Refusal { item: Some(item), ..Refusal::of("limits", &error) })?;
+        }
+        if rule.limits.is_empty() {
+            return Err(Refusal { field: "limits", item: None, why: Why::NoLimits }.into());
+        }
+        Ok(self.with_limits(rule)?)
+    }
+
+    fn without_limits(&self) -> Result<Rule, RuleError> {
+        let rule = Rule {
+            tag: self.tag.clone(),
+            on_change: self.on_change,
+            counts_denials: self.overage,
+            hash_keys: self.hash_keys,
+            ..Rule::of(Vec::new())
+        };
+        match &self.name {
+            Some(name) => rule.spelled().named(name),
+            None => Ok(rule.spelled()),
+        }
+    }
+
+    /// The rule, which has its limits, with the fields that are checked against them.
+    fn with_limits(&self, rule: Rule) -> Result<Rule, Refusal> {
+        let mut rule = rule.cost(self.cost).map_err(|error| Refusal::of("cost", &error))?;
+        if let Some(text) = &self.block_for {
+            rule = rule.block_for(time("block_for", text)?).map_err(|error| Refusal::of("block_for", &error))?;
+        }
+        if let Some(text) = &self.max_hold {
+            rule = rule.max_hold(time("max_hold", text)?).map_err(|error| Refusal::of("max_hold", &error))?;
+        }
+        match Policy::of(self.on_error, self.processes)? {
+            Some(policy) => rule.on_error(policy).map_err(|error| Refusal::of("limits", &error)),
+            None => Ok(rule),
+        }
+    }
+}
+
+/// A time as written in this field.
+pub(crate) fn time(field: &'static str, text: &str) -> Result<Duration, Refusal> {
+    let why = match text.parse::<Period>() {
+        Ok(Period(0)) => Why::NoTime(text.to_owned()),
+        Ok(Period(us)) => return Ok(Duration::from_micros(us)),
+        Err(error) => Why::Error(format!("{field}: {error}")),
+    };
+    Err(Refusal { field, item: None, why })
+}
+
+impl Refusal {
+    fn of(field: &'static str, error: &RuleError) -> Self {
+        Self { field, item: None, why: Why::Error(error.to_string()) }
+    }
+}
+
+impl Policy {
+    fn parts(policy: Option<OnError>) -> (Option<Self>, Option<NonZeroU32>) {
+        match policy {
+            None => (None, None),
+            Some(OnError::Closed) => (Some(Self::Closed), None),
+            Some(OnError::Open) => (Some(Self::Open), None),
+            Some(OnError::Local { processes }) => (Some(Self::Local), Some(processes)),
+        }
+    }
+
+    fn of(policy: Option<Self>, processes: Option<NonZeroU32>) -> Result<Option<OnError>, Refusal> {
+        let (field, expected) = match (policy, processes) {
+            (None, None) => return Ok(None),
+            (Some(Self::Closed), None) => return Ok(Some(OnError::Closed)),
+            (Some(Self::Open), None) => return Ok(Some(OnError::Open)),
+            (Some(Self::Local), Some(processes)) => return Ok(Some(OnError::Local { processes })),
+            (Some(Self::Local), None) => {
+                let why = "which shares the rule among so many, got none";
+                ("on_error", format!("processes beside on_error = \"local\", {why}"))
+            }
+            (_, Some(processes)) => ("processes", format!("on_error = \"local\" beside processes = {processes}")),
+        };
+        Err(Refusal { field, item: None, why: Why::Policy(expected) })
+    }
+}
+
+impl LimitFields {
+    fn of(scoped: &ScopedLimit) -> Self {
+        let ScopedLimit { limit, by, .. } = scoped;
+        Self { name: limit.name().map(str::to_owned), limit: limit.to_string(), key: by.clone() }
+    }
+
+    fn added_to(self, rule: Rule) -> Result<Rule, RuleError> {
+        let mut limit: Limit = self.limit.parse()?;
+        if let Some(name) = self.name {
+            limit = limit.named(&name)?;
+        }
+        match self.key {
+            Some(part) => rule.and_by(&part, limit),
+            None => rule.and(limit),
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitTable<K: Default + PartialEq> {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    limit: String,
+    #[serde(default, skip_serializing_if = "is_default")]
+    key: K,
+}
+
+impl<K: Clone + Default + PartialEq + Serialize> Serialize for LimitFields<K> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { name, limit, key } = self;
+        if name.is_none() && is_default(key) {
+            return serializer.serialize_str(limit);
+        }
+        LimitTable { name: name.clone(), limit: limit.clone(), key: key.clone() }.serialize(serializer)
+    }
+}
+
+impl<'de, K: Default + PartialEq + Deserialize<'de>> Deserialize<'de> for LimitFields<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        read(deserializer)
+    }
+}
+
+impl<'de, K: Default + PartialEq + Deserialize<'de>> Form<'de> for LimitFields<K> {
+    const EXPECTED: &'static str = "a limit's line, or a table of name, limit and key";
+
+    fn text(line: &str) -> Result<Self, RuleError> {
+        Ok(Self { name: None, limit: line.to_owned(), key: K::default() })
+    }
+
+    fn table<D: Deserializer<'de>>(table: D) -> Result<Self, D::Error> {
+        LimitTable::deserialize(table).map(|LimitTable { name, limit, key }| Self { name, limit, key })
+    }
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn is_one(cost: &u64) -> bool {
+    *cost == 1
+}
+
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

@@ -1,0 +1,211 @@
+//! Decisions by a set of rules.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+
+use super::{Applies, Attributes, Charge, Effect, Reason, RuleSet, Shadow, ShadowVerdict, Verdict};
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::limiter::hold::Permit;
+#[cfg(feature = "http")]
+use crate::limiter::wait::Blocks;
+use crate::limiter::{Limiter, counted};
+use crate::operation::Operation;
+use crate::telemetry;
+
+/// A verdict, and the permits that the request took.
+#[derive(Debug)]
+#[non_exhaustive]
+#[must_use = "permits that are dropped are given back"]
+pub struct HeldVerdict {
+    /// What became of the request.
+    pub verdict: Verdict,
+    /// Permits of the rule, and of shadow rules, that have a concurrency limit.
+    pub permits: Vec<Permit>,
+}
+
+/// How a rule's limits are asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Acquisition<'a> {
+    /// As [`Limiter::acquire`] does.
+    Acquire,
+    /// The same, or as [`Limiter::hold`] for limits with permits: by this id, which is unique, if it can be settled
+    /// within this time.
+    Hold { id: Option<(&'a [u8], Duration)> },
+    /// The same, as soon as the limits allow, if that is within this time.
+    #[cfg(feature = "http")]
+    Wait(Duration, Blocks),
+}
+
+impl Limiter {
+    /// Takes a request's cost by the rule of the set that applies to it, or denies it. Costs one round trip if that
+    /// rule, or a shadow rule before it, has limits, which are all asked at once; otherwise none.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`acquire`](Self::acquire). A rule with permits: use [`hold_by`](Self::hold_by). A cost taken from
+    /// an attribute that is no whole number. Shadow rules cause none.
+    pub async fn acquire_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<Verdict, Error> {
+        let (applies, shadows) = Self::found(rules, request)?;
+        self.judge(&applies, &shadows, Acquisition::Acquire).await.map(|held| held.verdict)
+    }
+
+    /// The same, and holds the permits of rules with a concurrency limit until they are dropped, as
+    /// [`hold`](Self::hold) does.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`hold`](Self::hold). A cost taken from an attribute that is no whole number. Shadow rules cause
+    /// none.
+    ///
+    /// ```
+    /// # #[cfg(feature = "embedded")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate::rules::{Attributes, RuleSet};
+    /// use tollgate::{Embedded, Limiter};
+    ///
+    /// let rules: RuleSet = r#"
+    ///     [[rule]]
+    ///     name = "reports"
+    ///     match = { path = "/reports/*" }
+    ///     key = "user"
+    ///     limits = ["concurrency 1 ttl 30s"]
+    /// "#
+    /// .parse()?;
+    ///
+    /// let limiter = Limiter::new(Embedded::new());
+    /// let request = Attributes::new().user("42").path("/reports/7");
+    /// let held = limiter.hold_by(&rules, &request).await?;
+    /// assert!(held.verdict.allowed);
+    /// assert!(!limiter.hold_by(&rules, &request).await?.verdict.allowed, "one at a time");
+    /// # drop(held);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "embedded"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn hold_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<HeldVerdict, Error> {
+        let (applies, shadows) = Self::found(rules, request)?;
+        self.judge(&applies, &shadows, Acquisition::Hold { id: None }).await
+    }
+
+    /// The rule that applies to a request, and the shadow rules that would.
+    ///
+    /// # Errors
+    ///
+    /// A cost taken from an attribute that is no whole number.
+    pub(crate) fn found<'r>(
+        rules: &'r RuleSet,
+        request: &'r Attributes<'_>,
+    ) -> Result<(Applies<'r>, Vec<Shadow<'r>>), Error> {
+        rules.found(request).inspect_err(|error| telemetry::judged(None, Err(error.class())))
+    }
+
+    /// Asks the limits of the rule that applies and, without waiting, those of shadow rules.
+    pub(crate) async fn judge(
+        &self,
+        applies: &Applies<'_>,
+        shadows: &[Shadow<'_>],
+        asking: Acquisition<'_>,
+    ) -> Result<HeldVerdict, Error> {
+        let own = self.verdict(applies, asking);
+        // Most sets have none.
+        let held = if shadows.is_empty() {
+            own.await
+        } else {
+            let asking = if let Acquisition::Acquire = asking { asking } else { Acquisition::Hold { id: None } };
+            let others = join_all(shadows.iter().map(|shadow| self.shadow(shadow, asking)));
+            let (held, others) = Box::pin(join(own, others)).await;
+            held.map(|mut held| {
+                for (shadow, permit) in others {
+                    held.verdict.shadows.push(shadow);
+                    held.permits.extend(permit);
+                }
+                held
+            })
+        };
+        match &held {
+            Ok(HeldVerdict { verdict, .. }) => {
+                telemetry::judged(verdict.rule.as_ref(), Ok((verdict.allowed, verdict.reason.name())));
+                verdict.shadows.iter().for_each(|shadow| telemetry::shadowed(&shadow.rule, shadow.allowed));
+            }
+            Err(error) => telemetry::judged(applies.name(), Err(error.class())),
+        }
+        held
+    }
+
+    async fn verdict(&self, applies: &Applies<'_>, asking: Acquisition<'_>) -> Result<HeldVerdict, Error> {
+        let (decision, permit) = match &applies.effect {
+            Effect::Limit(charge) => {
+                let answer = self.ask_limits(charge, asking).await;
+                counted(charge.rule(), answer.as_ref().map(|(decision, _)| decision));
+                let (decision, permit) = answer?;
+                (Some(decision), permit)
+            }
+            _ => (None, None),
+        };
+        let (allowed, reason) = match &applies.effect {
+            Effect::Allow if applies.rule.is_none() => (true, Reason::NoRule),
+            Effect::Allow => (true, Reason::Allowed),
+            Effect::Block => match &applies.user_block {
+                Some(block) => (false, Reason::UserBlocked(Arc::clone(block))),
+                None => (false, Reason::Blocked),
+            },
+            Effect::Missing(attribute) => (false, Reason::Missing((*attribute).to_owned())),
+            Effect::Limit(_) => (decision.as_ref().is_some_and(|decision| decision.allowed), Reason::Limits),
+        };
+        let mut response = applies.response.filter(|_| !allowed).cloned();
+        if let (Some(response), Some(block)) = (&mut response, &applies.user_block) {
+            response.retry_after = block.left();
+        }
+        let verdict =
+            Verdict { allowed, rule: applies.name().cloned(), reason, decision, response, shadows: Vec::new() };
+        Ok(HeldVerdict { verdict, permits: permit.into_iter().collect() })
+    }
+
+    /// What a shadow rule decides. It has no effect.
+    async fn shadow(&self, (name, applies): &Shadow<'_>, asking: Acquisition<'_>) -> (ShadowVerdict, Option<Permit>) {
+        let (decision, permit) = match applies {
+            Ok(Applies { effect: Effect::Limit(charge), .. }) => match self.ask_limits(charge, asking).await {
+                Ok((decision, permit)) => (Some(Ok(decision)), permit),
+                Err(error) => (Some(Err(error)), None),
+            },
+            Ok(_) => (None, None),
+            Err(error) => (Some(Err(error.clone())), None),
+        };
+        let allowed = match (applies, &decision) {
+            (_, Some(Ok(decision))) => decision.allowed,
+            (Ok(applies), None) => matches!(applies.effect, Effect::Allow),
+            _ => true,
+        };
+        (ShadowVerdict { rule: Arc::clone(name), allowed, decision }, permit)
+    }
+
+    /// What the limits decide, for a caller that counts the outcome.
+    async fn ask_limits(
+        &self,
+        charge: &Charge<'_>,
+        asking: Acquisition<'_>,
+    ) -> Result<(Decision, Option<Permit>), Error> {
+        let (rule, request) = (charge.rule(), charge.request());
+        let holds = || rule.limits().any(|limit| limit.algorithm().holds());
+        let request = match asking {
+            Acquisition::Hold { id: Some((id, ttl)) } => request.id(id).id_ttl(ttl),
+            _ => request,
+        };
+        let held = match asking {
+            Acquisition::Hold { .. } if holds() => Box::pin(self.hold_once(rule, request, true)).await?,
+            #[cfg(feature = "http")]
+            Acquisition::Wait(max_wait, _) if holds() => Box::pin(self.hold_within(rule, request, max_wait)).await?,
+            #[cfg(feature = "http")]
+            Acquisition::Wait(max_wait, blocks) => {
+                return Ok((Box::pin(self.wait_within(rule, request, max_wait, blocks)).await?, None));
+            }
+            _ => return Ok((self.decide_uncounted(rule, &request, Operation::Acquire).await?, None)),
+        };
+        Ok((held.decision, held.permit))
+    }
+}

@@ -1,0 +1,209 @@
+//! A PostgreSQL of a test's own: in a temporary directory, on a port of its own, stopped when the test ends.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tokio_postgres::NoTls;
+
+use crate::certificates::{Authority, Pair};
+use crate::redis_server::free_port;
+
+pub struct PostgresServer {
+    process: Child,
+    port: u16,
+    /// Removed once it has ended.
+    directory: Option<TempDir>,
+}
+
+/// Where `initdb` and `postgres` are: in TOLLGATE_TEST_POSTGRES, on the PATH, or where Debian puts them.
+fn program(name: &str) -> PathBuf {
+    if let Some(directory) = std::env::var_os("TOLLGATE_TEST_POSTGRES") {
+        return PathBuf::from(directory).join(name);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places: Vec<_> = std::env::split_paths(&path).collect();
+    if let Ok(versions) = std::fs::read_dir("/usr/lib/postgresql") {
+        places.extend(versions.filter_map(Result::ok).map(|version| version.path().join("bin")));
+    }
+    let found = places.into_iter().map(|place| place.join(name)).find(|program| program.exists());
+    found.unwrap_or_else(|| panic!("{name}: expected PostgreSQL 14 or newer, which tests/run.sh installs"))
+}
+
+/// The server refuses to be root: then it is whom Debian's package has made for it.
+#[cfg(unix)]
+fn not_as_root(command: &mut Command, directory: &Path) {
+    use std::os::unix::process::CommandExt;
+
+    if let Some((user, group)) = instead_of_root() {
+        std::os::unix::fs::chown(directory, Some(user), Some(group)).expect("its own directory");
+        command.uid(user).gid(group);
+    }
+}
+
+/// The user and the group of the server, if the tests are run by root.
+#[cfg(unix)]
+fn instead_of_root() -> Option<(u32, u32)> {
+    let id = |arguments: &[&str]| -> u32 {
+        let output = Command::new("id").args(arguments).output().expect("id");
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        text.parse().unwrap_or_else(|_| panic!("expected a user postgres, which PostgreSQL's package makes"))
+    };
+    (id(&["-u"]) == 0).then(|| (id(&["-u", "postgres"]), id(&["-g", "postgres"])))
+}
+
+impl PostgresServer {
+    pub fn start() -> Self {
+        Self::start_with(|_| ())
+    }
+
+    /// One that also speaks TLS: the certificate that it presents, the authority of clients that it trusts, and, as
+    /// `pg_hba.conf` has it, how the role `limiter` is let in. Its superuser needs nothing.
+    pub async fn start_by_tls(pair: &Pair, clients: &Authority, users: &str) -> Self {
+        let server = Self::start_with(|data| {
+            let settings = data.join("postgresql.conf");
+            let made = std::fs::read_to_string(&settings).expect("initdb has made it");
+            std::fs::write(settings, made + "ssl = on\nssl_ca_file = 'root.crt'\n").expect("written");
+            std::fs::write(data.join("root.crt"), clients.pem()).expect("written");
+            show(data, pair);
+            let users = format!("host all tollgate all trust\n{users}\n");
+            std::fs::write(data.join("pg_hba.conf"), users).expect("written");
+        });
+        server.run("CREATE ROLE limiter LOGIN SUPERUSER PASSWORD 'sesame'").await;
+        server
+    }
+
+    fn start_with(settings: impl FnOnce(&Path)) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut initdb = Command::new(program("initdb"));
+        initdb.args(["--no-sync", "--no-locale", "--encoding=UTF8", "--username=tollgate", "--wal-segsize=1"]);
+        initdb.args(["--auth=trust", "-D"]).arg(directory.path().join("data"));
+        not_as_root(&mut initdb, directory.path());
+        let made = initdb.output().expect("initdb");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        settings(&directory.path().join("data"));
+        // Tries another port if the free one has been taken since.
+        for _ in 0..5 {
+            let port = free_port();
+            let process = launch(directory.path(), port);
+            let mut server = Self { process, port, directory: None };
+            if server.comes_up() {
+                server.directory = Some(directory);
+                return server;
+            }
+        }
+        panic!("postgres ends as soon as it is started");
+    }
+
+    /// By a password that the server doesn't ask for.
+    pub fn url(&self) -> String {
+        self.url_of("tollgate:sesame", "postgres")
+    }
+
+    pub fn url_of(&self, user: &str, database: &str) -> String {
+        format!("postgres://{user}@127.0.0.1:{}/{database}", self.port)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Runs this, as its superuser, and answers the first column of its rows as text.
+    pub async fn run(&self, sql: &str) -> Vec<String> {
+        let (client, connection) = tokio_postgres::connect(&self.url(), NoTls).await.expect("connected");
+        let connection = tokio::spawn(connection);
+        let messages = client.simple_query(sql).await.unwrap_or_else(|error| panic!("{error:?}: {sql}"));
+        drop(client);
+        connection.await.expect("no panic").expect("a clean end");
+        let rows = messages.iter().filter_map(|message| match message {
+            tokio_postgres::SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or_default().to_owned()),
+            _ => None,
+        });
+        rows.collect()
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        let path = self.directory.as_ref().expect("it has started").path().join("log");
+        String::from_utf8_lossy(&std::fs::read(path).expect("its log")).into_owned()
+    }
+
+    /// Whether it answers; if not, it has ended.
+    fn comes_up(&mut self) -> bool {
+        let began = Instant::now();
+        // It listens before it accepts clients: until then it closes connections.
+        let ready = || {
+            let mut probe = Command::new(program("pg_isready"));
+            let asked = probe.args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()]).status();
+            asked.expect("pg_isready").success()
+        };
+        while !ready() {
+            if self.process.try_wait().expect("a state").is_some() {
+                return false;
+            }
+            assert!(began.elapsed() < Duration::from_secs(60), "postgres doesn't answer");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        true
+    }
+
+    /// Shows another certificate, once it is started again.
+    pub fn shows(&self, pair: &Pair) {
+        show(&self.directory.as_ref().expect("it has started").path().join("data"), pair);
+    }
+
+    /// Starts it again after it was stopped, on what that left.
+    pub fn start_again(&mut self) {
+        self.process = launch(self.directory.as_ref().expect("it has started").path(), self.port);
+        assert!(self.comes_up(), "postgres ends as soon as it is started");
+    }
+
+    /// Ends it at once, as a crash would.
+    pub fn stop(&mut self) {
+        if !matches!(self.process.try_wait(), Ok(None)) {
+            return;
+        }
+        // Its children end with it only on a clean stop.
+        let _ = Command::new("kill").args(["-QUIT", &self.process.id().to_string()]).status();
+        let _ = self.process.wait();
+    }
+}
+
+/// Where the server looks for its certificate and key unless it is told another place. It takes no key that others may
+/// read.
+fn show(data: &Path, pair: &Pair) {
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    let key = data.join("server.key");
+    std::fs::write(data.join("server.crt"), &pair.certificate).expect("written");
+    std::fs::write(&key, &pair.key).expect("written");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("its mode");
+    if let Some((user, group)) = instead_of_root() {
+        chown(&key, Some(user), Some(group)).expect("its own key");
+    }
+}
+
+fn launch(directory: &Path, port: u16) -> Child {
+    let mut postgres = Command::new(program("postgres"));
+    postgres.arg("-D").arg(directory.join("data"));
+    for setting in [
+        "listen_addresses=127.0.0.1",
+        &format!("port={port}"),
+        "unix_socket_directories=",
+        "fsync=off",
+        "shared_buffers=16MB",
+        "max_connections=40",
+    ] {
+        postgres.args(["-c", setting]);
+    }
+    not_as_root(&mut postgres, directory);
+    let log = std::fs::OpenOptions::new().create(true).append(true).open(directory.join("log")).expect("a log");
+    postgres.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("postgres")
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,138 @@
+//! A TCP proxy to a server, which can drop, delay and redirect traffic.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Forwards connections on loopback for as long as its runtime lives.
+#[derive(Clone, Debug)]
+pub struct Proxy {
+    port: u16,
+    ways: Arc<Ways>,
+}
+
+#[derive(Debug)]
+struct Ways {
+    to: AtomicU16,
+    /// Nothing passes, and nothing is closed.
+    swallows: AtomicBool,
+    /// The same for the connections that were accepted before this one.
+    swallowed: AtomicU64,
+    /// How long each reply is held up, in milliseconds.
+    delay: AtomicU64,
+    /// Bytes of replies that pass before a connection is closed.
+    replies_left: AtomicU64,
+    accepted: AtomicU64,
+    /// Reads of requests, swallowed or not.
+    requested: AtomicU64,
+}
+
+impl Proxy {
+    pub async fn to(port: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let ways = Arc::new(Ways {
+            to: AtomicU16::new(port),
+            swallows: AtomicBool::new(false),
+            swallowed: AtomicU64::new(0),
+            delay: AtomicU64::new(0),
+            replies_left: AtomicU64::new(u64::MAX),
+            accepted: AtomicU64::new(0),
+            requested: AtomicU64::new(0),
+        });
+        let proxy = Self { port: listener.local_addr().expect("an address").port(), ways: Arc::clone(&ways) };
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let number = ways.accepted.fetch_add(1, Ordering::Relaxed);
+                tokio::spawn(forward(client, number, Arc::clone(&ways)));
+            }
+        });
+        proxy
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn lead_to(&self, port: u16) {
+        self.ways.to.store(port, Ordering::Relaxed);
+    }
+
+    pub fn swallow(&self, yes: bool) {
+        self.ways.swallows.store(yes, Ordering::Relaxed);
+    }
+
+    /// The connections that there are, and no others.
+    pub fn swallow_those_there(&self) {
+        self.ways.swallowed.store(self.accepted(), Ordering::Relaxed);
+    }
+
+    pub fn delay(&self, by: Duration) {
+        self.ways.delay.store(u64::try_from(by.as_millis()).expect("not long"), Ordering::Relaxed);
+    }
+
+    pub fn cut_after(&self, bytes: u64) {
+        self.ways.replies_left.store(bytes, Ordering::Relaxed);
+    }
+
+    /// How often something has come that is meant for the server.
+    pub fn requested(&self) -> u64 {
+        self.ways.requested.load(Ordering::Relaxed)
+    }
+
+    pub fn accepted(&self) -> u64 {
+        self.ways.accepted.load(Ordering::Relaxed)
+    }
+}
+
+impl Ways {
+    fn swallow(&self, number: u64) -> bool {
+        self.swallows.load(Ordering::Relaxed) || number < self.swallowed.load(Ordering::Relaxed)
+    }
+}
+
+async fn forward(client: TcpStream, number: u64, ways: Arc<Ways>) {
+    let Ok(server) = TcpStream::connect(("127.0.0.1", ways.to.load(Ordering::Relaxed))).await else { return };
+    for way in [&client, &server] {
+        way.set_nodelay(true).expect("a socket");
+    }
+    let (mut requests, mut answers) = client.into_split();
+    let (mut replies, mut server) = server.into_split();
+    let there = async {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = requests.read(&mut bytes).await {
+            ways.requested.fetch_add(1, Ordering::Relaxed);
+            if !ways.swallow(number) && server.write_all(&bytes[..count]).await.is_err() {
+                return;
+            }
+        }
+    };
+    let back = async {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = replies.read(&mut bytes).await {
+            if ways.swallow(number) {
+                continue;
+            }
+            tokio::time::sleep(Duration::from_millis(ways.delay.load(Ordering::Relaxed))).await;
+            let wanted = count as u64;
+            let left = ways.replies_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                (left < u64::MAX).then(|| left.saturating_sub(wanted))
+            });
+            let passing = left.map_or(count, |left| count.min(usize::try_from(left).unwrap_or(count)));
+            if answers.write_all(&bytes[..passing]).await.is_err() || passing < count {
+                return;
+            }
+        }
+    };
+    // Whichever ends closes both.
+    tokio::select! {
+        () = there => {}
+        () = back => {}
+    }
+}

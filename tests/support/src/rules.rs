@@ -1,0 +1,62 @@
+//! The rule that most tests decide by, and ids for permits.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tollgate::{Algorithm, Limit, Request, Rule};
+
+/// These limits under the name `test`.
+pub fn rule(text: &str) -> Rule {
+    text.parse::<Rule>().and_then(|rule| rule.named("test")).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// The request with a unique id if the rule has permits, which are held by ids.
+pub fn by_own_id<'a>(rule: &Rule, request: impl Into<Request<'a>>) -> Request<'a> {
+    static IDS: AtomicU64 = AtomicU64::new(0);
+    let request = request.into();
+    if rule.limits().all(|limit| !limit.algorithm().holds()) {
+        return request;
+    }
+    let id = format!("own-{}", IDS.fetch_add(1, Ordering::Relaxed));
+    // A request borrows its id, and these are few.
+    request.id(Box::leak(id.into_boxed_str()))
+}
+
+/// A limit of this algorithm that admits five in ten seconds or, of the calendar, in a day.
+pub fn five_of(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::TokenBucket => "token-bucket 5/10s",
+        Algorithm::FixedWindow => "fixed-window 5/10s",
+        Algorithm::CalendarWindow => "fixed-window 5/day",
+        Algorithm::SlidingWindow => "sliding-window 5/10s",
+        Algorithm::SlidingLog => "sliding-log 5/10s",
+        Algorithm::Gcra => "gcra 5/10s",
+        Algorithm::Concurrency => "concurrency 5 ttl 10s",
+        other => panic!("{other}: what admits five?"),
+    }
+}
+
+pub fn limit(text: &str) -> Limit {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// A rule of each algorithm that keeps a string.
+pub const FIVE: [&str; 5] = [
+    "token-bucket 5/10s",
+    "fixed-window 5/10s start first-hit",
+    "sliding-window 5/10s",
+    "sliding-log 5/10s",
+    "gcra 5/10s",
+];
+
+/// The same, and one of windows of the calendar.
+pub const SIX: [&str; 6] = [FIVE[0], FIVE[1], FIVE[2], FIVE[3], FIVE[4], "fixed-window 5/day"];
+
+/// One of each algorithm, with a capacity of 1000 and a period in which nothing comes back during a test.
+pub const THOUSAND: [&str; 6] = [
+    "token-bucket 1000/30d",
+    "fixed-window 1000/30d start first-hit",
+    "fixed-window 1000/year",
+    "sliding-window 1000/30d",
+    "sliding-log 1000/30d",
+    "gcra 1000/30d",
+];
