@@ -92,7 +92,7 @@ function window_of() return here, hence end
 -- What can be taken now, and how long until the key is as if never used.
 local function levels() return math.max(limit - used, 0), used > 0 and ends - now_us or 0 end
 
-local function load(state, blocked, as_is, afresh)
+local function restore(state, blocked, as_is, afresh)
   time, used, start, ends = now_us, 0, here, hence
   if not state then return 0, false, 0, levels() end
   local ahead, armed, version, was_limit, was_start = 0, 0, nil, nil, nil

@@ -123,7 +123,7 @@ function remaining_after_debt() return level < 0 and math.min(level % rate, capa
 -- The lowest level at which it and the time to refill it are still exact.
 local function lowest() return capacity - math.min(2^53 - rate, (2^51 - 2^51 % period) / period * rate) end
 
-local function load(state, blocked, as_is, afresh)
+local function restore(state, blocked, as_is, afresh)
   local changed, ahead, armed, version, was_capacity, was_rate, was_period = false, 0, 0, nil, nil, nil, nil
   time, window, level = now_us, current, capacity
   if not state then return 0, false, 0, levels() end

@@ -167,8 +167,8 @@ local function says_more(other, last)
   local _, _, its_most = under(other)
   local more = its_most > most
   if more then
-    local _, _, _, its_free, its_reset = load(other, false)
-    local _, _, _, free, reset = load(last, false, false, false, scaled)
+    local _, _, _, its_free, its_reset = restore(other, false)
+    local _, _, _, free, reset = restore(last, false, false, false, scaled)
     more = its_reset and reset and (its_reset > reset or its_free < free)
   end
   under()
@@ -178,27 +178,27 @@ end
 -- Two versions of a rule may be in force at once. Each has a level of its own, which both charge. That of the version
 -- that didn't write last has the second until which it is in force in any case in place of its expiry: the longest
 -- reset of both after it was last written. Returns the state that this call starts from, the other version's, if any,
--- and whether the former is to be loaded again.
+-- and whether the former is to be restored again.
 local function versions_of(last, other, changed, blocked)
   local _, front = under()
-  local own, reloads = last, false
+  local own, again = last, false
   if other and now_us >= struct.unpack('<I5', other, front + 1) * 1000000 then
-    reloads = true
+    again = true
     if not says_more(other, last) then other = nil end
   end
-  if not changed then return own, other, reloads end
-  if as_is or afresh then return own, nil, reloads end
+  if not changed then return own, other, again end
+  if as_is or afresh then return own, nil, again end
   local its_longest = under(last)
   -- After a penalty it may take longer.
-  local _, _, _, _, its_reset = load(last, false)
+  local _, _, _, _, its_reset = restore(last, false)
   under()
-  reloads = true
+  again = true
   local until_us = math.max(struct.unpack('<I7', last) + math.max(longest, its_longest), now_us + (its_reset or 0))
   until_us = until_us + -until_us % 1000000
   local before = now_us < until_us and string.sub(last, 1, front)
     .. struct.pack('<I5', math.min(until_us / 1000000, 2^40 - 1)) .. string.sub(last, front + 6) or nil
   if other then
-    local intact, differs = load(other, blocked, false, false, scaled)
+    local intact, differs = restore(other, blocked, false, false, scaled)
     if intact and not differs then
       -- Back under these numbers.
       own = other
@@ -207,14 +207,14 @@ local function versions_of(last, other, changed, blocked)
       own, before = other, other
     end
   end
-  return own, before, reloads
+  return own, before, again
 end
 
 -- Of a state under other numbers: the same with these units given back too, or taken, and until it resets. What exceeds
 -- a level is forgiven, as by a change to its numbers.
 local function also_charged(text, units, mode)
   under(text)
-  local intact, _, _, _, reset_after = load(text, false)
+  local intact, _, _, _, reset_after = restore(text, false)
   if intact and units > 0 then _, _, reset_after = move(units, mode == 'refund' and mode or 'other') end
   local front = intact and write()
   under()
@@ -284,7 +284,7 @@ for index = 1, key_count do if not answers[index] then repeat
   end
   if state == nil or blocked_until > 2^53 then break end
   -- When the key's expiry is armed for, whether its numbers have changed, and how far ahead of now its time was.
-  local armed, changed, ahead, remaining, reset_after = load(state, blocked_until > now_us, as_is, afresh, scaled, mode)
+  local armed, changed, ahead, remaining, reset_after = restore(state, blocked_until > now_us, as_is, afresh, scaled, mode)
   if not armed then
     -- The call's windows don't show which window this state belongs to.
     if changed == 'STALE' then
@@ -296,15 +296,15 @@ for index = 1, key_count do if not answers[index] then repeat
   -- If the call's version isn't the one that wrote last: where its state says until when it is kept.
   local returns_at
   if under and (changed or other) and last then
-    local its, own, reloads = other, nil, nil
-    own, other, reloads = versions_of(last, other, changed, blocked_until > now_us)
+    local its, own, again = other, nil, nil
+    own, other, again = versions_of(last, other, changed, blocked_until > now_us)
     if own == its and other ~= its then
       local _, front = under()
       returns_at = #last + front
     end
-    if reloads then
+    if again then
       local _
-      _, _, ahead, remaining, reset_after = load(own, blocked_until > now_us, as_is, afresh, scaled, mode)
+      _, _, ahead, remaining, reset_after = restore(own, blocked_until > now_us, as_is, afresh, scaled, mode)
       if not reset_after then break end
     end
   end

@@ -124,7 +124,7 @@ local function furthest()
   return lead - lead % period
 end
 
-local function load(state, blocked, as_is, afresh, scaled)
+local function restore(state, blocked, as_is, afresh, scaled)
   local now, changed, ahead, armed = now_us - now_us % tick, false, 0, 0
   time, lead, still = now, 0, nil
   if not state then return 0, false, 0, levels() end

@@ -125,7 +125,7 @@ local function levels()
   return math.max(limit - used, 0), reset_after
 end
 
-local function load(state, blocked, as_is, afresh, _, mode)
+local function restore(state, blocked, as_is, afresh, _, mode)
   local now, changed, ahead, armed = now_us - now_us % tick, false, 0, 0
   time, previous, current, window, older = now, 0, 0, now - now % length, false
   if not state then return 0, false, 0, limit, 0 end

@@ -259,7 +259,7 @@ function read(name, is_one_of_several, known)
   end
 end
 
-local function load(state, blocked, as_is, afresh)
+local function restore(state, blocked, as_is, afresh)
   local ahead = 0
   time, moment, change, first = now_us, now_us, 0, 0
   changed, rebased, lump, older = false, false, false, false

@@ -125,7 +125,7 @@ local function lowest()
   return full - deepest + deepest % period
 end
 
-local function load(state, blocked, as_is, afresh, scaled)
+local function restore(state, blocked, as_is, afresh, scaled)
   local now, changed, ahead, armed = now_us - now_us % tick, false, 0, 0
   time, level, still = now, full, nil
   if not state then return 0, false, 0, levels() end
