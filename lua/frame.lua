@@ -227,6 +227,28 @@ local function length_of(text, at)
   return layout_at and (string.byte(text, at + layout_at - 1) or 0) > 8 and STATE + 7 or STATE
 end
 
+-- What a key holds, apart: the state that was written last, the state under the other numbers in force, how many units
+-- were refunded of late and when; where the tail begins of a key that is blocked or whose denials are counted, and the
+-- tail's numbers. Nothing, if it is something else than a limit's state.
+local function parts_of(held)
+  local length = length_of(held, 1)
+  if #held == length then return held, nil, 0, nil, nil, 0, 0, 0 end
+  local at, refunds, tail = length + 1, 14, 18
+  local other, refunded, refunded_at = nil, 0, nil
+  if under and #held >= length + STATE then
+    local its_length = length_of(held, at)
+    other, at = string.sub(held, at, at + its_length - 1), at + its_length
+  end
+  if #held < at - 1 then return end
+  if under and (#held - at + 1) % tail == refunds then
+    refunded, refunded_at = struct.unpack('<I7I7', held, at)
+    at = at + refunds
+  end
+  local last, rest = string.sub(held, 1, length), #held - at + 1
+  if rest == tail then return last, other, refunded, refunded_at, at, struct.unpack('<I7I7I4', held, at) end
+  if rest == 0 then return last, other, refunded, refunded_at, nil, 0, 0, 0 end
+end
+
 -- Since when denials are counted, and until when this count lasts.
 local counted_since, counted_until = now_us - longest + 1, nil
 local stale
@@ -237,238 +259,240 @@ if window_of then
 end
 local debt, calls = mode == 'reserve' and e or 0, 1
 local most, writes = limit + debt, mode ~= 'peek' and mode ~= 'inspect'
-for index = 1, key_count do if not answers[index] then repeat
-  -- The answer if the loop breaks early: the state is unreadable.
-  fault = 'BADSTATE ' .. NAME .. ': the key holds something else than this limit\'s state'
-  answers[index] = struct.pack('<i7i7i7i7', -1, 0, 0, -2)
-  local key, state = KEYS[index], state
-  if states then state = states[index] end
-  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-  -- Only a key that is blocked, or whose denials are counted, has a tail; and a log that a refund wrote last.
-  local noted, blocked_until, denied_since, denials = false, 0, 0, 0
-  -- The same key's state under other numbers in force, and what was refunded of late.
-  local other, refunded, refunded_at = nil, 0, nil
-  if read then
-    -- What the fast path has read, unless this call has written since.
-    local known = not (repeated and repeated[index]) and state
-    state, noted, blocked_until, denied_since, denials = read(key, key_count > 1, known)
-  elseif key_count > 1 and (not state or repeated and repeated[index]) then
-    -- MGET returns nothing for a key of another type, nor what this call has written since.
-    state = redis.pcall('GET', key)
-  end
-  if type(state) == 'table' then
-    -- Any other refusal, such as a missing permission, ends the call.
-    if string.find(state.err, '^WRONGTYPE') then break end
-    return redis.error_reply(state.err .. (read and ' command: getrange' or ' command: get'))
-  end
-  local last = state
-  local length = state and not read and length_of(state, 1)
-  if length and #state ~= length then
-    if #state < length then break end
-    local at = length + 1
-    if under and #state >= length + STATE then
-      local its = length_of(state, at)
-      if #state < length + its then break end
-      other, at = string.sub(state, at, at + its - 1), at + its
-    end
-    if under and (#state - at + 1) % 18 == 14 then
-      refunded, refunded_at = struct.unpack('<I7I7', state, at)
-      at = at + 14
-    end
-    if #state - at + 1 == 18 then
-      noted, blocked_until, denied_since, denials = true, struct.unpack('<I7I7I4', state, at)
-    elseif #state >= at then
-      break
-    end
-    last = string.sub(state, 1, length)
-  end
-  if state == nil or blocked_until > 2^53 then break end
-  -- When the key's expiry is armed for, whether its numbers have changed, and how far ahead of now its time was.
-  local armed, changed, ahead, remaining, reset_after = restore(state, blocked_until > now_us, as_is, afresh, scaled, mode)
-  if not armed then
-    -- The call's windows don't show which window this state belongs to.
-    if changed == 'STALE' then
-      fault, answers[index] = stale, struct.pack('<i7i7i7i7', -1, 0, now_us, -3)
-    end
-    break
-  end
-  local rewrites = changed or other or refunded_at
-  -- If the call's version isn't the one that wrote last: where its state says until when it is kept.
-  local returns_at
-  if under and (changed or other) and last then
-    local its, own, again = other, nil, nil
-    own, other, again = versions_of(last, other, changed, blocked_until > now_us)
-    if own == its and other ~= its then
-      local _, front = under()
-      returns_at = #last + front
-    end
-    if again then
-      local _
-      _, _, ahead, remaining, reset_after = restore(own, blocked_until > now_us, as_is, afresh, scaled, mode)
-      if not reset_after then break end
-    end
-  end
-  blocked_until = blocked_until - ahead
 
-  local wanted = mode == 'at-most' and math.min(cost, math.max(remaining, 1)) or cost
-  -- How many of the calls are allowed.
-  local allowed, retry_after = calls, 0
-  if wanted * calls > remaining then
-    if debt > 0 and wanted <= most and wait(wanted, debt) == 0 then
-      retry_after = wait(wanted, 0)
-      -- Its own wait is what a denial answers.
-      if within and retry_after > within then allowed, debt = 0, 0 end
-    else
-      allowed = (remaining - remaining % wanted) / wanted
-    end
-  elseif within and wanted == 0 and RESERVES and (mode == 'reserve' or mode == 'peek') then
-    retry_after = wait(0, 0)
-    if remaining_after_debt then remaining = remaining_after_debt() end
-  end
-  local may_move = writes
-  local blocked, counted, blocks, tail = false, false, false, ''
-  if noted or not plain then
-    if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
-    blocked = blocked_until > now_us
-    if mode == 'refund' or mode == 'penalty' or mode == 'block' then
-      allowed, retry_after, may_move = 1, 0, mode ~= 'block'
-    elseif blocked then
-      allowed, retry_after = 0, 0
-    end
-    -- A denial blocks the key, unless the cost could never be allowed.
-    if block_for and allowed == 0 and writes and not blocked and wanted <= most then
-      blocked_until, blocked, blocks = now_us + block_for, true, true
-    end
-    if denials > 0 and (now_us < denied_since or denied_since < counted_since) then denials = 0 end
-    counted = overage and allowed == 0 and writes
-    if counted then
-      if denials == 0 then denied_since = now_us end
-      denials = math.min(denials + 1, 2^32 - 1)
-    end
-    if blocked or denials > 0 then
-      tail = struct.pack('<I7I7I4', blocked and blocked_until or 0, denied_since, denials)
-    end
-  end
+-- Key by key, in five steps: what the key holds, what that comes to by now, what the call takes, the write, the answer.
+-- They are no functions: to create those costs a call a fifth more, for the variables that they share. A key whose state
+-- turns out to be unreadable is left as it is.
+for index = 1, key_count do
+  if not answers[index] then
+    local key, held = KEYS[index], state
+    if states then held = states[index] end
+    if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
+    -- Nothing that this call has written since is known.
+    if repeated and repeated[index] then held = nil end
 
-  local moved, units, units_of_other = false, may_move and allowed * wanted or 0, nil
-  if refunded_at and now_us >= refunded_at + longest then refunded, refunded_at = 0, nil end
-  if since and mode == 'refund' and made_under and made_under ~= version() then
-    -- What is still owed of another version's call isn't known under these numbers.
-    units, units_of_other = 0, 0
-  elseif since and mode == 'refund' then
-    parts = taken and select(3, taken()) or 1
-    -- What others gave back since was taken before or after these units: at most all that was missing before them. But
-    -- a reservation that is still to wait has used nothing.
-    local left, of_one = owed(limit + 1, since, missing, parts, resets)
-    local waits = RESERVES and left > limit * (of_one or 1)
-    local others = waits and 0 or math.max(refunded - (refunded_before or refunded), 0)
-    missing = math.max(missing - others * parts, math.min((took or units) * parts, missing))
-    local given, of_a_unit = owed(units, since, missing, parts, resets)
-    local rest = given % (of_a_unit or 1)
-    units = (given - rest) / (of_a_unit or 1)
-    -- Under the other numbers too, only what hasn't begun is surely owed still.
-    units_of_other = waits and units or 0
-    if rest > 0 then units = units + 1 end
-  end
-  if units > 0 then moved, remaining, reset_after = move(units, mode) end
-  if moved and mode == 'refund' and RESERVES and (since or refunded_at) then
-    refunded, refunded_at = math.min(refunded + units, 2^53), now_us
-  end
-  if allowed < calls and wanted > 0 then retry_after = wanted > most and -1 or wait(wanted, debt) end
-  if not (remaining and retry_after) then break end
-  if blocked then
-    remaining, reset_after = 0, math.max(reset_after, blocked_until - now_us)
-    if allowed == 0 and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
-  end
+    -- What the key holds: false if nothing, nil if it can't be read. Only a key that is blocked, or whose denials are
+    -- counted, has a tail; and a log that a refund wrote last.
+    local tail_at, blocked_until, denied_since, denials = nil, 0, 0, 0
+    if read then
+      held, tail_at, blocked_until, denied_since, denials = read(key, key_count > 1, held)
+    elseif key_count > 1 and not held then
+      -- MGET returns nothing for a key of another type.
+      held = redis.pcall('GET', key)
+    end
+    if type(held) == 'table' then
+      -- Any other refusal than of another type, such as a missing permission, ends the call.
+      if not string.find(held.err, '^WRONGTYPE') then
+        return redis.error_reply(held.err .. (read and ' command: getrange' or ' command: get'))
+      end
+      held = nil
+    end
+    local last, other, refunded, refunded_at = held, nil, 0, nil
+    if held and not read then
+      last, other, refunded, refunded_at, tail_at, blocked_until, denied_since, denials = parts_of(held)
+    end
+    local readable = last ~= nil and blocked_until <= 2^53
 
-  local alters, rebased = moved or mode == 'block' or blocks, ahead > 0
-  local front, numbers, kept_until
-  local since_now, missing_now, parts_now
-  if remembered then
-    since_now, missing_now, parts_now = now_us, 0, 1
-    if taken then since_now, missing_now, parts_now = taken() end
-  end
-  if writes and (alters or changed or rebased or counted) then
-    if write then front, numbers, kept_until = write() end
-    -- Another debt alone is no change, but written too.
-    rewrites = rewrites or layout_at and last and string.sub(last, layout_at) ~= numbers
-    local keeps_for, others = reset_after, ''
-    if (alters or rebased) and other then
-      local resets
-      others, resets = also_charged(other, moved and (units_of_other or units) or 0, mode)
-      keeps_for = math.max(reset_after, math.min(resets, 2^51))
+    -- What it comes to by now: when the key's expiry is armed for, whether its numbers have changed, how far ahead of
+    -- now its time was, what remains, and until when.
+    local armed, changed, ahead, remaining, reset_after
+    -- If the call's version isn't the one that wrote last: where its state says until when it is kept.
+    local returns_at
+    local rewrites, rebased = other or refunded_at, false
+    if readable then
+      local is_blocked = blocked_until > now_us
+      armed, changed, ahead, remaining, reset_after = restore(last, is_blocked, as_is, afresh, scaled, mode)
+      rewrites = rewrites or changed
+      if armed and under and (changed or other) and last then
+        local own, before, again = versions_of(last, other, changed, is_blocked)
+        if own == other and before ~= other then
+          local _, front = under()
+          returns_at = #last + front
+        end
+        other = before
+        if again then
+          local _
+          _, _, ahead, remaining, reset_after = restore(own, is_blocked, as_is, afresh, scaled, mode)
+        end
+      end
+      readable = armed and reset_after
+      if readable then blocked_until, rebased = blocked_until - ahead, ahead > 0 end
     end
-    if refunded_at then others = others .. struct.pack('<I7I7', refunded, refunded_at) end
-    -- Whether the key outlives this reset and the time of counted denials; and, less a second, the latest that its
-    -- expiry may be set to.
-    local least, last = now_us + keeps_for, math.max(kept_until or now_us + 2 * longest, now_us + keeps_for)
-    if denials > 0 then least = math.max(least, counted_until or denied_since + longest) end
-    local covered, keep = server_time and armed * 1000000 >= least, last - now_us
-    -- At a time that isn't the server's: at least an hour, and the next call in server time arms it anew.
-    local armed_until, option, expires = (last + 1000000 - last % 1000000) / 1000000, 'PXAT', nil
-    if not server_time then armed_until, option, expires = 0, 'PX', math.max(3600000, (keep + -keep % 1000) / 1000) end
-    expires = string.format('%d', expires or armed_until * 1000)
-    -- A denied version is kept until it resets, so that its wait stays true.
-    local returns
-    if returns_at and not alters and not rebased
-      and struct.unpack('<I5', state, returns_at + 1) * 1000000 < now_us + reset_after then
-      local until_us = now_us + reset_after
-      returns = struct.pack('<I5', math.min((until_us - until_us % 1000000) / 1000000 + 1, 2^40 - 1))
-      state = string.sub(state, 1, returns_at) .. returns .. string.sub(state, returns_at + 6)
+
+    -- What the call takes.
+    local wanted, allowed, retry_after = cost, calls, 0
+    local blocked, counted, blocks, tail = false, false, false, ''
+    local moved, alters, units, units_of_other = false, false, 0, nil
+    -- What a refund by the call's id has to know.
+    local since_now, missing_now, parts_now
+    if readable then
+      if mode == 'at-most' then wanted = math.min(cost, math.max(remaining, 1)) end
+      -- How many of the calls are allowed.
+      if wanted * calls > remaining then
+        if debt > 0 and wanted <= most and wait(wanted, debt) == 0 then
+          retry_after = wait(wanted, 0)
+          -- Its own wait is what a denial answers.
+          if within and retry_after > within then allowed, debt = 0, 0 end
+        else
+          allowed = (remaining - remaining % wanted) / wanted
+        end
+      elseif within and wanted == 0 and RESERVES and (mode == 'reserve' or mode == 'peek') then
+        retry_after = wait(0, 0)
+        if remaining_after_debt then remaining = remaining_after_debt() end
+      end
+      local may_move = writes
+      if tail_at or not plain then
+        if mode == 'block' then blocked_until = cost > 0 and now_us + cost or 0 end
+        blocked = blocked_until > now_us
+        if mode == 'refund' or mode == 'penalty' or mode == 'block' then
+          allowed, retry_after, may_move = 1, 0, mode ~= 'block'
+        elseif blocked then
+          allowed, retry_after = 0, 0
+        end
+        -- A denial blocks the key, unless the cost could never be allowed.
+        if block_for and allowed == 0 and writes and not blocked and wanted <= most then
+          blocked_until, blocked, blocks = now_us + block_for, true, true
+        end
+        if denials > 0 and (now_us < denied_since or denied_since < counted_since) then denials = 0 end
+        counted = overage and allowed == 0 and writes
+        if counted then
+          if denials == 0 then denied_since = now_us end
+          denials = math.min(denials + 1, 2^32 - 1)
+        end
+        if blocked or denials > 0 then
+          tail = struct.pack('<I7I7I4', blocked and blocked_until or 0, denied_since, denials)
+        end
+      end
+
+      if may_move then units = allowed * wanted end
+      if refunded_at and now_us >= refunded_at + longest then refunded, refunded_at = 0, nil end
+      if since and mode == 'refund' and made_under and made_under ~= version() then
+        -- What is still owed of another version's call isn't known under these numbers.
+        units, units_of_other = 0, 0
+      elseif since and mode == 'refund' then
+        parts = taken and select(3, taken()) or 1
+        -- What others gave back since was taken before or after these units: at most all that was missing before them.
+        -- But a reservation that is still to wait has used nothing.
+        local left, of_one = owed(limit + 1, since, missing, parts, resets)
+        local waits = RESERVES and left > limit * (of_one or 1)
+        local others = waits and 0 or math.max(refunded - (refunded_before or refunded), 0)
+        missing = math.max(missing - others * parts, math.min((took or units) * parts, missing))
+        local given, of_a_unit = owed(units, since, missing, parts, resets)
+        local rest = given % (of_a_unit or 1)
+        units = (given - rest) / (of_a_unit or 1)
+        -- Under the other numbers too, only what hasn't begun is surely owed still.
+        units_of_other = waits and units or 0
+        if rest > 0 then units = units + 1 end
+      end
+      if units > 0 then moved, remaining, reset_after = move(units, mode) end
+      if moved and mode == 'refund' and RESERVES and (since or refunded_at) then
+        refunded, refunded_at = math.min(refunded + units, 2^53), now_us
+      end
+      if allowed < calls and wanted > 0 then retry_after = wanted > most and -1 or wait(wanted, debt) end
+      if remembered then
+        since_now, missing_now, parts_now = now_us, 0, 1
+        if taken then since_now, missing_now, parts_now = taken() end
+      end
+      readable = remaining and retry_after
+      if readable and blocked then
+        remaining, reset_after = 0, math.max(reset_after, blocked_until - now_us)
+        if allowed == 0 and retry_after >= 0 then retry_after = math.max(retry_after, blocked_until - now_us) end
+      end
+      alters = moved or mode == 'block' or blocks
     end
-    if save then
-      alters = alters or rebased
-      if not save(alters, counted, covered, armed_until, last, option, expires, tail, server_time) then break end
-    elseif alters and tail == '' and keeps_for == 0 and not refunded_at then
-      redis.call('DEL', key)
-    elseif alters or rebased or (counted and not state) then
-      if covered and not (rewrites or rebased or noted or others .. tail ~= '')
-        and armed * 1000000 <= last + 1000000 then
-        redis.call('SETRANGE', key, '0', front)
+
+    -- The write.
+    local front, numbers, kept_until
+    if readable and writes and (alters or changed or rebased or counted) then
+      if write then front, numbers, kept_until = write() end
+      -- Another debt alone is no change, but written too.
+      rewrites = rewrites or layout_at and last and string.sub(last, layout_at) ~= numbers
+      local keeps_for, others = reset_after, ''
+      if (alters or rebased) and other then
+        local its_reset
+        others, its_reset = also_charged(other, moved and (units_of_other or units) or 0, mode)
+        keeps_for = math.max(reset_after, math.min(its_reset, 2^51))
+      end
+      if refunded_at then others = others .. struct.pack('<I7I7', refunded, refunded_at) end
+      -- Whether the key outlives this reset and the time of counted denials; and, less a second, the latest that its
+      -- expiry may be set to.
+      local least, latest = now_us + keeps_for, math.max(kept_until or now_us + 2 * longest, now_us + keeps_for)
+      if denials > 0 then least = math.max(least, counted_until or denied_since + longest) end
+      local covered, keep = server_time and armed * 1000000 >= least, latest - now_us
+      -- At a time that isn't the server's: at least an hour, and the next call in server time arms it anew.
+      local armed_until, option, expires = (latest + 1000000 - latest % 1000000) / 1000000, 'PXAT', nil
+      if not server_time then
+        armed_until, option, expires = 0, 'PX', math.max(3600000, (keep + -keep % 1000) / 1000)
+      end
+      expires = string.format('%d', expires or armed_until * 1000)
+      -- A denied version is kept until it resets, so that its wait stays true.
+      local returns
+      if returns_at and not alters and not rebased
+        and struct.unpack('<I5', held, returns_at + 1) * 1000000 < now_us + reset_after then
+        local until_us = now_us + reset_after
+        returns = struct.pack('<I5', math.min((until_us - until_us % 1000000) / 1000000 + 1, 2^40 - 1))
+        held = string.sub(held, 1, returns_at) .. returns .. string.sub(held, returns_at + 6)
+      end
+      if save then
+        alters = alters or rebased
+        readable = save(alters, counted, covered, armed_until, latest, option, expires, tail, server_time)
+      elseif alters and tail == '' and keeps_for == 0 and not refunded_at then
+        redis.call('DEL', key)
+      elseif alters or rebased or (counted and not held) then
+        if covered and not (rewrites or rebased or tail_at or others .. tail ~= '')
+          and armed * 1000000 <= latest + 1000000 then
+          redis.call('SETRANGE', key, '0', front)
+        else
+          redis.call('SET', key, front .. struct.pack('<I5', armed_until) .. numbers .. others .. tail, option, expires)
+        end
+      elseif counted and not server_time then
+        -- The state as it was written, kept as long as others that are decided at a caller's time.
+        redis.call('SET', key, string.sub(held, 1, #front) .. '\0\0\0\0\0'
+          .. string.sub(held, #front + 6, (tail_at or 0) - 1) .. tail, option, expires)
       else
-        redis.call('SET', key, front .. struct.pack('<I5', armed_until) .. numbers .. others .. tail, option, expires)
-      end
-    elseif counted and not server_time then
-      -- The state as it was written, kept as long as others that are decided at a caller's time.
-      redis.call('SET', key, string.sub(state, 1, #front) .. '\0\0\0\0\0'
-        .. string.sub(state, #front + 6, noted and -19 or -1) .. tail, option, expires)
-    else
-      if counted then redis.call('SETRANGE', key, string.format('%d', #state - (noted and 18 or 0)), tail) end
-      if returns then redis.call('SETRANGE', key, string.format('%d', returns_at), returns) end
-      if (changed or counted) and not covered and server_time then
-        -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
-        -- In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.
-        redis.call('SETRANGE', key, string.format('%d', #front), struct.pack('<I5', armed_until))
-        redis.call('PEXPIREAT', key, expires)
+        if counted then redis.call('SETRANGE', key, string.format('%d', tail_at and tail_at - 1 or #held), tail) end
+        if returns then redis.call('SETRANGE', key, string.format('%d', returns_at), returns) end
+        if (changed or counted) and not covered and server_time then
+          -- Denied, and the key would expire before it resets under the new numbers, or before its denials are
+          -- forgotten. In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.
+          redis.call('SETRANGE', key, string.format('%d', #front), struct.pack('<I5', armed_until))
+          redis.call('PEXPIREAT', key, expires)
+        end
       end
     end
-  end
 
-  fault = nil
-  if packed and allowed == calls and not blocked then
-    answers[index] = struct.pack('<i7i7', remaining, reset_after)
-  elseif packed then
-    answers[index] = struct.pack('<i7i7i7i7', -1 - remaining, reset_after, retry_after, blocked and -1 or allowed)
-  else
-    local answer = { allowed, limit, remaining, retry_after, reset_after }
-    if mode == 'at-most' then
-      answer[6] = allowed * wanted
-    elseif mode == 'inspect' then
-      if write and not state then
-        front, numbers = write()
-        state = front .. struct.pack('<I5', 0) .. numbers
+    -- The answer.
+    if not readable and changed == 'STALE' then
+      -- The call's windows don't show which window this state belongs to.
+      fault, answers[index] = stale, struct.pack('<i7i7i7i7', -1, 0, now_us, -3)
+    elseif not readable then
+      fault = 'BADSTATE ' .. NAME .. ': the key holds something else than this limit\'s state'
+      answers[index] = struct.pack('<i7i7i7i7', -1, 0, 0, -2)
+    elseif packed and allowed == calls and not blocked then
+      answers[index] = struct.pack('<i7i7', remaining, reset_after)
+    elseif packed then
+      answers[index] = struct.pack('<i7i7i7i7', -1 - remaining, reset_after, retry_after, blocked and -1 or allowed)
+    else
+      local answer = { allowed, limit, remaining, retry_after, reset_after }
+      if mode == 'at-most' then
+        answer[6] = allowed * wanted
+      elseif mode == 'inspect' then
+        if write and not held then
+          front, numbers = write()
+          held = front .. struct.pack('<I5', 0) .. numbers
+        end
+        answer[6] = redis.call('PTTL', key)
+        for at, field in ipairs(inspect(held)) do answer[6 + at] = field end
       end
-      answer[6] = redis.call('PTTL', key)
-      for at, field in ipairs(inspect(state)) do answer[6 + at] = field end
+      answer.since, answer.missing, answer.parts, answer.refunded = since_now, missing_now, parts_now, refunded
+      answer.version = remembered and version() or 0
+      if blocked or overage or mode == 'inspect' then
+        answer[#answer + 1] = blocked and blocked_until - now_us or 0
+        answer[#answer + 1] = denials
+      end
+      return answer
     end
-    answer.since, answer.missing, answer.parts, answer.refunded = since_now, missing_now, parts_now, refunded
-    answer.version = remembered and version() or 0
-    if blocked or overage or mode == 'inspect' then
-      answer[#answer + 1] = blocked and blocked_until - now_us or 0
-      answer[#answer + 1] = denials
-    end
-    return answer
   end
-until true end end
+end
 if packed and (key_count > 1 or not fault) then return table.concat(answers) end
 return redis.error_reply(fault)
