@@ -52,5 +52,29 @@ end
 local fast = mode == 'acquire' and at_us == -1 and key_count > 0 and key_count <= 7999
   and (not several or #several == 10 * key_count)
 local state, states, answers, missed
--- Set by some algorithms only; lua/README.md explains them.
-local decide, window_of, read, write, save, under, layout_at, owed, taken, remaining_after_debt
+
+-- The functions of the algorithm's file, which the frame calls: about one key's state at a time, which variables of the
+-- file hold. Each file defines those that it needs, in this order, and all but concurrency those that are marked.
+--   decide     concurrency: decides the whole call in the frame's place
+--   window_of  calendar_window: since when denials are counted, and until when; nothing if now is in no window
+--   read       sliding_window_log, whose state isn't read whole: reads a key. Returns whether it exists, whether it has
+--              a tail, and the tail's numbers; nothing if it holds something else
+-- * restore    takes up a state, as of now. Returns when the key's expiry is armed for, whether its numbers have
+--              changed, how far its time lay ahead, what remains, and how long until it is as if never used; nothing if
+--              it is none
+--   under      where two versions are charged (token_bucket, gcra, fixed_window, sliding_window_counter): takes the
+--              numbers of this state in place of the call's, or the call's again. Returns their longest reset, and the
+--              most units at one instant
+-- * wait       how long until these units can be taken, into so much debt
+--   remaining_after_debt
+--              fixed_window: what remains once no units are owed any more
+-- * owed       how many of the units that were taken at some time, or which parts of them, are owed still
+-- * move       takes units, or gives them back. Returns whether it did, what remains, and how long until it is as if
+--              never used
+--   taken      token_bucket, gcra, fixed_window: what `owed` asks for, of a call that has just been allowed
+--   write      all but sliding_window_log: the bytes of the state before its expiry, those after it, and the latest
+--              that it is kept until, if that isn't twice the longest reset
+--   save       sliding_window_log: makes the writes. Returns false if the log is truncated
+-- * inspect    what the mode of this name appends
+local decide, window_of, read, restore, under, wait, remaining_after_debt, owed, move, taken, write, save, inspect
+local layout_at

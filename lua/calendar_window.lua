@@ -86,13 +86,12 @@ end
 -- The decision is made at `time`, in the window from `start` to `ends`: now, or the state's time if now is before it.
 local time, start, ends, used
 
--- The window in which denials are counted.
-function window_of() return here, hence end
-
 -- What can be taken now, and how long until the key is as if never used.
 local function levels() return math.max(limit - used, 0), used > 0 and ends - now_us or 0 end
 
-local function restore(state, blocked, as_is, afresh)
+function window_of() return here, hence end
+
+function restore(state, blocked, as_is, afresh)
   time, used, start, ends = now_us, 0, here, hence
   if not state then return 0, false, 0, levels() end
   local ahead, armed, version, was_limit, was_start = 0, 0, nil, nil, nil
@@ -125,9 +124,12 @@ local function restore(state, blocked, as_is, afresh)
   return armed, changed or (used > 0 and armed * 1000000 < ends), ahead, levels()
 end
 
-local function wait(units) return units > limit - used and ends - now_us or 0 end
+function wait(units) return units > limit - used and ends - now_us or 0 end
 
-local function move(units, mode)
+-- What is owed of these units, which were taken at `since`: nothing once their window has ended.
+function owed(units, since) return since >= start and math.min(units, used) or 0 end
+
+function move(units, mode)
   if mode == 'refund' then
     units = -math.min(units, used)
   elseif mode == 'penalty' then
@@ -137,15 +139,12 @@ local function move(units, mode)
   return units ~= 0, levels()
 end
 
--- What is owed of these units, which were taken at `since`: nothing once their window has ended.
-function owed(units, since) return since >= start and math.min(units, used) or 0 end
-
 function write()
   return struct.pack('<I7I7', time, used), struct.pack('<BI7i7', 8, limit, start),
     ends + math.min(ends - start, 3600000000)
 end
 
-local function inspect(state)
+function inspect(state)
   local time, used, _, _, limit, start = struct.unpack('<I7I7I5BI7i7', state)
   return { time, start, used, limit }
 end

@@ -92,23 +92,6 @@ local time, window, level
 local lends
 layout_at = 27
 
--- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
--- bytes of a state come before its expiry, and the most units at one instant.
-function under(state)
-  capacity, rate, period, start, max_debt = a, b, c, d, e
-  if state then
-    capacity, rate, period = struct.unpack('<I7I7I7', state, 28)
-    -- As far as the sums fit. Its windows begin as they did.
-    max_debt = math.max(math.min(#state > 48 and struct.unpack('<I7', state, 49) or 0, 2^53 - rate - capacity), 0)
-    lends = level < 0 or max_debt > e
-    if aligned then start = struct.unpack('<i7', state, 8) % period end
-  end
-  span = capacity + max_debt
-  longest = (span + -span % rate) / rate * period
-  current = aligned and now_us - (now_us - start) % period or now_us
-  return longest, 21, capacity
-end
-
 -- Until the start of the window by which this many units have been added.
 local function until_added(units) return window + (units + -units % rate) / rate * period - now_us end
 
@@ -117,13 +100,10 @@ local function levels()
   return math.max(level, 0), level < capacity and until_added(capacity - level) or 0
 end
 
--- What remains once no units are owed any more.
-function remaining_after_debt() return level < 0 and math.min(level % rate, capacity) or level end
-
 -- The lowest level at which it and the time to refill it are still exact.
 local function lowest() return capacity - math.min(2^53 - rate, (2^51 - 2^51 % period) / period * rate) end
 
-local function restore(state, blocked, as_is, afresh)
+function restore(state, blocked, as_is, afresh)
   local changed, ahead, armed, version, was_capacity, was_rate, was_period = false, 0, 0, nil, nil, nil, nil
   time, window, level = now_us, current, capacity
   if not state then return 0, false, 0, levels() end
@@ -159,13 +139,39 @@ local function restore(state, blocked, as_is, afresh)
   return armed, changed, ahead, levels()
 end
 
-local function wait(units, debt)
+function under(state)
+  capacity, rate, period, start, max_debt = a, b, c, d, e
+  if state then
+    capacity, rate, period = struct.unpack('<I7I7I7', state, 28)
+    -- As far as the sums fit. Its windows begin as they did.
+    max_debt = math.max(math.min(#state > 48 and struct.unpack('<I7', state, 49) or 0, 2^53 - rate - capacity), 0)
+    lends = level < 0 or max_debt > e
+    if aligned then start = struct.unpack('<i7', state, 8) % period end
+  end
+  span = capacity + max_debt
+  longest = (span + -span % rate) / rate * period
+  current = aligned and now_us - (now_us - start) % period or now_us
+  return longest, 21, capacity
+end
+
+function wait(units, debt)
   -- In this order no intermediate exceeds 2^53.
   local missing = units - debt - level
   return missing > 0 and until_added(missing) or 0
 end
 
-local function move(units, mode)
+function remaining_after_debt() return level < 0 and math.min(level % rate, capacity) or level end
+
+-- What is owed of these units, which left so many missing in the window that began at `since`: what has been added is
+-- not.
+function owed(units, since, missed, _, resets)
+  local begun = math.max(window - since, 0)
+  local left = missed - (begun - begun % period) / period * rate
+  if resets then left = (resets - window + -(resets - window) % period) / period * rate end
+  return math.max(math.min(units, left), 0)
+end
+
+function move(units, mode)
   if mode == 'refund' then
     units = -math.min(units, capacity - level)
   elseif mode == 'penalty' then
@@ -177,21 +183,11 @@ local function move(units, mode)
   return units ~= 0, levels()
 end
 
--- What is owed of these units, which left so many missing in the window that began at `since`: what has been added is
--- not.
-function owed(units, since, missed, _, resets)
-  local begun = math.max(window - since, 0)
-  local left = missed - (begun - begun % period) / period * rate
-  if resets then left = (resets - window + -(resets - window) % period) / period * rate end
-  return math.max(math.min(units, left), 0)
-end
-
--- What `owed` asks for, of a call that has just been allowed.
 function taken() return window, capacity - level, 1 end
 
 function write() return struct.pack('<I7i7i7', time, window, level), numbers end
 
-local function inspect(state)
+function inspect(state)
   local time, window, level, _, _, capacity, rate, period = struct.unpack('<I7i7i7I5BI7I7I7', state)
   return { time, window, level, capacity, rate, period }
 end

@@ -261,8 +261,8 @@ local debt, calls = mode == 'reserve' and e or 0, 1
 local most, writes = limit + debt, mode ~= 'peek' and mode ~= 'inspect'
 
 -- Key by key, in five steps: what the key holds, what that comes to by now, what the call takes, the write, the answer.
--- They are no functions: to create those costs a call a fifth more, for the variables that they share. A key whose state
--- turns out to be unreadable is left as it is.
+-- They are no functions, which would cost a call a fifth more, for the variables that they share. A key whose state turns
+-- out to be unreadable is left as it is.
 for index = 1, key_count do
   if not answers[index] then
     local key, held = KEYS[index], state

@@ -91,25 +91,6 @@ end
 local time, lead, lends, still
 layout_at = 20
 
--- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
--- bytes of a state come before its expiry, and the most units at one instant.
-function under(state)
-  if state then
-    lends = lead > tolerance
-    capacity, rate, period, tick = struct.unpack('<I7I7I7I3', state, 21)
-    -- As far as the products fit.
-    local most = 2^53 - rate
-    most = (most - most % period) / period - 1 - capacity
-    max_debt = math.min(#state > 44 and struct.unpack('<I7', state, 45) or 0, math.max(most, 0))
-    lends = lends or max_debt > e
-  else
-    capacity, rate, period, tick, max_debt = a, b, c, d, e
-  end
-  tolerance, span = capacity * period, (capacity + max_debt) * period
-  longest = (span + -span % rate) / rate * tick
-  return longest, 14, capacity
-end
-
 -- What can be taken now, and how long until the key is as if never used.
 local function levels()
   local spare = tolerance - lead
@@ -124,7 +105,7 @@ local function furthest()
   return lead - lead % period
 end
 
-local function restore(state, blocked, as_is, afresh, scaled)
+function restore(state, blocked, as_is, afresh, scaled)
   local now, changed, ahead, armed = now_us - now_us % tick, false, 0, 0
   time, lead, still = now, 0, nil
   if not state then return 0, false, 0, levels() end
@@ -156,14 +137,40 @@ local function restore(state, blocked, as_is, afresh, scaled)
   return armed, changed, ahead, levels()
 end
 
-local function wait(units, debt)
+function under(state)
+  if state then
+    lends = lead > tolerance
+    capacity, rate, period, tick = struct.unpack('<I7I7I7I3', state, 21)
+    -- As far as the products fit.
+    local most = 2^53 - rate
+    most = (most - most % period) / period - 1 - capacity
+    max_debt = math.min(#state > 44 and struct.unpack('<I7', state, 45) or 0, math.max(most, 0))
+    lends = lends or max_debt > e
+  else
+    capacity, rate, period, tick, max_debt = a, b, c, d, e
+  end
+  tolerance, span = capacity * period, (capacity + max_debt) * period
+  longest = (span + -span % rate) / rate * tick
+  return longest, 14, capacity
+end
+
+function wait(units, debt)
   -- The debt is subtracted first, and ceil(x / rate) is x / rate + -x / rate % 1, so nothing exceeds 2^53; and for
   -- whole numbers up to there, no fractional quotient is rounded to a whole number.
   local early = units * period - debt * period - (tolerance - lead)
   return early > 0 and time + (early / rate + -early / rate % 1) * tick - now_us or 0
 end
 
-local function move(units, mode)
+-- What is owed of these units, which left this lead at `since`, in parts of a unit: what has passed of it is not.
+function owed(units, since, led, parts, resets)
+  if parts ~= period then led = math.floor(led / parts) * period end
+  local left = led - math.max(time - since, 0) / tick * rate
+  if resets then left = (resets - time + -(resets - time) % tick) / tick * rate end
+  still = math.max(math.min(units * period, left), 0)
+  return still, period
+end
+
+function move(units, mode)
   local change = units * period
   if mode == 'refund' then
     change = -math.min(change, lead, still or lead)
@@ -179,21 +186,11 @@ local function move(units, mode)
   return change ~= 0, levels()
 end
 
--- What is owed of these units, which left this lead at `since`, in parts of a unit: what has passed of it is not.
-function owed(units, since, led, parts, resets)
-  if parts ~= period then led = math.floor(led / parts) * period end
-  local left = led - math.max(time - since, 0) / tick * rate
-  if resets then left = (resets - time + -(resets - time) % tick) / tick * rate end
-  still = math.max(math.min(units * period, left), 0)
-  return still, period
-end
-
--- What `owed` asks for, of a call that has just been allowed.
 function taken() return time, lead, period end
 
 function write() return struct.pack('<I7I7', time, lead), numbers end
 
-local function inspect(state)
+function inspect(state)
   local time, lead, _, _, capacity, rate, period, tick = struct.unpack('<I7I7I5BI7I7I7I3', state)
   return { time, lead, capacity, rate, period, tick }
 end

@@ -89,17 +89,6 @@ local time, window, previous, current
 -- Whether a refund is of units taken in the previous window.
 local older
 
--- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
--- bytes of a state come before its expiry, and the most units at one instant.
-function under(state)
-  limit, period, tick = a, b, c
-  if state then limit, period, tick = struct.unpack('<I7I7I3', state, 28) end
-  numbers = struct.pack('<BI7I7I3', 4, limit, period, tick)
-  length = period * tick
-  longest = 2 * length
-  return longest, 21, limit
-end
-
 -- A window's weighted count at a time, relative to the start of the next window.
 local function weight(count, time, period, tick)
   local weighted = count * (period - time / tick)
@@ -125,7 +114,7 @@ local function levels()
   return math.max(limit - used, 0), reset_after
 end
 
-local function restore(state, blocked, as_is, afresh, _, mode)
+function restore(state, blocked, as_is, afresh, _, mode)
   local now, changed, ahead, armed = now_us - now_us % tick, false, 0, 0
   time, previous, current, window, older = now, 0, 0, now - now % length, false
   if not state then return 0, false, 0, limit, 0 end
@@ -170,7 +159,16 @@ local function restore(state, blocked, as_is, afresh, _, mode)
   return armed, changed, ahead, levels()
 end
 
-local function wait(units)
+function under(state)
+  limit, period, tick = a, b, c
+  if state then limit, period, tick = struct.unpack('<I7I7I3', state, 28) end
+  numbers = struct.pack('<BI7I7I3', 4, limit, period, tick)
+  length = period * tick
+  longest = 2 * length
+  return longest, 21, limit
+end
+
+function wait(units)
   local stay = limit - current - units
   if used() + units <= limit then return 0 end
   return stay >= 0 and until_left(previous, 1, stay) or until_left(current, 2, limit - units)
@@ -183,7 +181,7 @@ function owed(units, since)
   return older and math.min(units, previous) or 0
 end
 
-local function move(units, mode)
+function move(units, mode)
   if older then
     previous = previous - units
     return true, levels()
@@ -200,7 +198,7 @@ end
 
 function write() return struct.pack('<I7I7I7', time, previous, current), numbers end
 
-local function inspect(state)
+function inspect(state)
   local time, previous, current, _, _, limit, period, tick = struct.unpack('<I7I7I7I5BI7I7I3', state)
   return { time, previous, current, limit, period, tick }
 end

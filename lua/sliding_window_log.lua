@@ -222,6 +222,14 @@ local function levels()
   return math.max(limit - used, 0), used > 0 and last + period - now_us or 0
 end
 
+local function arm(at, server_time)
+  if server_time then
+    redis.call('PEXPIREAT', key, at)
+  else
+    redis.call('PEXPIRE', key, at)
+  end
+end
+
 function read(name, is_one_of_several, known)
   key, near = name, known
   -- One read brings the header and, of a small log, all its entries.
@@ -259,7 +267,7 @@ function read(name, is_one_of_several, known)
   end
 end
 
-local function restore(state, blocked, as_is, afresh)
+function restore(state, blocked, as_is, afresh)
   local ahead = 0
   time, moment, change, first = now_us, now_us, 0, 0
   changed, rebased, lump, older = false, false, false, false
@@ -306,7 +314,7 @@ local function restore(state, blocked, as_is, afresh)
   return armed, changed, ahead, levels()
 end
 
-local function wait(units)
+function wait(units)
   -- The oldest entry whose expiry frees enough units.
   local enough, leaves, found = used + units - limit, oldest, true
   if enough <= 0 then
@@ -325,7 +333,7 @@ function owed(units, since)
   return since > cutoff and math.min(units, used) or 0
 end
 
-local function move(units, mode)
+function move(units, mode)
   if older then
     -- Not the newest, which others took: they count for longer. The oldest are no younger than these.
     if units < used then
@@ -353,14 +361,6 @@ local function move(units, mode)
     oldest = time
   end
   return change ~= 0, levels()
-end
-
-local function arm(at, server_time)
-  if server_time then
-    redis.call('PEXPIREAT', key, at)
-  else
-    redis.call('PEXPIRE', key, at)
-  end
 end
 
 -- What must be written, or at least counted or extended; false if the log is truncated.
@@ -459,7 +459,7 @@ function save(alters, counted, covered, armed_until, last, option, expires, tail
   return true
 end
 
-local function inspect()
+function inspect()
   if near == '' then return { now_us, 0, 0, now_us, limit, period } end
   local newest, total, _, count, base, oldest, _, _, _, limit, period = struct.unpack('<I7I5I4I4I5I7I5I4BI5I7', near)
   return { math.max(newest, written), count, (total - base) % MODULUS, oldest, limit, period }

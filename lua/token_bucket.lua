@@ -94,23 +94,6 @@ local time, level
 local lends, still
 layout_at = 20
 
--- Takes the numbers of this state in place of the call's, or the call's again. Returns their longest reset, how many
--- bytes of a state come before its expiry, and the most units at one instant.
-function under(state)
-  capacity, rate, period, tick, max_debt = a, b, c, d, e
-  if state then
-    capacity, rate, period, tick = struct.unpack('<I7I7I7I3', state, 21)
-    max_debt = #state > 44 and struct.unpack('<I7', state, 45) or 0
-    -- As far as the products fit.
-    local most = 2^53 - rate
-    max_debt = math.max(math.min(max_debt, (most - most % period) / period - 1 - capacity), 0)
-    lends = level < 0 or max_debt > e
-  end
-  full, deepest = capacity * period, (capacity + max_debt) * period
-  longest = (deepest + -deepest % rate) / rate * tick
-  return longest, 14, capacity
-end
-
 -- What can be taken now, and how long until the key is as if never used.
 local function levels()
   local used = full - level
@@ -125,7 +108,7 @@ local function lowest()
   return full - deepest + deepest % period
 end
 
-local function restore(state, blocked, as_is, afresh, scaled)
+function restore(state, blocked, as_is, afresh, scaled)
   local now, changed, ahead, armed = now_us - now_us % tick, false, 0, 0
   time, level, still = now, full, nil
   if not state then return 0, false, 0, levels() end
@@ -158,25 +141,25 @@ local function restore(state, blocked, as_is, afresh, scaled)
   return armed, changed, ahead, levels()
 end
 
-local function wait(units, debt)
+function under(state)
+  capacity, rate, period, tick, max_debt = a, b, c, d, e
+  if state then
+    capacity, rate, period, tick = struct.unpack('<I7I7I7I3', state, 21)
+    max_debt = #state > 44 and struct.unpack('<I7', state, 45) or 0
+    -- As far as the products fit.
+    local most = 2^53 - rate
+    max_debt = math.max(math.min(max_debt, (most - most % period) / period - 1 - capacity), 0)
+    lends = level < 0 or max_debt > e
+  end
+  full, deepest = capacity * period, (capacity + max_debt) * period
+  longest = (deepest + -deepest % rate) / rate * tick
+  return longest, 14, capacity
+end
+
+function wait(units, debt)
   -- In this order nothing exceeds 2^53, and no fractional quotient of whole numbers up to there is rounded to a whole.
   local missing = units * period - debt * period - level
   return missing > 0 and time + (missing / rate + -missing / rate % 1) * tick - now_us or 0
-end
-
-local function move(units, mode)
-  local taken = units * period
-  if mode == 'refund' then
-    taken = -math.min(taken, full - level, still or taken)
-  elseif mode == 'penalty' then
-    taken = math.min(taken, level - lowest())
-  elseif mode == 'other' then
-    taken = math.min(taken, level - lowest(), math.max(level + (lends and max_debt * period or 0), 0))
-  end
-  -- Within a coarse tick a full bucket was not refilling: the time is rounded up, not down.
-  if taken > 0 and time < now_us and full - level <= rate then time = time + tick end
-  level = level - taken
-  return taken ~= 0, levels()
 end
 
 -- What is owed of these units, which left so much missing at `since`, in parts of a unit: what has been refilled is
@@ -193,12 +176,26 @@ function owed(units, since, missed, parts, resets)
   return still, period
 end
 
--- What `owed` asks for, of a call that has just been allowed.
+function move(units, mode)
+  local taken = units * period
+  if mode == 'refund' then
+    taken = -math.min(taken, full - level, still or taken)
+  elseif mode == 'penalty' then
+    taken = math.min(taken, level - lowest())
+  elseif mode == 'other' then
+    taken = math.min(taken, level - lowest(), math.max(level + (lends and max_debt * period or 0), 0))
+  end
+  -- Within a coarse tick a full bucket was not refilling: the time is rounded up, not down.
+  if taken > 0 and time < now_us and full - level <= rate then time = time + tick end
+  level = level - taken
+  return taken ~= 0, levels()
+end
+
 function taken() return time, full - level, period end
 
 function write() return struct.pack('<I7i7', time, level), numbers end
 
-local function inspect(state)
+function inspect(state)
   local time, level, _, _, capacity, rate, period, tick = struct.unpack('<I7i7I5BI7I7I7I3', state)
   return { time, level, capacity, rate, period, tick }
 end

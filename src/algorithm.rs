@@ -206,11 +206,12 @@ pub(crate) static TWO_CHOICES: Script = Script::composed(
     Remembers::Nothing,
 );
 
-/// The variables that lua/arguments.lua sets.
-const READ: &str = "packed, key_count, a, b, c, d, e, cost, mode, at_us, now_us, layout, several, repeated, fast, state, states, answers, missed, \
-    decide, window_of, read, write, save, under, layout_at, owed, taken, remaining_after_debt";
-/// What an algorithm's file defines.
-const DEFINED: &str = "NAME, ARGUMENTS, LENGTH, RESERVES, STATE, valid, longest, restore, wait, move, inspect";
+/// The variables that lua/arguments.lua declares.
+const READ: &str = "packed, key_count, a, b, c, d, e, cost, mode, at_us, now_us, layout, several, repeated, fast, \
+    state, states, answers, missed, decide, window_of, read, restore, under, wait, remaining_after_debt, owed, move, \
+    taken, write, save, inspect, layout_at";
+/// What an algorithm's file declares.
+const DEFINED: &str = "NAME, ARGUMENTS, LENGTH, RESERVES, STATE, valid, longest";
 
 /// Each algorithm's script as a function, with one shared frame, followed by the code that runs them.
 fn after_all_algorithms(end: &str) -> String {
