@@ -53,7 +53,7 @@ local id_ttl, cost, mode, now_us = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), A
 -- microsecond or 0 if none was given, and for each limit the answer and what the limit's script needs to know how much
 -- of the units is still owed when they are given back.
 local OPERATIONS = { acquire = 1, reserve = 2, ['at-most'] = 3, refund = 4, penalty = 5 }
-local REMEMBERED, SETTLED, HEADER, ENTRY = 96, 112, 15, 63
+local REMEMBERED, SETTLED, HEADER, ANSWER, ENTRY = 96, 112, 15, 35, 63
 local operation, took, marker, options, forgets, ends
 local fault = fault_of('id_ttl', 'cost', 'mode', 'now_us')
 if not fault then
@@ -114,7 +114,7 @@ if marker and not forgets then
       -- Only what was allowed is remembered.
       for at = HEADER + 1, #memory, ENTRY do
         local allowed, limit, remaining, retry_after, reset_after = struct.unpack('<i7i7i7i7i7', memory, at)
-        local _, missing, _, refunded = struct.unpack('<i7I7I7I7', memory, at + 35)
+        local _, missing, _, refunded = struct.unpack('<i7I7I7I7', memory, at + ANSWER)
         good = good and allowed == 1 and limit <= 2^53 and remaining >= 0 and remaining <= limit
           and retry_after >= 0 and retry_after <= 2^53 and reset_after >= 0 and reset_after <= 2^53
           and missing <= 2^54 and refunded <= 2^53
@@ -166,7 +166,8 @@ end
 local entries = {}
 if ends then
   for index = 1, count do
-    local since, missing, version, refunded = struct.unpack('<i7I7I7I7', memory, HEADER + 36 + (index - 1) * ENTRY)
+    local from = HEADER + (index - 1) * ENTRY + ANSWER + 1
+    local since, missing, version, refunded = struct.unpack('<i7I7I7I7', memory, from)
     entries[index] = { since = since, missing = missing, version = version, refunded = refunded }
   end
 end

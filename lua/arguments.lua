@@ -23,8 +23,8 @@
 -- missing or no number is `nan`, which is in no range. A packed call is an acquire; its file unpacks its numbers.
 local packed, key_count, nan = #ARGV < 4 and ARGV[1], #KEYS, 0 / 0
 local a, b, c, d, e, cost, mode, at_us = nan, nan, nan, nan, nan, nan, 'acquire', -1
--- Packed: the numbers' layout, each key's cost and calls, and which keys occurred earlier.
-local layout, several, repeated
+-- Packed: the numbers' layout, each key's cost and calls in so many bytes, and which keys occurred earlier.
+local layout, several, EACH, repeated = nil, nil, 10, nil
 if packed then
   if ARGV[2] then at_us = tonumber(ARGV[2]) or nan end
   several = ARGV[3]
@@ -50,7 +50,7 @@ if at_us == -1 then
 end
 -- Whether the algorithm's fast path may decide, and what it has read and answered so far.
 local fast = mode == 'acquire' and at_us == -1 and key_count > 0 and key_count <= 7999
-  and (not several or #several == 10 * key_count)
+  and (not several or #several == EACH * key_count)
 local state, states, answers, missed
 
 -- The functions of the algorithm's file, which the frame calls: about one key's state at a time, which variables of the
@@ -77,4 +77,3 @@ local state, states, answers, missed
 --   save       sliding_window_log: makes the writes. Returns false if the log is truncated
 -- * inspect    what the mode of this name appends
 local decide, window_of, read, restore, under, wait, remaining_after_debt, owed, move, taken, write, save, inspect
-local layout_at

@@ -38,13 +38,14 @@
 --   SET arms it for the window's end plus an hour (or the window's length, if less), since a clock may step back across
 --   the end; or for a block's end; plus up to a second. SETRANGE keeps it within the window.
 
-local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'calendar_window', 'limit, first, second, stop', 36, false, 34
+local NAME, ARGUMENTS, LENGTH, RESERVES = 'calendar_window', 'limit, first, second, stop', 36, false
+local STATE, LAYOUT_AT, LAYOUT = 34, 20, 8
 if packed and #packed == LENGTH then layout, a, b, c, d, cost = struct.unpack('<BI7i7i7i7I7', packed) end
 local limit, first, second, stop = a, b, c, d
 -- The windows determine how long a key is kept.
 local longest = 0
 local whole = packed or limit % 1 + first % 1 + second % 1 + stop % 1 == 0
-local valid = whole and (layout or 8) == 8 and (packed or #ARGV == 7)
+local valid = whole and (layout or LAYOUT) == LAYOUT and (packed or #ARGV == 7)
   and limit >= 1 and limit < 2^53 and first >= -2^53 and first < second and second < stop and stop <= 2^53
 -- The window that contains now, and its end; none if now is in neither.
 local here, hence
@@ -58,12 +59,12 @@ end
 -- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
 fast = fast and valid and cost > 0 and cost % 1 == 0 and here
 if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
-local numbers, calls, answer = fast and struct.pack('<BI7i7', 8, limit, here), 1, nil
+local numbers, calls, answer = fast and struct.pack('<BI7i7', LAYOUT, limit, here), 1, nil
 local latest = fast and hence + math.min(hence - here, 3600000000) + 1000000
 for index = 1, fast and key_count or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
-  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-  if state and #state == 34 and string.find(state, numbers, 20, true)
+  if several then cost, calls = struct.unpack('<I7I3', several, (index - 1) * EACH + 1) end
+  if state and #state == STATE and string.find(state, numbers, LAYOUT_AT, true)
     and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local time, used, armed = struct.unpack('<I7I7I5', state)
     local expires, reset_after = armed * 1000000, hence - now_us
@@ -96,7 +97,7 @@ function restore(state, blocked, as_is, afresh)
   if not state then return 0, false, 0, levels() end
   local ahead, armed, version, was_limit, was_start = 0, 0, nil, nil, nil
   time, used, armed, version, was_limit, was_start = struct.unpack('<I7I7I5BI7i7', state)
-  if version ~= 8 or time > 2^53 or was_start > time or was_start < -2^53 or was_limit > 2^53 or used > 2^53 then
+  if version ~= LAYOUT or time > 2^53 or was_start > time or was_start < -2^53 or was_limit > 2^53 or used > 2^53 then
     return
   end
   if time < start then
@@ -140,7 +141,7 @@ function move(units, mode)
 end
 
 function write()
-  return struct.pack('<I7I7', time, used), struct.pack('<BI7i7', 8, limit, start),
+  return struct.pack('<I7I7', time, used), struct.pack('<BI7i7', LAYOUT, limit, start),
     ends + math.min(ends - start, 3600000000)
 end
 

@@ -43,7 +43,7 @@ local NAME, ARGUMENTS = 'concurrency', 'limit, ttl, holder'
 local limit, ttl, holder, longest = a, b, ARGV[3], b
 fast = false
 local valid = #ARGV == 6 and limit >= 1 and limit <= 10000 and ttl >= 1 and ttl <= 2^51 and limit % 1 + ttl % 1 == 0
-local LENGTH, RESERVES, STATE
+local LENGTH, RESERVES, STATE, LAYOUT_AT
 
 -- Permits don't come and go by time alone, so everything is decided here.
 function decide(mode, overage, block_for)

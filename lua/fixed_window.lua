@@ -33,21 +33,23 @@
 -- Source
 --   The counter per window of Redis's INCR documentation; roll-over as in the Convex rate limiter.
 
-local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'fixed_window', 'capacity, rate, period, start, max_debt', 43, true, 48
+local NAME, ARGUMENTS, LENGTH, RESERVES = 'fixed_window', 'capacity, rate, period, start, max_debt', 43, true
+local STATE, LAYOUT_AT, LAYOUT = 48, 27, 3
 if packed and #packed == LENGTH then layout, a, b, c, d, e, cost = struct.unpack('<BI7I7I7i7I7I7', packed) end
 local capacity, rate, period, start, max_debt = a, b, c, d, e
 local span = capacity + max_debt
 local longest, aligned = (span + -span % rate) / rate * period, start >= 0
 local whole = packed or capacity % 1 + rate % 1 + period % 1 + start % 1 + max_debt % 1 == 0
-local valid = whole and (layout or 3) == 3 and (packed or #ARGV == 8)
+local valid = whole and (layout or LAYOUT) == LAYOUT and (packed or #ARGV == 8)
   and capacity >= 0 and rate >= 1 and period >= 1 and start >= -1 and start < period and max_debt >= 0
   and span <= 2^53 - rate and longest <= 2^51
--- The numbers in a state, with the debt if there is one, and the state's length.
-local numbers, size = nil, 48
+-- The numbers in a state, and its length: with a debt, that too, and a layout 8 above.
+local numbers, size = nil, STATE
 if valid and max_debt > 0 then
-  numbers, size = struct.pack('<BI7I7I7I7', 11, capacity, rate, period, max_debt), 55
+  numbers, size = struct.pack('<BI7I7I7I7', LAYOUT + 8, capacity, rate, period, max_debt), STATE + 7
 elseif valid then
-  numbers = packed and string.sub(packed, 1, 22) or struct.pack('<BI7I7I7', 3, capacity, rate, period)
+  numbers = packed and string.sub(packed, 1, STATE - LAYOUT_AT + 1)
+    or struct.pack('<BI7I7I7', LAYOUT, capacity, rate, period)
 end
 -- The window that contains now.
 local current = aligned and now_us - (now_us - start) % period or now_us
@@ -59,8 +61,8 @@ if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)
 local latest, calls, answer = now_us + 2 * longest + 1000000, 1, nil
 for index = 1, fast and key_count or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
-  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-  if state and #state == size and string.find(state, numbers, 27, true)
+  if several then cost, calls = struct.unpack('<I7I3', several, (index - 1) * EACH + 1) end
+  if state and #state == size and string.find(state, numbers, LAYOUT_AT, true)
     and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local time, window, level, armed = struct.unpack('<I7i7i7I5', state)
     if time <= now_us and window <= time and level >= 0 and level < capacity
@@ -90,7 +92,6 @@ local time, window, level
 -- Where another version is charged, whether that may put it into debt: the key is in debt under the call's numbers, or
 -- these allow less debt.
 local lends
-layout_at = 27
 
 -- Until the start of the window by which this many units have been added.
 local function until_added(units) return window + (units + -units % rate) / rate * period - now_us end
@@ -108,8 +109,8 @@ function restore(state, blocked, as_is, afresh)
   time, window, level = now_us, current, capacity
   if not state then return 0, false, 0, levels() end
   time, window, level, armed, version, was_capacity, was_rate, was_period = struct.unpack('<I7i7i7I5BI7I7I7', state)
-  if version ~= 3 and version ~= 11 or time > 2^53 or window > time or window < -2^53 or was_capacity > 2^53
-    or was_period < 1 or was_rate < 1 or level > was_capacity or level < -2^53 then
+  if version ~= LAYOUT and version ~= LAYOUT + 8 or time > 2^53 or window > time or window < -2^53
+    or was_capacity > 2^53 or was_period < 1 or was_rate < 1 or level > was_capacity or level < -2^53 then
     return
   end
   -- Changed numbers: what was used stays used, as of the state's own time. That puts no key into debt.
@@ -142,16 +143,17 @@ end
 function under(state)
   capacity, rate, period, start, max_debt = a, b, c, d, e
   if state then
-    capacity, rate, period = struct.unpack('<I7I7I7', state, 28)
+    capacity, rate, period = struct.unpack('<I7I7I7', state, LAYOUT_AT + 1)
+    max_debt = #state > STATE and struct.unpack('<I7', state, STATE + 1) or 0
     -- As far as the sums fit. Its windows begin as they did.
-    max_debt = math.max(math.min(#state > 48 and struct.unpack('<I7', state, 49) or 0, 2^53 - rate - capacity), 0)
+    max_debt = math.max(math.min(max_debt, 2^53 - rate - capacity), 0)
     lends = level < 0 or max_debt > e
     if aligned then start = struct.unpack('<i7', state, 8) % period end
   end
   span = capacity + max_debt
   longest = (span + -span % rate) / rate * period
   current = aligned and now_us - (now_us - start) % period or now_us
-  return longest, 21, capacity
+  return longest, capacity
 end
 
 function wait(units, debt)

@@ -109,7 +109,7 @@ if decide then return decide(mode, overage, block_for) end
 local known = mode == 'acquire' or mode == 'peek' or mode == 'at-most' or mode == 'refund' or mode == 'penalty'
   or mode == 'reset' or mode == 'inspect' or (mode == 'reserve' and RESERVES) or (mode == 'block' and cost <= 2^51)
 if not (valid and known and cost >= 0 and cost % 1 == 0 and key_count <= 7999
-  and (not several or #several == 10 * key_count)
+  and (not several or #several == EACH * key_count)
   and (at_us == -1 or at_us >= 0 and at_us <= 2^52 and at_us % 1 == 0)) then
   return redis.error_reply('BADARG ' .. NAME .. ': expected whole numbers in the ranges of its header and a mode, got '
     .. string.gsub(table.concat(ARGV, ' '), '[^ -~]', '?'))
@@ -160,31 +160,27 @@ local function scaled(a, b, c)
   return remainder > 0 and quotient + 1 or quotient
 end
 
--- Whether another version's state says more about this key than the state that was written last: if it has the larger
--- capacity, and more is used of it.
-local function says_more(other, last)
-  local _, _, most = under(last)
-  local _, _, its_most = under(other)
-  local more = its_most > most
-  if more then
-    local _, _, _, its_free, its_reset = restore(other, false)
-    local _, _, _, free, reset = restore(last, false, false, false, scaled)
-    more = its_reset and reset and (its_reset > reset or its_free < free)
-  end
-  under()
-  return more
-end
-
 -- Two versions of a rule may be in force at once. Each has a level of its own, which both charge. That of the version
 -- that didn't write last has the second until which it is in force in any case in place of its expiry: the longest
 -- reset of both after it was last written. Returns the state that this call starts from, the other version's, if any,
 -- and whether the former is to be restored again.
 local function versions_of(last, other, changed, blocked)
-  local _, front = under()
+  local expiry_at = LAYOUT_AT - 5
   local own, again = last, false
-  if other and now_us >= struct.unpack('<I5', other, front + 1) * 1000000 then
+  if other and now_us >= struct.unpack('<I5', other, expiry_at) * 1000000 then
+    -- It goes, unless it says more about this key than what was written last: if it has the larger capacity, and more
+    -- is used of it.
     again = true
-    if not says_more(other, last) then other = nil end
+    local _, most = under(last)
+    local _, its_most = under(other)
+    local more = its_most > most
+    if more then
+      local _, _, _, its_free, its_reset = restore(other, false)
+      local _, _, _, free, reset = restore(last, false, false, false, scaled)
+      more = its_reset and reset and (its_reset > reset or its_free < free)
+    end
+    under()
+    if not more then other = nil end
   end
   if not changed then return own, other, again end
   if as_is or afresh then return own, nil, again end
@@ -195,14 +191,14 @@ local function versions_of(last, other, changed, blocked)
   again = true
   local until_us = math.max(struct.unpack('<I7', last) + math.max(longest, its_longest), now_us + (its_reset or 0))
   until_us = until_us + -until_us % 1000000
-  local before = now_us < until_us and string.sub(last, 1, front)
-    .. struct.pack('<I5', math.min(until_us / 1000000, 2^40 - 1)) .. string.sub(last, front + 6) or nil
+  local before = now_us < until_us and string.sub(last, 1, expiry_at - 1)
+    .. struct.pack('<I5', math.min(until_us / 1000000, 2^40 - 1)) .. string.sub(last, LAYOUT_AT) or nil
   if other then
     local intact, differs = restore(other, blocked, false, false, scaled)
     if intact and not differs then
       -- Back under these numbers.
       own = other
-    elseif struct.unpack('<I7', other, front + 7) > struct.unpack('<I7', last, front + 7) then
+    elseif struct.unpack('<I7', other, LAYOUT_AT + 1) > struct.unpack('<I7', last, LAYOUT_AT + 1) then
       -- A third version begins with what the larger of the others has used.
       own, before = other, other
     end
@@ -210,33 +206,17 @@ local function versions_of(last, other, changed, blocked)
   return own, before, again
 end
 
--- Of a state under other numbers: the same with these units given back too, or taken, and until it resets. What exceeds
--- a level is forgiven, as by a change to its numbers.
-local function also_charged(text, units, mode)
-  under(text)
-  local intact, _, _, _, reset_after = restore(text, false)
-  if intact and units > 0 then _, _, reset_after = move(units, mode == 'refund' and mode or 'other') end
-  local front = intact and write()
-  under()
-  if not intact then return text, 0 end
-  return front .. string.sub(text, #front + 1), reset_after
-end
-
--- The length of the state that begins there: with a debt, seven bytes more.
-local function length_of(text, at)
-  return layout_at and (string.byte(text, at + layout_at - 1) or 0) > 8 and STATE + 7 or STATE
-end
-
 -- What a key holds, apart: the state that was written last, the state under the other numbers in force, how many units
 -- were refunded of late and when; where the tail begins of a key that is blocked or whose denials are counted, and the
 -- tail's numbers. Nothing, if it is something else than a limit's state.
 local function parts_of(held)
-  local length = length_of(held, 1)
+  -- With a debt, its layout is above 8, and the state longer.
+  local greatest, debt, refunds, tail = RESERVES and 8 or 255, 7, 14, 18
+  local length = (string.byte(held, LAYOUT_AT) or 0) > greatest and STATE + debt or STATE
   if #held == length then return held, nil, 0, nil, nil, 0, 0, 0 end
-  local at, refunds, tail = length + 1, 14, 18
-  local other, refunded, refunded_at = nil, 0, nil
+  local at, other, refunded, refunded_at = length + 1, nil, 0, nil
   if under and #held >= length + STATE then
-    local its_length = length_of(held, at)
+    local its_length = string.byte(held, length + LAYOUT_AT) > greatest and STATE + debt or STATE
     other, at = string.sub(held, at, at + its_length - 1), at + its_length
   end
   if #held < at - 1 then return end
@@ -261,13 +241,13 @@ local debt, calls = mode == 'reserve' and e or 0, 1
 local most, writes = limit + debt, mode ~= 'peek' and mode ~= 'inspect'
 
 -- Key by key, in five steps: what the key holds, what that comes to by now, what the call takes, the write, the answer.
--- They are no functions, which would cost a call a fifth more, for the variables that they share. A key whose state turns
--- out to be unreadable is left as it is.
+-- They are no functions, which would cost a call a fifth more, for the variables that they share. A key whose state
+-- turns out to be unreadable is left as it is.
 for index = 1, key_count do
   if not answers[index] then
     local key, held = KEYS[index], state
     if states then held = states[index] end
-    if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
+    if several then cost, calls = struct.unpack('<I7I3', several, (index - 1) * EACH + 1) end
     -- Nothing that this call has written since is known.
     if repeated and repeated[index] then held = nil end
 
@@ -296,7 +276,7 @@ for index = 1, key_count do
     -- What it comes to by now: when the key's expiry is armed for, whether its numbers have changed, how far ahead of
     -- now its time was, what remains, and until when.
     local armed, changed, ahead, remaining, reset_after
-    -- If the call's version isn't the one that wrote last: where its state says until when it is kept.
+    -- If the call's version isn't the one that wrote last: where its state says, in five bytes, until when it is kept.
     local returns_at
     local rewrites, rebased = other or refunded_at, false
     if readable then
@@ -305,10 +285,7 @@ for index = 1, key_count do
       rewrites = rewrites or changed
       if armed and under and (changed or other) and last then
         local own, before, again = versions_of(last, other, changed, is_blocked)
-        if own == other and before ~= other then
-          local _, front = under()
-          returns_at = #last + front
-        end
+        if own == other and before ~= other then returns_at = #last + LAYOUT_AT - 5 end
         other = before
         if again then
           local _
@@ -406,12 +383,22 @@ for index = 1, key_count do
     if readable and writes and (alters or changed or rebased or counted) then
       if write then front, numbers, kept_until = write() end
       -- Another debt alone is no change, but written too.
-      rewrites = rewrites or layout_at and last and string.sub(last, layout_at) ~= numbers
+      rewrites = rewrites or RESERVES and last and string.sub(last, LAYOUT_AT) ~= numbers
       local keeps_for, others = reset_after, ''
       if (alters or rebased) and other then
-        local its_reset
-        others, its_reset = also_charged(other, moved and (units_of_other or units) or 0, mode)
-        keeps_for = math.max(reset_after, math.min(its_reset, 2^51))
+        -- The units are taken or given back under the other numbers too. What exceeds a level is forgiven, as by a
+        -- change to its numbers.
+        under(other)
+        local its_units = moved and (units_of_other or units) or 0
+        local intact, _, _, _, its_reset = restore(other, false)
+        if intact and its_units > 0 then _, _, its_reset = move(its_units, mode == 'refund' and mode or 'other') end
+        others = other
+        if intact then
+          local its_front = write()
+          others = its_front .. string.sub(other, #its_front + 1)
+          keeps_for = math.max(reset_after, math.min(its_reset, 2^51))
+        end
+        under()
       end
       if refunded_at then others = others .. struct.pack('<I7I7', refunded, refunded_at) end
       -- Whether the key outlives this reset and the time of counted denials; and, less a second, the latest that its
@@ -428,10 +415,10 @@ for index = 1, key_count do
       -- A denied version is kept until it resets, so that its wait stays true.
       local returns
       if returns_at and not alters and not rebased
-        and struct.unpack('<I5', held, returns_at + 1) * 1000000 < now_us + reset_after then
+        and struct.unpack('<I5', held, returns_at) * 1000000 < now_us + reset_after then
         local until_us = now_us + reset_after
         returns = struct.pack('<I5', math.min((until_us - until_us % 1000000) / 1000000 + 1, 2^40 - 1))
-        held = string.sub(held, 1, returns_at) .. returns .. string.sub(held, returns_at + 6)
+        held = string.sub(held, 1, returns_at - 1) .. returns .. string.sub(held, returns_at + 5)
       end
       if save then
         alters = alters or rebased
@@ -448,10 +435,10 @@ for index = 1, key_count do
       elseif counted and not server_time then
         -- The state as it was written, kept as long as others that are decided at a caller's time.
         redis.call('SET', key, string.sub(held, 1, #front) .. '\0\0\0\0\0'
-          .. string.sub(held, #front + 6, (tail_at or 0) - 1) .. tail, option, expires)
+          .. string.sub(held, LAYOUT_AT, (tail_at or 0) - 1) .. tail, option, expires)
       else
         if counted then redis.call('SETRANGE', key, string.format('%d', tail_at and tail_at - 1 or #held), tail) end
-        if returns then redis.call('SETRANGE', key, string.format('%d', returns_at), returns) end
+        if returns then redis.call('SETRANGE', key, string.format('%d', returns_at - 1), returns) end
         if (changed or counted) and not covered and server_time then
           -- Denied, and the key would expire before it resets under the new numbers, or before its denials are
           -- forgotten. In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.

@@ -33,21 +33,23 @@
 -- Source
 --   ITU-T I.371, Generic Cell Rate Algorithm, virtual scheduling.
 
-local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'gcra', 'capacity, rate, period, tick, max_debt', 39, true, 44
+local NAME, ARGUMENTS, LENGTH, RESERVES = 'gcra', 'capacity, rate, period, tick, max_debt', 39, true
+local STATE, LAYOUT_AT, LAYOUT = 44, 20, 2
 if packed and #packed == LENGTH then layout, a, b, c, d, e, cost = struct.unpack('<BI7I7I7I3I7I7', packed) end
 local capacity, rate, period, tick, max_debt = a, b, c, d, e
 local tolerance, span = capacity * period, (capacity + max_debt) * period
 local longest = (span + -span % rate) / rate * tick
 local whole = packed or capacity % 1 + rate % 1 + period % 1 + tick % 1 + max_debt % 1 == 0
-local valid = whole and (layout or 2) == 2 and (packed or #ARGV == 8)
+local valid = whole and (layout or LAYOUT) == LAYOUT and (packed or #ARGV == 8)
   and capacity >= 0 and rate >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and max_debt >= 0
   and span <= 2^53 - period - rate and longest <= 2^51
--- The numbers in a state, with the debt if there is one, and the state's length.
-local size, numbers = 44, nil
+-- The numbers in a state, and its length: with a debt, that too, and a layout 8 above.
+local numbers, size = nil, STATE
 if valid and max_debt > 0 then
-  size, numbers = 51, struct.pack('<BI7I7I7I3I7', 10, capacity, rate, period, tick, max_debt)
+  size, numbers = STATE + 7, struct.pack('<BI7I7I7I3I7', LAYOUT + 8, capacity, rate, period, tick, max_debt)
 elseif valid then
-  numbers = packed and string.sub(packed, 1, 25) or struct.pack('<BI7I7I7I3', 2, capacity, rate, period, tick)
+  numbers = packed and string.sub(packed, 1, STATE - LAYOUT_AT + 1)
+    or struct.pack('<BI7I7I7I3', LAYOUT, capacity, rate, period, tick)
 end
 
 -- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
@@ -57,8 +59,8 @@ if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)
 local latest, calls, answer = now_us + 2 * longest + 1000000, 1, nil
 for index = 1, fast and key_count or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
-  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-  if state and #state == size and string.find(state, numbers, 20, true)
+  if several then cost, calls = struct.unpack('<I7I3', several, (index - 1) * EACH + 1) end
+  if state and #state == size and string.find(state, numbers, LAYOUT_AT, true)
     and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local time, lead, armed = struct.unpack('<I7I7I5', state)
     if time <= now_us and lead <= tolerance then
@@ -89,7 +91,6 @@ end
 -- is charged, whether that may put it into debt: the key is in debt under the call's numbers, or these allow less debt.
 -- Of a refund: the most of the lead that it takes away, if that is known.
 local time, lead, lends, still
-layout_at = 20
 
 -- What can be taken now, and how long until the key is as if never used.
 local function levels()
@@ -111,8 +112,8 @@ function restore(state, blocked, as_is, afresh, scaled)
   if not state then return 0, false, 0, levels() end
   local version, was_capacity, was_rate, was_period, was_tick
   time, lead, armed, version, was_capacity, was_rate, was_period, was_tick = struct.unpack('<I7I7I5BI7I7I7I3', state)
-  if version ~= 2 and version ~= 10 or time > 2^53 or lead > 2^53 or was_capacity * was_period > 2^53 or was_period < 1
-    or was_rate < 1 or was_tick < 1 then
+  if version ~= LAYOUT and version ~= LAYOUT + 8 or time > 2^53 or lead > 2^53 or was_capacity * was_period > 2^53
+    or was_period < 1 or was_rate < 1 or was_tick < 1 then
     return
   end
   if was_period ~= period or was_capacity ~= capacity or was_rate ~= rate or was_tick ~= tick then
@@ -140,18 +141,18 @@ end
 function under(state)
   if state then
     lends = lead > tolerance
-    capacity, rate, period, tick = struct.unpack('<I7I7I7I3', state, 21)
+    capacity, rate, period, tick = struct.unpack('<I7I7I7I3', state, LAYOUT_AT + 1)
     -- As far as the products fit.
     local most = 2^53 - rate
     most = (most - most % period) / period - 1 - capacity
-    max_debt = math.min(#state > 44 and struct.unpack('<I7', state, 45) or 0, math.max(most, 0))
+    max_debt = math.min(#state > STATE and struct.unpack('<I7', state, STATE + 1) or 0, math.max(most, 0))
     lends = lends or max_debt > e
   else
     capacity, rate, period, tick, max_debt = a, b, c, d, e
   end
   tolerance, span = capacity * period, (capacity + max_debt) * period
   longest = (span + -span % rate) / rate * tick
-  return longest, 14, capacity
+  return longest, capacity
 end
 
 function wait(units, debt)

@@ -33,15 +33,17 @@
 --   Cloudflare, "How we built rate limiting capable of scaling to millions of domains", 2017;
 --   the waits are solved from it for whole ticks.
 
-local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'sliding_window_counter', 'limit, period, tick', 25, false, 44
+local NAME, ARGUMENTS, LENGTH, RESERVES = 'sliding_window_counter', 'limit, period, tick', 25, false
+local STATE, LAYOUT_AT, LAYOUT = 44, 27, 4
 if packed and #packed == LENGTH then layout, a, b, c, cost = struct.unpack('<BI7I7I3I7', packed) end
 local limit, period, tick = a, b, c
 local length = period * tick
 local longest = 2 * length
-local valid = (packed and layout == 4 or not packed and #ARGV == 6 and limit % 1 + period % 1 + tick % 1 == 0)
+local valid = (packed and layout == LAYOUT or not packed and #ARGV == 6 and limit % 1 + period % 1 + tick % 1 == 0)
   and limit >= 1 and period >= 1
   and tick >= 1 and tick <= 1000000 and limit * period <= 2^53 - period and longest <= 2^51
-local numbers = valid and (packed and string.sub(packed, 1, 18) or struct.pack('<BI7I7I3', 4, limit, period, tick))
+local numbers = valid and (packed and string.sub(packed, 1, STATE - LAYOUT_AT + 1)
+  or struct.pack('<BI7I7I3', LAYOUT, limit, period, tick))
 
 -- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
 -- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
@@ -50,8 +52,8 @@ if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)
 local calls, answer, begun, latest = 1, nil, now_us - now_us % period, now_us + 2 * longest + 1000000
 for index = 1, fast and key_count or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
-  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-  if state and #state == 44 and string.find(state, numbers, 27, true)
+  if several then cost, calls = struct.unpack('<I7I3', several, (index - 1) * EACH + 1) end
+  if state and #state == STATE and string.find(state, numbers, LAYOUT_AT, true)
     and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local time, previous, current, armed = struct.unpack('<I7I7I7I5', state)
     if time <= now_us and previous * period <= 2^53 and current * period <= 2^53 then
@@ -120,7 +122,7 @@ function restore(state, blocked, as_is, afresh, _, mode)
   if not state then return 0, false, 0, limit, 0 end
   local version, was_limit, was_period, was_tick
   time, previous, current, armed, version, was_limit, was_period, was_tick = struct.unpack('<I7I7I7I5BI7I7I3', state)
-  if version ~= 4 or time > 2^53 or was_period < 1 or was_tick < 1 or was_limit * was_period > 2^53
+  if version ~= LAYOUT or time > 2^53 or was_period < 1 or was_tick < 1 or was_limit * was_period > 2^53
     or previous * was_period > 2^53 or current * was_period > 2^53 then
     return
   end
@@ -161,11 +163,11 @@ end
 
 function under(state)
   limit, period, tick = a, b, c
-  if state then limit, period, tick = struct.unpack('<I7I7I3', state, 28) end
-  numbers = struct.pack('<BI7I7I3', 4, limit, period, tick)
+  if state then limit, period, tick = struct.unpack('<I7I7I3', state, LAYOUT_AT + 1) end
+  numbers = struct.pack('<BI7I7I3', LAYOUT, limit, period, tick)
   length = period * tick
   longest = 2 * length
-  return longest, 21, limit
+  return longest, limit
 end
 
 function wait(units)

@@ -36,20 +36,24 @@
 -- Expiry
 --   PEXPIREAT also sets a long log's.
 
-local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'sliding_window_log', 'limit, period', 22, false, 54
+local NAME, ARGUMENTS, LENGTH, RESERVES = 'sliding_window_log', 'limit, period', 22, false
+local STATE, LAYOUT_AT, LAYOUT = 54, 42, 6
 if packed and #packed == LENGTH then layout, a, b, cost = struct.unpack('<BI7I7I7', packed) end
 local limit, period = a, b
 local longest = period
-local valid = (packed and layout == 6 or not packed and #ARGV == 5 and limit % 1 + period % 1 == 0)
+local valid = (packed and layout == LAYOUT or not packed and #ARGV == 5 and limit % 1 + period % 1 == 0)
   and limit >= 1 and limit <= 2^39 and period >= 1 and longest <= 2^51
 
 -- The state: a header of 54 bytes, then `slots` entries of 12. `head` is the slot after the newest entry. With more
 -- than 17 slots, 4 bytes and copies of 8 entries lie in between: the slot of the first copied entry plus 1, or 0 if
 -- there are none. They save reading the ring for each entry that expires, and are valid while they include the oldest
 -- entry. A key that is blocked, whose denials are counted, or that a refund last wrote after its newest entry, has a
--- tail; its layout is 7 then. A long log keeps its tail, zeroed, until its expiry is next set.
-local HEADER, ENTRY, COPIES, TAIL, MODULUS = 54, 12, 96, 25, 2^40
+-- tail; its layout is 1 above then. A long log keeps its tail, zeroed, until its expiry is next set.
+local HEADER, ENTRY, COPIES, TAIL, MODULUS = STATE, 12, 96, 25, 2^40
 local SMALL, WIDE = 17, HEADER + 4 + COPIES
+-- Where the expiry and the number of slots are in it, and what one read brings: the header and, of a small log, all its
+-- entries.
+local EXPIRY_AT, SLOTS_AT, NEAR, NEAR_ENDS = 33, 38, 264, '263'
 
 -- The functions that the fast path shares with the rest take all that they need as arguments, and write HEADER, ENTRY,
 -- COPIES and MODULUS as numbers: a variable of the script that a function uses costs each call of the script, even one
@@ -124,22 +128,21 @@ end
 -- all that they share, that costs as much as a decision.
 fast = fast and valid and cost > 0 and cost % 1 == 0
 if fast and key_count > 1 then states, answers = {}, {} end
-local numbers, calls, answer = valid and struct.pack('<BI5I7', 6, limit, period), 1, nil
+local numbers, calls, answer = valid and struct.pack('<BI5I7', LAYOUT, limit, period), 1, nil
 -- The latest that an expiry may be set to.
 local latest = now_us + 2 * period + 1000000
 local cutoff = now_us - period
 for index = 1, fast and key_count or 0 do
-  -- One read brings the header and, of a small log, all its entries.
   local key, near = KEYS[index], nil
   if states then
-    near = redis.pcall('GETRANGE', key, '0', '263')
+    near = redis.pcall('GETRANGE', key, '0', NEAR_ENDS)
     states[index] = near
   else
-    near = redis.call('GETRANGE', key, '0', '263')
+    near = redis.call('GETRANGE', key, '0', NEAR_ENDS)
     state = near
   end
-  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-  if #near > HEADER and string.find(near, numbers, 42, true) == 42
+  if several then cost, calls = struct.unpack('<I7I3', several, (index - 1) * EACH + 1) end
+  if #near > HEADER and string.find(near, numbers, LAYOUT_AT, true) == LAYOUT_AT
     and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local newest, total, head, count, base, oldest, armed, slots = struct.unpack('<I7I5I4I4I5I7I5I4', near)
     local wide = slots > SMALL
@@ -148,7 +151,7 @@ for index = 1, fast and key_count or 0 do
     -- In a packed call a long log's length isn't known until it is written.
     if count >= 1 and count <= slots and head < slots and oldest <= newest and newest <= now_us
       and (total - base) % MODULUS <= 2^39
-      and (#near == room or wide and #near == 264 and (packed or redis.call('STRLEN', key) == room)) then
+      and (#near == room or wide and #near == NEAR and (packed or redis.call('STRLEN', key) == room)) then
       if newest <= cutoff then
         first, base = count, total
       elseif oldest <= cutoff then
@@ -176,7 +179,7 @@ for index = 1, fast and key_count or 0 do
         local place, entry = ring + slot * ENTRY, struct.pack('<I7I5', now_us, total)
         local start = struct.pack('<I7I5I4I4I5I7', now_us, total, head, live, base, oldest)
         if wide then
-          if copies ~= '' then start = start .. string.sub(near, 33, HEADER) .. copies end
+          if copies ~= '' then start = start .. string.sub(near, EXPIRY_AT, HEADER) .. copies end
           length = redis.call('SETRANGE', key, '0', start)
           if not packed or length == room then
             redis.call('SETRANGE', key, string.format('%d', place), entry)
@@ -186,10 +189,10 @@ for index = 1, fast and key_count or 0 do
           end
         elseif arms then
           local seconds = (latest - latest % 1000000) / 1000000
-          redis.call('SET', key, start .. struct.pack('<I5', seconds) .. string.sub(near, 38, place) .. entry
+          redis.call('SET', key, start .. struct.pack('<I5', seconds) .. string.sub(near, SLOTS_AT, place) .. entry
             .. string.sub(near, place + ENTRY + 1), 'PXAT', string.format('%d', seconds * 1000))
         else
-          redis.call('SETRANGE', key, '0', start .. string.sub(near, 33, place) .. entry)
+          redis.call('SETRANGE', key, '0', start .. string.sub(near, EXPIRY_AT, place) .. entry)
         end
         if not packed or length == room then
           answer = packed and struct.pack('<i7i7', left - cost, period) or { 1, limit, left - cost, 0, period }
@@ -232,12 +235,11 @@ end
 
 function read(name, is_one_of_several, known)
   key, near = name, known
-  -- One read brings the header and, of a small log, all its entries.
   if type(near) ~= 'string' and is_one_of_several then
-    near = redis.pcall('GETRANGE', key, '0', '263')
+    near = redis.pcall('GETRANGE', key, '0', NEAR_ENDS)
     if type(near) == 'table' then return near end
   elseif type(near) ~= 'string' then
-    near = redis.call('GETRANGE', key, '0', '263')
+    near = redis.call('GETRANGE', key, '0', NEAR_ENDS)
   end
   newest, total, head, count, base, oldest, armed, slots = 0, 0, 0, 0, 0, 0, 0, 0
   ring, copies, unsure, noted, written = HEADER, '', false, false, 0
@@ -249,18 +251,18 @@ function read(name, is_one_of_several, known)
     struct.unpack('<I7I5I4I4I5I7I5I4BI5I7', near)
   if slots > SMALL then ring = WIDE end
   -- In a packed call a long log's length is checked only where the log is read or written.
-  unsure = length == 264 and packed and version == 6 and slots > SMALL
+  unsure = length == NEAR and packed and version == LAYOUT and slots > SMALL
   if unsure then
     length = ring + slots * ENTRY
-  elseif length == 264 then
+  elseif length == NEAR then
     length = redis.call('STRLEN', key)
   end
-  if version == 7 and length == ring + slots * ENTRY + TAIL then
-    local tail = length < 264 and string.sub(near, -TAIL) or redis.call('GETRANGE', key, '-25', '-1')
-    noted, length, version = true, length - TAIL, 6
+  if version == LAYOUT + 1 and length == ring + slots * ENTRY + TAIL then
+    local tail = length < NEAR and string.sub(near, -TAIL) or redis.call('GETRANGE', key, '-25', '-1')
+    noted, length, version = true, length - TAIL, LAYOUT
     blocked_until, denied_since, denials, written = struct.unpack('<I7I7I4I7', tail)
   end
-  if version == 6 and length == ring + slots * ENTRY and newest <= 2^53 and oldest <= newest and count <= slots
+  if version == LAYOUT and length == ring + slots * ENTRY and newest <= 2^53 and oldest <= newest and count <= slots
     and head < slots and was_period >= 1 and (count >= 1 or (noted and total == base))
     and (total - base) % MODULUS <= 2^39 and written <= 2^53 then
     return true, noted, blocked_until, denied_since, denials
@@ -272,7 +274,7 @@ function restore(state, blocked, as_is, afresh)
   time, moment, change, first = now_us, now_us, 0, 0
   changed, rebased, lump, older = false, false, false, false
   if state then
-    local was_limit, was_period = struct.unpack('<I5I7', near, 43)
+    local was_limit, was_period = struct.unpack('<I5I7', near, LAYOUT_AT + 1)
     changed = was_limit ~= limit or was_period ~= period
     if newest > now_us or changed or noted then
       local left, latest, placed = (total - base) % MODULUS, math.max(newest, written), was_period ~= period
@@ -376,12 +378,12 @@ function save(alters, counted, covered, armed_until, last, option, expires, tail
   elseif not (alters or (counted and near == '')) then
     if counted then
       redis.call('SETRANGE', key, string.format('%d', room), tail)
-      redis.call('SETRANGE', key, '41', '\7')
+      redis.call('SETRANGE', key, string.format('%d', LAYOUT_AT - 1), string.char(LAYOUT + 1))
     end
     if (counted or (changed and server_time)) and not covered then
       -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
       -- In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.
-      redis.call('SETRANGE', key, '32', struct.pack('<I5', armed_until))
+      redis.call('SETRANGE', key, string.format('%d', EXPIRY_AT - 1), struct.pack('<I5', armed_until))
       arm(expires, server_time)
     end
     return true
@@ -402,7 +404,7 @@ function save(alters, counted, covered, armed_until, last, option, expires, tail
     local place, entry = ring + slot * ENTRY, struct.pack('<I7I5', time, total)
     local start = struct.pack('<I7I5I4I4I5I7', time, total, head, live, base, oldest)
     if not arms and ring == HEADER and place < #near then
-      redis.call('SETRANGE', key, '0', start .. string.sub(near, 33, place) .. entry)
+      redis.call('SETRANGE', key, '0', start .. string.sub(near, EXPIRY_AT, place) .. entry)
     else
       if change < 0 and ring == WIDE then copies = string.rep('\0', 4 + COPIES) end
       local at_place = string.format('%d', place)
@@ -412,10 +414,10 @@ function save(alters, counted, covered, armed_until, last, option, expires, tail
         if unsure and redis.call('STRLEN', key) ~= room then return false end
         redis.call('SETRANGE', key, at_place, entry)
         arm(expires, server_time)
-        start = start .. struct.pack('<I5I4BI5I7', armed, slots, ends and 7 or 6, limit, period) .. copies
+        start = start .. struct.pack('<I5I4BI5I7', armed, slots, ends and LAYOUT + 1 or LAYOUT, limit, period) .. copies
         redis.call('SETRANGE', key, '0', start)
       else
-        if copies ~= '' then start = start .. string.sub(near, 33, HEADER) .. copies end
+        if copies ~= '' then start = start .. string.sub(near, EXPIRY_AT, HEADER) .. copies end
         local length = redis.call('SETRANGE', key, '0', start)
         if unsure and length ~= room then
           -- The log is truncated. The header is put back.
@@ -427,7 +429,7 @@ function save(alters, counted, covered, armed_until, last, option, expires, tail
     end
     if ends then
       redis.call('SETRANGE', key, string.format('%d', room), tail ~= '' and tail or string.rep('\0', TAIL))
-      if not noted then redis.call('SETRANGE', key, '41', '\7') end
+      if not noted then redis.call('SETRANGE', key, string.format('%d', LAYOUT_AT - 1), string.char(LAYOUT + 1)) end
     end
     return true
   end
@@ -452,8 +454,9 @@ function save(alters, counted, covered, armed_until, last, option, expires, tail
     time = newest
   end
   slots = math.max(live, 1, math.min(limit, live + math.max(4, (live - live % 5) / 5)))
-  redis.call('SET', key, struct.pack('<I7I5I4I4I5I7I5I4BI5I7', time, total, live % slots, live, base, oldest, armed,
-    slots, tail == '' and 6 or 7, limit, period) .. string.rep('\0', slots > SMALL and WIDE - HEADER or 0) .. entries
+  local start = struct.pack('<I7I5I4I4I5I7I5I4BI5I7', time, total, live % slots, live, base, oldest, armed, slots,
+    tail == '' and LAYOUT or LAYOUT + 1, limit, period)
+  redis.call('SET', key, start .. string.rep('\0', slots > SMALL and WIDE - HEADER or 0) .. entries
     .. string.rep('\0', (slots - live) * ENTRY) .. tail, arms and option or 'PXAT',
     arms and expires or string.format('%d', armed * 1000))
   return true

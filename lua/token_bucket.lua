@@ -34,22 +34,25 @@
 --   Turner, "New directions in communications", IEEE Communications Magazine 24(10), 1986;
 --   as a meter: RFC 2697.
 
-local NAME, ARGUMENTS, LENGTH, RESERVES, STATE = 'token_bucket', 'capacity, rate, period, tick, max_debt', 39, true, 44
+local NAME, ARGUMENTS, LENGTH, RESERVES = 'token_bucket', 'capacity, rate, period, tick, max_debt', 39, true
+local STATE, LAYOUT_AT, LAYOUT = 44, 20, 1
 if packed and #packed == LENGTH then layout, a, b, c, d, e, cost = struct.unpack('<BI7I7I7I3I7I7', packed) end
 local capacity, rate, period, tick, max_debt = a, b, c, d, e
 local full, deepest = capacity * period, (capacity + max_debt) * period
 -- From the deepest debt to full.
 local longest = (deepest + -deepest % rate) / rate * tick
 local whole = packed or capacity % 1 + rate % 1 + period % 1 + tick % 1 + max_debt % 1 == 0
-local valid = whole and (layout or 1) == 1 and (packed or #ARGV == 8)
+local valid = whole and (layout or LAYOUT) == LAYOUT and (packed or #ARGV == 8)
   and capacity >= 0 and rate >= 1 and period >= 1 and tick >= 1 and tick <= 1000000 and max_debt >= 0
   and deepest <= 2^53 - period - rate and longest <= 2^51
--- The numbers in a state, with the debt if there is one, and the state's length.
-local numbers, size = nil, max_debt > 0 and 51 or 44
-if valid and size == 44 then
-  numbers = packed and string.sub(packed, 1, 25) or struct.pack('<BI7I7I7I3', 1, capacity, rate, period, tick)
+-- The numbers in a state, and its length: with a debt, that too, and a layout 8 above.
+local numbers, size = nil, STATE
+if valid and max_debt > 0 then
+  numbers = struct.pack('<BI7I7I7I3I7', LAYOUT + 8, capacity, rate, period, tick, max_debt)
+  size = STATE + 7
 elseif valid then
-  numbers = struct.pack('<BI7I7I7I3I7', 9, capacity, rate, period, tick, max_debt)
+  numbers = packed and string.sub(packed, 1, STATE - LAYOUT_AT + 1)
+    or struct.pack('<BI7I7I7I3', LAYOUT, capacity, rate, period, tick)
 end
 
 -- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
@@ -59,8 +62,8 @@ if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)
 local calls, latest, answer = 1, now_us + 2 * longest + 1000000, nil
 for index = 1, fast and key_count or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
-  if several then cost, calls = struct.unpack('<I7I3', several, index * 10 - 9) end
-  if state and #state == size and string.find(state, numbers, 20, true)
+  if several then cost, calls = struct.unpack('<I7I3', several, (index - 1) * EACH + 1) end
+  if state and #state == size and string.find(state, numbers, LAYOUT_AT, true)
     and (not several or calls == 1 and cost > 0 and not repeated[index]) then
     local time, level, armed = struct.unpack('<I7i7I5', state)
     if time <= now_us and level >= 0 and level <= full then
@@ -92,7 +95,6 @@ local time, level
 -- Where another version is charged, whether that may put it into debt: the key is in debt under the call's numbers, or
 -- these allow less debt. And what a refund gives back at most, if that is known.
 local lends, still
-layout_at = 20
 
 -- What can be taken now, and how long until the key is as if never used.
 local function levels()
@@ -114,7 +116,7 @@ function restore(state, blocked, as_is, afresh, scaled)
   if not state then return 0, false, 0, levels() end
   local version, was_capacity, was_rate, was_period, was_tick
   time, level, armed, version, was_capacity, was_rate, was_period, was_tick = struct.unpack('<I7i7I5BI7I7I7I3', state)
-  if version ~= 1 and version ~= 9 or time > 2^53 or was_capacity * was_period > 2^53 or was_period < 1
+  if version ~= LAYOUT and version ~= LAYOUT + 8 or time > 2^53 or was_capacity * was_period > 2^53 or was_period < 1
     or was_rate < 1 or was_tick < 1 or level > was_capacity * was_period or level < -2^53 then
     return
   end
@@ -144,8 +146,8 @@ end
 function under(state)
   capacity, rate, period, tick, max_debt = a, b, c, d, e
   if state then
-    capacity, rate, period, tick = struct.unpack('<I7I7I7I3', state, 21)
-    max_debt = #state > 44 and struct.unpack('<I7', state, 45) or 0
+    capacity, rate, period, tick = struct.unpack('<I7I7I7I3', state, LAYOUT_AT + 1)
+    max_debt = #state > STATE and struct.unpack('<I7', state, STATE + 1) or 0
     -- As far as the products fit.
     local most = 2^53 - rate
     max_debt = math.max(math.min(max_debt, (most - most % period) / period - 1 - capacity), 0)
@@ -153,7 +155,7 @@ function under(state)
   end
   full, deepest = capacity * period, (capacity + max_debt) * period
   longest = (deepest + -deepest % rate) / rate * tick
-  return longest, 14, capacity
+  return longest, capacity
 end
 
 function wait(units, debt)
