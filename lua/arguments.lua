@@ -48,7 +48,9 @@ if at_us == -1 then
   local clock = redis.call('TIME')
   now_us = clock[1] * 1000000 + clock[2]
 end
--- Whether the algorithm's fast path may decide, and what it has read and answered so far.
+-- The fast path of the algorithm's file: most calls find a state under their numbers, and overwrite it in place or are
+-- denied. It does the arithmetic of the file's functions in fewer steps, and before any is defined: a definition costs
+-- as much as ten steps. Whether it may decide, and what it has read and answered so far.
 local fast = mode == 'acquire' and at_us == -1 and key_count > 0 and key_count <= 7999
   and (not several or #several == EACH * key_count)
 local state, states, answers, missed

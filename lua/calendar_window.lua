@@ -55,8 +55,7 @@ elseif now_us >= second and now_us < stop then
   here, hence = second, stop
 end
 
--- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
--- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
+-- The fast path: a state in the window that contains now.
 fast = fast and valid and cost > 0 and cost % 1 == 0 and here
 if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
 local numbers, calls, answer = fast and struct.pack('<BI7i7', LAYOUT, limit, here), 1, nil

@@ -54,11 +54,10 @@ end
 -- The window that contains now.
 local current = aligned and now_us - (now_us - start) % period or now_us
 
--- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
--- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
+-- The fast path: a state in the window that contains now, in no debt and not full.
 fast = fast and valid and cost > 0 and cost % 1 == 0
 if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
-local latest, calls, answer = now_us + 2 * longest + 1000000, 1, nil
+local calls, answer, latest = 1, nil, now_us + 2 * longest + 1000000
 for index = 1, fast and key_count or 0 do
   if states then state = states[index] else state = redis.call('GET', KEYS[1]) end
   if several then cost, calls = struct.unpack('<I7I3', several, (index - 1) * EACH + 1) end
@@ -87,11 +86,9 @@ for index = 1, fast and key_count or 0 do
   if not answer then missed = true elseif states then answers[index], answer = answer, nil else return answer end
 end
 
--- The decision is made at `time`: now, or the state's own time if now lies before it.
-local time, window, level
--- Where another version is charged, whether that may put it into debt: the key is in debt under the call's numbers, or
--- these allow less debt.
-local lends
+-- The decision is made at `time`: now, or the state's own time if now lies before it. Where another version is charged,
+-- whether that may put it into debt: the key is in debt under the call's numbers, or these allow less debt.
+local time, window, level, lends
 
 -- Until the start of the window by which this many units have been added.
 local function until_added(units) return window + (units + -units % rate) / rate * period - now_us end

@@ -52,8 +52,7 @@ elseif valid then
     or struct.pack('<BI7I7I7I3', LAYOUT, capacity, rate, period, tick)
 end
 
--- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
--- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
+-- The fast path: a lead within the tolerance.
 fast = fast and valid and cost > 0 and cost % 1 == 0 and tick == 1
 if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
 local latest, calls, answer = now_us + 2 * longest + 1000000, 1, nil

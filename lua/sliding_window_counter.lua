@@ -39,14 +39,14 @@ if packed and #packed == LENGTH then layout, a, b, c, cost = struct.unpack('<BI7
 local limit, period, tick = a, b, c
 local length = period * tick
 local longest = 2 * length
-local valid = (packed and layout == LAYOUT or not packed and #ARGV == 6 and limit % 1 + period % 1 + tick % 1 == 0)
-  and limit >= 1 and period >= 1
-  and tick >= 1 and tick <= 1000000 and limit * period <= 2^53 - period and longest <= 2^51
+local whole = packed or limit % 1 + period % 1 + tick % 1 == 0
+local valid = whole and (layout or LAYOUT) == LAYOUT and (packed or #ARGV == 6)
+  and limit >= 1 and period >= 1 and tick >= 1 and tick <= 1000000
+  and limit * period <= 2^53 - period and longest <= 2^51
 local numbers = valid and (packed and string.sub(packed, 1, STATE - LAYOUT_AT + 1)
   or struct.pack('<BI7I7I3', LAYOUT, limit, period, tick))
 
--- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
--- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
+-- The fast path: a state in the window that contains now, or before it.
 fast = fast and valid and cost > 0 and cost % 1 == 0 and tick == 1
 if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
 local calls, answer, begun, latest = 1, nil, now_us - now_us % period, now_us + 2 * longest + 1000000

@@ -41,7 +41,8 @@ local STATE, LAYOUT_AT, LAYOUT = 54, 42, 6
 if packed and #packed == LENGTH then layout, a, b, cost = struct.unpack('<BI7I7I7', packed) end
 local limit, period = a, b
 local longest = period
-local valid = (packed and layout == LAYOUT or not packed and #ARGV == 5 and limit % 1 + period % 1 == 0)
+local whole = packed or limit % 1 + period % 1 == 0
+local valid = whole and (layout or LAYOUT) == LAYOUT and (packed or #ARGV == 5)
   and limit >= 1 and limit <= 2^39 and period >= 1 and longest <= 2^51
 
 -- The state: a header of 54 bytes, then `slots` entries of 12. `head` is the slot after the newest entry. With more

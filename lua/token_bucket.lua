@@ -48,15 +48,13 @@ local valid = whole and (layout or LAYOUT) == LAYOUT and (packed or #ARGV == 8)
 -- The numbers in a state, and its length: with a debt, that too, and a layout 8 above.
 local numbers, size = nil, STATE
 if valid and max_debt > 0 then
-  numbers = struct.pack('<BI7I7I7I3I7', LAYOUT + 8, capacity, rate, period, tick, max_debt)
-  size = STATE + 7
+  numbers, size = struct.pack('<BI7I7I7I3I7', LAYOUT + 8, capacity, rate, period, tick, max_debt), STATE + 7
 elseif valid then
   numbers = packed and string.sub(packed, 1, STATE - LAYOUT_AT + 1)
     or struct.pack('<BI7I7I7I3', LAYOUT, capacity, rate, period, tick)
 end
 
--- The fast path: most calls find a state under these numbers, and overwrite it in place or are denied. It does the
--- arithmetic of the functions below in fewer steps, and before any is defined: a definition costs as much as ten steps.
+-- The fast path: a bucket that is in no debt.
 fast = fast and valid and cost > 0 and cost % 1 == 0 and tick == 1
 if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
 local calls, latest, answer = 1, now_us + 2 * longest + 1000000, nil
@@ -90,11 +88,10 @@ for index = 1, fast and key_count or 0 do
   if not answer then missed = true elseif states then answers[index], answer = answer, nil else return answer end
 end
 
--- The level is as of `time`: the tick of now, or the state's own time if now lies before it.
-local time, level
--- Where another version is charged, whether that may put it into debt: the key is in debt under the call's numbers, or
--- these allow less debt. And what a refund gives back at most, if that is known.
-local lends, still
+-- The level is as of `time`: the tick of now, or the state's own time if now lies before it. Where another version is
+-- charged, whether that may put it into debt: the key is in debt under the call's numbers, or these allow less debt. Of
+-- a refund: what it gives back at most, if that is known.
+local time, level, lends, still
 
 -- What can be taken now, and how long until the key is as if never used.
 local function levels()
@@ -167,13 +164,9 @@ end
 -- What is owed of these units, which left so much missing at `since`, in parts of a unit: what has been refilled is
 -- not.
 function owed(units, since, missed, parts, resets)
-  local left
-  if resets then
-    left = (resets - time + -(resets - time) % tick) / tick * rate
-  else
-    if parts ~= period then missed = math.floor(missed / parts) * period end
-    left = missed - math.max(time - since, 0) / tick * rate
-  end
+  if parts ~= period then missed = math.floor(missed / parts) * period end
+  local left = missed - math.max(time - since, 0) / tick * rate
+  if resets then left = (resets - time + -(resets - time) % tick) / tick * rate end
   still = math.max(math.min(units * period, left), 0)
   return still, period
 end
