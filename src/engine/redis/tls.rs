@@ -15,8 +15,8 @@ use super::shown_address::without_password;
 use crate::error::{Error, Kind};
 
 /// The authorities to trust for a `rediss://` address, and the certificate to present: see
-/// [`Redis::open_with_tls`](crate::Redis::open_with_tls). The same for PostgreSQL, with the feature `postgres`:
-/// `Postgres::open_with_tls`.
+/// [`Redis::open_with_tls`](crate::Redis::open_with_tls). The same for PostgreSQL, with the crate
+/// `tollgate-record`: `Postgres::open_with_tls`.
 ///
 /// By default the platform's authorities are trusted (or those in the file that the environment variable
 /// `SSL_CERT_FILE` names), and no certificate is presented. TLS 1.2 and 1.3. The server's certificate is always

@@ -9,8 +9,8 @@ use parquet::file::writer::SerializedRowGroupWriter;
 use parquet::schema::types::{Type, TypePtr};
 
 use super::bounds::{MOST_BYTES, too_large};
-use super::row::{Field, Row};
-use crate::history::columns::{COLUMNS, Column, ColumnType, WIDTH};
+use super::row::{ColumnType, Field, Row};
+use crate::history::columns::{COLUMNS, Column, WIDTH};
 
 /// One column's values, without nulls.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(super) struct Columns {
 /// The names and types of a file's columns.
 pub(super) fn schema() -> Result<TypePtr> {
     let field = |column: &Column| {
-        let (physical, logical) = match column.kind {
+        let (physical, logical) = match ColumnType::of(column) {
             ColumnType::Time => (Physical::INT64, Some(LogicalType::timestamp(true, TimeUnit::MICROS))),
             ColumnType::Long => (Physical::INT64, None),
             ColumnType::Short => (Physical::INT32, Some(LogicalType::integer(16, true))),
@@ -55,7 +55,7 @@ pub(super) fn schema() -> Result<TypePtr> {
 
 impl Columns {
     pub(super) fn new() -> Self {
-        let values = COLUMNS.iter().map(|column| match column.kind {
+        let values = COLUMNS.iter().map(|column| match ColumnType::of(column) {
             ColumnType::Time | ColumnType::Long => Values::Long(Vec::new()),
             ColumnType::Short => Values::Short(Vec::new()),
             ColumnType::Text => Values::Text(Texts::default()),

@@ -9,8 +9,8 @@ use tokio_postgres::binary_copy::{BinaryCopyOutRow, BinaryCopyOutStream};
 use tokio_postgres::types::{FromSql, Type};
 
 use super::ArchiveError;
-use super::row::{Field, Row};
-use crate::history::columns::{COLUMNS, Column, ColumnType, SqlType, WIDTH};
+use super::row::{ColumnType, Field, Row};
+use crate::history::columns::{COLUMNS, Column, SqlType, WIDTH};
 
 /// From 1970 to PostgreSQL's epoch, the year 2000, in microseconds.
 const EPOCH: i64 = 946_684_800_000_000;
@@ -40,7 +40,7 @@ impl Copy {
         let columns: Vec<_> = COLUMNS.iter().map(selected).collect();
         let columns = columns.join(", ");
         let copy = format!("COPY (SELECT {columns} FROM ONLY tollgate.{table} {order}) TO STDOUT (FORMAT binary)");
-        let types = COLUMNS.each_ref().map(|column| match column.kind {
+        let types = COLUMNS.each_ref().map(|column| match ColumnType::of(column) {
             ColumnType::Time => Type::TIMESTAMPTZ,
             ColumnType::Text => Type::TEXT,
             ColumnType::Long => Type::INT8,
@@ -66,7 +66,7 @@ impl Copied {
         let mut row = [Field::Null; WIDTH];
         for (at, (field, column)) in row.iter_mut().zip(&COLUMNS).enumerate() {
             let Some(Raw(raw)) = self.0.try_get::<Option<Raw<'_>>>(at)? else { continue };
-            *field = value(column.kind, raw).ok_or_else(|| unfit(column))?;
+            *field = value(ColumnType::of(column), raw).ok_or_else(|| unfit(column))?;
         }
         Ok(row)
     }

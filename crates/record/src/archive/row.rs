@@ -4,7 +4,29 @@ use std::time::{Duration, SystemTime};
 
 use super::ArchiveError;
 use super::month::Month;
-use crate::history::columns::WIDTH;
+use crate::history::columns::{Column, SqlType, WIDTH};
+
+/// The type of a column of an archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ColumnType {
+    /// Microseconds since the epoch.
+    Time,
+    Text,
+    Long,
+    /// 16 bits.
+    Short,
+}
+
+impl ColumnType {
+    pub(super) fn of(column: &Column) -> Self {
+        match column.sql {
+            SqlType::Timestamptz => Self::Time,
+            SqlType::Text | SqlType::Inet => Self::Text,
+            SqlType::Bigint => Self::Long,
+            SqlType::Smallint => Self::Short,
+        }
+    }
+}
 
 pub(super) const AT: usize = 0;
 pub(super) const USER: usize = 1;

@@ -2,17 +2,6 @@
 
 use tokio_postgres::types::Type;
 
-/// The type of a column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ColumnType {
-    /// Microseconds since the epoch.
-    Time,
-    Text,
-    Long,
-    /// 16 bits.
-    Short,
-}
-
 /// The type of a column of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SqlType {
@@ -27,7 +16,8 @@ pub(crate) enum SqlType {
 #[derive(Debug)]
 pub(crate) struct Column {
     pub(crate) name: &'static str,
-    pub(crate) kind: ColumnType,
+    /// Whether it is never null.
+    #[cfg_attr(not(feature = "archive"), allow(dead_code, reason = "an archive's file says so too"))]
     pub(crate) required: bool,
     pub(crate) sql: SqlType,
 }
@@ -57,31 +47,31 @@ impl SqlType {
     }
 }
 
-const fn column(name: &'static str, kind: ColumnType, required: bool, sql: SqlType) -> Column {
-    Column { name, kind, required, sql }
+const fn column(name: &'static str, required: bool, sql: SqlType) -> Column {
+    Column { name, required, sql }
 }
 
 pub(crate) const WIDTH: usize = 17;
 
 /// In the table's order. Changing the order, a name or a type changes the format of archives, too.
 pub(crate) static COLUMNS: [Column; WIDTH] = [
-    column("at", ColumnType::Time, true, SqlType::Timestamptz),
-    column("user_id", ColumnType::Text, false, SqlType::Text),
-    column("api_key", ColumnType::Text, false, SqlType::Text),
-    column("ip", ColumnType::Text, false, SqlType::Inet),
-    column("endpoint", ColumnType::Text, false, SqlType::Text),
-    column("method", ColumnType::Text, false, SqlType::Text),
-    column("rule", ColumnType::Text, false, SqlType::Text),
-    column("decision", ColumnType::Text, true, SqlType::Text),
-    column("reason", ColumnType::Text, true, SqlType::Text),
-    column("limited_by", ColumnType::Text, false, SqlType::Text),
-    column("used", ColumnType::Long, false, SqlType::Bigint),
-    column("capacity", ColumnType::Long, false, SqlType::Bigint),
-    column("status", ColumnType::Short, false, SqlType::Smallint),
-    column("retry_after_us", ColumnType::Long, false, SqlType::Bigint),
-    column("region", ColumnType::Text, false, SqlType::Text),
-    column("server", ColumnType::Text, false, SqlType::Text),
-    column("latency_us", ColumnType::Long, true, SqlType::Bigint),
+    column("at", true, SqlType::Timestamptz),
+    column("user_id", false, SqlType::Text),
+    column("api_key", false, SqlType::Text),
+    column("ip", false, SqlType::Inet),
+    column("endpoint", false, SqlType::Text),
+    column("method", false, SqlType::Text),
+    column("rule", false, SqlType::Text),
+    column("decision", true, SqlType::Text),
+    column("reason", true, SqlType::Text),
+    column("limited_by", false, SqlType::Text),
+    column("used", false, SqlType::Bigint),
+    column("capacity", false, SqlType::Bigint),
+    column("status", false, SqlType::Smallint),
+    column("retry_after_us", false, SqlType::Bigint),
+    column("region", false, SqlType::Text),
+    column("server", false, SqlType::Text),
+    column("latency_us", true, SqlType::Bigint),
 ];
 
 /// The columns' names, for a statement.
