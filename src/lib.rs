@@ -37,13 +37,15 @@
 //! - [`Limiter`]: one call: rule + key + cost -> decision; and what extends it: many calls, shards, waiting (`wait`),
 //!   permits for as long as a value lives (`hold`), units of a hot limit that are spent in the process (`lease`).
 //! - `rules`: which rule applies to a request, from a file that is reloaded as it changes, or from a source of your own.
-//! - `middleware`: HTTP services and clients under rules, and a decision's header fields. It knows where rules come from
-//!   and where decisions go as two traits of `rules`.
+//! - `middleware`: HTTP services and clients under rules, and a decision's header fields. It knows where rules come from,
+//!   where decisions go and who looks API keys up as traits of `rules`.
 //! - `batch`: decisions that are made together. `denial_cache`: denials that are remembered in the process.
-//! - `random`: jitter and random names. `runtime`: timers, and work that outlasts its caller.
+//! - `random`: jitter and random names. `backoff`: pauses between tries. `lock`: a mutex that a panic doesn't close.
+//!   `runtime`: timers, and work that outlasts its caller.
 //! - `telemetry`: metrics and traces, of plain values.
 //! - `engine`: the interface that runs a script, and its implementations: [`Redis`] (`Tls`: whom it trusts), a
 //!   [`Cluster`] of them, and the embedded engine.
+//! - `simulation`, of the unit tests: the client and its servers on a virtual network, by seeds.
 //!
 //! The system of record on PostgreSQL is the crate `tollgate-record`, the command-line tool `tollgate-cli`. Both use what
 //! everybody may use of this one, which knows neither.
@@ -55,10 +57,12 @@
 //!   does no I/O, knows no async runtime, and names no feature but `serde`, and `embedded` where a rule's policy needs
 //!   that engine.
 //! - Arrows point to the core: `middleware` knows `rules`, these know the limiter, it knows engines, and they know scripts,
-//!   never rules, and never each other, except that each node of a cluster is a `Redis`. All of them may know
-//!   `telemetry`, `random` and `runtime`, which know no more than the core.
+//!   never rules, and never each other, except that a cluster consists of nodes that are each a `Redis`. All of them may
+//!   know `telemetry`, `random`, `backoff`, `lock` and `runtime`, which know no more than the core's errors. The core
+//!   knows `random`, for jitter.
 //! - A decision is one round trip.
-//! - The limiter arithmetic is Lua's alone. Rust prepares a rule's arguments and reads replies.
+//! - The limiter arithmetic is Lua's alone. Rust prepares a rule's arguments, reads replies, and words them for others:
+//!   seconds of header fields, what remains of all shards, who waits in order.
 //! - An algorithm is one script, one row of `algorithm`, one vectors file and one section of the guide; `lua/README.md`
 //!   lists what else a new one touches.
 

@@ -1,6 +1,21 @@
 //! The command-line tool: makes decisions by hand, replays recorded traffic, generates load and audits it, explains a
 //! key's state, examines a Redis.
 //!
+//! # Layout
+//!
+//! A command has a file of its own, named as it is: `probe`, `replay`, `inspect`, `load`, `doctor`, `rules`, `block`,
+//! `reset`, `script`; with the feature `postgres` `db`, `users`, `keys`, `audit`, `stats`, and with `archive` `archive`.
+//! What they share:
+//!
+//! - what a user writes: `options` (where to decide, how to print), `rule_arguments` and `rules_file` (which rule),
+//!   `attributes`, `time_options`, `secrets`, `records` (recorded traffic);
+//! - what it means: `subject` (a rule, and what it counts), `operation`, `verdict` (what a set of rules decides on a
+//!   record), `held` (permits of recorded requests);
+//! - what a user reads: `line` (a decision), `database_output` (rows), `output` (what these are made of), `escape`
+//!   (bytes as text), `messages` (on standard error).
+//!
+//! The library, and the system of record where it is built in, are used as anybody may use them.
+//!
 //! Exit code: 0 allowed, 1 denied or a fault found, 2 an error (under load, a single call without a reply) or misuse.
 
 #[cfg(feature = "archive")]

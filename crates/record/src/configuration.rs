@@ -122,7 +122,7 @@ impl Postgres {
             users_read: AtomicU64::new(0),
             runtime: Handle::current(),
             thread: OnceLock::new(),
-            ids: OnceLock::new(),
+            keeps_ids: OnceLock::new(),
             to_cache: Arc::default(),
             history: ArcSwap::default(),
             cache,
@@ -139,7 +139,7 @@ impl Postgres {
             telemetry::no_rules();
         }
         let ids = tokio::spawn(key_filter::keep_ids(Arc::clone(&shared.keys.ids), self.clone()));
-        let _ = shared.ids.set(ids.abort_handle());
+        let _ = shared.keeps_ids.set(ids.abort_handle());
         tokio::spawn(write_totals(Arc::downgrade(&shared.totals), Arc::clone(&shared.connected)));
         Ok(Configuration { shared })
     }

@@ -31,16 +31,18 @@
 //!
 //! In reading order; each imports only what stands before it:
 //!
-//! - `telemetry`: metrics and traces. `chance`: jitter and names.
+//! - `telemetry`: metrics and traces. `chance`: jitter and names. `lock`: a mutex that a panic doesn't close.
 //! - `postgres`: connections, TLS, transactions, the tables, and what authenticates entries in Redis.
 //! - `stored`: what is in the tables, read and written: rules, users, API keys.
 //! - `usage`: writing in batches, each once; the totals of users and keys.
 //! - `configuration`: what is in force in a process, followed from the database and cached in Redis. It is a
-//!   [`RuleSource`](tollgate::rules::RuleSource) and an [`ApiKeyLookup`](tollgate::rules::ApiKeyLookup).
+//!   [`RuleSource`](tollgate::rules::RuleSource), an [`ApiKeyLookup`](tollgate::rules::ApiKeyLookup) and, to count what
+//!   users have taken, a [`DecisionSink`](tollgate::rules::DecisionSink).
 //! - [`history`]: decisions, recorded and read back. It is a [`DecisionSink`](tollgate::rules::DecisionSink).
 //! - `archive`: old months of the history as Parquet files.
 //!
-//! Of the library it uses what everybody may use.
+//! What can be done with a [`Postgres`] stands where it is done: `follow` in `configuration`, `record` in `history`, users
+//! and keys in `stored`. Of the library it uses what everybody may use.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

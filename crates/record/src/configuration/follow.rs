@@ -224,7 +224,7 @@ async fn take(
             continue;
         }
         let Some(shared) = shared.upgrade() else { return Ok(()) };
-        let read = read(client, table, &before, patience, || shared.keys.key_filter());
+        let read = read(client, table, &before, patience, || shared.keys.remembered_ids());
         let is_locked = &mut known.is_locked[table as usize];
         match postgres.naming_blockers(pid, read).await {
             Ok((_, RowChanges::Rules(Some(Err(error))))) if begun.is_some() => return Err(error),
@@ -342,7 +342,7 @@ async fn read(
     table: Table,
     before: &Versions,
     patience: &str,
-    key_filter: impl FnOnce() -> Vec<KeyId>,
+    remembered_ids: impl FnOnce() -> Vec<KeyId>,
 ) -> Result<(Versions, RowChanges), PostgresError> {
     let transaction = answered(one_moment(client, patience)).await?;
     let row = in_time(READ_WITHIN, transaction.query_one(VERSIONS, &[&before.all, &before.mark])).await?;
@@ -350,7 +350,7 @@ async fn read(
     let changes = match table {
         Table::Rules => RowChanges::Rules(answered(read_rules(&transaction, before, &versions)).await?),
         Table::Users => read_users(&transaction, before, &versions).await?,
-        Table::Keys => answered(read_keys(&transaction, before, &versions, key_filter)).await?,
+        Table::Keys => answered(read_keys(&transaction, before, &versions, remembered_ids)).await?,
     };
     in_time(READ_WITHIN, transaction.commit()).await?;
     Ok((versions, changes))
@@ -402,7 +402,7 @@ async fn read_keys(
     transaction: &Transaction<'_>,
     before: &Versions,
     now: &Versions,
-    key_filter: impl FnOnce() -> Vec<KeyId>,
+    remembered_ids: impl FnOnce() -> Vec<KeyId>,
 ) -> Result<RowChanges, PostgresError> {
     let deleted = transaction.query(DELETED_KEYS, &[&before.all]).await?;
     let found = |version: i64, key| LookedUp { history: now.history.clone(), version, key };
@@ -419,7 +419,7 @@ async fn read_keys(
         |rows: &[Row]| rows.last().filter(|_| rows.len() >= MOST_CHANGES).map_or(0, |row| row.get::<_, i64>("version"));
     let truncated = if before.all < now.truncated { now.truncated } else { 0 };
     let oldest = first_of(&rows).max(first_of(&deleted)).max(truncated);
-    let known = if oldest == 0 { Vec::new() } else { key_filter() };
+    let known = if oldest == 0 { Vec::new() } else { remembered_ids() };
     let mut verified = Vec::new();
     if !known.is_empty() {
         let ids: Vec<_> = known.iter().map(KeyId::as_str).collect();

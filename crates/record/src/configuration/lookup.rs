@@ -310,8 +310,8 @@ impl Keys {
         }
     }
 
-    /// The keys that this process knows.
-    pub(crate) fn key_filter(&self) -> Vec<KeyId> {
+    /// The ids of the keys that this process remembers.
+    pub(crate) fn remembered_ids(&self) -> Vec<KeyId> {
         self.known.iter().map(|(id, _)| id).collect()
     }
 

@@ -40,12 +40,12 @@ pub(crate) struct Shared {
     pub(crate) users_read: AtomicU64,
     pub(crate) runtime: Handle,
     pub(crate) thread: OnceLock<OwnThread>,
-    pub(crate) ids: OnceLock<AbortHandle>,
+    pub(crate) keeps_ids: OnceLock<AbortHandle>,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.ids.get().into_iter().for_each(AbortHandle::abort);
+        self.keeps_ids.get().into_iter().for_each(AbortHandle::abort);
         if self.totals.is_used() {
             let totals = Arc::clone(&self.totals);
             self.runtime.spawn(async move { totals.finish().await });
