@@ -218,6 +218,12 @@ impl Decision {
         self
     }
 
+    /// After a reservation's wait.
+    pub(crate) fn waited(&mut self) {
+        self.retry_after = RetryAfter::Now;
+        self.limits.0.iter_mut().for_each(|limit| limit.retry_after = RetryAfter::Now);
+    }
+
     /// With the waits of this decision, which blocks it.
     pub(crate) fn wait_as(&mut self, blocked: &Self) {
         self.retry_after = blocked.retry_after;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures_util::future::join;
 
 use super::Limiter;
+use super::server_clock::ServerClock;
 use crate::decision::{By, Decision};
 use crate::engine::embedded::Embedded;
 use crate::error::{Charged, Error, Kind};
@@ -27,7 +28,9 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let share = rule.share(processes).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
         let engine = self.local.get_or_init(|| Embedded::of_at_most(MOST_KEYS)).clone().into();
-        let mut decision = Self { engine, ..self.clone() }.decide_by_engine(&share, request, operation).await?;
+        // The engine in this process has a clock of its own.
+        let here = Self { engine, server_clock: ServerClock::default(), ..self.clone() };
+        let mut decision = here.decide_by_engine(&share, request, operation).await?;
         decision.by = By::Local;
         Ok(decision)
     }

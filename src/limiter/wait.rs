@@ -124,7 +124,7 @@ impl Limiter {
             // What was reserved in this process isn't owed in Redis.
             let waited = self.until_turn(rule, &asked, wait, decision.error.is_none()).await;
             waited.map_err(Error::after_charging)?;
-            decision.retry_after = RetryAfter::Now;
+            decision.waited();
             if blocks == Blocks::Respected
                 && let Some(blocked) = self.after_blocks(rule, asked, until).await
             {

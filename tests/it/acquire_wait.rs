@@ -22,6 +22,7 @@ async fn callers_are_served_in_order_of_arrival() {
         callers.spawn(async move {
             let decision = limiter.acquire_wait(&rule, "queue", 10 * SECOND).await.expect("a decision");
             assert!(decision.allowed && decision.retry_after == RetryAfter::Now && decision.granted == 1);
+            assert_eq!(decision.limits[0].retry_after, RetryAfter::Now);
             (place, started.elapsed())
         });
         // Tasks of one thread run when this one waits: so each reserves before the next is there.

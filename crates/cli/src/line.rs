@@ -233,6 +233,11 @@ impl<'a> Line<'a> {
         }
     }
 
+    /// Counted denials, where a table has a column for them: not of a set, whose rules may count them or not.
+    fn counted_denials(&self) -> Option<u64> {
+        self.overage.filter(|_| self.reason.is_none())
+    }
+
     /// Whom it was about, for a table.
     fn whom(&self) -> String {
         let Some(reason) = self.reason else {
@@ -320,7 +325,7 @@ impl<W: Write> Printer<W> {
     /// Prints the header.
     fn names(&mut self, line: &Line<'_>) -> io::Result<()> {
         let time = line.t_us.map(|_| format!("{:<27} ", "time")).unwrap_or_default();
-        let overage = line.overage.map(|_| format!("{:>9} ", "overage")).unwrap_or_default();
+        let overage = line.counted_denials().map(|_| format!("{:>9} ", "overage")).unwrap_or_default();
         let whom = line.reason.map_or("key", |_| "rule: key");
         let names = format!(
             "{time}{:<8} {:>15} {:>12} {:>12} {overage} {:<8} {whom}",
@@ -341,7 +346,7 @@ impl<W: Write> Printer<W> {
             _ => format!("{:>15} {:>12} {:>12}", "-", if line.allowed { "-" } else { "never" }, "-"),
         };
         let time = time(line.t_us);
-        let overage = line.overage.map(|count| format!("{count:>9} ")).unwrap_or_default();
+        let overage = line.counted_denials().map(|count| format!("{count:>9} ")).unwrap_or_default();
         let (by, whom) = (&line.by, line.whom());
         writeln!(self.out, "{time}{style}{verdict:<8}{style:#} {numbers} {overage} {by:<8} {whom}")?;
         // Followed by each limit's own, and by what shadow rules would have done.

@@ -125,7 +125,7 @@ impl Postgres {
         self.changed(upsert, &[&user, &tier, &per_hour, &per_day, &burst, &by]).await.map(drop)
     }
 
-    /// UserUpdates the configuration with one statement; returns the number of rows affected.
+    /// Changes the configuration with one statement; returns the number of rows affected.
     pub(crate) async fn changed(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<u64, PostgresError> {
         self.change(async |transaction| Ok(transaction.execute(sql, values).await?)).await
     }

@@ -295,7 +295,8 @@ mod tests {
         Ends,
     }
 
-    /// Every order of events, with up to three batches that wait: what waits is somebody's at any time.
+    /// Every order of the events of one generation, with up to three batches that wait: what waits is somebody's at any
+    /// time.
     #[test]
     fn what_waits_is_always_sent_by_somebody() {
         let mut seen = HashSet::new();

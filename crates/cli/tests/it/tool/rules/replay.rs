@@ -222,3 +222,30 @@ fn permits_of_a_set_are_held_by_ids_and_leave_no_key() {
     }
     assert_eq!(keys(&server), [""; 0]);
 }
+
+#[test]
+fn the_rows_of_a_set_have_the_same_columns_whether_or_not_their_rules_count_denials() {
+    let directory = directory();
+    let set = r#"
+        [[rule]]
+        name = "counts"
+        match = { path = "/a" }
+        key = "user"
+        limits = ["gcra 1/1d"]
+        overage = true
+
+        [[rule]]
+        name = "rest"
+        key = "user"
+        limits = ["gcra 1/1d"]
+    "#;
+    let rules = file(&directory, "rules.toml", set);
+    let record = |t_us: u32, path: &str| json!({"t_us": t_us, "attrs": {"user": "u", "path": path}}).to_string() + "\n";
+    let input: String = (1..=6).map(|t_us| record(t_us, if t_us % 2 == 0 { "/a" } else { "/b" })).collect();
+    let table = with_input(&["replay", "--rules", &rules, "-", "--format", "table"], input.as_bytes());
+    let table = stdout(&table);
+    let begin = table.lines().next().and_then(|names| names.find(" by ")).expect("a column") + 1;
+    let rows: Vec<_> = table.lines().skip(1).collect();
+    assert_eq!(rows.len(), 6, "{table}");
+    assert!(rows.iter().all(|row| row[begin..].starts_with("embedded")), "{table}");
+}
