@@ -286,7 +286,7 @@ pub(crate) fn doubtful_rule(warning: &dyn Display) {
     traced! { tracing::warn!(target: "tollgate", %warning, "a rule probably does not match as meant"); }
 }
 
-/// Changed rules of a file were taken, so many of them; or, with the error, refused.
+/// A file of rules has changed: the number of rules now in force, or why they were refused.
 pub(crate) fn reloaded(result: Result<usize, &dyn Display>) {
     measured! {
         let outcome = if result.is_ok() { "taken" } else { "refused" };

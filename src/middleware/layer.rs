@@ -175,7 +175,8 @@ impl RateLimitLayer {
     /// Records each decision in this sink, such as the history of the crate `tollgate-record`, with the response's
     /// status. No request waits for that. If the client left before there was a response, there is no status. Requests
     /// that are [skipped](Self::skip), and those for which no decision could be made, aren't recorded. A source of rules
-    /// that [counts](RuleSource::sink) is told anyway: don't give it here again.
+    /// with a [sink](RuleSource::sink) of its own, such as `Configuration`, counts each decision already: given here
+    /// too, it would count each twice.
     #[must_use]
     pub fn record(mut self, sink: impl DecisionSink) -> Self {
         self.settings.sink = Some(Arc::new(sink));

@@ -63,7 +63,7 @@ pub fn describe_metrics() {
     describe_counter!(names::HISTORY_LOST, "Decisions that the history will never have");
 }
 
-/// Changed rules were taken, so many of them; or, with the error, refused.
+/// The rules in the database have changed: the number now in force, or why they were refused.
 pub(crate) fn reloaded(result: Result<usize, &dyn Display>) {
     measured! {
         let outcome = if result.is_ok() { "taken" } else { "refused" };
