@@ -1,5 +1,8 @@
 # Sourced by the scripts in this folder, which define `fail`: the test programs, and where they are.
 
+# Tests wait for servers most of the time, so more of them run at once than there are processors.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(getconf _NPROCESSORS_ONLN) * 2))}
+
 # Which packages are named decides what their dependencies are built with. So every script names these: what one has
 # built is there for the others. The tool's targets have `test = false`, and are named too.
 tested=(--workspace --exclude tollgate-benches --all-features)

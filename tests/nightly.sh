@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What hardly finds anything that .ci/run doesn't, by hand before a release: about two hours on two cores.
+# What hardly finds anything that .ci/run doesn't, by hand before a release: some hours on two cores.
 #   bash tests/nightly.sh
-# Every test, with five times the cases of slow properties; then on each supported server and PostgreSQL; the packed
+# Every test, with ten times the cases of slow properties; then on each supported server and PostgreSQL; the packed
 # library with its tests; further sets of features; and the measurements, in small. Exits with 1 if anything failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,9 +9,9 @@ cd "$(dirname "$0")/.."
 [ $# -eq 0 ] || { printf 'tests/nightly.sh: expected no argument, got %s\n' "$1" >&2; exit 2; }
 export CARGO_INCREMENTAL=0
 
-TOLLGATE_TEST_TIMES=5 TOLLGATE_SIMULATE_SEEDS=1000 bash tests/run.sh
-TOLLGATE_TEST_TIMES=5 bash tests/servers.sh --all redis-6 redis-8 valkey-8 valkey-9
-TOLLGATE_TEST_TIMES=5 bash tests/postgres.sh --all 14 16 17 18
+TOLLGATE_TEST_TIMES=10 TOLLGATE_SIMULATE_SEEDS=10000 bash tests/run.sh
+TOLLGATE_TEST_TIMES=10 bash tests/servers.sh --all redis-6 redis-8 valkey-8 valkey-9
+TOLLGATE_TEST_TIMES=10 bash tests/postgres.sh --all 14 16 17 18
 while read -r package features; do
     cargo clippy --quiet -p "$package" --no-default-features --features "$features" -- -D warnings
 done <<'END'

