@@ -48,12 +48,20 @@ if at_us == -1 then
   local clock = redis.call('TIME')
   now_us = clock[1] * 1000000 + clock[2]
 end
--- The fast path of the algorithm's file: most calls find a state under their numbers, and overwrite it in place or are
--- denied. It does the arithmetic of the file's functions in fewer steps, and before any is defined: a definition costs
--- as much as ten steps. Whether it may decide, and what it has read and answered so far.
-local fast = mode == 'acquire' and at_us == -1 and key_count > 0 and key_count <= 7999
+-- The fast path of the algorithm's file: most calls find a state under their numbers, and overwrite it in place, are
+-- denied, or only look. It does the arithmetic of the file's functions in fewer steps, and before any is defined: a
+-- definition costs as much as ten steps. Whether it may decide, and what it has read and answered so far.
+local peeks, gives, forced, most_of = mode == 'peek', mode == 'refund', mode == 'penalty', mode == 'at-most'
+local unusual, remembers = peeks or gives or forced or most_of, mode == 'acquire+remembered'
+local fast = (unusual or remembers or mode == 'acquire') and at_us == -1 and key_count > 0 and key_count <= 7999
   and (not several or #several == EACH * key_count)
 local state, states, answers, missed
+
+-- Tells versions of a limit apart that have a state each, by the numbers in it.
+local function version_of(numbers)
+  local first, second, rest = struct.unpack('<I7I7I3', numbers, 2)
+  return (first * 1000003 + second * 8191 + rest) % 2^53
+end
 
 -- The functions of the algorithm's file, which the frame calls: about one key's state at a time, which variables of the
 -- file hold. Each file defines those that it needs, in this order, and all but concurrency those that are marked.

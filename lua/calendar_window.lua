@@ -70,13 +70,24 @@ for index = 1, fast and key_count or 0 do
     -- Windows that start together may end apart: a day's state isn't kept until the week's end.
     if time <= now_us and time >= here and used <= limit and expires >= hence then
       local left = limit - used
-      if cost > left and cost <= limit then
+      local units = cost
+      if unusual then
+        if gives and cost >= used then
+          if used > 0 then redis.call('DEL', KEYS[index]) end
+          return { 1, limit, limit, 0, 0 }
+        elseif peeks and cost <= left then
+          return { 1, limit, left, 0, used > 0 and reset_after or 0 }
+        end
+        units = gives and -cost or most_of and math.min(cost, math.max(left, 1)) or cost
+      end
+      if units > left and units <= limit and not forced then
         answer = packed and struct.pack('<i7i7i7i7', -1 - left, reset_after, reset_after, 0)
-          or { 0, limit, left, reset_after, reset_after }
-      elseif cost <= left and expires <= latest then
-        redis.call('SETRANGE', KEYS[index], '0', struct.pack('<I7I7', now_us, used + cost))
-        answer = packed and struct.pack('<i7i7', left - cost, reset_after)
-          or { 1, limit, left - cost, 0, reset_after }
+          or { 0, limit, left, reset_after, reset_after, most_of and 0 or nil }
+      elseif units <= left and expires <= latest then
+        redis.call('SETRANGE', KEYS[index], '0', struct.pack('<I7I7', now_us, used + units))
+        answer = packed and struct.pack('<i7i7', left - units, reset_after)
+          or { 1, limit, left - units, 0, reset_after, most_of and units or nil }
+        if remembers then answer.since = now_us end
       end
     end
   end

@@ -66,20 +66,35 @@ for index = 1, fast and key_count or 0 do
     local time, window, level, armed = struct.unpack('<I7i7i7I5', state)
     if time <= now_us and window <= time and level >= 0 and level < capacity
       and (window == current or not aligned and now_us - window < period) then
-      local missing = cost - level
+      local units = cost
+      if unusual then
+        if gives and capacity - level <= cost then
+          redis.call('DEL', KEYS[index])
+          return { 1, capacity, capacity, 0, 0 }
+        elseif peeks and cost <= level then
+          local resets = window + (capacity - level + (level - capacity) % rate) / rate * period
+          return { 1, capacity, level, 0, resets - now_us }
+        end
+        units = gives and -cost or most_of and math.min(cost, math.max(level, 1)) or cost
+      end
+      local missing = units - level
       if missing <= 0 then
-        level = level - cost
+        level = level - units
         local reset_after = window + (capacity - level + (level - capacity) % rate) / rate * period - now_us
         local expires = armed * 1000000
         if expires >= now_us + reset_after and expires <= latest then
           redis.call('SETRANGE', KEYS[index], '0', struct.pack('<I7i7i7', now_us, window, level))
-          answer = packed and struct.pack('<i7i7', level, reset_after) or { 1, capacity, level, 0, reset_after }
+          answer = packed and struct.pack('<i7i7', level, reset_after)
+            or { 1, capacity, level, 0, reset_after, most_of and units or nil }
+          if remembers then
+            answer.since, answer.missing, answer.parts, answer.version = window, capacity - level, 1, version_of(numbers)
+          end
         end
-      elseif cost <= capacity then
+      elseif units <= capacity and not forced then
         local reset_after = window + (capacity - level + (level - capacity) % rate) / rate * period - now_us
         local retry_after = window + (missing + -missing % rate) / rate * period - now_us
         answer = packed and struct.pack('<i7i7i7i7', -1 - level, reset_after, retry_after, 0)
-          or { 0, capacity, level, retry_after, reset_after }
+          or { 0, capacity, level, retry_after, reset_after, most_of and 0 or nil }
       end
     end
   end
@@ -111,8 +126,9 @@ function restore(state, blocked, as_is, afresh)
     return
   end
   -- Changed numbers: what was used stays used, as of the state's own time. That puts no key into debt.
-  local moved = was_period ~= period or (aligned and (window - start) % period ~= 0)
-  if moved then window = aligned and time - (time - start) % period or time end
+  -- Where nothing is used, windows may start anywhere.
+  local moved = was_period ~= period or (aligned and level < was_capacity and (window - start) % period ~= 0)
+  if moved or level == was_capacity then window = aligned and time - (time - start) % period or time end
   if moved or was_capacity ~= capacity or was_rate ~= rate then
     local least = level < 0 and -max_debt or 0
     if not as_is or level == was_capacity then level = capacity - (was_capacity - level) end

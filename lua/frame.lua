@@ -129,12 +129,11 @@ end
 answers = answers or {}
 local server_time, plain = at_us == -1, mode == 'acquire' and not overage and not block_for
 
--- Tells versions apart that have a state each, by their numbers.
+-- That of the call's own numbers, for algorithms whose versions have a state each.
 local function version()
   if not under then return 0 end
   local _, numbers = write()
-  local first, second, rest = struct.unpack('<I7I7I3', numbers, 2)
-  return (first * 1000003 + second * 8191 + rest) % 2^53
+  return version_of(numbers)
 end
 
 -- a * b / c, rounded up. The product may not fit, so it is divided bit by bit.
@@ -189,7 +188,8 @@ local function versions_of(last, other, changed, blocked)
   local _, _, _, _, its_reset = restore(last, false)
   under()
   again = true
-  local until_us = math.max(struct.unpack('<I7', last) + math.max(longest, its_longest), now_us + (its_reset or 0))
+  local until_us = struct.unpack('<I7', last) + math.max(longest, its_longest)
+  if its_reset and its_reset > 0 then until_us = math.max(until_us, now_us + its_reset) end
   until_us = until_us + -until_us % 1000000
   local before = now_us < until_us and string.sub(last, 1, expiry_at - 1)
     .. struct.pack('<I5', math.min(until_us / 1000000, 2^40 - 1)) .. string.sub(last, LAYOUT_AT) or nil
@@ -423,7 +423,7 @@ for index = 1, key_count do
       if save then
         alters = alters or rebased
         readable = save(alters, counted, covered, armed_until, latest, option, expires, tail, server_time)
-      elseif alters and tail == '' and keeps_for == 0 and not refunded_at then
+      elseif (alters or rebased) and tail == '' and keeps_for == 0 and not refunded_at then
         redis.call('DEL', key)
       elseif alters or rebased or (counted and not held) then
         if covered and not (rewrites or rebased or tail_at or others .. tail ~= '')
@@ -471,8 +471,10 @@ for index = 1, key_count do
         answer[6] = redis.call('PTTL', key)
         for at, field in ipairs(inspect(held)) do answer[6 + at] = field end
       end
-      answer.since, answer.missing, answer.parts, answer.refunded = since_now, missing_now, parts_now, refunded
-      answer.version = remembered and version() or 0
+      if remembered then
+        answer.since, answer.missing, answer.parts, answer.refunded = since_now, missing_now, parts_now, refunded
+        answer.version = version()
+      end
       if blocked or overage or mode == 'inspect' then
         answer[#answer + 1] = blocked and blocked_until - now_us or 0
         answer[#answer + 1] = denials

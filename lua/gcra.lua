@@ -65,21 +65,34 @@ for index = 1, fast and key_count or 0 do
     if time <= now_us and lead <= tolerance then
       local caught_up = (now_us - time) * rate
       lead = caught_up < lead and lead - caught_up or 0
-      local early = lead - tolerance + cost * period
+      local units = cost
+      if unusual then
+        local remaining = (tolerance - lead - (tolerance - lead) % period) / period
+        if gives and lead <= cost * period then
+          if lead > 0 then redis.call('DEL', KEYS[index]) end
+          return { 1, capacity, capacity, 0, 0 }
+        end
+        if peeks and cost <= remaining then return { 1, capacity, remaining, 0, (lead + -lead % rate) / rate } end
+        units = gives and -cost or most_of and math.min(cost, math.max(remaining, 1)) or cost
+      end
+      local early = lead - tolerance + units * period
       if early <= 0 then
-        lead = lead + cost * period
+        lead = lead + units * period
         local spare, expires, reset_after = tolerance - lead, armed * 1000000, (lead + -lead % rate) / rate
         if expires >= now_us + reset_after and expires <= latest then
           redis.call('SETRANGE', KEYS[index], '0', struct.pack('<I7I7', now_us, lead))
           local remaining = (spare - spare % period) / period
           answer = packed and struct.pack('<i7i7', remaining, reset_after)
-            or { 1, capacity, remaining, 0, reset_after }
+            or { 1, capacity, remaining, 0, reset_after, most_of and units or nil }
+          if remembers then
+            answer.since, answer.missing, answer.parts, answer.version = now_us, lead, period, version_of(numbers)
+          end
         end
-      elseif cost <= capacity then
+      elseif units <= capacity and not forced then
         local spare, reset_after = tolerance - lead, (lead + -lead % rate) / rate
         local left, retry_after = (spare - spare % period) / period, (early + -early % rate) / rate
         answer = packed and struct.pack('<i7i7i7i7', -1 - left, reset_after, retry_after, 0)
-          or { 0, capacity, left, retry_after, reset_after }
+          or { 0, capacity, left, retry_after, reset_after, most_of and 0 or nil }
       end
     end
   end

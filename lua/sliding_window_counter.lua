@@ -47,7 +47,7 @@ local numbers = valid and (packed and string.sub(packed, 1, STATE - LAYOUT_AT + 
   or struct.pack('<BI7I7I3', LAYOUT, limit, period, tick))
 
 -- The fast path: a state in the window that contains now, or before it.
-fast = fast and valid and cost > 0 and cost % 1 == 0 and tick == 1
+fast = fast and valid and cost > 0 and cost % 1 == 0 and tick == 1 and not gives
 if fast and key_count > 1 then states, answers = redis.call('MGET', unpack(KEYS)), {} end
 local calls, answer, begun, latest = 1, nil, now_us - now_us % period, now_us + 2 * longest + 1000000
 for index = 1, fast and key_count or 0 do
@@ -60,25 +60,34 @@ for index = 1, fast and key_count or 0 do
       if time < begun then previous, current = time >= begun - period and current or 0, 0 end
       local weighted = previous * (period - (now_us - begun))
       local left = limit - (weighted - weighted % period) / period - current
-      if left >= cost then
-        current = current + cost
+      local units = cost
+      if most_of then units = math.min(cost, math.max(left, 1)) end
+      if peeks and left >= cost then
+        local used, leaves, reset_after = current, 2 * period, 0
+        if current == 0 then used, leaves = previous, period end
+        if left < limit then reset_after = begun + leaves - (period - 1 - (period - 1) % used) / used - now_us end
+        answer = { 1, limit, left, 0, reset_after }
+      elseif left >= units then
+        current = current + units
         local reset_after = begun + 2 * period - (period - 1 - (period - 1) % current) / current - now_us
-        local remaining, expires = left - cost, armed * 1000000
+        local remaining, expires = left - units, armed * 1000000
         if expires >= now_us + reset_after and expires <= latest then
           redis.call('SETRANGE', KEYS[index], '0', struct.pack('<I7I7I7', now_us, previous, current))
-          answer = packed and struct.pack('<i7i7', remaining, reset_after) or { 1, limit, remaining, 0, reset_after }
+          answer = packed and struct.pack('<i7i7', remaining, reset_after)
+            or { 1, limit, remaining, 0, reset_after, most_of and units or nil }
+          if remembers then answer.since, answer.version = now_us, version_of(numbers) end
         end
-      elseif cost <= limit then
+      elseif units <= limit and not forced then
         -- The units that leave, by when all of them have left, and how many of them may stay.
-        local units, leaves, stay = previous, period, limit - current - cost
-        if stay < 0 then units, leaves, stay = current, 2 * period, limit - cost end
+        local leaving, leaves, stay = previous, period, limit - current - units
+        if stay < 0 then leaving, leaves, stay = current, 2 * period, limit - units end
         stay = (stay + 1) * period - 1
-        local remaining, retry_after = math.max(left, 0), begun + leaves - (stay - stay % units) / units - now_us
-        units, leaves = current, 2 * period
-        if current == 0 then units, leaves = previous, period end
-        local reset_after = begun + leaves - (period - 1 - (period - 1) % units) / units - now_us
+        local remaining, retry_after = math.max(left, 0), begun + leaves - (stay - stay % leaving) / leaving - now_us
+        leaving, leaves = current, 2 * period
+        if current == 0 then leaving, leaves = previous, period end
+        local reset_after = begun + leaves - (period - 1 - (period - 1) % leaving) / leaving - now_us
         answer = packed and struct.pack('<i7i7i7i7', -1 - remaining, reset_after, retry_after, 0)
-          or { 0, limit, remaining, retry_after, reset_after }
+          or { 0, limit, remaining, retry_after, reset_after, most_of and 0 or nil }
       end
     end
   end

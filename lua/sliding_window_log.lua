@@ -127,7 +127,7 @@ end
 -- The fast path: most calls find a log under these numbers, which they extend, or are denied. A small log's expiry is
 -- set anew here, too. It does the arithmetic of the functions below in fewer steps, and before most are defined: with
 -- all that they share, that costs as much as a decision.
-fast = fast and valid and cost > 0 and cost % 1 == 0
+fast = fast and valid and cost > 0 and cost % 1 == 0 and not gives
 if fast and key_count > 1 then states, answers = {}, {} end
 local numbers, calls, answer = valid and struct.pack('<BI5I7', LAYOUT, limit, period), 1, nil
 -- The latest that an expiry may be set to.
@@ -161,22 +161,26 @@ for index = 1, fast and key_count or 0 do
       -- A log that can't be read, or above the limit after a penalty, is left to the functions below.
       local live, left = first and count - first, first and limit - (total - base) % MODULUS or -1
       local arms = armed * 1000000 < now_us + period or armed * 1000000 > latest
-      if cost > left and cost <= limit and left >= 0 then
+      local units = cost
+      if most_of and left >= 0 then units = math.min(cost, math.max(left, 1)) end
+      if peeks and cost <= left then
+        answer = { 1, limit, left, 0, live > 0 and newest + period - now_us or 0 }
+      elseif units > left and units <= limit and left >= 0 and not forced then
         local found, leaves = true, oldest
-        if cost > left + 1 then
-          found, leaves = find(key, near, 0, ring, slots, head, count, newest, cutoff, first, base, cost - left)
+        if units > left + 1 then
+          found, leaves = find(key, near, 0, ring, slots, head, count, newest, cutoff, first, base, units - left)
         end
         if found then
           local reset_after, retry_after = newest + period - now_us, leaves + period - now_us
           answer = packed and struct.pack('<i7i7i7i7', -1 - left, reset_after, retry_after, 0)
-            or { 0, limit, left, retry_after, reset_after }
+            or { 0, limit, left, retry_after, reset_after, most_of and 0 or nil }
         end
-      elseif cost <= left and (newest == now_us or live < slots)
+      elseif units <= left and (newest == now_us or live < slots)
         and not (arms and (wide or live * 4 + 16 < slots)) then
         if live == 0 then base, total, oldest = 0, 0, now_us end
         local slot, length = newest == now_us and (head - 1) % slots or head, room
         if newest < now_us then head, live = (head + 1) % slots, live + 1 end
-        total = (total + cost) % MODULUS
+        total = (total + units) % MODULUS
         local place, entry = ring + slot * ENTRY, struct.pack('<I7I5', now_us, total)
         local start = struct.pack('<I7I5I4I4I5I7', now_us, total, head, live, base, oldest)
         if wide then
@@ -196,7 +200,9 @@ for index = 1, fast and key_count or 0 do
           redis.call('SETRANGE', key, '0', start .. string.sub(near, EXPIRY_AT, place) .. entry)
         end
         if not packed or length == room then
-          answer = packed and struct.pack('<i7i7', left - cost, period) or { 1, limit, left - cost, 0, period }
+          answer = packed and struct.pack('<i7i7', left - units, period)
+            or { 1, limit, left - units, 0, period, most_of and units or nil }
+          if remembers then answer.since = now_us end
         end
       end
     end

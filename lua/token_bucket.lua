@@ -67,21 +67,35 @@ for index = 1, fast and key_count or 0 do
     if time <= now_us and level >= 0 and level <= full then
       local refill = (now_us - time) * rate
       level = refill < full - level and level + refill or full
-      local missing = cost * period - level
+      local units = cost
+      if unusual then
+        local remaining = (level - level % period) / period
+        if gives and full - level <= cost * period then
+          if level < full then redis.call('DEL', KEYS[index]) end
+          return { 1, capacity, capacity, 0, 0 }
+        elseif peeks and cost <= remaining then
+          return { 1, capacity, remaining, 0, (full - level + (level - full) % rate) / rate }
+        end
+        units = gives and -cost or most_of and math.min(cost, math.max(remaining, 1)) or cost
+      end
+      local missing = units * period - level
       if missing <= 0 then
-        level = level - cost * period
+        level = level - units * period
         local expires, reset_after = armed * 1000000, (full - level + (level - full) % rate) / rate
         if expires >= now_us + reset_after and expires <= latest then
           redis.call('SETRANGE', KEYS[index], '0', struct.pack('<I7i7', now_us, level))
           local remaining = (level - level % period) / period
           answer = packed and struct.pack('<i7i7', remaining, reset_after)
-            or { 1, capacity, remaining, 0, reset_after }
+            or { 1, capacity, remaining, 0, reset_after, most_of and units or nil }
+          if remembers then
+            answer.since, answer.missing, answer.parts, answer.version = now_us, full - level, period, version_of(numbers)
+          end
         end
-      elseif cost <= capacity then
+      elseif units <= capacity and not forced then
         local remaining, retry_after = (level - level % period) / period, (missing + -missing % rate) / rate
         local reset_after = (full - level + (level - full) % rate) / rate
         answer = packed and struct.pack('<i7i7i7i7', -1 - remaining, reset_after, retry_after, 0)
-          or { 0, capacity, remaining, retry_after, reset_after }
+          or { 0, capacity, remaining, retry_after, reset_after, most_of and 0 or nil }
       end
     end
   end
