@@ -37,7 +37,7 @@ pub use month::Month;
 pub use partitions::{Archivable, Attachment};
 pub use query::Rows;
 pub use row::ArchivedRow;
-pub use run::{ArchiveOptions, Archived, Progress, Step};
+pub use run::{ArchiveOptions, ArchiveProgress, Archived, Step};
 
 use std::fmt;
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! The configuration in force in a process: rules, users and API keys.
 
-mod cache;
 mod cached_users;
 mod entries;
 mod follow;
@@ -9,6 +8,7 @@ mod key_filter;
 mod lookup;
 mod lookup_batch;
 mod own_thread;
+mod redis_cache;
 mod state;
 
 use std::fmt;
@@ -17,7 +17,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tollgate::Limiter;
 use tollgate::rules::{
@@ -25,19 +24,20 @@ use tollgate::rules::{
     Verdict,
 };
 
-use crate::postgres::{Postgres, PostgresError};
+use crate::postgres::{Postgres, PostgresError, runtime_with_timers};
 use crate::stored::users_in_force::Users;
 use crate::telemetry;
-use crate::usage::totals::{Totals, write_totals};
-use cache::Cache;
+use crate::totals::{Totals, write_totals};
 use lookup::Keys;
 use own_thread::OwnThread;
+use redis_cache::Cache;
 use state::{NOT_APPLIED, Shared};
 
 /// Rules, users and API keys that follow the database: a change is in force in every connected process within a second
 /// of its commit, or as soon as its rows are read if it changes very many users at once. A user takes some 90 bytes of
 /// memory, more with a long name or reason. Cheap to clone; all clones share one state, which follows the database until
-/// the last clone is dropped.
+/// the last clone is dropped. The remaining totals are then still written if the runtime keeps running and PostgreSQL is
+/// reachable within 15 seconds.
 ///
 /// ```no_run
 /// use tollgate_record::Postgres;
@@ -106,6 +106,7 @@ impl Postgres {
     ///
     /// No connection, and nothing cached; no tables; rules that can't be used; no thread.
     pub async fn follow(&self, limiter: &Limiter) -> Result<Configuration, PostgresError> {
+        let runtime = runtime_with_timers()?;
         let cache = Cache::new(limiter, self.address(), self.seal.as_ref());
         let connected = Arc::new(AtomicBool::new(true));
         let shared = Shared {
@@ -120,7 +121,7 @@ impl Postgres {
             reloads: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             users_read: AtomicU64::new(0),
-            runtime: Handle::current(),
+            runtime,
             thread: OnceLock::new(),
             keeps_ids: OnceLock::new(),
             to_cache: Arc::default(),

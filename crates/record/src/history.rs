@@ -48,8 +48,6 @@ use record::DecisionRecord;
 use writer::Recorder;
 
 const MOST_BYTES_OF_A_NAME: usize = 256;
-/// How long dropping the last clone keeps trying to write the rest.
-const FINISHED_WITHIN: Duration = Duration::from_secs(15);
 /// Decisions kept while they can't be written.
 const QUEUE: usize = 65_536;
 const QUEUES: std::ops::RangeInclusive<usize> = 1_000..=10_000_000;
@@ -245,7 +243,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         if self.recorder.is_used() {
             let recorder = Arc::clone(&self.recorder);
-            self.runtime.spawn(async move { recorder.finish_within(FINISHED_WITHIN).await });
+            self.runtime.spawn(recorder.finish_in_time());
         }
     }
 }

@@ -34,7 +34,8 @@
 //! - `telemetry`: metrics and traces. `chance`: jitter and names. `lock`: a mutex that a panic doesn't close.
 //! - `postgres`: connections, TLS, transactions, the tables, and what authenticates entries in Redis.
 //! - `stored`: what is in the tables, read and written: rules, users, API keys.
-//! - `usage`: writing in batches, each once; the totals of users and keys.
+//! - `spool`: writing in batches, each once.
+//! - `totals`: what users and keys have taken, counted for the database.
 //! - `configuration`: what is in force in a process, followed from the database and cached in Redis. It is a
 //!   [`RuleSource`](tollgate::rules::RuleSource), an [`ApiKeyLookup`](tollgate::rules::ApiKeyLookup) and, to count what
 //!   users have taken, a [`DecisionSink`](tollgate::rules::DecisionSink).
@@ -53,9 +54,10 @@ mod configuration;
 pub mod history;
 mod lock;
 mod postgres;
+mod spool;
 mod stored;
 mod telemetry;
-mod usage;
+mod totals;
 
 #[doc = include_str!("operations.md")]
 pub mod operations {}
@@ -68,6 +70,7 @@ struct Readme;
 pub use configuration::{Configuration, Status};
 pub use postgres::migrations::{Migration, Schema};
 pub use postgres::{Postgres, PostgresError};
+pub use spool::numbering::{Writer, Written};
 pub use stored::input::OwnLimits;
 pub use stored::key_text::NewKey;
 pub use stored::keys::{KeyTerms, StoredKey};
@@ -75,4 +78,3 @@ pub use stored::rules::StoredRules;
 pub use stored::users::StoredUser;
 #[cfg(feature = "metrics")]
 pub use telemetry::describe_metrics;
-pub use usage::writers::{Writer, Written};

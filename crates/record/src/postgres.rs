@@ -222,6 +222,7 @@ impl Postgres {
 
     /// A connection to a server that is new enough.
     pub(crate) async fn connection(&self) -> Result<Object, PostgresError> {
+        runtime_with_timers()?;
         let connected = timeout(CONNECTED_WITHIN, self.pool.get()).await;
         let connection = connected.unwrap_or(Err(PoolError::Timeout(TimeoutType::Create)));
         let connection = connection.map_err(|error| PostgresError::unreachable(&self.address, &error))?;
@@ -237,6 +238,7 @@ impl Postgres {
         select: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, PostgresError> {
+        runtime_with_timers()?;
         let reading = timeout(READ_WITHIN, self.reading.acquire()).await;
         let _reading = reading.map_err(|_| PostgresError::late(&self.address))?;
         let mut connection = self.connection().await?;

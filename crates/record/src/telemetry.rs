@@ -133,6 +133,11 @@ pub(crate) fn totals_unwritten(error: &dyn Display) {
     traced! { tracing::warn!(target: "tollgate", %error, "totals cannot be written: they are kept until they can"); }
 }
 
+/// The last of the totals couldn't be written before they were given up.
+pub(crate) fn totals_given_up(error: &dyn Display) {
+    traced! { tracing::error!(target: "tollgate", %error, "the last totals cannot be written: they are lost"); }
+}
+
 /// The lag of the totals in the database, how many requests they have lost for good, and whether the database is
 /// connected.
 pub(crate) fn totals(lag: Duration, lost: u64, is_connected: bool) {

@@ -65,7 +65,7 @@ pub enum Step {
 /// The progress of an archiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Progress {
+pub struct ArchiveProgress {
     /// The current month.
     pub month: Month,
     /// The current step.
@@ -86,7 +86,7 @@ pub struct Archived {
     pub result: Result<ArchivedMonth, ArchiveError>,
 }
 
-type Report<'a> = dyn FnMut(&Progress) + Send + 'a;
+type Report<'a> = dyn FnMut(&ArchiveProgress) + Send + 'a;
 
 impl Postgres {
     /// Months that ended at least this long ago (31 days or more) and are still in the database, with their rows
@@ -126,7 +126,7 @@ impl Postgres {
         &self,
         archive: &Archive,
         options: &ArchiveOptions,
-        mut progress: impl FnMut(&Progress) + Send,
+        mut progress: impl FnMut(&ArchiveProgress) + Send,
     ) -> Result<Vec<Archived>, ArchiveError> {
         check(options.older_than)?;
         if options.part_rows == 0 {
@@ -360,12 +360,12 @@ impl Moving<'_> {
     }
 
     fn step(&self, step: Step, manifest: &Manifest, report: &mut Report<'_>) {
-        report(&Progress { month: self.month, step, rows: 0, of: manifest.rows() });
+        report(&ArchiveProgress { month: self.month, step, rows: 0, of: manifest.rows() });
     }
 
     fn reporter<'a>(&self, step: Step, of: u64, report: &'a mut Report<'_>) -> impl FnMut(u64) + Send + 'a {
         let month = self.month;
-        move |rows| report(&Progress { month, step, rows, of })
+        move |rows| report(&ArchiveProgress { month, step, rows, of })
     }
 }
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 use tollgate::rules::RuleSet;
 
-use super::cache::{HeadedRules, Over};
 use super::cached_users::Digested;
 use super::entries::{Head, REFRESHED_EVERY};
+use super::redis_cache::{HeadedRules, Over};
 use super::state::{NOT_APPLIED, Shared, ToCache};
 use crate::chance::jittered;
 

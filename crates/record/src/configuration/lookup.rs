@@ -19,9 +19,9 @@ use tollgate::Limiter;
 use tollgate::rules::{Account, ApiKeyError};
 use tollgate::{OnError, Rule};
 
-use super::cache::{Cache, CachedKey, KEYS_TTL, Over};
 use super::key_filter::KeyFilter;
 use super::lookup_batch::Lookups;
+use super::redis_cache::{Cache, CachedKey, KEYS_TTL, Over};
 use crate::lock::Lock;
 use crate::postgres::Postgres;
 use crate::stored::key_text::{self, Checksums, KeyId};

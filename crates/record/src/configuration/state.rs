@@ -9,14 +9,14 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tollgate::rules::RuleSet;
 
-use super::cache::Cache;
 use super::lookup::Keys;
 use super::own_thread::OwnThread;
+use super::redis_cache::Cache;
 use crate::lock::Lock;
 use crate::stored::key_text::KeyId;
 use crate::stored::keys::{LookedUp, MOST_CHANGES};
 use crate::stored::users_in_force::Users;
-use crate::usage::totals::Totals;
+use crate::totals::Totals;
 
 /// Versions count from 1.
 pub(crate) const NOT_APPLIED: i64 = 0;
@@ -47,8 +47,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         self.keeps_ids.get().into_iter().for_each(AbortHandle::abort);
         if self.totals.is_used() {
-            let totals = Arc::clone(&self.totals);
-            self.runtime.spawn(async move { totals.finish().await });
+            self.runtime.spawn(Arc::clone(&self.totals).finish_in_time());
         }
     }
 }

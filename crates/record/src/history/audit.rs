@@ -12,18 +12,12 @@ use crate::postgres::{Postgres, PostgresError, in_range};
 
 /// Which decisions to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct AuditQuery {
-    /// The user.
-    pub user: String,
-    /// The start, inclusive.
-    pub from: SystemTime,
-    /// The end, exclusive.
-    pub to: SystemTime,
-    /// Only denials.
-    pub only_denied: bool,
-    /// The most decisions returned: the latest ones.
-    pub most: u32,
+    user: String,
+    from: SystemTime,
+    to: SystemTime,
+    only_denied: bool,
+    most: u32,
 }
 
 /// A recorded decision.

@@ -9,7 +9,7 @@ use tokio_postgres::types::ToSql;
 use super::histogram::Histogram;
 use super::record::{DecisionRecord, Endpoint, Outcome};
 use crate::postgres::PostgresError;
-use crate::usage::writers::{answered, column};
+use crate::spool::numbering::{answered, column};
 
 /// Most pairs of user and endpoint in a batch: more would block a thread for too long.
 pub(super) const MOST_SERIES: usize = 1_000;

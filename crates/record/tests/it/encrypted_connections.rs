@@ -11,6 +11,7 @@ use tollgate_record::{Configuration, Postgres as Database, PostgresError};
 use tollgate_testing::certificates::Authority;
 use tollgate_testing::polling::wait_until;
 use tollgate_testing::postgres_server::PostgresServer;
+use tollgate_testing::rules::rule_set_of_one;
 
 /// Whom the server lets in by TLS alone.
 const LIMITER: &str = "hostssl all limiter all trust";
@@ -44,10 +45,6 @@ async fn connections(server: &PostgresServer) -> Vec<String> {
     server.run(&format!("SELECT ssl FROM {of}")).await
 }
 
-fn set(limit: &str) -> RuleSet {
-    format!("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"{limit}\"]").parse().expect("rules")
-}
-
 async fn until_in_force(rules: &Configuration, limit: &str) {
     let first = |rules: RuleSet| rules.definitions().first().map(|rule| rule.limits[0].limit.clone());
     wait_until(limit, async || first(rules.rules()).as_deref() == Some(limit)).await;
@@ -59,9 +56,9 @@ async fn rules_are_written_and_followed_by_tls_and_each_new_connection_is_verifi
     let mut server = started_for("127.0.0.1", &ours).await;
     let database = by_tls(&server, &ours.trusted());
     database.migrate().await.expect("made");
-    database.push_rules(&set("gcra 1/1s"), "").await.expect("pushed");
+    database.push_rules(&rule_set_of_one("gcra 1/1s"), "").await.expect("pushed");
     let rules = database.follow(&Limiter::new(Embedded::new())).await.expect("rules");
-    database.push_rules(&set("gcra 2/1s"), "").await.expect("pushed");
+    database.push_rules(&rule_set_of_one("gcra 2/1s"), "").await.expect("pushed");
     until_in_force(&rules, "gcra 2/1s").await;
     let all = connections(&server).await;
     assert!(all.len() >= 2 && all.iter().all(|ssl| ssl == "t"), "the pool's and the follower's: {all:?}");
@@ -80,7 +77,7 @@ async fn rules_are_written_and_followed_by_tls_and_each_new_connection_is_verifi
     server.stop();
     server.shows(&ours.signs(&["127.0.0.1"]));
     server.start_again();
-    database.push_rules(&set("gcra 3/1s"), "").await.expect("pushed");
+    database.push_rules(&rule_set_of_one("gcra 3/1s"), "").await.expect("pushed");
     until_in_force(&rules, "gcra 3/1s").await;
     wait_until("connected", async || rules.status().is_connected).await;
 }

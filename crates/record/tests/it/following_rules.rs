@@ -8,11 +8,8 @@ use tollgate_record::Configuration;
 use tollgate_testing::polling::wait_until;
 use tollgate_testing::postgres_server::PostgresServer;
 use tollgate_testing::record::{database, limiter};
+use tollgate_testing::rules::rule_set_of_one;
 use tower::{Layer, ServiceExt, service_fn};
-
-fn set(limit: &str) -> RuleSet {
-    format!("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"{limit}\"]").parse().expect("rules")
-}
 
 /// Waits until the rules have this limit; returns how long that took, which is 10 seconds at most.
 async fn until_in_force(rules: &Configuration, limit: &str) -> Duration {
@@ -26,14 +23,14 @@ async fn a_change_reaches_every_process_also_after_a_postgres_outage() {
     let mut server = PostgresServer::start();
     let tool = database(&server);
     tool.migrate().await.expect("made");
-    tool.push_rules(&set("gcra 1/1s"), "").await.expect("pushed");
+    tool.push_rules(&rule_set_of_one("gcra 1/1s"), "").await.expect("pushed");
     let services = [database(&server), database(&server)];
     let mut followed = Vec::new();
     for service in &services {
         followed.push(service.follow(&limiter()).await.expect("rules"));
     }
     let push = async |limit: &str| {
-        tool.push_rules(&set(limit), "").await.expect("pushed");
+        tool.push_rules(&rule_set_of_one(limit), "").await.expect("pushed");
         let mut longest = Duration::ZERO;
         for rules in &followed {
             longest = longest.max(until_in_force(rules, limit).await);
@@ -78,12 +75,12 @@ async fn an_invalid_configuration_does_not_replace_the_one_in_force() {
     let tool = database(&server);
     assert!(tool.follow(&limiter()).await.expect_err("no tables").is_schema());
     tool.migrate().await.expect("made");
-    tool.push_rules(&set("gcra 1/1s"), "").await.expect("pushed");
+    tool.push_rules(&rule_set_of_one("gcra 1/1s"), "").await.expect("pushed");
     let rules = tool.follow(&limiter()).await.expect("rules");
     server.run("UPDATE tollgate.rate_limit_rules SET definition = '{\"name\": \"all\", \"limits\": [\"gcra\"]}'").await;
     wait_until("a failure", async || rules.status().failures > 0).await;
     assert_eq!((rules.status().reloads, rules.rules().definitions()[0].limits[0].limit.as_str()), (0, "gcra 1/1s"));
-    tool.push_rules(&set("gcra 2/1s"), "").await.expect("pushed");
+    tool.push_rules(&rule_set_of_one("gcra 2/1s"), "").await.expect("pushed");
     until_in_force(&rules, "gcra 2/1s").await;
     assert_eq!((rules.status().reloads, rules.status().failures), (1, 1));
 }
@@ -98,7 +95,7 @@ async fn an_emptied_table_changes_nothing() {
     let error = tool.push_rules(&RuleSet::default(), "").await.expect_err("no rules");
     assert_eq!(error.to_string(), "rules: expected at least one, got none, which would allow everything");
     for (times, empty) in ["DELETE FROM", "TRUNCATE", "UPDATE"].into_iter().enumerate() {
-        tool.push_rules(&set("gcra 1/1s"), "").await.expect("pushed");
+        tool.push_rules(&rule_set_of_one("gcra 1/1s"), "").await.expect("pushed");
         let rules = tool.follow(&limiter()).await.expect("rules");
         let more = if empty == "UPDATE" { "SET enabled = false" } else { "" };
         server.run(&format!("{empty} tollgate.rate_limit_rules {more}")).await;
@@ -115,7 +112,7 @@ async fn a_layer_decides_by_the_rules_in_force() {
     let server = PostgresServer::start();
     let tool = database(&server);
     tool.migrate().await.expect("made");
-    tool.push_rules(&set("fixed-window 1/1h"), "").await.expect("pushed");
+    tool.push_rules(&rule_set_of_one("fixed-window 1/1h"), "").await.expect("pushed");
     let rules = tool.follow(&limiter()).await.expect("rules");
     let layer = RateLimitLayer::new(limiter(), rules.clone());
     let ask = async || {
@@ -125,7 +122,7 @@ async fn a_layer_decides_by_the_rules_in_force() {
         layer.layer(service).oneshot(axum::http::Request::new(())).await.expect("infallible").status().as_u16()
     };
     assert_eq!((ask().await, ask().await), (200, 429));
-    tool.push_rules(&set("fixed-window 2/1h"), "").await.expect("pushed");
+    tool.push_rules(&rule_set_of_one("fixed-window 2/1h"), "").await.expect("pushed");
     until_in_force(&rules, "fixed-window 2/1h").await;
     assert_eq!((ask().await, ask().await), (200, 429));
     let listening = async || {

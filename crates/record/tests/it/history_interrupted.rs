@@ -240,3 +240,27 @@ async fn rows_without_a_partition_get_a_new_one_or_are_counted_as_lost() {
     wait_until("it is given up", async || history.status().lost >= 40 || history.finish().await.is_ok()).await;
     assert_eq!(history.status().lost, 40, "20 rows, and 20 decisions in the counts");
 }
+
+/// A batch counts a thousand users at most, so that these need several.
+#[tokio::test]
+async fn the_lag_is_the_age_of_the_oldest_decision_however_many_users_wait() {
+    let (_server, tool) = prepared().await;
+    let history = tool.record(HistorySettings::new()).expect("recording");
+    let verdict = verdict().await;
+    let began = Instant::now();
+    for user in 0..5_000 {
+        let user = user.to_string();
+        history.record(&Attributes::new().user(&user).path("/"), &verdict, Duration::ZERO);
+    }
+    let recorded_within = began.elapsed();
+    let mut seen = 0;
+    wait_until("all is written", async || {
+        let waited = began.elapsed();
+        let status = history.status();
+        seen += u32::from(status.queued > 0);
+        assert!(status.queued == 0 || status.lag + recorded_within >= waited, "{status:?} after {waited:?}");
+        status.queued == 0
+    })
+    .await;
+    assert!(seen > 0);
+}

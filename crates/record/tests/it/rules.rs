@@ -4,10 +4,7 @@ use tollgate::rules::{Attributes, RuleSet};
 use tollgate_testing::postgres_server::PostgresServer;
 use tollgate_testing::record::{database, rule_of_tier as rule};
 use tollgate_testing::repository::read;
-
-fn set(text: &str) -> RuleSet {
-    text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"))
-}
+use tollgate_testing::rules::rule_set;
 
 #[tokio::test]
 async fn pushed_rules_are_read_back_unchanged() {
@@ -15,7 +12,7 @@ async fn pushed_rules_are_read_back_unchanged() {
     let database = database(&server);
     database.migrate().await.expect("made");
     assert!(database.rules().await.expect("an empty set").rules.is_empty());
-    let everything = set(&read("examples/rules.toml"));
+    let everything = rule_set(&read("examples/rules.toml"));
     let changes = database.push_rules(&everything, "me").await.expect("pushed");
     assert_eq!((changes.added.len(), changes.changed.len(), changes.settings), (everything.len(), 0, true));
     let stored = database.rules().await.expect("rules");
@@ -36,7 +33,7 @@ async fn each_kind_of_change_is_reported_and_made() {
     let database = database(&server);
     database.migrate().await.expect("made");
     let [a, b, c] = ["a", "b", "c"].map(|name| rule(name, "gcra 1/1s"));
-    let texts = |parts: &[&str]| set(&parts.concat());
+    let texts = |parts: &[&str]| rule_set(&parts.concat());
     database.push_rules(&texts(&[&a, &b]), "").await.expect("pushed");
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     let faster = rule("b", "gcra 2/1s");
@@ -73,7 +70,7 @@ async fn each_kind_of_change_is_reported_and_made() {
 async fn concurrent_pushes_are_serialised() {
     let server = PostgresServer::start();
     database(&server).migrate().await.expect("made");
-    let many = |limit: &str| set(&(0..50).map(|at| rule(&format!("r{at}"), limit)).collect::<String>());
+    let many = |limit: &str| rule_set(&(0..50).map(|at| rule(&format!("r{at}"), limit)).collect::<String>());
     let sets = [many("gcra 1/1s"), many("gcra 2/1s")];
     let pushes = (0..8).map(|at| {
         let (database, rules) = (database(&server), sets[at % 2].clone());
@@ -94,7 +91,7 @@ async fn hostile_text_is_stored_or_refused() {
     assert!(error.is_schema(), "{error}");
     database.migrate().await.expect("made");
     for text in ["'; DROP TABLE tollgate.rate_limit_rules; --", "\\u0001 \u{202e} \u{1f600}", "$1 %s {}"] {
-        let mut rules = set(&rule("a", "gcra 1/1s")).definitions().to_vec();
+        let mut rules = rule_set(&rule("a", "gcra 1/1s")).definitions().to_vec();
         rules[0].message = Some(text.to_owned());
         rules[0].block = vec![format!("user:{text}")];
         let rules = RuleSet::new(rules).expect("rules");
@@ -104,11 +101,11 @@ async fn hostile_text_is_stored_or_refused() {
         let denied = stored.applies(&Attributes::new().user(text).tier("a")).expect("a rule");
         assert!(matches!(denied.effect, tollgate::rules::Effect::Block), "{denied:?}");
     }
-    let mut nul = set(&rule("a", "gcra 1/1s")).definitions().to_vec();
+    let mut nul = rule_set(&rule("a", "gcra 1/1s")).definitions().to_vec();
     nul[0].message = Some("\0".to_owned());
     let error = database.push_rules(&RuleSet::new(nul).expect("rules"), "").await.expect_err("NUL");
     assert!(error.to_string().contains("(SQLSTATE 22P05)") && error.to_string().lines().count() == 1, "{error}");
-    let error = database.push_rules(&set(&rule("a", "gcra 1/1s")), &"x".repeat(257)).await.expect_err("too long");
+    let error = database.push_rules(&rule_set(&rule("a", "gcra 1/1s")), &"x".repeat(257)).await.expect_err("too long");
     assert_eq!(error.to_string(), "by: expected at most 256 bytes, got 257");
     // Rules that somebody has written by hand.
     server.run(r#"UPDATE tollgate.rate_limit_rules SET definition = '{"name": "a", "limits": ["gcra"]}'"#).await;

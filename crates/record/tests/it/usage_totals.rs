@@ -1,10 +1,13 @@
 //! What users have used, as the database has it: all of it, once, and how far it is behind.
 
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tollgate::rules::{Account, Attributes};
-use tollgate_record::KeyTerms;
-use tollgate_testing::polling::wait_until;
+use tollgate_record::history::HistorySettings;
+use tollgate_record::{KeyTerms, PostgresError};
+use tollgate_testing::polling::{is_pending, wait_until};
 use tollgate_testing::record::{database, limiter, prepared};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -213,4 +216,71 @@ async fn a_key_counts_the_requests_of_all_its_users() {
     }
     service.finish().await.expect("written");
     assert_eq!(tool.key(&stored.id).await.expect("an answer").expect("stored").total, 100);
+}
+
+/// Whoever writes holds what is counted; a future that nobody polls would hold it for good.
+#[tokio::test]
+async fn finishing_ends_though_another_call_is_not_polled_any_more() {
+    let (_server, tool) = prepared().await;
+    let service = tool.follow(&limiter()).await.expect("a configuration");
+    service.count(&Attributes::new().user("42"), true);
+    let mut unpolled = Box::pin(service.finish());
+    assert!(is_pending(unpolled.as_mut()).await);
+    tokio::time::pause();
+    let error = service.finish().await.expect_err("the other call writes");
+    tokio::time::resume();
+    assert!(error.is_unreachable(), "{error}");
+    drop(unpolled);
+    wait_until("it is written", async || service.finish().await.is_ok()).await;
+    assert_eq!(tool.user("42").await.expect("an answer").expect("known").total_today, 1);
+}
+
+#[tokio::test]
+async fn totals_of_a_dropped_configuration_are_written_after_a_short_outage() {
+    let (mut server, tool) = prepared().await;
+    let service = database(&server).follow(&limiter()).await.expect("a configuration");
+    service.count(&Attributes::new().user("42"), true);
+    service.finish().await.expect("written");
+    server.stop();
+    service.count(&Attributes::new().user("42"), true);
+    drop(service);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    server.start_again();
+    let total = async || tool.user("42").await.ok().flatten().map(|user| user.total_today);
+    wait_until("it is written", async || total().await == Some(2)).await;
+}
+
+/// A server that acknowledges before it has written may lose what it acknowledged.
+#[tokio::test]
+async fn batches_are_on_disk_once_they_are_acknowledged() {
+    let (server, tool) = prepared().await;
+    server.run("ALTER DATABASE postgres SET synchronous_commit = off").await;
+    server.run("CREATE TABLE public.commits (kind text)").await;
+    server
+        .run(
+            "CREATE FUNCTION note_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN INSERT INTO public.commits VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$",
+        )
+        .await;
+    server.run("CREATE TRIGGER note AFTER UPDATE ON tollgate.writers EXECUTE FUNCTION note_commit()").await;
+    let service = database(&server).follow(&limiter()).await.expect("a configuration");
+    service.count(&Attributes::new().user("42"), true);
+    service.finish().await.expect("written");
+    drop(tool);
+    assert_eq!(server.run("SELECT DISTINCT kind FROM public.commits").await, ["on"]);
+}
+
+#[test]
+fn calls_outside_a_runtime_are_errors() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let (server, tool) = runtime.block_on(prepared());
+    let service = runtime.block_on(database(&server).follow(&limiter())).expect("a configuration");
+    let history = runtime.block_on(async { tool.record(HistorySettings::new()) }).expect("recording");
+    service.count(&Attributes::new().user("42"), true);
+    fn refused<T>(call: impl Future<Output = Result<T, PostgresError>>) -> bool {
+        let polled = pin!(call).poll(&mut Context::from_waker(Waker::noop()));
+        matches!(polled, Poll::Ready(Err(error)) if error.to_string().contains("expected to be called within a tokio runtime"))
+    }
+    assert!(refused(tool.follow(&limiter())) && refused(tool.writers()) && refused(tool.user("42")));
+    assert!(refused(service.finish()) && refused(history.finish()));
 }

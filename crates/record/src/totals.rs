@@ -6,19 +6,20 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::writers::{About, Batches, Written, answered, column};
+use deadpool_postgres::Transaction;
+
 use crate::chance::jittered;
 use crate::lock::Lock;
-use crate::postgres::{Postgres, PostgresError};
+use crate::postgres::{Postgres, PostgresError, runtime_with_timers};
+use crate::spool::numbering::{Written, answered, column};
+use crate::spool::{Backlog, Batch, Spool, WRITTEN_EVERY, finish_in_time, locked};
 use crate::stored::input::{MOST_BYTES_OF_A_KEY, MOST_BYTES_OF_A_USER};
 use crate::telemetry;
 
-/// How long counts wait for others before they are written.
-const WRITTEN_EVERY: Duration = Duration::from_secs(1);
 /// Most rows that a statement adds: a second's work.
 const MOST_ROWS: usize = 10_000;
 /// Most users counted at a time, each once a day: without a bound, memory would grow while PostgreSQL is away. Keys are as
@@ -32,11 +33,9 @@ pub(crate) struct Totals {
     counts: [Lock<Counts>; STRIPES],
     hasher: std::hash::RandomState,
     names: AtomicUsize,
-    lost: AtomicU64,
-    /// When the batch in flight began.
-    on_its_way: Lock<Option<Instant>>,
+    backlog: Backlog,
     /// Held by the task that writes.
-    writing: tokio::sync::Mutex<Writing>,
+    spool: tokio::sync::Mutex<Spool<TotalsBatch>>,
 }
 
 #[derive(Default)]
@@ -62,12 +61,6 @@ struct OfUser {
 struct OfKey {
     allowed: u64,
     last: Instant,
-}
-
-struct Writing {
-    batches: Batches,
-    /// The batch in flight; whether it was written isn't known.
-    batch: Option<TotalsBatch>,
 }
 
 /// In the order in which rows are locked: the same in every process.
@@ -104,9 +97,8 @@ impl Totals {
             counts: Default::default(),
             hasher: std::hash::RandomState::new(),
             names: AtomicUsize::new(0),
-            lost: AtomicU64::new(0),
-            on_its_way: Lock::default(),
-            writing: tokio::sync::Mutex::new(Writing { batches: Batches::new(Written::Totals), batch: None }),
+            backlog: Backlog::default(),
+            spool: tokio::sync::Mutex::new(Spool::new(Written::Totals)),
         }
     }
 
@@ -131,12 +123,12 @@ impl Totals {
                 if self.has_room() {
                     counts.before.push((user.to_owned(), before));
                 } else {
-                    self.lost.fetch_add(before.allowed + before.denied, Ordering::Relaxed);
+                    self.backlog.lose(before.allowed + before.denied);
                 }
             }
             None if self.has_room() => drop(counts.users.insert(user.to_owned(), now)),
             None => {
-                self.lost.fetch_add(1, Ordering::Relaxed);
+                self.backlog.lose(1);
                 return;
             }
         }
@@ -165,25 +157,23 @@ impl Totals {
     /// Whether there is anything to write, or this process's end to report.
     pub(crate) fn is_used(&self) -> bool {
         // A write in progress may still fail.
-        let has_written =
-            self.writing.try_lock().map_or(true, |writing| writing.batches.is_known() || writing.batch.is_some());
+        let has_written = self.spool.try_lock().map_or(true, |spool| spool.is_known() || spool.batch.is_some());
         has_written || self.counts.iter().any(|counts| counts.lock().since.is_some())
     }
 
-    /// Requests lost because there were more users than are counted while PostgreSQL is away.
+    /// Requests that are lost: there were more users than are counted while PostgreSQL is away, or it refused their data.
     pub(crate) fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+        self.backlog.lost()
     }
 
     /// Age of the oldest request that isn't in the database yet.
     pub(crate) fn lag(&self) -> Duration {
-        let on_its_way = *self.on_its_way.lock();
-        let counted = self.counts.iter().filter_map(|counts| counts.lock().since);
-        counted.chain(on_its_way).min().map_or(Duration::ZERO, |since| since.elapsed())
+        self.backlog.lag(self.counts.iter().filter_map(|counts| counts.lock().since))
     }
 
     /// Writes all that was counted, and tells the database that nothing is missing.
     pub(crate) async fn finish(&self) -> Result<(), PostgresError> {
+        runtime_with_timers()?;
         self.write(true).await?;
         // Counts that came in behind a batch in flight.
         if self.counts.iter().any(|counts| counts.lock().since.is_some()) {
@@ -192,31 +182,22 @@ impl Totals {
         Ok(())
     }
 
+    /// Like `finish`, repeated for some seconds while it fails.
+    pub(crate) async fn finish_in_time(self: Arc<Self>) {
+        if let Err(error) = finish_in_time(|| self.finish()).await {
+            telemetry::totals_given_up(&error);
+        }
+    }
+
     /// Writes what was counted so far, if there is anything; what can't be written is kept for the next time. At the
     /// end, the database knows that nothing is missing.
     pub(crate) async fn write(&self, is_end: bool) -> Result<(), PostgresError> {
-        let mut writing = self.writing.lock().await;
-        let writing = &mut *writing;
-        if writing.batch.is_none() {
-            writing.batch = self.taken();
+        let mut spool = locked(&self.spool, &self.postgres).await?;
+        if spool.batch.is_none() {
+            spool.batch = self.taken();
         }
-        let requests = writing.batch.as_ref().map(|batch| batch.requests);
-        let about = About { requests, lost: self.lost(), is_end };
-        if !writing.batches.is_due(about) {
-            return Ok(());
-        }
-        let written = self.write_batch(writing, about).await;
-        match (&written, requests) {
-            (Ok(()), _) => {}
-            // Data that can't be stored now never can.
-            (Err(error), Some(requests)) if error.is_data() => _ = self.lost.fetch_add(requests, Ordering::Relaxed),
-            (Err(_), _) => return written,
-        }
-        writing.batch = None;
-        *self.on_its_way.lock() = None;
-        if writing.batches.done(about, written.is_err()) {
-            writing.batches.note_killed(&self.postgres).await;
-        }
+        let (_, written) = spool.write(&self.postgres, &self.backlog, is_end).await;
+        spool.note_killed(&self.postgres).await;
         written
     }
 
@@ -241,42 +222,43 @@ impl Totals {
                 *known = OfKey { allowed: known.allowed + of_key.allowed, last: known.last.max(of_key.last) };
             }
         }
-        *self.on_its_way.lock() = since;
+        self.backlog.begin_flight(since);
         (!batch.users.is_empty()).then_some(batch)
     }
+}
 
-    /// One transaction: the counts, and the batch's number, which keeps it from being added twice.
-    async fn write_batch(&self, writing: &Writing, about: About) -> Result<(), PostgresError> {
-        let mut connection = self.postgres.connection().await?;
-        let (transaction, is_new, pid) = writing.batches.begin(&mut connection, about).await?;
-        let added = async {
-            if let Some(batch) = writing.batch.as_ref().filter(|_| is_new) {
-                // A statement can't change a user's row twice.
-                let mut days: BTreeMap<i32, Vec<(&str, &OfUser)>> = BTreeMap::new();
-                for ((day, user), counts) in &batch.users {
-                    days.entry(*day).or_default().push((user, counts));
-                }
-                for users in days.into_values() {
-                    for users in users.chunks(MOST_ROWS) {
-                        let names: Vec<_> = users.iter().map(|(user, _)| *user).collect();
-                        let allowed: Vec<_> = users.iter().map(|(_, counts)| column(counts.allowed)).collect();
-                        let denied: Vec<_> = users.iter().map(|(_, counts)| column(counts.denied)).collect();
-                        let ages: Vec<_> = users.iter().map(|(_, counts)| age(counts.last)).collect();
-                        answered(transaction.execute(ADD_USERS, &[&names, &allowed, &denied, &ages])).await?;
-                    }
-                }
-                let keys: Vec<_> = batch.keys.iter().collect();
-                for keys in keys.chunks(MOST_ROWS) {
-                    let ids: Vec<_> = keys.iter().map(|(id, _)| id.as_str()).collect();
-                    let allowed: Vec<_> = keys.iter().map(|(_, counts)| column(counts.allowed)).collect();
-                    let ages: Vec<_> = keys.iter().map(|(_, counts)| age(counts.last)).collect();
-                    answered(transaction.execute(ADD_KEYS, &[&ids, &allowed, &ages])).await?;
-                }
+impl Batch for TotalsBatch {
+    fn requests(&self) -> u64 {
+        self.requests
+    }
+
+    async fn write(&self, transaction: &Transaction<'_>) -> Result<(), PostgresError> {
+        // A statement can't change a user's row twice.
+        let mut days: BTreeMap<i32, Vec<(&str, &OfUser)>> = BTreeMap::new();
+        for ((day, user), counts) in &self.users {
+            days.entry(*day).or_default().push((user, counts));
+        }
+        for users in days.into_values() {
+            for users in users.chunks(MOST_ROWS) {
+                let names: Vec<_> = users.iter().map(|(user, _)| *user).collect();
+                let allowed: Vec<_> = users.iter().map(|(_, counts)| column(counts.allowed)).collect();
+                let denied: Vec<_> = users.iter().map(|(_, counts)| column(counts.denied)).collect();
+                let ages: Vec<_> = users.iter().map(|(_, counts)| age(counts.last)).collect();
+                answered(transaction.execute(ADD_USERS, &[&names, &allowed, &denied, &ages])).await?;
             }
-            Ok(())
-        };
-        self.postgres.naming_blockers(pid, added).await?;
-        answered(transaction.commit()).await
+        }
+        let keys: Vec<_> = self.keys.iter().collect();
+        for keys in keys.chunks(MOST_ROWS) {
+            let ids: Vec<_> = keys.iter().map(|(id, _)| id.as_str()).collect();
+            let allowed: Vec<_> = keys.iter().map(|(_, counts)| column(counts.allowed)).collect();
+            let ages: Vec<_> = keys.iter().map(|(_, counts)| age(counts.last)).collect();
+            answered(transaction.execute(ADD_KEYS, &[&ids, &allowed, &ages])).await?;
+        }
+        Ok(())
+    }
+
+    fn refused(&mut self) -> Option<u64> {
+        Some(self.requests)
     }
 }
 

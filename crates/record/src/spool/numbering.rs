@@ -51,8 +51,8 @@ pub struct Writer {
     pub killed: bool,
 }
 
-/// The batches of one service; one is in flight at a time.
-pub(crate) struct Batches {
+/// The numbers of one service's batches, of which one is in flight at a time.
+pub(crate) struct Numbering {
     name: String,
     writes: Written,
     /// The number of the last written batch.
@@ -62,11 +62,12 @@ pub(crate) struct Batches {
     lost: u64,
     /// Whether the database knows that nothing is missing.
     ended: bool,
+    looks_for_killed: bool,
 }
 
 /// What is reported with a batch.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct About {
+pub(crate) struct WriterReport {
     /// How many requests it holds; `None`: the report only says that the service runs, or has ended.
     pub(crate) requests: Option<u64>,
     /// Requests lost by this service so far.
@@ -75,9 +76,17 @@ pub(crate) struct About {
     pub(crate) is_end: bool,
 }
 
-impl Batches {
+impl Numbering {
     pub(crate) fn new(writes: Written) -> Self {
-        Self { name: unique_id("service"), writes, written: 0, heard: None, lost: 0, ended: false }
+        Self {
+            name: unique_id("service"),
+            writes,
+            written: 0,
+            heard: None,
+            lost: 0,
+            ended: false,
+            looks_for_killed: false,
+        }
     }
 
     /// Whether the database knows of this service.
@@ -86,9 +95,9 @@ impl Batches {
     }
 
     /// Whether there is something to report.
-    pub(crate) fn is_due(&self, about: About) -> bool {
-        let due = self.heard.is_none_or(|heard| heard.elapsed() >= HEARD_EVERY) || about.lost != self.lost;
-        about.requests.is_some() || about.is_end || (due && !self.ended)
+    pub(crate) fn is_due(&self, report: WriterReport) -> bool {
+        let due = self.heard.is_none_or(|heard| heard.elapsed() >= HEARD_EVERY) || report.lost != self.lost;
+        report.requests.is_some() || report.is_end || (due && !self.ended)
     }
 
     /// Begins a batch's transaction. Also returns whether the batch is still to be written (one sent over a lost
@@ -96,35 +105,38 @@ impl Batches {
     pub(crate) async fn begin<'c>(
         &self,
         connection: &'c mut deadpool_postgres::Object,
-        about: About,
+        report: WriterReport,
     ) -> Result<(Transaction<'c>, bool, i32), PostgresError> {
         let transaction = answered(begin_writing(connection)).await?;
         answered(transaction.batch_execute(PATIENCE)).await?;
-        let number = self.written + i64::from(about.requests.is_some());
+        let number = self.written + i64::from(report.requests.is_some());
         answered(transaction.execute(REGISTER, &[&self.name, &self.writes.name()])).await?;
         // The previous connection may still be committing the last batch; this query waits for that.
         let row = answered(transaction.query_one(LAST_BATCH, &[&self.name])).await?;
         let (written, pid) = (row.get::<_, i64>(0), row.get(1));
         let is_new = written < number;
-        let requests = column(about.requests.filter(|_| is_new).unwrap_or_default());
-        let (number, lost) = (number.max(written), column(about.lost));
-        answered(transaction.execute(ADVANCE, &[&self.name, &number, &requests, &lost, &about.is_end])).await?;
+        let requests = column(report.requests.filter(|_| is_new).unwrap_or_default());
+        let (number, lost) = (number.max(written), column(report.lost));
+        answered(transaction.execute(ADVANCE, &[&self.name, &number, &requests, &lost, &report.is_end])).await?;
         Ok((transaction, is_new, pid))
     }
 
-    /// Records that the batch was written or, if it `failed`, given up. Call it before the next await. Returns whether to
-    /// [look for killed writers](Self::note_killed): not after an outage, when every writer looks silent.
-    pub(crate) fn done(&mut self, about: About, failed: bool) -> bool {
+    /// Records that the batch was written or, if it `failed`, given up. Call it before the next await.
+    pub(crate) fn done(&mut self, report: WriterReport, failed: bool) {
         if !failed {
-            self.written += i64::from(about.requests.is_some());
+            self.written += i64::from(report.requests.is_some());
         }
         let heard = self.heard.replace(Instant::now());
-        (self.lost, self.ended) = (about.lost, about.is_end && !failed);
-        heard.is_some_and(|heard| heard.elapsed() < HEARD_EVERY * 2)
+        (self.lost, self.ended) = (report.lost, report.is_end && !failed);
+        self.looks_for_killed = heard.is_some_and(|heard| heard.elapsed() < HEARD_EVERY * 2);
     }
 
-    /// Marks other writers that were killed. If that fails, the next writer does it.
-    pub(crate) async fn note_killed(&self, postgres: &Postgres) {
+    /// Marks other writers that were killed, once after each report: not after an outage, when every writer looks silent.
+    /// If that fails, the next writer does it.
+    pub(crate) async fn note_killed(&mut self, postgres: &Postgres) {
+        if !std::mem::take(&mut self.looks_for_killed) {
+            return;
+        }
         let noted = async {
             let mut connection = postgres.connection().await?;
             let transaction = answered(begin_writing(&mut connection)).await?;
@@ -149,8 +161,10 @@ impl Written {
     }
 }
 
-/// So that a process that stalls holds up nobody.
-pub(crate) const PATIENCE: &str = "SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '5s';
+/// So that a process that stalls holds up nobody, and that what is answered as written is on the server's disk.
+pub(crate) const PATIENCE: &str = "
+    SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off';
+    SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '5s';
     SET LOCAL statement_timeout = '10s'";
 
 const REGISTER: &str = "INSERT INTO tollgate.writers (writer, writes) VALUES ($1, $2) ON CONFLICT DO NOTHING";

@@ -1,0 +1,146 @@
+//! What waits to be written to the database, and is written once: in numbered batches, one in flight at a time. A batch
+//! that can't be written is kept; one that the database refuses for what is in it is given up, and counted as lost.
+
+pub(crate) mod numbering;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use deadpool_postgres::Transaction;
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::{sleep, timeout};
+
+use crate::lock::Lock;
+use crate::postgres::{Postgres, PostgresError};
+use numbering::{Numbering, WriterReport, Written, answered};
+
+/// How long requests wait for others before they are written.
+pub(crate) const WRITTEN_EVERY: Duration = Duration::from_secs(1);
+/// How long to wait for another task that is writing and may have stalled.
+const LOCKED_WITHIN: Duration = Duration::from_secs(15);
+/// How long dropping the last handle keeps trying to write the rest.
+const FINISHED_WITHIN: Duration = Duration::from_secs(15);
+
+/// Requests to be written together.
+pub(crate) trait Batch {
+    /// How many requests it reports.
+    fn requests(&self) -> u64;
+
+    /// Adds it to the database, within the transaction that also stores its number.
+    async fn write(&self, transaction: &Transaction<'_>) -> Result<(), PostgresError>;
+
+    /// Notes that the database refused its data. Returns how many requests are lost if it is given up, or `None` if it
+    /// should be tried once more.
+    fn refused(&mut self) -> Option<u64>;
+}
+
+/// The batches of one service. Whoever writes holds a lock on it.
+pub(crate) struct Spool<B> {
+    numbering: Numbering,
+    /// The batch being filled or in flight; whether one in flight was written isn't known.
+    pub(crate) batch: Option<B>,
+}
+
+/// What can be read without the spool's lock.
+#[derive(Default)]
+pub(crate) struct Backlog {
+    lost: AtomicU64,
+    /// When the oldest request of the batch in flight arrived.
+    in_flight_since: Lock<Option<Instant>>,
+}
+
+impl Backlog {
+    /// Requests that will never reach the database, so far.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Counts requests that are lost. Returns whether they are the first.
+    pub(crate) fn lose(&self, requests: u64) -> bool {
+        self.lost.fetch_add(requests, Ordering::Relaxed) == 0
+    }
+
+    pub(crate) fn begin_flight(&self, since: Option<Instant>) {
+        *self.in_flight_since.lock() = since;
+    }
+
+    /// Age of the oldest request that isn't in the database yet, in flight or of those that wait.
+    pub(crate) fn lag(&self, waiting: impl IntoIterator<Item = Instant>) -> Duration {
+        let in_flight = *self.in_flight_since.lock();
+        waiting.into_iter().chain(in_flight).min().map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}
+
+impl<B: Batch> Spool<B> {
+    pub(crate) fn new(writes: Written) -> Self {
+        Self { numbering: Numbering::new(writes), batch: None }
+    }
+
+    /// Whether the database knows of this service.
+    pub(crate) fn is_known(&self) -> bool {
+        self.numbering.is_known()
+    }
+
+    /// Writes the batch, or only shows that this service runs, if that is due. Returns the batch once it is written or
+    /// given up, and an error if it wasn't written; neither if there was nothing to write. At the end, the database knows
+    /// that nothing is missing. Call [`note_killed`](Self::note_killed) afterwards.
+    ///
+    /// Cancel-safe: the batch is removed as soon as it is known to be written.
+    pub(crate) async fn write(
+        &mut self,
+        postgres: &Postgres,
+        backlog: &Backlog,
+        is_end: bool,
+    ) -> (Option<B>, Result<(), PostgresError>) {
+        let report = WriterReport { requests: self.batch.as_ref().map(B::requests), lost: backlog.lost(), is_end };
+        if !self.numbering.is_due(report) {
+            return (None, Ok(()));
+        }
+        let written = self.write_batch(postgres, report).await;
+        if let Err(error) = &written {
+            // Data that can't be stored now never can.
+            let refused = self.batch.as_mut().filter(|_| error.is_data()).and_then(B::refused);
+            let Some(lost) = refused else { return (None, written) };
+            backlog.lose(lost);
+        }
+        // No await from here on: the caller has the batch as soon as it is known to be written or given up.
+        let batch = self.batch.take();
+        backlog.begin_flight(None);
+        self.numbering.done(report, written.is_err());
+        (batch, written)
+    }
+
+    /// Marks other services that were killed, if it is time to look for them.
+    pub(crate) async fn note_killed(&mut self, postgres: &Postgres) {
+        self.numbering.note_killed(postgres).await;
+    }
+
+    /// One transaction: the batch, and its number, which keeps it from being added twice.
+    async fn write_batch(&self, postgres: &Postgres, report: WriterReport) -> Result<(), PostgresError> {
+        let mut connection = postgres.connection().await?;
+        let (transaction, is_new, pid) = self.numbering.begin(&mut connection, report).await?;
+        if let Some(batch) = self.batch.as_ref().filter(|_| is_new) {
+            postgres.naming_blockers(pid, batch.write(&transaction)).await?;
+        }
+        answered(transaction.commit()).await
+    }
+}
+
+/// What another task may hold while it writes.
+pub(crate) async fn locked<'l, T>(lock: &'l Mutex<T>, postgres: &Postgres) -> Result<MutexGuard<'l, T>, PostgresError> {
+    timeout(LOCKED_WITHIN, lock.lock()).await.map_err(|_| PostgresError::late(postgres.address()))
+}
+
+/// Writes the rest, again after each failure, until it is written or has been tried for long enough.
+pub(crate) async fn finish_in_time<F: Future<Output = Result<(), PostgresError>>>(
+    finish: impl Fn() -> F,
+) -> Result<(), PostgresError> {
+    let began = Instant::now();
+    loop {
+        let finished = finish().await;
+        if finished.is_ok() || began.elapsed() >= FINISHED_WITHIN {
+            return finished;
+        }
+        sleep(WRITTEN_EVERY).await;
+    }
+}
