@@ -208,8 +208,8 @@ pub(crate) static TWO_CHOICES: Script = Script::composed(
 
 /// The variables that lua/arguments.lua declares.
 const READ: &str = "packed, key_count, a, b, c, d, e, cost, mode, at_us, now_us, layout, several, EACH, repeated, \
-    fast, state, states, answers, missed, decide, window_of, read, restore, under, wait, remaining_after_debt, \
-    owed, move, taken, write, save, inspect";
+    peeks, gives, forced, most_of, unusual, remembers, fast, state, states, answers, missed, version_of, decide, window_of, \
+    read, restore, under, wait, remaining_after_debt, owed, move, taken, write, save, inspect";
 /// What an algorithm's file declares.
 const DEFINED: &str = "NAME, ARGUMENTS, LENGTH, RESERVES, STATE, LAYOUT_AT, valid, longest";
 

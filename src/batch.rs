@@ -2,11 +2,12 @@
 //! asks on one key form one group of that call.
 
 mod records;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::hash::BuildHasher;
 use std::sync::{Arc, LazyLock};
-use std::time::SystemTime;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
@@ -14,8 +15,9 @@ use crate::algorithm::numbers::cost_sent;
 use crate::error::{Error, Kind};
 use crate::key::Key;
 use crate::script::Script;
+use crate::wall_clock;
 use records::PackedRecord;
-pub(crate) use records::{Records, packed_number};
+pub(crate) use records::{AskApart, Records, packed_number};
 
 /// Groups in a batch, over all its calls; bounded so that it doesn't hold up Redis for long.
 const MOST_GROUPS: usize = 1024;
@@ -38,8 +40,10 @@ pub(crate) struct Ask<'a> {
     pub(crate) now_us: Option<u64>,
     /// Keys in one call of the script; bounded so that it doesn't hold up Redis for long.
     pub(crate) most_keys: usize,
-    /// Only asks of one partition share a call.
+    /// Only asks of one partition share a call,
     pub(crate) partition: u16,
+    /// unless they may share it with others: a partition is a slot of a cluster, and the node takes such calls.
+    pub(crate) across_partitions: bool,
 }
 
 /// Asks that go to Redis together, in as few script calls as possible. Asks of one key with the same numbers and
@@ -50,9 +54,9 @@ pub(crate) struct Batch {
     /// The bytes of all keys.
     keys: Vec<u8>,
     groups: usize,
-    /// The latest group of each key, for each script, numbers, time and partition.
+    /// The latest group of each key, for each script, numbers and time.
     by_key: HashTable<GroupId>,
-    /// The call that takes more keys, for each script, numbers, time and partition.
+    /// The call that takes more keys, for each script, numbers, time and, if it is of one, partition.
     by_terms: HashTable<u32>,
     /// Memory of earlier groups, for reuse.
     spare: Vec<Vec<Group>>,
@@ -64,7 +68,8 @@ struct BatchCall {
     script: &'static Script,
     numbers: Arc<[u8]>,
     now_us: Option<u64>,
-    partition: u16,
+    /// None if it takes asks of every partition. Then no two of its groups are of one key.
+    partition: Option<u16>,
     groups: Vec<Group>,
 }
 
@@ -74,6 +79,7 @@ struct Group {
     /// The range of its key in the batch's key bytes.
     key: std::ops::Range<usize>,
     hash: u64,
+    partition: u16,
     cost: u64,
     /// How many asks of this group are sent.
     asks: u32,
@@ -101,6 +107,8 @@ pub(crate) struct PackedCall<'a> {
     now_us: Option<u64>,
     groups: &'a [Group],
     keys: &'a [u8],
+    /// Whether its keys are of several partitions.
+    across_partitions: bool,
 }
 
 /// An ask that is sent in a call of its own.
@@ -117,39 +125,41 @@ impl Ask<'_> {
     }
 
     pub(crate) fn alone(&self) -> Alone<'_> {
-        Alone { ask: self, group: Group { key: 0..self.key.len(), hash: 0, cost: self.cost, asks: 1 } }
+        let Ask { ref key, partition, cost, .. } = *self;
+        Alone { ask: self, group: Group { key: 0..key.len(), hash: 0, partition, cost, asks: 1 } }
     }
 
-    fn terms_hash(&self) -> u64 {
-        terms_hash(self.script, &self.numbers, self.now_us, self.partition)
+    fn terms_hash(&self, partition: Option<u16>) -> u64 {
+        terms_hash(self.script, &self.numbers, self.now_us, partition)
     }
 }
 
 impl Alone<'_> {
     pub(crate) fn call(&self) -> PackedCall<'_> {
         let Ask { script, ref numbers, now_us, .. } = *self.ask;
-        PackedCall { script, numbers, now_us, groups: std::slice::from_ref(&self.group), keys: &self.ask.key }
+        let (groups, keys) = (std::slice::from_ref(&self.group), &self.ask.key);
+        PackedCall { script, numbers, now_us, groups, keys, across_partitions: false }
     }
 }
 
 impl Batch {
     /// Whether this ask, whose hash this is, joins a group or there is room for another one.
     pub(crate) fn has_room(&self, ask: &Ask<'_>, hash: u64) -> bool {
-        self.groups < MOST_GROUPS || self.latest(ask, hash).is_some_and(|id| self.group(id).cost == ask.cost)
+        self.groups < MOST_GROUPS || self.latest(ask, hash).is_some_and(|id| self.takes(id, ask))
     }
 
     pub(crate) fn add(&mut self, ask: &Ask<'_>, hash: u64) -> GroupId {
         let latest = self.latest(ask, hash);
         // Only the latest group is joined: joining an earlier one would overtake it.
-        if let Some(id) = latest.filter(|id| self.group(*id).cost == ask.cost) {
+        if let Some(id) = latest.filter(|id| self.takes(*id, ask)) {
             return id;
         }
-        let call = self.call_for(ask);
+        let call = self.call_for(ask, latest);
         let key = self.keys.len()..self.keys.len() + ask.key.len();
         self.keys.extend_from_slice(&ask.key);
         let groups = &mut self.calls[call as usize].groups;
         let id = GroupId { call, group: as_u32(groups.len()) };
-        groups.push(Group { key, hash, cost: ask.cost, asks: 0 });
+        groups.push(Group { key, hash, partition: ask.partition, cost: ask.cost, asks: 0 });
         self.groups += 1;
         match latest {
             // A key's later group replaces the earlier one.
@@ -214,20 +224,26 @@ impl Batch {
         self.by_key.find(hash, is_its).copied()
     }
 
-    fn group(&self, id: GroupId) -> &Group {
-        &self.calls[id.call as usize].groups[id.group as usize]
+    /// Whether this ask, which is of the group's key, may join the group.
+    fn takes(&self, id: GroupId, ask: &Ask<'_>) -> bool {
+        let call = &self.calls[id.call as usize];
+        call.groups[id.group as usize].cost == ask.cost && (ask.across_partitions || call.partition.is_some())
     }
 
-    /// The call that takes another key for this ask, mostly the last one.
-    fn call_for(&mut self, ask: &Ask<'_>) -> u32 {
-        let takes = |call: &BatchCall| call.is_for(ask) && call.groups.len() < ask.most_keys;
-        if self.calls.last().is_some_and(takes) {
+    /// The call that takes another group for this ask, mostly the last one: none before that of the key's latest group.
+    fn call_for(&mut self, ask: &Ask<'_>, latest: Option<GroupId>) -> u32 {
+        // A call of several partitions takes no key twice.
+        let partition = Some(ask.partition).filter(|_| latest.is_some() || !ask.across_partitions);
+        let is_its = |call: &BatchCall| call.partition == partition && call.is_for(ask);
+        let has_room = |call: &BatchCall| call.groups.len() < ask.most_keys;
+        if self.calls.last().is_some_and(|last| is_its(last) && has_room(last)) {
             return as_u32(self.calls.len() - 1);
         }
-        let hash = ask.terms_hash();
-        let found = self.by_terms.find_mut(hash, |at| self.calls[*at as usize].is_for(ask));
+        let hash = ask.terms_hash(partition);
+        let found = self.by_terms.find_mut(hash, |at| is_its(&self.calls[*at as usize]));
         if let Some(at) = &found
-            && takes(&self.calls[**at as usize])
+            && has_room(&self.calls[**at as usize])
+            && latest.is_none_or(|latest| latest.call <= **at)
         {
             return **at;
         }
@@ -236,7 +252,7 @@ impl Batch {
             Some(at) => *at = new,
             None => _ = self.by_terms.insert_unique(hash, new, |at| self.calls[*at as usize].terms_hash()),
         }
-        let Ask { script, ref numbers, now_us, partition, .. } = *ask;
+        let Ask { script, ref numbers, now_us, .. } = *ask;
         let groups = self.spare.pop().unwrap_or_default();
         self.calls.push(BatchCall { script, numbers: Arc::clone(numbers), now_us, partition, groups });
         new
@@ -247,17 +263,14 @@ fn as_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-fn terms_hash(script: &'static Script, numbers: &[u8], now_us: Option<u64>, partition: u16) -> u64 {
+fn terms_hash(script: &'static Script, numbers: &[u8], now_us: Option<u64>, partition: Option<u16>) -> u64 {
     HASHER.hash_one((std::ptr::from_ref(script), numbers, now_us, partition))
 }
 
 impl BatchCall {
     fn is_for(&self, ask: &Ask<'_>) -> bool {
         let same_numbers = Arc::ptr_eq(&self.numbers, &ask.numbers) || self.numbers == *ask.numbers;
-        same_numbers
-            && std::ptr::eq(self.script, ask.script)
-            && self.now_us == ask.now_us
-            && self.partition == ask.partition
+        same_numbers && std::ptr::eq(self.script, ask.script) && self.now_us == ask.now_us
     }
 
     fn terms_hash(&self) -> u64 {
@@ -266,13 +279,21 @@ impl BatchCall {
 
     fn packed<'a>(&'a self, keys: &'a [u8]) -> PackedCall<'a> {
         let Self { script, numbers, now_us, groups, .. } = self;
-        PackedCall { script, numbers, now_us: *now_us, groups, keys }
+        let mut asked = groups.iter().filter(|group| group.asks > 0).map(|group| group.partition);
+        let first = asked.next();
+        let across_partitions = self.partition.is_none() && asked.any(|partition| Some(partition) != first);
+        PackedCall { script, numbers, now_us: *now_us, groups, keys, across_partitions }
     }
 }
 
 impl<'a> PackedCall<'a> {
     pub(crate) fn script(self) -> &'static Script {
-        self.script
+        if self.across_partitions { self.script.across_slots() } else { self.script }
+    }
+
+    /// Whether its keys are of several slots of a cluster, and so passed as arguments, after their count.
+    pub(crate) fn is_across_slots(self) -> bool {
+        self.across_partitions
     }
 
     /// The groups with asks that are sent.
@@ -318,14 +339,18 @@ impl<'a> PackedCall<'a> {
     /// Reads the script's answer, given the error if too few replicas confirmed it.
     pub(crate) fn read(self, answer: &[u8], lacking: Option<Error>) -> Result<Records, Error> {
         let mut numbers = answer.as_chunks::<7>().0.iter().map(|number| packed_number(*number));
-        let least = if self.script.takes_windows() { -3 } else { -2 };
+        let least = match self.script.takes_windows() {
+            _ if self.across_partitions => -4,
+            true => -3,
+            false => -2,
+        };
         let each = self.groups.iter().map(|group| match group.asks {
             0 => Some(PackedRecord::default()),
             asks => PackedRecord::read(&mut numbers, least, asks, group.cost > 0),
         });
         match each.collect::<Option<Vec<_>>>() {
             Some(records) if numbers.next().is_none() && answer.len().is_multiple_of(7) => {
-                Ok(Records { records, script: self.script, limit: self.limit(), at: SystemTime::now(), lacking })
+                Ok(Records { records, script: self.script, limit: self.limit(), at: wall_clock::now(), lacking })
             }
             _ => Err(Error::new(Kind::Garbled, "expected a decision for each key from the script, got something else")),
         }
@@ -336,115 +361,4 @@ impl<'a> PackedCall<'a> {
 fn packed_cost(cost: u64) -> [u8; 7] {
     let [packed @ .., _] = cost_sent(cost).to_le_bytes();
     packed
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::algorithm::Algorithm;
-
-    const KEYS_IN_CALL: usize = 80;
-
-    fn ask<'a>(numbers: &'a Arc<[u8]>, key: &str, cost: u64) -> Ask<'a> {
-        let (script, key, most_keys) = (Algorithm::Gcra.script(), Key::from(key.as_bytes()), KEYS_IN_CALL);
-        Ask { script, numbers: Cow::Borrowed(numbers), key, cost, now_us: None, most_keys, partition: 0 }
-    }
-
-    /// A batch of these asks, and the positions of those that are sent.
-    fn batch(asks: &[Ask<'_>], are_sent: impl Fn(usize) -> bool) -> (Batch, Vec<Position>) {
-        let mut batch = Batch::default();
-        let ids: Vec<_> = asks.iter().map(|ask| batch.add(ask, ask.hash())).collect();
-        let sent = ids.into_iter().enumerate().map(|(at, id)| Some(id).filter(|_| are_sent(at)));
-        let positions = batch.mark_sent(sent);
-        (batch, positions.into_iter().flatten().collect())
-    }
-
-    fn arguments(call: PackedCall<'_>) -> Vec<Vec<u8>> {
-        let mut arguments = Vec::new();
-        call.each_argument(|argument| arguments.push(argument.to_vec()));
-        arguments
-    }
-
-    fn call(batch: &Batch, at: usize) -> PackedCall<'_> {
-        batch.calls().find(|(number, _)| *number == at).expect("it is asked for").1
-    }
-
-    #[test]
-    fn asks_of_one_rule_go_in_one_call_and_asks_alike_in_one_group() {
-        let (one, other): (Arc<[u8]>, Arc<[u8]>) = (Arc::from([1]), Arc::from([2]));
-        let equal: Arc<[u8]> = Arc::from([1]);
-        let asks = [
-            ask(&one, "a", 1),
-            ask(&one, "b", 1),
-            ask(&other, "a", 1),
-            ask(&equal, "a", 1),
-            ask(&one, "a", 2),
-            ask(&one, "a", 1),
-            ask(&one, "a", 1),
-        ];
-        let (batch, positions) = batch(&asks, |_| true);
-        let keys: Vec<Vec<_>> = batch.calls().map(|(_, call)| call.keys().collect()).collect();
-        assert_eq!(keys, [vec![b"a", b"b", b"a", b"a"], vec![b"a"]]);
-        let of = |position: &Position| (position.group.call, position.group.group, position.before);
-        let positions: Vec<_> = positions.iter().map(of).collect();
-        assert_eq!(positions, [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 2, 0), (0, 3, 0), (0, 3, 1)]);
-        let several: Vec<u8> = [(1, 2), (1, 1), (2, 1), (1, 2)]
-            .into_iter()
-            .flat_map(|(cost, calls)| [cost, 0, 0, 0, 0, 0, 0, calls, 0, 0])
-            .collect();
-        assert_eq!(arguments(call(&batch, 0)), [vec![1, 1, 0, 0, 0, 0, 0, 0], b"-1".to_vec(), several]);
-        assert_eq!(arguments(call(&batch, 1)), [vec![2, 1, 0, 0, 0, 0, 0, 0]]);
-    }
-
-    #[test]
-    fn a_full_call_takes_no_more_keys_and_still_asks_of_its_own() {
-        let numbers: Arc<[u8]> = Arc::from([1]);
-        let asks: Vec<_> = (0..=KEYS_IN_CALL).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
-        assert_eq!(batch(&asks, |_| true).0.calls().count(), 2);
-        let asks: Vec<_> = (0..KEYS_IN_CALL).chain(0..5).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
-        assert_eq!(batch(&asks, |_| true).0.calls().count(), 1);
-    }
-
-    #[test]
-    fn a_full_batch_has_room_for_identical_asks_only() {
-        let numbers: Arc<[u8]> = Arc::from([1]);
-        let asks: Vec<_> = (0..MOST_GROUPS).map(|key| ask(&numbers, &key.to_string(), 1)).collect();
-        let (batch, _) = batch(&asks, |_| true);
-        let has_room = |key: &str, cost| {
-            let ask = ask(&numbers, key, cost);
-            batch.has_room(&ask, ask.hash())
-        };
-        assert_eq!([has_room("7", 1), has_room("7", 2), has_room("other", 1)], [true, false, false]);
-    }
-
-    #[test]
-    fn the_first_of_a_group_are_allowed_of_those_who_did_not_give_up() {
-        let numbers: Arc<[u8]> = Arc::from([1, 5, 0, 0, 0, 0, 0, 0]);
-        let asks = ["gone", "a", "a", "a"].map(|key| ask(&numbers, key, 1));
-        let (batch, positions) = batch(&asks, |at| at > 1);
-        let call = call(&batch, 0);
-        assert_eq!((call.keys().collect::<Vec<_>>(), call.key_count()), (vec![&b"a"[..]], 1));
-        // -1 - remaining, the reset, the wait, and how many are allowed; or remaining, and the reset.
-        let packed = |numbers: &[i64]| -> Vec<u8> {
-            numbers.iter().flat_map(|number| number.to_le_bytes()[..7].to_vec()).collect()
-        };
-        let answer = packed(&[-1, 9, 7, 1]);
-        let records = call.read(&answer, None).unwrap();
-        let decisions: Vec<_> = positions.iter().map(|at| records.reply(*at).unwrap().decision).collect();
-        assert_eq!(decisions, [[1, 5, 0, 0, 9], [0, 5, 0, 7, 9]]);
-        assert!(call.read(&answer[1..], None).is_err() && call.read(&answer[..21], None).is_err());
-        let all = call.read(&packed(&[3, 8]), None).unwrap();
-        let decisions: Vec<_> = positions.iter().map(|at| all.reply(*at).unwrap().decision).collect();
-        assert_eq!(decisions, [[1, 5, 3, 0, 8]; 2]);
-        let lacking = call.read(&answer, Some(Error::unconfirmed("no replica has it"))).unwrap();
-        let unconfirmed: Vec<_> = positions.iter().map(|at| lacking.reply(*at).is_err()).collect();
-        assert_eq!(unconfirmed, [true, false], "a denial took nothing");
-    }
-
-    #[test]
-    fn what_nobody_asks_for_still_is_not_sent() {
-        let numbers: Arc<[u8]> = Arc::from([1]);
-        let (batch, _) = batch(&[ask(&numbers, "a", 1)], |_| false);
-        assert_eq!(batch.calls().count(), 0);
-    }
 }

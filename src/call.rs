@@ -10,6 +10,7 @@ use crate::key::Key;
 use crate::limit::Windows;
 use crate::operation::Operation;
 use crate::script::Script;
+use crate::wall_clock;
 
 /// What a script is asked to do: its `mode` argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +159,7 @@ impl Reply {
             *slot = integers.next()??;
         }
         let appended = integers.collect::<Option<Vec<_>>>()?;
-        Some(Self { decision, appended, at: SystemTime::now() })
+        Some(Self { decision, appended, at: wall_clock::now() })
     }
 }
 

@@ -1,5 +1,8 @@
 //! The answer to one call.
 
+#[cfg(feature = "serde")]
+mod serialized;
+
 use std::fmt;
 use std::ops::Deref;
 use std::slice;
@@ -11,6 +14,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::error::Error;
 use crate::quota::Quota;
 use crate::random::jittered;
+use crate::wall_clock;
 
 /// The answer: allow or deny, and the state after it.
 ///
@@ -135,6 +139,25 @@ impl Decision {
         })
     }
 
+    /// The same of a single limit.
+    pub(crate) fn of_one(limit: LimitDecision, granted: u64, by: By, decided_at: SystemTime) -> Self {
+        Self {
+            allowed: limit.allowed,
+            limit: limit.limit,
+            remaining: limit.remaining,
+            retry_after: limit.retry_after,
+            reset_after: limit.reset_after,
+            granted,
+            blocked: limit.blocked,
+            overage: limit.overage,
+            denied_by: (!limit.allowed).then(|| Arc::clone(limit.quota.title())),
+            limits: LimitDecisions(smallvec![limit]),
+            by,
+            error: None,
+            decided_at,
+        }
+    }
+
     /// The name of the rule that decided; none if its policy did.
     #[must_use]
     pub fn rule(&self) -> Option<&str> {
@@ -148,14 +171,14 @@ impl Decision {
 
     /// The time since it was made, by this machine's clock.
     pub(crate) fn age(&self) -> Duration {
-        self.decided_at.elapsed().unwrap_or_default()
+        wall_clock::now().duration_since(self.decided_at).unwrap_or_default()
     }
 
     /// The same denial, repeated this long after it was made. `remaining` is as it was then.
     pub(crate) fn recalled(&self, since: Duration) -> Self {
         let mut again = self.clone();
         again.by = By::DenialCache;
-        again.decided_at = SystemTime::now();
+        again.decided_at = wall_clock::now();
         again.retry_after = again.retry_after.less(since);
         again.reset_after = again.reset_after.saturating_sub(since);
         for limit in again.limits.0.iter_mut() {
@@ -179,32 +202,26 @@ impl Decision {
             blocked: false,
             overage: None,
         };
-        let unasked = Self::unasked(By::Lease, limit.limit, remaining, granted, reset_after);
-        Self { limits: LimitDecisions(smallvec![limit]), ..unasked }
+        Self::of_one(limit, granted, By::Lease, wall_clock::now())
     }
 
-    /// Allowed by this process.
-    fn unasked(by: By, limit: u64, remaining: u64, granted: u64, reset_after: Duration) -> Self {
+    /// Allowed without knowing the state, while Redis is away.
+    pub(crate) fn by_policy(limit: u64, granted: u64) -> Self {
         Self {
             allowed: true,
             limit,
-            remaining,
+            remaining: 0,
             retry_after: RetryAfter::Now,
-            reset_after,
+            reset_after: Duration::ZERO,
             granted,
             blocked: false,
             overage: None,
             denied_by: None,
             limits: LimitDecisions::default(),
-            by,
+            by: By::Policy,
             error: None,
-            decided_at: SystemTime::now(),
+            decided_at: wall_clock::now(),
         }
-    }
-
-    /// Allowed without knowing the state, while Redis is away.
-    pub(crate) fn by_policy(limit: u64, granted: u64) -> Self {
-        Self::unasked(By::Policy, limit, 0, granted, Duration::ZERO)
     }
 
     /// Denied, since no rule it belongs to could ever admit it.
@@ -327,12 +344,6 @@ impl LimitDecisions {
     }
 }
 
-impl From<LimitDecision> for LimitDecisions {
-    fn from(only: LimitDecision) -> Self {
-        Self(smallvec![only])
-    }
-}
-
 impl FromIterator<LimitDecision> for LimitDecisions {
     fn from_iter<I: IntoIterator<Item = LimitDecision>>(limits: I) -> Self {
         Self(limits.into_iter().collect())
@@ -442,53 +453,4 @@ impl fmt::Display for By {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
-}
-
-#[cfg(feature = "serde")]
-impl serde::Serialize for Decision {
-    /// Uses the names and units of the tool's output: `retry_after_us` is null, a number or `"never"`.
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        use serde::ser::SerializeStruct;
-        let mut fields = serializer.serialize_struct(
-            "Decision",
-            6 + [self.blocked, self.overage.is_some(), self.error.is_some()]
-                .into_iter()
-                .map(usize::from)
-                .sum::<usize>(),
-        )?;
-        fields.serialize_field("allowed", &self.allowed)?;
-        fields.serialize_field("limit", &self.limit)?;
-        fields.serialize_field("remaining", &self.remaining)?;
-        fields.serialize_field("retry_after_us", &self.retry_after)?;
-        fields.serialize_field("reset_after_us", &micros(self.reset_after))?;
-        fields.serialize_field("by", &self.by.to_string())?;
-        // As in that output: a block only if there is one, denials only if they are counted, an error's class only if
-        // something else answered for Redis.
-        if self.blocked {
-            fields.serialize_field("blocked", &true)?;
-        }
-        if let Some(overage) = self.overage {
-            fields.serialize_field("overage", &overage)?;
-        }
-        if let Some(error) = &self.error {
-            fields.serialize_field("error", error.class())?;
-        }
-        fields.end()
-    }
-}
-
-#[cfg(feature = "serde")]
-impl serde::Serialize for RetryAfter {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Now => serializer.serialize_none(),
-            Self::After(wait) => serializer.serialize_u64(micros(*wait)),
-            Self::Never => serializer.serialize_str("never"),
-        }
-    }
-}
-
-#[cfg(feature = "serde")]
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

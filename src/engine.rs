@@ -1,7 +1,7 @@
 //! The interface to an engine: run this script, with this key and these arguments.
 
 pub(crate) mod cluster;
-mod deadline;
+pub(crate) mod deadline;
 #[cfg(feature = "embedded")]
 pub(crate) mod embedded;
 pub(crate) mod redis;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use ::redis::{FromRedisValue, Pipeline};
 use futures_util::future::BoxFuture;
 
+use self::deadline::Deadline;
 use self::redis::address;
 use crate::batch::Ask;
 use crate::call::{Call, Reply};
@@ -36,7 +37,7 @@ pub enum Engine {
 pub(crate) enum Acquiring<'a> {
     Queued(redis::Queued),
     /// Boxed to keep queued acquires small: there may be thousands.
-    Otherwise(BoxFuture<'a, Result<Reply, Error>>),
+    Otherwise(BoxFuture<'a, Result<Reply, Error>>, Deadline),
 }
 
 /// Acquires in progress together.
@@ -115,22 +116,21 @@ impl Engine {
     }
 
     /// Begins to decide this ask, which ends by the deadline. The waker belongs to the task that will wait for it.
-    pub(crate) fn acquire<'a>(
-        &'a self,
-        ask: Ask<'a>,
-        deadline: Duration,
-        waker: &Waker,
-    ) -> Result<Acquiring<'a>, Error> {
-        match self {
-            Self::Redis(redis) => redis.acquire(ask, deadline, waker),
-            Self::Cluster(cluster) => Ok(Acquiring::Otherwise(Box::pin(cluster.acquire(ask, deadline)))),
+    pub(crate) fn acquire<'a>(&'a self, ask: &Ask<'a>, until: Deadline, waker: &Waker) -> Result<Acquiring<'a>, Error> {
+        let otherwise: BoxFuture<'a, _> = match self {
+            Self::Redis(redis) => return redis.acquire(ask, until, waker),
+            Self::Cluster(cluster) => Box::pin(cluster.acquire(ask.clone(), until)),
             #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => Ok(Acquiring::Otherwise(Box::pin(async move {
-                // Deciding in this process never yields by itself.
-                tokio::task::consume_budget().await;
-                embedded.acquire(&ask)
-            }))),
-        }
+            Self::Embedded(embedded) => {
+                let ask = ask.clone();
+                Box::pin(async move {
+                    // Deciding in this process never yields by itself.
+                    tokio::task::consume_budget().await;
+                    embedded.acquire(&ask)
+                })
+            }
+        };
+        Ok(Acquiring::Otherwise(otherwise, until))
     }
 
     /// Begins to decide all of these, each independently and by its own deadline. On one Redis they are queued at once.
@@ -195,13 +195,23 @@ impl Engine {
     }
 }
 
+impl Acquiring<'_> {
+    /// By when it ends.
+    pub(crate) fn until(&self) -> Deadline {
+        match self {
+            Self::Queued(queued) => queued.until(),
+            Self::Otherwise(_, until) => *until,
+        }
+    }
+}
+
 impl Future for Acquiring<'_> {
     type Output = Result<Reply, Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
             Self::Queued(queued) => Pin::new(queued).poll(context),
-            Self::Otherwise(acquiring) => acquiring.as_mut().poll(context),
+            Self::Otherwise(acquiring, _) => acquiring.as_mut().poll(context),
         }
     }
 }

@@ -41,7 +41,8 @@
 //!   where decisions go and who looks API keys up as traits of `rules`.
 //! - `batch`: decisions that are made together. `denial_cache`: denials that are remembered in the process.
 //! - `random`: jitter and random names. `backoff`: pauses between tries. `lock`: a mutex that a panic doesn't close.
-//!   `runtime`: timers, and work that outlasts its caller.
+//!   `single_flight`: work that many wait for and one does. `runtime`: timers, and work that outlasts its caller.
+//!   `wall_clock`: this machine's time of day.
 //! - `telemetry`: metrics and traces, of plain values.
 //! - `engine`: the interface that runs a script, and its implementations: [`Redis`] (`Tls`: whom it trusts), a
 //!   [`Cluster`] of them, and the embedded engine.
@@ -49,6 +50,29 @@
 //!
 //! The system of record on PostgreSQL is the crate `tollgate-record`, the command-line tool `tollgate-cli`. Both use what
 //! everybody may use of this one, which knows neither.
+//!
+//! # The road of an acquire
+//!
+//! What an acquire of one limit on one Redis passes through, by the function that is called and its file in `src/`:
+//!
+//! 1. `acquire` in `limiter.rs` makes the future, an [`Acquire`].
+//! 2. `poll` in `limiter/acquire.rs` asks once, and waits.
+//! 3. `ask` in `limiter/prepare.rs` takes the limit's numbers and the request's cost,
+//! 4. `state_key` in `key.rs` spells the key.
+//! 5. `acquire` in `engine.rs` chooses the engine;
+//! 6. `acquire` in `engine/redis/dispatch.rs` finds the runtime's connection, whose breaker may refuse.
+//! 7. `enter` in `engine/redis/queue.rs` lets a lone call go by itself, and others
+//! 8. `add` in `batch.rs` join the batch that is being filled, under the one lock of this road.
+//! 9. `run` in `engine/redis/dispatch.rs` takes the batch, in a task of its own,
+//! 10. `exchange` in `engine/redis/exchange.rs` sends it, and again what certainly didn't run,
+//! 11. `packed_command` in `engine/redis/pipeline.rs` writes each EVALSHA.
+//! 12. `read` in `batch.rs` reads what the script answers: a record of each key. The callers are woken.
+//! 13. `poll` in `engine/redis/queue.rs` finds the caller's record,
+//! 14. `reply` in `batch/records.rs` its own answer in that,
+//! 15. `decision_of_ask` in `limiter/decide.rs` the [`Decision`].
+//!
+//! Whatever few calls need is behind one boxed call, from `limiter/acquire.rs` or from the limiter's other methods to
+//! `decide_or_fall_back` in `limiter/decide.rs`: several limits, ids, two shards, and what the rule's policy answers.
 //!
 //! # Invariants
 //!
@@ -58,8 +82,8 @@
 //!   that engine.
 //! - Arrows point to the core: `middleware` knows `rules`, these know the limiter, it knows engines, and they know scripts,
 //!   never rules, and never each other, except that a cluster consists of nodes that are each a `Redis`. All of them may
-//!   know `telemetry`, `random`, `backoff`, `lock` and `runtime`, which know no more than the core's errors. The core
-//!   knows `random`, for jitter.
+//!   know `telemetry`, `random`, `backoff`, `lock`, `single_flight`, `runtime` and `wall_clock`, which know no more than
+//!   the core's errors. Of these the core knows `random`, for jitter, and `wall_clock`.
 //! - A decision is one round trip.
 //! - The limiter arithmetic is Lua's alone. Rust prepares a rule's arguments, reads replies, and words them for others:
 //!   seconds of header fields, what remains of all shards, who waits in order.
@@ -93,7 +117,9 @@ mod runtime;
 mod script;
 #[cfg(all(test, feature = "embedded"))]
 mod simulation;
+mod single_flight;
 mod telemetry;
+mod wall_clock;
 
 #[doc = include_str!("guide.md")]
 pub mod guide {}
@@ -124,7 +150,7 @@ pub use key::KeySecret;
 pub use limit::{Calendar, Debt, Limit, LimitBuilder, Start};
 pub use limiter::hold::{Held, Permit};
 pub use limiter::lease::Lease;
-pub use limiter::{Limiter, Progress, State};
+pub use limiter::{Acquire, Limiter, ResetProgress, State};
 pub use operation::Operation;
 pub use quota::Quota;
 pub use request::{OwnedRequest, Request};

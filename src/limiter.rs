@@ -1,5 +1,6 @@
 //! One call: rule + key + cost -> decision.
 
+mod acquire;
 mod background;
 mod cached_denials;
 mod counted;
@@ -14,10 +15,10 @@ mod maintenance;
 mod many;
 mod prepare;
 mod releases;
+mod reservations;
 mod run;
 mod server_clock;
 mod sharded;
-mod turns;
 pub(crate) mod wait;
 
 #[cfg(feature = "embedded")]
@@ -36,11 +37,12 @@ use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
 
+pub use acquire::Acquire;
 use background::Background;
 #[cfg(feature = "http")]
 pub(crate) use background::persist;
 pub(crate) use counted::counted;
-pub use maintenance::{Progress, State};
+pub use maintenance::{ResetProgress, State};
 use server_clock::ServerClock;
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
@@ -219,8 +221,13 @@ impl Limiter {
     /// No decision could be made, and the rule's [policy](Rule::on_error) is the error; see [`Error`]. A rule without a
     /// name. Permits of a `concurrency` limit without an [id](Request::id) to release them by: [`hold`](Self::hold)
     /// makes one.
-    pub async fn acquire<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.decide(rule, &request.into(), Operation::Acquire).await
+    pub fn acquire<'a>(&'a self, rule: &'a Rule, request: impl Into<Request<'a>>) -> Acquire<'a> {
+        Acquire::new(self, rule, request.into(), true)
+    }
+
+    /// The same, but leaves it to the caller to count the decision.
+    pub(crate) fn acquire_uncounted<'a>(&'a self, rule: &'a Rule, request: Request<'a>) -> Acquire<'a> {
+        Acquire::new(self, rule, request, false)
     }
 
     /// What [`acquire`](Self::acquire) would answer, without taking anything. `remaining` and `reset_after` describe

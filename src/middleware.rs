@@ -11,10 +11,10 @@ mod grpc;
 mod headers;
 mod layer;
 mod pending;
-mod restraint;
+mod request_attributes;
 mod service;
 mod settings;
-mod sources;
+mod upstream_backoff;
 
 pub use answer::Rejection;
 pub use api_keys::{ApiKeyLayer, ApiKeys};

@@ -6,6 +6,7 @@ use crate::algorithm::numbers::LONGEST_RESET_US;
 use crate::decision::{By, Decision};
 use crate::error::{Charged, Error, Kind};
 use crate::rule::Rule;
+use crate::wall_clock;
 
 /// The last microsecond since the epoch at which a decision can be made: the year 2112.
 const LAST_TIME: u64 = 1 << 52;
@@ -24,9 +25,17 @@ const ID_TTL: Duration = Duration::from_secs(600);
 /// It borrows its key, parts and id; [`into_owned`](Self::into_owned) copies them, for a function that returns a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    pub(crate) key: &'a [u8],
-    parts: Parts<'a>,
+    plain: PlainRequest<'a>,
     pub(crate) id: Option<&'a [u8]>,
+    rare: Rare,
+}
+
+/// What any request has, without what few have: all that an acquire without an id depends on. There may be thousands of
+/// those, so it is kept small.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlainRequest<'a> {
+    key: &'a [u8],
+    parts: Parts<'a>,
     terms: Terms,
 }
 
@@ -54,17 +63,23 @@ pub struct OwnedRequest {
     parts: Vec<(String, Vec<u8>)>,
     id: Option<Vec<u8>>,
     terms: Terms,
+    rare: Rare,
 }
 
-/// The fields of a request that aren't borrowed.
-#[derive(Clone, Copy, Debug)]
+/// The fields of a plain request that aren't borrowed.
+#[derive(Clone, Copy, Debug, Default)]
 struct Terms {
-    id_ttl: Duration,
     /// None: the rule's.
     cost: Option<u64>,
     at: Option<SystemTime>,
     deadline: Option<Duration>,
     jitter: u8,
+}
+
+/// The fields that few requests have.
+#[derive(Clone, Copy, Debug)]
+struct Rare {
+    id_ttl: Duration,
     after: Option<Earlier>,
     /// How long a reservation may wait; of a cost of 0, that the wait for what is owed is asked for.
     within: Option<Duration>,
@@ -88,7 +103,7 @@ pub(crate) struct Earlier {
 impl Earlier {
     /// The option that limits a refund at this time to what is still owed.
     pub(crate) fn owed_at(&self, time: Option<SystemTime>) -> String {
-        let now_us = microseconds(time.unwrap_or_else(SystemTime::now)).unwrap_or_default();
+        let now_us = microseconds(time.unwrap_or_else(wall_clock::now)).unwrap_or_default();
         format!("+taken={},{}", now_us.saturating_sub(self.taken_us), self.reset_us)
     }
 }
@@ -103,24 +118,15 @@ impl<'a> Request<'a> {
     /// A request for this key, at the rule's cost. Any bytes except an empty key.
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        let terms = Terms {
-            id_ttl: ID_TTL,
-            cost: None,
-            at: None,
-            deadline: None,
-            jitter: 0,
-            after: None,
-            within: None,
-            block: None,
-        };
-        Self { key: key.as_ref(), parts: Parts::Borrowed(&[]), id: None, terms }
+        let plain = PlainRequest { key: key.as_ref(), parts: Parts::Borrowed(&[]), terms: Terms::default() };
+        plain.into()
     }
 
     /// How long the key is denied, for [`Operation::Block`](crate::Operation::Block): at most 71 years; 0 lifts a block.
     /// Other operations don't use it.
     #[must_use]
     pub fn block_for(mut self, time: Duration) -> Self {
-        self.terms.block = Some(time);
+        self.rare.block = Some(time);
         self
     }
 
@@ -133,7 +139,7 @@ impl<'a> Request<'a> {
     /// ```
     #[must_use]
     pub fn parts(mut self, parts: &'a [(&'a str, &'a [u8])]) -> Self {
-        self.parts = Parts::Borrowed(parts);
+        self.plain.parts = Parts::Borrowed(parts);
         self
     }
 
@@ -150,21 +156,21 @@ impl<'a> Request<'a> {
     /// How long the id is remembered. Default: 10 minutes.
     #[must_use]
     pub fn id_ttl(mut self, ttl: Duration) -> Self {
-        self.terms.id_ttl = ttl;
+        self.rare.id_ttl = ttl;
         self
     }
 
     /// Units that it takes; 0 takes nothing. Default: the [rule's](Rule::cost), which itself defaults to 1.
     #[must_use]
     pub fn cost(mut self, units: u64) -> Self {
-        self.terms.cost = Some(units);
+        self.plain.terms.cost = Some(units);
         self
     }
 
     /// Decides as if it were this time, from 1970 to 2112. Default: the engine's own clock.
     #[must_use]
     pub fn at(mut self, now: SystemTime) -> Self {
-        self.terms.at = Some(now);
+        self.plain.terms.at = Some(now);
         self
     }
 
@@ -172,14 +178,14 @@ impl<'a> Request<'a> {
     /// back together. Default: 0, the exact wait.
     #[must_use]
     pub fn jitter(mut self, hundredths: u8) -> Self {
-        self.terms.jitter = hundredths;
+        self.plain.terms.jitter = hundredths;
         self
     }
 
     /// How long this call may take. Default: the limiter's deadline.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.terms.deadline = Some(deadline);
+        self.plain.terms.deadline = Some(deadline);
         self
     }
 
@@ -212,18 +218,19 @@ impl<'a> Request<'a> {
         let charged = decision.error.as_ref().map_or(Charged::No, |error| error.charged());
         let taken_us = microseconds(decision.decided_at()).unwrap_or_default();
         let reset_us = u64::try_from(decision.reset_after.as_micros()).unwrap_or(LAST_TIME).min(LAST_TIME);
-        self.terms.after = Some(Earlier { by: decision.by, granted: decision.granted, charged, taken_us, reset_us });
+        self.rare.after = Some(Earlier { by: decision.by, granted: decision.granted, charged, taken_us, reset_us });
         self
     }
 
     /// The same, with copies of what it borrows.
     #[must_use]
     pub fn into_owned(self) -> OwnedRequest {
-        let parts = match self.parts {
+        let PlainRequest { key, parts, terms } = self.plain;
+        let parts = match parts {
             Parts::Borrowed(parts) => parts.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect(),
             Parts::Owned(parts) => parts.to_vec(),
         };
-        OwnedRequest { key: self.key.to_vec(), parts, id: self.id.map(<[u8]>::to_vec), terms: self.terms }
+        OwnedRequest { key: key.to_vec(), parts, id: self.id.map(<[u8]>::to_vec), terms, rare: self.rare }
     }
 }
 
@@ -240,7 +247,85 @@ impl OwnedRequest {
     }
 }
 
-impl Request<'_> {
+impl<'a> Request<'a> {
+    /// The same without its id, and without what only other operations than an acquire look at.
+    pub(crate) fn plain(&self) -> &PlainRequest<'a> {
+        &self.plain
+    }
+
+    pub(crate) fn key(&self) -> &'a [u8] {
+        self.plain.key
+    }
+
+    /// See [`PlainRequest::units`].
+    pub(crate) fn units(&self, rule: &Rule) -> u64 {
+        self.plain.units(rule)
+    }
+
+    /// See [`PlainRequest::now_us`].
+    pub(crate) fn now_us(&self) -> Result<Option<u64>, Error> {
+        self.plain.now_us()
+    }
+
+    /// See [`PlainRequest::time`].
+    pub(crate) fn time(&self) -> Option<SystemTime> {
+        self.plain.time()
+    }
+
+    /// See [`PlainRequest::deadline_or`].
+    pub(crate) fn deadline_or(&self, deadline: Duration) -> Duration {
+        self.plain.deadline_or(deadline)
+    }
+
+    /// See [`PlainRequest::wait_jitter`].
+    pub(crate) fn wait_jitter(&self) -> u8 {
+        self.plain.wait_jitter()
+    }
+
+    /// A reservation that is denied if it would have to wait longer.
+    pub(crate) fn within(mut self, wait: Duration) -> Self {
+        self.rare.within = Some(wait);
+        self
+    }
+
+    pub(crate) fn block_time(&self) -> Option<Duration> {
+        self.rare.block
+    }
+
+    /// How long a reservation may wait, in microseconds, as far as scripts take it.
+    pub(crate) fn within_us(&self) -> Option<u64> {
+        let us = self.rare.within?.as_micros();
+        Some(u64::try_from(us).map_or(LONGEST_RESET_US, |us| us.min(LONGEST_RESET_US)))
+    }
+
+    /// The call whose units it gives back.
+    pub(crate) fn earlier(&self) -> Option<Earlier> {
+        self.rare.after
+    }
+
+    /// How long the id is remembered, in milliseconds.
+    pub(crate) fn id_ttl_ms(&self) -> Result<u64, Error> {
+        let got = self.rare.id_ttl;
+        let ttl_ms = u64::try_from(got.as_millis()).ok().filter(|ms| (1..=LAST_TIME).contains(ms));
+        ttl_ms.ok_or_else(|| Error::new(Kind::Input, format!("id_ttl: expected 1ms to 2^52 ms, got {got:?}")))
+    }
+
+    /// Whether it sets its own cost.
+    pub(crate) fn has_cost(&self) -> bool {
+        self.plain.terms.cost.is_some()
+    }
+
+    pub(crate) fn has_id(&self) -> bool {
+        self.id.is_some()
+    }
+
+    /// Keeps the id at least as long as the wait.
+    pub(crate) fn id_remembered_beyond(self, wait: Duration) -> Self {
+        self.id_ttl(wait + ID_TTL)
+    }
+}
+
+impl<'a> PlainRequest<'a> {
     /// The time to decide at, in microseconds since the epoch.
     pub(crate) fn now_us(&self) -> Result<Option<u64>, Error> {
         self.terms.at.map(microseconds).transpose()
@@ -261,55 +346,13 @@ impl Request<'_> {
         self.terms.jitter
     }
 
-    /// A reservation that is denied if it would have to wait longer.
-    pub(crate) fn within(mut self, wait: Duration) -> Self {
-        self.terms.within = Some(wait);
-        self
-    }
-
-    pub(crate) fn block_time(&self) -> Option<Duration> {
-        self.terms.block
-    }
-
-    /// How long a reservation may wait, in microseconds, as far as scripts take it.
-    pub(crate) fn within_us(&self) -> Option<u64> {
-        let us = self.terms.within?.as_micros();
-        Some(u64::try_from(us).map_or(LONGEST_RESET_US, |us| us.min(LONGEST_RESET_US)))
-    }
-
-    /// The call whose units it gives back.
-    pub(crate) fn earlier(&self) -> Option<Earlier> {
-        self.terms.after
-    }
-
-    /// How long the id is remembered, in milliseconds.
-    pub(crate) fn id_ttl_ms(&self) -> Result<u64, Error> {
-        let got = self.terms.id_ttl;
-        let ttl_ms = u64::try_from(got.as_millis()).ok().filter(|ms| (1..=LAST_TIME).contains(ms));
-        ttl_ms.ok_or_else(|| Error::new(Kind::Input, format!("id_ttl: expected 1ms to 2^52 ms, got {got:?}")))
-    }
-
     /// Units that it takes under this rule.
     pub(crate) fn units(&self, rule: &Rule) -> u64 {
         self.terms.cost.unwrap_or(rule.default_cost())
     }
 
-    /// Whether it sets its own cost.
-    pub(crate) fn has_cost(&self) -> bool {
-        self.terms.cost.is_some()
-    }
-
-    pub(crate) fn has_id(&self) -> bool {
-        self.id.is_some()
-    }
-
-    /// Keeps the id at least as long as the wait.
-    pub(crate) fn id_remembered_beyond(self, wait: Duration) -> Self {
-        self.id_ttl(wait + ID_TTL)
-    }
-
     /// What a limit counts by: the part with this name, or the key.
-    pub(crate) fn counted(&self, rule: &Rule, part: Option<&str>) -> Result<&[u8], Error> {
+    pub(crate) fn counted(&self, rule: &Rule, part: Option<&str>) -> Result<&'a [u8], Error> {
         let Some(name) = part else { return Ok(self.key) };
         let found = match self.parts {
             Parts::Borrowed(parts) => parts.iter().find(|(part, _)| *part == name).map(|(_, value)| *value),
@@ -328,6 +371,12 @@ impl Request<'_> {
     }
 }
 
+impl<'a> From<PlainRequest<'a>> for Request<'a> {
+    fn from(plain: PlainRequest<'a>) -> Self {
+        Self { plain, id: None, rare: Rare { id_ttl: ID_TTL, after: None, within: None, block: None } }
+    }
+}
+
 impl<'a, K: AsRef<[u8]> + ?Sized> From<&'a K> for Request<'a> {
     fn from(key: &'a K) -> Self {
         Self::new(key)
@@ -336,8 +385,9 @@ impl<'a, K: AsRef<[u8]> + ?Sized> From<&'a K> for Request<'a> {
 
 impl<'a> From<&'a OwnedRequest> for Request<'a> {
     fn from(owned: &'a OwnedRequest) -> Self {
-        let OwnedRequest { key, parts, id, terms } = owned;
-        Self { key, parts: Parts::Owned(parts), id: id.as_deref(), terms: *terms }
+        let OwnedRequest { key, parts, id, terms, rare } = owned;
+        let plain = PlainRequest { key, parts: Parts::Owned(parts), terms: *terms };
+        Self { plain, id: id.as_deref(), rare: *rare }
     }
 }
 

@@ -29,14 +29,15 @@ pub(crate) fn current() -> Result<Handle, Error> {
 /// The same, if it can wait.
 pub(crate) fn with_timers() -> Result<Handle, Error> {
     let runtime = current()?;
-    timer(Instant::now()).map(|_| runtime)
+    timer(&runtime, Instant::now()).map(|_| runtime)
 }
 
 pub(crate) fn misused(got: &str) -> Error {
     Error::new(Kind::Input, format!("runtime: expected to be called within a tokio runtime with enable_all, got {got}"))
 }
 
-fn timer(at: Instant) -> Result<Sleep, Error> {
+fn timer(runtime: &Handle, at: Instant) -> Result<Sleep, Error> {
+    let _entered = runtime.enter();
     // There is no other way to ask whether a runtime has timers.
     catch_unwind(|| tokio::time::sleep_until(at)).map_err(|_| misused("one without timers"))
 }
@@ -52,7 +53,17 @@ pub(crate) async fn sleep_until(at: Instant) -> Result<(), Error> {
     poll_fn(|context| poll_timer(at, &mut armed, sleep.as_mut(), context)).await
 }
 
-/// The same for this long.
+/// Like [`sleep_until`]; polled outside a runtime, it sleeps by the timers of `home` until that has ended.
+///
+/// # Errors
+///
+/// There is no runtime to sleep by.
+pub(crate) async fn sleep_by(home: &Handle, at: Instant) -> Result<(), Error> {
+    let (mut sleep, mut armed) = (pin!(Some(timer(home, at)?)), Some(home.clone()));
+    poll_fn(|context| poll_timer(at, &mut armed, sleep.as_mut(), context)).await
+}
+
+/// The same as [`sleep_until`] for this long.
 pub(crate) async fn sleep(time: Duration) -> Result<(), Error> {
     sleep_until(Instant::now() + time).await
 }
@@ -96,7 +107,7 @@ fn poll_timer(
     let here = current();
     let is_here = armed.as_ref().zip(here.as_ref().ok()).is_some_and(|(armed, here)| armed.id() == here.id());
     if !is_here {
-        match here.and_then(|here| Ok((timer(at)?, here))) {
+        match here.and_then(|here| Ok((timer(&here, at)?, here))) {
             Ok((timer, here)) => {
                 sleep.set(Some(timer));
                 *armed = Some(here);

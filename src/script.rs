@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 /// The text common to all algorithms' scripts, before and after the algorithm's own file.
 pub(crate) const ARGUMENTS: &str = include_str!("../lua/arguments.lua");
 pub(crate) const FRAME: &str = include_str!("../lua/frame.lua");
+/// What comes before an algorithm's script that decides on keys of several slots of a cluster's node.
+const ACROSS_SLOTS: &str = include_str!("../lua/across_slots.lua");
 
 /// A complete script, as it is sent and hashed.
 #[derive(Debug)]
@@ -15,12 +17,15 @@ pub struct Script {
     after_charging: &'static [&'static str],
     text: OnceLock<String>,
     digest: OnceLock<String>,
+    across_slots: OnceLock<Box<Script>>,
 }
 
 #[derive(Debug)]
 enum Source {
     /// An algorithm's file.
     Algorithm(&'static str),
+    /// An algorithm's script, for keys of several slots of a cluster's node.
+    AcrossSlots(&'static Script),
     /// Composed of files, once; and whether its arguments say how long to remember a call.
     Composed(fn() -> String, Remembers),
 }
@@ -43,12 +48,28 @@ impl Script {
         file: &'static str,
         after_charging: &'static [&'static str],
     ) -> Self {
-        Self { name, source: Source::Algorithm(file), after_charging, text: OnceLock::new(), digest: OnceLock::new() }
+        Self::new(name, Source::Algorithm(file), after_charging)
     }
 
     pub(crate) const fn composed(name: &'static str, compose: fn() -> String, remembers: Remembers) -> Self {
-        let source = Source::Composed(compose, remembers);
-        Self { name, source, after_charging: &[], text: OnceLock::new(), digest: OnceLock::new() }
+        Self::new(name, Source::Composed(compose, remembers), &[])
+    }
+
+    const fn new(name: &'static str, source: Source, after_charging: &'static [&'static str]) -> Self {
+        Self {
+            name,
+            source,
+            after_charging,
+            text: OnceLock::new(),
+            digest: OnceLock::new(),
+            across_slots: OnceLock::new(),
+        }
+    }
+
+    /// The form of an algorithm's script that decides, packed, on keys of several slots of a cluster's node: of the same
+    /// name, with a text and a digest of its own.
+    pub(crate) fn across_slots(&'static self) -> &'static Self {
+        self.across_slots.get_or_init(|| Box::new(Self::new(self.name, Source::AcrossSlots(self), self.after_charging)))
     }
 
     pub(crate) fn runs_after_charging(&self, command: &str) -> bool {
@@ -76,6 +97,7 @@ impl Script {
     pub fn text(&self) -> &str {
         self.text.get_or_init(|| match self.source {
             Source::Algorithm(file) => [ARGUMENTS, file, FRAME].concat(),
+            Source::AcrossSlots(script) => [ACROSS_SLOTS, script.text()].concat(),
             Source::Composed(compose, _) => compose(),
         })
     }
@@ -84,12 +106,28 @@ impl Script {
     pub(crate) fn file(&self) -> Option<&'static str> {
         match self.source {
             Source::Algorithm(file) => Some(file),
-            Source::Composed(..) => None,
+            Source::AcrossSlots(_) | Source::Composed(..) => None,
         }
     }
 
     /// Its SHA-1 digest for EVALSHA, in hexadecimal; computed once.
     pub fn digest(&self) -> &str {
         self.digest.get_or_init(|| sha1_smol::Sha1::from(self.text()).digest().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static SCRIPT: Script = Script::algorithm("gcra", include_str!("../lua/gcra.lua"));
+
+    #[test]
+    fn a_script_for_keys_of_several_slots_is_a_beginning_and_the_script_unchanged() {
+        let across = SCRIPT.across_slots();
+        assert_eq!(across.text(), [ACROSS_SLOTS, SCRIPT.text()].concat());
+        assert!(across.text().starts_with("#!lua flags=allow-cross-slot-keys\n") && !SCRIPT.text().contains("#!"));
+        assert_ne!(across.digest(), SCRIPT.digest());
+        assert_eq!((across.name(), across.file(), across.takes_windows()), ("gcra", None, false));
     }
 }

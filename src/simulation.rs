@@ -56,7 +56,7 @@ pub(crate) fn network() -> Option<Arc<Network>> {
 }
 
 /// Seeds that every test run tries, in each of its parts.
-const SEEDS: u64 = 100;
+const SEEDS: u64 = 50;
 
 /// A part of the seeds: every fourth, from this one on.
 fn seeds(part: u64, run: fn(u64) -> Run) {
@@ -74,11 +74,11 @@ fn seeds(part: u64, run: fn(u64) -> Run) {
             broken.push(seed);
         }
     }
-    let (recovered, by) = slowest;
+    let (recovered, seed) = slowest;
     if calls == 0 {
         return;
     }
-    println!("{calls} calls, {failed} of them failed; the last {recovered} ms after all was well (seed {by})");
+    println!("{calls} calls, {failed} of them failed; the last {recovered} ms after all was well (seed {seed})");
     assert!(broken.is_empty(), "{} of {} seeds broke: {broken:?}", broken.len(), count.div_ceil(4));
 }
 
@@ -115,11 +115,13 @@ fn seeds_dropped_2() {
 /// Otherwise a failed seed could not be investigated.
 #[test]
 fn a_seed_repeats_its_run_to_the_byte() {
-    for seed in 1..=40 {
+    // As the nightly run does, more of them.
+    let seeds = if std::env::var_os("TOLLGATE_SIMULATE_SEEDS").is_some() { 40 } else { 12 };
+    for seed in 1..=seeds {
         for run in [run, dropped::run] {
             let [first, second] = [run(seed), run(seed)];
             assert_eq!(first.digest, second.digest, "seed {seed}");
-            assert!(first.digest.is_none_or(|(_, events)| events > 100), "seed {seed}: {:?}", first.digest);
+            assert!(first.digest.1 > 100, "seed {seed}: {:?}", first.digest);
         }
     }
 }

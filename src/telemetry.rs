@@ -115,6 +115,13 @@ impl Observed {
         decision
     }
 
+    /// The same for a future that is polled by hand.
+    pub(crate) fn within<T>(&self, poll: impl FnOnce() -> T) -> T {
+        #[cfg(feature = "tracing")]
+        let _entered = self.span.enter();
+        poll()
+    }
+
     pub(crate) fn end(self, ended: Ended) {
         traced! {
             match ended {
@@ -275,7 +282,7 @@ pub(crate) fn unsettled(class: &'static str) {
 }
 
 /// The other side asked for a pause, which couldn't be recorded.
-pub(crate) fn unheeded(error: &dyn Display) {
+pub(crate) fn upstream_backoff_failed(error: &dyn Display) {
     traced! {
         tracing::warn!(target: "tollgate", %error, "the other side asks to be left alone, and its key is not blocked");
     }

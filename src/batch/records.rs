@@ -7,6 +7,16 @@ use crate::call::Reply;
 use crate::error::{Error, Kind};
 use crate::script::Script;
 
+/// Noted in the error of an ask that shared a call with others of several slots of a cluster, and got no decision from
+/// it. Nothing was taken, and it can be asked again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AskApart {
+    /// The node can't read or write this key now, or its user may not: asked alone, it says why.
+    Key,
+    /// The node refused the whole call.
+    Call,
+}
+
 /// A call's answer: one record for each group.
 #[derive(Debug)]
 pub(crate) struct Records {
@@ -21,7 +31,7 @@ pub(crate) struct Records {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PackedRecord {
     /// How many of the asks are allowed; -1 if the key is blocked, -2 if its state can't be read, -3 if the script got
-    /// windows that don't contain the time `retry_after_us`.
+    /// windows that don't contain the time `retry_after_us`, -4 if a command failed on the key.
     allowed: i64,
     remaining: i64,
     /// The wait of the first ask that isn't allowed.
@@ -56,6 +66,10 @@ impl Records {
             // Blocked, and no denials counted.
             -1 => Ok(reply(false, vec![1, 0])),
             -3 => Err(Error::stale(retry_after_us.unsigned_abs())),
+            -4 => {
+                let why = "the node could not use this key in a call with keys of other slots";
+                Err(Error::new(Kind::NotNow, why).redirected(AskApart::Key))
+            }
             _ => {
                 let what = "expected the limit's state, which a reset would restore";
                 let name = self.script.name();

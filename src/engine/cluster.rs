@@ -5,6 +5,7 @@
 //! killing one primary made calls to the other two fail as well, all after a few seconds, since it holds up every
 //! caller while it looks for the new primary. And it sends each call by itself.
 
+mod across_slots;
 mod slots;
 mod topology;
 
@@ -25,7 +26,7 @@ use super::redis::redirect::Redirect;
 #[cfg(feature = "tls")]
 use super::redis::tls::Tls;
 use super::redis::{Asking, Confirm, Redis};
-use crate::batch::Ask;
+use crate::batch::{Ask, AskApart};
 use crate::call::{Call, Reply};
 use crate::error::{Error, Kind};
 use crate::random::jittered;
@@ -46,8 +47,14 @@ const DISAGREEMENT: Duration = Duration::from_millis(5);
 ///
 /// Redirects for a slot that has moved (MOVED), is moving (ASK, followed in one pipeline with ASKING), or has its keys
 /// in two places (TRYAGAIN) are followed within the deadline, at a round trip each. Nothing that may have run is sent
-/// twice. Decisions on keys of several nodes go to all of them at the same time. Only decisions on keys of one slot
-/// share a script call; the others are pipelined.
+/// twice. Decisions on keys of several nodes go to all of them at the same time.
+///
+/// Concurrent decisions share a script call with others of their node, whatever their slots. Such a call declares no
+/// keys, and its script has the flag `allow-cross-slot-keys`. Redis's documentation discourages that for applications,
+/// which "should be designed to only access keys from a single slot at a time, allowing slots to move between Redis
+/// servers". Here each key is decided by itself: if its slot has moved or is moving, the node rejects this key alone,
+/// the call takes nothing of it, and it is asked for again, declared. A node or proxy that refuses such calls gets them
+/// slot by slot, and is tried again after a minute.
 #[derive(Clone)]
 pub struct Cluster {
     topology: Arc<Topology>,
@@ -63,8 +70,10 @@ enum NodeCall<'a> {
 /// How it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Routing {
+    /// With others of its node, if possible.
+    WithNode,
     /// With others of its slot, if possible.
-    Batched,
+    WithSlot,
     /// In a call of its own: of keys that share a slot, some may have moved and some not.
     Alone,
     /// The same after ASKING, for a slot that is moving to the node.
@@ -158,10 +167,10 @@ impl Cluster {
     }
 
     /// Decides this ask, alone or with others of its slot.
-    pub(crate) async fn acquire(&self, ask: Ask<'_>, deadline: Duration) -> Result<Reply, Error> {
+    pub(crate) async fn acquire(&self, ask: Ask<'_>, until: Deadline) -> Result<Reply, Error> {
         let slot = slot_of(&ask.key);
         let ask = Ask { partition: slot, ..ask };
-        self.ask(NodeCall::Ask(&ask), slot, Deadline::after(deadline)).await
+        self.ask(NodeCall::Ask(&ask), slot, until).await
     }
 
     /// Decides all of these at the same time, each independently and by its own deadline.
@@ -187,7 +196,11 @@ impl Cluster {
         let asks = &asks;
         // A redirected call doesn't wait for other nodes.
         let at_node = async |(node, of_node): (Arc<Node>, Vec<usize>)| {
-            let asked = of_node.iter().map(|at| (asks[*at].0.clone(), asks[*at].2.length));
+            let across_partitions = node.across_slots.are_allowed();
+            let asked = of_node.iter().map(|at| {
+                let (ask, _, until) = &asks[*at];
+                (Ask { across_partitions, ..ask.clone() }, until.length)
+            });
             let mut many = node.redis.acquire_all(asked);
             let mut answers = Vec::with_capacity(of_node.len());
             while let Some(answer) = many.next().await {
@@ -233,7 +246,7 @@ impl Cluster {
     /// Asks the node that has the slot.
     async fn ask(&self, call: NodeCall<'_>, slot: u16, until: Deadline) -> Result<Reply, Error> {
         let node = self.owner(slot, until).await?;
-        match call.put_to(&node, Routing::Batched, until).await {
+        match call.put_to(&node, Routing::WithNode, until).await {
             Err(error) => self.after(error, node, call, slot, until).await,
             answer => answer,
         }
@@ -248,6 +261,34 @@ impl Cluster {
         known.unwrap_or_else(|| Err(until.missed(false)))
     }
 
+    /// Asks the node again, without asks of other slots, after one call for all of them didn't decide this one.
+    async fn ask_apart(
+        &self,
+        apart: AskApart,
+        node: &Node,
+        call: NodeCall<'_>,
+        until: Deadline,
+    ) -> Result<Reply, Error> {
+        if until.at <= Instant::now() {
+            return Err(until.missed(false));
+        }
+        match apart {
+            AskApart::Call => {
+                node.across_slots.refused();
+                call.put_to(node, Routing::WithSlot, until).await
+            }
+            AskApart::Key => {
+                let answer = call.put_to(node, Routing::Alone, until).await;
+                // The node has the key after all. Rarely has that just changed; more likely calls without declared keys
+                // don't reach the node, as through some proxies.
+                if answer.is_ok() {
+                    node.across_slots.refused();
+                }
+                answer
+            }
+        }
+    }
+
     /// What to do with a call that this node answered with this error: send it elsewhere, if it certainly didn't run
     /// and there is another node to send it to.
     async fn after(
@@ -258,10 +299,16 @@ impl Cluster {
         slot: u16,
         until: Deadline,
     ) -> Result<Reply, Error> {
+        if let Some(apart) = error.note().copied() {
+            match self.ask_apart(apart, &node, call, until).await {
+                Err(another) => error = another,
+                answer => return answer,
+            }
+        }
         let (mut redirects, mut was_moving) = (0, false);
         loop {
             let (next, routing) = match Redirect::of(&error) {
-                Some(Redirect::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Routing::Batched),
+                Some(Redirect::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Routing::WithSlot),
                 Some(Redirect::Ask { to }) => (self.topology.learn(to, &node, None)?, Routing::Asking),
                 // An ask continues as a call of its one key, which never gets this error; for a call of several keys,
                 // the node's own waits have already retried it.
@@ -277,7 +324,7 @@ impl Cluster {
                     // Another call may have learned the new owner meanwhile.
                     let other = self.topology.owner(slot).filter(|owner| !Arc::ptr_eq(owner, &node));
                     match other {
-                        Some(other) if error.is_unreachable() => (other, Routing::Batched),
+                        Some(other) if error.is_unreachable() => (other, Routing::WithSlot),
                         _ => return Err(error),
                     }
                 }
@@ -314,8 +361,10 @@ impl NodeCall<'_> {
         let asking = if routing == Routing::Asking { Asking::Yes } else { Asking::No };
         match self {
             Self::Call(call) => node.redis.run_as(asking, call, left).await,
-            Self::Ask(ask) if routing == Routing::Batched => {
-                poll_fn(|context| Poll::Ready(node.redis.acquire(ask.clone(), left, context.waker()))).await?.await
+            Self::Ask(ask) if matches!(routing, Routing::WithNode | Routing::WithSlot) => {
+                let across_partitions = routing == Routing::WithNode && node.across_slots.are_allowed();
+                let ask = Ask { across_partitions, ..ask.clone() };
+                poll_fn(|context| Poll::Ready(node.redis.acquire(&ask, until, context.waker()))).await?.await
             }
             Self::Ask(ask) => node.redis.acquire_by_itself(asking, ask, left).await,
         }

@@ -11,13 +11,13 @@ pub(super) const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
 /// How long a call may take, and the instant at which that time is over.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Deadline {
+pub(crate) struct Deadline {
     pub(super) at: Instant,
     pub(super) length: Duration,
 }
 
 impl Deadline {
-    pub(super) fn after(length: Duration) -> Self {
+    pub(crate) fn after(length: Duration) -> Self {
         Self::counted_from(Instant::now(), length)
     }
 
@@ -28,6 +28,11 @@ impl Deadline {
     /// The time left.
     pub(super) fn left(self) -> Duration {
         self.at.saturating_duration_since(Instant::now())
+    }
+
+    /// The error if no time is left.
+    pub(crate) fn check(self) -> Result<(), Error> {
+        if self.left().is_zero() { Err(self.missed(false)) } else { Ok(()) }
     }
 
     /// The error of a call that missed it, before or after it was sent.

@@ -22,6 +22,7 @@ use crate::call::{Call, Reply};
 use crate::error::{Error, Kind};
 use crate::lock::Lock;
 use crate::script::Script;
+use crate::wall_clock;
 use keyspace::{Argument, Keyspace, Outcome};
 
 /// The engine that runs in this process. Clones share their state.
@@ -164,7 +165,7 @@ impl Clock {
     fn now_us(&self) -> u64 {
         match &self.manual {
             Some(manual) => manual.load(Ordering::Relaxed),
-            None => micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+            None => micros(wall_clock::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, LazyLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use arc_swap::ArcSwap;
 use jiff::civil::{Date, Time};
@@ -13,6 +13,7 @@ use jiff::{Span, Timestamp, ToSpan};
 use crate::algorithm::Algorithm;
 use crate::algorithm::numbers::windows_arguments;
 use crate::error::RuleError;
+use crate::wall_clock;
 
 /// The zone of windows that set none.
 pub(super) const UTC: &str = "UTC";
@@ -245,7 +246,7 @@ fn first_instant(zone: &TimeZone, day: Date) -> Option<i64> {
 
 /// This machine's clock, in microseconds since the epoch.
 pub(crate) fn system_us() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = wall_clock::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(LAST_TIME)
 }
 

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::Limiter;
 use super::releases::Releases;
-use super::turns::Turns;
+use super::reservations::Reservations;
 use crate::backoff::Backoff;
 use crate::decision::Decision;
 use crate::error::Error;
@@ -42,7 +42,7 @@ const MOST: usize = 8192;
 pub(super) struct Background {
     running: Arc<Running>,
     pub(super) releases: Arc<Releases>,
-    pub(super) turns: Arc<Turns>,
+    pub(super) reservations: Arc<Reservations>,
 }
 
 #[derive(Debug, Default)]

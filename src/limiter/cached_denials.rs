@@ -60,7 +60,7 @@ impl Limiter {
     pub(super) fn state_keys(&self, rule: &Rule, request: &Request<'_>) -> Result<Vec<u8>, Error> {
         let mut keys = Vec::new();
         for scoped in rule.scoped_limits() {
-            keys.extend_from_slice(&self.state_key(rule, scoped.whole(), request)?);
+            keys.extend_from_slice(&self.state_key(rule, scoped.whole(), request.plain())?);
             keys.push(b'\n');
         }
         Ok(keys)

@@ -1,8 +1,6 @@
 //! From a request to its decision: which limits are asked, by what call, and what their reply says.
 
-use std::future::poll_fn;
-use std::task::{Context, Poll};
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use super::Limiter;
 use super::counted::{counted, ended};
@@ -12,7 +10,7 @@ use crate::call::{Mode, Reply, granted};
 use crate::decision::{Decision, LimitDecision, LimitDecisions};
 use crate::error::{Error, Kind};
 use crate::operation::Operation;
-use crate::request::Request;
+use crate::request::{PlainRequest, Request};
 use crate::rule::{Rule, Target};
 use crate::telemetry::Observed;
 
@@ -67,43 +65,13 @@ impl Limiter {
         request: &Request<'_>,
         operation: Operation,
     ) -> Result<Decision, Error> {
-        // Boxed to keep the common path's future small: there may be thousands of callers.
         match rule.scoped_limits() {
             [scoped] if scoped.limit.shards() > 1 => {
                 let choice = self.choose_shard(rule, scoped, request, operation);
                 Box::pin(self.decide_sharded(rule, scoped, request, operation, choice)).await
             }
-            [scoped] if operation == Operation::Acquire => {
-                self.decide_one(rule, scoped.whole(), request, operation).await
-            }
             _ => Box::pin(self.decide_in_full(rule, &concerned(rule, operation, request)?, request, operation)).await,
         }
-    }
-
-    /// Decides by a single limit, or one shard of it.
-    pub(super) async fn decide_one(
-        &self,
-        rule: &Rule,
-        target: Target<'_>,
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
-        if operation == Operation::Acquire {
-            let deadline = request.deadline_or(self.deadline);
-            let began = target.limit.windows().map(|_| Instant::now());
-            let begin =
-                |context: &mut Context<'_>| Poll::Ready(self.begin(rule, target, request, deadline, context.waker()));
-            if let Some(acquiring) = poll_fn(begin).await? {
-                let reply = match acquiring.await {
-                    Err(stale) if stale.stale_at().is_some() => {
-                        Box::pin(self.acquire_again(rule, target, request, stale, began)).await?
-                    }
-                    reply => reply?,
-                };
-                return self.decision_of_ask(rule, target, request, &reply);
-            }
-        }
-        Box::pin(self.decide_in_full(rule, &[target], request, operation)).await
     }
 
     pub(super) async fn decide_in_full(
@@ -152,20 +120,21 @@ impl Limiter {
         if operation == Operation::Penalty {
             granted = targets.iter().map(|target| target.limit.most_counted()).fold(granted, u64::min);
         }
-        Decision::of(limits, granted, self.engine.by(), decided_at(request, reply)).ok_or_else(garbled)
+        Decision::of(limits, granted, self.engine.by(), decided_at(request.plain(), reply)).ok_or_else(garbled)
     }
 
+    /// The decision in a reply to an ask.
     pub(super) fn decision_of_ask(
         &self,
         rule: &Rule,
         target: Target<'_>,
-        request: &Request<'_>,
+        request: &PlainRequest<'_>,
         reply: &Reply,
     ) -> Result<Decision, Error> {
         let notes = reply.appended.first_chunk().copied().unwrap_or_default();
         let limit = LimitDecision::new(&target.scoped.quota, reply.decision, notes, false).ok_or_else(garbled)?;
         let granted = if limit.allowed { request.units(rule) } else { 0 };
-        Decision::of(limit.into(), granted, self.engine.by(), decided_at(request, reply)).ok_or_else(garbled)
+        Ok(Decision::of_one(limit, granted, self.engine.by(), decided_at(request, reply)))
     }
 }
 
@@ -174,6 +143,6 @@ pub(super) fn garbled() -> Error {
     Error::new(Kind::Garbled, "expected a decision of each limit within its bounds, got something else")
 }
 
-pub(super) fn decided_at(request: &Request<'_>, reply: &Reply) -> SystemTime {
+pub(super) fn decided_at(request: &PlainRequest<'_>, reply: &Reply) -> SystemTime {
     request.time().unwrap_or(reply.at)
 }

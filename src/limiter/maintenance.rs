@@ -34,7 +34,7 @@ pub struct State {
 /// How far [`Limiter::reset_all`] has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Progress {
+pub struct ResetProgress {
     /// Keys in the database at the start, of all rules and programs.
     pub keys: u64,
     /// Roughly how many keys have been scanned.
@@ -53,7 +53,7 @@ impl Limiter {
     /// # Errors
     ///
     /// A name that no rule can have. No answer; see [`Error`]. What was forgotten by then stays forgotten.
-    pub async fn reset_all(&self, rule: &str, mut progress: impl FnMut(Progress)) -> Result<u64, Error> {
+    pub async fn reset_all(&self, rule: &str, mut progress: impl FnMut(ResetProgress)) -> Result<u64, Error> {
         key::checked_name(rule).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
         let prefix = self.prefix.as_str();
         let glob = key::glob_of_rule(prefix, rule);
@@ -62,7 +62,7 @@ impl Limiter {
         let keyspaces = self.engine.keyspaces(self.deadline).await?;
         let sizes = keyspaces.iter().map(|keyspace| keyspace.size(self.deadline));
         let sizes = try_join_all(sizes).await?;
-        let mut so_far = Progress { keys: sizes.iter().sum(), looked_at: 0, forgotten: 0 };
+        let mut so_far = ResetProgress { keys: sizes.iter().sum(), looked_at: 0, forgotten: 0 };
         let mut before = 0;
         for (keyspace, size) in keyspaces.iter().zip(sizes) {
             let mut from = 0;
@@ -107,7 +107,7 @@ impl Limiter {
     pub fn keys<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Vec<String>, Error> {
         let request = request.into();
         let targets = rule.scoped_limits().iter().flat_map(ScopedLimit::targets);
-        let key = |target| self.state_key(rule, target, &request);
+        let key = |target| self.state_key(rule, target, request.plain());
         targets.map(|target| key(target).map(|key| String::from_utf8_lossy(&key).into_owned())).collect()
     }
 
@@ -125,12 +125,12 @@ impl Limiter {
             let reply =
                 self.run(rule, input.script, std::slice::from_ref(&input), None, &request, Mode::Inspect).await?;
             let names = scoped.limit.algorithm().state_fields();
-            let (by, at) = (self.engine.by(), decided_at(&request, &reply));
+            let (by, at) = (self.engine.by(), decided_at(request.plain(), &reply));
             let read = match reply.appended.as_slice() {
                 [ttl_ms, fields @ .., blocked_us, overage] if fields.len() + 2 == names.len() => {
                     let notes = [*blocked_us, *overage];
                     LimitDecision::new(&scoped.quota, reply.decision, notes, rule.counts_denials())
-                        .and_then(|limit| Decision::of(limit.into(), 0, by, at))
+                        .map(|limit| Decision::of_one(limit, 0, by, at))
                         .map(|decision| (ttl_ms, &reply.appended[1..], decision))
                 }
                 _ => None,

@@ -1,8 +1,7 @@
 //! Many decisions at hand.
 
-use std::time::Instant;
-
 use futures_util::future::{join, join_all};
+use tokio::time::Instant;
 
 use super::decide::garbled;
 use super::run::left_of;
@@ -91,7 +90,7 @@ impl Limiter {
             steps.push(self.engine.acquire_all(asks));
         }
         let alone = requests.iter().zip(&ways).filter(|(_, way)| matches!(way, Plan::Alone));
-        let alone = alone.map(|(request, _)| self.decide(rule, request, Operation::Acquire));
+        let alone = alone.map(|(request, _)| self.acquire(rule, *request));
         let begun = join_all(steps.iter_mut().map(AcquiringAll::begin));
         let mut alone = join(begun, join_all(alone)).await.1.into_iter();
         let mut steps = steps.into_iter();
@@ -172,7 +171,7 @@ impl Limiter {
             let (Some(target), Err(refused)) = (self.together(rule, request), &decisions[at]) else {
                 return Err(garbled());
             };
-            let ask = self.ask_again(rule, target, request, refused)?.ok_or_else(garbled)?;
+            let ask = self.ask_again(rule, target, request.plain(), refused)?.ok_or_else(garbled)?;
             Ok((ask, left))
         };
         let mut unsent = Vec::with_capacity(stale.len());
@@ -200,7 +199,7 @@ impl Limiter {
         reply: &Reply,
         sighting: Option<Box<Sighting>>,
     ) -> Result<Decision, Error> {
-        let decision = self.decision_of_ask(rule, rule.scoped_limits()[0].whole(), request, reply)?;
+        let decision = self.decision_of_ask(rule, rule.scoped_limits()[0].whole(), request.plain(), reply)?;
         if let (Some(cache), Some(sighting)) = (&self.denials, sighting) {
             cache.remember(*sighting, request.units(rule), &decision);
         }
@@ -210,6 +209,9 @@ impl Limiter {
     /// The limit, or the shard of one, by which such a request is decided together with others, if it can be.
     fn together<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Option<Target<'r>> {
         let [scoped] = rule.scoped_limits() else { return None };
+        if request.has_id() || !rule.options().is_empty() {
+            return None;
+        }
         match scoped.limit.shards() {
             1 => Some(scoped.whole()),
             _ => match self.choose_shard(rule, scoped, request, Operation::Acquire) {
@@ -222,7 +224,7 @@ impl Limiter {
     /// How this request is decided, and its ask if it is decided together with others.
     fn way<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Result<(Plan, Option<Ask<'r>>), Error> {
         let Some(target) = self.together(rule, request) else { return Ok((Plan::Alone, None)) };
-        let Some(ask) = self.ask(rule, target, request)? else { return Ok((Plan::Alone, None)) };
+        let Some(ask) = self.ask(rule, target, request.plain())? else { return Ok((Plan::Alone, None)) };
         let sighting = match &self.denials {
             Some(cache) => self.sight(cache, rule, request)?.map(|sighting| (cache, sighting)),
             None => None,

@@ -7,21 +7,18 @@ use crate::call::{LimitInput, Marker};
 use crate::error::{Error, Kind};
 use crate::key::{self, Key, Name};
 use crate::operation::Operation;
-use crate::request::Request;
+use crate::request::{PlainRequest, Request};
 use crate::rule::{Rule, ScopedLimit, Target};
 
 impl Limiter {
-    /// An acquire in the script's packed form, which is decided together with others, if that form can express the
-    /// request.
+    /// An acquire in the script's packed form, which is decided together with others, if the algorithm has one. For
+    /// requests without an id, by rules without [options](Rule::options).
     pub(super) fn ask<'r>(
         &self,
         rule: &Rule,
         target: Target<'r>,
-        request: &Request<'_>,
+        request: &PlainRequest<'_>,
     ) -> Result<Option<Ask<'r>>, Error> {
-        if request.id.is_some() || !rule.options().is_empty() {
-            return Ok(None);
-        }
         let now_us = request.now_us()?;
         let Some(numbers) = target.limit.packed(now_us, self.server_clock.ahead_us()) else { return Ok(None) };
         Ok(Some(Ask {
@@ -32,6 +29,7 @@ impl Limiter {
             now_us,
             most_keys: target.limit.algorithm().row().most_keys(),
             partition: 0,
+            across_partitions: false,
         }))
     }
 
@@ -52,8 +50,8 @@ impl Limiter {
         if got > EXACT {
             return Err(Error::new(Kind::Input, format!("cost: with an id, expected at most {EXACT}, got {got}")));
         }
-        let key = self.name(rule, request.key)?;
-        let tag = (self.tag(rule, request, key)?, targets.first().and_then(|target| target.shard));
+        let key = self.name(rule, request.key())?;
+        let tag = (self.tag(rule, request.plain(), key)?, targets.first().and_then(|target| target.shard));
         let key = key::marker_key(&self.prefix, tag, key, &rule.marker(), id)?;
         Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()? }))
     }
@@ -80,13 +78,13 @@ impl Limiter {
     ) -> Result<LimitInput<'r>, Error> {
         let limit = target.limit;
         Ok(LimitInput {
-            key: self.state_key(rule, target, request)?,
+            key: self.state_key(rule, target, request.plain())?,
             script: limit.algorithm().script(),
             arguments: limit.arguments(request.now_us()?, self.server_clock.ahead_us()),
             windows: limit.windows(),
             replaced: match (limit.spread(), limit.holder()) {
                 (Some((at, period)), _) => {
-                    let name = self.name(rule, request.counted(rule, target.scoped.by.as_deref())?)?;
+                    let name = self.name(rule, request.plain().counted(rule, target.scoped.by.as_deref())?)?;
                     Some((at, key::spread_offset(name.bytes(), period).to_string().into_bytes()))
                 }
                 (None, Some(at)) => Some((at, holder.to_vec())),
@@ -95,7 +93,7 @@ impl Limiter {
         })
     }
 
-    pub(super) fn state_key(&self, rule: &Rule, target: Target<'_>, request: &Request<'_>) -> Result<Key, Error> {
+    pub(super) fn state_key(&self, rule: &Rule, target: Target<'_>, request: &PlainRequest<'_>) -> Result<Key, Error> {
         if rule.name().is_none() {
             let why = "rules without a name would share their keys (Rule::named)";
             return Err(Error::new(Kind::Input, format!("rule {rule}: expected a name, got none: {why}")));
@@ -106,7 +104,7 @@ impl Limiter {
     }
 
     /// The tag that groups the keys of a decision: this key, unless the rule says otherwise.
-    fn tag<'a>(&self, rule: &Rule, request: &'a Request<'_>, key: Name<'a>) -> Result<Name<'a>, Error> {
+    fn tag<'a>(&self, rule: &Rule, request: &PlainRequest<'a>, key: Name<'a>) -> Result<Name<'a>, Error> {
         match rule.tag() {
             None => Ok(key),
             Some(tag) => self.name(rule, request.counted(rule, Some(tag))?),

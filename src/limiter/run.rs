@@ -4,51 +4,36 @@
 use std::borrow::Cow;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
-use std::time::{Duration, Instant};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::Limiter;
 use crate::batch::Ask;
 use crate::call::{Call, LimitInput, Marker, Mode, Reply};
-use crate::engine::Acquiring;
+use crate::decision::Decision;
+use crate::engine::deadline::Deadline;
 use crate::error::Error;
 use crate::operation::Operation;
-use crate::request::Request;
+use crate::request::{PlainRequest, Request};
 use crate::rule::{Rule, Target};
 use crate::script::Script;
 
 impl Limiter {
-    /// Begins an acquire in the script's packed form, if that form can express the request.
-    pub(super) fn begin<'r>(
-        &'r self,
-        rule: &Rule,
-        target: Target<'r>,
-        request: &Request<'_>,
-        deadline: Duration,
-        waker: &Waker,
-    ) -> Result<Option<Acquiring<'r>>, Error> {
-        let Some(ask) = self.ask(rule, target, request)? else { return Ok(None) };
-        self.engine.acquire(ask, deadline, waker).map(Some)
-    }
-
-    /// The same again, after its windows were refused.
+    /// Asks once more for an acquire whose windows were refused with this error.
     pub(super) async fn acquire_again(
         &self,
         rule: &Rule,
         target: Target<'_>,
-        request: &Request<'_>,
+        request: &PlainRequest<'_>,
         stale: Error,
-        began: Option<Instant>,
-    ) -> Result<Reply, Error> {
-        let deadline = request.deadline_or(self.deadline);
-        let deadline = began.map_or(Ok(deadline), |began| left_of(deadline, began))?;
-        let mut ask = self.ask_again(rule, target, request, &stale)?;
-        let begin =
-            poll_fn(|context| Poll::Ready(ask.take().map(|ask| self.engine.acquire(ask, deadline, context.waker()))));
-        match begin.await {
-            Some(begun) => begun?.await,
-            None => Err(stale),
-        }
+        until: Deadline,
+    ) -> Result<Decision, Error> {
+        until.check()?;
+        let Some(ask) = self.ask_again(rule, target, request, &stale)? else { return Err(stale) };
+        let begun = poll_fn(|context| Poll::Ready(self.engine.acquire(&ask, until, context.waker()))).await?;
+        self.decision_of_ask(rule, target, request, &begun.await?)
     }
 
     /// What to ask after a refusal: the same, with the windows around the time that the server reported.
@@ -56,7 +41,7 @@ impl Limiter {
         &self,
         rule: &Rule,
         target: Target<'r>,
-        request: &Request<'_>,
+        request: &PlainRequest<'_>,
         stale: &Error,
     ) -> Result<Option<Ask<'r>>, Error> {
         let (Some(windows), Some(server_us)) = (target.limit.windows(), stale.stale_at()) else { return Ok(None) };

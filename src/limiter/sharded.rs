@@ -64,7 +64,7 @@ impl Limiter {
         // Calls that don't apply, such as a renewal of what isn't held, are rejected as usual.
         concerned(rule, operation, request)?;
         match choice {
-            ShardChoice::One(number) => self.decide_one(rule, scoped.shard(number), request, operation).await,
+            ShardChoice::One(number) => self.decide_in_full(rule, &[scoped.shard(number)], request, operation).await,
             ShardChoice::OneOf(one, other) => {
                 let targets = [scoped.shard(one), scoped.shard(other)];
                 let inputs = self.limit_inputs(rule, &targets, request, operation)?;
@@ -72,8 +72,9 @@ impl Limiter {
                 self.decision(rule, &targets[..1], request, operation, &reply)
             }
             ShardChoice::All => {
-                let all = scoped.targets().map(|target| self.decide_one(rule, target, request, operation));
-                let answers = join_all(all).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+                let targets: Vec<_> = scoped.targets().collect();
+                let each = targets.chunks(1).map(|target| self.decide_in_full(rule, target, request, operation));
+                let answers = join_all(each).await.into_iter().collect::<Result<Vec<_>, _>>()?;
                 let most_used = answers.into_iter().min_by_key(|answer| (answer.remaining, answer.limit));
                 most_used.ok_or_else(super::decide::garbled)
             }

@@ -163,7 +163,7 @@ impl Limiter {
         let (started, jitter) = (Instant::now(), request.wait_jitter());
         loop {
             // The wait without jitter is what must fit.
-            let decision = self.decide_uncounted(rule, &request.jitter(0), Operation::Acquire).await?;
+            let decision = self.acquire_uncounted(rule, request.jitter(0)).await?;
             let left = max_wait.saturating_sub(started.elapsed());
             // What Redis took, or may have taken, isn't requested again.
             let charged = decision.error.as_ref().is_some_and(|error| error.charged() != Charged::No);

@@ -17,7 +17,7 @@ use tower_service::Service;
 
 use super::answer::{Failure, Protocol};
 use super::body::ResponseBody;
-use super::sources::{self, Read};
+use super::request_attributes::{self, Read};
 use crate::rules::{Account, ApiKeyError, ApiKeyLookup};
 
 /// Authenticates requests by API keys, of the system of record or of any other [look-up](ApiKeyLookup). Put it around a
@@ -77,7 +77,14 @@ impl ApiKeyLayer {
     #[must_use]
     pub fn new(keys: impl ApiKeyLookup) -> Self {
         let challenge = HeaderValue::from_static("Bearer");
-        Self { settings: Settings { keys: Arc::new(keys), read: sources::bearer(), challenge, is_optional: false } }
+        Self {
+            settings: Settings {
+                keys: Arc::new(keys),
+                read: request_attributes::bearer(),
+                challenge,
+                is_optional: false,
+            },
+        }
     }
 
     /// Keys are sent in this header, such as `x-api-key`, and nowhere else.
@@ -85,7 +92,7 @@ impl ApiKeyLayer {
     pub fn header(mut self, header: HeaderName) -> Self {
         let challenge = format!("ApiKey header=\"{header}\"");
         self.settings.challenge = HeaderValue::try_from(challenge).unwrap_or(HeaderValue::from_static("ApiKey"));
-        self.settings.read = sources::header(header);
+        self.settings.read = request_attributes::header(header);
         self
     }
 

@@ -10,9 +10,9 @@ use tower_layer::Layer;
 
 use super::client_address::ClientAddress;
 use super::headers::HeaderStyle;
+use super::request_attributes::{self, AttributeReaders};
 use super::service::RateLimit;
 use super::settings::Settings;
-use super::sources::{self, Sources};
 use crate::limiter::Limiter;
 use crate::rules::{DecisionSink, RuleSource};
 
@@ -33,12 +33,12 @@ impl RateLimitLayer {
         let settings = Settings {
             limiter,
             rules: Arc::new(rules),
-            sources: Sources::new(),
+            readers: AttributeReaders::new(),
             style: HeaderStyle::default(),
             skip: None,
             max_wait: None,
             settles: false,
-            heeds: None,
+            upstream_backoff: None,
             sink: None,
             checked: Arc::default(),
         };
@@ -78,7 +78,7 @@ impl RateLimitLayer {
     /// keys are [hashed](Limiter::key_secret). Nobody checks it: see [`api_key`](Self::api_key).
     #[must_use]
     pub fn bearer_key(mut self) -> Self {
-        self.settings.sources.attribute("api_key", sources::bearer());
+        self.settings.readers.attribute("api_key", request_attributes::bearer());
         self
     }
 
@@ -86,7 +86,7 @@ impl RateLimitLayer {
     /// refused, and so is an `ip` that is no address, if a rule uses it.
     #[must_use]
     pub fn header(mut self, attribute: &str, header: HeaderName) -> Self {
-        self.settings.sources.attribute(attribute, sources::header(header));
+        self.settings.readers.attribute(attribute, request_attributes::header(header));
         self
     }
 
@@ -107,21 +107,21 @@ impl RateLimitLayer {
         name: &str,
         read: impl Fn(&Parts) -> Option<V> + Send + Sync + 'static,
     ) -> Self {
-        self.settings.sources.attribute(name, Arc::new(move |parts| Ok(read(parts).map(Into::into))));
+        self.settings.readers.attribute(name, Arc::new(move |parts| Ok(read(parts).map(Into::into))));
         self
     }
 
     /// Where a client's address comes from. Default: the connection.
     #[must_use]
     pub fn client_address(mut self, address: ClientAddress) -> Self {
-        self.settings.sources.address(address);
+        self.settings.readers.address(address);
         self
     }
 
     /// Reads a connection's peer address, for servers that provide it in their own way.
     #[must_use]
     pub fn peer(mut self, read: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
-        self.settings.sources.peer(Arc::new(read));
+        self.settings.readers.peer(Arc::new(read));
         self
     }
 
@@ -167,8 +167,8 @@ impl RateLimitLayer {
     /// one for each call that waits in order. If none of the rule's limits counts by the rule's own key, nothing is
     /// blocked; that is logged, with the feature `tracing`.
     #[must_use]
-    pub fn heed(mut self, most: Duration) -> Self {
-        self.settings.heeds = Some(most);
+    pub fn upstream_backoff(mut self, most: Duration) -> Self {
+        self.settings.upstream_backoff = Some(most);
         self
     }
 

@@ -17,9 +17,9 @@ use tower_service::Service;
 use super::answer::{self, Failure, Protocol};
 use super::body::{Ends, Permits, ResponseBody, SETTLED_WITHIN, Settlement, Usage};
 use super::pending::Pending;
-use super::restraint;
+use super::request_attributes::RequestAttributes;
 use super::settings::Settings;
-use super::sources::Given;
+use super::upstream_backoff::back_off;
 use crate::error::{Error, Kind};
 use crate::limiter::Limiter;
 use crate::limiter::hold::Permit;
@@ -63,7 +63,7 @@ where
         let (settings, rules) = (Arc::clone(&self.settings), self.settings.rules.rules());
         if settings.checked.load(Ordering::Relaxed) != rules.address() {
             settings.checked.store(rules.address(), Ordering::Relaxed);
-            settings.sources.check(&rules, settings.knows_accounts(&request));
+            settings.readers.check(&rules, settings.knows_accounts(&request));
         }
         Box::pin(settings.pass(rules, service, request))
     }
@@ -111,8 +111,8 @@ impl Settings {
         parts.extensions.get_or_insert_default::<Permits>().add(ends.as_ref());
         let (mut parts, body) = service.call(Request::from_parts(parts, body)).await?.into_parts();
         pending.responded(parts.status.as_u16());
-        if let (Some((rule, request)), Some(most)) = (charged, self.heeds) {
-            restraint::heed(&self.limiter, &rule, &request, most, &parts).await;
+        if let (Some((rule, request)), Some(most)) = (charged, self.upstream_backoff) {
+            back_off(&self.limiter, &rule, &request, most, &parts).await;
         }
         answer::append(&mut parts.headers, &mut parts.extensions, fields);
         Ok(Response::from_parts(parts, ResponseBody::inner(body, ends)))
@@ -126,7 +126,8 @@ impl Settings {
             telemetry::judged(None, Err(error.class()));
             error
         };
-        let given = self.sources.of(parts, self.max_wait.is_some() || self.heeds.is_some()).map_err(uncounted);
+        let given =
+            self.readers.of(parts, self.max_wait.is_some() || self.upstream_backoff.is_some()).map_err(uncounted);
         let given = given.map_err(refused("a header that identifies the client was sent more than once"))?;
         let account = self.account(parts, &given);
         let attributes = given.attributes(parts, rules).map_err(uncounted);
@@ -147,7 +148,7 @@ impl Settings {
         let id = usage.as_ref().map(|_| unique_id("http"));
         let asking = match self.max_wait {
             // A response may block the key while others wait.
-            Some(max_wait) if self.heeds.is_some() => Acquisition::Wait(max_wait, Blocks::Respected),
+            Some(max_wait) if self.upstream_backoff.is_some() => Acquisition::Wait(max_wait, Blocks::Respected),
             Some(max_wait) => Acquisition::Wait(max_wait, Blocks::Outrun),
             None => Acquisition::Hold { id: id.as_ref().map(|id| (id.as_bytes(), SETTLED_WITHIN)) },
         };
@@ -183,7 +184,7 @@ impl Settings {
         // For as long as the response takes.
         let permits: Arc<Vec<_>> = Arc::new(permits.into_iter().map(Permit::renewed).collect());
         let charged = match &applies.effect {
-            Effect::Limit(charge) if usage.is_some() || self.heeds.is_some() => {
+            Effect::Limit(charge) if usage.is_some() || self.upstream_backoff.is_some() => {
                 Some((charge.rule().clone(), charge.request().into_owned()))
             }
             _ => None,
@@ -209,14 +210,14 @@ impl Settings {
         self.sink.is_some() || self.rules.sink().is_some()
     }
 
-    /// Whether a request's user, tier and API key may come from elsewhere than the layer's own sources.
+    /// Whether a request's user, tier and API key may come from elsewhere than the layer's own readers.
     fn knows_accounts<B>(&self, request: &Request<B>) -> bool {
         self.rules.knows_users() || request.extensions().get::<Account>().is_some()
     }
 
     /// The account behind the request: as an earlier layer found it, with what the source of the rules knows of the
     /// user.
-    fn account(&self, parts: &Parts, given: &Given<'_>) -> Option<Account> {
+    fn account(&self, parts: &Parts, given: &RequestAttributes<'_>) -> Option<Account> {
         let account = parts.extensions.get::<Account>().cloned();
         if !self.rules.knows_users() {
             return account;

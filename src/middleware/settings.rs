@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::request::Parts;
 
 use super::headers::HeaderStyle;
-use super::sources::Sources;
+use super::request_attributes::AttributeReaders;
 use crate::limiter::Limiter;
 use crate::rules::{DecisionSink, RuleSource};
 
@@ -16,13 +16,13 @@ use crate::rules::{DecisionSink, RuleSource};
 pub(super) struct Settings {
     pub(super) limiter: Limiter,
     pub(super) rules: Arc<dyn RuleSource>,
-    pub(super) sources: Sources,
+    pub(super) readers: AttributeReaders,
     pub(super) style: HeaderStyle,
     pub(super) skip: Option<Skip>,
     pub(super) max_wait: Option<Duration>,
     pub(super) settles: bool,
     /// The longest pause that a response may cause.
-    pub(super) heeds: Option<Duration>,
+    pub(super) upstream_backoff: Option<Duration>,
     pub(super) sink: Option<Arc<dyn DecisionSink>>,
     /// The address of the last checked set of rules. A router creates a layer's services again and again.
     pub(super) checked: Arc<AtomicUsize>,
@@ -33,6 +33,6 @@ type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rules = self.rules.rules().len();
-        f.debug_struct("Settings").field("rules", &rules).field("sources", &self.sources).finish_non_exhaustive()
+        f.debug_struct("Settings").field("rules", &rules).field("readers", &self.readers).finish_non_exhaustive()
     }
 }

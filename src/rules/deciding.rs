@@ -12,7 +12,6 @@ use crate::limiter::hold::Permit;
 #[cfg(feature = "http")]
 use crate::limiter::wait::Blocks;
 use crate::limiter::{Limiter, counted};
-use crate::operation::Operation;
 use crate::telemetry;
 
 /// A verdict, and the permits that the request took.
@@ -204,7 +203,7 @@ impl Limiter {
             Acquisition::Wait(max_wait, blocks) => {
                 return Ok((Box::pin(self.wait_within(rule, request, max_wait, blocks)).await?, None));
             }
-            _ => return Ok((self.decide_uncounted(rule, &request, Operation::Acquire).await?, None)),
+            _ => return Ok((self.acquire_uncounted(rule, request).await?, None)),
         };
         Ok((held.decision, held.permit))
     }

@@ -110,12 +110,6 @@ impl Callers {
         Arc::new(Self { told: Mutex::default(), rules: Rules::new(), network: Arc::clone(network), limiter })
     }
 
-    /// Asks once, before all other callers.
-    pub(super) async fn first(&self) {
-        let ask = |key| self.limiter.peek(&self.rules.own, key);
-        self.ask(0, Patience::Awaits, Duration::from_secs(5), "first", CallKind::Peek, 1, ask).await;
-    }
-
     /// Asks now and then, until `end`.
     pub(super) async fn call(self: Arc<Self>, caller: usize, mut chance: Chance, pause: u64, end: Instant) {
         // Some ask at the same instant as others.
@@ -275,7 +269,7 @@ impl Callers {
         let mut all = self.told.lock().expect("nobody panicked");
         let told = &mut all[place];
         (told.ended, told.outcome) = (Some(self.network.medium.ms()), outcome);
-        self.network.medium.note(|| format!("{} is told of {}: {:?}", told.caller, told.key, told.outcome));
+        self.network.medium.note(|| format!("{} gets the answer for {}: {:?}", told.caller, told.key, told.outcome));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::{Arc, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::chance::Chance;
 use super::medium::Medium;
@@ -49,6 +49,11 @@ impl Network {
 
     pub(super) fn servers(&self) -> Vec<Arc<Server>> {
         self.servers.all()
+    }
+
+    /// What the client's clock shows, which is what the servers' clocks show.
+    pub(super) fn time_of_day(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_micros(self.medium.now_us())
     }
 
     pub(crate) async fn connect(&self, host: &str, port: u16) -> io::Result<ClientEnd> {

@@ -15,14 +15,15 @@ use super::network::Network;
 use super::oracle::{RECOVERY, Verdict, judge};
 use super::server::Role;
 use super::slots::{GROUPS, Slots};
-use super::{NETWORK, Topology};
+use super::{NETWORK, Topology, network};
 use crate::random::seeded;
+use crate::wall_clock::simulated;
 use crate::{DenialCache, Engine, Limiter, OnError};
 
 pub(super) struct Run {
     pub(super) verdict: Verdict,
-    /// The digest and the number of all events; none for the few runs that also depend on tokio's own randomness.
-    pub(super) digest: Option<(u64, u64)>,
+    /// The digest and the number of all events.
+    pub(super) digest: (u64, u64),
     /// The seed, what was drawn from it, and what broke, as text.
     pub(super) shown: String,
 }
@@ -49,11 +50,13 @@ pub(super) fn alone(seed: u64, simulation: impl Future<Output = Run>) -> Run {
     count_panics();
     PANICS.set(0);
     seeded::seed(Some(Chance::new(seed, 1).draw()));
+    simulated::set(Some(|| network().map(|network| network.time_of_day())));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
     let runtime = runtime.expect("a runtime");
     let mut run = runtime.block_on(simulation);
     drop(runtime);
     NETWORK.set(None);
+    simulated::set(None);
     seeded::seed(None);
     let panics = PANICS.get();
     if panics > 0 {
@@ -79,12 +82,7 @@ async fn simulate(seed: u64, topology: Topology, faults: &[Injection], end: Dura
     }
     let before = Handle::current().metrics().num_alive_tasks();
 
-    // Of several waiters for the first slot map, tokio wakes some before others at random. Usually there is only one.
-    let repeats = topology != Topology::Cluster || !chance.one_in(8);
     let callers = Callers::new(limiter, &network);
-    if repeats && topology == Topology::Cluster {
-        callers.first().await;
-    }
     let began = Instant::now();
     let healed = began + end;
     let last = healed + RECOVERY + Duration::from_secs(1);
@@ -118,7 +116,7 @@ async fn simulate(seed: u64, topology: Topology, faults: &[Injection], end: Dura
     }
     let digest = network.medium.digest();
     network.forget();
-    Run { verdict, digest: repeats.then_some(digest), shown: String::new() }
+    Run { verdict, digest, shown: String::new() }
 }
 
 /// Creates the servers; returns the address of all of them.

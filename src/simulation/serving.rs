@@ -10,7 +10,7 @@ use super::resp::{Requests, write, write_map};
 use super::server::{Role, Server};
 use super::slots::{self, Node};
 use super::wire::ServerEnd;
-use crate::engine::embedded::raw::{Answer, Runner};
+use crate::engine::embedded::raw::{Answer, Runner, Serves};
 
 /// A connection's state on the server.
 struct Session {
@@ -199,6 +199,10 @@ impl Server {
                 return Step::Paused(trouble.paused.unwrap_or_else(Instant::now), words);
             }
             "EVAL" | "EVALSHA" | "EVAL_RO" | "EVALSHA_RO" => match trouble.refuses_scripts {
+                // A script without declared keys runs on a node that finds the cluster down, and can use no key.
+                Some(slots::DOWN) if word(2).is_some_and(|keys| keys == "0") && words.len() > 3 => {
+                    self.run_script(session, asking, &name, &words)
+                }
                 Some(why) if !self.spares() => error(why),
                 _ => self.run_script(session, asking, &name, &words),
             },
@@ -252,7 +256,8 @@ impl Server {
     }
 
     fn run_script(&self, session: &mut Session, asking: bool, name: &str, words: &Words) -> Answer {
-        let count = std::str::from_utf8(&words[2]).ok().and_then(|count| count.parse::<usize>().ok()).expect("keys");
+        let number = |word: &[u8]| std::str::from_utf8(word).ok().and_then(|count| count.parse::<usize>().ok());
+        let count = number(&words[2]).expect("a number of keys");
         let (keys, arguments) = words[3..].split_at(count);
         if let Some(elsewhere) = self.elsewhere(keys, asking) {
             if elsewhere.starts_with("MOVED") {
@@ -284,15 +289,28 @@ impl Server {
             Role::Replica => Some("READONLY You can't write against a read only replica."),
             _ => state.trouble.refusal,
         };
-        let before: Vec<_> = keys.iter().map(|key| state.store.shown(key)).collect();
-        let answer = RUNNER.with_borrow_mut(|runner| runner.run(&digest, &mut state.store, (keys, arguments), refusal));
-        let changed = keys.iter().zip(before).any(|(key, before)| state.store.shown(key) != before);
+        // Keys that a script doesn't declare are among its arguments, and each is checked when it is used.
+        let (used, own) = match arguments {
+            [used, rest @ ..] if count == 0 => rest.split_at(number(used).expect("a number of keys")),
+            _ => (keys, arguments),
+        };
+        let serves = state.slots.clone().filter(|_| count == 0).map(|slots| -> Serves {
+            let primary = (state.role != Role::Replica).then_some(self.at);
+            let down = state.trouble.refuses_scripts == Some(slots::DOWN);
+            Box::new(move |keys, missing| {
+                !down && slots.elsewhere(primary, keys, missing, false, |_| String::new()).is_none()
+            })
+        });
+        let before: Vec<_> = used.iter().map(|key| state.store.shown(key)).collect();
+        let run = |runner: &mut Runner| runner.run(&digest, &mut state.store, (keys, arguments), refusal, serves);
+        let answer = RUNNER.with_borrow_mut(run);
+        let changed = used.iter().zip(before).any(|(key, before)| state.store.shown(key) != before);
         if changed {
-            state.unsynced.extend_from_slice(keys);
+            state.unsynced.extend_from_slice(used);
             session.wrote_at = Some(Instant::now());
         }
         drop(state);
-        self.medium.ledger().enter(keys, arguments, &answer, changed);
+        self.medium.ledger().enter(used, own, &answer, changed);
         answer
     }
 }

@@ -1,15 +1,16 @@
 //! Which nodes there are, and the slot map. One task at a time refreshes it, however many callers notice a change.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
 use redis::{Value, pipe};
-use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::across_slots::AcrossSlots;
 use super::slots::{self, Address, Run, SLOTS};
 use crate::backoff::Backoff;
 use crate::engine::redis::address::{Endpoint, host_and_port};
@@ -18,6 +19,8 @@ use crate::engine::redis::{Confirm, Redis};
 use crate::error::{Error, Kind};
 use crate::lock::Lock;
 use crate::random::random;
+use crate::runtime;
+use crate::single_flight::{Flight, SingleFlight};
 
 /// The pause between refreshes, at first; it doubles after each one that finds nothing new.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -26,15 +29,19 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const PAUSES: Backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, 50);
 /// How long one node may take to answer before another is asked.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// The longest refresh. One that has taken this long may be on a runtime that is no longer driven, so another begins.
+/// The longest refresh.
 const LONGEST_REFRESH: Duration = Duration::from_secs(2);
+/// After this long, it may be on a runtime that is no longer driven, so another begins. Later than it ends by itself also
+/// on a busy machine: what it has found isn't noted once it is replaced.
+const STUCK_REFRESH: Duration = Duration::from_millis(2_500);
 /// Stands for the owner of a slot that no node has.
 const NOBODY: u16 = u16::MAX;
 
 pub(super) struct Topology {
     seeds: Vec<Endpoint>,
-    known: watch::Sender<Known>,
-    refreshing: Lock<Refreshing>,
+    known: RwLock<Known>,
+    refreshing: Arc<SingleFlight>,
+    pacing: Lock<Pacing>,
     looks: AtomicU64,
     /// The confirmation that every node's calls need.
     pub(super) confirm: OnceLock<Confirm>,
@@ -45,13 +52,14 @@ pub(super) struct Node {
     host: String,
     port: u16,
     pub(super) redis: Redis,
+    pub(super) across_slots: AcrossSlots,
 }
 
 struct Known {
     map: Map,
     /// Whether any node has given the map; until then only the seeds are known.
     said: bool,
-    /// Why the first refresh failed, and when the next one may begin.
+    /// Why the last refresh failed, and when the next one may begin.
     failed: Option<(Error, Instant)>,
 }
 
@@ -61,37 +69,25 @@ struct Map {
     nodes: Vec<Arc<Node>>,
 }
 
-struct Refreshing {
-    /// When the running refresh began.
-    since: Option<Instant>,
-    number: u64,
+/// When the next refresh may begin.
+struct Pacing {
     pauses: Backoff,
     next: Option<Instant>,
-}
-
-impl Default for Refreshing {
-    fn default() -> Self {
-        Self { since: None, number: 0, pauses: PAUSES, next: None }
-    }
-}
-
-/// A running refresh. However it is dropped, another may begin.
-struct Refresh {
-    topology: Arc<Topology>,
-    number: u64,
 }
 
 impl Topology {
     pub(super) fn new(seeds: Vec<Endpoint>) -> Result<Self, Error> {
         let nodes = seeds.iter().map(|seed| node(seed.clone())).collect::<Result<Vec<_>, _>>()?;
         let map = Map { owners: vec![NOBODY; SLOTS], nodes };
-        let known = watch::Sender::new(Known { map, said: false, failed: None });
-        Ok(Self { seeds, known, refreshing: Lock::default(), looks: AtomicU64::new(0), confirm: OnceLock::new() })
+        let known = RwLock::new(Known { map, said: false, failed: None });
+        let pacing = Lock::new(Pacing { pauses: PAUSES, next: None });
+        let (refreshing, looks, confirm) = (Arc::default(), AtomicU64::new(0), OnceLock::new());
+        Ok(Self { seeds, known, refreshing, pacing, looks, confirm })
     }
 
     /// The node that has the slot, as far as known.
     pub(super) fn owner(&self, slot: u16) -> Option<Arc<Node>> {
-        self.known.borrow().map.owner(slot).cloned()
+        self.known().map.owner(slot).cloned()
     }
 
     /// The same, after the first refresh if there was none; waits as long as that takes.
@@ -109,7 +105,7 @@ impl Topology {
     }
 
     pub(super) fn nodes(&self) -> impl Iterator<Item = Arc<Node>> {
-        self.known.borrow().map.nodes.clone().into_iter()
+        self.known().map.nodes.clone().into_iter()
     }
 
     pub(super) fn refreshes(&self) -> u64 {
@@ -118,26 +114,29 @@ impl Topology {
 
     /// Reads something from the map, once there is one.
     async fn at_last<T>(self: &Arc<Self>, of: impl Fn(&Map) -> T) -> Result<T, Error> {
-        let mut known = self.known.subscribe();
         let read = |known: &Known| match &known.failed {
             _ if known.said => Some(Ok(of(&known.map))),
             Some((error, next)) => Some(Err((error.clone(), next.saturating_duration_since(Instant::now())))),
             None => None,
         };
-        match read(&known.borrow_and_update()) {
-            Some(Ok(found)) => return Ok(found),
-            Some(Err((error, wait))) if !wait.is_zero() => return Err(error.for_unsent(wait)),
-            _ => {}
-        }
+        let mut waited = false;
         loop {
-            self.refresh_soon();
-            // The refresh ends, is dropped, or is on a runtime that is no longer driven.
-            let _ = tokio::time::timeout(LONGEST_REFRESH / 4, known.changed()).await;
-            match read(&known.borrow_and_update()) {
+            let mut ended = pin!(self.refreshing.ended());
+            match read(&self.known()) {
                 Some(Ok(found)) => return Ok(found),
-                Some(Err((error, wait))) if !wait.is_zero() => return Err(error),
+                Some(Err((error, wait))) if !wait.is_zero() => {
+                    return Err(if waited { error } else { error.for_unsent(wait) });
+                }
                 _ => {}
             }
+            self.refresh_soon();
+            // The refresh ends, is dropped, or is on a runtime that is no longer driven.
+            let again = Instant::now() + LONGEST_REFRESH / 4;
+            if runtime::timeout_at(again, ended.as_mut()).await.is_none() && Instant::now() < again {
+                // There are no timers outside a runtime: only the end of the refresh, or the caller's deadline, ends this.
+                ended.await;
+            }
+            waited = true;
         }
     }
 
@@ -146,10 +145,10 @@ impl Topology {
         let bad = || Error::new(Kind::Garbled, format!("expected another node's host:port from redis, got {named:?}"));
         let (host, port) = host_and_port(named).ok_or_else(bad)?;
         let host = if host.is_empty() { by.host.as_str() } else { host };
-        let known = self.known.borrow().map.at(host, port).cloned();
+        let known = self.known().map.at(host, port).cloned();
         let mut found = known.map_or_else(|| self.node(host, port), Ok)?;
-        self.known.send_modify(|known| {
-            let map = &mut known.map;
+        {
+            let map = &mut self.known_mut().map;
             let at = map.nodes.iter().position(|node| node.is(host, port)).unwrap_or_else(|| {
                 map.nodes.push(Arc::clone(&found));
                 map.nodes.len() - 1
@@ -159,7 +158,7 @@ impl Topology {
             if let (Some(slot), Ok(owner)) = (slot, u16::try_from(at)) {
                 map.owners[usize::from(slot)] = owner;
             }
-        });
+        }
         if slot.is_some() {
             self.refresh_soon();
         }
@@ -168,20 +167,54 @@ impl Topology {
 
     /// Refreshes the slot map, unless a refresh is running or recent.
     pub(super) fn refresh_soon(self: &Arc<Self>) {
-        let (number, at) = {
-            let (mut refreshing, now) = (self.refreshing(), Instant::now());
-            if refreshing.since.is_some_and(|since| now - since < LONGEST_REFRESH) {
-                return;
+        let (flight, at) = {
+            let (mut pacing, now) = (self.pacing.lock(), Instant::now());
+            let at = pacing.next.map_or(now, |next| next.max(now));
+            let Some(flight) = self.refreshing.begin(Some(at + STUCK_REFRESH)) else { return };
+            if pacing.next.is_none_or(|next| now > next + LONGEST_PAUSE) {
+                pacing.pauses.reset();
             }
-            if refreshing.next.is_none_or(|next| now > next + LONGEST_PAUSE) {
-                refreshing.pauses.reset();
-            }
-            let at = refreshing.next.map_or(now, |next| next.max(now));
-            refreshing.since = Some(at);
-            refreshing.number += 1;
-            (refreshing.number, at)
+            (flight, at)
         };
-        tokio::spawn(Refresh { topology: Arc::clone(self), number }.begin(at));
+        // The caller's runtime may end with its call. Outside one, the library's own does it.
+        let Some(runtime) = runtime::current().ok().or_else(runtime::own) else {
+            let why = "the cluster's nodes were not asked for its slots: no thread could be started";
+            return self.note(Err(Error::new(Kind::Unreachable, why)));
+        };
+        let (this, flight) = (Arc::clone(self), Arc::new(flight));
+        runtime::spawn_lasting(&runtime, move || Arc::clone(&this).refresh(Arc::clone(&flight), at));
+    }
+
+    async fn refresh(self: Arc<Self>, flight: Arc<Flight>, at: Instant) {
+        tokio::time::sleep_until(at).await;
+        if !flight.is_current() {
+            return;
+        }
+        let found = tokio::time::timeout(LONGEST_REFRESH, self.ask_nodes()).await;
+        let found = found.unwrap_or_else(|_| Err(Error::deadline(LONGEST_REFRESH, false)));
+        // If it was stuck, what it has found may be old.
+        if flight.is_current() {
+            self.note(found);
+        }
+    }
+
+    /// Notes what a refresh has found, and when the next may begin.
+    fn note(&self, found: Result<Vec<Run>, Error>) {
+        // Nodes that are no longer known are dropped outside the lock: dropping one may report its breaker, and whoever
+        // gets the report may ask for the other nodes.
+        let _before;
+        let known = &mut *self.known_mut();
+        let map = found.and_then(|runs| self.map_of(&runs, &known.map));
+        let changed = map.as_ref().is_ok_and(|map| !known.said || !map.is_as(&known.map));
+        let Pacing { pauses, next } = &mut *self.pacing.lock();
+        if changed {
+            pauses.reset();
+        }
+        let next = *next.insert(Instant::now() + pauses.pause());
+        match map {
+            Ok(map) => _before = std::mem::replace(known, Known { map, said: true, failed: None }),
+            Err(error) => known.failed = Some((error, next)),
+        }
     }
 
     /// Asks the nodes one by one until one returns the slot map, those with a closed breaker first. Until a first map
@@ -194,7 +227,7 @@ impl Topology {
         let seeds = self.seeds.iter().filter(unknown).map(|seed| node(seed.clone()));
         let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
         let (mut doubtful, mut why) = (None, None);
-        let at_once = if self.known.borrow().said { 1 } else { nodes.len() };
+        let at_once = if self.known().said { 1 } else { nodes.len() };
         let nodes = nodes.into_iter().chain(seeds).map(|node| {
             self.looks.fetch_add(1, Ordering::Relaxed);
             async move { node.says().await }
@@ -241,47 +274,12 @@ impl Topology {
         Ok(node)
     }
 
-    fn refreshing(&self) -> MutexGuard<'_, Refreshing> {
-        self.refreshing.lock()
+    fn known(&self) -> RwLockReadGuard<'_, Known> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl Refresh {
-    async fn begin(self, at: Instant) {
-        tokio::time::sleep_until(at).await;
-        let found = tokio::time::timeout(LONGEST_REFRESH, self.topology.ask_nodes()).await;
-        let found = found.unwrap_or_else(|_| Err(Error::deadline(LONGEST_REFRESH, false)));
-        let mut changed = false;
-        let next = |changed: bool| {
-            let mut refreshing = self.topology.refreshing();
-            if changed {
-                refreshing.pauses.reset();
-            }
-            let next = Instant::now() + refreshing.pauses.pause();
-            refreshing.next = Some(next);
-            next
-        };
-        self.topology.known.send_modify(|known| match found.and_then(|runs| self.topology.map_of(&runs, &known.map)) {
-            Ok(map) => {
-                changed = !known.said || !map.is_as(&known.map);
-                (known.map, known.said, known.failed) = (map, true, None);
-                next(changed);
-            }
-            Err(error) => known.failed = Some((error, next(false))),
-        });
-    }
-}
-
-impl Drop for Refresh {
-    fn drop(&mut self) {
-        {
-            let mut refreshing = self.topology.refreshing();
-            if refreshing.number == self.number {
-                refreshing.since = None;
-            }
-        }
-        // A waiter may have to refresh the map itself.
-        self.topology.known.send_modify(|_| ());
+    fn known_mut(&self) -> RwLockWriteGuard<'_, Known> {
+        self.known.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -335,7 +333,7 @@ impl Map {
 
 fn node(endpoint: Endpoint) -> Result<Arc<Node>, Error> {
     let (host, port) = (endpoint.host().to_owned(), endpoint.port());
-    Ok(Arc::new(Node { host, port, redis: Redis::at(endpoint)? }))
+    Ok(Arc::new(Node { host, port, redis: Redis::at(endpoint)?, across_slots: AcrossSlots::default() }))
 }
 
 /// A Redis that isn't part of a cluster rejects the command.
@@ -352,6 +350,18 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
+
+    /// As one does that goes on after its runtime was blocked.
+    #[tokio::test]
+    async fn a_refresh_that_another_has_replaced_notes_nothing() {
+        let seed = crate::engine::redis::address::address("redis://127.0.0.1:1/").unwrap();
+        let topology = Arc::new(Topology::new(vec![seed]).unwrap());
+        let [stuck, current] = [(); 2].map(|()| topology.refreshing.begin(Some(Instant::now())).unwrap());
+        for (flight, notes) in [(stuck, false), (current, true)] {
+            Arc::clone(&topology).refresh(Arc::new(flight), Instant::now()).await;
+            assert_eq!(topology.known().failed.is_some(), notes);
+        }
+    }
 
     #[test]
     fn who_learn_of_a_node_at_the_same_time_learn_of_the_same() {

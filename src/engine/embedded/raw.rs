@@ -20,8 +20,18 @@ pub(crate) struct Runner {
     keyspace: Arc<Lock<Keyspace>>,
     /// The error that refuses every command that writes.
     refusal: Arc<Lock<Option<String>>>,
+    /// Whether the server has these keys, of which so many are missing. Asked of what a script doesn't declare.
+    serves: Arc<Lock<Option<Serves>>>,
     /// By digest.
-    compiled: BTreeMap<String, Function>,
+    compiled: BTreeMap<String, Compiled>,
+}
+
+pub(crate) type Serves = Box<dyn Fn(&[Vec<u8>], usize) -> bool + Send>;
+
+struct Compiled {
+    function: Function,
+    /// Whether its first line declares what it needs. A server that refuses writes refuses such a script before it runs.
+    declares: bool,
 }
 
 /// A script's reply, as a server sends it.
@@ -34,6 +44,8 @@ pub(crate) enum Answer {
     Array(Vec<Answer>),
     Error(String),
 }
+
+const NON_LOCAL: &str = "ERR Script attempted to access a non local key in a cluster node";
 
 const READS: [&[u8]; 10] =
     [b"TIME", b"GET", b"GETRANGE", b"MGET", b"STRLEN", b"EXISTS", b"PTTL", b"ZRANGE", b"ZCOUNT", b"ZSCORE"];
@@ -73,11 +85,16 @@ impl Runner {
         let Interpreter { lua, keyspace, .. } = Interpreter::new(Clock::default()).expect("an interpreter");
         let refusal: Arc<Lock<Option<String>>> = Arc::default();
         let redis = lua.create_table().expect("a table");
+        let serves: Arc<Lock<Option<Serves>>> = Arc::default();
         let called = |lua: &Lua, throws: bool| {
-            let (store, refusal) = (Arc::clone(&keyspace), Arc::clone(&refusal));
+            let (store, refusal, serves) = (Arc::clone(&keyspace), Arc::clone(&refusal), Arc::clone(&serves));
             lua.create_function(move |lua, words: mlua::MultiValue| {
                 let reads = matches!(words.front(), Some(Value::String(name)) if READS.contains(&&*name.as_bytes()));
                 let refused = refusal.lock().clone().filter(|_| !reads);
+                let keys = keys_of(&words);
+                let missing = keys.iter().filter(|key| !store.lock().has(key)).count();
+                let away = serves.lock().as_ref().is_some_and(|serves| !keys.is_empty() && !serves(&keys, missing));
+                let refused = if away { Some(NON_LOCAL.to_owned()) } else { refused };
                 match refused.map_or_else(|| run(lua, &store, &words), |why| Ok(Err(ServerError(why))))? {
                     Ok(value) => Ok(value),
                     Err(error) if throws => Err(mlua::Error::external(error)),
@@ -92,29 +109,39 @@ impl Runner {
             redis.set("error_reply", lua.create_function(reply)?)
         };
         install().expect("a table takes a few functions");
-        Self { lua, redis, keyspace, refusal, compiled: BTreeMap::new() }
+        Self { lua, redis, keyspace, refusal, serves, compiled: BTreeMap::new() }
     }
 
     /// The digest by which this text is called from here on, or what is wrong with it.
     pub(crate) fn load(&mut self, text: &[u8]) -> Result<String, String> {
         let digest = sha1_smol::Sha1::from(text).digest().to_string();
         if !self.compiled.contains_key(&digest) {
-            let text = format!("return function(KEYS, ARGV, redis) {} end", String::from_utf8_lossy(text));
+            let text = String::from_utf8_lossy(text);
+            let declares = text.starts_with("#!");
+            // Redis leaves that line out, too.
+            let body = if declares { text.split_once('\n').map_or("", |(_, body)| body) } else { &text };
+            let text = format!("return function(KEYS, ARGV, redis) {body} end");
             let function = self.lua.load(text).eval();
             let function = function.map_err(|error| format!("ERR Error compiling script: {}", first_line(&error)))?;
-            self.compiled.insert(digest.clone(), function);
+            self.compiled.insert(digest.clone(), Compiled { function, declares });
         }
         Ok(digest)
     }
 
-    /// Runs the script of this digest; `refusal`, if set, refuses each of its writes.
+    /// Runs the script of this digest; `refusal`, if set, refuses each of its writes, and `serves` each command for
+    /// keys that the server doesn't have.
     pub(crate) fn run(
         &mut self,
         digest: &str,
         store: &mut Store,
         (keys, arguments): (&[Vec<u8>], &[Vec<u8>]),
         refusal: Option<&str>,
+        serves: Option<Serves>,
     ) -> Answer {
+        if let Some(refusal) = refusal.filter(|_| self.compiled.get(digest).is_some_and(|script| script.declares)) {
+            return Answer::Error(refusal.to_owned());
+        }
+        *self.serves.lock() = serves;
         *self.refusal.lock() = refusal.map(str::to_owned);
         let swap = |store: &mut Store| {
             std::mem::swap(&mut *self.keyspace.lock(), &mut store.0);
@@ -126,7 +153,7 @@ impl Runner {
     }
 
     fn call(&self, digest: &str, keys: &[Vec<u8>], arguments: &[Vec<u8>]) -> mlua::Result<Answer> {
-        let Some(function) = self.compiled.get(digest) else {
+        let Some(Compiled { function, .. }) = self.compiled.get(digest) else {
             return Ok(Answer::Error("NOSCRIPT No matching script. Please use EVAL.".into()));
         };
         let table = |words: &[Vec<u8>]| {
@@ -135,6 +162,16 @@ impl Runner {
         };
         converted(function.call((table(keys)?, table(arguments)?, &self.redis))?)
     }
+}
+
+/// The keys that a command is about.
+fn keys_of(words: &mlua::MultiValue) -> Vec<Vec<u8>> {
+    let bytes = |word: &Value| match word {
+        Value::String(text) => Some(text.as_bytes().to_vec()),
+        _ => None,
+    };
+    let several = words.front().and_then(bytes).is_some_and(|name| name == b"MGET");
+    words.iter().skip(1).take(if several { usize::MAX } else { 1 }).filter_map(bytes).collect()
 }
 
 /// Converts a reply as Redis does: numbers are truncated to integers, and an array ends at its first nil.

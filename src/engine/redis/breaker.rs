@@ -104,12 +104,16 @@ impl CircuitBreaker {
     /// Redis answered.
     pub(super) fn answered(&self) {
         if self.troubled.load(Ordering::Relaxed) {
-            let mut state = self.state();
-            if state.open.is_some() {
+            let before = {
+                let mut state = self.state();
+                self.troubled.store(false, Ordering::Relaxed);
+                let probes = state.probes;
+                std::mem::replace(&mut *state, State { probes, ..State::default() })
+            };
+            // Outside the lock: a subscriber may ask for the breaker's state.
+            if before.open.is_some() {
                 telemetry::breaker_closed();
             }
-            *state = State { probes: state.probes, ..State::default() };
-            self.troubled.store(false, Ordering::Relaxed);
         }
     }
 
@@ -117,23 +121,36 @@ impl CircuitBreaker {
     /// together got errors of an outage. If that opened the breaker,
     /// returns the error for calls waiting to be sent.
     pub(super) fn failed(&self, error: &Error) -> Option<Error> {
-        let mut state = self.state();
-        self.troubled.store(true, Ordering::Relaxed);
-        state.failures = state.failures.saturating_add(1);
-        let counts = match &state.open {
-            // Failures of calls in flight when the breaker opened say nothing new.
-            Some(open) => state.probing.is_some() || open.until <= Instant::now(),
-            None => state.failures >= FAILURES,
-        };
-        counts.then(|| state.open(error))
+        self.open_if(error, |state| {
+            state.failures = state.failures.saturating_add(1);
+            match &state.open {
+                // Failures of calls in flight when the breaker opened say nothing new.
+                Some(open) => state.probing.is_some() || open.until <= Instant::now(),
+                None => state.failures >= FAILURES,
+            }
+        })
     }
 
     /// Nothing is answered at all.
     pub(super) fn away(&self, error: &Error) -> Option<Error> {
-        let mut state = self.state();
-        self.troubled.store(true, Ordering::Relaxed);
-        let over = state.open.as_ref().is_none_or(|open| open.until <= Instant::now());
-        over.then(|| state.open(error))
+        self.open_if(error, |state| state.open.as_ref().is_none_or(|open| open.until <= Instant::now()))
+    }
+
+    fn open_if(&self, error: &Error, counts: impl FnOnce(&mut State) -> bool) -> Option<Error> {
+        let (unsent, was_closed) = {
+            let mut state = self.state();
+            self.troubled.store(true, Ordering::Relaxed);
+            if !counts(&mut state) {
+                return None;
+            }
+            let was_closed = state.open.is_none();
+            (state.open(error), was_closed)
+        };
+        // Outside the lock, as above.
+        if was_closed {
+            telemetry::breaker_opened(error.class());
+        }
+        Some(unsent)
     }
 
     pub(super) fn current(&self) -> Breaker {
@@ -161,7 +178,6 @@ impl State {
     fn open(&mut self, error: &Error) -> Error {
         if self.open.is_none() {
             self.pauses.reset();
-            telemetry::breaker_opened(error.class());
         }
         let pause = self.pauses.pause();
         let unsent = error.for_unsent(pause);
@@ -219,6 +235,34 @@ mod tests {
         breaker.answered();
         drop(looks);
         assert!(breaker.enter().is_ok() && breaker.current() == Breaker::Closed);
+    }
+
+    /// A subscriber may be code that looks at the limiter.
+    #[cfg(feature = "tracing")]
+    #[test]
+    fn whoever_hears_that_it_opens_or_closes_may_look_at_it() {
+        struct Looks(Arc<CircuitBreaker>, Arc<Lock<Vec<bool>>>);
+        impl tracing::Subscriber for Looks {
+            fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+                true
+            }
+            fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+                tracing::span::Id::from_u64(1)
+            }
+            fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+            fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+            fn event(&self, _: &tracing::Event<'_>) {
+                self.1.lock().push(self.0.current() == Breaker::Closed);
+            }
+            fn enter(&self, _: &tracing::span::Id) {}
+            fn exit(&self, _: &tracing::span::Id) {}
+        }
+        let (breaker, seen) = (Arc::new(CircuitBreaker::default()), Arc::<Lock<Vec<_>>>::default());
+        tracing::subscriber::with_default(Looks(Arc::clone(&breaker), Arc::clone(&seen)), || {
+            fail(&breaker, FAILURES);
+            breaker.answered();
+        });
+        assert_eq!(*seen.lock(), [false, true]);
     }
 
     #[tokio::test(start_paused = true)]

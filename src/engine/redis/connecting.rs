@@ -23,26 +23,6 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(5);
 /// After this long Redis counts as away, though the attempt goes on.
 const SLOW_CONNECT: Duration = Duration::from_secs(1);
 
-/// An attempt to connect. One runs at a time, however many callers wait for it.
-struct Attempt {
-    per_runtime: Arc<PerRuntime>,
-}
-
-impl Attempt {
-    /// None while another one is running.
-    fn begin(per_runtime: &Arc<PerRuntime>) -> Option<Self> {
-        let begins = !per_runtime.connecting.swap(true, Ordering::AcqRel);
-        begins.then(|| Self { per_runtime: Arc::clone(per_runtime) })
-    }
-}
-
-impl Drop for Attempt {
-    fn drop(&mut self) {
-        self.per_runtime.connecting.store(false, Ordering::Release);
-        self.per_runtime.attempted.notify_waiters();
-    }
-}
-
 impl Redis {
     pub(super) async fn connection(&self, per_runtime: &Arc<PerRuntime>) -> Result<Connection, Error> {
         if let Some(held) = per_runtime.current_connection() {
@@ -53,10 +33,9 @@ impl Redis {
             held.lose();
         }
         let attempt = loop {
-            // From here on, no end of an attempt is missed. The turn isn't handed to a particular waiter, whose future
-            // may no longer be polled.
-            let ended = per_runtime.attempted.notified();
-            let attempt = Attempt::begin(per_runtime);
+            let ended = per_runtime.connecting.ended();
+            // If the runtime of an attempt is stuck, so would be that of another: it is the same.
+            let attempt = per_runtime.connecting.begin(None);
             if let Some(held) = per_runtime.current_connection() {
                 return Ok(held);
             }

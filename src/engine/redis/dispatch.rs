@@ -51,17 +51,16 @@ impl Redis {
     /// Begins to decide this ask, alone or with others, for the task that owns this waker.
     pub(in crate::engine) fn acquire<'a>(
         &'a self,
-        ask: Ask<'a>,
-        deadline: Duration,
+        ask: &Ask<'a>,
+        until: Deadline,
         waker: &Waker,
     ) -> Result<Acquiring<'a>, Error> {
         self.with_per_runtime(|per_runtime| {
             let entry = per_runtime.breaker.enter()?;
-            let until = Deadline::after(deadline);
-            Ok(match per_runtime.queue.enter(&ask, until, waker) {
+            Ok(match per_runtime.queue.enter(ask, until, waker) {
                 Entered::Alone(generation) => {
                     let dispatch = Dispatch::new(self, per_runtime, generation, false);
-                    Acquiring::Otherwise(Box::pin(self.acquire_alone(entry, dispatch, ask, until)))
+                    Acquiring::Otherwise(Box::pin(self.acquire_alone(entry, dispatch, ask.clone(), until)), until)
                 }
                 Entered::Queued(waiting, begin) => {
                     self.begin(per_runtime, &begin);
@@ -166,6 +165,12 @@ impl Redis {
                 return;
             }
         }
+    }
+}
+
+impl Queued {
+    pub(in crate::engine) fn until(&self) -> Deadline {
+        self.waiting.until()
     }
 }
 

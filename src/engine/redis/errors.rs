@@ -129,7 +129,10 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     // A script reads all it needs, and finds what it can't read, before it writes.
     let writing = matches!(kind, Kind::Permission | Kind::Unsupported | Kind::Refused);
     let charged = |called: Called| {
-        called.writes_several || command().is_some_and(|command| called.script.runs_after_charging(&command))
+        // Every script asks for the time first.
+        let command = command();
+        let after_charging = |command: &String| called.script.runs_after_charging(command);
+        command.as_deref() != Some("time") && (called.writes_several || command.as_ref().is_some_and(after_charging))
     };
     if begun && writing && called.is_some_and(charged) { told.half_way() } else { told }
 }

@@ -16,10 +16,10 @@ use super::per_runtime::PerRuntime;
 use super::pipeline::{Asking, Eval, call_command, packed_command, send};
 use super::queue::Stage;
 use super::redirect::Redirect;
-use crate::batch::{PackedCall, Records};
+use crate::batch::{AskApart, PackedCall, Records};
 use crate::call::{Call, Reply};
 use crate::engine::deadline::Deadline;
-use crate::error::{Error, Kind};
+use crate::error::{Charged, Error, Kind};
 use crate::random::jittered;
 use crate::runtime;
 
@@ -36,6 +36,11 @@ pub(super) trait ScriptCall {
 
     /// Whether to retry it here shortly, after this error, with which it certainly didn't run.
     fn is_asked_again_after(&self, error: &Error) -> bool;
+
+    /// The error of a call that the server refused with this.
+    fn refused(&self, error: Error, _said: &RedisError) -> Error {
+        error
+    }
 
     /// Reads the script's answer, given the error if too few replicas confirmed what it took.
     fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Self::Answer, Error>;
@@ -153,7 +158,10 @@ impl Redis {
                         answered = true;
                         continue;
                     }
-                    Err(error) => Err(per_runtime.interpret_call(call.called(), &error, connection.number)),
+                    Err(error) => {
+                        let refused = per_runtime.interpret_call(call.called(), &error, connection.number);
+                        Err(call.refused(refused, &error))
+                    }
                     Ok(value) => call.read(value, lacking.clone()),
                 };
                 outcomes[at] = match answer {
@@ -228,7 +236,19 @@ impl ScriptCall for PackedCall<'_> {
 
     /// A call that a cluster's node redirects is sent on alone, so that no other waits for it.
     fn is_asked_again_after(&self, error: &Error) -> bool {
-        error.is_not_now() && Redirect::of(error).is_none()
+        error.is_not_now() && Redirect::of(error).is_none() && error.note::<AskApart>().is_none()
+    }
+
+    /// A node may refuse a call across slots where it takes one that declares its keys; or, being a replica, redirect
+    /// that. But one that runs no script for now refuses both.
+    fn refused(&self, error: Error, said: &RedisError) -> Error {
+        let for_now = error.is_not_now() && said.kind() != ErrorKind::Server(ServerErrorKind::ReadOnly);
+        let refused =
+            error.is_permission() || error.is_unsupported() || error.is_refused() && error.stale_at().is_none();
+        match self.is_across_slots() && refused && !for_now && error.charged() == Charged::No {
+            true => error.redirected(AskApart::Call),
+            false => error,
+        }
     }
 
     fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Records, Error> {

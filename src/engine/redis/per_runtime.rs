@@ -3,7 +3,6 @@
 //! A connection is driven by the runtime that made it. If several runtimes shared one, it would stall whenever that
 //! runtime is blocked, isn't driven, or has ended. And what one runtime can't reach, another may be connected to.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use super::Redis;
 use super::breaker::{Breaker, CircuitBreaker};
@@ -19,14 +19,14 @@ use super::errors::{Called, from_answer, from_call};
 use super::queue::Queue;
 use crate::error::Error;
 use crate::runtime;
+use crate::single_flight::SingleFlight;
 
 #[derive(Debug)]
 pub(super) struct PerRuntime {
     pub(super) runtime: Handle,
     current: RwLock<Option<Connection>>,
-    /// Whether an attempt to connect is running, and the signal that one has ended.
-    pub(super) connecting: AtomicBool,
-    pub(super) attempted: Notify,
+    /// One attempt to connect at a time, however many callers wait for it.
+    pub(super) connecting: Arc<SingleFlight>,
     pub(super) queue: Arc<Queue>,
     pub(super) breaker: Arc<CircuitBreaker>,
     /// A task that lives as long as both the runtime and this.
@@ -77,19 +77,13 @@ impl PerRuntime {
         let until = Arc::clone(&dropped);
         let lifetime = runtime.spawn(async move { until.notified().await }).abort_handle();
         let (current, queue, breaker) = (RwLock::default(), Queue::new(runtime), Arc::default());
-        let (connecting, attempted) = (AtomicBool::new(false), Notify::new());
-        Self { runtime: runtime.clone(), current, connecting, attempted, queue, breaker, lifetime, dropped }
+        let connecting = Arc::default();
+        Self { runtime: runtime.clone(), current, connecting, queue, breaker, lifetime, dropped }
     }
 
-    /// Sleeps by this runtime's timer, wherever the caller is polled. Doesn't sleep once the runtime has ended.
+    /// Sleeps wherever the caller is polled; outside a runtime, no longer than this one lives.
     pub(super) async fn sleep(&self, time: Duration) {
-        if !self.lifetime.is_finished() {
-            let sleep = {
-                let _entered = self.runtime.enter();
-                tokio::time::sleep(time)
-            };
-            sleep.await;
-        }
+        let _ = runtime::sleep_by(&self.runtime, Instant::now() + time).await;
     }
 
     /// The connection, unless the other side has closed it, as some do when it is idle.

@@ -136,7 +136,13 @@ pub(super) fn call_command(call: &Call<'_>, eval: Eval) -> Cmd {
 pub(super) fn packed_command(call: PackedCall<'_>, eval: Eval) -> Cmd {
     let keys = call.key_count();
     let bytes = call.keys().map(<[u8]>::len).sum::<usize>() + 32 * keys + 64;
-    let mut command = eval_command(call.script(), eval, false, keys, 4, bytes);
+    let mut command = if call.is_across_slots() {
+        let mut command = eval_command(call.script(), eval, false, 0, keys + 5, bytes);
+        command.arg(keys);
+        command
+    } else {
+        eval_command(call.script(), eval, false, keys, 4, bytes)
+    };
     for key in call.keys() {
         command.arg(key);
     }

@@ -77,7 +77,7 @@ pub(super) struct Waiting {
     /// task, then has nothing to do.
     registered: bool,
     /// Its own timer where another runtime polls it: the one whose watch wakes it may be blocked.
-    elsewhere: Option<Timer>,
+    elsewhere: Option<Box<Timer>>,
     ended: bool,
 }
 
@@ -340,6 +340,10 @@ impl Waiting {
         Self { shared, index, until, registered, elsewhere: None, ended: false }
     }
 
+    pub(super) fn until(&self) -> Deadline {
+        self.until
+    }
+
     /// Registers to be woken at an answer or at the deadline. False if either is already there.
     fn register(&self, waker: &Waker) -> bool {
         let queue = &self.shared.queue;
@@ -366,7 +370,7 @@ impl Waiting {
     fn is_late_elsewhere(&mut self, context: &mut Context<'_>) -> bool {
         let home = self.shared.queue.runtime.id();
         if runtime::current().is_ok_and(|here| here.id() != home) {
-            let timer = self.elsewhere.get_or_insert_with(|| Timer::until(self.until.at));
+            let timer = self.elsewhere.get_or_insert_with(|| Box::new(Timer::until(self.until.at)));
             return timer.poll(context).is_ready() && self.until.at <= Instant::now();
         }
         false
@@ -459,6 +463,7 @@ mod tests {
                 now_us: None,
                 most_keys: 80,
                 partition: 0,
+                across_partitions: false,
             }
         };
         let alone = per_runtime.queue.enter(&ask("a"), Deadline::after(Duration::from_secs(9)), &waker);

@@ -334,6 +334,13 @@ mod tests {
             for (at, task) in tasks.iter().enumerate() {
                 let (mut after, mut with, mut waiting) = (machine.clone(), tasks.clone(), waiting);
                 let waits = waiting > 0;
+                // Its runtime may end before it does.
+                if *task != Task::Ends {
+                    let (mut stranded, mut others) = (machine.clone(), tasks.clone());
+                    assert_eq!(stranded.on(Event::Stranded { generation }), Action::FailWaiting);
+                    others.remove(at);
+                    open.push((stranded, others, 0));
+                }
                 match task {
                     Task::Looks => match after.on(Event::Looked { generation, waits }) {
                         Action::GoOn => with[at] = Task::Connects,

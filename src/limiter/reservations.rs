@@ -33,7 +33,7 @@ use crate::runtime::{self, LONGEST_WAIT};
 const FIRST_LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct Reservations {
     queues: Lock<HashMap<Vec<u8>, Places>>,
 }
 
@@ -73,7 +73,7 @@ struct Member {
 
 /// A place among those that wait.
 pub(super) struct Place {
-    turns: Arc<Turns>,
+    reservations: Arc<Reservations>,
     name: Vec<u8>,
     queue: Arc<Queue>,
     /// Its number among the members; none if it only looks.
@@ -94,7 +94,7 @@ impl Limiter {
         let Some(name) = self.queue_name(rule, request).filter(|_| may_look) else {
             return runtime::sleep_until(turn).await;
         };
-        let mut place = self.background.turns.find(name, rule);
+        let mut place = self.background.reservations.find(name, rule);
         place.join(Member { reserved_at, units: request.units(rule), turn });
         let mut pause = FIRST_LOOK;
         let mut next = reserved_at + pause;
@@ -124,9 +124,9 @@ impl Limiter {
     /// Looks what is still owed, for those in this process that wait for the same as a reservation just cancelled.
     pub(super) async fn move_up(&self, rule: &Rule, request: &Request<'_>) {
         let Some(name) = self.queue_name(rule, request) else { return };
-        let waits = self.background.turns.queues().contains_key(&name);
+        let waits = self.background.reservations.queues().contains_key(&name);
         if waits {
-            self.background.turns.find(name, rule).queue.look(self, request).await;
+            self.background.reservations.find(name, rule).queue.look(self, request).await;
         }
     }
 
@@ -142,7 +142,7 @@ impl Limiter {
     }
 }
 
-impl Turns {
+impl Reservations {
     fn queues(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Places>> {
         self.queues.lock()
     }
@@ -154,7 +154,7 @@ impl Turns {
         places.count += 1;
         let queue = Arc::clone(&places.queue);
         drop(queues);
-        Place { turns: Arc::clone(self), name, queue, number: None }
+        Place { reservations: Arc::clone(self), name, queue, number: None }
     }
 }
 
@@ -180,7 +180,7 @@ impl Drop for Place {
         {
             self.queue.moved_up.notify_waiters();
         }
-        let mut queues = self.turns.queues();
+        let mut queues = self.reservations.queues();
         if let Some(places) = queues.get_mut(&self.name) {
             places.count -= 1;
             if places.count == 0 {

@@ -20,7 +20,7 @@ use crate::telemetry;
 const DEADLINE: Duration = Duration::from_millis(100);
 
 /// Blocks the key for as long as a response asks for a pause, up to `most`, unless it is already blocked for longer.
-pub(super) async fn heed(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, most: Duration, response: &Parts) {
+pub(super) async fn back_off(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, most: Duration, response: &Parts) {
     let Some(time) = asked_for(response).map(|time| time.min(most)).filter(|time| !time.is_zero()) else { return };
     let time = time.min(Duration::from_micros(LONGEST_RESET_US));
     let request = Request::from(request).deadline(DEADLINE.min(limiter.deadline));
@@ -28,7 +28,7 @@ pub(super) async fn heed(limiter: &Limiter, rule: &Rule, request: &OwnedRequest,
     let Ok(now) = limiter.peek(rule, request.cost(0)).await else { return };
     let is_longer = now.blocked && now.retry_after.duration().is_some_and(|left| left >= time);
     if !is_longer && let Err(error) = limiter.block(rule, request, time).await {
-        telemetry::unheeded(&error);
+        telemetry::upstream_backoff_failed(&error);
     }
 }
 

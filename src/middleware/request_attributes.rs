@@ -17,14 +17,14 @@ type ReadPeer = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
 
 /// Where the attributes of a request come from.
 #[derive(Clone)]
-pub(super) struct Sources {
+pub(super) struct AttributeReaders {
     address: ClientAddress,
     peer: ReadPeer,
     others: Vec<(Arc<str>, Read)>,
 }
 
-/// The attributes of one request from these sources.
-pub(super) struct Given<'s> {
+/// The attributes of one request, as these read them.
+pub(super) struct RequestAttributes<'s> {
     /// An error if a trusted proxy's header can't be read.
     ip: Result<Option<IpAddr>, Error>,
     /// Whether the request is outgoing, rather than received by a router here.
@@ -32,7 +32,7 @@ pub(super) struct Given<'s> {
     others: Vec<(&'s str, Vec<u8>)>,
 }
 
-impl Sources {
+impl AttributeReaders {
     pub(super) fn new() -> Self {
         Self { address: ClientAddress::default(), peer: Arc::new(peer), others: Vec::new() }
     }
@@ -65,17 +65,17 @@ impl Sources {
     /// # Errors
     ///
     /// A header that appears twice.
-    pub(super) fn of<'s>(&'s self, parts: &Parts, outgoing: bool) -> Result<Given<'s>, Error> {
+    pub(super) fn of<'s>(&'s self, parts: &Parts, outgoing: bool) -> Result<RequestAttributes<'s>, Error> {
         let mut others = Vec::with_capacity(self.others.len() + 1);
         others.extend(route(parts, outgoing).map(|route| ("route", route.as_bytes().to_vec())));
         for (name, read) in &self.others {
             others.extend(read(parts)?.map(|value| (&**name, value)));
         }
-        Ok(Given { ip: self.address.of(parts, (self.peer)(parts)), outgoing, others })
+        Ok(RequestAttributes { ip: self.address.of(parts, (self.peer)(parts)), outgoing, others })
     }
 }
 
-impl Given<'_> {
+impl RequestAttributes<'_> {
     /// The user, if that is text.
     pub(super) fn user(&self) -> Option<&str> {
         let (_, user) = self.others.iter().find(|(name, _)| *name == "user")?;
@@ -112,10 +112,13 @@ impl Given<'_> {
     }
 }
 
-impl fmt::Debug for Sources {
+impl fmt::Debug for AttributeReaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.others.iter().map(|(name, _)| name).collect();
-        f.debug_struct("Sources").field("address", &self.address).field("others", &names).finish_non_exhaustive()
+        f.debug_struct("AttributeReaders")
+            .field("address", &self.address)
+            .field("others", &names)
+            .finish_non_exhaustive()
     }
 }
 
